@@ -1,0 +1,56 @@
+# One command each; every one sets up what it needs first, in .venv, and a second call is quick.
+#   make train ARGS="--steps 20"     make test     make help
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := tessera tests $(wildcard examples benchmarks)
+# -qq: only errors. Installed in place, so that the checkout is what runs.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --editable
+PACKAGING := pyproject.toml setup.cfg requirements.txt
+
+.NOTPARALLEL:
+.PHONY: help train test check bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+train: $(VENV)/run.stamp  ## train a small transformer: make train ARGS="--help"
+	$(BIN)/python examples/train.py $(ARGS)
+
+test: check  ## ruff, mypy and every test this machine can run: ARGS="-k name" selects
+	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(VENV)/test.stamp  ## ruff and mypy only
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+
+bench: $(VENV)/run.stamp  ## our speed beside the libraries a user would otherwise pick
+	$(BIN)/python -m tessera bench $(ARGS)
+
+clean:  ## remove .venv, build folders and tool caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find tessera $(wildcard tests examples benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: tessera needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "       Install one and name it: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' cannot make virtual environments (modules venv, ensurepip)." >&2; \
+	  echo "       Debian, Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "setup: new environment $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/run.stamp: $(PACKAGING) | $(VENV)/bin/pip
+	@echo "setup: tessera and its run-time packages (requirements.txt)"
+	@$(INSTALL) .
+	@touch $@
+
+# Installs what run.stamp does and more, so it stands for both.
+$(VENV)/test.stamp: $(PACKAGING) | $(VENV)/bin/pip
+	@echo "setup: tessera, its run-time packages and the test tools (setup.cfg, extra 'test')"
+	@$(INSTALL) '.[test]'
+	@touch $@ $(VENV)/run.stamp

@@ -1,0 +1,71 @@
+"""`python -m tessera COMMAND`: one record per command, its module imported only when it is run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass
+
+import tessera
+from tessera.errors import ArgumentError, TesseraError, did_you_mean
+
+COMMANDS: dict[str, Command] = {}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command. Its module has `add_arguments(parser)` and `run(args)`, the exit code."""
+
+    name: str
+    doc: str
+    module: str
+
+    def __post_init__(self) -> None:
+        if self.name in COMMANDS:
+            raise ArgumentError(f"command {self.name!r} is declared twice")
+        COMMANDS[self.name] = self
+
+
+Command("doctor", "what is installed, what works, what to install for the rest", "tessera.doctor")
+
+
+def usage() -> str:
+    lines = ["usage: python -m tessera COMMAND [options]   (COMMAND --help lists them)", ""]
+    lines += [f"  {c.name:10s} {c.doc}" for c in COMMANDS.values()]
+    return "\n".join([*lines, "", "  --version  the version and nothing else"])
+
+
+def run_command(command: Command, argv: list[str]) -> int:
+    """Parses the command's own options and runs it; a TesseraError is printed, not a traceback."""
+    module = importlib.import_module(command.module)
+    parser = argparse.ArgumentParser(f"python -m tessera {command.name}", description=command.doc)
+    module.add_arguments(parser)
+    try:
+        return int(module.run(parser.parse_args(argv)))
+    except TesseraError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0: it worked; 1: it ran and did not; 2: there is no such command."""
+    match argv:
+        case ["--version"]:
+            print(tessera.__version__)
+        case ["-h" | "--help" | "help"]:
+            print(usage())
+        case [name, *rest] if name in COMMANDS:
+            return run_command(COMMANDS[name], rest)
+        case [name, *_]:
+            hint = did_you_mean(name, sorted(COMMANDS))
+            print(f"error: no command {name!r}; {hint}\n\n{usage()}", file=sys.stderr)
+            return 2
+        case _:
+            print(f"error: no command given\n\n{usage()}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""Every TESSERA_* setting: one record each, read as `config.numerics`.
+
+    from tessera import config
+    config.numerics                          # the value now; a plain global once it is resolved
+    with config.scope(numerics="raise"):     # inside the block only
+        ...
+    config.set(seed=3)                       # until set again
+
+A setting is resolved at its first use, not at import: from the environment if its variable is set
+(an empty one counts as unset), else from its default. Later changes of `os.environ` are not seen
+before `config.reset()`.
+
+Values belong to the process, not to a thread or a context: a scope entered by the main thread also
+holds in the threads that simulate mesh ranks, which contextvars would not reach, and reading one
+costs a global's lookup. Scopes of two threads may overlap and end in any order; for each name the
+scope entered last and still open wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import ArgumentError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a setting accepts: words for the message, and text or value -> value (or ValueError)."""
+
+    accepts: str
+    convert: Callable[[Any], Any]
+
+
+def one_of(*words: str) -> Kind:
+    def convert(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Kind(" | ".join(words), convert)
+
+
+def integer(least: int) -> Kind:
+    def convert(value: Any) -> int:
+        if not isinstance(value, int | str) or isinstance(value, bool) or int(value) < least:
+            raise ValueError
+        return int(value)
+
+    return Kind(f"an integer >= {least}", convert)
+
+
+def _convert_bool(value: Any) -> bool:
+    word = str(value).lower() if isinstance(value, int | str) else ""
+    if word not in _BOOLS:
+        raise ValueError
+    return _BOOLS[word]
+
+
+def _convert_path(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError
+    return Path(value).expanduser()
+
+
+_BOOLS = {"1": True, "true": True, "yes": True, "on": True,
+          "0": False, "false": False, "no": False, "off": False}
+BOOL = Kind("1 | 0 | true | false | yes | no | on | off", _convert_bool)
+PATH = Kind("a path", _convert_path)
+
+
+def available_cpus() -> int:
+    """The CPUs this process may run on (its affinity), not those of the machine."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; elsewhere Python has no affinity to ask for
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+SETTINGS: dict[str, Setting] = {}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting; making the record registers it. `default` is a value or a function of none."""
+
+    name: str
+    env: str
+    kind: Kind
+    default: Any
+    doc: str
+
+    def __post_init__(self) -> None:
+        if self.name in SETTINGS or any(s.env == self.env for s in SETTINGS.values()):
+            raise ArgumentError(f"setting {self.name!r} ({self.env}) is declared twice")
+        if self.name in globals():
+            raise ArgumentError(f"setting {self.name!r} would hide tessera.config.{self.name}")
+        SETTINGS[self.name] = self
+
+    def convert(self, value: Any, spelled: str) -> Any:
+        """`value` as this setting's type. `spelled` is what the user wrote, for the message."""
+        try:
+            return self.kind.convert(value)
+        except ValueError:
+            raise ArgumentError(
+                f"{spelled}={value!r} is not accepted",
+                hint=f"{spelled} is {self.kind.accepts}: {self.doc}",
+                code="E_CONFIG",
+            ) from None
+
+    def resolve(self) -> Any:
+        """The value from the environment, else the default."""
+        if text := os.environ.get(self.env, "").strip():
+            return self.convert(text, self.env)
+        return self.kind.convert(self.default() if callable(self.default) else self.default)
+
+
+# One open scope: the values it gives, by name. Compared by identity.
+@dataclass(eq=False)
+class _Layer:
+    values: dict[str, Any]
+
+
+# By setting: called with its value when one holds anew, and with None when it is to be resolved
+# again. Upper floors put functions here, so that a mode is switched wherever it is set.
+WATCHERS: dict[str, list[Callable[[Any], None]]] = {}
+
+_lock = threading.RLock()
+_base: dict[str, Any] = {}  # resolved or set outside of any scope
+_layers: list[_Layer] = []  # open scopes, oldest first
+_chosen: dict[str, bool] = {}  # names that set() gave a value
+
+
+def _setting(name: str) -> Setting:
+    if name not in SETTINGS:
+        raise ArgumentError(
+            f"there is no setting {name!r}", hint=did_you_mean(name, sorted(SETTINGS))
+        )
+    return SETTINGS[name]
+
+
+def _converted(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _setting(name).convert(value, name) for name, value in values.items()}
+
+
+def _publish(name: str) -> Any:
+    """Puts the value that holds now into this module's globals, where `config.name` finds it."""
+    for layer in reversed(_layers):
+        if name in layer.values:
+            value = layer.values[name]
+            break
+    else:
+        if name not in _base:
+            _base[name] = SETTINGS[name].resolve()
+        value = _base[name]
+    globals()[name] = value
+    _tell(name, value)
+    return value
+
+
+def _drop(name: str) -> None:
+    """Forgets the value that holds: the next use publishes one again."""
+    globals().pop(name, None)
+    _tell(name, None)
+
+
+def _tell(name: str, value: Any) -> None:
+    for watch in WATCHERS.get(name, ()):
+        watch(value)
+
+
+def __getattr__(name: str) -> Any:
+    """First use of a setting: resolves it. Afterwards the global of that name is found directly."""
+    if name not in SETTINGS:
+        hint = f"; settings: {', '.join(SETTINGS)}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    with _lock:
+        return _publish(name)
+
+
+def get(name: str) -> Any:
+    """The value of the setting `name`. Raises ArgumentError for an unknown name or a bad value."""
+    return getattr(sys.modules[__name__], _setting(name).name)
+
+
+def set(**values: Any) -> None:
+    """Sets values until set again, or, of a name an open scope gives, until that scope ends."""
+    converted = _converted(values)
+    with _lock:
+        for name, value in converted.items():
+            holders = [layer.values for layer in _layers if name in layer.values]
+            (holders[-1] if holders else _base)[name] = value
+            _chosen[name] = True
+            _publish(name)
+
+
+def chosen(name: str) -> bool:
+    """Whether somebody chose the value that holds: by a variable, set() or a scope."""
+    setting = _setting(name)
+    scoped = any(name in layer.values for layer in _layers)
+    return scoped or name in _chosen or bool(os.environ.get(setting.env, "").strip())
+
+
+def unset(name: str) -> None:
+    """Takes back what set() chose outside of scopes: the environment or the default holds."""
+    with _lock:
+        _chosen.pop(_setting(name).name, None)
+        _base.pop(name, None)
+        _drop(name)
+
+
+@contextmanager
+def scope(**values: Any) -> Iterator[None]:
+    """Sets values for a block: `with config.scope(numerics="raise", seed=1):`."""
+    layer = _Layer(_converted(values))
+    with _lock:
+        _layers.append(layer)
+        for name in layer.values:
+            _publish(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _layers.remove(layer)
+            for name in layer.values:
+                # Dropped, not resolved: a bad variable must not raise where a block ends.
+                _drop(name)
+
+
+def reset() -> None:
+    """Forgets what was set and resolved, so that the environment is read again.
+
+    Raises ArgumentError inside a scope, whose end would bring values back.
+    """
+    with _lock:
+        if _layers:
+            raise ArgumentError("config.reset() inside a config.scope()", hint="leave it first")
+        _base.clear()
+        _chosen.clear()
+        for name in SETTINGS:
+            _drop(name)
+
+
+def unknown_variables() -> list[str]:
+    """TESSERA_* variables of the environment that are no setting: most likely misspelled."""
+    known = {setting.env for setting in SETTINGS.values()}
+    return sorted(v for v in os.environ if v.startswith("TESSERA_") and v not in known)
+
+
+def table() -> str:
+    """The settings as a Markdown table, for the guide."""
+    lines = ["| Setting | Variable | Accepts | Default | Meaning |", "|---|---|---|---|---|"]
+    for s in SETTINGS.values():
+        default = s.default.__name__.replace("_", " ") if callable(s.default) else s.default
+        accepts = s.kind.accepts.replace("|", "\\|")
+        lines.append(f"| `{s.name}` | `{s.env}` | {accepts} | {default} | {s.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), "off", "NaN/Inf sentinels")
+Setting("debug", "TESSERA_DEBUG", BOOL, False, "extra checks at every level, slower")
+Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
+Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
+Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
+        "smaller fused groups run through NumPy: compiling them would not pay")
+Setting("determinism", "TESSERA_DETERMINISM", one_of("strict", "default", "fast"), "default",
+        "order of sums: the same on any number of ranks, the same in each run, free")
+Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
+Setting("log_level", "TESSERA_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "warning",
+        "least severe message that is logged")

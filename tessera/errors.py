@@ -1,0 +1,212 @@
+"""Error classes with stable codes, and the user's file, line and source text.
+
+Every error a user can cause is a `TesseraError`. Its text has four parts: what went wrong with the
+values involved, the user's line, a hint that says what to do, and the code. Each class also derives
+from the Python builtin a caller would expect to catch (`ShapeError` is a `ValueError`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Frames of these stand between a `with` block or a partial of ours and the user's line.
+_BETWEEN = frozenset({contextlib.__file__, functools.__file__})
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program: `file:line` and its text (empty when the source is gone)."""
+
+    file: str
+    line: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        where = f"{short_path(self.file)}:{self.line}"
+        return f"{where}  {self.text}" if self.text else where
+
+
+def short_path(file: str) -> str:
+    """`file` relative to the working directory when it lies below it, else as it is."""
+    if file.startswith("<"):
+        return file
+    here = os.getcwd() + os.sep
+    return file[len(here):] if file.startswith(here) else file
+
+
+def user_frame(start: FrameType | None = None) -> FrameType | None:
+    """The innermost frame outside this package: the line of the user's program that called us."""
+    frame: FrameType | None = start if start is not None else sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(PACKAGE_DIR) or file in _BETWEEN
+
+
+def user_line(start: FrameType | None = None) -> SourceLine | None:
+    """The user's line that led here, or None when every frame is ours."""
+    frame = user_frame(start if start is not None else sys._getframe(1))
+    if frame is None:
+        return None
+    return source_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def source_line(file: str, line: int) -> SourceLine:
+    return SourceLine(file, line, linecache.getline(file, line).strip())
+
+
+class TesseraError(Exception):
+    """Base of all errors: `.code` (stable), `.hint`, `.where` (a SourceLine or None)."""
+
+    default_code = "E_TESSERA"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        code: str | None = None,
+        where: SourceLine | None = None,
+    ):
+        self.message = message
+        self.hint = hint
+        self.code = code or self.default_code
+        self.where = where if where is not None else user_line(sys._getframe(1))
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        lines = [f"[{self.code}] {self.message}"]
+        if self.where is not None:
+            lines.append(f"  at {self.where}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class ShapeError(TesseraError, ValueError):
+    """Extents that do not fit an operation or an annotation."""
+
+    default_code = "E_SHAPE_MISMATCH"
+
+
+class DTypeError(TesseraError, TypeError):
+    """A numeric type that an operation or an annotation does not accept."""
+
+    default_code = "E_DTYPE"
+
+
+class PolicyError(DTypeError):
+    """A numeric policy that is malformed or contradicts another."""
+
+    default_code = "E_POLICY"
+
+
+class AxisError(TesseraError, IndexError, ValueError):
+    """An axis or index outside its range."""
+
+    default_code = "E_AXIS"
+
+
+class ArgumentError(TesseraError, TypeError, ValueError):
+    """A wrong argument: unknown name, missing value, value outside what is accepted."""
+
+    default_code = "E_ARGUMENT"
+
+
+class TraceError(TesseraError, TypeError):
+    """Python that needs a concrete value where only its shape and type are known."""
+
+    default_code = "E_TRACE"
+
+
+class GradError(TesseraError, TypeError):
+    """Something that cannot be differentiated, or a wrong use of a derivative."""
+
+    default_code = "E_GRAD"
+
+
+class PrivilegeError(TesseraError, PermissionError):
+    """A region used against its privilege (read, write, reduce)."""
+
+    default_code = "E_PRIVILEGE"
+
+
+class NumericsError(TesseraError, FloatingPointError):
+    """A NaN, infinity or bound violation found by a sentinel or by `verify.numerics`."""
+
+    default_code = "E_NAN_INF"
+
+
+class UnknownNameError(TesseraError, AttributeError):
+    """A name that a module or a tensor does not have."""
+
+    default_code = "E_NAME"
+
+
+class EffectError(TesseraError, RuntimeError):
+    """An effect in a function that was declared to be without it."""
+
+    default_code = "E_EFFECT"
+
+
+class OutOfMemoryError(TesseraError, MemoryError):
+    """A result that does not fit into the memory there is."""
+
+    default_code = "E_OOM"
+
+
+class UnsupportedTargetError(TesseraError, RuntimeError):
+    """A device or target that this system does not have or does not support."""
+
+    default_code = "E_TARGET"
+
+
+class CheckpointError(TesseraError, OSError):
+    """A checkpoint that cannot be written, is incomplete, or is not what it claims to be."""
+
+    default_code = "E_CHECKPOINT"
+
+
+class DataError(TesseraError, OSError):
+    """Input data that cannot be read or holds too little."""
+
+    default_code = "E_DATA"
+
+
+class GraphError(TesseraError, RuntimeError):
+    """An ill-formed graph, or a graph text of another version."""
+
+    default_code = "E_GRAPH"
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`did you mean 'x'?` for the nearest known word, else the list of what exists."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+
+
+def nearest(word: str, known: Sequence[str]) -> str | None:
+    """As did_you_mean, for so many words that listing them helps nobody: None when none is near."""
+    hint = did_you_mean(word, known)
+    return hint if hint.startswith("did") else None
+
+
+__all__ = [
+    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DataError", "EffectError",
+    "GradError", "GraphError", "NumericsError", "OutOfMemoryError", "PolicyError",
+    "PrivilegeError", "ShapeError", "SourceLine", "TesseraError", "TraceError", "UnknownNameError",
+    "UnsupportedTargetError",
+]

@@ -1,0 +1,161 @@
+"""Settings: where values come from, how long they hold, what is refused and how it is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import timeit
+from pathlib import Path
+
+import pytest
+
+from tessera import config
+from tessera.errors import ArgumentError
+
+# One accepted text per setting, different from the default, and the value it means.
+SAMPLES = {
+    "numerics": ("raise", "raise"),
+    "debug": ("On", True),
+    "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
+    "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
+    "determinism": ("strict", "strict"),
+    "seed": ("17", 17),
+    "log_level": ("debug", "debug"),
+}
+REFUSED = {"numerics": "loud", "debug": "2", "cache_dir": None, "num_threads": "0",
+           "loop_min_elements": "-1", "determinism": "Strict", "seed": "-1", "log_level": "verbose"}
+
+
+def test_every_setting_is_sampled_here():
+    assert SAMPLES.keys() == REFUSED.keys() == config.SETTINGS.keys()
+
+
+def test_defaults(fresh_config):
+    got = {name: config.get(name) for name in config.SETTINGS}
+    assert got == {
+        "numerics": "off", "debug": False, "cache_dir": Path.home() / ".cache/tessera",
+        "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
+        "determinism": "default", "seed": 0, "log_level": "warning",
+    }
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_environment_gives_the_value_at_first_use(fresh_config, name):
+    text, value = SAMPLES[name]
+    assert config.get(name) != value
+    config.reset()
+    fresh_config.setenv(config.SETTINGS[name].env, text)
+    assert getattr(config, name) == value == config.get(name)
+    fresh_config.delenv(config.SETTINGS[name].env)
+    assert getattr(config, name) == value  # read once
+
+
+def test_an_empty_variable_counts_as_unset(fresh_config):
+    fresh_config.setenv("TESSERA_SEED", " ")
+    assert config.seed == 0
+
+
+@pytest.mark.parametrize("name", [n for n, text in REFUSED.items() if text is not None])
+def test_a_bad_variable_names_itself_its_value_and_what_is_accepted(fresh_config, name):
+    setting, text = config.SETTINGS[name], REFUSED[name]
+    fresh_config.setenv(setting.env, text)
+    with pytest.raises(ArgumentError) as caught:
+        getattr(config, name)
+    assert f"{setting.env}={text!r} is not accepted" in str(caught.value)
+    assert setting.kind.accepts in caught.value.hint and caught.value.code == "E_CONFIG"
+
+
+def test_a_bad_variable_does_not_stop_the_import():
+    code = "import tessera.config as c\ntry: c.seed\nexcept ValueError as e: print(e.message)"
+    out = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TESSERA_SEED": "x"},
+                         capture_output=True, text=True, check=True)
+    assert out.stdout == "TESSERA_SEED='x' is not accepted\n"
+
+
+@pytest.mark.parametrize("values", [
+    {"numerics": "loud"}, {"debug": 2}, {"cache_dir": ""}, {"num_threads": 1.5}, {"seed": True},
+    {"seed": "one"}, {"cache_dir": 3},
+])
+def test_set_and_scope_refuse_what_the_environment_would(fresh_config, values):
+    (name,) = values
+    for use in (lambda: config.set(**values), lambda: config.scope(**values).__enter__()):
+        with pytest.raises(ArgumentError, match=f"{name}={values[name]!r} is not accepted"):
+            use()
+    assert not config._layers
+
+
+def test_a_misspelled_setting_names_the_nearest(fresh_config):
+    for use in (lambda: config.get("numeric"), lambda: config.set(numeric="off"),
+                lambda: config.scope(numeric="off").__enter__()):
+        with pytest.raises(ArgumentError, match="did you mean 'numerics'"):
+            use()
+    with pytest.raises(AttributeError, match="no attribute 'numeric'; settings: numerics, debug"):
+        _ = config.numeric
+
+
+def test_scopes_nest_and_end_on_errors(fresh_config):
+    with config.scope(seed=1, debug=True):
+        with pytest.raises(ZeroDivisionError), config.scope(seed=2):
+            assert (config.seed, config.debug) == (2, True)
+            _ = 1 // 0
+        assert (config.seed, config.debug) == (1, True)
+    assert (config.seed, config.debug) == (0, False)
+
+
+def test_set_inside_a_scope_of_that_name_ends_with_it(fresh_config):
+    config.set(seed=5)
+    with config.scope(seed=1), config.scope(debug=True):
+        config.set(seed=2, log_level="info")
+        assert config.seed == 2
+    assert (config.seed, config.log_level) == (5, "info")
+
+
+def test_overlapping_scopes_may_end_in_any_order(fresh_config):
+    first, second = config.scope(seed=1), config.scope(seed=2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert config.seed == 2
+    second.__exit__(None, None, None)
+    assert config.seed == 0
+
+
+def test_a_scope_holds_in_other_threads(fresh_config):
+    seen = []
+    with config.scope(numerics="flag"):
+        thread = threading.Thread(target=lambda: seen.append(config.numerics))
+        thread.start()
+        thread.join()
+    assert seen == ["flag"]
+
+
+def test_reset_inside_a_scope_is_refused(fresh_config):
+    with config.scope(seed=1), pytest.raises(ArgumentError, match="inside a config.scope"):
+        config.reset()
+
+
+def test_a_second_setting_of_a_name_or_variable_is_refused():
+    for name, env in (("seed", "TESSERA_OTHER"), ("other", "TESSERA_SEED"), ("get", "TESSERA_GET")):
+        with pytest.raises(ArgumentError, match="declared twice|would hide"):
+            config.Setting(name, env, config.BOOL, False, "")
+    assert SAMPLES.keys() == config.SETTINGS.keys()
+
+
+def test_unknown_variables_are_found(fresh_config):
+    fresh_config.setenv("TESSERA_NUMERIC", "raise")
+    assert config.unknown_variables() == ["TESSERA_NUMERIC"]
+
+
+def test_the_table_has_a_row_for_each_setting():
+    head, rule, *rows = config.table().splitlines()
+    assert head.startswith("| Setting ") and set(rule) == set("|-")
+    assert [row.split("`")[1:4:2] for row in rows] == [
+        [name, s.env] for name, s in config.SETTINGS.items()]
+
+
+def test_reading_a_setting_takes_less_than_100_ns(fresh_config):
+    timer = timeit.Timer("config.numerics", "from tessera import config; config.numerics")
+    best_ns = min(timer.repeat(repeat=20, number=20_000)) / 20_000 * 1e9
+    assert best_ns < 100, f"{best_ns:.0f} ns"

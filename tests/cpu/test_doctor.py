@@ -1,0 +1,179 @@
+"""`python -m tessera`: the doctor's findings are true; its exit code says if they matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from enum import Enum
+from importlib import metadata
+from types import ModuleType
+
+import pytest
+
+import tessera
+from tessera import config, doctor
+from tessera.__main__ import COMMANDS, Command, main
+from tessera.doctor import BROKEN, MISSING, OK, Report, Section
+from tessera.errors import ArgumentError
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tessera", *words], env=os.environ | env,
+                          capture_output=True, text=True)
+
+
+def findings(title: str) -> dict[str, doctor.Line]:
+    return {line.name: line for line in doctor.SECTIONS[title].lines()}
+
+
+def test_json_and_text_say_the_same_and_the_core_works(tmp_path):
+    out = run("doctor", "--json", TESSERA_CACHE_DIR=str(tmp_path))
+    assert out.returncode == 0, out.stdout + out.stderr
+    report = json.loads(out.stdout)
+    assert report["core_works"] is True and list(report["sections"]) == list(doctor.SECTIONS)
+    lines = {line["name"]: line for lines in report["sections"].values() for line in lines}
+    assert lines["numpy"] == {"name": "numpy", "status": OK, "fix": "",
+                              "detail": metadata.version("numpy")}
+    assert str(tmp_path) in lines["cache_dir"]["detail"]
+    for line in lines.values():
+        assert line["status"] in (OK, MISSING, BROKEN)
+        assert line["status"] == OK or line["fix"], line
+
+
+def test_a_bad_setting_gives_exit_code_1_and_says_which():
+    out = run("doctor", TESSERA_DETERMINISM="perfect", TESSERA_DEBG="1")
+    assert out.returncode == 1
+    assert "broken   TESSERA_DETERMINISM  TESSERA_DETERMINISM='perfect' is not" in out.stdout
+    assert "did you mean 'TESSERA_DEBUG'?" in out.stdout
+    assert out.stdout.endswith("the core does not work: see above\n")
+
+
+def test_a_missing_package_names_the_command(monkeypatch):
+    monkeypatch.setattr(doctor, "CORE_PACKAGES", ("numpy", "no-such-package-here"))
+    lines = findings("Core packages")
+    assert lines["numpy"].status == OK
+    assert lines["no-such-package-here"].status == MISSING
+    assert lines["no-such-package-here"].fix.startswith("pip install ")
+
+
+def test_an_installed_package_that_does_not_import_is_broken(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opt_einsum", None)  # import raises ModuleNotFoundError
+    line = findings("Core packages")["opt_einsum"]
+    assert line.status == BROKEN and metadata.version("opt_einsum") in line.detail
+
+
+def test_a_wrong_sum_or_a_compiler_that_fails_is_broken(monkeypatch):
+    import numba
+
+    monkeypatch.setattr(numba, "njit", lambda f: lambda n: -1)
+    (line,) = doctor.SECTIONS["CPU loops"].lines()
+    assert (line.status, line.detail) == (BROKEN, "wrong sum -1")
+
+    def fail(f):
+        raise RuntimeError("no LLVM\nsecond line")
+
+    monkeypatch.setattr(numba, "njit", fail)
+    (line,) = doctor.SECTIONS["CPU loops"].lines()
+    assert (line.status, line.detail) == (BROKEN, "RuntimeError: no LLVM")
+
+
+def test_an_unusable_cache_folder_is_broken(fresh_config, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with config.scope(cache_dir=tmp_path / "file" / "cache"):
+        (line,) = doctor.SECTIONS["Cache"].lines()
+    assert line.status == BROKEN and "TESSERA_CACHE_DIR" in line.fix
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands for ptxas")
+@pytest.mark.parametrize("script, status", [
+    ("echo 'Cuda compilation tools, release 12.9, V12.9.86'", OK), ("exit 3", BROKEN)])
+def test_ptxas_of_the_path_is_run(monkeypatch, tmp_path, script, status):
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text(f"#!/bin/sh\n{script}\n")
+    ptxas.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    line = doctor.check_ptxas()
+    assert line.status == status and str(ptxas) in line.detail
+
+
+class FakeDriver:
+    """cuda.bindings.driver of a machine with one device: each call answers (status, *results)."""
+
+    CUresult = Enum("CUresult", "CUDA_SUCCESS CUDA_ERROR_NO_DEVICE")
+    CUdevice_attribute = Enum(
+        "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR "
+        "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR CU_DEVICE_ATTRIBUTE_WARP_SIZE")
+
+    def __init__(self, init_status: str = "CUDA_SUCCESS"):
+        ok = self.CUresult.CUDA_SUCCESS
+        values = {"CAPABILITY_MAJOR": 9, "CAPABILITY_MINOR": 0}
+
+        def cuInit(flags):
+            return (self.CUresult[init_status],)
+
+        self.cuInit = cuInit
+        self.cuDriverGetVersion = lambda: (ok, 12080)
+        self.cuDeviceGetCount = lambda: (ok, 1)
+        self.cuDeviceGet = lambda i: (ok, f"device {i}")
+        self.cuDeviceGetName = lambda length, device: (ok, b"NVIDIA H200".ljust(length, b"\0"))
+        self.cuDeviceTotalMem = lambda device: (ok, 141 * 2**30)
+        self.cuDeviceGetAttribute = lambda a, device: (ok, values[a.name[-16:].lstrip("_")])
+
+
+@pytest.fixture
+def with_driver(monkeypatch):
+    def install(driver: FakeDriver) -> dict[str, doctor.Line]:
+        modules = {name: ModuleType(name) for name in ("cuda", "cuda.bindings")}
+        modules["cuda.bindings"].driver = driver
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(doctor, "package", lambda name, module, fix: doctor.Line(name, OK, ""))
+        return findings("GPU")
+
+    return install
+
+
+def test_a_gpu_is_described(with_driver):
+    lines = with_driver(FakeDriver())
+    assert lines["driver"] == doctor.Line("driver", OK, "supports CUDA 12.8")
+    assert lines["cuda:0"] == doctor.Line("cuda:0", OK, "NVIDIA H200, cc 9.0, 141 GiB")
+
+
+def test_a_driver_that_refuses_is_missing_and_says_why(with_driver):
+    lines = with_driver(FakeDriver("CUDA_ERROR_NO_DEVICE"))
+    assert list(lines) == ["cuda-bindings", "driver"] and lines["driver"].status == MISSING
+    assert lines["driver"].detail == "cuInit answers CUDA_ERROR_NO_DEVICE"
+
+
+def test_only_core_sections_decide_the_exit_code():
+    bad = [doctor.Line("x", BROKEN, "")]
+    for title, section in doctor.SECTIONS.items():
+        assert Report({title: bad}).core_works is not section.core
+
+
+def test_a_second_section_or_command_of_a_name_is_refused():
+    with pytest.raises(ArgumentError, match="declared twice"):
+        Section("Python", True, lambda: iter(()))
+    with pytest.raises(ArgumentError, match="declared twice"):
+        Command("doctor", "", "tessera.doctor")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == tessera.__version__ + "\n"
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "no command given"), (["docter"], "did you mean 'doctor'?"), (["-x"], "no command '-x'")])
+def test_a_wrong_command_lists_the_commands(capsys, words, message):
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name):
+    out = run(name, "--help")
+    assert out.returncode == 0 and f"python -m tessera {name}" in out.stdout, out.stderr

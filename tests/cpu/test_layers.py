@@ -1,0 +1,170 @@
+"""Imports only point down the floors of the house, lazy ones inside functions too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
+
+# Lowest first; a file or folder may import what stands on its own floor only if it is the same one
+# (ad and mesh do not see each other), and everything below.
+FLOORS: list[list[str]] = [
+    ["errors"],
+    ["config"],
+    ["numerics"],
+    ["runtime"],
+    ["dims"],
+    ["tensor"],
+    ["tile"],
+    ["kernels"],
+    ["graph"],
+    ["ad", "mesh"],
+    ["checkpoints", "data", "optim"],
+    ["debug"],
+    ["dist", "effects", "shape", "stdlib"],
+    ["doctor"],
+    ["__init__"],
+    ["__main__"],
+]
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    importer: str  # the floor's name: numerics, tensor, ...
+    imported: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file.relative_to(PACKAGE.parent)}:{self.line}: `{self.importer}` imports "
+            f"`{self.imported}`, which stands {self.relation()}. Imports only point down: move the "
+            f"shared piece to a lower floor, or offer a list that `{self.imported}` fills."
+        )
+
+    def relation(self) -> str:
+        above = FLOOR_OF[self.imported] - FLOOR_OF[self.importer]
+        return "beside it" if above == 0 else f"{above} floor{'s' * (above > 1)} above it"
+
+    def points_down(self) -> bool:
+        if self.importer == self.imported:
+            return True
+        return FLOOR_OF[self.imported] < FLOOR_OF[self.importer]
+
+
+def module_parts(file: Path, package: Path) -> list[str]:
+    """tessera/tile/ops.py -> [tessera, tile, ops]; a folder's __init__.py is the folder itself."""
+    parts = [package.name, *file.relative_to(package).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts
+
+
+def imported_modules(node: ast.AST, parts: list[str], is_folder: bool) -> Iterator[list[str]]:
+    """The dotted names that a statement imports, as lists; a from-import's names are appended."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module.split(".") if node.module else []
+        if node.level:
+            above = parts[: len(parts) - node.level + is_folder]
+            base = above + base
+        yield from ([*base, alias.name] for alias in node.names)
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else \
+            getattr(node.func, "id", "")
+        if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+            yield node.args[0].value.split(".")
+
+
+def floor_name(dotted: list[str], package: Path) -> str | None:
+    """The floor a dotted name lies on: tessera.tile.ops -> tile; a name of the top: __init__."""
+    if dotted[0] != package.name:
+        return None
+    if len(dotted) > 1:
+        path = package / dotted[1]
+        if path.is_dir() or path.with_suffix(".py").is_file():
+            return dotted[1]
+    return "__init__"
+
+
+def find_imports(package: Path) -> Iterator[Import]:
+    for file in sorted(package.rglob("*.py")):
+        parts = module_parts(file, package)
+        is_folder = file.name == "__init__.py"
+        for node in ast.walk(ast.parse(file.read_text())):
+            for dotted in imported_modules(node, parts, is_folder):
+                if imported := floor_name(dotted, package):
+                    yield Import(file, node.lineno, parts[1], imported)  # type: ignore[attr-defined]
+
+
+def test_every_module_has_a_floor():
+    names = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    missing = sorted(names - FLOOR_OF.keys())
+    assert not missing, f"{missing} stand on no floor: add them to FLOORS where they belong"
+
+
+def test_imports_only_point_down():
+    wrong = [str(i) for i in find_imports(PACKAGE) if not i.points_down()]
+    assert not wrong, "\n".join(["", *wrong])
+
+
+def test_the_test_sees_imports():
+    """At the least config -> errors and __main__ -> the top, else the scan reads nothing."""
+    seen = {(i.importer, i.imported) for i in find_imports(PACKAGE)}
+    assert {("config", "errors"), ("__main__", "__init__"), ("doctor", "config")} <= seen
+
+
+@pytest.mark.parametrize("file, statement, imported", [
+    ("numerics/codec.py", "from tessera.graph.trace import x", "graph"),
+    ("numerics/codec.py", "def f():\n    from tessera import debug", "debug"),
+    ("numerics/codec.py", "from ..mesh import shard", "mesh"),
+    ("numerics/__init__.py", "from ..mesh import shard", "mesh"),
+    ("numerics/codec.py", "from .. import mesh", "mesh"),
+    ("numerics/codec.py", "import tessera.debug.report as r", "debug"),
+    ("numerics/codec.py", "import tessera as ts", "__init__"),
+    ("numerics/codec.py", "from tessera import grad", "__init__"),
+    ("numerics/codec.py", "importlib.import_module('tessera.tile.ops')", "tile"),
+    ("numerics/codec.py", "if TYPE_CHECKING:\n    from tessera.tensor import T", "tensor"),
+    ("ad/reverse.py", "from tessera.mesh import plan", "mesh"),
+    ("mesh/plan.py", "from tessera.ad import grad", "ad"),
+    ("graph/trace.py", "from tessera.debug import sentinel", "debug"),
+    ("tensor.py", "from .graph import ops", "graph"),
+])
+def test_an_import_that_points_up_is_found(tmp_path, monkeypatch, file, statement, imported):
+    package = make_package(tmp_path, monkeypatch)
+    (package / file).write_text(statement)
+    (found,) = [i for i in find_imports(package) if not i.points_down()]
+    assert found.imported == imported
+    line = len(statement.splitlines())
+    assert str(found).startswith(f"tessera/{file}:{line}: `{found.importer}` imports")
+
+
+@pytest.mark.parametrize("file, statement", [
+    ("ad/reverse.py", "from tessera.graph import ops\nfrom . import rules\nimport numpy"),
+    ("debug/report.py", "import tessera.ad.reverse, tessera.mesh"),
+    ("numerics/__init__.py", "from .codec import encode\nfrom tessera.errors import DTypeError"),
+    ("__main__.py", "import tessera\nfrom tessera import doctor"),
+    ("tile/ops.py", "f('tessera.debug')\nimport_module(name)"),
+])
+def test_an_import_that_points_down_or_stays_is_accepted(tmp_path, monkeypatch, file, statement):
+    package = make_package(tmp_path, monkeypatch)
+    (package / file).write_text(statement)
+    assert [i for i in find_imports(package) if not i.points_down()] == []
+
+
+def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "tessera"
+    for name in FLOOR_OF:
+        if name in ("numerics", "runtime", "tile", "kernels", "graph", "ad", "mesh", "debug"):
+            (package / name).mkdir(parents=True)
+            (package / name / "__init__.py").touch()
+        else:
+            package.mkdir(exist_ok=True)
+            (package / f"{name}.py").touch()
+    monkeypatch.setattr(f"{__name__}.PACKAGE", package)
+    return package

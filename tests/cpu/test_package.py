@@ -1,0 +1,210 @@
+"""What the package is made of, what it needs, and what `import tessera` costs."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import tessera
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tessera"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+CONFIG = configparser.ConfigParser()
+CONFIG.read(ROOT / "setup.cfg")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+IMPORT_SECONDS, IMPORT_MB = 0.5, 80
+# Runs in a fresh interpreter. VmHWM is this program's peak; ru_maxrss would also count the parent
+# that forked it.
+IMPORT_PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import tessera
+seconds = time.perf_counter() - start
+peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules)]))
+"""
+HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "nvmath", "scipy",
+         "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx"}
+
+# What the package may import beside the standard library, by the distribution that brings it.
+IMPORT_NAMES: dict[str, list[str]] = {
+    "numpy": ["numpy"], "numba": ["numba", "llvmlite"], "ml_dtypes": ["ml_dtypes"],
+    "opt_einsum": ["opt_einsum"], "safetensors": ["safetensors"], "rich": ["rich"],
+    "matplotlib": ["matplotlib"], "numba-cuda": ["numba"], "cupy-cuda12x": ["cupy", "cupyx"],
+    "cupy-cuda13x": ["cupy", "cupyx"], "nvidia-nccl-cu12": [], "nvidia-nccl-cu13": [],
+    "nvidia-cuda-nvcc": [], "cuda-core": ["cuda"], "cuda-bindings": ["cuda"],
+    "mpi4py": ["mpi4py"], "mpich": [],
+}
+# Used where the user has them, required by nothing: named here so that no other slips in.
+OPTIONAL = {"onnx", "nvtx", "nvmath"}
+
+
+def requirement_lines(text: str) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def distribution(requirement: str) -> str:
+    return re.match(r"[A-Za-z0-9_.-]+", requirement)[0]
+
+
+def declared() -> list[str]:
+    """The distributions of requirements.txt and of the extras, `test` apart."""
+    extras = [v for k, v in CONFIG["options.extras_require"].items() if k != "test"]
+    texts = [(ROOT / "requirements.txt").read_text(), *extras]
+    return [distribution(line) for text in texts for line in requirement_lines(text)]
+
+
+@pytest.fixture(scope="module")
+def imported() -> list[list]:
+    """[seconds, MB, modules] of three imports, each in a fresh process without GPU."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", IMPORT_PROBE]
+    return [json.loads(subprocess.run(command, env=env, capture_output=True, text=True, check=True,
+                                      cwd="/").stdout) for _ in range(3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+class TestImport:
+    def test_it_is_quick(self, imported):
+        best = min(seconds for seconds, _, _ in imported)
+        assert best < IMPORT_SECONDS, f"import tessera takes {best:.2f} s"
+
+    def test_it_is_small(self, imported):
+        best = min(mb for _, mb, _ in imported)
+        assert best < IMPORT_MB, f"import tessera peaks at {best:.0f} MB"
+
+    def test_it_loads_no_heavy_package(self, imported):
+        loaded = {name.split(".")[0] for name in imported[0][2]}
+        assert "tessera" in loaded and not loaded & HEAVY
+
+
+@pytest.mark.row("CORE-03")
+def test_version_is_that_of_the_metadata():
+    out = subprocess.run([sys.executable, "-c", "import tessera; print(tessera.__version__)"],
+                         cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == tessera.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc|\.dev)\d+)?", tessera.__version__)  # PEP 440
+    # One fact in one place: setup.cfg reads it from the package, pyproject.toml leaves it to it.
+    assert CONFIG["metadata"]["version"] == "attr: tessera.__version__"
+    assert "version" in PYPROJECT["project"]["dynamic"]
+
+
+def installed_here() -> metadata.Distribution | None:
+    try:
+        return metadata.distribution("tessera")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@pytest.mark.row("CORE-03", "CORE-04", "CORE-05")
+@pytest.mark.skipif(installed_here() is None, reason="runs from a checkout that is not installed")
+def test_the_installed_metadata_is_that_of_the_files():
+    found = installed_here()
+    assert found.version == tessera.__version__
+    assert Path(tessera.__file__).parent == PACKAGE  # --editable: the checkout is what runs
+    normal = {re.sub(r"[-_.]+", "-", distribution(r)).lower() for r in found.requires
+              if "extra ==" not in r}
+    wanted = requirement_lines((ROOT / "requirements.txt").read_text())
+    assert normal == {re.sub(r"[-_.]+", "-", distribution(r)).lower() for r in wanted}
+
+
+@pytest.mark.row("CORE-05")
+def test_requirements_are_declared_once():
+    assert CONFIG["options"]["install_requires"].strip() == "file: requirements.txt"
+    assert "dependencies" in PYPROJECT["project"]["dynamic"]
+    names = declared()
+    from tessera.doctor import CORE_PACKAGES
+    lines = requirement_lines((ROOT / "requirements.txt").read_text())
+    assert tuple(map(distribution, lines)) == CORE_PACKAGES
+    assert set(names) == IMPORT_NAMES.keys()
+
+
+@pytest.mark.row("SYS-03")
+def test_the_python_floor_is_the_same_everywhere():
+    from tessera.doctor import LEAST_PYTHON
+
+    assert PYPROJECT["project"]["requires-python"] == ">={}.{}".format(*LEAST_PYTHON)
+    assert "sys.version_info < ({}, {})".format(*LEAST_PYTHON) in (ROOT / "Makefile").read_text()
+    assert PYPROJECT["tool"]["mypy"]["python_version"] == "{}.{}".format(*LEAST_PYTHON)
+
+
+@pytest.mark.row("CORE-06", "CORE-14")
+def test_only_python_sources():
+    kinds = {p.suffix for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert kinds <= {".py", ".typed"}, kinds
+    for name in ("setup.py", "CMakeLists.txt", ".gitmodules", "MANIFEST.in"):
+        assert not (ROOT / name).exists(), name
+    assert "ext_modules" not in (ROOT / "setup.cfg").read_text()
+    assert "ext-modules" not in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.row("CARD-01")
+def test_only_declared_packages_are_imported():
+    allowed = {"tessera", *sys.stdlib_module_names, *OPTIONAL}
+    allowed |= {name for names in IMPORT_NAMES.values() for name in names}
+    wrong = []
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+                [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            wrong += [f"{file.relative_to(ROOT)}:{node.lineno} imports {name}"
+                      for name in names if name.split(".")[0] not in allowed]
+    assert not wrong, "\n".join(["not in requirements.txt or an extra:", *wrong])
+
+
+@pytest.mark.row("CARD-02", "CORE-30", "CORE-31")
+@pytest.mark.parametrize("name, says", [
+    ("setup.cfg", "[options]"), ("pyproject.toml", "[build-system]"), ("README.md", "tessera"),
+    ("CONTRIBUTING.md", "make test"), ("LICENSE", "Apache License"), (".ci/run", "make test"),
+])
+def test_the_root_files_are_there(name, says):
+    assert says in (ROOT / name).read_text()
+
+
+def test_the_licence_is_whole():
+    words = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in words and "END OF TERMS AND CONDITIONS" in words
+    assert [f"\n   {n}. " in words for n in range(1, 10)] == [True] * 9
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_ci_runs():
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["numerics", "graph", "ad", "debug"])
+def test_the_folders_of_the_house_are_packages(name):
+    assert importlib.import_module(f"tessera.{name}").__doc__
+
+
+@pytest.mark.row("CORE-20")
+def test_examples_are_plain_python():
+    files = sorted((ROOT / "examples").rglob("*.py"))
+    assert files
+    for file in files:
+        ast.parse(file.read_text(), file.name)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_a_module_is_of_readable_size_and_starts_as_the_others(file):
+    text = file.read_text()
+    assert text.count("\n") <= 600, "over 600 lines: would it be clearer as a folder?"
+    body = ast.parse(text).body
+    assert body and ast.get_docstring(ast.Module(body, [])), "begin with a docstring"
+    futures = [n for n in body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not imports or futures, "begin with: from __future__ import annotations"
