@@ -1,0 +1,137 @@
+"""Counter-based random bits: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random
+numbers: as easy as 1, 2, 3", SC'11, section 3.3; constants from Random123's philox.h).
+
+Element i of a stream is word i % 4 of philox(counter=(lo(i//4), hi(i//4), 0, 0), key), with i the
+global element index. A value therefore depends on the key and its position only: not on the number
+of ranks, the order of evaluation, or how a tensor is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError
+
+_MULTIPLIER_0 = np.uint64(0xD2511F53)
+_MULTIPLIER_1 = np.uint64(0xCD9E8D57)
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85  # golden ratio, sqrt(3) - 1
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_ROUNDS = 10
+_CHUNK = 1 << 14  # counters per pass: the working set stays in a 1 MiB second-level cache
+
+# Word 2 of the counter separates key derivation from the streams, which leave it 0.
+_FOLD_DOMAIN = 1
+
+
+def as_key(key: Any) -> np.ndarray:
+    """`key` as a uint32 [2] array; an int seed s becomes (lo(s), hi(s))."""
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return np.array([int(key) & 0xFFFFFFFF, (int(key) >> 32) & 0xFFFFFFFF], np.uint32)
+    array = np.asarray(key)
+    if array.shape != (2,) or array.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"a random key is a uint32 array of shape (2,) or an int seed; got {key!r}",
+            hint="pass a seed such as 0, or derive a key with fold_in(key, data)",
+        )
+    return array.astype(np.uint32)
+
+
+def philox4x32(counter: Any, key: Any) -> np.ndarray:
+    """Ten rounds of Philox4x32 on each counter.
+
+    counter: [..., 4] uint32   key: [2] uint32   result: [..., 4] uint32
+    """
+    counter = np.asarray(counter, dtype=np.uint32)
+    if counter.ndim == 0 or counter.shape[-1] != 4:
+        raise ArgumentError(f"a Philox counter has shape [..., 4]; got {counter.shape}")
+    words = counter.reshape(-1, 4).astype(np.uint64)  # [N, 4]
+    out = np.empty((len(words), 4), np.uint32)
+    key = as_key(key)
+    for start in range(0, len(words), _CHUNK):
+        stop = start + _CHUNK
+        columns = [words[start:stop, i].copy() for i in range(4)]
+        _store(out[start:stop], _rounds(columns, key))
+    return out.reshape(counter.shape)
+
+
+def _rounds(words: Sequence[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
+    """The ten rounds on four uint64 [N] columns that hold 32-bit values."""
+    c0, c1, c2, c3 = words
+    k0, k1 = int(key[0]), int(key[1])
+    for _ in range(_ROUNDS):
+        product_0 = c0 * _MULTIPLIER_0
+        product_1 = c2 * _MULTIPLIER_1
+        c0 = (product_1 >> _HALF) ^ c1
+        c0 ^= np.uint64(k0)
+        c2 = (product_0 >> _HALF) ^ c3
+        c2 ^= np.uint64(k1)
+        c1 = product_1
+        c1 &= _LOW
+        c3 = product_0
+        c3 &= _LOW
+        k0 = (k0 + _WEYL_0) & 0xFFFFFFFF
+        k1 = (k1 + _WEYL_1) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+def _store(out: np.ndarray, words: Sequence[np.ndarray]) -> None:
+    for i, word in enumerate(words):
+        out[:, i] = word  # each word is below 2^32
+
+
+def random_bits(key: Any, n: int, offset: int = 0) -> np.ndarray:
+    """Words offset .. offset+n-1 of the key's stream: uint32 [n]."""
+    if n < 0 or offset < 0:
+        raise ArgumentError(f"random_bits needs n >= 0 and offset >= 0; got n={n} offset={offset}")
+    key = as_key(key)
+    first, last = offset // 4, -(-(offset + n) // 4)
+    out = np.empty((last - first, 4), np.uint32)
+    for start in range(first, last, _CHUNK):
+        block = np.arange(start, min(start + _CHUNK, last), dtype=np.uint64)
+        _store(out[start - first : start - first + len(block)], _blocks(block, key))
+    skip = offset - 4 * first
+    return out.reshape(-1)[skip : skip + n]
+
+
+def _blocks(block: np.ndarray, key: np.ndarray) -> list[np.ndarray]:
+    """The four words of each block number: uint64 [N] -> four uint64 [N]."""
+    zero = np.zeros_like(block)
+    return _rounds([block & _LOW, block >> _HALF, zero, zero], key)
+
+
+def random_bits_at(key: Any, index: Any) -> np.ndarray:
+    """The stream's words at the given global indices: int64 [...] -> uint32 [...].
+
+    Costs four words of work per element; `random_bits` is the way for consecutive ones.
+    """
+    index = np.asarray(index)
+    if index.dtype.kind not in "iu" or (index.size and int(index.min()) < 0):
+        raise ArgumentError(f"indices must be integers >= 0; got {index.dtype}: {index}")
+    flat, key = index.reshape(-1).astype(np.uint64), as_key(key)
+    out = np.empty(flat.shape, np.uint32)
+    for start in range(0, len(flat), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        words = np.stack(_blocks(part >> np.uint64(2), key))  # [4, n]
+        chosen = (part & np.uint64(3)).astype(np.intp)
+        out[start : start + _CHUNK] = words[chosen, np.arange(len(part))]
+    return out.reshape(index.shape)
+
+
+def fold_in(key: Any, data: int) -> np.ndarray:
+    """A new key from `key` and an integer (an op's id, a step, an axis): uint32 [2].
+
+    The first two words of philox((lo(data), hi(data), 1, 0), key); data counts modulo 2^64.
+    """
+    data = int(data)
+    counter = [data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, _FOLD_DOMAIN, 0]
+    return philox4x32(np.array(counter, np.uint32), key)[:2].copy()
+
+
+def uniform(key: Any, n: int, offset: int = 0) -> np.ndarray:
+    """f32 [n] in [0, 1): (bits >> 8) * 2^-24, every multiple of 2^-24 equally likely."""
+    bits = random_bits(key, n, offset)
+    return (bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)

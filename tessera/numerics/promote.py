@@ -1,0 +1,128 @@
+"""The type of a result: which storage, and which policy, when two operands differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from tessera.errors import ArgumentError, DTypeError
+from tessera.numerics.dtypes import (
+    DType,
+    bf16,
+    dtype_of_numpy,
+    f16,
+    f32,
+    int4,
+    int8,
+    int64,
+    tf32,
+)
+from tessera.numerics.policy import NumericType, Policy, as_type
+
+# Fields that any operand can pass on; scaled, per_channel and custom belong to one storage.
+_SHARED_FIELDS = ("accum", "rounding", "saturate", "loss_scale", "device")
+_STORAGE_FIELDS = ("scaled", "per_channel", "custom")
+
+
+@overload
+def result_type(a: DType, b: DType) -> DType: ...
+@overload
+def result_type(a: Any, b: Any) -> NumericType: ...
+def result_type(a: Any, b: Any) -> Any:
+    """The type of an operation on a and b: a DType for two DTypes, else a NumericType.
+
+    Storage: equal gives the same; bool gives way to anything; an integer to any float; two integers
+    follow NumPy (int4 counts as int8); of two floats the wider; bf16 with f16, and tf32 with f32,
+    give f32. Two formats of one width (fp8_e4m3 with fp8_e5m2) raise DTypeError: neither holds the
+    other, so the user says which.
+    Policy: that of the operand that gave the storage, its gaps filled from the other; of two
+    accumulate types the wider. A @precision_policy operand counts as its `compute` type.
+    """
+    if isinstance(a, DType) and isinstance(b, DType):
+        return _storage(a, b)
+    a, b = as_type(a), as_type(b)
+    if a == b:
+        return a
+    a, b = _decoded(a), _decoded(b)
+    dtype = _storage(a.dtype, b.dtype)
+    first, second = (b, a) if dtype is b.dtype and dtype is not a.dtype else (a, b)
+    return NumericType(dtype, merge_policies(first, second, dtype))
+
+
+def _decoded(t: NumericType) -> NumericType:
+    cls = t.policy.custom
+    if cls is None:
+        return t
+    return NumericType(cls.compute, replace(t.policy, custom=None))  # type: ignore[attr-defined]
+
+
+def _storage(a: DType, b: DType) -> DType:
+    if a is b:
+        return a
+    if "bool" in (a.kind, b.kind):
+        return b if a.kind == "bool" else a
+    if (a.kind == "float") != (b.kind == "float"):
+        return a if a.kind == "float" else b
+    return _wider_float(a, b) if a.kind == "float" else _common_int(a, b)
+
+
+def _common_int(a: DType, b: DType) -> DType:
+    a, b = (int8 if t is int4 else t for t in (a, b))
+    return dtype_of_numpy(np.result_type(a.numpy, b.numpy))
+
+
+def _wider_float(a: DType, b: DType) -> DType:
+    if {a, b} in ({bf16, f16}, {tf32, f32}):
+        return f32
+    if a.bits == b.bits:
+        raise DTypeError(
+            f"{a} and {b} are different formats of one width; neither holds the other's values",
+            hint=f"cast one of them: x.astype({a}) or y.astype({b})",
+        )
+    return a if a.bits > b.bits else b
+
+
+def merge_policies(first: NumericType, second: NumericType, dtype: DType) -> Policy:
+    """The policy of a result stored as `dtype`: `first`'s, its gaps filled from `second`.
+
+    A field at its default is a gap. The fields that describe a storage (scale, channel axis) pass
+    on only from an operand of that storage.
+    """
+    default = Policy()
+    merged = {}
+    for name in _SHARED_FIELDS + _STORAGE_FIELDS:
+        sources = [first, second]
+        if name in _STORAGE_FIELDS:
+            sources = [t for t in sources if t.dtype is dtype]
+        values = [getattr(t.policy, name) for t in sources]
+        gap = getattr(default, name)
+        merged[name] = next((v for v in values if v != gap), gap)
+    a, b = first.policy.accum, second.policy.accum
+    if a is not None and b is not None:
+        merged["accum"] = _storage(a, b)
+    return Policy(**merged)
+
+
+def weak_result(dtype: DType, value: bool | int | float) -> DType:
+    """The type of an operation on a tensor of `dtype` and a Python scalar.
+
+    The scalar takes the tensor's type wherever that can hold its kind: float with integer or bool
+    gives f32, int with bool gives int64. Raises ArgumentError for an int outside an integer type's
+    range, DTypeError for what is not a real number.
+    """
+    if isinstance(value, bool):
+        return dtype
+    if isinstance(value, float):
+        return dtype if dtype.kind == "float" else f32
+    if not isinstance(value, int):
+        raise DTypeError(f"{value!r} is not a real number", hint="use a bool, int or float")
+    if dtype.kind == "bool":
+        return int64
+    if dtype.kind != "float" and not dtype.min <= value <= dtype.max:
+        raise ArgumentError(
+            f"{value} is outside {dtype} ({dtype.min} .. {dtype.max})",
+            hint="cast the tensor to a wider integer first",
+        )
+    return dtype
