@@ -1,0 +1,78 @@
+"""Compiles emitted source to object code with Numba. Imports numba: loaded at the first compile.
+
+The object code, not Numba's in-memory function, is what is returned, so that a fresh
+kernel and one from the disk cache take the same path.
+"""
+
+from __future__ import annotations
+
+import linecache
+import threading
+from types import FunctionType
+from typing import Any
+
+from numba import types
+from numba.core import compiler
+from numba.core.registry import cpu_target
+
+from . import frame  # noqa: F401  registers the instructions of the loops' frame
+from .instructions import INSTRUCTIONS, memory_access
+from .maths import MATHS
+from .pipeline import LoopCompiler
+
+SIGNATURE = (types.int64, types.int64, types.int64)  # layout, call, scratch
+NAMES = {
+    "f32": types.float32, "f64": types.float64, "i32": types.int32, "i64": types.int64,
+    "u32": types.uint32, "inf": float("inf"), "nan": float("nan"), "range": range,
+}
+_lock = threading.Lock()
+
+
+def compile_source(source: str, name: str) -> tuple[str, bytes]:
+    """Symbol and ELF bytes of the function `loops` that `source` defines."""
+    function = _define(source, name)
+    with _lock:
+        typing, target = cpu_target.typing_context, cpu_target.target_context
+        typing.refresh()
+        target.refresh()
+        library = target.codegen().create_library(name)
+        library.enable_object_caching()
+        result = compiler.compile_extra(
+            typing, target, function, SIGNATURE, types.none, _flags(), {}, library=library,
+            pipeline_class=LoopCompiler,
+        )
+        return result.fndesc.llvm_func_name, bytes(library._get_compiled_object())
+
+
+def _flags() -> compiler.Flags:
+    flags = compiler.Flags()
+    flags.nrt = False
+    flags.enable_pyobject = False
+    flags.enable_looplift = False
+    flags.boundscheck = False
+    flags.error_model = "numpy"
+    flags.no_cpython_wrapper = True
+    flags.no_cfunc_wrapper = True
+    return flags
+
+
+def _define(source: str, name: str) -> FunctionType:
+    """The Python function, its names resolved to instructions; shown by tracebacks as `name`."""
+    file = f"<tessera {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    scope: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), scope)  # our own emitter's text
+    function: FunctionType = scope["loops"]
+    function.__globals__.update({n: resolve(n) for n in function.__code__.co_names})
+    return function
+
+
+def resolve(name: str) -> object:
+    """What a global name of emitted source means."""
+    for table in (NAMES, MATHS, INSTRUCTIONS):
+        if name in table:
+            return table[name]
+    access = memory_access(name)
+    if access is None:
+        raise NameError(f"emitted source uses {name!r}, which no loop instruction defines")
+    return access

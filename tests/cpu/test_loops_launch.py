@@ -1,0 +1,238 @@
+"""Threads, determinism, launch cost and the disk cache of compiled CPU loops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera import config
+from tessera.errors import ArgumentError
+from tessera.graph.cpu import (
+    LoopInput,
+    LoopOp,
+    LoopOutput,
+    LoopProgram,
+    compile_loops,
+    disk,
+    interpret,
+    pool,
+)
+from tessera.graph.cpu import kernel as kernels
+
+ADD = LoopProgram(
+    (LoopInput("f32"),) * 2, (LoopOp("map", (0, 1), "f32", "{0} + {1}"),), (LoopOutput(2, "f32"),)
+)
+NORMALISE = LoopProgram(
+    (LoopInput("f32"),),
+    (LoopOp("reduce_max", (0,), "f32"), LoopOp("map", (0, 1), "f32", "exp({0} - {1})"),
+     LoopOp("reduce_sum", (2,), "f32"), LoopOp("map", (2, 3), "f32", "{0} / {1}")),
+    (LoopOutput(4, "f32"), LoopOutput(4, "f32", "column_sum"), LoopOutput(3, "f32", "row")),
+)
+
+
+@pytest.mark.parametrize("shape", [(3000, 257), (40, 5000), (7, 100003)])
+def test_results_do_not_depend_on_the_number_of_threads(shape, rng: np.random.Generator) -> None:
+    x = rng.normal(size=shape).astype(np.float32)
+    results = []
+    for threads in (1, 2, 3):
+        with config.scope(num_threads=threads):
+            results += [compile_loops(NORMALISE)(x) for _ in range(5)]
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    want = interpret(NORMALISE, [x])
+    np.testing.assert_allclose(results[0][0], want[0], rtol=2e-5)
+    np.testing.assert_allclose(results[0][1], want[1], rtol=2e-5)
+
+
+class FakeQueue:
+    """Stands for a worker; `put` gets the job the moment a real worker would be told of it."""
+
+    def __init__(self, act) -> None:
+        self.put = act
+
+
+def test_a_worker_that_comes_first_or_late_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    x = rng.normal(size=(4000, 512)).astype(np.float32)
+    want = compile_loops(NORMALISE)(x)
+    jobs = []
+
+    def run(job) -> None:
+        function, slot, layout, call, _, scratch_bytes = job
+        function(slot, slot, layout, call, pool.scratch(scratch_bytes))
+
+    for act in (run, jobs.append):
+        monkeypatch.setattr(pool.POOL, "helpers", lambda count, act=act: [FakeQueue(act)] * count)
+        with config.scope(num_threads=2):
+            got = compile_loops(NORMALISE)(x)
+        for late in jobs:
+            got[0][:] = 7
+            run(late)  # every chunk is taken: nothing is written
+            assert (got[0] == 7).all()
+        if not jobs:
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert jobs
+
+
+def test_workers_take_part(rng: np.random.Generator) -> None:
+    """A real worker is woken and runs the launch it is told of."""
+    seen = threading.Event()
+
+    def function(*_) -> None:
+        seen.set()
+
+    (queue,) = pool.Pool().helpers(1)
+    queue.put((function, 0, 0, b"", None, 0))
+    assert seen.wait(10)
+
+
+def test_launches_from_many_python_threads(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2000, 300)).astype(np.float32)
+    want = compile_loops(NORMALISE)(x)
+    wrong = []
+
+    def work() -> None:
+        for _ in range(20):
+            got = compile_loops(NORMALISE)(x)
+            if any((a != b).any() for a, b in zip(got, want, strict=True)):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not wrong and not any(t.is_alive() for t in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_starts_its_own_workers() -> None:
+    text = (
+        "import os, numpy as np, warnings; from tessera.graph.cpu import *\n"
+        "from tessera import config; config.set(num_threads=2)\n"
+        "p = LoopProgram((LoopInput('f32'),), (LoopOp('map', (0,), 'f32', 'exp({0})'),),"
+        " (LoopOutput(1, 'f32'),))\n"
+        "x = np.ones(1 << 20, np.float32); k = compile_loops(p); k(x)\n"
+        "pid = os.fork()\n"
+        "y = k(x)[0]\n"
+        "if pid == 0: os._exit(0 if np.allclose(y, np.e) else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    got = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=60
+    )
+    assert got.stdout.strip() == "0", got.stderr
+
+
+def test_launch_overhead(rng: np.random.Generator) -> None:
+    a, b = rng.random((2, 64)).astype(np.float32)
+    out = np.empty(64, np.float32)
+    launch = compile_loops(ADD).bind((64,), [(1,), (1,)], [(1,)])
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(500):
+            launch((a, b), (out,))
+        best = min(best, (time.perf_counter() - start) / 500)
+    print(f"launch of a 3-array kernel: {best * 1e6:.2f} us")
+    np.testing.assert_array_equal(out, a + b)
+    assert best < 8e-6
+
+
+def test_data_addresses_are_read_from_the_array_object() -> None:
+    """The ABI fact `data` relies on: the data pointer follows the object header."""
+    import ctypes
+
+    x = np.arange(10.0)[3:]
+    word = ctypes.c_void_p.from_address(id(x) + object.__basicsize__).value
+    assert word == x.ctypes.data
+
+
+# ---- disk cache -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path):
+    with config.scope(cache_dir=tmp_path / "cache"):
+        yield tmp_path / "cache"
+
+
+def fresh() -> kernels.LoopKernel:
+    """A kernel with nothing in memory."""
+    return kernels.LoopKernel(ADD)
+
+
+def entries(cache: Path) -> list[Path]:
+    return list((cache / "loops").iterdir())
+
+
+def test_second_process_loads_from_disk_without_numba(cache: Path) -> None:
+    text = (
+        "import sys, time, numpy as np; from tessera.graph.cpu import *\n"
+        "p = LoopProgram((LoopInput('f32'),), (LoopOp('map', (0,), 'f32', 'exp({0}) + 3.0'),),"
+        " (LoopOutput(1, 'f32'),))\n"
+        "k = compile_loops(p); t = time.perf_counter(); y = k(np.zeros(3, np.float32))[0]\n"
+        "print('numba' in sys.modules, y[0], round(1e3 * (time.perf_counter() - t), 1))\n"
+    )
+    environment = dict(os.environ, TESSERA_CACHE_DIR=str(cache))
+    lines = [
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True,
+                       env=environment).stdout.split()
+        for _ in range(2)
+    ]
+    print("first and second process, ms:", lines[0][2], lines[1][2])
+    assert lines[0][:2] == ["True", "4.0"] and lines[1][:2] == ["False", "4.0"]
+
+
+def test_folder_and_entries_are_private(cache: Path) -> None:
+    fresh()(np.ones(3, np.float32), np.ones(3, np.float32))
+    assert (cache / "loops").stat().st_mode & 0o777 == 0o700
+    (entry,) = entries(cache)
+    assert entry.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "magic"])
+def test_a_damaged_entry_is_compiled_again(cache: Path, damage: str) -> None:
+    ones = np.ones(5, np.float32)
+    fresh()(ones, ones)
+    (entry,) = entries(cache)
+    sound = entry.read_bytes()
+    bad = {"flip": sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:], "cut": sound[:200],
+           "empty": b"", "magic": b"x" + sound[1:]}[damage]
+    entry.write_bytes(bad)
+    assert disk.read(entry.name) is None and not entry.exists()
+    entry.write_bytes(bad)
+    np.testing.assert_array_equal(fresh()(ones, ones)[0], ones + ones)
+    assert disk.read(entry.name) is not None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o722])
+def test_a_folder_others_can_write_is_refused(cache: Path, mode: int) -> None:
+    disk.folder().chmod(mode)
+    with pytest.raises(ArgumentError, match="writable by others"):
+        fresh()(np.ones(3, np.float32), np.ones(3, np.float32))
+
+
+def test_a_link_in_place_of_the_folder_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache.mkdir()
+    (cache / "loops").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArgumentError, match="not a folder of this user"):
+        fresh()(np.ones(3, np.float32), np.ones(3, np.float32))
+
+
+def test_the_entry_name_depends_on_the_source_and_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = disk.entry_name("a")
+    assert name != disk.entry_name("b")
+    monkeypatch.setattr(disk, "environment", lambda: "another cpu")
+    assert name != disk.entry_name("a")
