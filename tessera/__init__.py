@@ -1,0 +1,48 @@
+"""Tessera: tile kernels, a differentiable tensor graph, numerics in the types, and a mesh."""
+
+from __future__ import annotations
+
+import builtins as _builtins
+from math import inf as inf
+from math import pi as pi
+from typing import NoReturn as _NoReturn
+
+from . import checkpoints as checkpoints
+from . import config as config
+from . import data as data
+from . import debug as debug
+from . import graph as graph
+from . import numerics as numerics
+from . import optim as optim
+from . import shape as shape
+from .ad import *  # noqa: F403
+from .debug import inspect_ir as inspect_ir
+from .debug import verify as verify
+from .dims import Dim as Dim
+from .dims import sym as sym
+from .dynamic_scale import DynamicLossScale as DynamicLossScale
+from .effects import effects as effects
+from .effects import pure as pure
+from .errors import *  # noqa: F403
+from .errors import UnknownNameError as _UnknownNameError
+from .graph import random as random
+from .graph.jit import jit as jit
+from .graph.operand import PUBLIC as _PUBLIC
+from .graph.tree import register_tree as register_tree
+from .numerics import *  # noqa: F403
+from .tensor import Tensor as Tensor
+from .tensor import param as param
+from .tensor import tensor as tensor
+
+globals().update(_PUBLIC)
+INF = inf
+__version__ = "0.1.0"
+# What a star-import binds: no name of a Python builtin (ts.max stays ts.max).
+__all__ = [n for n in globals() if n[0] != "_" and n != "annotations" and not hasattr(_builtins, n)]
+
+
+def __getattr__(name: str) -> _NoReturn:
+    """A name that does not exist: the error says which is near."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise _UnknownNameError(f"tessera has no name {name!r}", name, lambda: sorted(__all__))

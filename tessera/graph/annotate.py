@@ -1,0 +1,109 @@
+"""Values against the tensor types of a function's annotations: never silently another type."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..dims import Dim, bind_shape
+from ..errors import PolicyError
+from ..numerics import NumericType, Policy
+from ..tensor import Tensor, TensorType
+from .operand import PUBLIC
+from .trace import Tracer, apply
+
+STORED = ("scaled", "per_channel", "custom")  # fields of a policy that say what the codes mean
+FREE = ("accum", "rounding", "saturate", "loss_scale", "device")
+
+
+def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what: str,
+                 cast: bool) -> Tensor:
+    """`value` as its annotation says.
+
+    Another storage is an error, or with `cast` an explicit cast. A policy that the value leaves
+    open is filled in by the annotation, and the other way round; where the two contradict each
+    other it is an error, or with `cast` the annotation's. Raises ShapeError, DTypeError.
+    """
+    bind_shape(kind.shape, value.shape, sizes, what)
+    if kind.type is None or value.type == kind.type:
+        return value
+    if not same_storage(value.type, kind.type):
+        if not cast:
+            kind.check(value, sizes, what)
+        out = PUBLIC["cast"](value, kind.type)
+    else:
+        out = under_policy(value, merged_policy(value.type, kind.type, what, cast))
+    out.is_param = value.is_param
+    return out
+
+
+def same_storage(a: NumericType, b: NumericType) -> bool:
+    """Whether the same codes mean the same values in both types."""
+    return a.dtype is b.dtype and all(
+        getattr(a.policy, f) == getattr(b.policy, f) for f in STORED
+    )
+
+
+def merged_policy(given: NumericType, wanted: NumericType, what: str, cast: bool) -> NumericType:
+    """The annotation's policy, its gaps filled by the value's. Raises PolicyError when they
+    contradict each other, unless `cast`."""
+    default, fields = Policy(), {}
+    for name in FREE:
+        mine, theirs = getattr(given.policy, name), getattr(wanted.policy, name)
+        gap = getattr(default, name)
+        if mine != gap and theirs != gap and mine != theirs and not cast:
+            raise PolicyError(
+                f"{what} is {given}, its annotation says {wanted}: they differ in {name}",
+                hint=f"convert it: ts.cast({what.split()[-1]}, {str(wanted)!r}), or jit(cast=True)",
+            )
+        fields[name] = theirs if theirs != gap else mine
+    return NumericType(given.dtype, replace(given.policy, **fields))
+
+
+def under_policy(x: Tensor, numeric: NumericType) -> Tensor:
+    """The same elements under another policy: a node of the graph, no rounding."""
+    if x.type == numeric:
+        return x
+    from .ops.convert import RETYPE
+
+    out = apply(RETYPE, x, to=numeric)
+    out.scale = x.scale
+    return out
+
+
+def fit_result(out: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what: str) -> Tensor:
+    """`out` as its annotation says. When the last op has just rounded it to another type, that
+    rounding is taken back: a result is rounded once, to what the annotation says. A `ts.cast` of
+    the user's stands."""
+    if kind.type is not None and out.type != kind.type:
+        out = PUBLIC["cast"](_before_rounding(out), kind.type)
+    kind.check(out, sizes, what)
+    return out
+
+
+def _before_rounding(out: Tensor) -> Tensor:
+    if not isinstance(out, Tracer) or out.value not in out.builder.unrounded:
+        return out
+    if out.builder.nodes[-1].outputs == (out.value,):
+        out.builder.nodes.pop()
+    return out.builder.unrounded[out.value]
+
+
+def tensor_annotations(fn: Callable) -> dict[str, TensorType]:
+    found = {}
+    for name, kind in getattr(fn, "__annotations__", {}).items():
+        if isinstance(kind, str):
+            kind = _evaluate_annotation(kind, fn)
+        if isinstance(kind, TensorType):
+            found[name] = kind
+    return found
+
+
+def _evaluate_annotation(text: str, fn: Callable) -> Any:
+    """A postponed annotation (`from __future__ import annotations`) in the function's globals."""
+    try:
+        return eval(text, getattr(inspect.unwrap(fn), "__globals__", {}))  # noqa: S307  as typing.get_type_hints
+    except (NameError, SyntaxError, TypeError):
+        return None

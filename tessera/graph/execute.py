@@ -1,0 +1,320 @@
+"""Running a graph: simplify, fuse, plan memory once; then a straight line of steps per call.
+
+A step is a compiled loop, a library call (BLAS, NumPy) or a view. With sentinels on or observers
+present the graph runs node by node instead, each node's NumPy meaning in the user's order.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from ..errors import OutOfMemoryError, TesseraError
+from ..tensor import Tensor
+from .cpu import compile_loops
+from .fuse import Group, Unit, describe, fuse
+from .ir import Graph, Node, Value
+from .lower import lower
+from .ops import random as rng
+from .plan import MemoryPlan, elements, fold_constants, numbers, outputs_of, plan_memory
+from .simplify import simplify
+
+OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
+Step = Callable[[list], None]
+
+
+class Executable:
+    """A compiled graph: `run(arrays) -> arrays`, in the order of its inputs and outputs.
+
+    Compiled at the first call that needs it. Safe to call from several threads: each call in
+    flight has a workspace of its own.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.random = "random" in graph.effects
+        self._compiled: Compiled | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def compiled(self) -> Compiled:
+        if self._compiled is None:
+            with self._lock:
+                if self._compiled is None:
+                    self._compiled = Compiled(simplify(self.graph))
+        return self._compiled
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self.random:
+            rng.next_step()
+        if OBSERVERS or config.numerics != "off":
+            return interpret(self.graph, arrays)
+        return self.compiled.run(arrays)
+
+    def tensors(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+        out = self.run(arrays)
+        return [Tensor(a, v.aval.type) for a, v in zip(out, self.graph.outputs, strict=True)]
+
+
+def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The meaning of a graph: every node in order, shown to the observers."""
+    env: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
+    env.update((v, t.array) for v, t in graph.captures)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            inputs = tuple(env[v] for v in node.inputs)
+            made = _call(node, inputs)
+            env.update(zip(node.outputs, made, strict=True))
+            for observe in OBSERVERS:
+                observe(node, inputs, made)
+    return [env[v] for v in graph.outputs]
+
+
+def _call(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
+    try:
+        made = node.op.ref(*inputs, **node.attrs)
+    except TesseraError as err:
+        if not err.located:  # the innermost node knows best: a scan's body, not the scan
+            err.where, err.located = node.where or err.where, True
+        raise
+    return tuple(map(np.asarray, made)) if node.op.multi else (np.asarray(made),)
+
+
+class Compiled:
+    """Steps over an environment: a list with one array per value."""
+
+    def __init__(self, graph: Graph):
+        self.known, rest = fold_constants(graph)
+        self.graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+        self.units = _keep_small_apart(fuse(self.graph))
+        self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known)
+        self.slot: dict[Value, int] = {}
+        for v in (*graph.inputs, *(c for c, _ in graph.captures), *self.known):
+            self._slot(v)
+        self.n_inputs = len(graph.inputs)
+        self.captures = [(self._slot(v), t) for v, t in graph.captures]
+        self.numbers = numbers(self.known)
+        self.steps: list[Step] = []
+        for i, unit in enumerate(self.units):
+            self._add(unit)
+            self._drop_after(i)
+        self.fresh = [
+            (self._slot(v), v.aval.shape, v.aval.dtype.numpy)
+            for v, place in self.plan.places.items()
+            if place.kind == "fresh"
+        ]
+        self.outputs = self._output_slots()
+        self.plan.shadows.clear()
+        self._free: list[list] = []
+
+    def describe(self) -> str:
+        """The Schedule IR: units in order, and the memory they share."""
+        p = self.plan
+        return f"{describe(self.units)}\n  memory: arena {p.arena_bytes} bytes, " \
+               f"{p.unshared_bytes} without reuse"
+
+    # --- the steps ----------------------------------------------------------------------------
+    def _slot(self, v: Value) -> int:
+        return self.slot.setdefault(v, len(self.slot))
+
+    def _pick(self, values: Sequence[Value]) -> Callable[[list], tuple]:
+        """A function from the environment to the arrays of these values, as a tuple."""
+        at = [self._slot(v) for v in values]
+        if len(at) == 1:
+            only = at[0]
+            return lambda env: (env[only],)
+        return itemgetter(*at) if at else lambda env: ()
+
+    def _add(self, unit: Unit) -> None:
+        if isinstance(unit, Group):
+            self.steps.append(self._loop(unit))
+        elif unit.op.view and self.plan.places[unit.outputs[0]].kind == "view":
+            if not self._is_static(unit.outputs[0]):
+                self.steps.append(self._view(unit))
+        elif unit.op.view:
+            self.steps.append(self._copy(unit))
+        elif unit.op.out:
+            self.steps.append(self._into(unit))
+        else:
+            self.steps.append(self._library(unit))
+
+    def _is_static(self, v: Value) -> bool:
+        """Whether the value's array is the same at every call of a workspace."""
+        return self.plan.places[self.plan.places[v].root].kind in ("arena", "known")
+
+    def _loop(self, group: Group) -> Step:
+        low = lower(group.shape, group.nodes, group.outputs, self.numbers)
+        shadows = self.plan.shadows
+        launch = compile_loops(low.program).bind(
+            group.shape,
+            [_strides(shadows[v], group.shape, word) for v, word in low.inputs],
+            [_out_strides(shadows[v], m) for v, m in zip(low.outputs, low.modes, strict=True)],
+        )
+        outs = self._pick(low.outputs)
+        if any(word is not None for _, word in low.inputs):
+            reads = [(self._slot(v), word) for v, word in low.inputs]
+
+            def step_with_key(env: list) -> None:
+                launch([env[s] if w is None else env[s][w:w + 1] for s, w in reads], outs(env))
+
+            return step_with_key
+        ins = self._pick([v for v, _ in low.inputs])
+
+        def step(env: list) -> None:
+            launch(ins(env), outs(env))
+
+        return step
+
+    def _view(self, node: Node) -> Step:
+        ref, attrs = node.op.ref, node.attrs
+        source, target = self._slot(node.inputs[0]), self._slot(node.outputs[0])
+
+        def step(env: list) -> None:
+            env[target] = ref(env[source], **attrs)
+
+        return step
+
+    def _copy(self, node: Node) -> Step:
+        """A view whose strides NumPy cannot express: elements copied in row-major order."""
+        source, target = self._slot(node.inputs[0]), self._slot(node.outputs[0])
+        shape = self.plan.shadows[node.inputs[0]].shape
+        if node.op.name != "reshape":
+            ref, attrs = node.op.ref, node.attrs
+            return lambda env: np.copyto(env[target], ref(env[source], **attrs))
+        return lambda env: np.copyto(env[target].reshape(shape), env[source])
+
+    def _into(self, node: Node) -> Step:
+        ref, attrs, ins = node.op.ref, node.attrs, self._pick(node.inputs)
+        target = self._slot(node.outputs[0])
+
+        def step(env: list) -> None:
+            out = env[target]
+            made = ref(*ins(env), out=out, **attrs)
+            if made is not out:
+                out[...] = made
+
+        return step
+
+    def _library(self, node: Node) -> Step:
+        ins = self._pick(node.inputs)
+        targets = [self._slot(v) for v in node.outputs]
+
+        def step(env: list) -> None:
+            for t, a in zip(targets, _call(node, ins(env)), strict=True):
+                env[t] = a if a.flags.c_contiguous else a.copy()
+
+        return step
+
+    def _drop_after(self, index: int) -> None:
+        dead = [
+            self._slot(v) for v, last in self.plan.last_use.items()
+            if last == index and self.plan.places[v].kind == "dynamic"
+        ]
+        if dead:
+            def step(env: list) -> None:
+                for s in dead:
+                    env[s] = None
+
+            self.steps.append(step)
+
+    def _output_slots(self) -> list[tuple[int, bool]]:
+        """Slots of the results, and whether each must be copied: memory that others see too."""
+        seen: set[Value] = set()
+        out = []
+        for v in self.graph.outputs:
+            root = self.plan.places[v].root
+            shared = self.plan.places[root].kind not in ("fresh", "dynamic") or root in seen
+            seen.add(root)
+            out.append((self._slot(v), shared))
+        return out
+
+    # --- running ------------------------------------------------------------------------------
+    def _workspace(self) -> list:
+        """An environment whose arena values and constants are in place."""
+        plan = self.plan
+        raw = np.empty(plan.arena_bytes + 64, np.uint8)
+        arena = raw[-raw.ctypes.data % 64:]
+        env: list[Any] = [None] * len(self.slot)
+        arrays: dict[Value, np.ndarray] = dict(self.known)
+        for unit in self.units:
+            for v in outputs_of(unit):
+                place = plan.places[v]
+                if place.kind == "arena":
+                    arrays[v] = _at(arena, place.offset, v)
+                elif place.kind == "view" and self._is_static(v):
+                    assert isinstance(unit, Node)
+                    arrays[v] = unit.op.ref(arrays[unit.inputs[0]], **unit.attrs)
+        for v, a in arrays.items():
+            if v in self.slot:  # a view of a view may have no reader of its own
+                env[self.slot[v]] = a
+        return env
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        try:
+            template = self._free.pop()
+        except IndexError:
+            template = self._workspace()
+        try:
+            return self._run(template, arrays)
+        except MemoryError as err:
+            raise OutOfMemoryError(
+                f"{self.graph.name} needs more memory than there is",
+                hint="smaller extents, ts.checkpoint around parts of the model, or a type of "
+                f"fewer bits; its intermediate results take {self.plan.arena_bytes} bytes",
+            ) from err
+        finally:
+            self._free.append(template)
+
+    def _run(self, template: list, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        env = template.copy()
+        env[: self.n_inputs] = [a if a.flags.c_contiguous else a.copy() for a in arrays]
+        for s, t in self.captures:
+            a = t.array
+            env[s] = a if a.flags.c_contiguous else a.copy()
+        for s, shape, dtype in self.fresh:
+            env[s] = np.empty(shape, dtype)
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                step(env)
+        return [env[s].copy() if shared else env[s] for s, shared in self.outputs]
+
+
+def _at(arena: np.ndarray, offset: int, v: Value) -> np.ndarray:
+    dtype = v.aval.dtype.numpy
+    n = elements(v) * dtype.itemsize
+    return arena[offset:offset + n].view(dtype).reshape(v.aval.shape)
+
+
+def _strides(shadow: np.ndarray, space: tuple[int, ...], word: int | None) -> tuple[int, ...]:
+    """Element strides of an array broadcast to the iteration space."""
+    if word is not None:
+        return (0,) * len(space)
+    lead = len(space) - shadow.ndim
+    own = tuple(
+        0 if n == 1 else s // shadow.itemsize
+        for n, s in zip(shadow.shape, shadow.strides, strict=True)
+    )
+    return (0,) * lead + own
+
+
+def _out_strides(shadow: np.ndarray, mode: str) -> tuple[int, ...]:
+    strides = tuple(s // shadow.itemsize for s in shadow.strides)
+    return strides[-1:] if mode == "column_sum" else strides
+
+
+def _keep_small_apart(units: Sequence[Unit]) -> list[Unit]:
+    """Groups too small to be worth compiling run node by node."""
+    least = config.loop_min_elements
+    out: list[Unit] = []
+    for unit in units:
+        if isinstance(unit, Group) and math.prod(unit.shape) < least:
+            out.extend(unit.nodes)
+        else:
+            out.append(unit)
+    return out

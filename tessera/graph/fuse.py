@@ -1,0 +1,195 @@
+"""Fusion: which nodes run together in one compiled loop.
+
+A group has one iteration space, the shape of its full values. In it run elementwise ops whose
+result has that shape or is constant along the last axis, reductions over the last axis, and sums
+over all leading axes, which leave as outputs. Nodes join the groups of their producers as long as
+no path leaves the group and comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..dims import show_shape, size_of
+from .ir import Graph, Node, Value, uses
+from .lower import can_lower, column_sum_axes, is_last_axis_reduction
+
+MAX_OPS = 96  # a larger loop compiles slowly and spills
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that run as one loop over `shape`, in graph order."""
+
+    shape: tuple[int, ...]
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        ops = " ".join(n.op.name for n in self.nodes)
+        return f"loop {show_shape(self.shape)}: {ops}"
+
+
+Unit = Group | Node
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A unit while groups grow: its nodes and, as bits, the entries it depends on."""
+
+    index: int
+    nodes: list[Node]
+    shape: tuple[int, ...] | None = None  # iteration space of a group
+    depends: int = 0
+
+
+class _Fuser:
+    def __init__(self, graph: Graph):
+        self.entries: list[_Entry] = []
+        self.entry_of: dict[Value, _Entry] = {}
+        self.graph = graph
+
+    def run(self) -> list[_Entry]:
+        for node in self.graph.nodes:
+            self.place(node)
+        return [e for e in self.entries if e.nodes]
+
+    def place(self, node: Node) -> None:
+        shape = space_of(node)
+        sources = {id(e): e for v in node.inputs if (e := self.entry_of.get(v)) is not None}
+        mine = None
+        if shape is not None:
+            for e in sorted(sources.values(), key=lambda e: -e.index):
+                if e.shape is not None and _fits(node, shape, e.shape) and self.may_join(
+                    e, sources.values()
+                ):
+                    mine = e
+                    break
+        if mine is None:
+            mine = _Entry(len(self.entries), [], shape)
+            self.entries.append(mine)
+        self.join(mine, node, list(sources.values()))
+        if shape is not None:
+            for e in list(sources.values()):
+                if e is not mine and e.nodes and e.shape == mine.shape:
+                    self.merge(mine, e)
+
+    def may_join(self, e: _Entry, sources: object) -> bool:
+        """No other source depends on e: else e would wait for itself."""
+        if len(e.nodes) >= MAX_OPS:
+            return False
+        return all(s is e or not s.depends >> e.index & 1 for s in sources)  # type: ignore
+
+    def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
+        e.nodes.append(node)
+        new = 0
+        for s in sources:
+            if s is not e:
+                new |= s.depends | 1 << s.index
+        for v in node.outputs:
+            self.entry_of[v] = e
+        self._extend(e, new)
+
+    def _extend(self, e: _Entry, new: int) -> None:
+        if new & ~e.depends == 0:
+            return
+        e.depends |= new
+        for other in self.entries:
+            if other.depends >> e.index & 1:
+                other.depends |= new
+
+    def merge(self, a: _Entry, b: _Entry) -> None:
+        """Make b part of a unless a path between them runs through a third entry."""
+        if len(a.nodes) + len(b.nodes) > MAX_OPS:
+            return
+        for x, y in ((a, b), (b, a)):
+            for other in self.entries:
+                between = x.depends >> other.index & 1 and other.depends >> y.index & 1
+                if between and other is not x and other is not y:
+                    return
+        both = 1 << a.index | 1 << b.index
+        a.nodes = sorted(a.nodes + b.nodes, key=self.order.__getitem__)
+        for node in b.nodes:
+            for v in node.outputs:
+                self.entry_of[v] = a
+        b.nodes = []
+        deps = (a.depends | b.depends) & ~both
+        a.depends = deps
+        for other in self.entries:
+            if other is not a and other.depends & both:
+                other.depends = (other.depends & ~(1 << b.index)) | 1 << a.index | deps
+
+    @property
+    def order(self) -> dict[Node, int]:
+        if not hasattr(self, "_order"):
+            self._order = {n: i for i, n in enumerate(self.graph.nodes)}
+        return self._order
+
+
+def space_of(node: Node) -> tuple[int, ...] | None:
+    """The iteration space in which a node could run as a loop, None when it cannot."""
+    if not can_lower(node):
+        return None
+    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
+    v = node.inputs[0] if reduces else node.outputs[0]
+    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
+    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
+
+
+def _fits(node: Node, shape: tuple, space: tuple) -> bool:
+    """The node's own space is the group's, or its rows: [..., 1]."""
+    if shape == space:
+        return True
+    row = (*space[:-1], 1)
+    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
+    return bool(space) and shape == row and not reduces and node.op.name != "random_bits"
+
+
+def fuse(graph: Graph) -> list[Unit]:
+    """Units in an order in which each runs after those it reads."""
+    entries = _in_order(_Fuser(graph).run())
+    count = uses(graph)
+    return [_finish(e, count) for e in entries]
+
+
+def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
+    """Topological, and close to the order of the program (it bounds the live memory)."""
+    remaining = {e.index: e for e in entries}
+    done = 0
+    present = sum(1 << i for i in remaining)
+    waiting = sorted(remaining.values(), key=lambda e: e.index)
+    while waiting:
+        ready = next(e for e in waiting if (e.depends & present) & ~done == 0)
+        waiting.remove(ready)
+        done |= 1 << ready.index
+        yield ready
+
+
+def _finish(entry: _Entry, count: dict[Value, int]) -> Unit:
+    if entry.shape is None:
+        return entry.nodes[0]
+    inside = {v for n in entry.nodes for v in n.outputs}
+    read: dict[Value, int] = {}
+    inputs: dict[Value, None] = {}
+    for n in entry.nodes:
+        for v in n.inputs:
+            read[v] = read.get(v, 0) + 1
+            if v not in inside:
+                inputs[v] = None
+    outputs = [v for n in entry.nodes for v in n.outputs if count.get(v, 0) > read.get(v, 0)]
+    return Group(entry.shape, list(entry.nodes), list(inputs), outputs)
+
+
+def describe(units: list[Unit]) -> str:
+    """The Schedule IR of a graph on the CPU: one line per loop or library call."""
+    lines = [f"schedule v1 units={len(units)}"]
+    for u in units:
+        if isinstance(u, Group):
+            work = size_of(u.shape)
+            lines.append(f"  {u}    # {work} elements, {len(u.inputs)} in, {len(u.outputs)} out")
+        else:
+            outs = ", ".join(str(v.aval) for v in u.outputs)
+            lines.append(f"  call {u.op.name} -> {outs}" + (f"    # {u.where}" if u.where else ""))
+    return "\n".join(lines)

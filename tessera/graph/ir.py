@@ -1,0 +1,159 @@
+"""Graph IR: a first-order program of ops on typed values, with printer, verifier and hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError, SourceLine
+from ..tensor import Tensor
+from .op import Aval, Op, infer
+
+VERSION = 1
+
+
+class Value:
+    """One result in a graph. Compared by identity."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval):
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"Value({self.aval})"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """outputs = op(inputs, attrs), written on the user's line `where`."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    attrs: dict[str, Any]
+    outputs: tuple[Value, ...]
+    where: SourceLine | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A function of values: inputs, then captured tensors, then nodes in order, then outputs.
+
+    `captures` pairs values with tensors of the surrounding program (parameters closed over);
+    they are read when the graph runs, so that an in-place update is seen.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    captures: tuple[tuple[Value, Tensor], ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+
+    @property
+    def effects(self) -> frozenset[str]:
+        return frozenset[str]().union(*map(node_effects, self.nodes))
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of everything that determines the result, source lines and names aside."""
+        return hashlib.sha256(_text(self, canonical=True).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+def subgraphs(node: Node) -> Iterator[Graph]:
+    for key in node.op.graph_attrs:
+        held = node.attrs[key]
+        yield from held if isinstance(held, tuple) else (held,)
+
+
+def node_effects(node: Node) -> frozenset[str]:
+    """The effects of a node and of the graphs it holds."""
+    return node.op.effects.union(*(g.effects for g in subgraphs(node)))
+
+
+def uses(graph: Graph) -> dict[Value, int]:
+    """How often each value is read, outputs included."""
+    count: dict[Value, int] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            count[v] = count.get(v, 0) + 1
+    for v in graph.outputs:
+        count[v] = count.get(v, 0) + 1
+    return count
+
+
+def verify(graph: Graph) -> None:
+    """Raise GraphError unless every value is defined once before use and has its op's type."""
+    defined: set[Value] = set(graph.inputs) | {v for v, _ in graph.captures}
+    if len(defined) != len(graph.inputs) + len(graph.captures):
+        raise GraphError(f"graph {graph.name}: an input appears twice")
+    for node in graph.nodes:
+        missing = [v for v in node.inputs if v not in defined]
+        if missing:
+            raise GraphError(f"graph {graph.name}: {node.op.name} reads {missing} before its node")
+        want = infer(node.op, tuple(v.aval for v in node.inputs), node.attrs)
+        got = tuple(v.aval for v in node.outputs)
+        if want != got:
+            raise GraphError(
+                f"graph {graph.name}: {node.op.name} gives {list(map(str, want))}, "
+                f"its node says {list(map(str, got))}"
+            )
+        if defined & set(node.outputs):
+            raise GraphError(f"graph {graph.name}: {node.op.name} defines a value again")
+        defined |= set(node.outputs)
+        for inner in subgraphs(node):
+            verify(inner)
+    for v in graph.outputs:
+        if v not in defined:
+            raise GraphError(f"graph {graph.name}: output {v} is never defined")
+
+
+def _text(graph: Graph, canonical: bool = False, indent: str = "") -> str:
+    names: dict[Value, str] = {}
+
+    def name(v: Value) -> str:
+        return names.setdefault(v, f"%{len(names)}")
+
+    effects = ", ".join(sorted(graph.effects))
+    title = "" if canonical else f" {graph.name}"
+    lines = [f"{indent}graph{title} v{VERSION} effects={{{effects}}}"]
+    for v in graph.inputs:
+        lines.append(f"{indent}  {name(v)}: {v.aval} = input")
+    for v, held in graph.captures:
+        label = "" if canonical or not held.name else f" {held.name!r}"
+        lines.append(f"{indent}  {name(v)}: {v.aval} = capture{label}")
+    for node in graph.nodes:
+        lines.extend(_node_lines(node, name, canonical, indent + "  "))
+    lines.append(f"{indent}  return " + ", ".join(name(v) for v in graph.outputs))
+    return "\n".join(lines)
+
+
+def _node_lines(node: Node, name: Any, canonical: bool, indent: str) -> list[str]:
+    args = ", ".join(name(v) for v in node.inputs)
+    plain = {k: v for k, v in node.attrs.items() if k not in node.op.graph_attrs}
+    attrs = "".join(f" {k}={show_attr(v, canonical)}" for k, v in sorted(plain.items()))
+    outs = ", ".join(f"{name(v)}: {v.aval}" for v in node.outputs)
+    line = f"{indent}{outs} = {node.op.name}({args}){attrs}"
+    if node.op.effects:
+        line += f" !{','.join(sorted(node.op.effects))}"
+    if node.where is not None and not canonical:
+        line += f"    # {node.where}"
+    inner = [_text(g, canonical, indent + "  ") for g in subgraphs(node)]
+    return [line, *inner]
+
+
+def show_attr(value: Any, canonical: bool = False) -> str:
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(value.tobytes()).hexdigest()[:12]
+        return f"array({value.dtype}{list(value.shape)}, {digest})"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(show_attr(v, canonical) for v in value) + ")"
+    return repr(value) if isinstance(value, str | float | int) else str(value)

@@ -1,0 +1,423 @@
+"""`ts.jit`: trace a function once per signature, cache the compiled graph, run it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import numpy as np
+
+from ..dims import Dim
+from ..errors import (
+    ArgumentError,
+    DTypeError,
+    EffectError,
+    UnsupportedTargetError,
+    did_you_mean,
+)
+from ..numerics import NumericType
+from ..tensor import Tensor, TensorType
+from . import tree
+from .annotate import fit_argument, fit_result, tensor_annotations
+from .decorator import Decorator
+from .execute import Executable
+from .ir import Graph, subgraphs
+from .signature import (
+    Static,
+    callable_name,
+    find_signature,
+    hashable,
+    is_data,
+    join_scales,
+    leaf_names,
+    leaf_slots,
+    leaf_tensors,
+    split_result,
+    stand_in,
+    type_of,
+)
+from .trace import Tracer, aval_of, current_builder, evaluate, trace
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+
+
+EXECUTORS: dict[str, Callable[[Graph], Executable]] = {"cpu": Executable}  # by target
+# observe(graph) is a context in which the graph runs; it gives a function that is shown the
+# results. Filled by debug.
+RUN_OBSERVERS: list[Callable[[Graph], AbstractContextManager[Callable[[list[Tensor]], None]]]] = []
+# What inspect_ir prints at each level of a graph function.
+INSPECTORS: dict[str, Callable[[Traced], str]] = {
+    "graph": lambda traced: str(traced.graph),
+    "schedule": lambda traced: traced.executable.compiled.describe(),
+}
+LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
+LAST: list[Function] = []  # the most recently traced function, for ts.inspect_ir
+
+
+class Traced:
+    """One traced signature: the graph, how results are rebuilt, the executable when needed.
+
+    `params` are the names of the arguments that are ts.params.
+    """
+
+    def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
+                 target: str, arguments: dict[str, Any]):
+        self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
+        leaves, self.in_tree = tree.flatten(arguments)
+        self.leaf_types = [type_of(x) for x in leaves]
+        self.params = frozenset(
+            n for n, x in arguments.items() if isinstance(x, Tensor) and x.is_param
+        )
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The arguments it was traced for, tensors as tensor types."""
+        return tree.unflatten(self.in_tree, self.leaf_types)
+
+    @functools.cached_property
+    def executable(self) -> Executable:
+        return EXECUTORS[self.target](self.graph)
+
+    def run(self, arrays: Sequence[np.ndarray]) -> Any:
+        """The result of the compiled graph on these arrays."""
+        if not RUN_OBSERVERS:
+            return self.result(self.executable.tensors(arrays))
+        with ExitStack() as stack:
+            shown = [stack.enter_context(observe(self.graph)) for observe in RUN_OBSERVERS]
+            flat = self.executable.tensors(arrays)
+            for show in shown:
+                show(flat)
+        return self.result(flat)
+
+    def result(self, flat: Sequence[Tensor]) -> Any:
+        return tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
+
+
+class Function:
+    """A Python function that runs as a graph. Make one with `@ts.jit`.
+
+    f.graph(*args), f.inspect_ir("graph"), f.infer(*types), f.effects, f.specializations, f.fn
+    `allowed`: the effects that ts.pure and ts.effects permit, None for any.
+    """
+
+    def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
+                 target: str = "cpu", allowed: frozenset[str] | None = None, cast: bool = False):
+        if not callable(fn):
+            raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
+        functools.update_wrapper(self, fn, updated=())
+        self.fn, self.name, self.target = fn, name or callable_name(fn), need_target(target)
+        self.allowed, self.cast = allowed, cast
+        self.signature = find_signature(fn)
+        self.static = self._static_names(static)
+        self._cache: dict[Any, Traced] = {}
+        self._fast: dict[Any, Traced] = {}
+        self._types: list[NumericType] = []
+        self._last: Traced | None = None
+        self._annotations: dict[str, Any] | None = None
+
+    # --- calling ------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and current_builder() is None:
+            fast = self._fast_call(args)
+            if fast is not None:
+                return fast
+        leaves, statics, key = self._split(args, kwargs)
+        traced = self._cache.get(key)
+        if traced is None:
+            traced = self._cache[key] = self._trace(leaves, statics, key)
+            if not kwargs and not statics:
+                self._remember(args, leaves, traced)
+        self._last = traced
+        if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
+            return traced.result(evaluate(traced.graph, leaves))
+        return traced.run([x.array for x in leaves])
+
+    def _fast_call(self, args: tuple) -> Any:
+        """The hot path: positional plain tensors of a known signature."""
+        key: list[Any] = []
+        for a in args:
+            if type(a) is not Tensor or a.scale is not None:
+                return None
+            key += (a._shape, id(a.type), a.is_param)
+        traced = self._fast.get(tuple(key))
+        if traced is None:
+            return None
+        self._last = traced
+        return traced.run([a.array for a in args])
+
+    def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
+        if all(type(a) is Tensor and a.scale is None for a in args):
+            key = tuple(k for a in args for k in (a._shape, id(a.type), a.is_param))
+            self._types += [a.type for a in args]  # keeps the ids alive
+            self._fast[key] = traced
+
+    # --- signatures ---------------------------------------------------------------------------
+    def _static_names(self, static: Sequence[str | int]) -> frozenset[str]:
+        params = list(self.signature.parameters) if self.signature else []
+        names = set()
+        for s in static:
+            if isinstance(s, int) and s < len(params):
+                names.add(params[s])
+            elif isinstance(s, str) and (s in params or not params):
+                names.add(s)
+            else:
+                raise ArgumentError(f"static argument {s!r} is not a parameter of {self.name}",
+                                    hint=did_you_mean(str(s), params))
+        return frozenset(names)
+
+    def bind(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """Arguments by parameter name, defaults filled in. Raises ArgumentError."""
+        if self.signature is None:
+            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as err:
+            raise ArgumentError(f"{self.name}: {err}", hint=f"{self.name}{self.signature}") from err
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _defaulted(self, args: tuple, kwargs: dict) -> set[str]:
+        """Parameters that this call leaves at their default: constants of the trace."""
+        if self.signature is None:
+            return set()
+        return self.signature.parameters.keys() - self.signature.bind(*args, **kwargs).arguments
+
+    def _is_static(self, name: str, value: Any) -> bool:
+        if name in self.static:
+            return True
+        if isinstance(value, str | bool | type(None)) or not is_data(value):
+            return True
+        param = self.signature.parameters.get(name) if self.signature else None
+        return param is not None and param.kind is KEYWORD and not isinstance(
+            value, Tensor | np.ndarray
+        )
+
+    def _split(self, args: tuple, kwargs: dict) -> tuple[list[Tensor], dict, Any]:
+        """Tensor leaves, {(parameter, path): static value}, and the cache key."""
+        leaves: list[Tensor] = []
+        statics: dict[int, Static] = {}
+        key: list[Any] = []
+        bound = self.bind(args, kwargs)
+        flat, treedef = tree.flatten(bound)
+        names, defaulted = leaf_names(treedef), self._defaulted(args, kwargs)
+        for i, (name, leaf) in enumerate(zip(names, flat, strict=True)):
+            fixed = name in defaulted and not isinstance(leaf, Tensor | np.ndarray)
+            if fixed or self._is_static(name, leaf):
+                statics[i] = Static(leaf)
+                key.append(hashable(statics[i], self.name, name))
+                continue
+            for t in leaf_tensors(leaf):
+                leaves.append(t)
+                key.append((tuple(t.shape), t.type))
+            key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
+        return leaves, statics, (treedef, tuple(key), tuple(statics))
+
+    def _trace(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
+        treedef = key[0]
+        box: dict[str, Any] = {}
+
+        def flat_fn(*tracers: Tensor) -> list[Tensor]:
+            for t, leaf in zip(tracers, leaves, strict=True):
+                t.is_param = leaf.is_param
+            it = iter(tracers)
+            values: list[Any] = []
+            for i, leaf_key in enumerate(leaf_slots(treedef, statics, leaves)):
+                if i in statics:
+                    values.append(statics[i].value)
+                    continue
+                t = next(it)
+                if leaf_key is not None:
+                    t.scale = next(it)
+                values.append(t)
+            bound = tree.unflatten(treedef, values)
+            box["arguments"] = dict(bound)
+            sizes = self._check_arguments(bound)
+            out = self._call(bound)
+            out = self._check_result(out, sizes)
+            flat, box["tree"] = tree.flatten(out)
+            tensors, box["rebuild"] = split_result(flat)
+            return tensors
+
+        graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name)
+        check_effects(graph, self.allowed)
+        LAST[:] = [self]
+        return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"])
+
+    def _call(self, bound: dict[str, Any]) -> Any:
+        if self.signature is None:
+            return self.fn(*bound.values())
+        ba = inspect.BoundArguments(self.signature, bound)  # type: ignore[arg-type]
+        return self.fn(*ba.args, **ba.kwargs)
+
+    # --- annotations --------------------------------------------------------------------------
+    @property
+    def annotations(self) -> dict[str, Any]:
+        if self._annotations is None:
+            self._annotations = tensor_annotations(self.fn)
+        return self._annotations
+
+    def _check_arguments(self, bound: dict[str, Any]) -> dict[str, int | Dim]:
+        sizes: dict[str, int | Dim] = {}
+        for name, kind in self.annotations.items():
+            if name == "return" or name not in bound:
+                continue
+            value = bound[name]
+            if not isinstance(value, Tensor):
+                raise DTypeError(f"{self.name}: argument {name} is {type(value).__name__}, "
+                                 f"its annotation says {kind}")
+            bound[name] = fit_argument(value, kind, sizes, f"{self.name}: argument {name}",
+                                       self.cast)
+        return sizes
+
+    def _check_result(self, out: Any, sizes: dict[str, int | Dim]) -> Any:
+        kind = self.annotations.get("return")
+        if kind is None:
+            return out
+        if not isinstance(out, Tensor):
+            raise DTypeError(f"{self.name} returns {type(out).__name__}, "
+                             f"its annotation says {kind}")
+        return fit_result(out, kind, sizes, f"{self.name}: the result")
+
+    # --- looking inside -----------------------------------------------------------------------
+    def traced(self, *args: Any, **kwargs: Any) -> Traced:
+        """The traced signature of these arguments (tensors, arrays or tensor types)."""
+        leaves, statics, key = self._split(
+            tuple(stand_in(a) for a in args), {k: stand_in(v) for k, v in kwargs.items()}
+        )
+        if key not in self._cache:
+            self._cache[key] = self._trace(leaves, statics, key)
+        self._last = self._cache[key]
+        return self._last
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The Graph IR for these arguments; of the last call when there are none."""
+        if args or kwargs:
+            return self.traced(*args, **kwargs).graph
+        return self._last_traced().graph
+
+    def _last_traced(self) -> Traced:
+        if self._last is None:
+            raise ArgumentError(f"{self.name} has not been called yet",
+                                hint=f"{self.name}.graph(x, ...) traces it for these arguments")
+        return self._last
+
+    def inspect_ir(self, level: str = "graph", *args: Any, backward: bool = False,
+                   **kwargs: Any) -> str:
+        """The text of one level for these arguments; of the last call when there are none.
+
+        backward=True: that of the function's gradient. Raises ArgumentError for a level that is
+        unknown or that a graph function does not have.
+        """
+        _need_level(level)
+        traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
+        if backward:
+            traced = GRADIENT[0](self, traced)
+        return INSPECTORS[level](traced)
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Result types without running: `f.infer(Tensor["B", 8, f32])`; symbols flow through."""
+        traced = self.traced(*args, **kwargs)
+        values = iter(traced.graph.outputs)
+        leaves: list[Any] = []
+        for how in traced.rebuild:
+            if isinstance(how, Static):
+                leaves.append(how.value)
+                continue
+            aval = next(values).aval
+            leaves.append(TensorType(aval.shape, aval.type))
+            if how == "scaled":
+                next(values)
+        return tree.unflatten(traced.out_tree, leaves)
+
+    @property
+    def effects(self) -> frozenset[str]:
+        """The effects of the last traced graph: random, io, state, movement, collective."""
+        return self._last_traced().graph.effects
+
+    @property
+    def specializations(self) -> int:
+        """How many signatures have been traced."""
+        return len(self._cache)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapped function carries: `.grad` of jit(autodiff(f))."""
+        if name.startswith("_") or name == "fn":
+            raise AttributeError(name)
+        try:
+            return getattr(self.fn, name)
+        except AttributeError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+GRADIENT: list[Callable[[Function, Traced], Traced]] = []  # put here by debug/inspect.py
+
+
+def _need_level(level: str) -> None:
+    if level in INSPECTORS:
+        return
+    exist = ", ".join(INSPECTORS)
+    if level in LEVELS:
+        raise ArgumentError(f"a graph function has no level {level!r}",
+                            hint=f"levels it has: {exist}", code="E_LEVEL")
+    raise ArgumentError(f"there is no level {level!r}: levels are {', '.join(LEVELS)}",
+                        hint=did_you_mean(str(level), LEVELS), code="E_LEVEL")
+
+
+def need_target(target: str) -> str:
+    """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
+    if target in EXECUTORS:
+        return target
+    exist = ", ".join(EXECUTORS)
+    if target == "cuda":
+        raise UnsupportedTargetError(f"target 'cuda' cannot run here; targets that can: {exist}",
+                                     hint="python -m tessera doctor says what it needs")
+    raise UnsupportedTargetError(
+        f"target {target!r} is not supported; targets that can run here: {exist}",
+        hint="tessera runs on the CPU and on NVIDIA GPUs: target='cpu' or target='cuda'",
+    )
+
+
+def check_effects(graph: Graph, allowed: frozenset[str] | None) -> None:
+    """Raise EffectError at the first node with an effect that is not allowed. None allows all."""
+    if allowed is None or graph.effects <= allowed:
+        return
+    for node in graph.nodes:
+        inner = frozenset[str]().union(*(g.effects for g in subgraphs(node)))
+        extra = sorted((node.op.effects | inner) - allowed)
+        if extra:
+            raise EffectError(
+                f"{graph.name} has the effect {', '.join(extra)}: {node.op.name}",
+                where=node.where,
+                hint="allowed: " + (", ".join(sorted(allowed)) or "none (ts.pure)")
+                + "; ts.effects(...) names those that may occur",
+            )
+
+
+@Decorator
+def jit(fn: Callable | None = None, **options: Any) -> Any:
+    """Compile a function of tensors: traced once per signature of shapes and types, then cached.
+
+    static=("name", 2): parameters that are constants of the trace; keyword-only Python values,
+    strings and bools are static anyway. Tuples, lists, dicts and registered classes pass through.
+    target="cpu" (the default) or another that `EXECUTORS` has. cast=True: arguments of another
+    numeric type than their annotation's are cast, where it is a DTypeError otherwise. Raises
+    UnsupportedTargetError, TraceError where the function needs a value that is only traced.
+    """
+    known = ("static", "name", "target", "cast")
+    for option in options.keys() - set(known):
+        raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
+    if fn is None:
+        need_target(options.get("target", "cpu"))
+        return Decorator(functools.partial(Function, **options), "jit(...)")
+    return Function(fn, **options)

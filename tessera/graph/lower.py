@@ -1,0 +1,202 @@
+"""From graph nodes to loop programs: what a fused group computes, for the loop compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..numerics import DType
+from .cpu.program import LoopInput, LoopOp, LoopOutput, LoopProgram
+from .ir import Node, Value
+
+REGISTER = {
+    "f64": "f64", "f32": "f32", "int64": "i64", "int32": "i32", "uint32": "u32", "bool_": "bool_",
+    "bf16": "f32", "f16": "f32", "fp8_e4m3": "f32", "fp8_e5m2": "f32",
+}
+GRIDS = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"})
+LOADS = frozenset(REGISTER) | {"int16", "int8", "uint16", "uint8"}
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+ALIASES = frozenset({"retype"})  # ops whose result is their operand
+
+
+def _register(dtype: DType) -> str | None:
+    return REGISTER.get(dtype.name)
+
+
+def is_last_axis_reduction(node: Node) -> bool:
+    if node.op.name not in REDUCTIONS:
+        return False
+    x = node.inputs[0].aval
+    return node.attrs["axis"] == (x.ndim - 1,) and node.attrs["keepdims"]
+
+
+def column_sum_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes of a sum over all axes but the last, None for any other node."""
+    if node.op.name != "reduce_sum":
+        return None
+    x = node.inputs[0].aval
+    axis = node.attrs["axis"]
+    whole = x.ndim > 1 and axis == tuple(range(x.ndim - 1))
+    return axis if whole and x.shape[-1] != 1 else None
+
+
+def can_lower(node: Node) -> bool:
+    """Whether a node can run inside a compiled loop."""
+    name = node.op.name
+    out = node.outputs[0].aval
+    if name in ("cast", "retype"):
+        return name == "cast" and cast_kind(node.attrs["source"], node.attrs["to"]) is not None
+    if any(v.aval.dtype.name not in REGISTER or v.aval.dtype.name in GRIDS for v in node.inputs):
+        return False
+    if out.dtype.name not in REGISTER or out.dtype.name in GRIDS:
+        return False
+    if name in REDUCTIONS:
+        if node.inputs[0].aval.dtype.kind == "bool":
+            return False
+        fine = node.attrs.get("accum", out.dtype) is out.dtype
+        if column_sum_axes(node) is not None:
+            return fine and out.dtype.kind == "float"
+        return fine and is_last_axis_reduction(node)
+    if name == "random_bits":
+        return True
+    return node.op.loop is not None
+
+
+def cast_kind(source: Any, to: Any) -> str | None:
+    """How a loop converts: 'alias', 'map', 'round', or None when the codec does it."""
+    a, b = source.dtype, to.dtype
+    if a.name not in LOADS or b.name not in REGISTER:
+        return None
+    if to.policy.rounding != "nearest_even":
+        return None
+    if a is b:
+        return "alias"
+    if b.name in GRIDS:
+        return "round" if a.name == "f32" or a.name in GRIDS else None
+    if b.kind == "bool":
+        return "map"
+    if b.kind == "float":
+        return "alias" if a.name in GRIDS and b.name == "f32" else "map"
+    if a.kind == "float":
+        return None
+    return "map" if a.kind in ("int", "uint", "bool") else None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A loop program and which arrays it takes: (value, key word or None) per input, outputs."""
+
+    program: LoopProgram
+    inputs: tuple[tuple[Value, int | None], ...]
+    outputs: tuple[Value, ...]
+    modes: tuple[str, ...]
+
+
+class _Lowering:
+    def __init__(self, shape: tuple[int, ...], constants: dict[Value, Any]):
+        self.shape, self.constants = shape, constants
+        self.inputs: dict[tuple[Value, int | None], int] = {}
+        self.ops: list[LoopOp] = []
+        self.ids: dict[Value, tuple[str, int]] = {}  # ("in" | "op", position)
+        self.sums: dict[Value, tuple[str, int]] = {}
+        self.numbers: dict[Any, tuple[str, int]] = {}
+
+    def operand(self, v: Value, word: int | None = None) -> tuple[str, int]:
+        if v in self.ids and word is None:
+            return self.ids[v]
+        if v in self.constants and word is None:
+            return self.number(self.constants[v], REGISTER[v.aval.dtype.name])
+        return "in", self.inputs.setdefault((v, word), len(self.inputs))
+
+    def number(self, value: Any, register: str) -> tuple[str, int]:
+        key = (repr(value), register)
+        if key not in self.numbers:
+            self.numbers[key] = self.push(LoopOp("const", (), register, value=value))
+        return self.numbers[key]
+
+    def push(self, op: LoopOp) -> tuple[str, int]:
+        self.ops.append(op)
+        return "op", len(self.ops) - 1
+
+    def node(self, node: Node) -> None:
+        out = node.outputs[0]
+        if node.op.name == "cast":
+            self.ids[out] = self.cast(node)
+        elif column_sum_axes(node) is not None and node.inputs[0].aval.shape == self.shape:
+            self.sums[out] = self.operand(node.inputs[0])
+        elif node.op.name in REDUCTIONS:
+            self.ids[out] = self.push(
+                LoopOp(node.op.name, (self.operand(node.inputs[0]),), self.register(out))  # type: ignore[arg-type]
+            )
+        elif node.op.name == "random_bits":
+            words = tuple(self.operand(node.inputs[0], w) for w in (0, 1))
+            self.ids[out] = self.push(LoopOp("random_bits", words, "u32"))  # type: ignore[arg-type]
+        else:
+            args = tuple(self.operand(v) for v in node.inputs)
+            self.ids[out] = self.push(LoopOp("map", args, self.register(out), template(node)))  # type: ignore[arg-type]
+
+    def register(self, v: Value) -> str:
+        return REGISTER[v.aval.dtype.name]
+
+    def cast(self, node: Node) -> tuple[str, int]:
+        source, to = node.attrs["source"], node.attrs["to"]
+        x = self.operand(node.inputs[0])
+        kind = cast_kind(source, to)
+        if kind == "alias":
+            return x
+        if kind == "round":
+            if to.policy.saturate:
+                top = float(to.dtype.max)
+                clamp = f"minimum(maximum({{0}}, {-top!r}), {top!r})"
+                x = self.push(LoopOp("map", (x,), "f32", clamp))  # type: ignore[arg-type]
+            return self.push(LoopOp("round", (x,), to.dtype.name))  # type: ignore[arg-type]
+        expr = "{0} != 0" if to.dtype.kind == "bool" else "{0}"
+        if source.dtype.kind == "bool":
+            expr = "1 if {0} else 0"
+        return self.push(LoopOp("map", (x,), REGISTER[to.dtype.name], expr))  # type: ignore[arg-type]
+
+
+def template(node: Node) -> str:
+    """The op's loop template with its attributes filled in; {0}, {1} remain."""
+    text = node.op.loop or ""
+    if node.op.name == "bitwise_not" and node.inputs[0].aval.dtype.kind == "bool":
+        return "not {0}"
+    for key, value in node.attrs.items():
+        text = text.replace("{" + key + "}", repr(value))
+    return text
+
+
+def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],
+          constants: dict[Value, Any]) -> Lowered:
+    """The loop program of a group over `shape`. `constants` are numbers known while compiling."""
+    low = _Lowering(shape, constants)
+    for node in nodes:
+        low.node(node)
+    made, modes = [], []
+    for v in outputs:
+        if v in low.sums:
+            place, mode = low.sums[v], "column_sum"
+        else:
+            place = low.ids[v]
+            mode = "full" if tuple(v.aval.shape) == shape else "row"
+        made.append((place, v.aval.dtype.name, mode))
+        modes.append(mode)
+    first = len(low.inputs)
+
+    def number(place: tuple[str, int]) -> int:
+        return place[1] if place[0] == "in" else first + place[1]
+
+    ops = tuple(
+        LoopOp(o.kind, tuple(number(a) for a in o.args), o.dtype, o.expr, o.value)  # type: ignore[arg-type]
+        for o in low.ops
+    )
+    program = LoopProgram(
+        tuple(LoopInput(_memory(v, w)) for v, w in low.inputs),
+        ops,
+        tuple(LoopOutput(number(p), dtype, mode) for p, dtype, mode in made),
+    )
+    return Lowered(program, tuple(low.inputs), tuple(outputs), tuple(modes))
+
+
+def _memory(v: Value, word: int | None) -> str:
+    return "uint32" if word is not None else v.aval.dtype.name

@@ -1,0 +1,146 @@
+"""The op record: everything about one graph op in one place.
+
+A record holds the shape rule, the NumPy meaning, both derivative rules, the batching rule, the
+index letters that give its sharding, effects, the loop template used by fusion, and samples.
+Tests, docs and benchmarks iterate over `OPS`. Rules are written in ops, so derivatives
+differentiate again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dims import Dim, show_shape
+from ..errors import ArgumentError, TesseraError
+from ..numerics import DType, NumericType
+
+
+@dataclass(frozen=True, slots=True)
+class Aval:
+    """What is known of a value while tracing: its extents and its numeric type."""
+
+    shape: tuple[int | Dim, ...]
+    type: NumericType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.type}{show_shape(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One random argument of a sample: its shape and what its elements are drawn from."""
+
+    shape: tuple[int, ...]
+    draw: str = "normal"  # normal | positive | unit (-1, 1) | distinct | apart (from 0 and each
+    # other) | sorted | index:N (0..N-1) | bool | int | key | type:<dtype>
+    diff: bool = True  # whether derivative tests may vary it
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments on which the registry tests exercise an op."""
+
+    args: tuple[Arg, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+def sample(*args: Any, **attrs: Any) -> Sample:
+    """`sample((2, 3), ((3,), "positive"), axis=0)`: shapes, or (shape, draw) pairs, and attrs."""
+    made = []
+    for a in args:
+        if isinstance(a, Arg):
+            made.append(a)
+        elif a and isinstance(a[0], tuple):
+            draw = a[1]
+            made.append(Arg(a[0], draw, diff=draw.split(":")[0] in DIFFERENTIABLE_DRAWS))
+        else:
+            made.append(Arg(tuple(a)))
+    return Sample(tuple(made), attrs)
+
+
+DIFFERENTIABLE_DRAWS = frozenset({"normal", "positive", "unit", "distinct", "apart"})
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation of the Graph IR.
+
+    shape(*avals, **attrs) -> Aval, or a tuple of them when `multi`
+    ref(*arrays, **attrs)  -> array(s); the meaning of the op
+    vjp(g, y, *xs, **attrs) -> cotangents per input, None where there is none; g and y are tuples
+                              when `multi` and g may then hold None
+    jvp(ts, y, *xs, **attrs) -> tangent(s) of the output; ts holds None for a zero tangent
+    batch(size, batched, *xs, **attrs) -> (y, batched outputs): xs with `batched[i]` have a new axis
+                              0; y is a value or tuple, the flag one bool for all outputs
+    residual(*xs, **attrs) -> (y, saved): used instead of the op in a forward pass that will be
+                              reversed; vjp then gets saved=
+    push(ts, *xs, **attrs) -> (y, tangents): op and jvp in one pass, when given
+    expand(*xs, **attrs) -> y in smaller ops, when given: what a compiled graph runs, and fuses.
+                              The derivative rules above are those of the whole op
+    vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
+    axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
+            A letter of operands alone is reduced, so its shards give partial results; "1" has
+            extent 1; "_" is an axis that every shard needs whole, or gives whole
+    """
+
+    name: str
+    shape: Callable[..., Any]
+    ref: Callable[..., Any]
+    vjp: Callable[..., Any] | None = None
+    jvp: Callable[..., Any] | None = None
+    batch: Callable[..., Any] | None = None
+    residual: Callable[..., Any] | None = None
+    expand: Callable[..., Any] | None = None
+    push: Callable[..., Any] | None = None
+    axes: str | Callable[..., str] | None = None
+    multi: bool = False
+    effects: frozenset[str] = frozenset()
+    loop: str | None = None
+    smooth: bool = True  # second derivatives exist almost everywhere and are tested
+    differentiable: bool = True  # False: integer or boolean results, derivatives are zero
+    samples: tuple[Sample, ...] = ()
+    doc: str = ""
+    always_trace: bool = False  # recorded in a graph even when no operand is traced
+    out: bool = False  # ref takes out=, a buffer to write into
+    view: bool = False  # ref returns a view of its first operand
+    graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
+
+    def __post_init__(self) -> None:
+        if self.name in OPS:
+            raise ArgumentError(f"an op named {self.name!r} is registered already")
+        OPS[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+OPS: dict[str, Op] = {}
+
+
+def infer(op: Op, avals: tuple[Aval, ...], attrs: dict[str, Any]) -> tuple[Aval, ...]:
+    """Output avals by the op's shape rule; its errors gain the op and every operand."""
+    try:
+        out = op.shape(*avals, **attrs)
+    except TesseraError as err:
+        name_operands(err, op.name, {f"operand {i}": a for i, a in enumerate(avals)})
+        raise
+    return out if op.multi else (out,)
+
+
+def name_operands(err: TesseraError, op_name: str, operands: dict[str, Any]) -> None:
+    """Put the op's name before the message and its operands below it, once (the innermost adds
+    the operands; an enclosing public function replaces them by its own arguments)."""
+    lines = [f"  {name}: {aval}" for name, aval in operands.items()]
+    bare = getattr(err, "bare_message", err.message)
+    err.bare_message = bare  # type: ignore[attr-defined]
+    err.message = "\n".join([f"{op_name}: {bare}", *lines])

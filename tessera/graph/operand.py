@@ -1,0 +1,255 @@
+"""What public op functions share: operands as tensors, promotion, compute and storage types.
+
+An op of the graph computes in a NumPy type (f32, f64, integers, bool). A function on low-precision
+tensors therefore reads: convert the operands to the compute type, apply ops, round once to the
+result's type as its policy says.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..dims import Dim, show_shape
+from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
+from ..numerics import NumericType, as_type, result_type, weak_result
+from ..tensor import Tensor, as_tensor
+from .op import name_operands
+from .trace import EXITS, LITERAL, Tracer
+
+F = TypeVar("F", bound=Callable[..., Any])
+PUBLIC: dict[str, Callable] = {}  # every public op function, for ts.* and the docs
+
+
+def public(fn: F) -> F:
+    """Register a public function; its errors name it and its tensor arguments."""
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            out = fn(*args, **kwargs)
+        except TesseraError as err:
+            name_operands(err, f"ts.{fn.__name__}", _tensor_arguments(signature, args, kwargs))
+            raise
+        except TypeError as err:
+            problem = _binding_problem(signature, args, kwargs)
+            if problem is None:
+                raise
+            raise ArgumentError(
+                f"ts.{fn.__name__}: {problem}", hint=f"ts.{fn.__name__}{signature}"
+            ) from err
+        for leave in EXITS:
+            leave(out)
+        return out
+
+    if fn.__name__ in PUBLIC:
+        raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
+    PUBLIC[fn.__name__] = call
+    return call  # type: ignore[return-value]
+
+
+def named(name: str) -> Callable[[F], F]:
+    """Decorator: errors of a function that is no public one say `name` and its tensor arguments."""
+
+    def decorate(fn: F) -> F:
+        signature = inspect.signature(fn)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return fn(*args, **kwargs)
+            except TesseraError as err:
+                name_operands(err, name, _tensor_arguments(signature, args, kwargs))
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _binding_problem(signature: inspect.Signature, args: tuple, kwargs: dict) -> str | None:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as err:
+        return str(err)
+    return None
+
+
+def _tensor_arguments(signature: inspect.Signature, args: tuple, kwargs: dict) -> dict[str, str]:
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+    shown = {}
+    for name, value in bound.items():
+        items = enumerate(value) if isinstance(value, tuple | list) else [(None, value)]
+        for i, item in items:
+            if isinstance(item, Tensor | np.ndarray):
+                label = name if i is None else f"{name}[{i}]"
+                shown[label] = describe(item)
+    return shown
+
+
+def describe(x: Any) -> str:
+    """`bf16[8, 64]`, with the name of a named tensor."""
+    kind = x.type if isinstance(x, Tensor) else x.dtype
+    name = x.name if isinstance(x, Tensor) and x.name and x.name != LITERAL else ""
+    return f"{kind}{show_shape(x.shape)}" + (f" {name!r}" if name else "")
+
+
+# --- literals and promotion -------------------------------------------------------------------
+_literals: dict[tuple, Tensor] = {}  # keyed by repr: 0.0 == -0.0 and 1 == True, but differ
+
+
+def literal(value: Any, like: Tensor | NumericType) -> Tensor:
+    """A Python number as a 0-d tensor of `like`'s compute type."""
+    numeric = compute_type(like.type if isinstance(like, Tensor) else like)
+    key = (repr(value), numeric)
+    made = _literals.get(key)
+    if made is None:
+        if numeric.dtype.kind in ("int", "uint") and value != int(value):
+            raise DTypeError(f"{value!r} is not an element of {numeric.dtype}",
+                             hint="cast the tensor to a floating type first")
+        made = Tensor(np.array(value, numeric.dtype.numpy), numeric, name=LITERAL)
+        if len(_literals) < 4096:
+            _literals[key] = made
+    return made
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, bool | int | float) or (
+        isinstance(x, np.generic) and x.dtype.kind in "biuf" and not hasattr(x, "type")
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def compute_type(numeric: NumericType) -> NumericType:
+    """The plain type in which ops on `numeric` compute: f32, f64, or the integer itself; int8 for
+    int4, in which NumPy does not compute."""
+    if numeric.policy.custom is not None:
+        return as_type(numeric.policy.custom.compute)  # type: ignore[attr-defined]
+    if numeric.policy.scaled or numeric.policy.per_channel is not None:
+        return as_type("f32")
+    packed = numeric.dtype.packed and numeric.dtype.kind == "int"
+    return as_type("int8" if packed else numeric.dtype.compute)
+
+
+def to_compute(x: Tensor) -> Tensor:
+    """x in its compute type: decoded, unscaled. x itself when it is there already."""
+    numeric = compute_type(x.type)
+    if x.scale is not None:
+        return PUBLIC["dequantize"](x)
+    return x if x.type.dtype is numeric.dtype else convert(x, numeric)
+
+
+def plain(x: Any) -> Tensor:
+    """x as a tensor whose elements are its values: a scaled one, codes and scale, is multiplied
+    out, because moving the codes would lose the scale."""
+    x = as_tensor(x)
+    return x if x.scale is None else to_compute(x)
+
+
+def convert(x: Tensor, numeric: NumericType) -> Tensor:
+    """x as `numeric`, rounded as its policy says. x itself when nothing changes."""
+    if x.type == numeric:
+        return x
+    return CONVERT[0](x, numeric)
+
+
+CONVERT: list[Callable[[Tensor, NumericType], Tensor]] = []  # cast, put here by ops/convert.py
+
+
+def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
+    """Operands in one compute type, and the numeric type of the result.
+
+    Python numbers are weak: they take the tensors' type. Raises DTypeError when two formats have
+    no common type (fp8_e4m3 with fp8_e5m2).
+    """
+    tensors = [as_tensor(x) for x in xs if not is_number(x)]
+    if not tensors:
+        tensors = [as_tensor(x) for x in xs]
+        xs = tuple(tensors)
+    common = tensors[0].type
+    for t in tensors[1:]:
+        if t.type is not common:
+            common = result_type(common, t.type)
+    for x in xs:
+        if is_number(x):
+            dtype = weak_result(common.dtype, x.item() if isinstance(x, np.generic) else x)
+            common = common if dtype is common.dtype else as_type(dtype)
+    numeric = compute_type(common)
+    out, rest = [], iter(tensors)
+    for x in xs:
+        if is_number(x):
+            out.append(literal(x if not isinstance(x, np.generic) else x.item(), numeric))
+        else:
+            out.append(convert(to_compute(next(rest)), numeric))
+    return out, common
+
+
+def floating(x: Any) -> tuple[Tensor, NumericType]:
+    """x in its floating compute type (integers and bools become f32), and the result's type."""
+    x = as_tensor(x)
+    numeric = x.type
+    if numeric.dtype.kind != "float" and x.scale is None:
+        numeric = as_type("f32")
+        return convert(x, numeric), numeric
+    return to_compute(x), numeric
+
+
+def store(y: Tensor, numeric: NumericType) -> Tensor:
+    """y rounded once to the result's type."""
+    if y.type == numeric:
+        return y
+    policy = numeric.policy
+    if policy.custom is not None or policy.scaled or policy.per_channel is not None:
+        return y  # results of quantised operands stay in the compute type
+    out = convert(y, numeric)
+    if isinstance(out, Tracer):
+        out.builder.unrounded[out.value] = y
+    return out
+
+
+def need_float(x: Tensor, what: str) -> None:
+    if x.dtype.kind != "float":
+        raise DTypeError(f"{what} needs a floating type, got {x.type}", hint="ts.cast(x, ts.f32)")
+
+
+# --- axes -------------------------------------------------------------------------------------
+def axis_index(axis: Any, ndim: int) -> int:
+    """A Python axis as 0..ndim-1. Raises AxisError."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ArgumentError(f"axis must be an integer, got {axis!r}")
+    i = axis.__index__()
+    if not -ndim <= i < ndim:
+        raise AxisError(
+            f"axis {i} is outside a tensor of {ndim} axes",
+            hint=f"valid: {-ndim}..{ndim - 1}" if ndim else "the tensor is a scalar",
+        )
+    return i % ndim
+
+
+def axes_tuple(axis: Any, ndim: int) -> tuple[int, ...]:
+    """None (all), an axis, or several as a sorted tuple. Raises AxisError on repeats."""
+    if axis is None:
+        return tuple(range(ndim))
+    items = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(axis_index(a, ndim) for a in items)
+    if len(set(axes)) != len(axes):
+        raise AxisError(f"axis {tuple(items)} names an axis twice")
+    return tuple(sorted(axes))
+
+
+def shape_tuple(shape: Any) -> tuple[int | Dim, ...]:
+    """A shape given as int, str, Dim or a sequence of them. Raises ArgumentError."""
+    items: Sequence = shape if isinstance(shape, tuple | list) else (shape,)
+    dims = tuple(Dim.of(d) for d in items)
+    for d in dims:
+        if isinstance(d, int) and d < 0:
+            raise ArgumentError(f"extents cannot be negative: {show_shape(dims)}")
+    return dims

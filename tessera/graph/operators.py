@@ -1,0 +1,57 @@
+"""Python operators, NumPy ufuncs and methods of Tensor, as ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..tensor import OPERATORS
+from .operand import PUBLIC
+
+_BINARY = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
+    "floordiv": "floor_divide", "mod": "remainder", "pow": "power",
+    "and": "logical_and", "or": "logical_or", "xor": "logical_xor",
+}
+_COMPARE = {
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
+    "ne": "not_equal",
+}
+_UNARY = {"neg": "negative", "abs": "abs", "invert": "logical_not"}
+_METHODS = (
+    "reshape transpose squeeze expand_dims swapaxes flatten sum mean var std prod max min argmax "
+    "argmin any all cumsum exp log sqrt tanh abs round clip"
+).split()
+_UFUNCS = {
+    **{n: n for n in (
+        "add subtract multiply divide floor_divide remainder power maximum minimum exp expm1 log "
+        "log1p sqrt sin cos tan sinh cosh tanh floor ceil trunc sign less less_equal greater "
+        "greater_equal equal not_equal isnan isinf isfinite square logical_and logical_or "
+        "logical_xor logical_not matmul negative").split()},
+    "true_divide": "divide", "absolute": "abs", "rint": "round", "arcsin": "asin",
+    "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "invert": "logical_not",
+    "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
+}
+
+
+def _swapped(op: Callable) -> Callable:
+    return lambda a, b: op(b, a)
+
+
+def install() -> None:
+    """Fill the table through which Tensor reaches the ops."""
+    for method, name in _BINARY.items():
+        OPERATORS[f"__{method}__"] = PUBLIC[name]
+        OPERATORS[f"__r{method}__"] = _swapped(PUBLIC[name])
+    for method, name in (_COMPARE | _UNARY).items():
+        OPERATORS[f"__{method}__"] = PUBLIC[name]
+    for name in _METHODS:
+        OPERATORS[name] = PUBLIC[name]
+    for ufunc, name in _UFUNCS.items():
+        OPERATORS[f"ufunc_{ufunc}"] = PUBLIC[name]
+    OPERATORS["astype"] = _astype
+
+
+def _astype(x: Any, dtype: Any) -> Any:
+    """x converted to another type; float to integer truncates toward zero and saturates."""
+    return PUBLIC["cast"](x, dtype)

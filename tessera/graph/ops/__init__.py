@@ -1,0 +1,1 @@
+"""The ops, one family per file. Importing this package registers all of them."""

@@ -1,0 +1,217 @@
+"""Contractions: matmul and what reduces to it (gemm, einsum, batched products)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape, size_of
+from ...errors import DTypeError, ShapeError
+from ...numerics import DType, NumericType, as_type, decode, encode
+from ...tensor import OPERATORS, Tensor, as_tensor
+from ..op import Aval, Op, Sample, sample
+from ..operand import PUBLIC, compute_type, convert, public, store, to_compute
+from ..trace import apply
+from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
+
+
+def _matmul_shape(a: Aval, b: Aval, accum: DType) -> Aval:
+    if a.ndim < 2 or b.ndim < 2:
+        raise ShapeError("matmul needs matrices", hint="use ts.matmul, which takes vectors too")
+    if a.dtype is not b.dtype:
+        raise DTypeError(f"operands of one type needed, got {a.type} and {b.type}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"the contracted extents differ: {a.shape[-1]} (last axis of "
+            f"{show_shape(a.shape)}) and {b.shape[-2]} (second-last of {show_shape(b.shape)})",
+            hint=_matmul_hint(a.shape, b.shape),
+        )
+    lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return Aval((*lead, a.shape[-2], b.shape[-1]), a.type)
+
+
+def _matmul_hint(a: tuple, b: tuple) -> str:
+    if a[-1] == b[-1]:
+        return "the last axes agree: transpose the second operand, a @ b.T"
+    if a[-2] == b[-2]:
+        return "the first axes agree: transpose the first operand, a.T @ b"
+    if a[-2] == b[-1]:
+        return "the operands may be in the wrong order: b @ a"
+    return "matmul contracts [..., M, K] with [..., K, N]"
+
+
+def matmul_ref(a: np.ndarray, b: np.ndarray, accum: DType, out: np.ndarray | None = None) -> Any:
+    """BLAS in the operands' type; integers exactly; a narrow accumulate type step by step."""
+    if a.dtype.kind in "iu":
+        return _integer_matmul(a, b)
+    if accum.kind == "float" and accum.bits < 32:
+        return _narrow_matmul(a, b, accum)
+    if accum.bits == 64 and a.dtype == np.float32:
+        wide = np.matmul(a, b, dtype=np.float64)
+        return wide.astype(np.float32)
+    return np.matmul(a, b, out=out)
+
+
+def _integer_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Through f64 BLAS when every partial sum is an exact f64 integer, else in integers."""
+    bound = float(np.abs(a, dtype=np.float64).max(initial=0)) * float(
+        np.abs(b, dtype=np.float64).max(initial=0)
+    )
+    if bound * a.shape[-1] < 2.0**53:
+        return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
+    return np.matmul(a, b)
+
+
+def _narrow_matmul(a: np.ndarray, b: np.ndarray, accum: DType) -> np.ndarray:
+    total: Any = np.zeros((), np.float32)
+    for k in range(a.shape[-1]):
+        step = a[..., :, k, None] * b[..., None, k, :]
+        total = decode(encode(total + step, accum), accum)
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    return np.broadcast_to(total, shape).astype(a.dtype)
+
+
+def _mT(x: Tensor) -> Tensor:
+    return PUBLIC["swapaxes"](x, -1, -2)
+
+
+def _matmul_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> tuple:
+    da = apply(MATMUL, g, _mT(b), accum=accum)
+    db = apply(MATMUL, _mT(a), g, accum=accum)
+    return unbroadcast(da, tuple(a.shape)), unbroadcast(db, tuple(b.shape))
+
+
+def _matmul_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> Tensor | None:
+    left = None if ts[0] is None else apply(MATMUL, ts[0], b, accum=accum)
+    right = None if ts[1] is None else apply(MATMUL, a, ts[1], accum=accum)
+    return right if left is None else left if right is None else left + right
+
+
+def _matmul_batch(size: Any, batched: tuple, a: Tensor, b: Tensor, accum: DType) -> tuple:
+    ndim = max(a.ndim - batched[0], b.ndim - batched[1])
+    left = pad_batch_axes(a, ndim) if batched[0] else a
+    right = pad_batch_axes(b, ndim) if batched[1] else b
+    return matmul_compute(left, right, accum), True
+
+
+_F32 = as_type("f32").dtype
+MATMUL = Op(
+    "matmul",
+    shape=_matmul_shape,
+    ref=matmul_ref,
+    vjp=_matmul_vjp,
+    jvp=_matmul_jvp,
+    batch=_matmul_batch,
+    axes="...mk,...kn->...mn",
+    samples=(
+        sample((3, 4), (4, 5), accum=_F32),
+        sample((2, 3, 4), (2, 4, 2), accum=_F32),
+        sample((2, 1, 3, 4), (3, 4, 2), accum=_F32),
+        Sample(sample(((2, 3), "int"), ((3, 2), "int")).args, {"accum": as_type("int32").dtype}),
+    ),
+    doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast",
+    out=True,
+)
+
+
+def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
+    """matmul of operands in one compute type; a 2-D right operand makes it one 2-D product."""
+    if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[-2]:
+        flat = PUBLIC["reshape"](a, (size_of(a.shape[:-1]), a.shape[-1]))
+        out = apply(MATMUL, flat, b, accum=accum)
+        return PUBLIC["reshape"](out, (*a.shape[:-1], b.shape[-1]))
+    return apply(MATMUL, a, b, accum=accum)
+
+
+@functools.lru_cache(maxsize=1024)
+def product_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericType, DType]:
+    """(compute type, result type, accumulate type) of a product of these operands."""
+    from ...numerics import result_type
+
+    common = result_type(a, b)
+    if common.dtype.kind in ("int", "uint") and common.dtype.bits <= 8:
+        compute = as_type("int32")
+        return compute, compute, as_type("int32").dtype
+    compute = compute_type(common)
+    accum = common.policy.accum or compute.dtype
+    return compute, common, accum
+
+
+def product_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
+    a, b = as_tensor(a), as_tensor(b)
+    compute, result, accum = product_type(a.type, b.type)
+    if a.scale is not None or b.scale is not None:
+        compute = result = as_type("f32")
+        accum = compute.dtype
+    pair = [_product_operand(x, compute, result) for x in (a, b)]
+    return pair[0], pair[1], result, accum
+
+
+def _product_operand(x: Tensor, compute: NumericType, result: NumericType) -> Tensor:
+    if result.dtype.name == "tf32" and x.dtype.name != "tf32":
+        x = convert(to_compute(x), as_type("tf32"))
+    return convert(to_compute(x), compute)
+
+
+@public
+def matmul(a: Any, b: Any) -> Tensor:
+    """Matrix product, NumPy's rules: vectors are promoted, leading axes broadcast.
+
+    a: [..., M, K]   b: [..., K, N]   y: [..., M, N]
+    Computes in the accumulate type and rounds once to the common type of the operands; int8 and
+    int4 give int32. Raises ShapeError, DTypeError.
+    """
+    x, y, result, accum = product_operands(a, b)
+    if x.ndim == 0 or y.ndim == 0:
+        raise ShapeError("matmul of a scalar", hint="multiply with *")
+    left, right = x.ndim == 1, y.ndim == 1
+    x = PUBLIC["reshape"](x, (1, x.shape[0])) if left else x
+    y = PUBLIC["reshape"](y, (y.shape[0], 1)) if right else y
+    out = matmul_compute(x, y, accum)
+    if left or right:
+        shape = list(out.shape)
+        del shape[len(shape) - 2 if left else len(shape) - 1]
+        if left and right:
+            shape = shape[:-1]
+        out = PUBLIC["reshape"](out, shape)
+    return store(out, result)
+
+
+@public
+def gemm(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """alpha a b + beta c, with matmul's types and broadcasting; c may be absent.
+
+    a: [..., M, K]   b: [..., K, N]   c: broadcasts to [..., M, N]
+    """
+    out = matmul(a, b)
+    out = out if alpha == 1.0 else out * alpha
+    if c is None:
+        return out
+    return out + (c if beta == 1.0 else as_tensor(c) * beta)
+
+
+@public
+def gemv(a: Any, x: Any) -> Tensor:
+    """Matrix times vector. a: [..., M, K]   x: [K]   y: [..., M]"""
+    x = as_tensor(x)
+    if x.ndim != 1:
+        raise ShapeError(f"gemv needs a vector, got {show_shape(x.shape)}")
+    return matmul(a, x)
+
+
+@public
+def batched_gemm(a: Any, b: Any) -> Tensor:
+    """One product per leading index. a: [B, M, K]   b: [B, K, N]   y: [B, M, N]"""
+    a, b = as_tensor(a), as_tensor(b)
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ShapeError(
+            f"batched_gemm needs [B, M, K] and [B, K, N], got {show_shape(a.shape)} and "
+            f"{show_shape(b.shape)}"
+        )
+    return matmul(a, b)
+
+
+OPERATORS["__matmul__"] = matmul
+OPERATORS["__rmatmul__"] = lambda a, b: matmul(b, a)

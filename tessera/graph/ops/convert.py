@@ -1,0 +1,247 @@
+"""Conversions between numeric types: the only place where a graph rounds.
+
+cast(x, t) rounds once as t's policy says. Its derivative is where cotangents are stored: the
+cotangent of a value of a low-precision type t is rounded to t, after multiplication by t's loss
+scale, and divided by it again in the compute type. Converting up (bf16 -> f32) never rounds, so a
+parameter's gradient arrives in f32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError
+from ...numerics import (
+    CastCounts,
+    NumericType,
+    Policy,
+    as_type,
+    decode,
+    encode,
+)
+from ...tensor import OPERATORS, Tensor, as_tensor
+from ..op import Arg, Op, Sample
+from ..operand import (
+    CONVERT,
+    PUBLIC,
+    axis_index,
+    compute_type,
+    convert,
+    public,
+    to_compute,
+)
+from ..trace import apply
+
+
+def cast_ref(
+    x: np.ndarray,
+    key: np.ndarray | None = None,
+    *,
+    source: NumericType,
+    to: NumericType,
+    index: np.ndarray | None = None,
+    counts: CastCounts | None = None,
+) -> np.ndarray:
+    """The NumPy meaning of a cast: decode from `source`, round once to `to`. `counts` gets what
+    was lost."""
+    if source.dtype is to.dtype:
+        return x
+    policy = to.policy
+    wide = decode(x, source.dtype) if source.dtype.kind == "float" else x
+    if to.dtype.kind == "bool":
+        return np.asarray(wide != 0)
+    stochastic = policy.rounding == "stochastic" and key is not None
+    return encode(
+        wide,
+        to.dtype,
+        rounding=policy.rounding if stochastic else _deterministic(policy.rounding),
+        saturate=policy.saturate,
+        key=key,
+        counts=counts,
+    )
+
+
+def _deterministic(rounding: str) -> str:
+    return "nearest_even" if rounding == "stochastic" else rounding
+
+
+def _cast_vjp(g: Tensor, y: Tensor, x: Tensor, *key: Tensor, source: Any, to: Any) -> tuple:
+    if source.dtype.kind != "float" or to.dtype.kind != "float":
+        return (None,) * (1 + len(key))
+    if compute_type(to).dtype is not to.dtype:
+        g = store_cotangent(g, to)
+    return (convert(g, compute_type(source)),) + (None,) * len(key)
+
+
+def _cast_jvp(ts: tuple, y: Tensor, x: Tensor, *key: Tensor, source: Any, to: Any) -> Any:
+    if ts[0] is None or source.dtype.kind != "float" or to.dtype.kind != "float":
+        return None
+    return convert(ts[0], compute_type(to))
+
+
+def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
+    """g rounded to the storage of a tensor of type `numeric` under its loss scale."""
+    k = numeric.policy.loss_scale
+    rounding = _deterministic(numeric.policy.rounding)
+    plain = NumericType(numeric.dtype, Policy(rounding=rounding, saturate=numeric.policy.saturate))
+    stored = cast_to(g * k if k != 1.0 else g, plain)
+    back = cast_to(stored, compute_type(plain))
+    return back * (1.0 / k) if k != 1.0 else back
+
+
+_TO = [("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
+CAST = Op(
+    "cast",
+    shape=lambda x, source, to: type(x)(x.shape, to),
+    ref=cast_ref,
+    vjp=_cast_vjp,
+    jvp=_cast_jvp,
+    batch=lambda size, batched, x, source, to: (apply(CAST, x, source=source, to=to), True),
+    axes="...->...",
+    samples=tuple(
+        Sample((Arg((2, 3), f"type:{a}", False),), {"source": as_type(a), "to": as_type(b)})
+        for a, b in _TO
+    ),
+    doc="convert to another numeric type, rounding once as its policy says",
+)
+
+CAST_STOCHASTIC = Op(
+    "cast_stochastic",
+    shape=lambda x, key, source, to: type(x)(x.shape, to),
+    ref=cast_ref,
+    vjp=_cast_vjp,
+    jvp=_cast_jvp,
+    batch=lambda size, batched, x, key, source, to: (
+        apply(CAST_STOCHASTIC, x, _one_key(key, batched[1]), source=source, to=to),
+        True,
+    ),
+    axes="...,k->...",
+    samples=(
+        Sample(
+            (Arg((2, 3), "type:f32", False), Arg((2,), "key", False)),
+            {"source": as_type("f32"), "to": as_type("bf16 @stochastic_round")},
+        ),
+    ),
+    doc="convert with stochastic rounding: Philox bits of (key, global element index)",
+)
+
+
+def _one_key(key: Tensor, batched: bool) -> Tensor:
+    if batched:
+        raise ArgumentError("stochastic rounding under vmap needs one key for the whole batch")
+    return key
+
+
+def cast_to(x: Tensor, numeric: NumericType) -> Tensor:
+    """x as `numeric`; draws a key when the policy rounds stochastically and something is lost."""
+    if x.type == numeric:
+        return x
+    attrs = {"source": x.type, "to": numeric}
+    narrows = numeric.dtype is not x.dtype and numeric.dtype.bits < x.dtype.bits
+    if numeric.policy.rounding == "stochastic" and narrows and numeric.dtype.kind == "float":
+        return apply(CAST_STOCHASTIC, x, PUBLIC["next_key"](), **attrs)
+    return apply(CAST, x, **attrs)
+
+
+CONVERT.append(cast_to)
+
+
+@public
+def cast(x: Any, dtype: Any) -> Tensor:
+    """x converted to `dtype`, rounded once as its policy says.
+
+    dtype: a numeric type, a string such as "fp8_e4m3 @saturate", or a NumPy dtype
+    Overflow: inf where the format has it, NaN for fp8_e4m3, the largest value for fp6 and fp4 or
+    with @saturate. Float to integer truncates and saturates; NaN becomes 0. Raises DTypeError.
+    """
+    x, numeric = as_tensor(x), as_type(dtype)
+    if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
+        return quantize(x, numeric)
+    return convert(to_compute(x) if x.scale is not None else x, numeric)
+
+
+def _per_channel(numeric: NumericType) -> bool:
+    return numeric.policy.per_channel is not None
+
+
+@public
+def cast_like(x: Any, like: Tensor) -> Tensor:
+    """x converted to the numeric type and policy of `like`."""
+    return cast(x, like.type)
+
+
+@public
+def quantize(x: Any, dtype: Any) -> Tensor:
+    """x as a scaled type: codes and the scale that is stored beside them.
+
+    `@scaled("amax")`: scale = max|x| / largest value of the format, over the whole tensor, or per
+    index of one axis with `@per_channel(axis)`. A precision policy class uses its own quantize().
+    A scale of 0 is stored as 1.
+    """
+    x, numeric = as_tensor(x), as_type(dtype)
+    wide = convert(to_compute(x), as_type("f32"))
+    if numeric.policy.custom is not None:
+        codes, scale = numeric.policy.custom().quantize(wide)
+        codes = convert(as_tensor(codes), as_type(numeric.dtype))
+    else:
+        scale = _amax_scale(wide, numeric)
+        plain = NumericType(numeric.dtype, Policy(saturate=True, rounding=numeric.policy.rounding,
+                                                  loss_scale=numeric.policy.loss_scale))
+        scaled = wide / scale
+        if numeric.dtype.kind == "int":
+            scaled = PUBLIC["round"](scaled)
+        codes = convert(scaled, plain)
+    scale = as_tensor(scale)
+    scale = PUBLIC["where"](PUBLIC["equal"](scale, 0.0), 1.0, scale)
+    return with_scale(codes, scale, numeric)
+
+
+def _amax_scale(x: Tensor, numeric: NumericType) -> Tensor:
+    axis = numeric.policy.per_channel
+    if axis is None:
+        amax = PUBLIC["max"](PUBLIC["abs"](x))
+    else:
+        keep = axis_index(axis, x.ndim)
+        others = tuple(i for i in range(x.ndim) if i != keep)
+        amax = PUBLIC["max"](PUBLIC["abs"](x), axis=others, keepdims=True)
+    return amax * (1.0 / float(numeric.dtype.max))
+
+
+RETYPE = Op(
+    "retype",
+    shape=lambda x, to: type(x)(x.shape, to),
+    ref=lambda x, to: x,
+    vjp=lambda g, y, x, to: (g,),
+    jvp=lambda ts, y, x, to: ts[0],
+    batch=lambda size, batched, x, to: (apply(RETYPE, x, to=to), True),
+    axes="...->...",
+    view=True,
+    samples=(Sample((Arg((2, 3)),), {"to": as_type("f32 @loss_scale(2.0)")}),),
+    doc="the same elements under another policy of the same storage",
+)
+
+
+def with_scale(codes: Tensor, scale: Tensor, numeric: NumericType) -> Tensor:
+    """Codes and scale as one tensor of a scaled type."""
+    out = codes if codes.type == numeric else apply(RETYPE, codes, to=numeric)
+    if out is codes:
+        out = apply(RETYPE, codes, to=numeric)
+    out.scale = scale
+    return out
+
+
+@public
+def dequantize(x: Tensor) -> Tensor:
+    """The values of a scaled tensor in its compute type: codes * scale, or the policy's own
+    dequantize(). Other tensors are converted to their compute type."""
+    if x.scale is None:
+        return to_compute(x)
+    plain = apply(RETYPE, x, to=as_type(x.dtype))
+    if x.policy.custom is not None:
+        return x.policy.custom().dequantize(plain, x.scale)
+    return convert(plain, compute_type(x.type)) * x.scale
+
+
+OPERATORS["quantize"], OPERATORS["dequantize"] = quantize, dequantize

@@ -1,0 +1,150 @@
+"""Ops that make tensors from nothing: constants, fills, ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dims import Dim
+from ...errors import ArgumentError
+from ...numerics import NumericType, as_type, encode
+from ...tensor import Tensor, TensorType, as_tensor
+from ..op import Aval, Op, sample
+from ..operand import public, shape_tuple
+from ..trace import CONSTANT, apply
+
+
+def _elements(value: Any, numeric: NumericType) -> np.ndarray:
+    array = np.asarray(value)
+    if numeric.dtype.numpy.kind in "biuf" and numeric.dtype.numpy.itemsize >= 4:
+        return array.astype(numeric.dtype.numpy)
+    return encode(array, numeric.dtype, saturate=numeric.policy.saturate)
+
+
+CONSTANT_OP = Op(
+    "constant",
+    shape=lambda value, type: Aval((), type),
+    ref=lambda value, type: _elements(value, type),
+    axes="->",
+    always_trace=True,
+    differentiable=False,
+    samples=(sample(value=2.5, type=as_type("f32")),),
+    doc="a Python number",
+)
+CONSTANT.append(CONSTANT_OP)
+
+
+FULL = Op(
+    "full",
+    shape=lambda shape, value, type: Aval(shape, type),
+    ref=lambda shape, value, type: np.full(shape, _elements(value, type)),
+    axes="->...",
+    always_trace=True,
+    differentiable=False,
+    samples=(sample(shape=(2, 3), value=1.5, type=as_type("bf16")),),
+    doc="every element the same number",
+)
+
+IOTA = Op(
+    "iota",
+    shape=lambda size, type: Aval((size,), type),
+    ref=lambda size, type: _elements(np.arange(size), type),
+    axes="->i",
+    always_trace=True,
+    differentiable=False,
+    samples=(sample(size=5, type=as_type("f32")),),
+    doc="0, 1, 2, ... size - 1",
+)
+
+
+@public
+def full(shape: Any, value: float, dtype: Any = "f32") -> Tensor:
+    """A tensor filled with a Python number. shape: int or sequence of extents."""
+    if not isinstance(value, bool | int | float | np.generic):
+        raise ArgumentError(f"full needs a number, got {type(value).__name__}",
+                            hint="ts.broadcast_to(x, shape) stretches a tensor")
+    return apply(FULL, shape=shape_tuple(shape), value=value, type=as_type(dtype))
+
+
+@public
+def zeros(shape: Any, dtype: Any = "f32") -> Tensor:
+    """A tensor of zeros."""
+    return apply(FULL, shape=shape_tuple(shape), value=0, type=as_type(dtype))
+
+
+@public
+def ones(shape: Any, dtype: Any = "f32") -> Tensor:
+    """A tensor of ones."""
+    return apply(FULL, shape=shape_tuple(shape), value=1, type=as_type(dtype))
+
+
+@public
+def zeros_like(x: Any) -> Tensor:
+    """Zeros with the shape and numeric type of x."""
+    x = as_tensor(x)
+    return apply(FULL, shape=tuple(x.shape), value=0, type=x.type)
+
+
+@public
+def ones_like(x: Any) -> Tensor:
+    """Ones with the shape and numeric type of x."""
+    x = as_tensor(x)
+    return apply(FULL, shape=tuple(x.shape), value=1, type=x.type)
+
+
+@public
+def full_like(x: Any, value: float) -> Tensor:
+    """A fill with the shape and numeric type of x."""
+    x = as_tensor(x)
+    return apply(FULL, shape=tuple(x.shape), value=value, type=x.type)
+
+
+@public
+def zeros_like_type(kind: TensorType, **sizes: int) -> Tensor:
+    """Zeros of a tensor type: `ts.zeros_like_type(Tensor["B", "D", bf16], B=4, D=8)`.
+
+    Raises ArgumentError when an extent's size is missing.
+    """
+    shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in kind.shape)
+    open_names = sorted(set().union(*(d.names for d in shape if isinstance(d, Dim))))
+    if open_names:
+        raise ArgumentError(f"no size for {', '.join(open_names)} of {kind}",
+                            hint="give it as a keyword: " + ", ".join(f"{n}=8" for n in open_names))
+    return apply(FULL, shape=shape, value=0, type=kind.type or as_type("f32"))
+
+
+@public
+def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) -> Tensor:
+    """start, start + step, ... below stop; `arange(n)` counts from 0.
+
+    int64 when all three are integers, else f32, unless dtype is given. Raises ArgumentError when
+    step is 0.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    numbers = (first, last, step)
+    if isinstance(last, Dim):
+        return apply(IOTA, size=last, type=as_type(dtype or "int64"))
+    if not all(isinstance(n, int | float | np.generic) for n in numbers):
+        raise ArgumentError(f"arange needs numbers, got {numbers}")
+    if step == 0:
+        raise ArgumentError("arange with a step of 0 never ends")
+    whole = all(isinstance(n, int | np.integer) for n in numbers)
+    numeric = as_type(dtype or ("int64" if whole else "f32"))
+    if (first, step) == (0, 1) and whole:
+        return apply(IOTA, size=max(int(last), 0), type=numeric)
+    return Tensor(_elements(np.arange(*numbers), numeric), numeric)
+
+
+@public
+def eye(n: int, m: int | None = None, dtype: Any = "f32") -> Tensor:
+    """The n x m matrix with ones on its diagonal; m = n when absent."""
+    numeric = as_type(dtype)
+    return Tensor(_elements(np.eye(n, n if m is None else m), numeric), numeric)
+
+
+@public
+def linspace(start: float, stop: float, num: int, dtype: Any = "f32") -> Tensor:
+    """num evenly spaced numbers from start to stop, both included."""
+    numeric = as_type(dtype)
+    return Tensor(_elements(np.linspace(start, stop, num), numeric), numeric)

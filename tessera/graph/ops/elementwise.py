@@ -1,0 +1,538 @@
+"""Elementwise ops: arithmetic, maths, comparison, selection, with NumPy broadcasting.
+
+A record gives the partial derivative with respect to each operand; the family builds both
+derivative rules from them: jvp = sum_i t_i * p_i, vjp_i = unbroadcast(g * p_i).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...numerics import NumericType, as_type
+from ...tensor import Tensor, as_tensor
+from ..op import Aval, Op, Sample, sample
+from ..operand import PUBLIC, floating, literal, promote, public, store, to_compute
+from ..trace import apply
+
+BOOL = as_type("bool_")
+Partials = Callable[..., tuple[Any, ...]]
+
+
+# --- the family -------------------------------------------------------------------------------
+def broadcast_shapes(*shapes: tuple) -> tuple:
+    """NumPy's rule: align at the end, extents equal or 1. Raises ShapeError."""
+    ndim = max(map(len, shapes))
+    out = []
+    for axis in range(ndim):
+        extent: Any = 1
+        for shape in shapes:
+            i = axis - ndim + len(shape)
+            if i < 0 or shape[i] == 1 or shape[i] == extent:
+                continue
+            if extent != 1:
+                raise ShapeError(
+                    "the shapes do not broadcast: " + " and ".join(map(show_shape, shapes))
+                    + f" disagree at axis {axis - ndim}: {extent} and {shape[i]}",
+                    hint=_broadcast_hint(shapes),
+                )
+            extent = shape[i]
+        out.append(extent)
+    return tuple(out)
+
+
+def _broadcast_hint(shapes: tuple[tuple, ...]) -> str:
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0] == shapes[1][::-1]:
+        return "one operand is the transpose of the other's shape: use .T"
+    long, short = sorted(shapes[:2], key=len, reverse=True)
+    if len(short) == 1 and short[0] in long[:-1]:
+        return "to align with an earlier axis add axes at the end: x[:, None]"
+    return "axes align at the end; an extent of 1 stretches"
+
+
+def _shape(result: str | None) -> Callable[..., Aval]:
+    def rule(*xs: Aval, **attrs: Any) -> Aval:
+        shape = broadcast_shapes(*(x.shape for x in xs)) if len(xs) > 1 else xs[0].shape
+        operand = xs[-1]
+        if any(x.dtype is not operand.dtype for x in (xs[1:] if result == "select" else xs)):
+            names = ", ".join(str(x.type) for x in xs)
+            raise DTypeError(f"operands of one type needed, got {names}")
+        return Aval(shape, BOOL if result == "bool" else operand.type)
+
+    return rule
+
+
+def unbroadcast(g: Tensor, shape: tuple) -> Tensor:
+    """Sum a cotangent over the axes along which an operand of `shape` was stretched."""
+    if g.shape == shape:
+        return g
+    extra = g.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra
+        for i, (a, b) in enumerate(zip(g.shape[extra:], shape, strict=True))
+        if a != b
+    )
+    return PUBLIC["reshape"](PUBLIC["sum"](g, axis=axes), shape)
+
+
+def _jvp(partials: Partials) -> Callable[..., Any]:
+    def rule(ts: tuple, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
+        total = None
+        for t, p in zip(ts, partials(y, *xs, **attrs), strict=True):
+            if t is None or p is None:
+                continue
+            term = t if p is ONE else neg(t) if p is MINUS else t * p()
+            total = term if total is None else total + term
+        return None if total is None else PUBLIC["broadcast_to"](total, y.shape)
+
+    return rule
+
+
+def _vjp(partials: Partials) -> Callable[..., Any]:
+    def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
+        out = []
+        for x, p in zip(xs, partials(y, *xs, **attrs), strict=True):
+            term = None if p is None else g if p is ONE else neg(g) if p is MINUS else g * p()
+            out.append(None if term is None else unbroadcast(term, x.shape))
+        return tuple(out)
+
+    return rule
+
+
+def _batch(op_name: str) -> Callable[..., Any]:
+    def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple[Tensor, bool]:
+        from ..op import OPS
+
+        ndim = max(x.ndim - b for x, b in zip(xs, batched, strict=True))
+        aligned = [
+            pad_batch_axes(x, ndim) if b else x for x, b in zip(xs, batched, strict=True)
+        ]
+        return apply(OPS[op_name], *aligned, **attrs), True
+
+    return rule
+
+
+def pad_batch_axes(x: Tensor, ndim: int) -> Tensor:
+    """A batched [N, ...] operand with 1s after N, so that it has ndim axes after N."""
+    missing = ndim + 1 - x.ndim
+    if missing == 0:
+        return x
+    return PUBLIC["reshape"](x, (x.shape[0],) + (1,) * missing + tuple(x.shape[1:]))
+
+
+ONE, MINUS = object(), object()  # the partials 1 and -1
+
+
+def elementwise(
+    name: str,
+    ref: Callable[..., Any],
+    loop: str,
+    partials: Partials | None = None,
+    *,
+    draw: str = "normal",
+    arity: int = 1,
+    result: str | None = None,
+    samples: tuple[Sample, ...] | None = None,
+    smooth: bool = True,
+    doc: str = "",
+) -> Op:
+    """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
+    ONE, MINUS or None (no derivative)."""
+    if samples is None:
+        shapes = [((2, 3), draw), ((3,), draw)][:arity] if arity < 3 else [((2, 3), draw)] * 3
+        samples = (sample(*shapes), sample(*[((4,), draw)] * arity))
+    return Op(
+        name,
+        shape=_shape(result),
+        ref=ref,
+        vjp=_vjp(partials) if partials else None,
+        jvp=_jvp(partials) if partials else None,
+        batch=_batch(name),
+        axes=",".join(["..."] * arity) + "->...",
+        loop=loop,
+        smooth=smooth and partials is not None,
+        differentiable=partials is not None,
+        samples=samples,
+        doc=doc,
+    )
+
+
+def _quiet(fn: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return fn(*args, **kwargs)
+
+    return call
+
+
+# --- arithmetic -------------------------------------------------------------------------------
+ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2, doc="a + b")
+SUB = elementwise("sub", np.subtract, "{0} - {1}", lambda y, a, b: (ONE, MINUS), arity=2,
+                  doc="a - b")
+MUL = elementwise("mul", np.multiply, "{0} * {1}", lambda y, a, b: (lambda: b, lambda: a), arity=2,
+                  doc="a * b")
+DIV = elementwise("div", np.true_divide, "{0} / {1}",
+                  lambda y, a, b: (lambda: 1.0 / b, lambda: -(y / b)), arity=2, draw="positive",
+                  doc="a / b")
+NEG = elementwise("neg", np.negative, "-{0}", lambda y, x: (MINUS,), doc="-x")
+
+
+def _pow_ref(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    if a.dtype.kind == "i" and (b < 0).any():
+        raise ArgumentError("an integer to a negative power is no integer",
+                            hint="cast the base to a floating type")
+    return np.power(a, b, out=out)
+
+
+def _pow_by_base(a: Tensor, b: Tensor) -> Tensor:
+    """b a^(b - 1), and 0 for b = 0, also where a is 0."""
+    still = equal(b, 0.0)
+    return where(still, literal(0.0, a), b * power(a, where(still, literal(1.0, b), b - 1.0)))
+
+
+POW = elementwise(
+    "pow", _pow_ref, "pow({0}, {1})",
+    lambda y, a, b: (
+        lambda: _pow_by_base(a, b),
+        lambda: y * log(where(equal(a, 0.0), literal(1.0, a), a)),  # 0 ** b stays 0 near b > 0
+    ),
+    arity=2, draw="positive", doc="a ** b for a tensor exponent",
+)
+MAXIMUM = elementwise(
+    "maximum", np.maximum, "maximum({0}, {1})",
+    lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
+    smooth=False, doc="max(a, b); NaN propagates; equal operands share the gradient",
+)
+MINIMUM = elementwise(
+    "minimum", np.minimum, "minimum({0}, {1})",
+    lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
+    smooth=False, doc="min(a, b); NaN propagates; equal operands share the gradient",
+)
+FLOOR_DIV = elementwise("floor_divide", np.floor_divide, "floordiv({0}, {1})", None, arity=2,
+                        draw="positive", doc="floor(a / b)")
+REMAINDER = elementwise("remainder", np.remainder, "mod({0}, {1})",
+                        lambda y, a, b: (ONE, lambda: -floor(a / b)), arity=2, draw="positive",
+                        smooth=False, doc="a - b * floor(a / b)")
+
+
+def _share(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """1 where a alone gives y, 0.5 where both do, 0 elsewhere."""
+    return where(equal(a, y), where(equal(b, y), literal(0.5, y), literal(1.0, y)),
+                 literal(0.0, y))
+
+
+# --- maths of one operand ---------------------------------------------------------------------
+def _unary(name: str, ref: Callable, loop: str, partial: Callable | None, **kw: Any) -> Op:
+    rule = None if partial is None else lambda y, x: (lambda: partial(y, x),)
+    return elementwise(name, ref, loop, rule, **kw)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(_erf(x), dtype=x.dtype)
+
+
+def _sigmoid_ref(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    z = np.exp(-np.abs(x))
+    return np.divide(np.where(x >= 0, 1, z), 1 + z, out=out, dtype=x.dtype)
+
+
+EXP = _unary("exp", np.exp, "exp({0})", lambda y, x: y)
+EXPM1 = _unary("expm1", np.expm1, "expm1({0})", lambda y, x: y + 1.0)
+LOG = _unary("log", np.log, "log({0})", lambda y, x: 1.0 / x, draw="positive")
+LOG1P = _unary("log1p", np.log1p, "log1p({0})", lambda y, x: 1.0 / (1.0 + x), draw="positive")
+SQRT = _unary("sqrt", np.sqrt, "sqrt({0})", lambda y, x: 0.5 / y, draw="positive")
+RSQRT = _unary("rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt({0})", lambda y, x: -0.5 * (y * y * y),
+               draw="positive", doc="1 / sqrt(x)")
+ABS = _unary("abs", np.abs, "abs({0})", lambda y, x: sign(x), draw="apart", smooth=False)
+SIGN = elementwise("sign", np.sign, "sign({0})", lambda y, x: (None,), draw="apart", smooth=False)
+SIN = _unary("sin", np.sin, "sin({0})", lambda y, x: cos(x))
+COS = _unary("cos", np.cos, "cos({0})", lambda y, x: -sin(x))
+TAN = _unary("tan", np.tan, "tan({0})", lambda y, x: 1.0 + y * y, draw="unit")
+ASIN = _unary("asin", np.arcsin, "asin({0})", lambda y, x: rsqrt(1.0 - x * x), draw="unit")
+ACOS = _unary("acos", np.arccos, "acos({0})", lambda y, x: -rsqrt(1.0 - x * x), draw="unit")
+ATAN = _unary("atan", np.arctan, "atan({0})", lambda y, x: 1.0 / (1.0 + x * x))
+SINH = _unary("sinh", np.sinh, "sinh({0})", lambda y, x: cosh(x))
+COSH = _unary("cosh", np.cosh, "cosh({0})", lambda y, x: sinh(x))
+TANH = _unary("tanh", np.tanh, "tanh({0})", lambda y, x: 1.0 - y * y)
+SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 - y),
+                 doc="1 / (1 + exp(-x))")
+ERF = _unary("erf", _erf_ref, "erf({0})",
+             lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)))
+RELU = _unary("relu", lambda x, out=None: np.maximum(x, 0, out=out), "maximum({0}, 0)",
+              lambda y, x: PUBLIC["cast"](x > 0.0, x.type), draw="apart", smooth=False,
+              doc="max(x, 0); gradient 0 at 0")
+FLOOR = elementwise("floor", np.floor, "floor({0})", lambda y, x: (None,), smooth=False)
+CEIL = elementwise("ceil", np.ceil, "ceil({0})", lambda y, x: (None,), smooth=False)
+ROUND = elementwise("round", np.rint, "rint({0})", lambda y, x: (None,), smooth=False,
+                    doc="to the nearest integer, halves to even")
+TRUNC = elementwise("trunc", np.trunc, "trunc({0})", lambda y, x: (None,), smooth=False)
+ATAN2 = elementwise(
+    "atan2", np.arctan2, "atan2({0}, {1})",
+    lambda y, a, b: (lambda: b / (a * a + b * b), lambda: -a / (a * a + b * b)), arity=2,
+    draw="positive",
+)
+
+# --- comparison, logic, selection -------------------------------------------------------------
+_COMPARE = {
+    "less": "{0} < {1}", "less_equal": "{0} <= {1}", "greater": "{0} > {1}",
+    "greater_equal": "{0} >= {1}", "equal": "{0} == {1}", "not_equal": "{0} != {1}",
+}
+for _name, _loop in _COMPARE.items():
+    elementwise(_name, getattr(np, _name), _loop, None, arity=2, result="bool")
+for _name, _loop in {"isnan": "isnan({0})", "isinf": "isinf({0})", "isfinite": "isfinite({0})"}.items():  # noqa: E501
+    elementwise(_name, getattr(np, _name), _loop, None, result="bool")
+
+_INT = (sample(((2, 3), "int"), ((3,), "int")), sample(((2,), "bool"), ((2,), "bool")))
+AND = elementwise("bitwise_and", np.bitwise_and, "{0} & {1}", None, arity=2, samples=_INT,
+                  doc="a & b, of integers or bools")
+OR = elementwise("bitwise_or", np.bitwise_or, "{0} | {1}", None, arity=2, samples=_INT,
+                  doc="a | b, of integers or bools")
+XOR = elementwise("bitwise_xor", np.bitwise_xor, "{0} ^ {1}", None, arity=2, samples=_INT,
+                  doc="a ^ b, of integers or bools")
+NOT = elementwise("bitwise_not", np.invert, "~{0}", None,
+                  samples=(sample(((2, 3), "int")), sample(((2,), "bool"))),
+                  doc="~x of integers, not x of bools")
+
+
+def _where_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where(c, a, b)
+
+
+WHERE = Op(
+    "where",
+    shape=_shape("select"),
+    ref=_where_ref,
+    vjp=lambda g, y, c, a, b: (
+        None,
+        unbroadcast(where(c, g, literal(0.0, g)), a.shape),
+        unbroadcast(where(c, literal(0.0, g), g), b.shape),
+    ),
+    jvp=lambda ts, y, c, a, b: PUBLIC["broadcast_to"](
+        where(c, _or_zero(ts[1], a), _or_zero(ts[2], b)), y.shape
+    ),
+    batch=_batch("where"),
+    axes="...,...,...->...",
+    loop="({1} if {0} else {2})",
+    samples=(
+        sample(((2, 3), "bool"), (2, 3), (3,)),
+        sample(((3,), "bool"), (2, 3), (1, 3)),
+    ),
+    doc="a where c else b",
+)
+
+
+def _or_zero(t: Tensor | None, like: Tensor) -> Tensor:
+    return literal(0.0, like) if t is None else t
+
+
+# --- public functions -------------------------------------------------------------------------
+NOT_FOR_BOOLS = frozenset({"subtract", "negative", "sign", "power", "floor_divide", "remainder"})
+
+
+def _refuse_bools(name: str, numeric: NumericType) -> None:
+    if numeric.dtype.kind == "bool" and name in NOT_FOR_BOOLS:
+        raise DTypeError(f"{name} of bools",
+                         hint="use ~, & , | and ^, or cast to an integer type first")
+
+
+def _public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callable[[Any], Tensor]:
+    def fn(x: Any) -> Tensor:
+        if to_float:
+            c, numeric = floating(x)
+        else:
+            (c,), numeric = promote(x)
+            _refuse_bools(name, numeric)
+        return store(apply(op, c), numeric)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{doc}, elementwise.\n\n    x: any shape. Integers become f32.\n    "
+    return public(fn)
+
+
+def _public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Callable:
+    def fn(a: Any, b: Any) -> Tensor:
+        (x, y), numeric = promote(a, b)
+        if to_float and numeric.dtype.kind != "float":
+            x, y, numeric = floating(x)[0], floating(y)[0], as_type("f32")
+        _refuse_bools(name, numeric)
+        return store(apply(op, x, y), numeric)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (
+        f"{doc}, elementwise with NumPy broadcasting.\n\n"
+        "    Python numbers take the tensor's type. Raises ShapeError, DTypeError.\n    "
+    )
+    return public(fn)
+
+
+def _public_predicate(name: str, op: Op, doc: str, arity: int) -> Callable:
+    if arity == 1:
+        def fn(x: Any) -> Tensor:
+            return apply(op, floating(x)[0])
+    else:
+        def fn(a: Any, b: Any) -> Tensor:  # type: ignore[misc]
+            (x, y), _ = promote(a, b)
+            return apply(op, x, y)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{doc}, elementwise; a bool_ tensor."
+    return public(fn)
+
+
+add = _public_binary("add", ADD, "a + b")
+sub = _public_binary("subtract", SUB, "a - b")
+mul = _public_binary("multiply", MUL, "a * b")
+div = _public_binary("divide", DIV, "a / b (integers become f32)", to_float=True)
+maximum = _public_binary("maximum", MAXIMUM, "max(a, b); NaN propagates")
+minimum = _public_binary("minimum", MINIMUM, "min(a, b); NaN propagates")
+floor_divide = _public_binary("floor_divide", FLOOR_DIV, "floor(a / b)")
+remainder = _public_binary("remainder", REMAINDER, "a - b * floor(a / b)")
+atan2 = _public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
+neg = _public_unary("negative", NEG, "-x", to_float=False)
+abs_ = _public_unary("abs", ABS, "|x|", to_float=False)
+sign = _public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
+exp = _public_unary("exp", EXP, "e**x")
+expm1 = _public_unary("expm1", EXPM1, "e**x - 1")
+log = _public_unary("log", LOG, "the natural logarithm")
+log1p = _public_unary("log1p", LOG1P, "log(1 + x)")
+sqrt = _public_unary("sqrt", SQRT, "the square root")
+rsqrt = _public_unary("rsqrt", RSQRT, "1 / sqrt(x)")
+sin = _public_unary("sin", SIN, "sin x")
+cos = _public_unary("cos", COS, "cos x")
+tan = _public_unary("tan", TAN, "tan x")
+asin = _public_unary("asin", ASIN, "arcsin x")
+acos = _public_unary("acos", ACOS, "arccos x")
+atan = _public_unary("atan", ATAN, "arctan x")
+sinh = _public_unary("sinh", SINH, "sinh x")
+cosh = _public_unary("cosh", COSH, "cosh x")
+tanh = _public_unary("tanh", TANH, "tanh x")
+sigmoid = _public_unary("sigmoid", SIGMOID, "1 / (1 + exp(-x))")
+erf = _public_unary("erf", ERF, "the error function")
+relu = _public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
+floor = _public_unary("floor", FLOOR, "the largest integer <= x")
+ceil = _public_unary("ceil", CEIL, "the smallest integer >= x")
+round_ = _public_unary("round", ROUND, "the nearest integer, halves to even")
+trunc = _public_unary("trunc", TRUNC, "x without its fraction")
+for _name in _COMPARE:
+    from ..op import OPS
+
+    _public_predicate(_name, OPS[_name], f"a {_COMPARE[_name][4:-4]} b", 2)
+for _name in ("isnan", "isinf", "isfinite"):
+    _public_predicate(_name, OPS[_name], f"{_name[2:]} elements", 1)
+equal, not_equal = PUBLIC["equal"], PUBLIC["not_equal"]
+
+
+def _logic(name: str, op: Op, doc: str) -> Callable:
+    def fn(a: Any, b: Any) -> Tensor:
+        (x, y), numeric = promote(a, b)
+        if numeric.dtype.kind == "float":
+            raise DTypeError(f"{name} needs integers or bools, got {numeric}")
+        return apply(op, x, y)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{doc} of integers (bitwise) or bools, elementwise. Raises DTypeError on floats."
+    return public(fn)
+
+
+logical_and = _logic("logical_and", AND, "a and b")
+logical_or = _logic("logical_or", OR, "a or b")
+logical_xor = _logic("logical_xor", XOR, "exclusive or")
+
+
+@public
+def logical_not(x: Any) -> Tensor:
+    """not x of bools, bitwise complement of integers, elementwise. Raises DTypeError on floats."""
+    x = as_tensor(x)
+    if x.dtype.kind == "float":
+        raise DTypeError(f"logical_not needs integers or bools, got {x.type}")
+    return apply(NOT, x)
+
+
+@public
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """a where the condition holds, else b, with broadcasting.
+
+    condition: bool_ (other types: where nonzero)   a, b: one common type
+    The gradient of the value not chosen is exactly 0, also where it is not finite.
+    """
+    c = as_tensor(condition)
+    if c.dtype.kind != "bool":
+        c = to_compute(c) != 0
+    (x, y), numeric = promote(a, b)
+    return store(apply(WHERE, c, x, y), numeric)
+
+
+@public
+def power(x: Any, exponent: Any) -> Tensor:
+    """x ** exponent, elementwise. Integer exponents from -1 to 4 are products, so that negative x
+    and x = 0 are exact and differentiable."""
+    if isinstance(exponent, int | float) and not isinstance(exponent, bool):
+        small = _small_power(as_tensor(x), exponent)
+        if small is not None:
+            return small
+    (a, b), numeric = promote(x, exponent)
+    if numeric.dtype.kind == "float" and isinstance(exponent, int | float):
+        return store(_constant_power(a, float(exponent)), numeric)
+    _refuse_bools("power", numeric)
+    return store(apply(POW, a, b), numeric)
+
+
+def _small_power(x: Tensor, exponent: float) -> Tensor | None:
+    if exponent == 1:
+        return x
+    if exponent == 0.5:
+        return sqrt(x)
+    if exponent not in (2, 3, 4):
+        return None
+    (a,), numeric = promote(x)
+    square = apply(MUL, a, a)
+    factor = {2: None, 3: a, 4: square}[int(exponent)]
+    return store(square if factor is None else apply(MUL, square, factor), numeric)
+
+
+def _constant_power(a: Tensor, exponent: float) -> Tensor:
+    return apply(POW_CONSTANT, a, exponent=exponent)
+
+
+def _power_slope(x: Tensor, exponent: float) -> Tensor | float:
+    """c x^(c - 1): 0 for c = 0, where 0 * (1 / 0) would not be."""
+    return exponent * power(x, exponent - 1.0) if exponent else 0.0
+
+
+POW_CONSTANT = Op(
+    "pow_constant",
+    shape=lambda x, exponent: x,
+    ref=lambda x, exponent: np.power(x, np.asarray(exponent, x.dtype)),
+    vjp=lambda g, y, x, exponent: (g * _power_slope(x, exponent),),
+    jvp=lambda ts, y, x, exponent: ts[0] * _power_slope(x, exponent),
+    batch=lambda size, batched, x, exponent: (apply(POW_CONSTANT, x, exponent=exponent), True),
+    axes="...->...",
+    loop="pow({0}, {exponent})",
+    samples=(
+        sample(((2, 3), "positive"), exponent=2.5), sample(((3,), "positive"), exponent=-1.0),
+        sample((3,), exponent=0.0), sample((3,), exponent=5.0),
+    ),
+    doc="x ** c for a constant c",
+)
+
+
+@public
+def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
+    """min(max(x, low), high); a bound of None is absent."""
+    out = as_tensor(x)
+    out = out if low is None else maximum(out, low)
+    return out if high is None else minimum(out, high)
+
+
+@public
+def square(x: Any) -> Tensor:
+    """x * x, elementwise."""
+    return power(x, 2)

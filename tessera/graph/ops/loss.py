@@ -1,0 +1,217 @@
+"""Losses: mean squared error, cross-entropy from logits, binary cross-entropy from logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape, size_of
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...numerics import DType, NumericType, as_type
+from ...tensor import Tensor, as_tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, convert, floating, literal, promote, public, store, to_compute
+from ..trace import Tracer, apply
+from .elementwise import exp, log, maximum, neg, where
+from .norms import row_mean
+from .reduce import MAX, accumulate_dtype, sum_ref
+from .softmax import row_max, row_sum
+
+F32 = as_type("f32").dtype
+INT32 = as_type("int32")
+REDUCTIONS = ("mean", "sum", "none")
+
+
+# --- negative log-likelihood of a label -------------------------------------------------------
+def _nll_shape(x: Aval, label: Aval, smoothing: float, accum: DType) -> Aval:
+    if label.shape != (*x.shape[:-1], 1):
+        raise ShapeError(f"labels {show_shape(label.shape)} for logits {show_shape(x.shape)}")
+    return MAX.shape(x, axis=(x.ndim - 1,), keepdims=True)
+
+
+def _nll_ref(x: np.ndarray, label: np.ndarray, smoothing: float, accum: DType) -> np.ndarray:
+    n = x.shape[-1]
+    inside = (label >= 0) & (label < n)
+    picked = np.take_along_axis(x, np.where(inside, label, 0), -1)
+    m = np.max(x, axis=-1, keepdims=True)
+    y = m - picked
+    if smoothing:
+        mean = sum_ref(x, (x.ndim - 1,), True, accum) / n
+        y = m - ((1 - smoothing) * picked + smoothing * mean)
+    y = y + np.log(sum_ref(np.exp(x - m), (x.ndim - 1,), True, accum))
+    return np.where(inside, y, np.nan).astype(x.dtype)
+
+
+def _classes(x: Tensor) -> Tensor:
+    return PUBLIC["arange"](x.shape[-1], dtype=INT32)
+
+
+def _nll_expand(x: Tensor, label: Tensor, smoothing: float, accum: DType) -> Tensor:
+    zero, label = literal(0.0, x), convert(label, INT32)
+    picked = row_sum(where(PUBLIC["equal"](_classes(x), label), x, zero), -1, accum)
+    if smoothing:
+        picked = (1.0 - smoothing) * picked + smoothing * row_mean(x, accum)
+    m = row_max(x)
+    y = (m - picked) + log(row_sum(exp(x - m), -1, accum))
+    inside = PUBLIC["logical_and"](label >= 0, PUBLIC["less"](label, x.shape[-1]))
+    return where(inside, y, literal(float("nan"), x))
+
+
+def _nll_slope(x: Tensor, label: Tensor, smoothing: float, accum: DType) -> Tensor:
+    """softmax(x) - q, where q is the smoothed distribution of the label.
+
+    Spelled otherwise than forwards (+ -m, !=), so that a compiled step computes these again in the
+    backward loop and keeps only m and the sum of each row.
+    """
+    m = row_max(x)
+    total = row_sum(exp(x - m), -1, accum)
+    p = exp((x + neg(m)) + neg(log(total)))
+    p = p - smoothing / x.shape[-1] if smoothing else p
+    other = PUBLIC["not_equal"](_classes(x), convert(label, INT32))
+    return where(other, p, p - (1.0 - smoothing))
+
+
+NLL = Op(
+    "label_loss",
+    shape=_nll_shape,
+    ref=_nll_ref,
+    vjp=lambda g, y, x, label, **a: (g * _nll_slope(x, label, **a), None),
+    jvp=lambda ts, y, x, label, **a: row_sum(ts[0] * _nll_slope(x, label, **a)),
+    batch=lambda size, batched, x, label, **a: (
+        apply(NLL, *(
+            v if b else PUBLIC["broadcast_to"](PUBLIC["expand_dims"](v, 0), (size, *v.shape))
+            for v, b in zip((x, label), batched, strict=True)
+        ), **a),
+        True,
+    ),
+    expand=_nll_expand,
+    samples=(
+        sample((2, 5), ((2, 1), "index:5"), smoothing=0.0, accum=F32),
+        sample((2, 3, 4), ((2, 3, 1), "index:4"), smoothing=0.1, accum=F32),
+    ),
+    doc="log sum exp(x) - x[label] along the last axis; NaN for a label outside the classes",
+)
+
+
+# --- reductions -------------------------------------------------------------------------------
+def _check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"reduction {reduction!r}", hint=f"one of {', '.join(REDUCTIONS)}")
+
+
+def _reduce(rows: Tensor, reduction: str, numeric: NumericType) -> Tensor:
+    if reduction == "none":
+        return store(rows, numeric)
+    return store(PUBLIC[reduction](rows), numeric)
+
+
+# --- public functions -------------------------------------------------------------------------
+@public
+def mse(prediction: Any, target: Any, *, reduction: str = "mean") -> Tensor:
+    """mean((prediction - target)^2) over all elements: a scalar of the operands' common type.
+
+    The shapes must be equal. reduction: "mean", "sum" or "none". Raises ShapeError, DTypeError.
+    """
+    _check_reduction(reduction)
+    (a, b), numeric = promote(prediction, target)
+    if numeric.dtype.kind != "float":
+        raise DTypeError(f"mse needs floats, got {numeric}")
+    if a.shape != b.shape:
+        raise ShapeError(
+            f"prediction {show_shape(a.shape)} and target {show_shape(b.shape)} differ",
+            hint="broadcasting here is nearly always a mistake: reshape one of them",
+        )
+    d = a - b
+    if reduction == "none":
+        return store(d * d, numeric)
+    total = apply_sum(d * d, accumulate_dtype(numeric))
+    count = size_of(d.shape)
+    if reduction == "mean":
+        total = total * (1.0 / count) if isinstance(count, int) and count else PUBLIC["mean"](d * d)
+    return store(total, numeric)
+
+
+def apply_sum(x: Tensor, accum: DType) -> Tensor:
+    """Sum of all elements in the accumulate type."""
+    from .reduce import SUM
+
+    axes = tuple(range(x.ndim))
+    return apply(SUM, x, axis=axes, keepdims=False, accum=accum) if axes else x
+
+
+@public
+def cross_entropy(logits: Any, target: Any, *, reduction: str = "mean",
+                  label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
+    """-sum_j q_j log softmax(logits)_j along the last axis, from logits, stable.
+
+    logits: [..., V]   target: [...] integers, or [..., V] probabilities   y: scalar, or [...] for
+    reduction "none"
+    q is the target, mixed with the uniform distribution: (1 - s) q + s / V. Rows whose label is
+    `ignore_index` count neither in the sum nor in the mean. Computed in the compute type, rounded
+    once to the logits' type. A label outside 0 .. V-1 raises ArgumentError; where labels are only
+    traced it makes the loss NaN.
+    """
+    _check_reduction(reduction)
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ArgumentError(f"label_smoothing is in [0, 1), got {label_smoothing}")
+    x, numeric = floating(logits)
+    t, accum = as_tensor(target), accumulate_dtype(numeric)
+    if t.dtype.kind == "float":
+        rows = _soft_rows(x, t, float(label_smoothing))
+        return _reduce(rows, reduction, numeric)
+    _check_labels(x, t, ignore_index)
+    label = PUBLIC["expand_dims"](t, -1)
+    rows = apply(NLL, x, label, smoothing=float(label_smoothing), accum=accum)  # [..., 1]
+    if ignore_index is None:
+        return _reduce(PUBLIC["squeeze"](rows, -1), reduction, numeric)
+    counted = PUBLIC["not_equal"](label, ignore_index)
+    rows = where(counted, rows, literal(0.0, rows))
+    if reduction != "mean":
+        return _reduce(PUBLIC["squeeze"](rows, -1), reduction, numeric)
+    count = PUBLIC["sum"](convert(counted, x.type))
+    return store(PUBLIC["sum"](rows) / maximum(count, 1.0), numeric)
+
+
+def _soft_rows(x: Tensor, t: Tensor, smoothing: float) -> Tensor:
+    if t.shape != x.shape:
+        raise ShapeError(f"probabilities {show_shape(t.shape)} for logits {show_shape(x.shape)}",
+                         hint="class labels are integers: ts.cast(target, ts.int64)")
+    q = convert(to_compute(t), x.type)
+    if smoothing:
+        n: Any = x.shape[-1]
+        q = q * (1.0 - smoothing) + smoothing / n
+    terms = q * PUBLIC["log_softmax"](x)
+    terms = where(PUBLIC["equal"](q, 0.0), literal(0.0, terms), terms)  # 0 log 0 = 0
+    return neg(PUBLIC["sum"](terms, axis=-1))
+
+
+def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
+    if t.dtype.kind not in ("int", "uint"):
+        raise DTypeError(f"labels are integers (or probabilities, floats), got {t.type}")
+    if tuple(t.shape) != tuple(x.shape[:-1]):
+        raise ShapeError(f"labels {show_shape(t.shape)} for logits {show_shape(x.shape)}: one "
+                         "integer per row is needed")
+    if isinstance(t, Tracer):
+        return
+    a = t.array
+    bad = (a < 0) | (a >= x.shape[-1])
+    bad = bad if ignore_index is None else bad & (a != ignore_index)
+    if bad.any():
+        raise ArgumentError(f"label {a[bad][0]} is outside 0 .. {x.shape[-1] - 1}",
+                            hint="ignore_index= leaves rows out")
+
+
+@public
+def binary_cross_entropy_with_logits(logits: Any, target: Any, *,
+                                     reduction: str = "mean") -> Tensor:
+    """-(t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))) = softplus(x) - x t, elementwise, stable.
+
+    logits, target: equal shapes, target in [0, 1]. Rounded once to the logits' type.
+    """
+    _check_reduction(reduction)
+    x, numeric = floating(logits)
+    t = convert(to_compute(as_tensor(target)), x.type)
+    if t.shape != x.shape:
+        raise ShapeError(f"targets {show_shape(t.shape)} for logits {show_shape(x.shape)}")
+    return _reduce(PUBLIC["softplus"](x) - x * t, reduction, numeric)

@@ -1,0 +1,281 @@
+"""Random numbers: Philox counters, so every draw is a function of (seed, stream, step, index).
+
+The state is a seed and a step. A compiled function that draws takes one step per call and its draws
+are numbered streams; a draw outside takes a step of its own. A key is a u32[2] tensor, an ordinary
+value in the graph: backward passes and recomputation read the same key and so see the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ... import config, numerics
+from ...errors import ArgumentError, DTypeError
+from ...numerics import as_type
+from ...tensor import Tensor, as_tensor
+from .. import trace as tracing
+from ..op import Arg, Aval, Op, Sample, sample
+from ..operand import PUBLIC, convert, literal, public, shape_tuple, store, to_compute
+from ..trace import apply
+
+U32, F32 = as_type("uint32"), as_type("f32")
+EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """All there is to restore: equal states give equal draws."""
+
+    seed: int = 0
+    step: int = 0
+
+
+class _Holder:
+    state: RandomState | None = None
+
+
+_holder = _Holder()
+
+
+def get_state() -> RandomState:
+    """The seed and the step, for a checkpoint."""
+    if _holder.state is None:
+        _holder.state = RandomState(int(config.get("seed")))
+    return _holder.state
+
+
+def set_state(state: RandomState) -> None:
+    """Continue from a state that get_state returned."""
+    _holder.state = state
+
+
+def seed(value: int) -> None:
+    """Start again from this seed, at step 0."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentError(f"a seed is an integer, got {value!r}")
+    _holder.state = RandomState(int(value) & (2**64 - 1))
+
+
+def next_step() -> None:
+    """Advance the step: once per call of a compiled function that draws."""
+    _holder.state = replace(get_state(), step=get_state().step + 1)
+
+
+def key_of(stream: int) -> np.ndarray:
+    """The u32[2] key of a stream at the current step."""
+    state = get_state()
+    root = np.array([state.seed & 0xFFFFFFFF, state.seed >> 32], np.uint32)
+    return numerics.fold_in(numerics.fold_in(root, stream), state.step)
+
+
+RNG_KEY = Op(
+    "rng_key",
+    shape=lambda stream: Aval((2,), U32),
+    ref=lambda stream: key_of(stream),
+    axes="->k",
+    effects=frozenset({"random"}),
+    differentiable=False,
+    samples=(sample(stream=3),),
+    doc="the key of a stream at this step",
+)
+
+
+def _keyed(data: np.ndarray, key: np.ndarray) -> np.ndarray:
+    return numerics.fold_in(key, int(data) & 0xFFFFFFFF)
+
+
+def _fold_in_rows(size: Any, batched: tuple, key: Tensor, data: Tensor) -> tuple:
+    keys = PUBLIC["split"](key, [1] * size, axis=0) if batched[0] else [key] * size
+    numbers = PUBLIC["split"](data, [1] * size, axis=0) if batched[1] else [data] * size
+    rows = [
+        apply(FOLD_IN, PUBLIC["reshape"](k, (2,)), PUBLIC["reshape"](n, ()))
+        for k, n in zip(keys, numbers, strict=True)
+    ]
+    return PUBLIC["stack"](rows), True
+
+
+FOLD_IN = Op(
+    "fold_in",
+    shape=lambda key, data: Aval((2,), U32),
+    ref=lambda key, data: _keyed(data, key),
+    batch=lambda size, batched, key, data: _fold_in_rows(size, batched, key, data),
+    axes="k,->k",
+    differentiable=False,
+    samples=(Sample((Arg((2,), "key", False), Arg((), "int", False))),),
+    doc="a key derived from a key and a number",
+)
+
+
+@public
+def fold_in(key: Tensor, data: Any) -> Tensor:
+    """A new key from a key and an integer."""
+    value = as_tensor(data)
+    if value.dtype.kind not in ("int", "uint") or value.ndim:
+        raise DTypeError(f"fold_in needs an integer scalar, got {value.type}{list(value.shape)}")
+    return apply(FOLD_IN, key, value)
+
+
+class LoopKeys:
+    """Keys inside a traced body: derived from one key drawn outside, so that a body is pure.
+
+    `index` is the traced iteration of a loop, or None for a body that runs once.
+    """
+
+    def __init__(self, outer: Any, index: Tensor | None = None):
+        self.outer, self.index, self.count = outer, index, 0
+        self.base: Tensor | None = None
+
+    def next(self) -> Tensor:
+        if self.base is None:
+            self.base = self._outside()
+        key = fold_in(self.base, self.count)
+        self.count += 1
+        return key if self.index is None else fold_in(key, self.index)
+
+    def _outside(self) -> Tensor:
+        state = tracing._state
+        inner, state.builder = state.builder, self.outer
+        try:
+            return next_key()
+        finally:
+            state.builder = inner
+
+
+@public
+def next_key() -> Tensor:
+    """A fresh key: a stream of the function being traced, or a step of its own outside."""
+    builder = tracing.current_builder()
+    if builder is None:
+        next_step()
+        return apply(RNG_KEY, stream=EAGER_STREAM)
+    if builder.rng is not None:
+        return builder.rng.next()
+    builder.streams += 1
+    return apply(RNG_KEY, stream=builder.streams)
+
+
+tracing.NEXT_KEY.append(next_key)
+
+
+def _bits_ref(key: np.ndarray, shape: tuple) -> np.ndarray:
+    return numerics.random_bits(key, int(np.prod(shape, dtype=np.int64))).reshape(shape)
+
+
+def _bits_batch(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
+    keys = PUBLIC["split"](key, [1] * size, axis=0)
+    rows = [apply(BITS, PUBLIC["reshape"](k, (2,)), shape=shape) for k in keys]
+    return PUBLIC["stack"](rows), True
+
+
+BITS = Op(
+    "random_bits",
+    shape=lambda key, shape: Aval(shape, U32),
+    ref=_bits_ref,
+    batch=_bits_batch,
+    differentiable=False,
+    samples=(Sample((Arg((2,), "key", False),), {"shape": (2, 3)}),),
+    doc="uint32 per element: Philox4x32-10 of (key, global element index)",
+)
+
+
+class philox:
+    """A generator with a seed of its own: `ts.random.uniform((4,), generator=philox(seed=42))`.
+
+    Each draw takes the next key; equal seeds give equal sequences on every machine.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.root = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint32)
+        self.count = 0
+
+    def next_key(self) -> Tensor:
+        key = numerics.fold_in(self.root, self.count)
+        self.count += 1
+        return Tensor(key, U32)
+
+
+def _key(key: Any, generator: philox | None) -> Tensor:
+    if key is not None and generator is not None:
+        raise ArgumentError("give a key or a generator, not both")
+    if key is not None:
+        return as_tensor(key)
+    return generator.next_key() if generator is not None else next_key()
+
+
+@public
+def random_bits(shape: Any, *, key: Any = None, generator: Any = None) -> Tensor:
+    """uint32 random bits."""
+    return apply(BITS, _key(key, generator), shape=shape_tuple(shape))
+
+
+def _unit(bits: Tensor) -> Tensor:
+    """[0, 1) with 24 bits, as numerics.uniform."""
+    return convert(PUBLIC["floor_divide"](bits, 256), F32) * (2.0**-24)
+
+
+@public
+def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32", *,
+            key: Any = None, generator: Any = None) -> Tensor:
+    """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
+    """
+    unit = _unit(random_bits(shape, key=key, generator=generator))
+    return store(unit * (high - low) + low, as_type(dtype))
+
+
+@public
+def normal(shape: Any, mean: float = 0.0, std: float = 1.0, dtype: Any = "f32", *,
+           key: Any = None, generator: Any = None) -> Tensor:
+    """Normal by Box and Muller (1958), one pair of uniforms per element, in f32."""
+    base = _key(key, generator)
+    dims = shape_tuple(shape)
+    u = _unit(apply(BITS, base, shape=dims))
+    v = _unit(apply(BITS, fold_in(base, 1), shape=dims))
+    radius = PUBLIC["sqrt"](-2.0 * PUBLIC["log"](1.0 - u))
+    out = radius * PUBLIC["cos"]((2.0 * math.pi) * v)
+    if std != 1.0 or mean != 0.0:
+        out = out * std + mean
+    return store(out, as_type(dtype))
+
+
+@public
+def bernoulli(p: float, shape: Any, *, key: Any = None, generator: Any = None) -> Tensor:
+    """bool_, true with probability p."""
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is in [0, 1], got {p}")
+    return PUBLIC["less"](_unit(random_bits(shape, key=key, generator=generator)), float(p))
+
+
+@public
+def randint(low: int, high: int, shape: Any, dtype: Any = "int64", *, key: Any = None,
+            generator: Any = None) -> Tensor:
+    """Integers in low..high-1: bits modulo the range (bias below range / 2^32)."""
+    if not low < high or high - low > 2**32:
+        raise ArgumentError(f"randint needs low < high and a range of at most 2^32, got {low}, "
+                            f"{high}")
+    bits = convert(random_bits(shape, key=key, generator=generator), as_type("int64"))
+    return store(PUBLIC["remainder"](bits, high - low) + low, as_type(dtype))
+
+
+@public
+def permutation(n: int, *, key: Any = None, generator: Any = None) -> Tensor:
+    """A random order of 0..n-1; int64. Ties in the 32-bit draws keep their order."""
+    bits = random_bits((n,), key=key, generator=generator)
+    return PUBLIC["argsort"](convert(bits, as_type("int64")))
+
+
+@public
+def dropout(x: Any, p: float, *, key: Any = None, training: bool = True) -> Tensor:
+    """Zero each element with probability p and divide the rest by 1 - p. x itself when p is 0 or
+    not training. The backward pass uses the same mask. Raises ArgumentError unless 0 <= p < 1."""
+    x = as_tensor(x)
+    if not 0 <= p < 1:
+        raise ArgumentError(f"dropout needs 0 <= p < 1, got {p}")
+    if p == 0 or not training:
+        return x
+    keep = PUBLIC["greater_equal"](_unit(random_bits(x.shape, key=key)), float(p))
+    c = to_compute(x)
+    return store(PUBLIC["where"](keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)

@@ -1,0 +1,364 @@
+"""Reductions along axes, in the accumulate type of the operand's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...dims import size_of
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...numerics import DType, NumericType, as_type, decode, encode
+from ...tensor import OPERATORS, Tensor, as_tensor
+from ..op import Aval, Op, sample
+from ..operand import (
+    PUBLIC,
+    axes_tuple,
+    axis_index,
+    compute_type,
+    convert,
+    floating,
+    promote,
+    public,
+    store,
+    to_compute,
+)
+from ..trace import apply
+from .cumulative import shift
+
+INT64 = as_type("int64")
+
+
+def reduced_shape(shape: tuple, axis: tuple[int, ...], keepdims: bool) -> tuple:
+    if keepdims:
+        return tuple(1 if i in axis else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axis)
+
+
+def restore_axes(g: Tensor, like: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    """A reduced value stretched back over the axes it was reduced along."""
+    if not keepdims:
+        g = PUBLIC["reshape"](g, reduced_shape(tuple(like.shape), axis, True))
+    return PUBLIC["broadcast_to"](g, like.shape)
+
+
+def _shape(result: NumericType | None = None, nonempty: bool = False) -> Callable[..., Aval]:
+    def rule(x: Aval, axis: tuple, keepdims: bool, **attrs: Any) -> Aval:
+        if nonempty and any(x.shape[a] == 0 for a in axis):
+            raise ShapeError(f"no elements to reduce along axis {axis} of {x}",
+                             hint="the axis has extent 0, and this reduction has no identity")
+        return Aval(reduced_shape(x.shape, axis, keepdims), result or x.type)
+
+    return rule
+
+
+def _batch(name: str) -> Callable[..., Any]:
+    def rule(size: Any, batched: tuple, x: Tensor, axis: tuple, **attrs: Any) -> tuple:
+        from ..op import OPS
+
+        return apply(OPS[name], x, axis=tuple(a + 1 for a in axis), **attrs), True
+
+    return rule
+
+
+def _letters(x: Aval, axis: tuple, keepdims: bool, **attrs: Any) -> str:
+    names = "abcdefgh"[: len(x.shape)]
+    out = "".join("1" if i in axis else c for i, c in enumerate(names) if keepdims or i not in axis)
+    return f"{names}->{out}"
+
+
+_AXES = (
+    sample((2, 3), axis=(1,), keepdims=False),
+    sample((2, 3), axis=(0,), keepdims=True),
+    sample((2, 3, 2), axis=(0, 2), keepdims=False),
+)
+_APART = tuple(
+    type(s)(tuple(type(a)(a.shape, "distinct") for a in s.args), s.attrs) for s in _AXES
+)
+
+
+# --- sum, prod --------------------------------------------------------------------------------
+def sum_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType,
+             out: np.ndarray | None = None) -> np.ndarray:
+    if accum.bits == 64 and x.dtype == np.float32:
+        return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64), np.float32)
+    if accum.numpy == x.dtype or accum.kind != "float" or accum.bits >= 32:
+        return np.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype, out=out)
+    return _sequential_sum(x, axis, keepdims, accum)
+
+
+def _sequential_sum(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) -> np.ndarray:
+    """One addition at a time, each rounded to the accumulate type."""
+    moved = np.moveaxis(x, axis, range(len(axis))).reshape(-1, *reduced_shape(x.shape, axis, False))
+    total = np.zeros(moved.shape[1:], np.float32)
+    for row in moved:
+        total = decode(encode(total + row, accum), accum)
+    return total.reshape(reduced_shape(x.shape, axis, keepdims)).astype(x.dtype)
+
+
+SUM = Op(
+    "reduce_sum",
+    shape=_shape(),
+    ref=sum_ref,
+    vjp=lambda g, y, x, axis, keepdims, accum: (restore_axes(g, x, axis, keepdims),),
+    jvp=lambda ts, y, x, **a: apply(SUM, ts[0], **a),
+    batch=_batch("reduce_sum"),
+    axes=_letters,
+    samples=tuple(
+        type(s)(s.args, {**s.attrs, "accum": as_type("f32").dtype}) for s in _AXES
+    ),
+    doc="sum along axes in the accumulate type",
+)
+
+
+def _prod_partial(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
+    """prod_{i != j} x_i, exact where elements are 0: exclusive products from both sides."""
+    moved = PUBLIC["moveaxis"](x, axis[0], -1)
+    before = _exclusive_product(moved)
+    after = PUBLIC["flip"](_exclusive_product(PUBLIC["flip"](moved, -1)), -1)
+    return PUBLIC["moveaxis"](before * after, -1, axis[0])
+
+
+def _exclusive_product(x: Tensor) -> Tensor:
+    """Products of the elements before each one along the last axis."""
+    return shift(PUBLIC["cumprod"](x, axis=-1), x.ndim - 1, 1.0)
+
+
+PROD = Op(
+    "reduce_prod",
+    shape=_shape(),
+    ref=lambda x, axis, keepdims: np.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype),
+    vjp=lambda g, y, x, axis, keepdims: (
+        restore_axes(g, x, axis, keepdims) * _prod_partial(y, x, axis, keepdims),
+    ),
+    jvp=lambda ts, y, x, axis, keepdims: PUBLIC["sum"](
+        ts[0] * _prod_partial(y, x, axis, keepdims), axis=axis, keepdims=keepdims
+    ),
+    batch=_batch("reduce_prod"),
+    axes=_letters,
+    samples=(sample((2, 3), axis=(1,), keepdims=False), sample((4,), axis=(0,), keepdims=True)),
+    doc="product along one axis",
+)
+
+
+# --- max, min ---------------------------------------------------------------------------------
+def _chosen(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
+    """Weights that share a gradient among the elements equal to the extremum."""
+    mask = PUBLIC["cast"](PUBLIC["equal"](x, restore_axes(y, x, axis, keepdims)), x.type)
+    return mask / PUBLIC["sum"](mask, axis=axis, keepdims=True)
+
+
+def _extremum(name: str, ref: Callable, doc: str) -> Op:
+    return Op(
+        name,
+        shape=_shape(nonempty=True),
+        ref=lambda x, axis, keepdims: ref(x, axis=axis, keepdims=keepdims),
+        vjp=lambda g, y, x, axis, keepdims: (
+            restore_axes(g, x, axis, keepdims) * _chosen(y, x, axis, keepdims),
+        ),
+        jvp=lambda ts, y, x, axis, keepdims: PUBLIC["sum"](
+            ts[0] * _chosen(y, x, axis, keepdims), axis=axis, keepdims=keepdims
+        ),
+        batch=_batch(name),
+        axes=_letters,
+        smooth=False,
+        samples=_APART,
+        doc=doc,
+    )
+
+
+MAX = _extremum("reduce_max", np.max, "largest element; NaN propagates; ties share the gradient")
+MIN = _extremum("reduce_min", np.min, "smallest element; NaN propagates; ties share the gradient")
+
+
+def _arg(name: str, ref: Callable) -> Op:
+    return Op(
+        name,
+        shape=_shape(INT64, nonempty=True),
+        ref=lambda x, axis, keepdims: ref(x, axis=axis[0], keepdims=keepdims),
+        batch=_batch(name),
+        axes=_letters,
+        differentiable=False,
+        samples=(sample(((2, 3), "distinct"), axis=(1,), keepdims=False),),
+        doc="index of the extremum along an axis; ties give the lowest index",
+    )
+
+
+ARGMAX, ARGMIN = _arg("argmax", np.argmax), _arg("argmin", np.argmin)
+
+
+def _logical(name: str, ref: Callable, doc: str) -> Op:
+    return Op(
+        name,
+        shape=_shape(),
+        ref=lambda x, axis, keepdims: ref(x, axis=axis, keepdims=keepdims),
+        batch=_batch(name),
+        axes=_letters,
+        differentiable=False,
+        samples=(sample(((2, 3), "bool"), axis=(1,), keepdims=False),),
+        doc=doc,
+    )
+
+
+ANY, ALL = _logical("reduce_any", np.any, "or of bools"), _logical("reduce_all", np.all,
+                                                                   "and of bools")
+
+# --- cumulative -------------------------------------------------------------------------------
+CUMSUM = Op(
+    "cumsum",
+    shape=lambda x, axis: x,
+    ref=lambda x, axis: np.cumsum(x, axis=axis, dtype=x.dtype),
+    vjp=lambda g, y, x, axis: (
+        PUBLIC["flip"](apply(CUMSUM, PUBLIC["flip"](g, axis), axis=axis), axis),
+    ),
+    jvp=lambda ts, y, x, axis: apply(CUMSUM, ts[0], axis=axis),
+    batch=lambda size, batched, x, axis: (apply(CUMSUM, x, axis=axis + 1), True),
+    samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
+    doc="running sums along an axis",
+)
+
+
+# --- public functions -------------------------------------------------------------------------
+def accumulate_dtype(numeric: NumericType) -> DType:
+    """The dtype in which sums of `numeric` run."""
+    return numeric.policy.accum or compute_type(numeric).dtype
+
+
+def countable(x: Tensor) -> Tensor:
+    """x in a type whose sums do not wrap at once: bools as int64, narrow integers as int32."""
+    if x.dtype.kind == "bool":
+        return convert(x, INT64)
+    if x.scale is None and x.dtype.kind in ("int", "uint") and x.dtype.bits < 32:
+        return convert(x, as_type("int32"))
+    return x
+
+
+@public
+def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Sum along axes (all when None), in the accumulate type, in a fixed order.
+
+    The result has x's type; bools count as int64, integers of fewer than 32 bits as int32, as in
+    a product. Raises AxisError.
+    """
+    x = countable(as_tensor(x))
+    c = to_compute(x)
+    axes = axes_tuple(axis, x.ndim)
+    if not axes:
+        return x
+    out = apply(SUM, c, axis=axes, keepdims=bool(keepdims), accum=accumulate_dtype(x.type))
+    return store(out, x.type)
+
+
+@public
+def mean(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Mean along axes (all when None), summed in the accumulate type. Integers give f32."""
+    c, numeric = floating(x)
+    axes = axes_tuple(axis, c.ndim)
+    count = size_of([c.shape[a] for a in axes])
+    total = apply(SUM, c, axis=axes, keepdims=bool(keepdims), accum=accumulate_dtype(numeric)) \
+        if axes else c
+    if isinstance(count, int):
+        return store(total * (1.0 / count if count else float("nan")), numeric)
+    return store(total / apply_count(count, total), numeric)
+
+
+def apply_count(count: Any, like: Tensor) -> Tensor:
+    """A symbolic number of elements as a scalar of `like`'s type."""
+    return PUBLIC["sum"](PUBLIC["ones"]((count,), like.type))
+
+
+@public
+def var(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> Tensor:
+    """mean((x - mean x)^2) along axes, in two passes; divides by n - ddof."""
+    c, numeric = floating(x)
+    axes = axes_tuple(axis, c.ndim)
+    count = size_of([c.shape[a] for a in axes])
+    centred = c - mean(c, axis=axes, keepdims=True)
+    out = mean(centred * centred, axis=axes, keepdims=keepdims)
+    if not ddof:
+        return store(out, numeric)
+    if not isinstance(count, int):
+        raise ShapeError(f"ddof needs a known number of elements, got {count}")
+    return store(out * (count / (count - ddof)), numeric)
+
+
+@public
+def std(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> Tensor:
+    """sqrt(var(x))."""
+    return PUBLIC["sqrt"](var(x, axis, keepdims, ddof=ddof))
+
+
+@public
+def prod(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Product along axes (all when None); bools and narrow integers as in `ts.sum`."""
+    (c,), numeric = promote(countable(as_tensor(x)))
+    axes = axes_tuple(axis, c.ndim)
+    for a in reversed(axes):
+        c = apply(PROD, c, axis=(a,), keepdims=bool(keepdims))
+    return store(c, numeric)
+
+
+def _public_extremum(name: str, op: Op, word: str) -> Callable:
+    def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+        (c,), numeric = promote(x)
+        axes = axes_tuple(axis, c.ndim)
+        return store(apply(op, c, axis=axes, keepdims=bool(keepdims)), numeric) if axes else c
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (
+        f"The {word} element along axes (all when None). NaN propagates; elements that tie share\n"
+        "    the gradient equally. Raises ShapeError on an axis of extent 0.\n    "
+    )
+    return public(fn)
+
+
+max_ = _public_extremum("max", MAX, "largest")
+min_ = _public_extremum("min", MIN, "smallest")
+
+
+def _public_arg(name: str, op: Op, word: str) -> Callable:
+    def fn(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        (c,), _ = promote(x)
+        if axis is None:
+            c, axis = PUBLIC["reshape"](c, (size_of(c.shape),)), 0
+        return apply(op, c, axis=(axis_index(axis, c.ndim),), keepdims=bool(keepdims))
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"Index of the {word} element along an axis (of the flat x when None); int64."
+    return public(fn)
+
+
+argmax = _public_arg("argmax", ARGMAX, "largest")
+argmin = _public_arg("argmin", ARGMIN, "smallest")
+
+
+def _public_logical(name: str, op: Op, doc: str) -> Callable:
+    def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+        x = as_tensor(x)
+        if x.dtype.kind != "bool":
+            raise DTypeError(f"ts.{name} needs bools, got {x.type}", hint="compare first: x != 0")
+        return apply(op, x, axis=axes_tuple(axis, x.ndim), keepdims=bool(keepdims))
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = doc
+    return public(fn)
+
+
+any_ = _public_logical("any", ANY, "Whether any bool along axes is true.")
+all_ = _public_logical("all", ALL, "Whether all bools along axes are true.")
+
+
+@public
+def cumsum(x: Any, axis: int = 0) -> Tensor:
+    """Running sums along an axis, in the compute type."""
+    (c,), numeric = promote(x)
+    if numeric.dtype.kind == "bool":
+        raise ArgumentError("cumsum of bools", hint="cast to int64 first")
+    return store(apply(CUMSUM, c, axis=axis_index(axis, c.ndim)), numeric)
+
+
+OPERATORS.update(
+    sum=sum, mean=mean, var=var, std=std, prod=prod, max=max_, min=min_, argmax=argmax,
+    argmin=argmin, any=any_, all=all_, cumsum=cumsum,
+)

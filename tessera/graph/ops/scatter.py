@@ -1,0 +1,340 @@
+"""Scatter and blocks: x with some elements replaced or added to, at positions that follow data.
+
+The adjoint of `dynamic_slice` is `dynamic_update_slice` of zeros. As in gather.py an index outside
+its extent is an AxisError when the op runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape, size_of
+from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
+from ...numerics import NumericType
+from ...tensor import Tensor
+from ..op import Arg, Aval, Op, Sample, sample
+from ..operand import (
+    PUBLIC,
+    axis_index,
+    compute_type,
+    convert,
+    literal,
+    plain,
+    public,
+    store,
+    to_compute,
+)
+from ..trace import apply
+from .gather import (
+    CHECK_INDEX,
+    INT64,
+    SEGMENT_SUM,
+    TAKE,
+    check_bounds,
+    gather_axes,
+    ids_first,
+    index_operand,
+    letters,
+    linear_index,
+    merge_batch,
+    offset_rows,
+    split_batch,
+    split_names,
+    stretch,
+)
+
+
+# --- scatter ----------------------------------------------------------------------------------
+def _scatter_axes(x: Aval, ids: Aval, u: Aval, axis: int) -> str:
+    pre, post, _ = split_names(x, ids, axis, 1)
+    whole = "_" * len(ids.shape)
+    return f"{pre}_{post},{whole},{pre}{whole}{post}->{pre}_{post}"
+
+
+def _block_names(shape: tuple, sizes: tuple) -> str:
+    """Letters for the axes of which a block takes everything."""
+    return "".join(c if n == m else "_" for c, n, m in zip(letters(shape), shape, sizes,
+                                                            strict=True))
+
+
+def _scatter_shape(x: Aval, ids: Aval, u: Aval, axis: int) -> Aval:
+    want = x.shape[:axis] + ids.shape + x.shape[axis + 1:]
+    if u.shape != want:
+        raise ShapeError(
+            f"updates {show_shape(u.shape)} for ids {show_shape(ids.shape)} along axis {axis} of "
+            f"{show_shape(x.shape)} should be {show_shape(want)}"
+        )
+    if x.dtype is not u.dtype:
+        raise DTypeError(f"operands of one type needed, got {x.type} and {u.type}")
+    return x
+
+
+def _scatter_ref(x: np.ndarray, ids: np.ndarray, u: np.ndarray, axis: int) -> np.ndarray:
+    check_bounds(ids, x.shape[axis], wrap=True, what=f"axis {axis} of ")
+    out = x.copy()
+    pre, post = u.shape[:axis], u.shape[axis + ids.ndim:]
+    places, winners = _last_of_each(ids.reshape(-1) % max(x.shape[axis], 1))
+    rows = np.moveaxis(u.reshape(*pre, ids.size, *post), axis, 0)
+    np.moveaxis(out, axis, 0)[places] = rows[winners]
+    return out
+
+
+def _last_of_each(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids, and for each the position where it stands last."""
+    places, back = np.unique(ids[::-1], return_index=True)
+    return places, ids.size - 1 - back
+
+
+def _scatter_vjp(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, u: Tensor, axis: int) -> tuple:
+    """Only what is still there gets a gradient: x outside the ids, the last of repeated updates."""
+    gone = PUBLIC["zeros"](u.shape, g.type)
+    gu = apply(TAKE, g, ids, axis=axis)
+    wins = _broadcast_mask(_is_last(ids, x.shape[axis]), u, axis)
+    zero = literal(0.0, gu)
+    return apply(SCATTER_SET, g, ids, gone, axis=axis), None, PUBLIC["where"](wins, gu, zero)
+
+
+def _is_last(ids: Tensor, extent: Any) -> Tensor:
+    """Whether an id stands nowhere later in ids."""
+    order = PUBLIC["reshape"](PUBLIC["arange"](size_of(ids.shape)), ids.shape)
+    winner = apply(SCATTER_SET, PUBLIC["zeros"]((extent,), INT64), ids, order, axis=0)
+    return PUBLIC["equal"](apply(TAKE, winner, ids, axis=0), order)
+
+
+def _broadcast_mask(mask: Tensor, like: Tensor, axis: int) -> Tensor:
+    tail = (1,) * (like.ndim - axis - mask.ndim)
+    return PUBLIC["reshape"](mask, (*mask.shape, *tail))
+
+
+def _scatter_batch(size: Any, batched: tuple, x: Tensor, ids: Tensor, u: Tensor,
+                   axis: int) -> tuple:
+    x, u = stretch(x, size, batched[0]), stretch(u, size, batched[2])
+    if not batched[1]:
+        return apply(SCATTER_SET, x, ids, u, axis=axis + 1), True
+    count, extent = ids.ndim - 1, x.shape[axis + 1]
+    rows, places = ids_first(u, axis, count), offset_rows(ids, size, extent)
+    out = apply(SCATTER_SET, merge_batch(x, axis), places, rows, axis=0)
+    return split_batch(out, size, axis), True
+
+
+def _or_zeros(t: Tensor | None, like: Tensor, numeric: NumericType) -> Tensor:
+    return PUBLIC["zeros"](like.shape, numeric) if t is None else t
+
+
+SCATTER_SET = Op(
+    "scatter_set",
+    shape=_scatter_shape,
+    ref=_scatter_ref,
+    vjp=_scatter_vjp,
+    jvp=lambda ts, y, x, ids, u, axis: apply(
+        SCATTER_SET, _or_zeros(ts[0], x, compute_type(x.type)), ids,
+        _or_zeros(ts[2], u, compute_type(u.type)), axis=axis,
+    ),
+    batch=_scatter_batch,
+    axes=_scatter_axes,
+    samples=(
+        sample((5, 3), ((4,), "index:5"), (4, 3), axis=0),
+        sample((2, 4, 3), ((2, 2), "index:4"), (2, 2, 2, 3), axis=1),
+        sample((3,), ((), "index:3"), (), axis=0),
+    ),
+    doc="x with the slices at ids replaced; of repeated ids the last one stays",
+)
+
+
+@public
+def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") -> Tensor:
+    """x with slices at ids replaced by updates, or updates added to them.
+
+    x: [pre, n, post]   ids: any shape, -n..n-1   updates: [pre, *ids.shape, post], broadcast
+    mode "set": of repeated ids the last one stays   "add": all of them add up
+    Returns a new tensor of x's type. Raises ShapeError, ArgumentError, and AxisError when it runs.
+    """
+    if mode not in ("set", "add"):
+        raise ArgumentError(f"scatter mode {mode!r}", hint='"set" or "add"')
+    x, rows = plain(x), index_operand(ids)
+    a = axis_index(axis, x.ndim)
+    want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
+    if mode == "set":
+        u = PUBLIC["broadcast_to"](_as_type_of(updates, x.type), want)
+        return apply(SCATTER_SET, x, rows, u, axis=a)
+    if x.dtype.kind == "bool":
+        raise DTypeError("adding to bools", hint="cast to an integer type first")
+    wide = to_compute(x)
+    u = PUBLIC["broadcast_to"](_as_type_of(updates, wide.type), want)
+    return store(wide + apply(SEGMENT_SUM, u, rows, axis=a, extent=x.shape[a]), x.type)
+
+
+def _as_type_of(value: Any, numeric: NumericType) -> Tensor:
+    """An update as elements of the tensor it goes into."""
+    value = plain(value)
+    if value.dtype.kind == "float" != numeric.dtype.kind:
+        raise DTypeError(f"an update of type {value.type} into {numeric}",
+                         hint=f"convert it: ts.cast(updates, {numeric.dtype.name!r})")
+    return convert(to_compute(value) if value.type != numeric else value, numeric)
+
+
+@public
+def scatter_add(x: Any, ids: Any, updates: Any, axis: int = 0) -> Tensor:
+    """x with updates added at ids along an axis; repeated ids add up. See `ts.scatter`."""
+    return scatter(x, ids, updates, axis, "add")
+
+
+# --- dynamic slices ---------------------------------------------------------------------------
+def _check_starts(starts: np.ndarray, shape: tuple, sizes: tuple) -> list[slice]:
+    for axis, (at, n, size) in enumerate(zip(starts.tolist(), shape, sizes, strict=True)):
+        if at < 0 or at + size > n:
+            raise AxisError(f"start {at} with size {size} leaves axis {axis} of extent {n}",
+                            hint=f"valid starts: 0..{n - size}" if n >= size else
+                            f"the slice is larger than the axis by {size - n}")
+    return [slice(at, at + size) for at, size in zip(starts.tolist(), sizes, strict=True)]
+
+
+def _dynamic_shape(x: Aval, starts: Aval, sizes: tuple) -> Aval:
+    if starts.shape != (len(x.shape),) or len(sizes) != len(x.shape):
+        raise ShapeError(f"{show_shape(x.shape)} needs one start and one size for each axis")
+    return Aval(sizes, x.type)
+
+
+def _grid(starts: Tensor, sizes: tuple, size: Any, lead: bool) -> list[Tensor]:
+    """Per axis the positions of every slice of a batch, broadcast to [N, *sizes]."""
+    ndim, out = len(sizes), []
+    if lead:
+        out.append(PUBLIC["reshape"](PUBLIC["arange"](size), (size,) + (1,) * ndim))
+    columns = PUBLIC["split"](starts, [1] * ndim, axis=1)
+    for k, (column, n) in enumerate(zip(columns, sizes, strict=True)):
+        line = PUBLIC["reshape"](PUBLIC["arange"](n), (1,) * (k + 1) + (n,) + (1,) * (ndim - k - 1))
+        out.append(PUBLIC["reshape"](column, (size,) + (1,) * ndim) + line)
+    return out
+
+
+def _checked_grid(starts: Tensor, x: Tensor, sizes: tuple, size: Any, lead: bool) -> list[Tensor]:
+    shape = x.shape if lead else (size, *x.shape)
+    grid = _grid(starts, sizes, size, lead)
+    extents = shape if lead else shape[1:]
+    return [apply(CHECK_INDEX, g, extent=n, wrap=False) for g, n in zip(grid, extents, strict=True)]
+
+
+def _front(starts: Tensor) -> Tensor:
+    """Starts for a tensor with a batch axis in front, which is taken whole."""
+    return PUBLIC["concatenate"]([PUBLIC["zeros"]((1,), INT64), starts])
+
+
+def _dynamic_slice_batch(size: Any, batched: tuple, x: Tensor, starts: Tensor,
+                         sizes: tuple) -> tuple:
+    if not batched[1]:
+        return apply(DYNAMIC_SLICE, x, _front(starts), sizes=(size, *sizes)), True
+    grid = _checked_grid(starts, x, sizes, size, batched[0])
+    return gather_axes(x, tuple(range(x.ndim)), grid), True
+
+
+DYNAMIC_SLICE = Op(
+    "dynamic_slice",
+    shape=_dynamic_shape,
+    ref=lambda x, starts, sizes: x[tuple(_check_starts(starts, x.shape, sizes))].copy(),
+    vjp=lambda g, y, x, starts, sizes: (
+        apply(DYNAMIC_UPDATE_SLICE, PUBLIC["zeros"](x.shape, g.type), g, starts), None
+    ),
+    jvp=lambda ts, y, x, starts, sizes: apply(DYNAMIC_SLICE, ts[0], starts, sizes=sizes),
+    batch=_dynamic_slice_batch,
+    axes=lambda x, starts, sizes: "{0},_->{0}".format(_block_names(x.shape, sizes)),
+    samples=(
+        sample((5,), ((1,), "index:3"), sizes=(3,)),
+        sample((4, 6), ((2,), "index:3"), sizes=(2, 3)),
+    ),
+    doc="`sizes` elements from `starts` on, an integer tensor with one entry per axis",
+)
+
+
+def _update_ref(x: np.ndarray, u: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    where = tuple(_check_starts(starts, x.shape, u.shape))
+    out = x.copy()
+    out[where] = u
+    return out
+
+
+def _update_shape(x: Aval, u: Aval, starts: Aval) -> Aval:
+    if x.ndim != u.ndim or starts.shape != (x.ndim,):
+        raise ShapeError(
+            f"an update {show_shape(u.shape)} of {show_shape(x.shape)} needs as many axes, and one "
+            f"start for each, got starts {show_shape(starts.shape)}"
+        )
+    if x.dtype is not u.dtype:
+        raise DTypeError(f"operands of one type needed, got {x.type} and {u.type}")
+    return x
+
+
+def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tensor) -> tuple:
+    x, u = stretch(x, size, batched[0]), stretch(u, size, batched[1])
+    if not batched[2]:
+        return apply(DYNAMIC_UPDATE_SLICE, x, u, _front(starts)), True
+    grid = _checked_grid(starts, x, u.shape[1:], size, True)
+    flat, total = PUBLIC["reshape"](x, (size_of(x.shape),)), size_of(u.shape)
+    places = PUBLIC["broadcast_to"](linear_index(grid, x.shape), u.shape)
+    out = apply(SCATTER_SET, flat, PUBLIC["reshape"](places, (total,)),
+                PUBLIC["reshape"](u, (total,)), axis=0)
+    return PUBLIC["reshape"](out, x.shape), True
+
+
+DYNAMIC_UPDATE_SLICE = Op(
+    "dynamic_update_slice",
+    shape=_update_shape,
+    ref=_update_ref,
+    vjp=lambda g, y, x, u, starts: (
+        apply(DYNAMIC_UPDATE_SLICE, g, PUBLIC["zeros"](u.shape, g.type), starts),
+        apply(DYNAMIC_SLICE, g, starts, sizes=tuple(u.shape)),
+        None,
+    ),
+    jvp=lambda ts, y, x, u, starts: apply(
+        DYNAMIC_UPDATE_SLICE, _or_zeros(ts[0], x, compute_type(x.type)),
+        _or_zeros(ts[1], u, compute_type(u.type)), starts,
+    ),
+    batch=_update_batch,
+    axes=lambda x, u, starts: "{0},{0},_->{0}".format(_block_names(x.shape, u.shape)),
+    samples=(
+        Sample((Arg((5,)), Arg((3,)), Arg((1,), "index:3", False))),
+        Sample((Arg((4, 6)), Arg((2, 3)), Arg((2,), "index:3", False))),
+    ),
+    doc="x with the block at `starts` replaced by an update",
+)
+
+
+def _starts(starts: Any, ndim: int) -> Tensor:
+    """Starts given as one integer tensor or a sequence of integers and scalar tensors."""
+    if isinstance(starts, Tensor | np.ndarray):
+        t = index_operand(starts, "starts")
+    else:
+        parts = [index_operand(s, "starts") for s in starts]
+        if any(p.ndim for p in parts) or not parts:
+            raise ShapeError(f"starts are scalars, one per axis, got {len(parts)} of them")
+        t = PUBLIC["stack"](parts)
+    if tuple(t.shape) != (ndim,):
+        raise ShapeError(f"{ndim} axes need {ndim} starts, got {show_shape(t.shape)}")
+    return t
+
+
+@public
+def dynamic_slice(x: Any, starts: Any, sizes: Sequence[int]) -> Tensor:
+    """A block of fixed size at positions that may depend on data.
+
+    starts: one integer per axis (Python integers, scalar tensors, or one tensor)   sizes: integers
+    Raises ShapeError, and AxisError, when it runs, for a block that leaves x: starts never clamp.
+    """
+    x, sizes = plain(x), tuple(sizes)
+    if x.ndim == 0:
+        raise ShapeError("dynamic_slice of a scalar")
+    return apply(DYNAMIC_SLICE, x, _starts(starts, x.ndim), sizes=sizes)
+
+
+@public
+def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Tensor:
+    """x with the block at `starts` replaced by `update`, which is converted to x's type.
+
+    Raises ShapeError, and AxisError, when it runs, for a block that leaves x: starts never clamp.
+    """
+    x = plain(x)
+    if x.ndim == 0:
+        raise ShapeError("dynamic_update_slice of a scalar")
+    return apply(DYNAMIC_UPDATE_SLICE, x, _as_type_of(update, x.type), _starts(starts, x.ndim))

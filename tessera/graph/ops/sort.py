@@ -1,0 +1,173 @@
+"""Order: sort, argsort, top_k, searchsorted. Equal elements keep their order, NaN is the largest.
+
+The permutation is an integer tensor; values are gathered by it, which is also how gradients flow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape
+from ...errors import ArgumentError, ShapeError
+from ...numerics import as_type
+from ...tensor import OPERATORS, Tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, axis_index, plain, promote, public
+from ..trace import apply
+from .cumulative import line_axes
+from .gather import TAKE_ALONG
+
+INT64 = as_type("int64")
+
+
+def _argsort_ref(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    if not descending:
+        return np.argsort(x, axis=axis, kind="stable")
+    # Sorting the reversed line and reading it backwards puts the largest first and keeps the
+    # order of equal elements; negating would not do for unsigned integers and the smallest int.
+    back = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(back, axis)
+
+
+ARGSORT = Op(
+    "argsort",
+    shape=lambda x, axis, descending: Aval(x.shape, INT64),
+    ref=_argsort_ref,
+    batch=lambda size, batched, x, axis, descending: (
+        apply(ARGSORT, x, axis=axis + 1, descending=descending), True
+    ),
+    axes=lambda x, axis, descending: line_axes(x, axis),
+    differentiable=False,
+    samples=(
+        sample(((5,), "distinct"), axis=0, descending=False),
+        sample(((2, 4), "distinct"), axis=1, descending=True),
+        sample(((4, 2), "int"), axis=0, descending=True),
+    ),
+    doc="the stable permutation that sorts along an axis; NaN counts as the largest",
+)
+
+
+def _top_shape(x: Aval, k: int) -> Aval:
+    n = x.shape[-1]
+    if isinstance(n, int) and k > n:
+        raise ShapeError(f"the {k} largest of {n} elements",
+                         hint=f"k is at most the extent of the axis, {n}")
+    return Aval((*x.shape[:-1], k), INT64)
+
+
+def _top_ref(x: np.ndarray, k: int) -> np.ndarray:
+    n = x.shape[-1]
+    lines = x.reshape(-1, n)
+    small = n < 512 or 4 * k > n or (x.dtype.kind == "f" and np.isnan(x).any())
+    if small or not k:
+        picked = _argsort_ref(lines, 1, True)[:, :k]
+    else:
+        picked = np.stack([_top_of_line(line, k) for line in lines]) if len(lines) else \
+            np.zeros((0, k), np.int64)
+    return np.ascontiguousarray(picked).reshape(*x.shape[:-1], k)
+
+
+def _top_of_line(line: np.ndarray, k: int) -> np.ndarray:
+    """By selection instead of sorting: of the elements equal to the k-th, the first ones."""
+    threshold = np.partition(line, line.size - k)[line.size - k]
+    above = np.flatnonzero(line > threshold)
+    equal = np.flatnonzero(line == threshold)[: k - above.size]
+    chosen = np.sort(np.concatenate([above, equal]))
+    return chosen[_argsort_ref(line[chosen], 0, True)]
+
+
+TOP_K_INDEX = Op(
+    "top_k_index",
+    shape=_top_shape,
+    ref=_top_ref,
+    batch=lambda size, batched, x, k: (apply(TOP_K_INDEX, x, k=k), True),
+    axes="..._->..._",
+    differentiable=False,
+    samples=(sample(((5,), "distinct"), k=2), sample(((2, 4), "int"), k=3)),
+    doc="indices of the k largest along the last axis, largest first; ties: lowest index first",
+)
+
+
+def _search_shape(ordered: Aval, values: Aval, side: str) -> Aval:
+    if ordered.ndim != 1:
+        raise ShapeError(f"searchsorted needs one sorted line, got {show_shape(ordered.shape)}",
+                         hint="ts.vmap(ts.searchsorted)(lines, values) searches one per row")
+    return Aval(values.shape, INT64)
+
+
+def _search_batch(size: Any, batched: tuple, ordered: Tensor, values: Tensor, side: str) -> tuple:
+    if not batched[0]:
+        return apply(SEARCHSORTED, ordered, values, side=side), True
+    if not batched[1]:
+        values = PUBLIC["broadcast_to"](values, (size, *values.shape))
+    flat = PUBLIC["reshape"](values, (size, -1, 1))
+    lines = PUBLIC["expand_dims"](ordered, 1)
+    below = PUBLIC["less" if side == "left" else "less_equal"](lines, flat)  # [N, values, line]
+    return PUBLIC["reshape"](PUBLIC["sum"](below, axis=-1), values.shape), True
+
+
+SEARCHSORTED = Op(
+    "searchsorted",
+    shape=_search_shape,
+    ref=lambda ordered, values, side: np.asarray(np.searchsorted(ordered, values, side)),
+    batch=_search_batch,
+    axes="_,...->...",
+    differentiable=False,
+    samples=(sample(((5,), "sorted"), (2, 3), side="left"),
+             sample(((4,), "sorted"), (3,), side="right")),
+    doc="how many elements of a sorted line are below each value (side right: or equal to it)",
+)
+
+
+@public
+def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
+    """The permutation that sorts x along an axis; int64.
+
+    Stable, also when descending: equal elements stay in order. NaN counts as the largest.
+    """
+    (c,), _ = promote(x)
+    return apply(ARGSORT, c, axis=axis_index(axis, c.ndim), descending=bool(descending))
+
+
+@public
+def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
+    """x sorted along an axis; NaN counts as the largest. The gradient returns to where each
+    element came from."""
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    return apply(TAKE_ALONG, x, argsort(x, a, descending), axis=a)
+
+
+@public
+def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """(values, indices) of the k largest along an axis, largest first.
+
+    values: x's type   indices: int64; equal elements: the lowest index first. NaN is the largest.
+    Raises ShapeError when k exceeds the extent.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+        raise ArgumentError(f"top_k needs a number of elements, got k={k!r}")
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    lines = PUBLIC["moveaxis"](x, a, -1)
+    (c,), _ = promote(lines)
+    index = apply(TOP_K_INDEX, c, k=int(k))
+    values = apply(TAKE_ALONG, lines, index, axis=x.ndim - 1)
+    return PUBLIC["moveaxis"](values, -1, a), PUBLIC["moveaxis"](index, -1, a)
+
+
+@public
+def searchsorted(ordered: Any, values: Any, side: str = "left") -> Tensor:
+    """Where values would be inserted into an ascending line to keep it sorted; int64.
+
+    ordered: [N]   values: any shape   side: "left" before equal elements, "right" after them
+    """
+    if side not in ("left", "right"):
+        raise ArgumentError(f"side {side!r}", hint='"left" or "right"')
+    (line, wanted), _ = promote(ordered, values)
+    return apply(SEARCHSORTED, line, wanted, side=side)
+
+
+OPERATORS.update(sort=sort, argsort=argsort)

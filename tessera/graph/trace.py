@@ -1,0 +1,285 @@
+"""Tracing: running a Python function on tracers records its ops as a graph.
+
+`apply` is the one door through which every op goes. Without a tracer it runs the op's NumPy
+meaning; with one it adds a node to the graph being built.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..dims import size_of
+from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
+from ..tensor import Tensor, as_tensor
+from .ir import Graph, Node, Value
+from .op import Aval, Op, infer
+
+
+class _State(threading.local):
+    builder: Builder | None = None
+    where: SourceLine | None = None  # set while a graph is re-evaluated: the original line
+
+
+_state = _State()
+EAGER_OBSERVERS: list[Callable[[Op, tuple, dict, tuple], None]] = []  # filled by debug
+EXITS: list[Callable[[Any], None]] = []  # shown what a graph or a public function that ran op by
+# op has given; filled by debug
+
+
+class Tracer(Tensor):
+    """A tensor known by shape and type only, while a function is traced."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Builder, value: Value):
+        self.builder, self.value = builder, value
+        self._shape, self.type = value.aval.shape, value.aval.type
+        self.scale, self.is_param, self.name = None, False, None
+
+    @property
+    def aval(self) -> Aval:
+        return self.value.aval
+
+    @property
+    def array(self) -> np.ndarray:
+        self._concrete("its values")
+
+    @property
+    def buffer(self) -> np.ndarray:
+        self._concrete("its buffer")
+
+    def _concrete(self, what: str) -> NoReturn:
+        raise TraceError(
+            f"{what}: only shape and type are known while tracing ({self.aval})",
+            hint="compute with ts ops here, and look at values outside jit and grad; "
+            "ts.debug.print shows a value when the graph runs",
+        )
+
+    def numpy(self) -> np.ndarray:
+        self._concrete("numpy()")
+
+    def item(self) -> Any:
+        self._concrete("item()")
+
+    def tolist(self) -> Any:
+        self._concrete("tolist()")
+
+    def __float__(self) -> float:
+        self._concrete("float()")
+
+    def __int__(self) -> int:
+        self._concrete("int()")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._concrete("conversion to NumPy")
+
+    def __index__(self) -> int:
+        raise TraceError(
+            f"a traced {self.aval} is used where Python needs an integer",
+            hint="pass it keyword-only (then it is a constant of the trace), "
+            "or use ts.dynamic_slice / ts.take for an index that depends on data",
+        )
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            f"Python control flow on a traced {self.aval}: its value is not known",
+            hint="choose values with ts.where, branches with ts.cond, loops with ts.while_loop",
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TraceError(
+            "assignment into a traced tensor",
+            hint="build the new value: ts.where, ts.dynamic_update_slice or ts.scatter",
+        )
+
+    def __repr__(self) -> str:
+        return f"Tracer {self.aval}"
+
+
+class Builder:
+    """A graph under construction."""
+
+    def __init__(self, name: str):
+        self.name, self.closed = name, False
+        self.inputs: list[Value] = []
+        self.nodes: list[Node] = []
+        self.captures: dict[int, tuple[Value, Tensor]] = {}
+        self.literals: dict[Any, Value] = {}
+        self.rng: Any = None  # keys of a body that is an attribute of an op; see ops/random.py
+        self.streams = 0  # random streams drawn so far
+        self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
+
+    def add_input(self, aval: Aval) -> Tracer:
+        value = Value(aval)
+        self.inputs.append(value)
+        return Tracer(self, value)
+
+    def value_of(self, x: Tensor) -> Value:
+        """The value of an operand: mine, a literal, or a capture from outside."""
+        if isinstance(x, Tracer) and x.builder is self:
+            return x.value
+        if x.name == LITERAL:
+            return self._literal(x)
+        if isinstance(x, Tracer) and x.builder.closed:
+            raise TraceError(
+                f"a traced {x.aval} is used after its trace of {x.builder.name!r} has ended",
+                hint="return it from the traced function instead of storing it outside",
+            )
+        held = self.captures.get(id(x))
+        if held is None:
+            held = self.captures[id(x)] = (Value(Aval(x.shape, x.type)), x)
+        return held[0]
+
+    def _literal(self, x: Tensor) -> Value:
+        number = x.array.item() if x.array.dtype.kind in "biuf" else float(x.array)
+        key = (repr(number), x.type)
+        if key not in self.literals:
+            value = Value(Aval((), x.type))
+            self.nodes.append(
+                Node(CONSTANT[0], (), {"value": number, "type": x.type}, (value,), None)
+            )
+            self.literals[key] = value
+        return self.literals[key]
+
+    def emit(self, op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+        inputs = tuple(self.value_of(a) for a in args)
+        avals = infer(op, tuple(v.aval for v in inputs), attrs)
+        outputs = tuple(Value(a) for a in avals)
+        where = _state.where or user_line()
+        self.nodes.append(Node(op, inputs, attrs, outputs, where))
+        made = tuple(Tracer(self, v) for v in outputs)
+        return made if op.multi else made[0]
+
+    def finish(self, outputs: Sequence[Tensor]) -> Graph:
+        values = tuple(self.value_of(as_tensor(o)) for o in outputs)
+        self.closed = True
+        return Graph(
+            self.name,
+            tuple(self.inputs),
+            tuple(self.captures.values()),
+            tuple(self.nodes),
+            values,
+        )
+
+
+LITERAL = "literal"  # name of tensors that stand for Python numbers
+CONSTANT: list[Op] = []  # the `constant` op, put here by ops/create.py
+
+
+def current_builder() -> Builder | None:
+    return _state.builder
+
+
+def current_line() -> SourceLine | None:
+    """The user's line of the node that is being evaluated again, if any."""
+    return _state.where
+
+
+def apply(op: Op, *args: Tensor, **attrs: Any) -> Any:
+    """op(*args): a node when anything is traced, else its NumPy meaning, now."""
+    builder = _state.builder
+    if builder is not None:
+        if op.always_trace or op.effects or any(isinstance(a, Tracer) for a in args):
+            return builder.emit(op, args, attrs)
+    return run_eager(op, args, attrs)
+
+
+def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+    for a in args:
+        if isinstance(a, Tracer):
+            raise TraceError(
+                f"a traced {a.aval} is used outside its trace",
+                hint="return it from the traced function instead of storing it outside",
+            )
+    avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
+    try:
+        with np.errstate(all="ignore"):
+            arrays = op.ref(*[a.array for a in args], **attrs)
+    except MemoryError as err:
+        raise OutOfMemoryError(
+            f"{op.name}: no memory for its result {', '.join(map(str, avals))}, "
+            f"{sum(map(_size_bytes, avals)) / 2**30:.3g} GiB",
+            hint="a smaller batch, a narrower type, or the result in parts",
+        ) from err
+    made = tuple(
+        Tensor(np.asarray(x), aval.type)
+        for x, aval in zip(arrays if op.multi else (arrays,), avals, strict=True)
+    )
+    for observe in EAGER_OBSERVERS:
+        observe(op, tuple(args), attrs, made)
+    return made if op.multi else made[0]
+
+
+def _size_bytes(aval: Aval) -> int:
+    return int(size_of(aval.shape)) * aval.dtype.bits // 8
+
+
+def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None) -> Graph:
+    """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors."""
+    builder = Builder(name)
+    builder.rng = rng
+    outer, _state.builder = _state.builder, builder
+    where, _state.where = _state.where, None
+    try:
+        return builder.finish(fn(*[builder.add_input(a) for a in avals]))
+    finally:
+        builder.closed = True
+        _state.builder, _state.where = outer, where
+
+
+def evaluate(
+    graph: Graph, args: Sequence[Tensor], visit: Callable[[Node, list], Any] | None = None
+) -> list[Tensor]:
+    """Run a graph's nodes through `apply` on these arguments: inlining it when traced."""
+    env: dict[Value, Tensor] = dict(zip(graph.inputs, args, strict=True))
+    env.update((v, t) for v, t in graph.captures)
+    run_nodes(graph, env, visit or replay)
+    return [env[v] for v in graph.outputs]
+
+
+def replay(node: Node, inputs: list) -> Any:
+    """A node in a copy of its graph: a random stream gets a number of its own there, so that a
+    function used twice draws twice."""
+    if node.op.name == "rng_key":
+        return NEXT_KEY[0]()
+    return apply(node.op, *inputs, **node.attrs)
+
+
+NEXT_KEY: list[Callable[[], Tensor]] = []  # next_key, put here by ops/random.py
+
+
+def run_nodes(
+    graph: Graph, env: dict[Value, Tensor], visit: Callable[[Node, list], Any] | None = None
+) -> None:
+    """Evaluate every node into env, keeping the user's line of each."""
+    for node in graph.nodes:
+        inputs = [env[v] for v in node.inputs]
+        with at_line(node.where):
+            out = visit(node, inputs) if visit else apply(node.op, *inputs, **node.attrs)
+        outs = out if node.op.multi else (out,)
+        env.update(zip(node.outputs, outs, strict=True))
+    for leave in EXITS:
+        leave([env[v] for v in graph.outputs])
+
+
+class at_line:
+    """While active, nodes are recorded as written on this line of the user's program."""
+
+    def __init__(self, where: SourceLine | None):
+        self.where = where
+
+    def __enter__(self) -> None:
+        self.before = _state.where
+        if self.where is not None:
+            _state.where = self.where
+
+    def __exit__(self, *exc: object) -> None:
+        _state.where = self.before
+
+
+def aval_of(x: Tensor) -> Aval:
+    return Aval(x.shape, x.type)

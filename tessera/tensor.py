@@ -1,0 +1,518 @@
+"""Tensor: a buffer with a numeric type; and `Tensor["B", "D", bf16 @accum(f32)]`, its type.
+
+The buffer is a NumPy array here. Types of fewer than 8 bits are stored packed, row by row, and are
+unpacked where they are read. Operators and methods are graph ops; the graph layer installs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dims import Dim, bind_shape, show_shape, size_of
+from .errors import (
+    ArgumentError,
+    AxisError,
+    DTypeError,
+    ShapeError,
+    TraceError,
+    UnknownNameError,
+)
+from .numerics import (
+    DType,
+    NumericType,
+    as_type,
+    decode,
+    encode,
+    is_custom_policy,
+    pack,
+    row_bytes,
+    unpack,
+)
+
+OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """The type of a tensor: extents (ints, names, products) and a numeric type.
+
+    `type` is None when any numeric type is accepted: `Tensor["B", "D"]`.
+    """
+
+    shape: tuple[int | Dim, ...]
+    type: NumericType | None
+
+    @property
+    def dtype(self) -> DType | None:
+        return self.type.dtype if self.type else None
+
+    @property
+    def policy(self) -> Any:
+        return self.type.policy if self.type else None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def check(self, value: Any, sizes: dict[str, int | Dim], what: str) -> None:
+        """Bind `value`'s extents into `sizes` and compare types. Raises ShapeError, DTypeError."""
+        bind_shape(self.shape, value.shape, sizes, what)
+        if self.type is None:
+            return
+        mine, given = self.type.policy, value.type.policy
+        same = value.type.dtype is self.type.dtype and all(
+            getattr(mine, f) == getattr(given, f) for f in ("scaled", "per_channel", "custom")
+        )
+        if not same:
+            raise DTypeError(
+                f"{what} is {value.type}, its annotation says {self.type}",
+                hint=f"convert it: ts.cast({what.split()[-1]}, {str(self.type)!r}), or "
+                "@ts.jit(cast=True)",
+            )
+
+    def __str__(self) -> str:
+        parts = [repr(str(d)) if isinstance(d, Dim) else str(d) for d in self.shape]
+        return "Tensor[" + ", ".join(parts + ([str(self.type)] if self.type else [])) + "]"
+
+    __repr__ = __str__
+
+
+class Tensor:
+    """An array with a numeric type. Make one with `ts.tensor`, `ts.zeros`, `ts.param`, ...
+
+    x.shape x.ndim x.size x.dtype x.policy x.type x.nbytes, x.numpy(), np.asarray(x), x.item().
+    A scaled or quantised type carries its scale in `x.scale`.
+    """
+
+    __slots__ = ("_buffer", "_shape", "type", "scale", "is_param", "name", "__weakref__")
+    __array_priority__ = 1000
+    type: NumericType
+
+    def __init__(
+        self,
+        array: np.ndarray,
+        type: NumericType,
+        *,
+        scale: Tensor | None = None,
+        is_param: bool = False,
+        name: str | None = None,
+    ):
+        self._shape = array.shape
+        packed = type.dtype.packed  # a scalar is a row of one
+        self._buffer = pack(np.atleast_1d(array), type.dtype) if packed else array
+        self.type, self.scale, self.is_param, self.name = type, scale, is_param, name
+
+    def __class_getitem__(cls, items: Any) -> TensorType:
+        items = items if isinstance(items, tuple) else (items,)
+        numeric = None
+        if items and _is_type(items[-1]):
+            numeric, items = as_type(items[-1]), items[:-1]
+        return TensorType(tuple(Dim.of(d) for d in items), numeric)
+
+    # --- what it is ---------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return size_of(self.shape)  # type: ignore[return-value]
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def policy(self) -> Any:
+        return self.type.policy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer (of this tensor's own scale too)."""
+        if not self.dtype.packed:
+            own = self.size * self.dtype.numpy.itemsize
+        elif self.ndim == 0:
+            own = row_bytes(1, self.dtype)
+        else:
+            own = size_of(self.shape[:-1]) * row_bytes(self.shape[-1], self.dtype)
+        return own + (self.scale.nbytes if self.scale is not None else 0)
+
+    @property
+    def buffer(self) -> np.ndarray:
+        """The storage as it lies in memory: packed bytes for types under 8 bits."""
+        return self._buffer
+
+    @property
+    def array(self) -> np.ndarray:
+        """The stored elements, unpacked, in the type's own NumPy dtype; a view where possible."""
+        if not self.dtype.packed:
+            return self._buffer
+        n = self._shape[-1] if self._shape else 1
+        return unpack(self._buffer, self.dtype, n).reshape(self._shape)
+
+    # --- out to Python and NumPy --------------------------------------------------------------
+    def numpy(self) -> np.ndarray:
+        """The values as a NumPy array: no copy for NumPy's own types; scaled types are multiplied
+        out; fp4_e3m0, which NumPy cannot name, comes as f32."""
+        if self.scale is not None:
+            return OPERATORS["dequantize"](self).numpy()
+        if self.dtype.packed and self.dtype.numpy == np.uint8 and self.dtype.kind == "float":
+            return decode(self.array, self.dtype)
+        return self.array
+
+    def item(self) -> Any:
+        """The value of a tensor with one element as a Python scalar."""
+        if self.size != 1:
+            raise ArgumentError(
+                f"item() needs a tensor with one element, this has shape {show_shape(self.shape)}",
+                hint="index it first, or use .tolist()",
+            )
+        return self._plain().reshape(()).item()
+
+    def tolist(self) -> Any:
+        return self._plain().tolist()
+
+    def _plain(self) -> np.ndarray:
+        """Values in a dtype whose elements Python knows (low-precision floats as f32)."""
+        values = self.numpy()
+        if values.dtype.kind in "biuf":
+            return values
+        return values.astype(np.float32 if self.dtype.kind == "float" else np.int32)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        out = self.numpy()
+        if dtype is not None and np.dtype(dtype) != out.dtype:
+            return out.astype(dtype)
+        return out.copy() if copy else out
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy ufuncs on tensors are the ops of the same name: np.exp(x), np_array + x."""
+        op = OPERATORS.get("ufunc_" + ufunc.__name__)
+        if method != "__call__" or kwargs or op is None:
+            raise DTypeError(
+                f"np.{ufunc.__name__} ({method}) is not available on a Tensor",
+                hint="use the op of ts, or np.asarray(x) for a NumPy array",
+            )
+        return op(*inputs)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if self.scale is not None or self.dtype.packed or self.array.dtype.kind not in "biuf":
+            raise DTypeError(
+                f"DLPack exchange through NumPy does not know {self.type}",
+                hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes",
+            )
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in ("int", "uint", "bool"):
+            raise DTypeError(f"a {self.dtype} tensor cannot index", hint="cast it to int64")
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ArgumentError(
+                f"the truth of a tensor of shape {show_shape(self.shape)} is ambiguous",
+                hint="reduce it: ts.any(x) or ts.all(x)",
+            )
+        return bool(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError("a tensor without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    __hash__ = object.__hash__
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write into the buffer, converting the value to this tensor's type. A scaled tensor is
+        quantised anew as a whole, so that its scale follows."""
+        if self.scale is None:
+            target, update = self.array, encode_value(value, self.type)
+        else:
+            target, update = np.array(self.numpy()), to_numpy(value)
+        source = value.type if isinstance(value, Tensor) else np.asarray(value).dtype
+        try:
+            target[_plain_index(index)] = update
+        except IndexError as err:
+            raise AxisError(f"index into {self.type}{show_shape(self.shape)}: {err}") from err
+        except ValueError as err:
+            raise ShapeError(
+                f"assignment of {source}{show_shape(update.shape)} to a part of "
+                f"{self.type}{show_shape(self.shape)}: {err}",
+                hint="the value must broadcast to the part that is assigned",
+            ) from err
+        if self.scale is not None:
+            new = OPERATORS["quantize"](target, self.type)
+            self._buffer[...], self.scale._buffer[...] = new._buffer, new.scale._buffer
+        elif self.dtype.packed:
+            self._buffer[...] = pack(np.atleast_1d(target), self.dtype)
+
+    def copy(self) -> Tensor:
+        return Tensor(
+            self.array.copy(), self.type, scale=None if self.scale is None else self.scale.copy(),
+            is_param=self.is_param, name=self.name,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        op = OPERATORS.get(name)
+        if op is None:
+            raise UnknownNameError(f"a tensor has no attribute {name!r}", name, _attributes)
+        if name in PROPERTIES:
+            return op(self)
+        return lambda *args, **kwargs: op(self, *args, **kwargs)
+
+    # --- operators: the graph layer's ops ----------------------------------------------------
+    def __add__(self, other: Any) -> Tensor:
+        return OPERATORS["__add__"](self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return OPERATORS["__radd__"](self, other)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return OPERATORS["__sub__"](self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return OPERATORS["__rsub__"](self, other)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return OPERATORS["__mul__"](self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return OPERATORS["__rmul__"](self, other)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return OPERATORS["__truediv__"](self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return OPERATORS["__rtruediv__"](self, other)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return OPERATORS["__floordiv__"](self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return OPERATORS["__rfloordiv__"](self, other)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return OPERATORS["__mod__"](self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return OPERATORS["__rmod__"](self, other)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return OPERATORS["__pow__"](self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return OPERATORS["__rpow__"](self, other)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return OPERATORS["__matmul__"](self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return OPERATORS["__rmatmul__"](self, other)
+
+    def __and__(self, other: Any) -> Tensor:
+        return OPERATORS["__and__"](self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return OPERATORS["__rand__"](self, other)
+
+    def __or__(self, other: Any) -> Tensor:
+        return OPERATORS["__or__"](self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return OPERATORS["__ror__"](self, other)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return OPERATORS["__xor__"](self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return OPERATORS["__rxor__"](self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return OPERATORS["__lt__"](self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return OPERATORS["__le__"](self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return OPERATORS["__gt__"](self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return OPERATORS["__ge__"](self, other)
+
+    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return OPERATORS["__eq__"](self, other)
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return OPERATORS["__ne__"](self, other)
+
+    def __neg__(self) -> Tensor:
+        return OPERATORS["__neg__"](self)
+
+    def __abs__(self) -> Tensor:
+        return OPERATORS["__abs__"](self)
+
+    def __invert__(self) -> Tensor:
+        return OPERATORS["__invert__"](self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return OPERATORS["__getitem__"](self, index)
+
+    # --- how it looks -------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        head = f"Tensor{list(self.shape)} {self.type}"
+        values = self._plain()
+        body = np.array2string(values, precision=4, threshold=24, edgeitems=2, max_line_width=88)
+        return f"{head}{' param' if self.is_param else ''}{summarize(values)}\n{body}"
+
+
+def _attributes() -> list[str]:
+    return [n for n in (*OPERATORS, *dir(Tensor)) if n[0] != "_" and not n.startswith("ufunc")]
+
+
+PROPERTIES = frozenset({"T", "mT"})
+
+
+def _is_type(item: Any) -> bool:
+    return (
+        isinstance(item, DType | NumericType | np.dtype)
+        or is_custom_policy(item)
+        or (isinstance(item, type) and issubclass(item, np.generic))
+    )
+
+
+def summarize(values: np.ndarray) -> str:
+    """` min .. max .., mean ..` of the finite part, and how many elements are not finite."""
+    if values.size < 2 or values.dtype.kind not in "biuf":
+        return ""
+    wide = values.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    bad = f"  NOT FINITE: {wide.size - finite.size}" if finite.size < wide.size else ""
+    if not finite.size:
+        return bad
+    return f"  min {finite.min():.4g} max {finite.max():.4g} mean {finite.mean():.4g}{bad}"
+
+
+def encode_value(value: Any, numeric: NumericType) -> np.ndarray:
+    """A tensor, array or number as elements of `numeric`, unpacked."""
+    if isinstance(value, Tensor):
+        array, source = value.array, value.dtype
+    else:
+        array = np.asarray(value)
+        source = as_type(array.dtype).dtype
+    if source is numeric.dtype:
+        return array
+    policy = numeric.policy
+    if source.kind == "float" and source.numpy.itemsize < 4:
+        array = decode(array, source)
+    return encode(array, numeric.dtype, saturate=policy.saturate)
+
+
+def _plain_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_plain_index(i) for i in index)
+    return index.array if isinstance(index, Tensor) else index
+
+
+def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
+    """A tensor from nested lists, numbers, NumPy, anything with DLPack or `__array__`.
+
+    Python floats become f32, integers int64 and bools bool_ unless `dtype` says otherwise; arrays
+    keep their type. The buffer is a copy.
+    Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
+    """
+    array = to_numpy(data)
+    if dtype is None:
+        weak = not hasattr(data, "dtype") and array.dtype == np.float64
+        numeric = data.type if isinstance(data, Tensor) else as_type("f32" if weak else array.dtype)
+    else:
+        numeric = as_type(dtype)
+    if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
+        return OPERATORS["quantize"](array, numeric)
+    return Tensor(np.array(encode_value(array, numeric), order="C"), numeric, name=name)
+
+
+def _per_channel(numeric: NumericType) -> bool:
+    return numeric.policy.per_channel is not None
+
+
+def to_numpy(data: Any) -> np.ndarray:
+    """Anything array-like on the host as a NumPy array, without a copy where possible."""
+    if isinstance(data, np.ndarray):
+        return data
+    if isinstance(data, Tensor):
+        return data.numpy()
+    if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
+        try:
+            return np.from_dlpack(data)
+        except (BufferError, RuntimeError, TypeError) as err:
+            raise DTypeError(
+                f"{type(data).__module__}.{type(data).__name__} does not pass DLPack: {err}",
+                hint="move it to the host and to a type NumPy has, for example x.cpu().float()",
+            ) from err
+    try:
+        array = np.asarray(data)
+    except ValueError as err:
+        raise ArgumentError(f"not a rectangular array: {err}") from err
+    if array.dtype == object or array.dtype.kind in "USMm":
+        raise DTypeError(
+            f"a tensor holds numbers, got {type(data).__name__} of {_KINDS[array.dtype.kind]}",
+            hint="nested lists of numbers, a NumPy array, or an object with __dlpack__",
+        )
+    return array
+
+
+_KINDS = {"U": "text (str)", "S": "bytes", "O": "Python objects", "M": "dates", "m": "durations"}
+
+
+def param(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
+    """A trainable tensor: `ts.grad` differentiates the arguments that are params."""
+    out = tensor(data, dtype, name=name)
+    out.is_param = True
+    return out
+
+
+def as_tensor(value: Any) -> Tensor:
+    """`value` itself when it is a Tensor, else a tensor around it (NumPy memory is shared)."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor(value, as_type(value.dtype))
+    if isinstance(value, TensorType | type | str) or callable(value):
+        raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
+    return tensor(value)
+
+
+def require_concrete(value: Any, what: str) -> Any:
+    """`value`, or TraceError when it is known by shape and type only."""
+    if isinstance(value, Tensor) and not hasattr(value, "_buffer"):
+        raise TraceError(
+            f"{what} must be a concrete value, this one is only traced",
+            hint="pass it as a keyword-only argument, so that it is known while tracing",
+        )
+    return value
+
+
+Shape = Sequence[int | Dim]

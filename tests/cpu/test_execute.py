@@ -1,0 +1,324 @@
+"""Compiled graphs: fusion, memory plan and steps give what the ops give one by one."""
+
+from __future__ import annotations
+
+import threading
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import tessera as ts
+from tessera import config
+from tessera.graph import execute
+from tessera.graph.execute import Executable
+from tessera.graph.fuse import Group, fuse
+from tessera.graph.ir import verify
+from tessera.graph.plan import aligned_bytes, fold_constants, plan_memory
+from tessera.graph.simplify import PIPELINE, simplify
+from tessera.tensor import Tensor
+from tolerance import assert_close
+
+
+@pytest.fixture(autouse=True)
+def compile_everything():
+    """Small groups too: the tests' arrays are small."""
+    with config.scope(loop_min_elements=0):
+        yield
+
+
+def graph_of(fn, *args):
+    return ts.jit(fn).graph(*args)
+
+
+def agree(fn, *args, n=1):
+    """Compiled and node by node give the same, and every pass leaves a well-formed graph."""
+    graph = graph_of(fn, *args)
+    arrays = [a.array for a in args]
+    expected = execute.interpret(graph, arrays)
+    stage = graph
+    for step in PIPELINE:
+        stage = step(stage)
+        verify(stage)
+        for got, want in zip(execute.interpret(stage, arrays), expected, strict=True):
+            assert_close(got, want, n=n, scale=1.0)
+    exe = Executable(graph)
+    for _ in range(2):  # the second run reuses the workspace
+        for got, want in zip(exe.run(arrays), expected, strict=True):
+            assert got.dtype == want.dtype and got.shape == want.shape
+            assert_close(got, want, n=n, scale=1.0)
+    return exe
+
+
+def normal(rng, *shape):
+    return ts.tensor(rng.normal(size=shape), dtype="f32")
+
+
+# --- random programs --------------------------------------------------------------------------
+UNARY = [ts.exp, ts.tanh, ts.negative, ts.sigmoid, ts.abs, lambda x: x * x, lambda x: x + 1.5]
+BINARY = [ts.add, ts.multiply, ts.subtract, ts.maximum, lambda a, b: ts.where(a > b, a, b)]
+SHAPES = [(), (5,), (3, 5), (3, 1), (2, 3, 5), (2, 1, 1), (1, 5)]
+
+
+def bounded(x):
+    return ts.tanh(x)
+
+
+@st.composite
+def programs(draw):
+    """A list of steps: ('u', op, operand) | ('b', op, a, b) | ('r', kind, operand) | views."""
+    n_inputs = draw(st.integers(1, 3))
+    shapes = [draw(st.sampled_from(SHAPES)) for _ in range(n_inputs)]
+    steps = []
+    for i in range(draw(st.integers(1, 10))):
+        kind = draw(st.sampled_from("ubbbrrvsm"))
+        a, b = (draw(st.integers(0, n_inputs + i - 1)) for _ in range(2))
+        steps.append((kind, draw(st.integers(0, 99)), a, b))
+    outs = draw(st.lists(st.integers(0, n_inputs + len(steps) - 1), min_size=1, max_size=3))
+    return shapes, steps, outs
+
+
+def run_program(steps, outs, *xs):
+    values = list(xs)
+    for kind, pick, a, b in steps:
+        values.append(apply_step(kind, pick, values[a], values[b]))
+    return [values[o] for o in outs]
+
+
+def apply_step(kind, pick, x, y):
+    if kind == "u":
+        return bounded(UNARY[pick % len(UNARY)](x))
+    if kind == "b":
+        return bounded(BINARY[pick % len(BINARY)](x, y))
+    if kind == "r" and x.ndim:
+        axis = [None, -1, 0, tuple(range(x.ndim - 1)) or -1][pick % 4]
+        reduce = [ts.sum, ts.max, ts.mean][pick % 3]
+        return bounded(reduce(x, axis=axis, keepdims=bool(pick % 2)))
+    if kind == "v" and x.ndim > 1:
+        return [ts.transpose, lambda x: x.reshape(-1), lambda x: x[..., ::-1]][pick % 3](x)
+    if kind == "s" and x.ndim:
+        return x[..., : max(1, x.shape[-1] // 2)]
+    if kind == "m" and x.ndim >= 2:
+        return bounded(x @ ts.swapaxes(x, -1, -2))
+    return x * 0.5
+
+
+@given(programs(), st.integers(0, 2**32 - 1))
+def test_random_programs_compile_to_what_their_ops_mean(program, seed):
+    shapes, steps, outs = program
+    rng = np.random.default_rng(seed)
+    xs = [ts.tensor(rng.normal(size=s), dtype="f32") for s in shapes]
+    with config.scope(loop_min_elements=0):
+        try:
+            graph = graph_of(lambda *a: run_program(steps, outs, *a), *xs)
+        except ts.ShapeError:
+            return  # operands that do not broadcast
+        arrays = [x.array for x in xs]
+        want = execute.interpret(graph, arrays)
+        exe = Executable(graph)
+        for _ in range(2):
+            for a, b in zip(exe.run(arrays), want, strict=True):
+                assert_close(a, b, n=256, scale=1.0)
+
+
+# --- what fuses -------------------------------------------------------------------------------
+def loops(exe):
+    return [u for u in exe.compiled.units if isinstance(u, Group)]
+
+
+def test_softmax_is_one_loop(rng):
+    exe = agree(lambda x: ts.softmax(x), normal(rng, 7, 33), n=33)
+    assert len(exe.compiled.units) == 1
+
+
+@pytest.mark.row("PAR-06")
+def test_five_elementwise_ops_are_one_loop(rng):
+    exe = agree(lambda x, y: ts.tanh(x * y + 1.0) / 2.0 - x, normal(rng, 4, 9), normal(rng, 9))
+    assert len(exe.compiled.units) == 1
+    assert len(loops(exe)[0].nodes) == 5
+
+
+def test_low_precision_rounds_inside_the_loop(rng):
+    x = ts.cast(normal(rng, 6, 40), "bf16")
+    for dtype in ("bf16", "f16", "fp8_e4m3", "fp8_e5m2", "bf16 @saturate"):
+        y = ts.cast(x, dtype)
+        exe = agree(lambda a: ts.exp(a) * 3.0 + a, y)
+        assert len(exe.compiled.units) == 1
+        eager = ts.exp(y) * 3.0 + y
+        got = ts.jit(lambda a: ts.exp(a) * 3.0 + a)(y)
+        assert got.type == eager.type
+
+
+def test_gradient_with_row_and_column_sums(rng):
+    def loss(x, w, b):
+        h = ts.tanh(x @ w + b)
+        h = h * ts.rsqrt(ts.mean(h * h, axis=-1, keepdims=True) + 1e-5)
+        return ts.mean(ts.square(ts.softmax(h)))
+
+    x, w, b = normal(rng, 8, 5), normal(rng, 5, 12), normal(rng, 12)
+    fn = ts.grad(loss, argnums=(0, 1, 2))
+    exe = Executable(fn.graph(x, w, b))
+    arrays = [t.array for t in (x, w, b)]
+    for got, want in zip(exe.run(arrays), execute.interpret(exe.graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
+    assert sum(n.op.name == "matmul" for u in exe.compiled.units for n in [u]
+               if not isinstance(u, Group)) == 3
+
+
+def test_a_path_through_a_matmul_is_not_swallowed(rng):
+    """y = tanh(x); z = y @ y.T; y + sum z: y and the last sum cannot share a loop."""
+    x = normal(rng, 6, 6)
+    exe = agree(lambda x: ts.tanh(x) + ts.tanh(ts.tanh(x) @ ts.tanh(x).T), x, n=6)
+    assert len(loops(exe)) == 2
+
+
+def test_dropout_bits_in_a_loop_are_philox_by_global_index(rng):
+    x = normal(rng, 33, 65)
+    key = ts.Tensor(np.array([3, 9], np.uint32), ts.as_type("uint32"))
+    exe = agree(lambda x, k: ts.dropout(x, 0.3, key=k) * 2.0, x, key)
+    assert len(exe.compiled.units) == 1
+
+
+def test_strided_inputs_and_outputs(rng):
+    x = normal(rng, 4, 6, 8)
+    agree(lambda x: (ts.exp(x.transpose((2, 0, 1))), x[:, ::-1, 1::3] + 1.0), x)
+    agree(lambda x: ts.tanh(x.transpose((0, 2, 1)).reshape(32, 6)), x)
+
+
+def test_non_contiguous_argument_arrays(rng):
+    base = rng.normal(size=(6, 8)).astype(np.float32)
+    f = ts.jit(lambda x: ts.exp(x) * 2.0)
+    want = np.exp(base.T) * 2
+    got = f(Tensor(base.T, ts.as_type("f32")))
+    assert_close(got.numpy(), want)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (1,), (1, 1), ()])
+def test_empty_and_unit_shapes(shape, rng):
+    agree(lambda x: (ts.exp(x) * 2.0, ts.sum(ts.tanh(x))), normal(rng, *shape))
+
+
+# --- memory -----------------------------------------------------------------------------------
+def memory_of(fn, *args):
+    graph = simplify(graph_of(fn, *args))
+    known, rest = fold_constants(graph)
+    graph = type(graph)(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+    units = fuse(graph)
+    return plan_memory(graph, units, known), units
+
+
+@pytest.mark.row("PAR-08")
+def test_a_chain_needs_two_buffers(rng):
+    """x -> a -> b -> ... each read once: two live at a time is the optimum."""
+    w = normal(rng, 16, 16)
+
+    def chain(x):
+        for _ in range(6):
+            x = ts.tanh(x) @ w
+        return ts.tanh(x) @ w
+
+    plan, units = memory_of(chain, normal(rng, 16, 16))
+    one = 16 * 16 * 4
+    assert plan.unshared_bytes == 13 * one  # 7 tanh and 6 inner products
+    assert plan.arena_bytes == 2 * one
+
+
+def test_live_ranges_do_not_overlap(rng):
+    def f(x):
+        a, b = ts.tanh(x) @ x, ts.exp(-x) @ x
+        c = a @ b
+        return ts.softmax(c @ a) @ b + c
+
+    plan, units = memory_of(f, normal(rng, 12, 12))
+    spans = []
+    for i, unit in enumerate(units):
+        for v in unit.outputs:
+            if plan.places[v].kind == "arena":
+                spans.append((i, plan.last_use[v], plan.places[v].offset, aligned_bytes(v)))
+    assert len(spans) > 3
+    for i, (s, e, at, n) in enumerate(spans):
+        for s2, e2, at2, n2 in spans[:i]:
+            if s <= e2 and s2 <= e:
+                assert at + n <= at2 or at2 + n2 <= at
+
+
+def test_results_are_not_overwritten_by_the_next_call(rng):
+    f = ts.jit(lambda x: (ts.exp(x), x.reshape(-1), ts.ones((3,)), x))
+    x = normal(rng, 5, 6)
+    first = f(x)
+    copies = [t.numpy().copy() for t in first]
+    f(normal(rng, 5, 6))
+    for t, want in zip(first, copies, strict=True):
+        np.testing.assert_array_equal(t.numpy(), want)
+    assert not any(np.may_share_memory(t.array, x.array) for t in first)
+
+
+def test_threads_share_an_executable(rng):
+    f = ts.jit(lambda x: ts.softmax(ts.tanh(x) @ ts.tanh(x).T))
+    xs = [normal(rng, 40, 40) for _ in range(4)]
+    want = [f(x).numpy() for x in xs]
+    wrong = []
+
+    def work(i):
+        for _ in range(20):
+            if not np.array_equal(f(xs[i]).numpy(), want[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_captured_tensors_are_read_at_each_call(rng):
+    w = ts.param(rng.normal(size=(3, 3)), dtype="f32")
+    f = ts.jit(lambda x: x @ w)
+    x = normal(rng, 2, 3)
+    f(x)
+    w[...] = 2.0
+    assert_close(f(x).numpy(), x.numpy() @ np.full((3, 3), 2.0, np.float32), n=3)
+
+
+# --- simplification ---------------------------------------------------------------------------
+def ops_after(fn, *args):
+    return [n.op.name for n in simplify(graph_of(fn, *args)).nodes]
+
+
+def test_identities(rng):
+    x = normal(rng, 2, 3)
+    assert ops_after(lambda x: -(-x), x) == []
+    assert ops_after(lambda x: x.T.T, x) == []
+    assert ops_after(lambda x: x.reshape(3, 2).reshape(6).reshape(2, 3), x) == []
+    assert ops_after(lambda x: ts.cast(ts.cast(x, "f64"), "f32"), x) == []
+    assert "mul" not in ops_after(lambda x: x * 1.0, x)
+
+
+def test_what_must_stay(rng):
+    x = normal(rng, 2, 3)
+    assert "add" in ops_after(lambda x: x + 0.0, x)  # -0 + 0 is +0
+    assert ops_after(lambda x: ts.cast(ts.cast(x, "bf16"), "f32"), x) == ["cast", "cast"]
+
+
+def test_common_subexpressions_keep_signs_of_zero_and_types_apart(rng):
+    x = normal(rng, 2)
+    names = ops_after(lambda x: (ts.exp(x) + 1.0, ts.exp(x) * ts.exp(x)), x)
+    assert names.count("exp") == 1
+    out = ts.jit(lambda x: (x * 0.0, x * -0.0))(ts.tensor([1.0]))
+    assert [np.signbit(t.numpy()[0]) for t in out] == [False, True]
+
+
+def test_dead_code_goes_and_unread_captures_with_it(rng):
+    w = ts.param(rng.normal(size=(3,)), dtype="f32")
+    graph = simplify(graph_of(lambda x: (ts.exp(x + w), x * 2.0)[1], normal(rng, 3)))
+    assert [n.op.name for n in graph.nodes if n.op.name != "constant"] == ["mul"]
+    assert not graph.captures
+
+
+def test_run_time_errors_name_the_line_of_the_op(rng):
+    f = ts.jit(lambda t, i: ts.take(t, i, axis=0) * 2.0)
+    with pytest.raises(ts.TesseraError) as err:
+        f(normal(rng, 3, 2), ts.tensor([0, 7]))
+    assert "ts.take(t, i, axis=0)" in str(err.value)

@@ -1,0 +1,20 @@
+"""The type stub names what the package has."""
+
+from __future__ import annotations
+
+import os
+
+import stub
+
+
+def test_the_stub_is_that_of_the_registry():
+    if os.environ.get("TESSERA_ACCEPT") == "1":
+        stub.STUB.write_text(stub.render())
+    assert stub.STUB.read_text() == stub.render(), "rewrite it with TESSERA_ACCEPT=1"
+
+
+def test_every_function_is_declared_with_its_defaults():
+    text = stub.render()
+    assert "def softmax(x: Any, axis: int = -1) -> Tensor: ..." in text
+    assert "def dropout(x: Any, p: float, *, key: Any = None, training: bool = True)" in text
+    assert all(f"def {name}(" in text for name in stub.PUBLIC)

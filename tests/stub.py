@@ -1,0 +1,55 @@
+"""The type stub of the package: `tessera/__init__.pyi`, written from the registry of functions.
+
+The functions of `ts.` are declared once, where they are defined; an editor and a type checker read
+their signatures here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import tessera
+import tessera.ad
+import tessera.numerics
+from tessera.graph.operand import PUBLIC
+
+STUB = Path(tessera.__file__).with_suffix(".pyi")
+HEAD = '# Generated: TESSERA_ACCEPT=1 pytest tests/cpu/test_stub.py writes it anew.\n'
+
+
+def render() -> str:
+    """The package's own imports, then one line per public function."""
+    source = Path(tessera.__file__).read_text()
+    body = source[source.index("from __future__"):source.index("globals().update")]
+    imports = [
+        line for line in body.splitlines()
+        if line.strip() and "__future__" not in line and " as _" not in line
+    ]
+    functions = [declaration(name) for name in sorted(PUBLIC)]
+    lines = [HEAD.rstrip(), "from collections.abc import Callable, Sequence",
+             "from typing import Any", "", *imports,
+             "from .tensor import TensorType as TensorType", "", "INF: float", "__version__: str", ""]
+    return "\n".join(lines + functions) + "\n"
+
+
+def declaration(name: str) -> str:
+    signature = inspect.signature(PUBLIC[name])
+    parameters = [
+        p.replace(default=inspect.Parameter.empty if p.default is p.empty else Default(p.default))
+        for p in signature.parameters.values()
+    ]
+    text = str(signature.replace(parameters=parameters)).replace("'", "")
+    shadows = hasattr(tessera.numerics, name) or name in tessera.ad.__all__
+    return f"def {name}{text}: ..." + ("  # type: ignore[no-redef]" if shadows else "")
+
+
+class Default:
+    """A default as a stub shows it: a literal, or `...` for anything else."""
+
+    def __init__(self, value: object):
+        plain = value is None or isinstance(value, bool | int | float)
+        self.text = repr(value) if plain else "..."
+
+    def __repr__(self) -> str:
+        return self.text
