@@ -1,0 +1,211 @@
+"""Graphs held by an op (the body of a scan, the branches of a cond): traced, closed, run.
+
+Such a graph captures nothing: what its function closed over becomes trailing inputs of the op. It
+draws no random stream either: its keys are derived from one drawn outside, so that running the
+body again, in a backward pass or a recomputation, sees the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, GraphError
+from ..graph import tree
+from ..graph.execute import Executable
+from ..graph.ir import Graph, Value, node_effects
+from ..graph.op import Aval
+from ..graph.operand import PUBLIC, compute_type
+from ..graph.ops.random import LoopKeys
+from ..graph.signature import is_data, join_scales, split_result
+from ..graph.trace import aval_of, current_builder, trace
+from ..tensor import Tensor, as_tensor
+from .reverse import Tape, forward
+
+ONCE = frozenset({"io", "state"})  # effects that must not happen again in a recomputation
+
+
+def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None = None) -> Graph:
+    """The graph of fn, to be held by an op. `index`: the input that counts iterations."""
+    outer = current_builder()
+
+    def body(*tracers: Tensor) -> Sequence[Tensor]:
+        builder = current_builder()
+        assert builder is not None
+        builder.rng = LoopKeys(outer, None if index is None else tracers[index])
+        return fn(*tracers)
+
+    return trace(body, avals, name)
+
+
+def close_together(*graphs: Graph) -> tuple[list[Graph], list[Tensor]]:
+    """The graphs without captures, and the tensors they captured: trailing inputs of each."""
+    captured: dict[int, Tensor] = {}
+    for g in graphs:
+        for _, t in g.captures:
+            captured.setdefault(id(t), t)
+    closed = []
+    for g in graphs:
+        own = {id(t): v for v, t in g.captures}
+        extra = tuple(own.get(k) or Value(aval_of(t)) for k, t in captured.items())
+        closed.append(replace(g, inputs=g.inputs + extra, captures=()))
+    return closed, list(captured.values())
+
+
+def close_graph(graph: Graph) -> tuple[Graph, list[Tensor]]:
+    """The graph with its captured tensors as trailing inputs, and those tensors."""
+    (closed,), captured = close_together(graph)
+    return closed, captured
+
+
+def run_graph(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a closed graph, by an executable that the graph keeps."""
+    kept = graph.__dict__
+    if "executable" not in kept:
+        object.__setattr__(graph, "executable", Executable(graph))
+    return kept["executable"].run(arrays)
+
+
+def own(results: Sequence[np.ndarray], operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Results of an op, none of which may lie in an operand's memory."""
+    return tuple(
+        r.copy() if any(np.may_share_memory(r, a) for a in operands) else r for r in results
+    )
+
+
+def check_inputs(graph: Graph, given: Sequence[Aval]) -> tuple[Aval, ...]:
+    """The types of a held graph's outputs. Raises GraphError unless it takes `given`."""
+    want = tuple(v.aval for v in graph.inputs)
+    if want != tuple(given):
+        raise GraphError(f"graph {graph.name} takes ({', '.join(map(str, want))}), "
+                         f"not ({', '.join(map(str, given))})")
+    return tuple(v.aval for v in graph.outputs)
+
+
+def is_float(x: Aval | Tensor | Value) -> bool:
+    return (x.aval if isinstance(x, Value) else x).type.dtype.kind == "float"
+
+
+def tangent_aval(x: Aval | Tensor) -> Aval:
+    """The type of a cotangent or tangent of x: its extents in the compute type."""
+    return Aval(tuple(x.shape), compute_type(x.type))
+
+
+def zero_tangent(x: Aval | Tensor) -> Tensor:
+    return PUBLIC["zeros"](tuple(x.shape), compute_type(x.type))
+
+
+# --- keeping values of a graph that will be run again ------------------------------------------
+@dataclass(frozen=True)
+class Keeper:
+    """A graph that will be run again in a backward pass, and what its first run keeps of it.
+
+    `values` are kept, and with them all results of nodes whose effects must not happen twice.
+    `graph` has the kept tensors as further outputs; `unpack` names them for `resume`.
+    """
+
+    body: Graph
+    values: tuple[Value, ...]
+    graph: Graph
+    structure: tree.TreeDef
+
+    @staticmethod
+    def of(body: Graph, values: Sequence[Value] = ()) -> Keeper:
+        once = [n for n in body.nodes if node_effects(n) & ONCE]
+        every = tuple(dict.fromkeys([*values, *(v for n in once for v in n.outputs)]))
+        places = [i for i, n in enumerate(body.nodes) if n in once and n.op.residual is not None]
+        if not places:
+            plain = tree.flatten({"values": [0] * len(every), "nested": {}})[1]
+            return Keeper(body, every, replace(body, outputs=body.outputs + every), plain)
+        return _keeper_of_nested(body, every, places)
+
+    def split(self, outputs: Sequence[Tensor]) -> tuple[tuple, Any]:
+        """(outputs of the body, what was kept) from the outputs of `graph`."""
+        n = len(self.body.outputs)
+        return tuple(outputs[:n]), tree.unflatten(self.structure, outputs[n:])
+
+    def resume(self, args: Sequence[Tensor], kept: Any) -> Tape:
+        """The body's tape, recomputed from its inputs and what was kept."""
+        known = dict(zip(self.values, kept["values"], strict=True))
+        nested = {self.body.nodes[i]: saved for i, saved in kept["nested"].items()}
+        return forward(self.body, args, known, nested)
+
+
+def _keeper_of_nested(body: Graph, values: tuple[Value, ...], places: list[int]) -> Keeper:
+    """Nodes that hold graphs with such effects: what their own residuals save is kept too."""
+    box: list[tree.TreeDef] = []
+
+    def run(*args: Tensor) -> list[Tensor]:
+        tape = forward(body, args)
+        kept = {"values": [tape.values[v] for v in values],
+                "nested": {i: tape.saved[body.nodes[i]] for i in places}}
+        leaves, structure = tree.flatten(kept)
+        box.append(structure)
+        return [*tape.outputs, *leaves]
+
+    graph = trace_body(run, [v.aval for v in body.inputs], body.name)
+    if graph.captures:
+        raise GraphError(f"graph {body.name} captures values when it is run to be reversed")
+    return Keeper(body, values, graph, box[0])
+
+
+# --- nested values as tensors -----------------------------------------------------------------
+class Packed:
+    """A nested value as a list of tensors, and how to rebuild it around others.
+
+    Strings, bools and other Python objects stay as they are; with `numbers=False` Python numbers
+    do so too.
+    """
+
+    def __init__(self, value: Any, numbers: bool = True):
+        self.flat, self.treedef = tree.flatten(value)
+        fixed = (bool,) if numbers else (bool, int, float)
+        self.places = [
+            i for i, x in enumerate(self.flat) if is_data(x) and not isinstance(x, fixed)
+        ]
+        self.tensors = [as_tensor(self.flat[i]) for i in self.places]
+
+    def build(self, tensors: Sequence[Tensor]) -> Any:
+        """The value with fresh tracers in the place of its tensors, marked as those are."""
+        flat = list(self.flat)
+        for i, like, t in zip(self.places, self.tensors, tensors, strict=True):
+            t.is_param, t.scale = like.is_param, like.scale
+            flat[i] = t
+        return tree.unflatten(self.treedef, flat)
+
+    def replaced(self, leaves: Sequence[Any], rest: Any = None) -> Any:
+        """The value with any objects in the place of its tensors, and `rest` for other leaves."""
+        flat = [rest] * len(self.flat)
+        for i, x in zip(self.places, leaves, strict=True):
+            flat[i] = x
+        return tree.unflatten(self.treedef, flat)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """A name per tensor."""
+        every = tree.paths(self.treedef, prefix)
+        return [every[i] for i in self.places]
+
+    def need_unscaled(self, what: str) -> None:
+        for name, t in zip(self.names(), self.tensors, strict=True):
+            if t.scale is not None:
+                raise ArgumentError(f"{what} {name} is a scaled tensor, {t.type}",
+                                    hint="pass ts.dequantize(x), or codes and scale apart")
+
+
+class Result:
+    """The result of a traced function: its tensors, and how to rebuild it around others."""
+
+    def __init__(self, value: Any):
+        flat, self.treedef = tree.flatten(value)
+        self.tensors, self.rebuild = split_result(flat)
+
+    def build(self, tensors: Sequence[Tensor]) -> Any:
+        return tree.unflatten(self.treedef, join_scales(tensors, self.rebuild))
+
+    @property
+    def plain(self) -> bool:
+        """Whether every leaf is a tensor."""
+        return all(how in ("tensor", "param") for how in self.rebuild)

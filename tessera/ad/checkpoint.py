@@ -1,0 +1,218 @@
+"""Rematerialisation: keep a function's inputs, compute its inside again in the backward pass.
+
+The forward pass runs f as one op that keeps nothing of its inside; the backward pass runs f's ops
+again just before their derivatives. Griewank and Walther 2000, doi:10.1145/347837.347846.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, did_you_mean
+from ..graph.decorator import Decorator
+from ..graph.ir import Graph, Node
+from ..graph.op import OPS, Arg, Aval, Op, Sample
+from ..graph.operand import PUBLIC
+from ..graph.signature import callable_name
+from ..graph.trace import apply, aval_of, current_builder
+from ..numerics import as_type
+from ..tensor import Tensor
+from .batching import batch_graph, stretch
+from .bodies import (
+    Keeper,
+    Packed,
+    Result,
+    check_inputs,
+    close_graph,
+    is_float,
+    own,
+    run_graph,
+    trace_body,
+)
+from .forward import push_forward
+from .reverse import backward
+from .transform import need_function, signature_of
+
+Policy = Callable[[Node], bool]
+
+
+class remat_policies:
+    """What `ts.remat` keeps: functions of a graph node that say whether to save its results."""
+
+    @staticmethod
+    def save_nothing(node: Node) -> bool:
+        """Only the inputs of the function: the least memory."""
+        return False
+
+    @staticmethod
+    def save_everything(node: Node) -> bool:
+        """Every result, as without remat."""
+        return True
+
+    @staticmethod
+    def save_matmuls(node: Node) -> bool:
+        """Results of matrix products, which cost most to compute again."""
+        return node.op.name == "matmul"
+
+    @staticmethod
+    def save_ops(*names: str) -> Policy:
+        """Results of these ops, by their names in the graph. Raises ArgumentError."""
+        for name in names:
+            if name not in OPS:
+                raise ArgumentError(f"no op is named {name!r}", hint=did_you_mean(name, list(OPS)))
+
+        def save(node: Node) -> bool:
+            return node.op.name in names
+
+        save.__qualname__ = f"save_ops({', '.join(names)})"
+        return save
+
+
+def _named_policy(policy: Any) -> Policy:
+    if policy is None:
+        return remat_policies.save_nothing
+    if isinstance(policy, str):
+        found = getattr(remat_policies, policy, None)
+        names = [n for n in vars(remat_policies) if n.startswith("save_") and n != "save_ops"]
+        if policy not in names or found is None:
+            raise ArgumentError(f"no remat policy is named {policy!r}",
+                                hint=did_you_mean(policy, names))
+        return found
+    if not callable(policy):
+        raise ArgumentError(f"a remat policy is a function of a node, got {policy!r}",
+                            hint="ts.remat_policies.save_matmuls, or lambda node: ...")
+    return policy
+
+
+def _checkpoint(fn: Callable | None = None, *, policy: Any = None) -> Any:
+    """f with a backward pass that recomputes f's inside instead of keeping it.
+
+    policy: which results are kept all the same; a name or member of `ts.remat_policies`, or a
+    function of a graph node (node.op.name, node.outputs). None keeps only the inputs.
+    Values and gradients are those of f. Random draws are the same in both runs; io and state
+    changes happen once. Costs one more evaluation of f.
+    """
+    rule = _named_policy(policy)
+    if fn is None:
+        return Decorator(functools.partial(_checkpoint, policy=rule), "checkpoint(...)")
+    need_function(fn, "checkpoint")
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if current_builder() is None:
+            return fn(*args, **kwargs)
+        return _record(fn, args, kwargs, rule)
+
+    call.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
+    return call
+
+
+checkpoint = Decorator(_checkpoint, "checkpoint")
+remat = Decorator(_checkpoint, "remat")
+
+
+def _record(fn: Callable, args: tuple, kwargs: dict, policy: Policy) -> Any:
+    packed, box = Packed([list(args), kwargs], numbers=False), list[Result]()
+
+    def body(*tracers: Tensor) -> list[Tensor]:
+        a, k = packed.build(tracers)
+        box.append(Result(fn(*a, **k)))
+        return box[0].tensors
+
+    avals = [aval_of(x) for x in packed.tensors]
+    graph, captured = close_graph(trace_body(body, avals, callable_name(fn)))
+    out = apply(CHECKPOINT, *packed.tensors, *captured, body=graph, policy=policy)
+    return box[0].build(out)
+
+
+def _keeper(body: Graph, policy: Policy) -> Keeper:
+    return Keeper.of(body, [v for node in body.nodes if node.op.name != "constant" and policy(node)
+                            for v in node.outputs])
+
+
+def _ref(*arrays: np.ndarray, body: Graph, policy: Policy) -> tuple:
+    return own(run_graph(body, arrays), arrays)
+
+
+def _residual(*xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, Any]:
+    keeper = _keeper(body, policy)
+    return keeper.split(apply(CHECKPOINT, *xs, body=keeper.graph, policy=policy))
+
+
+def _vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: Any, wanted: tuple, body: Graph,
+         policy: Policy) -> tuple:
+    tape = _keeper(body, policy).resume(xs, saved)
+    places = [i for i, (w, x) in enumerate(zip(wanted, xs, strict=True)) if w and is_float(x)]
+    found = backward(tape, gs, [body.inputs[i] for i in places])
+    grads: list[Tensor | None] = [None] * len(xs)
+    for i, g in zip(places, found, strict=True):
+        grads[i] = g
+    return tuple(grads)
+
+
+def _again(xs: Sequence[Tensor], run: Callable, body: Graph, policy: Policy, name: str
+           ) -> tuple[Tensor, ...]:
+    """A checkpoint around a program derived from the body."""
+    avals = [aval_of(x) for x in xs]
+    graph, captured = close_graph(trace_body(run, avals, f"{body.name}_{name}"))
+    return apply(CHECKPOINT, *xs, *captured, body=graph, policy=policy)
+
+
+def _push(ts: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, tuple]:
+    moved = [i for i, t in enumerate(ts) if t is not None]
+    places: list[int] = []
+
+    def run(*args: Tensor) -> list[Tensor]:
+        tangents: list[Tensor | None] = [None] * len(xs)
+        for i, t in zip(moved, args[len(xs):], strict=True):
+            tangents[i] = t
+        outs, touts = push_forward(body, args[: len(xs)], tangents)
+        places[:] = [j for j, t in enumerate(touts) if t is not None]
+        return [*outs, *(touts[j] for j in places)]  # type: ignore[list-item]
+
+    out = _again([*xs, *(ts[i] for i in moved)], run, body, policy, "jvp")
+    n = len(body.outputs)
+    tangents: list[Tensor | None] = [None] * n
+    for j, t in zip(places, out[n:], strict=True):
+        tangents[j] = t
+    return tuple(out[:n]), tuple(tangents)
+
+
+def _batch(size: Any, batched: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple:
+    def run(*args: Tensor) -> list[Tensor]:
+        outs, marks = batch_graph(body, size, args, batched)
+        return [stretch(y, size, b) for y, b in zip(outs, marks, strict=True)]
+
+    return _again(xs, run, body, policy, "batch"), True
+
+
+def _samples() -> tuple[Sample, ...]:
+    f32 = as_type("f32")
+    body = trace_body(lambda x, w: [PUBLIC["sin"](PUBLIC["tanh"](x) * w)],
+                      [Aval((3,), f32), Aval((), f32)], "body")
+    args = (Arg((3,)), Arg(()))
+    return tuple(Sample(args, {"body": body, "policy": p})
+                 for p in (remat_policies.save_nothing, remat_policies.save_everything))
+
+
+CHECKPOINT = Op(
+    "checkpoint",
+    shape=lambda *xs, body, policy: check_inputs(body, xs),
+    ref=_ref,
+    vjp=_vjp,
+    jvp=lambda ts, y, *xs, **attrs: _push(ts, *xs, **attrs)[1],
+    push=_push,
+    batch=_batch,
+    residual=_residual,
+    multi=True,
+    always_trace=True,
+    graph_attrs=("body",),
+    samples=_samples(),
+    doc="a graph whose inside is computed again in the backward pass",
+)
+
+__all__ = ["CHECKPOINT", "checkpoint", "remat", "remat_policies"]

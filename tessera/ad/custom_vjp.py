@@ -1,0 +1,214 @@
+"""custom_vjp: a function whose reverse-mode derivative the user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import GradError
+from ..graph import tree
+from ..graph.ir import Graph
+from ..graph.op import Arg, Aval, Op, Sample
+from ..graph.operand import PUBLIC, convert
+from ..graph.signature import callable_name, is_data
+from ..graph.trace import apply, aval_of, current_line, evaluate
+from ..numerics import as_type
+from ..tensor import Tensor, as_tensor
+from .bodies import (
+    Packed,
+    Result,
+    check_inputs,
+    close_together,
+    is_float,
+    own,
+    run_graph,
+    tangent_aval,
+    trace_body,
+)
+from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
+from .reverse import materialize
+from .transform import call_slots, need_function
+
+
+class custom_vjp(Custom):
+    """A function whose reverse-mode derivative is written by the user.
+
+        @ts.custom_vjp
+        def f(x): ...
+        f.defvjp(fwd, bwd)
+
+    fwd(*args) -> (value, saved), any nested value as `saved`; it may call f, which then runs
+    without the rule. bwd(saved, g) -> one cotangent per argument: a tuple with None where there is
+    none, or the bare cotangent of the only tensor argument. Arguments may be nested; Python
+    numbers, strings and other objects are constants. Forward mode raises GradError.
+    """
+
+    kind = "custom_vjp"
+    hint = "{0}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents"
+    fwd: Callable
+    bwd: Callable
+
+    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
+        """Set the two rules."""
+        need_function(fwd, "defvjp")
+        need_function(bwd, "defvjp")
+        self.fwd, self.bwd, self.ready = fwd, bwd, True
+
+    def _record(self, args: tuple, kwargs: dict) -> Any:
+        packed = self._arguments(args, kwargs)
+        avals, name = [aval_of(x) for x in packed.tensors], callable_name(self.fn)
+        values: list[Result] = []
+        primal = trace_body(self._primal(packed, values), avals, name)
+        saved: list[Packed] = []
+        fwd = trace_body(self._forward_rule(packed, values[0], saved), avals, f"{name}_fwd")
+        self._check_forward(primal, fwd)
+        n = len(primal.outputs)
+        back = [*(v.aval for v in fwd.outputs[n:]), *(tangent_aval(v.aval) for v in primal.outputs)]
+        places: list[int] = []
+        bwd = trace_body(self._backward_rule(packed, values[0], saved[0], places), back,
+                         f"{name}_bwd")
+        n_closed = len(primal.captures)
+        (primal, fwd, bwd), captured = close_together(primal, fwd, bwd)
+        out = apply(CUSTOM_VJP, *packed.tensors, *captured, primal=primal, fwd=fwd, bwd=bwd,
+                    places=tuple(places), n_closed=n_closed)
+        return values[0].build(out)
+
+    def _forward_rule(self, packed: Packed, value: Result, box: list[Packed]) -> Callable:
+        def fwd(*tracers: Tensor) -> list[Tensor]:
+            args, kwargs = call_slots(self.__signature__, packed.build(tracers))
+            made = self._without_rule(lambda: self.fwd(*args, **kwargs))
+            if not (isinstance(made, tuple) and len(made) == 2):
+                raise GradError(f"{callable_name(self.fwd)} must return (value, saved), it returns "
+                                f"{type(made).__name__}")
+            leaves = tree.leaves_like(made[0], value.treedef,
+                                      f"the value of {callable_name(self.fwd)}")
+            box.append(Packed(made[1], numbers=False))
+            return [*map(as_tensor, leaves), *box[0].tensors]
+
+        return fwd
+
+    def _check_forward(self, primal: Graph, fwd: Graph) -> None:
+        for i, (a, b) in enumerate(zip(primal.outputs, fwd.outputs, strict=False)):
+            if a.aval != b.aval:
+                raise GradError(f"{callable_name(self.fwd)} returns {b.aval} as value {i}, "
+                                f"{callable_name(self.fn)} returns {a.aval}")
+
+    def _backward_rule(self, packed: Packed, value: Result, saved: Packed, places: list[int]
+                       ) -> Callable:
+        def bwd(*tracers: Tensor) -> list[Tensor]:
+            k = len(saved.tensors)
+            kept = saved.build(tracers[:k])
+            g = tree.unflatten(value.treedef, tracers[k:])
+            found = _cotangents(self._without_rule(lambda: self.bwd(kept, g)), packed,
+                                callable_name(self.bwd))
+            places[:] = list(found)
+            return list(found.values())
+
+        return bwd
+
+
+def _cotangents(made: Any, packed: Packed, rule: str) -> dict[int, Tensor]:
+    """Cotangents by position among the tensors. Raises GradError naming the argument."""
+    slots = tree.unflatten(packed.treedef, packed.flat)
+    names = list(slots)
+    holding = [n for n in names if any(map(is_data_leaf, tree.flatten(slots[n])[0]))]
+    given = made if isinstance(made, tuple) else (made,)
+    if len(given) not in (len(names), len(holding)):
+        raise GradError(f"{rule} returns {len(given)} cotangents for {len(names)} arguments: "
+                        f"{', '.join(names)}",
+                        hint="one per argument in order, None where there is none")
+    owners = names if len(given) == len(names) else holding
+    found: dict[int, Tensor] = {}
+    at = 0
+    by_name = dict(zip(owners, given, strict=True))
+    for name in names:
+        own = Packed(slots[name], numbers=False)
+        for label, like, ct in _per_leaf(name, own, by_name.get(name), rule):
+            if ct is not None and is_float(like):
+                found[at] = _checked(ct, like, label, rule)
+            at += 1
+    return found
+
+
+def is_data_leaf(x: Any) -> bool:
+    return is_data(x) and not isinstance(x, bool | int | float)
+
+
+def _per_leaf(name: str, own: Packed, ct: Any, rule: str) -> list[tuple[str, Tensor, Any]]:
+    """(label, tensor, cotangent or None) per tensor of one argument."""
+    labels = own.names(name)
+    if ct is None:
+        return [(label, x, None) for label, x in zip(labels, own.tensors, strict=True)]
+    if not own.tensors:
+        raise GradError(f"{rule} returns a cotangent for {name}, which holds no tensor",
+                        hint="None stands for no cotangent")
+    leaves = leaves_or_none(ct, own.treedef, f"{rule}: the cotangent of {name}")
+    return [(label, x, leaves[i])
+            for label, x, i in zip(labels, own.tensors, own.places, strict=True)]
+
+
+def _checked(ct: Any, like: Tensor, label: str, rule: str) -> Tensor:
+    g = as_tensor(ct)
+    if tuple(g.shape) != tuple(like.shape):
+        raise GradError(f"{rule}: the cotangent of {label} has shape {show_shape(g.shape)}, "
+                        f"{label} has {show_shape(like.shape)}")
+    if not is_float(g):
+        raise GradError(f"{rule}: the cotangent of {label} is {g.type}, not a floating type")
+    return convert(g, tangent_aval(like).type)
+
+
+def _vjp_residual(*xs: Tensor, primal: Graph, fwd: Graph, bwd: Graph, places: tuple, n_closed: int
+                  ) -> tuple[tuple, tuple]:
+    out = evaluate(fwd, xs)
+    n = len(primal.outputs)
+    return tuple(out[:n]), tuple(out[n:])
+
+
+def _vjp_vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: tuple, wanted: tuple, primal: Graph,
+             fwd: Graph, bwd: Graph, places: tuple, n_closed: int) -> tuple:
+    captured = _captured(primal, bwd, len(saved) + len(ys))
+    first = len(xs) - captured
+    refuse_closed(primal, wanted[first: first + n_closed])
+    cts = [materialize(g, y) for g, y in zip(gs, ys, strict=True)]
+    found = evaluate(bwd, [*saved, *cts, *xs[first:]])
+    grads: list[Tensor | None] = [None] * len(xs)
+    for i, g in zip(places, found, strict=True):
+        grads[i] = g
+    return tuple(grads)
+
+
+def _captured(primal: Graph, bwd: Graph, n_given: int) -> int:
+    return len(bwd.inputs) - n_given
+
+
+def _vjp_no_jvp(ts: tuple, y: Any, *xs: Tensor, primal: Graph, **attrs: Any) -> Any:
+    raise GradError(f"custom_vjp {primal.name} has no forward-mode derivative",
+                    hint="use reverse mode (ts.grad, ts.vjp), or write the rule as ts.custom_jvp, "
+                    "which serves both", where=current_line())
+
+
+def _vjp_samples() -> tuple[Sample, ...]:
+    f32 = as_type("f32")
+    x = Aval((3,), f32)
+    primal = trace_body(lambda x: [PUBLIC["sin"](x)], [x], "f")
+    fwd = trace_body(lambda x: [PUBLIC["sin"](x), x], [x], "f_fwd")
+    bwd = trace_body(lambda x, g: [g * PUBLIC["cos"](x)], [x, x], "f_bwd")
+    attrs = {"primal": primal, "fwd": fwd, "bwd": bwd, "places": (0,), "n_closed": 0}
+    return (Sample((Arg((3,), "normal", False),), attrs),)
+
+
+CUSTOM_VJP = Op(
+    "custom_vjp_call",
+    shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
+    ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
+    vjp=_vjp_vjp,
+    jvp=_vjp_no_jvp,
+    batch=lambda *a, **k: batch_graphs(CUSTOM_VJP, ("primal", "fwd", "bwd"))(*a, **k),
+    residual=_vjp_residual,
+    multi=True,
+    always_trace=True,
+    graph_attrs=("primal", "fwd", "bwd"),
+    samples=_vjp_samples(),
+    doc="a function with a reverse-mode rule of the user's",
+)

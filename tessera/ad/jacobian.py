@@ -1,0 +1,121 @@
+"""Jacobians and Hessians: a pass per row or column, all of them at once by vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ArgumentError, GradError
+from ..graph import tree
+from ..graph.operand import PUBLIC, compute_type
+from ..tensor import Tensor, as_tensor
+from .api import grad, jvp, vjp
+from .reverse import is_differentiable
+from .transform import Transform, need_function
+from .vmap import vmap
+
+
+def jacrev(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
+    """The Jacobian by reverse mode: shape of the result, then shape of argument `argnums`.
+
+    A nested result gives a nested Jacobian; several argnums give a tuple in each place.
+    """
+    need_function(fn, "jacrev")
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        places, bare = _places(argnums, args)
+        xs = [as_tensor(args[p]) for p in places]
+        value, pull = vjp(_of_arguments(fn, args, kwargs, places), *xs)
+        leaves, structure = tree.flatten(value)
+        rows = [_rows(pull, leaves, i, structure, xs) for i in range(len(leaves))]
+        return tree.unflatten(structure, [r[0] if bare else r for r in rows])
+
+    return Transform(fn, rule, "jacrev")
+
+
+def _rows(pull: Callable, leaves: list[Tensor], i: int, structure: Any, xs: list[Tensor]) -> tuple:
+    """d leaf_i / d x for every x: the pullback of each unit tensor of the leaf."""
+    y = leaves[i]
+
+    def one(g: Tensor) -> tuple:
+        cts = [g if k == i else PUBLIC["zeros"](z.shape, compute_type(z.type))
+               for k, z in enumerate(leaves)]
+        found = pull(tree.unflatten(structure, cts))
+        return found if len(xs) > 1 else (found,)
+
+    stacked = vmap(one).rule(_basis(y))
+    return tuple(PUBLIC["reshape"](r, (*y.shape, *x.shape))
+                 for r, x in zip(stacked, xs, strict=True))
+
+
+def jacfwd(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
+    """The Jacobian by forward mode: shape of the result, then shape of argument `argnums`.
+
+    A nested result gives a nested Jacobian; several argnums give a tuple in each place.
+    """
+    need_function(fn, "jacfwd")
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        places, bare = _places(argnums, args)
+        xs = [as_tensor(args[p]) for p in places]
+        one = _of_arguments(fn, args, kwargs, places)
+        per_x = [_columns(one, xs, i) for i in range(len(xs))]
+        if bare:
+            return per_x[0]
+        return tree.map_tree(lambda *c: tuple(c), *per_x)
+
+    return Transform(fn, rule, "jacfwd")
+
+
+def _columns(fn: Callable, xs: list[Tensor], i: int) -> Any:
+    """d fn / d x_i: the derivative along each unit tensor of x_i, on the last axes."""
+    x = xs[i]
+
+    def along(t: Tensor) -> Any:
+        ts = [t if k == i else PUBLIC["zeros"](z.shape, compute_type(z.type))
+              for k, z in enumerate(xs)]
+        return jvp(fn, tuple(xs), tuple(ts))[1]
+
+    stacked = vmap(along, out_axes=-1).rule(_basis(x))
+    return tree.map_tree(lambda c: PUBLIC["reshape"](c, (*c.shape[:-1], *x.shape)), stacked)
+
+
+def hessian(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
+    """The matrix of second derivatives, forward over reverse: the shape of the argument twice.
+
+    With several argnums entry [i][j] is d2 f / d x_i d x_j.
+    """
+    return jacfwd(jacrev(fn, argnums), argnums)
+
+
+def hvp(fn: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Hessian-vector product of a scalar function, forward over reverse: bare for one primal."""
+    every = tuple(range(len(primals)))
+    return jvp(grad(fn, argnums=every), primals, tangents)[1]
+
+
+def _places(argnums: Any, args: tuple) -> tuple[list[int], bool]:
+    bare = not isinstance(argnums, tuple | list)
+    places = [argnums] if bare else list(argnums)
+    for p in places:
+        if isinstance(p, bool) or not isinstance(p, int) or not -len(args) <= p < len(args):
+            raise ArgumentError(f"argnums {p!r}: the function is called with {len(args)} arguments")
+    return [p % len(args) for p in places], bare
+
+
+def _of_arguments(fn: Callable, args: tuple, kwargs: dict, places: list[int]) -> Callable:
+    def one(*xs: Tensor) -> Any:
+        full = list(args)
+        for p, x in zip(places, xs, strict=True):
+            full[p] = x
+        return fn(*full, **kwargs)
+
+    return one
+
+
+def _basis(x: Tensor) -> Tensor:
+    """The unit tensors of x's shape, stacked: [size, *shape]."""
+    if not is_differentiable(x):
+        raise GradError(f"a Jacobian needs floating values, got {x.type}")
+    numeric = compute_type(x.type)
+    return PUBLIC["reshape"](PUBLIC["eye"](x.size, dtype=numeric), (x.size, *x.shape))

@@ -1,0 +1,126 @@
+"""Reverse mode: walk a graph forwards once, then backwards with each op's vjp rule.
+
+The walk emits ops, so its result is a graph again and can be differentiated, batched or compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import GradError
+from ..graph.ir import Graph, Node, Value
+from ..graph.operand import PUBLIC, compute_type
+from ..graph.trace import at_line, replay, run_nodes
+from ..tensor import Tensor
+
+
+def is_differentiable(x: Tensor) -> bool:
+    """Whether x has a floating type, so that a cotangent exists."""
+    return x.type.dtype.kind == "float" or x.scale is not None
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What a forward pass leaves for the backward pass: every value, and what ops saved."""
+
+    graph: Graph
+    values: dict[Value, Tensor]
+    saved: dict[Node, Any]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.values[v] for v in self.graph.outputs]
+
+
+def forward(graph: Graph, args: Sequence[Tensor], known: Mapping[Value, Tensor] | None = None,
+            kept: Mapping[Node, Any] | None = None) -> Tape:
+    """Evaluate the graph on args, keeping every value. Values in `known` are not recomputed;
+    `kept` is what their nodes saved."""
+    env: dict[Value, Tensor] = dict(zip(graph.inputs, args, strict=True))
+    env.update((v, t) for v, t in graph.captures)
+    env.update(known or {})
+    saved: dict[Node, Any] = dict(kept or {})
+
+    def visit(node: Node, inputs: list) -> Any:
+        if known is not None and all(v in known for v in node.outputs):
+            outs = tuple(known[v] for v in node.outputs)
+            return outs if node.op.multi else outs[0]
+        if node.op.residual is None:
+            return replay(node, inputs)
+        out, saved[node] = node.op.residual(*inputs, **node.attrs)
+        return out
+
+    run_nodes(graph, env, visit)
+    return Tape(graph, env, saved)
+
+
+def backward(
+    tape: Tape,
+    cotangents: Sequence[Tensor | None],
+    wrt: Sequence[Value],
+) -> list[Tensor | None]:
+    """Cotangents of the values `wrt`, given those of the outputs, in the compute type.
+
+    Only nodes on a path from `wrt` to an output are visited.
+    """
+    graph = tape.graph
+    active = _reached_from(graph, wrt)
+    ct: dict[Value, Tensor] = {}
+    for v, g in zip(graph.outputs, cotangents, strict=True):
+        if g is not None and v in active:
+            _accumulate(ct, v, g)
+    for node in reversed(graph.nodes):
+        grads = tuple(ct.pop(v, None) for v in node.outputs)
+        if all(g is None for g in grads) or not any(v in active for v in node.inputs):
+            continue
+        wanted = tuple(v in active for v in node.inputs)
+        with at_line(node.where):
+            for v, g in zip(node.inputs, _pull_back(node, grads, tape, wanted), strict=True):
+                if g is not None and v in active:
+                    _accumulate(ct, v, g)
+    return [ct.get(v) for v in wrt]
+
+
+def _reached_from(graph: Graph, wrt: Sequence[Value]) -> set[Value]:
+    """Floating values that depend on `wrt`."""
+    reached = {v for v in wrt if v.aval.dtype.kind == "float"}
+    for node in graph.nodes:
+        if node.op.differentiable and any(v in reached for v in node.inputs):
+            reached.update(v for v in node.outputs if v.aval.dtype.kind == "float")
+            if any(v.aval.type.policy.custom is not None for v in node.outputs):
+                reached.update(node.outputs)
+    return reached
+
+
+def _accumulate(ct: dict[Value, Tensor], v: Value, g: Tensor) -> None:
+    before = ct.get(v)
+    ct[v] = g if before is None else before + g
+
+
+def _pull_back(node: Node, grads: tuple, tape: Tape, wanted: tuple[bool, ...]) -> tuple:
+    op, env = node.op, tape.values
+    if op.vjp is None:
+        raise GradError(
+            f"{op.name} has no reverse-mode derivative" + (f": {op.doc}" if op.doc else ""),
+            hint="use forward mode (ts.jvp), ts.stop_gradient, or ts.custom_vjp",
+            where=node.where,
+        )
+    inputs = [env[v] for v in node.inputs]
+    outputs = tuple(env[v] for v in node.outputs)
+    attrs = dict(node.attrs)
+    if op.residual is not None:
+        attrs["saved"] = tape.saved[node]
+    if op.graph_attrs:
+        attrs["wanted"] = wanted
+    if op.multi:
+        return op.vjp(grads, outputs, *inputs, **attrs)
+    return op.vjp(grads[0], outputs[0], *inputs, **attrs)
+
+
+def materialize(g: Tensor | None, like: Tensor) -> Tensor:
+    """A cotangent as a tensor: zeros where there is none."""
+    if g is not None:
+        return g
+    return PUBLIC["zeros"](like.shape, compute_type(like.type))

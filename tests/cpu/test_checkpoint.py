@@ -1,0 +1,551 @@
+"""Checkpoints: exact, all or nothing under every fault and kill, and never trusted unread."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import random as python_random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import checkpoints
+from tessera.checkpoints import History, load, save
+from tessera.checkpoints.layout import MANIFEST, sealed
+from tessera.graph import tree
+from tessera.numerics import dtype_names
+
+TYPES = [*dtype_names(), "bf16 @accum(f32) @stochastic_round", "fp6_e3m2 @saturate",
+         "f16 @loss_scale(1024.0)", "fp8_e4m3 @scaled('amax')"]
+WRITES = ("open", "write", "fsync", "close", "replace", "mkdir", "unlink", "rmdir")
+
+
+def some_tensors(rng: np.random.Generator) -> dict[str, Any]:
+    return {"w": ts.param(rng.normal(size=(5, 3)).astype(np.float32)),
+            "more": [ts.tensor(rng.normal(size=7), "bf16"), ts.tensor(3)]}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Same structure, types, flags and bits, scales included."""
+    got, structure = tree.flatten(found)
+    want, wanted = tree.flatten(expected)
+    assert structure == wanted
+    for a, b in zip(got, want, strict=True):
+        assert (a.shape, a.type, a.is_param) == (b.shape, b.type, b.is_param)
+        assert a.buffer.dtype == b.buffer.dtype and a.buffer.tobytes() == b.buffer.tobytes()
+        assert (a.scale is None) == (b.scale is None)
+        if b.scale is not None:
+            assert_same(a.scale, b.scale)
+
+
+def data_file(folder: Path) -> Path:
+    (found,) = folder.glob("*.safetensors")
+    return found
+
+
+def rewrite_manifest(folder: Path, change: Any) -> None:
+    """A forged manifest whose own digest is right."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["sha256"]
+    change(manifest)
+    (folder / MANIFEST).write_bytes(sealed(manifest))
+
+
+# --- round trips ------------------------------------------------------------------------------
+@pytest.mark.parametrize("numeric", TYPES)
+def test_every_type_comes_back_bit_by_bit(tmp_path, rng, numeric):
+    shapes = [(3, 5), (4, 1), (0, 3), (2, 0), (1,)]
+    if not ts.as_type(numeric).dtype.packed:
+        shapes.append(())  # a packed scalar has no row
+    if "scaled" in numeric:
+        shapes = [(3, 5), (1,)]
+    tensors = {}
+    for i, shape in enumerate(shapes):
+        values = rng.normal(size=shape) * 3
+        values = np.abs(values) if "int" in numeric else values
+        tensors[str(i)] = ts.tensor(values.astype(np.float32), numeric)
+    save(tmp_path / "c", tensors)
+    assert_same(load(tmp_path / "c").tree(tensors), tensors)
+
+
+def test_not_numbers_and_negative_zero_survive(tmp_path):
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45], np.float32)
+    values[0:1].view(np.uint32)[0] = 0x7FC12345  # a NaN with a payload
+    save(tmp_path / "c", {"x": ts.tensor(values)})
+    assert load(tmp_path / "c").tensors["x"].numpy().tobytes() == values.tobytes()
+
+
+def test_step_random_state_and_meta_come_back(tmp_path):
+    ts.random.seed(7)
+    ts.random.uniform((3,))
+    meta = {"config": {"lr": 0.1, "name": "a"}, "losses": [1.5, 0.1 + 0.2], "none": None}
+    save(tmp_path / "c", {"x": ts.tensor([1.0])}, step=41, meta=meta)
+    expected = ts.random.uniform((3,)).tolist()
+    ts.random.seed(0)
+    saved = load(tmp_path / "c")
+    assert (saved.step, saved.meta) == (41, meta)
+    ts.random.set_state(saved.random)
+    assert ts.random.uniform((3,)).tolist() == expected
+
+
+def test_the_manifest_says_what_is_in_the_files(tmp_path, rng):
+    tensors = some_tensors(rng)
+    save(tmp_path / "c", tensors, step=3)
+    manifest = json.loads((tmp_path / "c" / MANIFEST).read_text())
+    assert (manifest["format"], manifest["version"], manifest["step"]) == \
+        ("tessera-checkpoint", 1, 3)
+    assert manifest["tensors"]["more.0"]["type"] == "bf16"
+    assert manifest["tensors"]["w"]["shape"] == [5, 3]
+    (entry,) = manifest["files"].values()
+    assert entry["bytes"] == data_file(tmp_path / "c").stat().st_size
+
+
+def test_other_tools_read_the_data_files(tmp_path, rng):
+    """The library's own reader, and the type names it gives to what it knows."""
+    import safetensors
+    import safetensors.numpy
+
+    plain = {"a": ts.tensor(rng.normal(size=(3, 2)).astype(np.float32)), "b": ts.tensor([1, 2])}
+    save(tmp_path / "c", plain)
+    read = safetensors.numpy.load_file(data_file(tmp_path / "c"))
+    for name, x in plain.items():
+        assert read[name].dtype == x.numpy().dtype and (read[name] == x.numpy()).all()
+    narrow = {t: ts.tensor(rng.normal(size=(2, 5)), t)
+              for t in ("bf16", "fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "int4")}
+    save(tmp_path / "d", narrow)
+    kinds = {name: (t["dtype"], list(t["shape"])) for name, t in
+             safetensors.deserialize(data_file(tmp_path / "d").read_bytes())}
+    assert kinds == {"bf16": ("BF16", [2, 5]), "fp8_e4m3": ("F8_E4M3", [2, 5]),
+                     "fp8_e5m2": ("F8_E5M2", [2, 5]), "fp6_e3m2": ("U8", [2, 6]),
+                     "int4": ("U8", [2, 3])}
+
+
+def test_large_trees_are_spread_over_files(tmp_path, rng):
+    tensors = {f"t{i}": ts.tensor(rng.normal(size=64)) for i in range(7)}
+    save(tmp_path / "c", tensors, file_bytes=2 * tensors["t0"].nbytes)
+    assert len(list((tmp_path / "c").glob("*.safetensors"))) == 4
+    assert_same(load(tmp_path / "c").tree(tensors), tensors)
+
+
+def test_saving_again_replaces_all_and_leaves_nothing_behind(tmp_path, rng):
+    save(tmp_path / "c", {"x": ts.tensor(rng.normal(size=9))}, step=1)
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    new = some_tensors(rng)
+    save(tmp_path / "c", new, step=2)
+    assert_same(load(tmp_path / "c").tree(new), new)
+    assert len(list((tmp_path / "c").iterdir())) == 3
+    assert (tmp_path / "c" / "notes.txt").read_text() == "mine"
+
+
+# --- what is refused --------------------------------------------------------------------------
+@pytest.mark.parametrize("value, words", [
+    ({"x": 3.0}, "x is float"),
+    ({"x": "text"}, "x is str"),
+    ({"a": {"b": ts.tensor([1.0])}, "a.b": ts.tensor([2.0])}, "two tensors have the path 'a.b'"),
+])
+def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path, value, words):
+    with pytest.raises(ts.CheckpointError, match=words):
+        save(tmp_path / "c", value)
+    assert not (tmp_path / "c").exists()
+
+
+def test_meta_is_plain_data(tmp_path):
+    for meta in ({"x": object()}, {"x": np.float32(1)}, {"x": {1, 2}}):
+        with pytest.raises(ts.CheckpointError, match="meta is not plain data"):
+            save(tmp_path / "c", {}, meta=meta)
+    for step in (-1, 1.5, True):
+        with pytest.raises(ts.ArgumentError, match="integer >= 0"):
+            save(tmp_path / "c", {}, step=step)
+
+
+def test_a_model_of_another_shape_or_type_is_refused(tmp_path, rng):
+    save(tmp_path / "c", {"w": ts.zeros((3, 4)), "b": ts.zeros(4), "old": ts.zeros(1)})
+    asked = {"w": ts.zeros((4, 3)), "b": ts.zeros(4, "bf16"), "new": ts.zeros(1)}
+    with pytest.raises(ts.CheckpointError) as caught:
+        load(tmp_path / "c").tree(asked)
+    text = str(caught.value)
+    for words in ("w is f32[3, 4], asked for f32[4, 3]", "b is f32[4], asked for bf16[4]",
+                  "new is not in it", "old is in it, but not asked for", "hint:"):
+        assert words in text
+
+
+def flip_byte(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 0x10
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "truncated": (lambda c: os.truncate(data_file(c), data_file(c).stat().st_size - 1),
+                  "bytes, not"),
+    "longer": (lambda c: data_file(c).write_bytes(data_file(c).read_bytes() + b"x"), "bytes, not"),
+    "changed": (lambda c: flip_byte(data_file(c), -3), "not what was written"),
+    "missing": (lambda c: data_file(c).unlink(), "is missing"),
+    "manifest changed": (lambda c: (c / MANIFEST).write_text(
+        (c / MANIFEST).read_text().replace('"step": 3', '"step": 4')), "changed after"),
+    "manifest cut": (lambda c: os.truncate(c / MANIFEST, 40), "not JSON"),
+    "manifest empty": (lambda c: os.truncate(c / MANIFEST, 0), "not JSON"),
+    "manifest missing": (lambda c: (c / MANIFEST).unlink(), "no manifest.json"),
+    "other JSON": (lambda c: (c / MANIFEST).write_text("[1]"), "not the manifest of a checkpoint"),
+    "other version": (lambda c: rewrite_manifest(c, lambda m: m.update(version=2)),
+                      "format version 2, this tessera reads 1"),
+    "no tensors": (lambda c: rewrite_manifest(c, lambda m: m.pop("tensors")), "malformed"),
+    "tensor left out": (lambda c: rewrite_manifest(
+        c, lambda m: m["tensors"].update(x=m["tensors"]["w"])), "does not hold x"),
+    "other shape": (lambda c: rewrite_manifest(
+        c, lambda m: m["tensors"]["w"].update(shape=[3, 5])), "by the manifest"),
+    "negative shape": (lambda c: rewrite_manifest(
+        c, lambda m: m["tensors"]["w"].update(shape=[-5, -3])), "by the manifest"),
+    "unknown type": (lambda c: rewrite_manifest(
+        c, lambda m: m["tensors"]["w"].update(type="f33")), "w of .* has a type that is not known"),
+    "shape of text": (lambda c: rewrite_manifest(
+        c, lambda m: m["tensors"]["w"].update(shape="ab")), "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_an_error_that_says_what_and_where(tmp_path, rng, name):
+    folder = save(tmp_path / "c", some_tensors(rng), step=3)
+    damage, words = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(ts.CheckpointError, match=words) as caught:
+        load(folder)
+    assert caught.value.hint
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name, words in (("nowhere", "does not exist"), ("file", "is no folder"),
+                        ("empty", "no manifest.json")):
+        with pytest.raises(ts.CheckpointError, match=words):
+            load(tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ts.CheckpointError, match="not written"):
+            save(path, {"x": ts.tensor([1.0])})
+    assert (tmp_path / "file").read_text() == "x"
+
+
+# --- attacks ----------------------------------------------------------------------------------
+class Bomb:
+    def __reduce__(self) -> tuple:
+        return os._exit, (13,)
+
+
+@pytest.mark.parametrize("name", [
+    "../secret", "/etc/passwd", "tensors-00000000-00000.safetensors/x", "secret"])
+def test_a_forged_manifest_cannot_read_other_files(tmp_path, rng, name):
+    folder = save(tmp_path / "c", some_tensors(rng))
+    rewrite_manifest(folder, lambda m: m["files"].update({name: {"bytes": 1, "sha256": "0"}}))
+    with pytest.raises(ts.CheckpointError, match="no name of a data file"):
+        load(folder)
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\xff" * 8, (1 << 62).to_bytes(8, "little") + b"{}", b"PK\x03\x04" + b"\0" * 60,
+    (2).to_bytes(8, "little") + b"[]",
+    *[(len(h)).to_bytes(8, "little") + h + b"\0" * 8 for h in (
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,80]}}',
+        b'{"w":{"dtype":"F32","shape":[99999999999,99999999999],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}',
+        b'{"w":{"dtype":"OBJ","shape":[2],"data_offsets":[0,8]}}')],
+])
+def test_a_forged_data_file_is_an_error(tmp_path, rng, data):
+    import hashlib
+
+    folder = save(tmp_path / "c", some_tensors(rng))
+    file = data_file(folder)
+    file.write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    rewrite_manifest(folder, lambda m: m["files"].update({file.name: entry}))
+    with pytest.raises(ts.CheckpointError, match="is damaged"):
+        load(folder)
+
+
+def test_a_pickle_is_never_opened(tmp_path, rng):
+    """Neither as manifest nor as data; the code names no module that would execute it."""
+    import pickle
+
+    folder = save(tmp_path / "c", some_tensors(rng))
+    (folder / MANIFEST).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ts.CheckpointError, match="not JSON"):
+        load(folder)
+    names = {getattr(n, "id", getattr(n, "attr", getattr(n, "name", None)))
+             for file in Path(checkpoints.__file__).parent.glob("*.py")
+             for n in ast.walk(ast.parse(file.read_text()))}
+    assert {"load", "save", "History"} <= names
+    assert not names & {"pickle", "marshal", "shelve", "eval", "exec", "import_module",
+                        "__import__", "allow_pickle"}
+
+
+def test_a_policy_class_is_found_by_name_only_when_it_is_declared(tmp_path, monkeypatch):
+    """A name in a file is never turned into an import."""
+    @ts.precision_policy
+    class HalvedInt8:
+        storage, scale, compute, accumulate = ts.int8, ts.f32, ts.f32, ts.f32
+
+        def quantize(self, x):
+            return ts.cast(x * 2.0, ts.int8), ts.tensor(0.5)
+
+        def dequantize(self, q, scale):
+            return ts.cast(q, ts.f32) * scale
+
+    x = {"x": ts.tensor([1.0, 2.0], HalvedInt8)}
+    folder = save(tmp_path / "c", x)
+    assert load(folder).tensors["x"].numpy().tolist() == [1.0, 2.0]
+    rewrite_manifest(folder, lambda m: m["tensors"]["x"].update(type="os.system"))
+    with pytest.raises(ts.CheckpointError, match="a type that is not known here") as caught:
+        load(folder)
+    assert "precision_policy" in caught.value.hint
+
+
+# --- faults: every write to the disk fails once ------------------------------------------------
+class PowerCut(BaseException):
+    """Nothing after it happens: no handler of ours catches it, and every later write raises too."""
+
+
+class Faults:
+    """Lets `at` calls that change the disk through; the next one fails, after half of its bytes
+    when it is a write. As an error (the disk is full) or as a power cut (all later ones too)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, cut: bool):
+        self.calls, self.at, self.cut = 0, at, cut
+        for name in WRITES:
+            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
+
+    def wrap(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not args[1] & os.O_WRONLY:
+                return real(*args, **kwargs)
+            now, self.calls = self.calls, self.calls + 1
+            if now == self.at or (self.cut and now > self.at):
+                if name == "write" and now == self.at:
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2])
+                if name == "close":
+                    real(*args)
+                raise PowerCut if self.cut else OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        return call
+
+    @property
+    def hit(self) -> bool:
+        return self.calls > self.at
+
+
+def survive(act: Any, at: int, cut: bool) -> bool:
+    """Run `act` with a fault; whether there was one to hit."""
+    with pytest.MonkeyPatch.context() as patch:
+        faults = Faults(patch, at, cut)
+        try:
+            act()
+        except (PowerCut, ts.CheckpointError):
+            assert faults.hit
+            return True
+    return faults.hit
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["disk full", "power cut"])
+@pytest.mark.parametrize("first", [False, True], ids=["replacing", "first"])
+def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path, rng, cut, first):
+    old, new = some_tensors(rng), some_tensors(rng)
+    outcomes, at = [], 0
+    while True:
+        path = tmp_path / f"{at}" / "deep" / "c"
+        if not first:
+            save(path, old, step=1, meta={"which": "old"})
+        hit = survive(lambda p=path: save(p, new, step=2, meta={"which": "new"},
+                                          file_bytes=1), at, cut)
+        if first and not (path / MANIFEST).exists():
+            outcomes.append(None)
+            with pytest.raises(ts.CheckpointError):
+                load(path)
+        else:
+            saved = load(path)
+            outcomes.append(saved.step)
+            assert saved.meta["which"] == {1: "old", 2: "new"}[saved.step]
+            assert_same(saved.tree(new), {1: old, 2: new}[saved.step])
+        save(path, old, step=3)  # and afterwards all is well, with nothing left over
+        assert_same(load(path).tree(old), old)
+        assert len(list(path.iterdir())) == 2
+        if not hit:
+            break
+        at += 1
+    before = None if first else 1
+    assert at > 12 and outcomes[0] == before and outcomes[-1] == 2
+    assert outcomes == sorted(outcomes, key=lambda x: x or 0), "old again after a commit"
+
+
+def test_a_fault_at_any_write_keeps_a_history_readable(tmp_path, rng):
+    trees = {step: some_tensors(rng) for step in (1, 2, 3)}
+    for cut in (False, True):
+        for at in range(100):
+            history = History(tmp_path / f"{cut}{at}")
+            history.save(1, trees[1])
+            history.save(2, trees[2])
+            hit = survive(lambda h=history: h.save(3, trees[3]), at, cut)
+            newest = history.steps()[-1]
+            assert newest in (2, 3)
+            for step in history.steps():
+                assert_same(history.load(step).tree(trees[1]), trees[step])
+            assert len(history.steps()) >= 2, "the previous one went before the new one was there"
+            history.save(3, trees[3])
+            assert history.steps() == [2, 3]
+            assert sorted(os.listdir(history.folder)) == ["step-00000002", "step-00000003"]
+            if not hit:
+                break
+        else:
+            raise AssertionError("a save of 100 writes?")
+
+
+def test_bytes_reach_the_disk_before_the_name_that_commits_them(tmp_path, rng, monkeypatch):
+    """The order that a power cut needs: data, fsync, folder, manifest, rename, folder, tidying."""
+    save(tmp_path / "c", some_tensors(rng), step=1)
+    events, names = [], {}
+
+    def spy(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = real(*args, **kwargs)
+            if name == "open":
+                names[out] = Path(args[0]).name.split("-")[0]
+            what = names.get(args[0]) if name in ("write", "fsync") else Path(args[-1]).name \
+                if name in ("replace", "unlink") else None
+            if name != "open" and (not events or events[-1] != (name, what)):
+                events.append((name, what.split("-")[0] if what else None))
+            return out
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("open", "write", "fsync", "replace", "unlink"):
+        spy(name)
+    save(tmp_path / "c", some_tensors(rng), step=2)
+    monkeypatch.undo()
+    assert events == [
+        ("write", "tensors"), ("fsync", "tensors"), ("write", "manifest"), ("fsync", "manifest"),
+        ("fsync", "c"), ("replace", "manifest.json"), ("fsync", "c"), ("unlink", "tensors"),
+    ]
+
+
+# --- a run's history --------------------------------------------------------------------------
+def test_the_last_checkpoints_are_kept(tmp_path):
+    history = History(tmp_path / "run", keep=3)
+    for step in range(0, 60, 10):
+        history.save(step, {"x": ts.tensor([float(step)])})
+    assert history.steps() == [30, 40, 50]
+    assert history.load().step == 50 and history.load(30).tensors["x"].tolist() == [30.0]
+    with pytest.raises(ts.ArgumentError, match="at least 2"):
+        History(tmp_path, keep=1)
+
+
+@pytest.mark.parametrize("name", ["truncated", "changed", "missing", "manifest changed"])
+def test_a_damaged_newest_checkpoint_names_the_older_one(tmp_path, rng, name):
+    history = History(tmp_path / "run", keep=3, how="--resume {step}")
+    for step in (1, 2, 3):
+        history.save(step, some_tensors(rng))
+    for step in (3, 2):
+        file = data_file(history.path(step)) if name != "manifest changed" else None
+        if file is None:
+            text = (history.path(step) / MANIFEST).read_text()
+            (history.path(step) / MANIFEST).write_text(text.replace("f32", "f64"))
+        else:
+            DAMAGES[name][0](history.path(step))
+        with pytest.raises(ts.CheckpointError, match="step-00000003 is damaged") as caught:
+            history.load()
+        whole = {3: 2, 2: 1}[step]
+        assert caught.value.hint == f"the checkpoint of step {whole} is whole: --resume {whole}"
+    assert history.load(1).step == 1
+
+
+def test_nothing_whole_is_said_and_unfinished_ones_are_not_offered(tmp_path, rng):
+    history = History(tmp_path / "run")
+    with pytest.raises(ts.CheckpointError, match="no checkpoint in"):
+        history.load()
+    history.save(1, some_tensors(rng))
+    history.path(2).mkdir()  # killed before its manifest was there
+    assert history.load().step == 1
+    with pytest.raises(ts.CheckpointError, match="no checkpoint of step 2") as caught:
+        history.load(2)
+    assert caught.value.hint.endswith("step 1")
+    data_file(history.path(1)).unlink()
+    with pytest.raises(ts.CheckpointError, match="is missing") as caught:
+        history.load()
+    assert caught.value.hint == "no other checkpoint of this run is whole"
+
+
+def test_going_on_from_an_earlier_step_leaves_one_line_of_history(tmp_path):
+    history = History(tmp_path / "run", keep=3)
+    for step in (10, 20, 30):
+        history.save(step, {"x": ts.tensor([float(step)])})
+    history.save(15, {"x": ts.tensor([15.0])})
+    assert history.steps() == [10, 15]
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    history = History(tmp_path / "run")
+    with history.claim():
+        with pytest.raises(ts.CheckpointError, match="another process writes to"):
+            with History(tmp_path / "run").claim():
+                pass
+    with history.claim():
+        history.save(1, {"x": ts.tensor([1.0])})
+
+
+# --- kills ------------------------------------------------------------------------------------
+SAVER = """
+import sys
+import numpy as np
+import tessera as ts
+history = ts.checkpoints.History(sys.argv[1])
+step = history.load().step if history.steps() else 0
+print("from", step, flush=True)
+while True:
+    step += 1
+    trees = {"a": ts.tensor(np.full(40_000, step)), "b": ts.tensor(np.full(3, step))}
+    history.save(step, trees, meta={"step": step})
+    print("saved", step, flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_loses_nothing_that_was_saved(tmp_path):
+    run, last = tmp_path / "run", 0
+    moments = python_random.Random(time.time_ns())
+    for _ in range(6):
+        child = subprocess.Popen([sys.executable, "-c", SAVER, str(run)], stdout=subprocess.PIPE,
+                                 text=True, cwd=Path(ts.__file__).parents[1])
+        assert child.stdout is not None
+        began = int(child.stdout.readline().split()[1])
+        time.sleep(moments.uniform(0.0, 0.15))
+        child.send_signal(signal.SIGKILL)
+        said = [int(line.split()[1]) for line in child.stdout.read().splitlines()
+                if line.startswith("saved ") and line[6:].isdigit()]
+        child.wait()
+        child.stdout.close()
+        assert began >= last, "the next process began before what the last one had saved"
+        history = History(run)
+        last = max([began, *said])
+        if not history.steps():
+            continue
+        saved = history.load()
+        assert saved.step >= last
+        assert saved.meta["step"] == saved.step
+        for x in saved.tensors.values():
+            assert (x.numpy() == saved.step).all(), "parts of two states"
+        last = saved.step
+    assert last > 0, "no save was ever finished"
+    shutil.rmtree(run)
