@@ -24,7 +24,7 @@ FLOORS: list[list[str]] = [
     ["kernels"],
     ["graph"],
     ["ad", "mesh"],
-    ["checkpoints", "data", "optim"],
+    ["checkpoints", "data", "dynamic_scale", "optim"],
     ["debug"],
     ["dist", "effects", "shape", "stdlib"],
     ["doctor"],

@@ -1,0 +1,150 @@
+"""What a sentinel found: one bad value with its operands, and counters per op and line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..dims import show_shape
+from ..errors import NumericsError, SourceLine
+from ..numerics import CastCounts, DType, decode
+
+HINTS = {
+    "log": "log needs positive operands; ts.where(x > 0, x, 1) inside it, not around it",
+    "log1p": "log1p needs operands above -1",
+    "sqrt": "sqrt needs operands that are not negative",
+    "rsqrt": "rsqrt needs positive operands: add an epsilon",
+    "div": "the divisor holds 0: add an epsilon, or select the divisor with ts.where first",
+    "exp": "exp overflows f32 above 88.7: subtract the maximum first (ts.softmax_safe does)",
+    "pow": "a negative base with a fraction, 0 to a negative power, or an overflow",
+    "sub": "inf - inf: a row whose elements are all masked? ts.softmax_safe allows it",
+    "mul": "an overflow, or 0 * inf: in a gradient, a branch that ts.where did not choose",
+    "softmax": "a row whose elements are all -inf (masked)? ts.softmax_safe gives zeros there",
+    "cast": "beyond the range of the format: @saturate, or a scale",
+    "matmul": "a product or sum beyond the range of the type",
+    "reduce_sum": "a sum beyond the range of the type: take the mean of parts, or a wider @accum",
+}
+
+
+def values_of(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Stored elements as numbers NumPy can test."""
+    return decode(array, dtype) if dtype.kind == "float" else array
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """The first bad element of one result.
+
+    kind     "nan" or "inf"
+    origin   False when an operand held NaN already: it came in with the data
+    operands one line each: type and shape, range, and the element beside the bad one
+    step     of ts.random; run: compiled calls since the sentinel was switched on
+    """
+
+    op: str
+    where: SourceLine | None
+    kind: str
+    value: float
+    index: tuple[int, ...]
+    count: int
+    size: int
+    result: str
+    operands: tuple[str, ...]
+    origin: bool
+    graph: str | None
+    run: int
+    step: int
+
+    def __str__(self) -> str:
+        at = f" at {list(self.index)}" if self.index else ""
+        head = f"{self.op}: {self.value} in {self.result}{at}, {self.count} of {self.size} elements"
+        cause = "an operand held it already: it came in with the data"
+        if self.origin:
+            cause = "no operand held nan" if self.kind == "nan" else "all operands were finite"
+        place = f"in {self.graph}, call {self.run}" if self.graph else "outside compiled functions"
+        lines = [f"{head}; {cause}", *(f"  {line}" for line in self.operands)]
+        return "\n".join([*lines, f"  {place}, random step {self.step}"])
+
+    def error(self) -> NumericsError:
+        hint = HINTS.get(self.op) if self.origin else "look at the arguments and captured tensors"
+        return NumericsError(str(self), hint=hint, where=self.where)
+
+
+def describe_operand(name: str, array: np.ndarray, dtype: DType, index: tuple[int, ...],
+                     shape: tuple[int, ...]) -> str:
+    """`operand 0: f32[2, 3], -1.0 to 4.0, there -1.0`: `there` where the shapes broadcast."""
+    values = values_of(array, dtype)
+    text = f"{name}: {dtype}{show_shape(array.shape)}"
+    if dtype.kind != "float":
+        return text
+    finite = values[np.isfinite(values)]
+    if finite.size:
+        text += f", {float(finite.min()):.6g} to {float(finite.max()):.6g}"
+    for word, count in (("nan", int(np.isnan(values).sum())), ("inf", int(np.isinf(values).sum()))):
+        text += f", {count} {word}" if count else ""
+    try:
+        there = np.broadcast_to(values, shape)[index]
+    except ValueError:
+        return text
+    return f"{text}, there {float(there):.6g}"
+
+
+def describe_operands(operands: Sequence[tuple[np.ndarray, DType]], index: tuple[int, ...],
+                      shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(
+        describe_operand(f"operand {i}", a, d, index, shape) for i, (a, d) in enumerate(operands)
+    )
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Counters of one period, and its first bad value. Falsy when nothing was seen.
+
+    counts   {(op, "file:line  text"): CastCounts}: overflow, underflow and subnormal of casts, and
+             the elements that became NaN or infinite there
+    """
+
+    first: BadValue | None = None
+    counts: dict[tuple[str, str], CastCounts] = field(default_factory=dict)
+
+    @property
+    def total(self) -> CastCounts:
+        return sum(self.counts.values(), CastCounts())
+
+    @property
+    def overflow(self) -> int:
+        return self.total.overflow
+
+    @property
+    def underflow(self) -> int:
+        return self.total.underflow
+
+    @property
+    def nan(self) -> int:
+        return self.total.nan
+
+    @property
+    def inf(self) -> int:
+        return self.total.inf
+
+    @property
+    def subnormal(self) -> int:
+        return self.total.subnormal
+
+    def __bool__(self) -> bool:
+        return self.first is not None or bool(self.counts)
+
+    def __str__(self) -> str:
+        if not self:
+            return "numerics: nothing to report"
+        names = ("overflow", "underflow", "nan", "inf", "subnormal")
+        lines = ["numerics: " + " ".join(f"{n} {getattr(self, n)}" for n in names)]
+        for (op, where), c in self.counts.items():
+            seen = ", ".join(f"{n} {getattr(c, n)}" for n in names if getattr(c, n))
+            lines.append(f"  {op}: {seen}   {where}")
+        if self.first is not None:
+            lines.append(f"first: {self.first}")
+            lines.append(f"  at {self.first.where}")
+        return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""`ts.inspect_ir(level, fn)`: the text of a compiled function at each level."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..ad import grad
+from ..errors import ArgumentError
+from ..graph import jit
+from ..graph.signature import callable_name
+from ..tensor import TensorType
+
+
+def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
+    """The text of one level of `fn`; of the function compiled last when fn is None.
+
+    level: graph | schedule | tile | target | ptx | sass, as far as the function has it
+    backward=True: of the gradient of a compiled function. Raises ArgumentError, code E_LEVEL.
+    """
+    if fn is None:
+        if not jit.LAST:
+            raise ArgumentError("nothing has been compiled yet",
+                                hint='call a @ts.jit function first, or ts.inspect_ir("graph", f)')
+        fn = jit.LAST[0]
+    if not hasattr(fn, "inspect_ir"):
+        raise ArgumentError(f"{callable_name(fn)} is not compiled",
+                            hint="decorate it with @ts.jit or @ts.kernel")
+    return fn.inspect_ir(level, **options)
+
+
+def _gradient(fn: jit.Function, traced: jit.Traced) -> jit.Traced:
+    """The gradient of fn at the signature of `traced`: of its params, else its first argument."""
+    names = [n for n, x in traced.types.items() if isinstance(x, TensorType)]
+    params = [n for n in names if n in traced.params]
+    derived = grad(fn.fn, wrt=tuple(params or names[:1]))
+    bound = inspect.BoundArguments(inspect.signature(fn.fn), traced.types)
+    return derived.compiled.traced(*bound.args, **bound.kwargs)
+
+
+jit.GRADIENT.append(_gradient)
+__all__ = ["inspect_ir"]

@@ -1,0 +1,328 @@
+"""NaN and infinity sentinels: which op made the first bad value, on which line, from what.
+
+TESSERA_NUMERICS=off|flag|raise, or ts.debug.numerics(mode). Every op's results are looked at; what
+counts as found is decided by four rules:
+
+1. NaN from operands without NaN is an origin. So is inf - inf: a row whose elements are all masked.
+2. An infinity from finite operands is an origin: an overflow, a division by zero.
+3. An infinity that was written down (a constant, a fill) or came in with the data is deliberate: a
+   mask. What is made of it is no finding as long as it is not NaN.
+4. NaN that came in with the data is reported once, at the first op that meets it.
+
+An origin counts when it is used: when it reaches a result, or when an op that cannot drop it gives
+a finite value (1 / inf). An element that a selection drops (where, minimum, slice, exp(-inf)) does
+not count, so ts.where(x > 0, ts.log(x), 0) is silent inside a compiled function. Outside of one
+each call by the user is a result of its own: there ts.log(x) is reported at once.
+
+A saturating cast is a policy and no finding; the counters tell how much it cut off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import config
+from ..dims import show_shape
+from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
+from ..graph import execute, jit, operand, trace
+from ..graph.ir import Graph, Node, subgraphs
+from ..graph.op import Op
+from ..graph.ops.convert import cast_ref
+from ..graph.ops.random import get_state
+from ..numerics import CastCounts, DType
+from ..tensor import Tensor
+from .findings import BadValue, Flags, describe_operands, values_of
+
+DELIBERATE = frozenset({"constant", "full"})
+CASTS = frozenset({"cast", "cast_stochastic"})
+# Ops that may drop an element, or whose limit at infinity is finite and exact.
+DROPPING = frozenset(
+    "where minimum maximum clip relu sign exp sigmoid tanh erf atan isnan isinf isfinite "
+    "reduce_max reduce_min slice dynamic_slice gather gather_axes take take_along_axis split pad "
+    "scatter dynamic_update_slice reduce_any reduce_all top_k".split()
+)
+COMPARISONS = frozenset("less less_equal greater greater_equal equal not_equal".split())
+
+
+class Seen(NamedTuple):
+    """An operand or result: what stands for it (a Value or a Tensor), elements, format."""
+
+    key: Any
+    array: np.ndarray
+    dtype: DType
+
+
+@dataclass(eq=False)
+class Suspect:
+    """A bad value that has not counted yet; `key` is kept so that its id stays its own.
+
+    `live` is False when a later iteration of a loop has put a finite value in its place.
+    """
+
+    key: Any
+    bad: BadValue
+    live: bool = True
+
+
+@dataclass(eq=False)
+class Frame:
+    """Suspects of one running graph, or of the op-by-op calls of one thread."""
+
+    graph: str | None = None
+    suspects: dict[int, Suspect] = field(default_factory=dict)
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.frames = [Frame()]
+        self.run = 0
+
+
+_local = _Local()
+_lock = threading.Lock()
+_counts: dict[tuple[str, str], CastCounts] = {}
+_first: list[BadValue] = []
+
+
+# --- switching --------------------------------------------------------------------------------
+class numerics:
+    """Switches the sentinels: `ts.debug.numerics("raise")`, or `with ts.debug.numerics("flag"):`.
+
+    mode: "off" | "flag" (count, report in ts.debug.flags() and at exit) | "raise" (NumericsError)
+    Holds for functions that are compiled already. A block gives back what held before it.
+    """
+
+    def __init__(self, mode: str):
+        self.before = config.get("numerics") if config.chosen("numerics") else None
+        config.set(numerics=mode)
+
+    def __enter__(self) -> numerics:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.before is None:
+            config.unset("numerics")
+        else:
+            config.set(numerics=self.before)
+
+
+def _switch(mode: str | None) -> None:
+    """Put the observers where ops run, or take them away. None: to be resolved at the next op."""
+    _set(trace.EAGER_OBSERVERS, _resolve, mode is None)
+    on = mode in ("flag", "raise")
+    _set(trace.EAGER_OBSERVERS, observe_eager, on)
+    _set(execute.OBSERVERS, observe_node, on)
+    _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
+    _set(trace.EXITS, observe_exit, on)
+
+
+def _set(observers: list, observer: Callable, there: bool) -> None:
+    if there and observer not in observers:
+        observers.append(observer)
+    elif not there and observer in observers:
+        observers.remove(observer)
+
+
+def _resolve(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
+    """The first op after a change of settings."""
+    mode = config.get("numerics")
+    _switch(mode)
+    if mode != "off":
+        observe_eager(op, args, attrs, made)
+
+
+def flags(clear: bool = True) -> Flags:
+    """What was counted since the last call, and the first bad value; clears both."""
+    with _lock:
+        counts = {at: c + CastCounts() for at, c in _counts.items()}
+        out = Flags(_first[0] if _first else None, counts)
+        if clear:
+            _counts.clear()
+            _first.clear()
+    return out
+
+
+@atexit.register
+def _summary() -> None:
+    """In flag mode, what nobody has read is printed when the program ends."""
+    found = flags()
+    if found and config.get("numerics") == "flag":
+        print(found, file=sys.stderr)
+
+
+# --- observers --------------------------------------------------------------------------------
+def observe_node(node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    """A node of a graph has run."""
+    _check(
+        node.op, node.attrs, lambda: node.where,
+        [Seen(v, a, v.aval.dtype) for v, a in zip(node.inputs, inputs, strict=True)],
+        [Seen(v, a, v.aval.dtype) for v, a in zip(node.outputs, outputs, strict=True)],
+        [v for inner in subgraphs(node) for v in _inner_values(inner)],
+    )
+
+
+def observe_eager(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
+    """An op has run outside of a graph."""
+    held = [attrs[k] for k in op.graph_attrs]
+    inner = [g for x in held for g in (x if isinstance(x, tuple) else (x,))]
+    _check(
+        op, attrs, lambda: trace._state.where or user_line(),
+        [Seen(t, t.array, t.dtype) for t in args], [Seen(t, t.array, t.dtype) for t in made],
+        [v for g in inner for v in _inner_values(g)],
+    )
+    if _local.frames[-1].suspects and not _inside_public(sys._getframe(1)):
+        _count_suspects(made)
+
+
+@contextmanager
+def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
+    """A compiled function runs: its suspects count when they are among its results."""
+    config.get("numerics")  # the first op after a change of settings may be in this graph
+    _local.run += 1
+    frame = Frame(graph.name)
+    _local.frames.append(frame)
+    try:
+        yield lambda flat: _count_suspects(graph.outputs)
+    finally:
+        _local.frames.remove(frame)
+
+
+def observe_exit(out: Any) -> None:
+    """A public function returns op by op: when it returns to the user, suspects in `out` count."""
+    if _local.frames[-1].suspects and not _inside_public(sys._getframe(2)):
+        _count_suspects(out if isinstance(out, tuple | list) else (out,))
+
+
+_ENCLOSING = frozenset({operand.PUBLIC["add"].__code__, trace.run_nodes.__code__})
+
+
+def _inside_public(frame: FrameType | None) -> bool:
+    """Whether a public function or a walk over a graph encloses this frame of ours."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_DIR):
+        if frame.f_code in _ENCLOSING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _inner_values(graph: Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        yield from node.outputs
+        for inner in subgraphs(node):
+            yield from _inner_values(inner)
+
+
+# --- the rules --------------------------------------------------------------------------------
+def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
+           outs: list[Seen], inner: list) -> None:
+    if op.name in CASTS:
+        _count_cast(attrs, where, ins)
+    if op.name in DELIBERATE:
+        return
+    suspects = _local.frames[-1].suspects
+    held = [x for s in ins if (x := suspects.get(id(s.key))) is not None and x.live]
+    bad = [(s, kind) for s in outs if (kind := _kind(s)) is not None]
+    if not bad:
+        for s in outs:
+            if suspects and id(s.key) in suspects:
+                suspects[id(s.key)].live = False
+        if held and _swallows(op, held[0].bad):
+            _count(held[0].bad)
+        return
+    within = {id(v) for v in inner}
+    held += [suspect for key, suspect in suspects.items() if key in within]  # the oldest first
+    for s, kind in bad:
+        found = held[0].bad if held else _judge(op, where, ins, s, kind)
+        if found is not None:
+            suspects.setdefault(id(s.key), Suspect(s.key, found)).live = True
+
+
+def _kind(s: Seen) -> str | None:
+    """The worse of what the elements hold: "nan", "inf", or None when all are finite."""
+    if s.dtype.kind != "float" or s.dtype.special == "none":
+        return None
+    if np.isfinite(s.array).all():
+        return None
+    return "nan" if np.isnan(s.array).any() else "inf"
+
+
+def _swallows(op: Op, bad: BadValue) -> bool:
+    """Whether a finite result of this op hides the bad operand."""
+    if op.name in DROPPING or (op.name in COMPARISONS and bad.kind == "inf"):
+        return False
+    return True
+
+
+def _judge(op: Op, where: Callable[[], SourceLine | None], ins: list[Seen], out: Seen,
+           kind: str) -> BadValue | None:
+    """Rules 1 to 4 for a bad result of operands that are not suspect."""
+    before = {k for s in ins if (k := _kind(s)) is not None}
+    if kind == "inf" and before:
+        return None
+    origin = "nan" not in before
+    if not origin and _first:
+        return None
+    values = values_of(out.array, out.dtype)
+    mask = np.isnan(values) if kind == "nan" else np.isinf(values)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+    frame = _local.frames[-1]
+    return BadValue(
+        op=op.name, where=where(), kind=kind, value=float(values[index]), index=index,
+        count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
+        operands=describe_operands([(s.array, s.dtype) for s in ins], index, mask.shape),
+        origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
+    )
+
+
+def _count_suspects(results: Iterable[Any]) -> None:
+    """Suspects among these results count; the others are forgotten."""
+    suspects = _local.frames[-1].suspects
+    found = {id(s.bad): s.bad for r in results if (s := suspects.get(id(r))) is not None}
+    suspects.clear()
+    for bad in found.values():
+        _count(bad)
+
+
+def _count(bad: BadValue) -> None:
+    """A finding counts: recorded, and raised in that mode."""
+    frame = _local.frames[-1]
+    frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
+    with _lock:
+        counts = _counts.setdefault((bad.op, str(bad.where)), CastCounts())
+        counts.add(**{bad.kind: bad.count})
+        if not _first:
+            _first.append(bad)
+    if config.numerics == "raise":
+        frame.suspects.clear()
+        raise bad.error()
+
+
+def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen]) -> None:
+    """What a cast lost. Operands that were NaN or infinite already are no loss of the cast, unless
+    its format has no NaN: there they became 0."""
+    counts = CastCounts()
+    with np.errstate(all="ignore"):
+        cast_ref(*(s.array for s in ins), counts=counts, **attrs)
+    to = attrs["to"].dtype
+    dropped = counts.nan if to.kind != "bool" and to.special == "none" else 0
+    lost = CastCounts(counts.overflow, counts.underflow, dropped, 0, counts.subnormal)
+    if lost.total:
+        with _lock:
+            total = _counts.setdefault(("cast to " + str(attrs["to"]), str(where())), CastCounts())
+            total.add(overflow=lost.overflow, underflow=lost.underflow, nan=lost.nan,
+                      subnormal=lost.subnormal)
+
+
+config.WATCHERS.setdefault("numerics", []).append(_switch)
+_switch(None)
+
+__all__ = ["NumericsError", "Flags", "flags", "numerics"]

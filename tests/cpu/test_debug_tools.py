@@ -1,0 +1,251 @@
+"""Traces, profiles, prints, inspection and effects: the tools of `ts.debug`."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph import execute, jit, trace
+
+
+@ts.jit
+def block(x, w):
+    h = ts.tanh(x @ w)
+    return ts.sum(h * h)
+
+
+@pytest.fixture
+def args(rng):
+    return tuple(ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((4, 3), (3, 2)))
+
+
+class TestTrace:
+    @pytest.mark.row("DBG-17")
+    def test_records_in_order_with_shapes_and_types(self, args):
+        with ts.debug.trace() as program:
+            block(*args)
+            ts.exp(args[0])
+        ops = [r.op for r in program]
+        assert ops == ["matmul", "tanh", "mul", "reduce_sum", "exp"]
+        first, last = program[0], program[-1]
+        assert list(map(str, first.inputs)) == ["f32[4, 3]", "f32[3, 2]"]
+        assert list(map(str, first.outputs)) == ["f32[4, 2]"]
+        assert "h = ts.tanh(x @ w)" in first.where.text and first.path == ("block",)
+        assert last.path == () and last.where.text == "ts.exp(args[0])"
+        assert str(program).splitlines()[0].startswith("matmul: f32[4, 3], f32[3, 2] -> f32[4, 2]")
+
+    def test_it_ends_with_its_block_also_after_an_error(self, args):
+        with pytest.raises(ZeroDivisionError), ts.debug.trace() as program:
+            raise ZeroDivisionError
+        before = [list(x) for x in (trace.EAGER_OBSERVERS, execute.OBSERVERS, jit.RUN_OBSERVERS)]
+        ts.exp(args[0])
+        assert len(program) == 0
+        assert [list(x) for x in (trace.EAGER_OBSERVERS, execute.OBSERVERS,
+                                  jit.RUN_OBSERVERS)] == before
+
+    def test_traces_nest(self, args):
+        with ts.debug.trace() as outer:
+            ts.exp(args[0])
+            with ts.debug.trace() as inner:
+                ts.log(args[0])
+        assert [r.op for r in outer] == ["exp", "log"] and [r.op for r in inner] == ["log"]
+
+
+class TestProfile:
+    @pytest.mark.row("DBG-14")
+    def test_named_ranges_nest(self, args):
+        with ts.debug.profile() as p:
+            with ts.debug.range("step"):
+                with ts.debug.range("forward"):
+                    block(*args)
+                with ts.debug.range("update"):
+                    pass
+        assert [s.path for s in p.spans] == [("step", "forward"), ("step", "update"), ("step",)]
+        forward, update, step = p.spans
+        assert step.start_ns <= forward.start_ns <= forward.end_ns <= update.start_ns
+        assert update.end_ns <= step.end_ns
+        assert {r.path for r in p.records} == {("step", "forward", "block")}
+        events = json.loads(p.chrome_trace())["traceEvents"]
+        spans = {e["name"]: e for e in events if e["cat"] == "range"}
+        assert spans["step"]["ts"] <= spans["forward"]["ts"]
+        assert spans["forward"]["ts"] + spans["forward"]["dur"] <= spans["step"]["ts"] + \
+            spans["step"]["dur"]
+
+    def test_ranges_of_nvtx_where_it_is_installed(self, monkeypatch):
+        calls = []
+
+        class Fake:
+            push_range = staticmethod(lambda name: calls.append(name))
+            pop_range = staticmethod(lambda: calls.append("end"))
+
+        from tessera.debug import profiling
+
+        monkeypatch.setattr(profiling, "_nvtx", lambda: Fake)
+        with ts.debug.range("a"):
+            with ts.debug.range("b"):
+                pass
+        assert calls == ["a", "b", "end", "end"]
+
+    @pytest.mark.row("DBG-18")
+    def test_folded_stacks(self, args):
+        with ts.debug.profile() as p:
+            with ts.debug.range("outer;part"):
+                for _ in range(3):
+                    block(*args)
+        lines = [line.rsplit(" ", 1) for line in p.flamegraph().splitlines()]
+        stacks = {stack: int(ns) for stack, ns in lines}
+        assert set(stacks) == {f"outer,part;block;{op}"
+                               for op in ("matmul", "tanh", "mul", "reduce_sum")}
+        assert all(ns > 0 for ns in stacks.values())
+        total = sum(r.duration_ns for r in p.records)
+        assert sum(stacks.values()) == total <= p.spans[0].end_ns - p.spans[0].start_ns
+
+    def test_the_chrome_trace_is_written(self, args, tmp_path):
+        with ts.debug.profile() as p:
+            block(*args)
+        text = p.chrome_trace(tmp_path / "trace.json")
+        assert (tmp_path / "trace.json").read_text() == text
+        ops = [e for e in json.loads(text)["traceEvents"] if e["cat"] == "op"]
+        assert [e["name"] for e in ops] == ["matmul", "tanh", "mul", "reduce_sum"]
+        assert all(e["dur"] > 0 and "test_debug_tools" in e["args"]["line"] for e in ops)
+
+    @pytest.mark.row("DBG-19")
+    def test_live_bytes_are_those_counted_by_hand(self):
+        def f(x):  # x: 400 bytes throughout
+            a = ts.exp(x)  # 400
+            b = ts.sum(a, axis=1)  # 40, a is dead after it
+            c = ts.reshape(b, (2, 5))  # a view
+            return c + 1.0  # the constant 4, the result 40
+
+        x = ts.ones((10, 10))
+        timeline = ts.debug.memory_timeline(ts.jit(f).graph(x))
+        seen = [(m.op, m.bytes) for m in timeline.moments]
+        assert seen == [("exp", 800), ("reduce_sum", 840), ("reshape", 440), ("constant", 444),
+                        ("add", 484)]
+        assert timeline.peak_bytes == 840 and timeline.peak.op == "reduce_sum"
+        assert sorted(timeline.peak.live.values()) == [40, 400, 400]
+        with ts.debug.profile() as p:
+            ts.jit(f)(x)
+        assert p.memory_timeline().peak_bytes == 840
+        assert str(timeline).startswith("peak 840 bytes") and "test_debug_tools" in str(timeline)
+
+    def test_threads_have_paths_of_their_own(self, args):
+        def work(name):
+            with ts.debug.range(name):
+                ts.exp(args[0])
+
+        with ts.debug.profile() as p:
+            threads = [threading.Thread(target=work, args=(n,)) for n in "ab"]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        assert sorted(r.path for r in p.records) == [("a",), ("b",)]
+
+
+class TestPrint:
+    @pytest.mark.row("EFF-02")
+    def test_once_per_run_compiled_or_not(self, capsys):
+        def f(x):
+            ts.debug.print("x = {} and {total:.1f}", x, total=ts.sum(x))
+            return x * 2.0
+
+        x = ts.tensor([1.0, 2.0])
+        said = "x = [1. 2.] and 3.0\n"
+        g = ts.jit(f)
+        for call in (f, g, g, ts.jit(lambda x: f(x) + 1.0), ts.grad(lambda x: ts.sum(f(x)))):
+            call(x)
+            assert capsys.readouterr().out == said
+        assert g.effects == {"io"}
+
+    @pytest.mark.row("EFF-02")
+    def test_recomputation_does_not_print_again(self, capsys):
+        def f(x):
+            y = ts.exp(x)
+            ts.debug.print("y = {:.1f}", y)
+            return y * y
+
+        for remat in (ts.checkpoint, ts.remat):
+            g = ts.grad(lambda x, remat=remat: remat(f)(x) * 3.0)
+            value = g(ts.tensor(0.5)).item()
+            assert capsys.readouterr().out == "y = 1.6\n"
+            assert value == pytest.approx(6 * np.exp(1.0), rel=1e-5)
+
+    @pytest.mark.row("EFF-02")
+    def test_in_the_order_of_the_program_and_never_dropped(self, capsys):
+        @ts.jit
+        def f(x):
+            for i in range(5):
+                ts.debug.print("{} {}", i, ts.cos(x * i))  # no result depends on it
+            return x
+
+        f(ts.tensor(0.0))
+        assert capsys.readouterr().out == "".join(f"{i} 1.0\n" for i in range(5))
+
+    def test_in_a_loop_under_vmap_and_in_its_gradient(self, capsys):
+        def step(c, x):
+            ts.debug.print("c = {}", c)
+            return c * x, c
+
+        def loop(c):
+            return ts.scan(step, c, ts.tensor([2.0, 3.0]))[0]
+
+        for f in (loop, ts.jit(loop), ts.grad(loop)):
+            f(ts.tensor(1.0))
+            assert capsys.readouterr().out == "c = 1.0\nc = 2.0\n"
+        ts.vmap(lambda x: ts.debug.print("{}", x) or x)(ts.tensor([1.0, 2.0]))
+        assert capsys.readouterr().out == "[1. 2.]\n"
+
+    def test_low_precision_values_are_shown_as_numbers(self, capsys):
+        ts.debug.print("{:.2f} {}", ts.cast(ts.tensor(1.5), "fp4_e2m1"), "text")
+        ts.debug.print("{}", ts.quantize(ts.tensor([4.0, -4.0]), 'int8 @scaled("amax")'))
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == "1.50 text" and second == "[ 4. -4.]"
+
+
+class TestInspect:
+    def test_the_function_compiled_last(self, args):
+        @ts.jit
+        def newest(x):
+            return ts.exp(x) + 1.0
+
+        newest(args[0])
+        text = ts.inspect_ir("graph")
+        assert text == newest.inspect_ir("graph") == ts.inspect_ir("graph", newest)
+        assert "graph newest" in text and "return ts.exp(x) + 1.0" in text
+        assert "test_debug_tools.py:" in text and "%1: f32[4, 3] = exp(%0)" in text
+
+    def test_levels(self, args):
+        block(*args)
+        assert "schedule" in block.inspect_ir("schedule")
+        for level in ("tile", "target", "ptx", "sass"):
+            with pytest.raises(ts.ArgumentError, match=f"no level '{level}'") as info:
+                block.inspect_ir(level)
+            assert "graph, schedule" in info.value.hint
+        with pytest.raises(ts.ArgumentError, match="levels are graph, schedule, tile, target"):
+            ts.inspect_ir("hlo", block)
+
+    def test_the_gradient(self, args):
+        def loss(x, w):
+            return ts.sum(ts.tanh(x @ w))
+
+        f = ts.jit(loss)
+        f(*args)
+        text = f.inspect_ir("graph", backward=True)
+        assert "graph grad(loss)" in text and text.count("f32[4, 3] = matmul(") == 1
+        f(args[0], ts.param(args[1]))
+        assert "return" in text and "f32[3, 2] = matmul" in f.inspect_ir("graph", backward=True)
+
+    def test_other_signatures_and_other_functions(self, args):
+        f = ts.jit(lambda x: x + 1.0)
+        assert "bf16[B, 3]" in f.inspect_ir("graph", ts.Tensor["B", 3, ts.bf16])
+        assert "graph grad(block)" in ts.inspect_ir("graph", _called(ts.grad(block), *args))
+
+
+def _called(f, *args):
+    f(*args)
+    return f

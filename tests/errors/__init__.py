@@ -1,0 +1,1 @@
+"""Wrong programs, and what their errors must say."""
