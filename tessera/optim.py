@@ -1,0 +1,209 @@
+"""Optimizers: frozen records of hyper-parameters. Their state is a tree of tensors like any other:
+it passes through `ts.jit` and is saved beside the parameters.
+
+    optimizer = ts.optim.AdamW(weight_decay=0.1)
+    state = optimizer.init(params)
+
+    @ts.jit
+    def step(params, state, x, y, lr):
+        loss, grads = ts.value_and_grad(loss_fn)(params, x, y)
+        grads, norm = ts.optim.clip_by_global_norm(grads, 1.0)
+        params, state = optimizer.update(params, grads, state, lr)
+        return params, state, loss, norm
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .dims import show_shape
+from .errors import ArgumentError, DTypeError, ShapeError
+from .graph import tree
+from .graph.operand import PUBLIC, compute_type, convert
+from .tensor import Tensor, as_tensor
+
+
+def decays_matrices(path: str, param: Tensor) -> bool:
+    """The usual choice: weight decay for matrices, none for norms, biases and embeddings."""
+    return param.ndim >= 2 and "embed" not in path
+
+
+def named_params(params: Any) -> dict[str, Tensor]:
+    """{"blocks.0.qkv": tensor}: the leaves of a tree. Raises DTypeError for one that is no float
+    tensor."""
+    leaves, structure = tree.flatten(params)
+    named = dict(zip(tree.paths(structure), leaves, strict=True))
+    for path, p in named.items():
+        if not isinstance(p, Tensor) or p.dtype.kind != "float" or p.scale is not None:
+            kind = p.type if isinstance(p, Tensor) else type(p).__name__
+            raise DTypeError(f"parameter {path!r} is {kind}, an optimizer needs float tensors",
+                             hint="keep what is not trained in a tree of its own")
+    return named
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay.
+
+    m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
+    p <- p - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay p)
+
+    decays(path, param) says which parameters decay. Moments are f32 (f64 for f64 parameters). A
+    parameter of a narrower type has an f32 master copy in the state: updates add up there, and the
+    parameter is the master rounded once, as its type says.
+    Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 with the rate as schedule.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    decays: Callable[[str, Tensor], bool] = decays_matrices
+
+    def __post_init__(self) -> None:
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ArgumentError(f"AdamW: {name} must be in [0, 1), got {getattr(self, name)}")
+        if not self.eps > 0:
+            raise ArgumentError(f"AdamW: eps must be positive, got {self.eps}")
+        if not self.weight_decay >= 0:
+            raise ArgumentError(f"AdamW: weight_decay cannot be negative, got {self.weight_decay}")
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """The state before the first step: step, moments by parameter path, master copies."""
+        named = named_params(params)
+        wide = {path: compute_type(p.type) for path, p in named.items()}
+        return {
+            "step": as_tensor(0),
+            "m": {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()},
+            "v": {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()},
+            "master": {path: convert(p, wide[path]) for path, p in named.items()
+                       if p.dtype is not wide[path].dtype},
+        }
+
+    def update(self, params: Any, grads: Any, state: dict[str, Any], lr: Any
+               ) -> tuple[Any, dict[str, Any]]:
+        """(params, state) after one step. lr: a number or a scalar tensor.
+
+        Raises ArgumentError when grads or state do not belong to params.
+        """
+        named = named_params(params)
+        slopes = _matching_grads(named, grads)
+        _check_state(named, state)
+        step = state["step"] + 1
+        t = convert(step, compute_type(as_tensor(1.0).type))
+        rates = (as_tensor(lr), _unbias(self.b1, t), _unbias(self.b2, t))
+        new: dict[str, Any] = {"step": step, "m": {}, "v": {}, "master": {}}
+        out = []
+        for path, p in named.items():
+            w = state["master"].get(path, p)
+            moments = (state["m"][path], state["v"][path])
+            decay = self.weight_decay if self.decays(path, p) else 0.0
+            w, new["m"][path], new["v"][path] = self._leaf(w, slopes[path], moments, rates, decay)
+            if path in state["master"]:
+                new["master"][path] = w
+            out.append(_like_param(w, p))
+        return tree.unflatten(tree.flatten(params)[1], out), new
+
+    def _leaf(self, w: Tensor, g: Tensor, moments: tuple, rates: tuple, decay: float) -> tuple:
+        lr, unbias1, unbias2 = (convert(r, w.type) for r in rates)
+        m = moments[0] * self.b1 + g * (1 - self.b1)
+        v = moments[1] * self.b2 + (g * g) * (1 - self.b2)
+        change = (m * unbias1) / (PUBLIC["sqrt"](v * unbias2) + self.eps)
+        return w - lr * (change + w * decay if decay else change), m, v
+
+
+def _unbias(b: float, t: Tensor) -> Tensor:
+    """1 / (1 - b^t). expm1: 1 - b^t in f32 would lose digits for b near 1 and small t."""
+    if b == 0:
+        return PUBLIC["ones_like"](t)
+    return 1.0 / -PUBLIC["expm1"](t * math.log(b))
+
+
+def _like_param(w: Tensor, p: Tensor) -> Tensor:
+    out = convert(w, p.type)
+    out.is_param = p.is_param
+    return out
+
+
+def _matching_grads(named: dict[str, Tensor], grads: Any) -> dict[str, Tensor]:
+    leaves, structure = tree.flatten(grads)
+    found = dict(zip(tree.paths(structure), leaves, strict=True))
+    if list(found) != list(named):
+        odd = sorted(found.keys() ^ named.keys())
+        raise ArgumentError(f"gradients and parameters differ in {', '.join(odd) or 'order'}",
+                            hint="pass the gradient that ts.grad returned for these parameters")
+    for path, p in named.items():
+        if tuple(found[path].shape) != tuple(p.shape):
+            raise ShapeError(f"the gradient of {path!r} has shape {show_shape(found[path].shape)}, "
+                             f"the parameter {show_shape(p.shape)}")
+    return {path: convert(g, compute_type(g.type)) for path, g in found.items()}
+
+
+def _check_state(named: dict[str, Tensor], state: Any) -> None:
+    if not isinstance(state, dict) or not {"step", "m", "v", "master"} <= state.keys():
+        raise ArgumentError("this is no AdamW state", hint="state = optimizer.init(params)")
+    if state["m"].keys() != named.keys():
+        odd = sorted(state["m"].keys() ^ named.keys())
+        raise ArgumentError(f"optimizer state and parameters differ in {', '.join(odd)}",
+                            hint="state = optimizer.init(params) of these parameters")
+
+
+def global_norm(grads: Any) -> Tensor:
+    """sqrt(sum of all squares) over the leaves of a tree, in f32."""
+    leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
+    if not leaves:
+        raise ArgumentError("the norm of a tree without tensors")
+    squares = [PUBLIC["sum"](PUBLIC["square"](convert(g, compute_type(g.type)))) for g in leaves]
+    total = squares[0]
+    for s in squares[1:]:
+        total = total + s
+    return PUBLIC["sqrt"](total)
+
+
+def clip_by_global_norm(grads: Any, limit: float) -> tuple[Any, Tensor]:
+    """(grads, norm): all leaves times limit / norm when the norm before is above the limit.
+
+    A norm that is NaN or infinite stays visible: it is returned, and the gradients become NaN.
+    Pascanu et al. 2013, arXiv:1211.5063. Raises ArgumentError unless limit > 0.
+    """
+    if not limit > 0:
+        raise ArgumentError(f"clip_by_global_norm: the limit must be positive, got {limit}")
+    norm = global_norm(grads)
+    scale = PUBLIC["where"](norm > limit, limit / norm, 1.0)
+    return tree.map_tree(lambda g: g * scale, grads), norm
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """Learning rate per step: linear from 0 to `peak` over `warmup` steps, then half a cosine down
+    to `floor` at `steps`, and `floor` after that.
+
+    Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5 without restarts. Steps count from 0; the
+    first one already has a rate above 0.
+    """
+
+    peak: float
+    steps: int
+    warmup: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= self.peak or not math.isfinite(self.peak):
+            raise ArgumentError(f"CosineSchedule needs 0 <= floor <= peak, got floor {self.floor}, "
+                                f"peak {self.peak}")
+        if not 0 <= self.warmup <= self.steps or self.steps < 1:
+            raise ArgumentError(f"CosineSchedule needs 0 <= warmup <= steps and steps >= 1, got "
+                                f"warmup {self.warmup}, steps {self.steps}")
+
+    def __call__(self, step: int) -> float:
+        """The rate of this step."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if step >= self.steps:
+            return self.floor
+        way = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * way))

@@ -1,0 +1,315 @@
+"""The guide is true: its code runs and prints what it shows; its links, names and tables hold."""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import guide
+import tessera as ts
+from guide import ACCEPT, PAGES, ROOT
+from guide_tables import TABLES
+from tessera import config
+from tessera.graph.op import OPS
+from tessera.graph.operand import PUBLIC
+
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+GUIDE = DOCS / "tessera-programming-model.md"
+RUNNING = [p for p in PAGES if any(b.runs for b in guide.blocks_of(p.read_text()))]
+ALL_PAGES = pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+RUNNING_PAGES = pytest.mark.parametrize("path", RUNNING, ids=lambda p: p.name)
+TO_ACCEPT = "TESSERA_ACCEPT=1 python -m pytest tests/cpu/test_docs.py writes the pages anew"
+
+NAME = re.compile(r"\bts((?:\.[A-Za-z_]\w*)+)")
+MODULE = re.compile(r"`tessera((?:\.[A-Za-z_]\w*)+)`")
+FILE = re.compile(r"\b((?:tessera|tests|examples|docs|benchmarks)/[\w./-]+\.\w+)\b")
+VARIABLE = re.compile(r"\bTESSERA_[A-Z_]+[A-Z]\b")
+WRONG_ON_PURPOSE = {"sofmax"}
+
+
+@pytest.fixture
+def folder(fresh_config, tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty current directory, default settings, a fresh random state, and registries that are
+    given back as they were."""
+    held = [(table, dict(table)) for table in (OPS, PUBLIC, config.SETTINGS)]
+    state = ts.random.get_state()
+    monkeypatch.chdir(tmp_path)
+    ts.random.seed(0)
+    ts.debug.flags()
+    monkeypatch.setattr(ts.debug.sentinel._local, "run", 0)  # pages print the number of a call
+    yield tmp_path
+    ts.random.set_state(state)
+    for table, before in held:
+        table.clear()
+        table.update(before)
+
+
+# --- what the pages print ---------------------------------------------------------------------
+@RUNNING_PAGES
+def test_the_code_runs_and_prints_what_the_page_shows(path, folder):
+    text = path.read_text()
+    printed = list(guide.run_page(text, folder))
+    if ACCEPT:
+        text = guide.accepted(text, printed)
+        path.write_text(text)
+        printed = guide.with_texts_of(text, printed)
+    assert printed
+    for p in printed:
+        at = f"{path.name}:{p.block.line}"
+        if p.expected is None:
+            assert not p.got, f"{at} prints this, and no ```text block follows:\n{p.got}"
+        elif not guide.agrees(p.got, p.expected.text):
+            pytest.fail(f"{at} prints\n\n{p.got}\nand the page shows\n\n{p.expected.text}\n"
+                        f"{TO_ACCEPT}")
+
+
+@pytest.mark.row("CORE-26")
+def test_the_readme_shows_the_ir(folder):
+    shown = [p for p in guide.run_page(README.read_text(), folder)
+             if "inspect_ir(" in p.block.text]
+    kinds = [p.got.split()[0] for p in shown]
+    assert kinds == ["graph", "schedule"]
+    for p in shown:
+        assert p.expected is not None and guide.agrees(p.got, p.expected.text)
+    assert "def scores" in shown[0].block.text and "= gelu(%0)" in shown[0].got
+
+
+@pytest.mark.row("DOC-06")
+def test_the_chapter_on_derivatives_has_effects_and_rules_of_both_kinds(folder):
+    """That its snippets print what it shows is tested above."""
+    text = (DOCS / "autodiff.md").read_text()
+    assert {"Effects and derivatives", "Rules of your own"} <= {t for _, t in guide.headings(text)}
+    used = "".join(b.text for b in guide.blocks_of(text) if b.runs)
+    for name in ("ts.custom_vjp", "ts.custom_jvp", "ts.dropout", "ts.debug.print"):
+        assert name in used
+
+
+# --- what the pages say exists ----------------------------------------------------------------
+@ALL_PAGES
+@pytest.mark.row("CORE-25")
+def test_links_lead_somewhere(path):
+    for link in guide.links(path.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, place = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.is_file(), f"{path.name} links to {link}, which is not there"
+        if place:
+            places = {guide.anchor(t) for _, t in guide.headings(target.read_text())}
+            assert place in places, f"{path.name} links to {link}; {file} has {sorted(places)}"
+
+
+def test_the_readme_leads_to_every_page():
+    found, waiting = set(), [README]
+    while waiting:
+        page = waiting.pop()
+        found.add(page)
+        targets = ((page.parent / link.partition("#")[0]).resolve()
+                   for link in guide.links(page.read_text()) if "://" not in link)
+        waiting += [t for t in targets if t.suffix == ".md" and t not in found]
+    assert found >= set(PAGES)
+
+
+@ALL_PAGES
+def test_names_of_ts_exist(path):
+    """Tables apart: they quote the code, and some of it may not be public yet."""
+    for dotted in sorted(set(NAME.findall(guide.TABLE.sub("", path.read_text())))):
+        parts = dotted.strip(".").split(".")
+        if parts[0] not in WRONG_ON_PURPOSE:
+            functools.reduce(getattr, parts, ts)  # raises for one that is not there
+
+
+@ALL_PAGES
+def test_modules_files_variables_and_targets_exist(path):
+    text = path.read_text()
+    for dotted in MODULE.findall(text):
+        assert importlib.util.find_spec("tessera" + dotted), f"there is no tessera{dotted}"
+    for file in FILE.findall(text):
+        assert (ROOT / file).exists(), f"{path.name} names {file}, which is not there"
+    known = {s.env for s in config.SETTINGS.values()} | {"TESSERA_ACCEPT"}
+    assert set(VARIABLE.findall(text)) <= known
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"^make (\w+)|`make (\w+)`", text, re.M)) <= {
+        pair for t in targets for pair in ((t, ""), ("", t))}
+
+
+def test_flags_of_the_training_example_exist():
+    section = README.read_text().partition("## Training")[2].partition("\n## ")[0]
+    used = set(re.findall(r"--[A-Za-z][A-Za-z-]*", section)) - {"--help"}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([sys.executable, ROOT / "examples" / "train.py", "--help"], env=env,
+                           capture_output=True, text=True, check=True).stdout
+    assert {"--resume", "--data", "--T"} <= used <= set(re.findall(r"--[A-Za-z][A-Za-z-]*", shown))
+
+
+@pytest.mark.parametrize("words, name", [("tile language", "kernel"), ("CUDA target", "kernel"),
+                                         ("mesh", "dist")])
+def test_what_is_said_to_be_missing_is_missing(words, name):
+    """When the part arrives this fails: write its section then."""
+    assert words in README.read_text().partition("These are not here yet")[2]
+    assert not hasattr(ts, name)
+    with pytest.raises(ts.UnsupportedTargetError):
+        ts.jit(target="cuda")(lambda x: x)
+
+
+# --- headings, tables, files ------------------------------------------------------------------
+@pytest.mark.row("DOC-11")
+def test_the_guide_has_the_seven_sections():
+    sections = [t for level, t in guide.headings(GUIDE.read_text()) if level == 2]
+    assert sections == ["Core Concepts", "Tiles and Execution Model", "Memory Management",
+                        "Numerics and Types", "Autodiff System", "Distributed Computing",
+                        "Advanced Patterns"]
+
+
+@ALL_PAGES
+def test_pages_have_one_title_and_no_heading_twice(path):
+    found = guide.headings(path.read_text())
+    assert [level for level, _ in found].count(1) == 1 and found[0][0] == 1
+    assert len({guide.anchor(t) for _, t in found}) == len(found)
+
+
+@ALL_PAGES
+def test_tables_are_those_of_the_registries(path):
+    text = path.read_text()
+    fresh = guide.TABLE.sub(lambda m: m[1] + TABLES[m["name"]]() + m[4], text)
+    if ACCEPT:
+        path.write_text(fresh)
+    elif fresh != text:
+        changed = sorted(set(fresh.splitlines()) ^ set(text.splitlines()))
+        pytest.fail("\n".join([f"{path.name} has old tables:", *changed[:10], TO_ACCEPT]))
+
+
+def test_the_guide_names_every_modifier_of_a_policy():
+    named = re.findall(r"^\| `@(\w+)", GUIDE.read_text(), re.M)
+    assert sorted(named) == sorted(ts.modifier_kinds())
+
+
+def test_every_table_has_its_page():
+    used = [m["name"] for p in PAGES for m in guide.TABLE.finditer(p.read_text())]
+    assert set(used) == set(TABLES)
+
+
+@pytest.mark.parametrize("name, least", [("ops", 80), ("functions", 120), ("transforms", 15),
+                                         ("errors", 12), ("special errors", 5), ("settings", 5),
+                                         ("formats", 16), ("names", 20), ("modules", 8)])
+def test_tables_are_complete_and_say_something(name, least):
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in TABLES[name]().splitlines()[2:]]
+    assert len(rows) >= least
+    assert all(len(row) == len(rows[0]) for row in rows)
+    if name != "formats":  # its columns are numbers
+        needed = (1, 2) if name in ("modules", "functions", "special errors") else (1,)
+        silent = [row[0].strip() for row in rows if not all(row[i].strip() for i in needed)]
+        assert not silent, f"nothing is said of {silent}"
+
+
+@pytest.mark.row("CORE-25", "CORE-29", "CORE-30", "CORE-31", "CARD-02")
+def test_the_readme_says_where_things_are():
+    links = guide.links(README.read_text())
+    assert "docs/tessera-programming-model.md" in links and "CONTRIBUTING.md" in links
+    assert "LICENSE" in links
+    where = README.read_text().partition("## Where things are")[2].partition("\n## ")[0]
+    for word in ("**Code**", "**Documentation**", "**Issues**", "issue tracker", "`tessera/`",
+                 "`docs/`"):
+        assert word in where
+    for name in ("CONTRIBUTING.md", "LICENSE", "setup.cfg", "pyproject.toml"):
+        assert (ROOT / name).is_file()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.row("SYS-02", "SYS-03")
+def test_the_floors_of_the_readme_are_the_declared_ones():
+    rows = {line.split("|")[1].split(",")[0].strip(): line
+            for line in README.read_text().splitlines() if line.startswith("| ")}
+    floor = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert f"{floor.removeprefix('>=')} or newer" in rows["Python"]
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    cuda = [e.removeprefix("cuda") for e in setup["options.extras_require"] if "cuda" in e]
+    assert " or ".join(sorted(cuda)) == "12 or 13" and "| 12 or 13 |" in rows["CUDA"]
+    for extra in setup["options.extras_require"]:
+        assert f"'.[{extra}]'" in README.read_text()
+
+
+# --- the tests' own tools: each of these checks can fail --------------------------------------
+PAGE = """# Title
+
+```python
+x = 2
+```
+
+```python
+def f(y):
+    return x / y
+print(x, "a|b")
+```
+
+```text
+2 a|b
+```
+
+```python
+try:
+    f(0)
+except ZeroDivisionError as error:
+    print(error.__traceback__.tb_next.tb_lineno)
+```
+
+```text
+wrong
+```
+
+A list, and a link to [the title](#title).
+
+```text
+no output
+```
+
+```python side.py
+print("from a file")
+```
+
+```sh run
+python side.py
+```
+"""
+
+
+class TestTheTools:
+    def test_blocks_run_in_order_as_lines_of_one_file(self, tmp_path):
+        first, second, third, command = guide.run_page(PAGE, tmp_path)
+        assert (first.got, first.expected) == ("", None)
+        assert second.got == "2 a|b\n" and second.expected.text == "2 a|b\n"
+        assert third.got == "4\n" and third.expected.text == "wrong\n"
+        assert command.got == "from a file\n" and command.expected is None
+
+    def test_accepting_writes_what_was_printed(self, tmp_path):
+        page = guide.accepted(PAGE, list(guide.run_page(PAGE, tmp_path)))
+        assert page == PAGE.replace("wrong\n", "4\n")
+
+    @pytest.mark.parametrize("got, shown, same", [
+        ("a\nb\n", "a\nb\n", True), ("a\n", "b\n", False), ("a\nb\n", "a\n", False),
+        ("a \n", "a\n", True), ("took 3 s\n", "took ... s\n", True),
+        ("x\na\nb\nc\n", "x\n...\nc\n", True),
+        ("x\nc\n", "x\n...\nc\n", True), ("a.c\n", "abc\n", False), ("abc\n", "a.c\n", False),
+        ("x\na\nb\n", "x\n...\nc\n", False), ("took 3 m\n", "took ... s\n", False),
+    ])
+    def test_comparing(self, got, shown, same):
+        assert guide.agrees(got, shown) is same
+
+    def test_prose_has_no_code(self):
+        assert guide.headings(PAGE) == [(1, "Title")] and guide.links(PAGE) == ["#title"]
+        assert guide.headings("```python\n# no heading\n```\n") == []
+
+    def test_anchors(self):
+        assert guide.anchor("What `ts.grad` is, and why") == "what-tsgrad-is-and-why"

@@ -1,0 +1,182 @@
+"""Optimizers against NumPy in f64, and what they do with narrow parameters and bad arguments."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph import tree
+from tessera.optim import AdamW, CosineSchedule, clip_by_global_norm, decays_matrices, global_norm
+from tolerance import assert_close
+
+
+def make_params(rng: np.random.Generator, dtype: str = "f32") -> dict:
+    return {
+        "embedding": ts.param(rng.normal(size=(7, 4)), dtype),
+        "blocks": [{"w": ts.param(rng.normal(size=(4, 5)), dtype),
+                    "gain": ts.param(rng.normal(size=(5,)), dtype)}],
+    }
+
+
+def adamw_reference(w, grads, rates, b1, b2, eps, decay):
+    """The recurrence of arXiv:1711.05101, algorithm 2, written out in f64."""
+    w, m, v = np.array(w, np.float64), 0.0, 0.0
+    for t, (g, lr) in enumerate(zip(grads, rates, strict=True), 1):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        w = w - lr * (m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * w)
+    return w
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("b1, b2", [(0.9, 0.95), (0.9, 0.999), (0.0, 0.5)])
+def test_adamw_equals_the_recurrence_in_f64(rng, jit, b1, b2):
+    optimizer = AdamW(b1=b1, b2=b2, eps=1e-6, weight_decay=0.3)
+    params = make_params(rng)
+    structure = tree.flatten(params)[1]
+    starts = [np.array(p.numpy()) for p in tree.flatten(params)[0]]
+    rates = 10.0 ** rng.uniform(-3, -1, 10)
+    slopes = [[rng.normal(size=w.shape).astype(np.float32) for w in starts] for _ in rates]
+    update = ts.jit(optimizer.update) if jit else optimizer.update
+    state = optimizer.init(params)
+    for g, lr in zip(slopes, rates, strict=True):
+        grads = tree.unflatten(structure, map(ts.tensor, g))
+        params, state = update(params, grads, state, ts.tensor(lr, "f32"))
+    for i, (path, w) in enumerate(zip(tree.paths(structure), tree.flatten(params)[0],
+                                      strict=True)):
+        decay = 0.3 if path == "blocks.0.w" else 0.0
+        want = adamw_reference(starts[i], [g[i].astype(np.float64) for g in slopes], rates,
+                               b1, b2, 1e-6, decay)
+        assert_close(w.numpy(), want, "f32", n=10)
+    assert state["step"].item() == 10
+
+
+def test_state_has_the_shapes_of_the_parameters_and_params_stay_params(rng):
+    params, optimizer = make_params(rng), AdamW()
+    state = optimizer.init(params)
+    assert {path: m.shape for path, m in state["m"].items()} == {
+        "embedding": (7, 4), "blocks.0.w": (4, 5), "blocks.0.gain": (5,)}
+    assert state["v"].keys() == state["m"].keys() and state["master"] == {}
+    step = ts.jit(lambda p, s: optimizer.update(p, p, s, 0.1))
+    new, state = step(params, state)
+    assert all(p.is_param for p in tree.flatten(new)[0])
+    assert not any(m.is_param for m in state["m"].values())
+    step(new, state)
+    assert step.specializations == 1, "the second step was traced again"
+
+
+@pytest.mark.row("NUM-29")
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3 @accum(bf16)"])
+def test_the_f32_master_adds_up_updates_that_a_narrow_weight_swallows(dtype):
+    """AdamW's step is lr for a constant gradient: 1000 of 1e-4 move the master by 0.1, while each
+    single one is less than half of bf16's and fp8's distance below 1."""
+    optimizer, seen = AdamW(weight_decay=0.0), []
+
+    @ts.jit
+    def step(params, state, grads):
+        seen.append(params["w"].type)  # what a forward pass sees
+        return optimizer.update(params, grads, state, 1e-4)
+
+    params = {"w": ts.param(np.ones((2, 3)), dtype)}
+    state = optimizer.init(params)
+    grads = {"w": ts.tensor(np.full((2, 3), 0.5, np.float32))}
+    for _ in range(1000):
+        params, state = step(params, state, grads)
+    assert seen == [ts.as_type(dtype)] == [params["w"].type]
+    assert state["master"]["w"].type == ts.as_type("f32")
+    np.testing.assert_allclose(state["master"]["w"].numpy(), 0.9, rtol=1e-3)
+    rounded = ts.cast(state["master"]["w"], dtype)
+    assert params["w"].numpy().tobytes() == rounded.numpy().tobytes() != b""
+    alone = ts.cast(ts.cast(ts.param(np.ones(3), dtype), "f32") - 1e-4, dtype)
+    assert alone.tolist() == [1.0] * 3, "without a master the weight would not stall here"
+
+
+def test_weight_decay_spares_norms_biases_and_embeddings(rng):
+    params = make_params(rng)
+    picked = {p for p, x in ts.optim.named_params(params).items() if decays_matrices(p, x)}
+    assert picked == {"blocks.0.w"}
+
+
+def test_adamw_without_gradient_only_decays(rng):
+    w = rng.normal(size=(3, 4)).astype(np.float32)
+    params = {"w": ts.param(w)}
+    optimizer = AdamW(weight_decay=0.5)
+    zero = {"w": ts.zeros((3, 4))}
+    new, _ = optimizer.update(params, zero, optimizer.init(params), 0.1)
+    assert_close(new["w"].numpy(), w * (1 - 0.05), "f32")
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_clipping_scales_all_leaves_by_one_factor(rng, jit):
+    tensors = [rng.normal(size=s).astype(np.float32) for s in ((3, 4), (5,), ())]
+    grads = {"a": ts.tensor(tensors[0]), "b": [ts.tensor(tensors[1]), ts.tensor(tensors[2])]}
+    true = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in tensors))
+    for limit in (true / 3, true * 3):
+        clip = ts.jit(clip_by_global_norm, static=["limit"]) if jit else clip_by_global_norm
+        out, norm = clip(grads, limit)
+        assert_close(norm.numpy(), np.float64(true), "f32", n=18)
+        factor = min(1.0, limit / true)
+        for got, g in zip(tree.flatten(out)[0], tensors, strict=True):
+            assert_close(got.numpy(), g * np.float64(factor), "f32", n=18)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_clipping_does_not_hide_a_gradient_that_is_not_finite(bad):
+    out, norm = clip_by_global_norm({"a": ts.tensor([1.0, bad])}, 1.0)
+    assert not np.isfinite(norm.item())
+    assert np.isnan(out["a"].numpy()).any()
+
+
+def test_the_norm_of_narrow_gradients_is_computed_wide():
+    big = ts.tensor(np.full(4, 300.0), "f16")  # 300^2 overflows f16
+    assert global_norm([big]).item() == pytest.approx(600.0)
+
+
+def test_the_schedule_is_linear_then_half_a_cosine():
+    s = CosineSchedule(peak=2.0, steps=110, warmup=10, floor=0.5)
+    assert [s(0), s(4), s(9)] == pytest.approx([0.2, 1.0, 2.0])
+    assert s(10) == pytest.approx(2.0)
+    assert s(60) == pytest.approx(1.25)  # half way between peak and floor
+    assert s(109) > s(110) == s(10_000) == 0.5
+    rates = [s(i) for i in range(10, 111)]
+    assert rates == sorted(rates, reverse=True)
+    assert CosineSchedule(1.0, steps=5)(0) == 1.0
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: AdamW(b1=1.0), "b1 must be in \\[0, 1\\), got 1.0"),
+    (lambda: AdamW(b2=-0.1), "b2 must be"),
+    (lambda: AdamW(eps=0.0), "eps must be positive"),
+    (lambda: AdamW(weight_decay=-1.0), "weight_decay cannot be negative"),
+    (lambda: AdamW(b1=float("nan")), "b1 must be"),
+    (lambda: CosineSchedule(1.0, steps=5, warmup=6), "warmup <= steps"),
+    (lambda: CosineSchedule(1.0, steps=0), "steps >= 1"),
+    (lambda: CosineSchedule(1.0, steps=5, floor=2.0), "floor <= peak"),
+    (lambda: CosineSchedule(float("inf"), steps=5), "floor <= peak"),
+    (lambda: clip_by_global_norm([ts.tensor([1.0])], 0.0), "limit must be positive"),
+    (lambda: global_norm([]), "without tensors"),
+])
+def test_bad_settings_are_named(make, words):
+    with pytest.raises(ts.ArgumentError, match=words):
+        make()
+
+
+def test_trees_that_do_not_belong_together_are_named(rng):
+    params, optimizer = make_params(rng), AdamW()
+    state = optimizer.init(params)
+    with pytest.raises(ts.ArgumentError, match="differ in blocks.0.gain, blocks.0.w"):
+        optimizer.update(params, {"embedding": params["embedding"]}, state, 0.1)
+    grads = tree.map_tree(lambda p: p, params) | {"embedding": ts.zeros((4, 7))}
+    with pytest.raises(ts.ShapeError, match=r"gradient of 'embedding' .*\[4, 7\].*\[7, 4\]"):
+        optimizer.update(params, grads, state, 0.1)
+    with pytest.raises(ts.ArgumentError, match="no AdamW state"):
+        optimizer.update(params, params, {}, 0.1)
+    with pytest.raises(ts.ArgumentError, match="state and parameters differ in x"):
+        optimizer.update({"x": ts.param([1.0])}, {"x": ts.param([1.0])},
+                         optimizer.init({}), 0.1)
+    for wrong, kind in ((ts.tensor([1, 2]), "int64"), (3.0, "float")):
+        with pytest.raises(ts.DTypeError, match=f"parameter 'x' is {kind}"):
+            optimizer.init({"x": wrong})

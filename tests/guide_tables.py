@@ -1,0 +1,227 @@
+"""The tables of the guide, made from the registries: errors, settings, formats, ops, functions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import config, errors
+from tessera.graph.op import OPS, Op
+from tessera.graph.operand import PUBLIC
+
+PACKAGE = Path(ts.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |\n" for row in lines)
+
+
+def first_sentence(doc: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    text = inspect.cleandoc(doc or "").split("\n\n")[0].split("\n  ")[0]
+    return " ".join(text.split())
+
+
+def ours(fn: Any) -> bool:
+    """Whether it was declared in the package: tests declare things of their own."""
+    return getattr(inspect.unwrap(fn), "__module__", "").startswith("tessera.")
+
+
+# --- errors -----------------------------------------------------------------------------------
+def error_classes() -> list[type]:
+    """The classes of tessera.errors in the order in which they are declared."""
+    made = [c for c in vars(errors).values() if isinstance(c, type)]
+    return [c for c in made if issubclass(c, errors.TesseraError)]
+
+
+def builtin_bases(cls: type) -> list[str]:
+    plain = [b for b in cls.__mro__ if b.__module__ == "builtins"]
+    return [b.__name__ for b in plain if b not in (Exception, BaseException, object)
+            and not any(issubclass(c, b) and c is not b for c in plain)]
+
+
+def errors_table() -> str:
+    rows = [
+        (f"`{c.default_code}`", f"`{c.__name__}`",
+         ", ".join(f"`{b}`" for b in builtin_bases(c)) or "`Exception`", first_sentence(c.__doc__))
+        for c in error_classes()
+    ]
+    return markdown(("Code", "Class", "Also a", "Raised for"), rows)
+
+
+def special_codes() -> Iterator[tuple[str, str, str]]:
+    """(code, class, template of the message) of each error that is given a code of its own."""
+    names = {c.__name__ for c in error_classes()}
+    for path in SOURCES:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or getattr(call.func, "id", "") not in names:
+                continue
+            for word in call.keywords:
+                if word.arg == "code" and isinstance(word.value, ast.Constant):
+                    yield word.value.value, call.func.id, template(call.args[0])  # type: ignore[attr-defined]
+
+
+def template(message: ast.expr) -> str:
+    """An f-string with … in the place of its values."""
+    parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+    text = "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in parts)
+    return re.sub(r"\s+", " ", text)
+
+
+def special_errors_table() -> str:
+    rows = sorted({(f"`{code}`", f"`{cls}`", text) for code, cls, text in special_codes()})
+    return markdown(("Code", "Class", "Message"), rows)
+
+
+# --- settings ---------------------------------------------------------------------------------
+def readers(name: str) -> list[str]:
+    """The modules that read a setting."""
+    use = re.compile(rf'config\.{name}\b|config\.get\("{name}"\)')
+    found = [p.relative_to(PACKAGE) for p in SOURCES if p.name != "config.py"
+             and use.search(p.read_text())]
+    return [p.with_suffix("").as_posix().replace("/", ".") for p in found]
+
+
+def settings_table() -> str:
+    rows = []
+    for s in config.SETTINGS.values():
+        default = s.default.__name__.replace("_", " ") if callable(s.default) else s.default
+        rows.append((f"`{s.name}`", f"`{s.env}`", s.kind.accepts, str(default), s.doc,
+                     ", ".join(f"`{r}`" for r in readers(s.name)) or "nothing yet"))
+    return markdown(("Setting", "Variable", "Accepts", "Default", "Meaning", "Read by"), rows)
+
+
+# --- numerics ---------------------------------------------------------------------------------
+def ranges_table() -> str:
+    """What each format makes of numbers it does not hold, as the codec does it now."""
+    rows = []
+    for t in ts.all_dtypes():
+        if t.kind == "bool":
+            continue
+        huge = float(t.max) * 4 if t.kind != "float" or t.bits < 64 else math.inf
+        cells = [_stored(huge, t), _stored(huge, t, saturate=True), _stored(-huge, t),
+                 _stored(math.inf, t), _stored(math.inf, t, saturate=True), _stored(math.nan, t)]
+        least = "none" if t.kind != "float" or not t.man else f"{float(t.smallest):.8g}"
+        rows.append((f"`{t.name}`", *cells, least))
+    return markdown(("Format", "Too large", "`@saturate`", "Too small", "inf", "inf `@saturate`",
+                     "NaN", "Least subnormal"), rows)
+
+
+def _stored(x: float, t: ts.DType, saturate: bool = False) -> str:
+    with np.errstate(all="ignore"):
+        value = ts.decode(ts.encode(np.array([x]), t, saturate=saturate), t)[0]
+    number = str(int(value)) if t.kind != "float" else f"{float(value):.8g}"
+    return {"nan": "NaN", "-0": "0"}.get(number, number)
+
+
+# --- ops and functions ------------------------------------------------------------------------
+def ops_table() -> str:
+    rows = [
+        (f"`{op.name}`", op.doc or first_sentence(getattr(PUBLIC.get(op.name), "__doc__", "")),
+         derivative(op), letters(op), "yes" if op.loop else "", ", ".join(sorted(op.effects)))
+        for op in sorted(OPS.values(), key=lambda op: op.name) if ours(op.shape)
+    ]
+    return markdown(("Op", "Meaning", "Derivative", "Axes", "In loops", "Effects"), rows)
+
+
+def derivative(op: Op) -> str:
+    if not op.differentiable:
+        return "zero"
+    rules = (("reverse", op.vjp), ("forward", op.jvp))
+    return ", ".join(word for word, rule in rules if rule and not refuses(rule)) or "none"
+
+
+def refuses(rule: Callable) -> bool:
+    """Whether all a rule does is to raise an error that says why there is none."""
+    if not isinstance(rule, types.FunctionType) or rule.__name__ == "<lambda>":
+        return False
+    body = ast.parse(textwrap.dedent(inspect.getsource(rule))).body[0].body  # type: ignore[attr-defined]
+    return isinstance(body[0], ast.Raise)
+
+
+def letters(op: Op) -> str:
+    if op.axes is None:
+        return ""
+    return "by its attributes" if callable(op.axes) else f"`{op.axes}`"
+
+
+def functions_table() -> str:
+    """Public functions on tensors, in the order of the modules that hold them."""
+    found = [f for f in PUBLIC.values() if ours(f)]
+    found.sort(key=lambda f: (inspect.unwrap(f).__module__, f.__name__))
+    rows = [(f"`ts.{call_text(f)}`", first_sentence(f.__doc__), f"`{family(f)}`") for f in found]
+    return markdown(("Function", "Meaning", "Declared in"), rows)
+
+
+def transforms_table() -> str:
+    rows = [(f"`ts.{name}`", first_sentence(getattr(ts, name).__doc__), f"`{family(fn)}`")
+            for name in sorted(ts.ad.__all__) if callable(fn := getattr(ts, name))
+            and name not in PUBLIC]
+    return markdown(("Transform", "Meaning", "Declared in"), rows)
+
+
+def names_table() -> str:
+    """The other callable names of ts: types, tensors, numerics, compiling."""
+    shown = PUBLIC.keys() | set(ts.ad.__all__) | set(errors.__all__)
+    rows = []
+    for name in sorted(set(ts.__all__) - shown):
+        made = getattr(ts, name)
+        if isinstance(made, ts.DType | ts.Modifier | ts.ModifierKind | types.ModuleType | float):
+            continue
+        rows.append((f"`ts.{name}`", first_sentence(made.__doc__), f"`{family(made)}`"))
+    return markdown(("Name", "Meaning", "Declared in"), rows)
+
+
+def modules_table() -> str:
+    """The modules that a program uses by name, and what they declare."""
+    rows = []
+    for name in sorted(MODULES):
+        module = getattr(ts, name)
+        own = getattr(module, "__all__", None) or [
+            n for n, x in vars(module).items()
+            if n[0] != "_" and callable(x)
+            and (getattr(x, "__module__", "") + ".").startswith(module.__name__ + ".")]
+        rows.append((f"`ts.{name}`", first_sentence(module.__doc__).rstrip(":"),
+                     ", ".join(f"`{n}`" for n in sorted(own))))
+    return markdown(("Module", "What it is for", "Names"), rows)
+
+
+MODULES = ("checkpoints", "config", "data", "debug", "optim", "random", "shape", "verify")
+
+
+def family(fn: Any) -> str:
+    module = getattr(inspect.unwrap(fn), "__module__", "") or "tessera.ad.checkpoint"
+    return module.removeprefix("tessera.")
+
+
+def call_text(fn: Callable) -> str:
+    """`softmax(x, axis=-1)`: the signature without annotations."""
+    parameters = inspect.signature(fn).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return fn.__name__ + str(inspect.Signature(bare))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "errors": errors_table,
+    "special errors": special_errors_table,
+    "settings": settings_table,
+    "formats": ts.dtype_table,
+    "ranges": ranges_table,
+    "ops": ops_table,
+    "functions": functions_table,
+    "transforms": transforms_table,
+    "names": names_table,
+    "modules": modules_table,
+}
