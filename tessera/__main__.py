@@ -28,6 +28,8 @@ class Command:
 
 
 Command("doctor", "what is installed, what works, what to install for the rest", "tessera.doctor")
+Command("compare", "two files of measurements; fails when one is slower",
+        "tessera.debug.regressions")
 
 
 def usage() -> str:

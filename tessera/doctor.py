@@ -25,6 +25,7 @@ from pathlib import Path
 
 from tessera import config
 from tessera.errors import ArgumentError, TesseraError, did_you_mean
+from tessera.runtime.ptxas import FIX_GPU, find_ptxas
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 LEAST_PYTHON = (3, 11)
@@ -82,7 +83,6 @@ def output(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 # Extras are installed from the checkout: the name alone may be another project's in an index.
 FIX_CORE = "pip install --force-reinstall "
-FIX_GPU = "pip install -e '.[cuda12]'   (in the checkout; cuda13 for a driver of CUDA 13)"
 FIX_MPI = "pip install -e '.[mpi]'   (in the checkout)"
 
 
@@ -183,17 +183,6 @@ def check_gpu_compiler() -> Iterator[Line]:
             code = [line for line in ptx.splitlines() if line and not line.startswith("//")]
             yield Line("NVVM", OK, f"cc 9.0: {code[0]} {code[1]}")
     yield check_ptxas()
-
-
-def find_ptxas() -> str | None:
-    """ptxas of PATH, else of the toolkit's wheels (cu12 and cu13 lay them out differently)."""
-    if found := shutil.which("ptxas"):
-        return found
-    for site in map(Path, sys.path):
-        for folder in ("nvidia/cuda_nvcc/bin", "nvidia/cu13/bin"):
-            if (site / folder / "ptxas").is_file():
-                return str(site / folder / "ptxas")
-    return None
 
 
 def check_ptxas() -> Line:

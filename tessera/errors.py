@@ -12,13 +12,17 @@ import functools
 import linecache
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
+
+import numpy as np
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of these stand between a `with` block or a partial of ours and the user's line.
+# Frames of these stand between a `with` block, a partial or a NumPy function and the user's line.
 _BETWEEN = frozenset({contextlib.__file__, functools.__file__})
+_NUMPY_DIR = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def user_frame(start: FrameType | None = None) -> FrameType | None:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith(PACKAGE_DIR) or file in _BETWEEN
+    return file.startswith((PACKAGE_DIR, _NUMPY_DIR)) or file in _BETWEEN
 
 
 def user_line(start: FrameType | None = None) -> SourceLine | None:
@@ -70,6 +74,7 @@ class TesseraError(Exception):
     """Base of all errors: `.code` (stable), `.hint`, `.where` (a SourceLine or None)."""
 
     default_code = "E_TESSERA"
+    located = False  # whether `where` names the op's own line rather than that of a call
 
     def __init__(
         self,
@@ -149,9 +154,26 @@ class NumericsError(TesseraError, FloatingPointError):
 
 
 class UnknownNameError(TesseraError, AttributeError):
-    """A name that a module or a tensor does not have."""
+    """A name that a module or a tensor does not have.
+
+    The hint names the nearest of `known()`. It is looked for when it is read: hasattr() makes this
+    error only to throw it away.
+    """
 
     default_code = "E_NAME"
+
+    def __init__(self, message: str, word: str = "",
+                 known: Callable[[], Sequence[str]] = tuple, **options: Any):
+        self._nearest = lambda: nearest(word, known())
+        super().__init__(message, where=user_line(sys._getframe(1)), **options)
+
+    @property
+    def hint(self) -> str | None:
+        return self._given or self._nearest()
+
+    @hint.setter
+    def hint(self, value: str | None) -> None:
+        self._given = value
 
 
 class EffectError(TesseraError, RuntimeError):
@@ -170,6 +192,18 @@ class UnsupportedTargetError(TesseraError, RuntimeError):
     """A device or target that this system does not have or does not support."""
 
     default_code = "E_TARGET"
+
+
+class CompileError(TesseraError, RuntimeError):
+    """Code that a compiler or an assembler of the toolchain refuses."""
+
+    default_code = "E_COMPILE"
+
+
+class DeviceError(TesseraError, RuntimeError):
+    """A call of the GPU driver that fails, or an error that a kernel reports."""
+
+    default_code = "E_DEVICE"
 
 
 class CheckpointError(TesseraError, OSError):
@@ -205,8 +239,8 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
 
 
 __all__ = [
-    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DataError", "EffectError",
-    "GradError", "GraphError", "NumericsError", "OutOfMemoryError", "PolicyError",
-    "PrivilegeError", "ShapeError", "SourceLine", "TesseraError", "TraceError", "UnknownNameError",
-    "UnsupportedTargetError",
+    "ArgumentError", "AxisError", "CheckpointError", "CompileError", "DTypeError", "DataError",
+    "DeviceError", "EffectError", "GradError", "GraphError", "NumericsError", "OutOfMemoryError",
+    "PolicyError", "PrivilegeError", "ShapeError", "SourceLine", "TesseraError", "TraceError",
+    "UnknownNameError", "UnsupportedTargetError",
 ]

@@ -145,7 +145,7 @@ def test_the_python_floor_is_the_same_everywhere():
 @pytest.mark.row("CORE-06", "CORE-14")
 def test_only_python_sources():
     kinds = {p.suffix for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert kinds <= {".py", ".typed"}, kinds
+    assert kinds <= {".py", ".pyi", ".typed"}, kinds
     for name in ("setup.py", "CMakeLists.txt", ".gitmodules", "MANIFEST.in"):
         assert not (ROOT / name).exists(), name
     assert "ext_modules" not in (ROOT / "setup.cfg").read_text()
