@@ -29,7 +29,7 @@ from .graph import random as random
 from .graph.jit import jit as jit
 from .graph.operand import PUBLIC as _PUBLIC
 from .graph.tree import register_tree as register_tree
-from .numerics import *  # noqa: F403
+from .numerics.public import *  # noqa: F403
 from .tensor import Tensor as Tensor
 from .tensor import param as param
 from .tensor import tensor as tensor

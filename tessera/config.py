@@ -263,13 +263,10 @@ def table() -> str:
 
 
 Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), "off", "NaN/Inf sentinels")
-Setting("debug", "TESSERA_DEBUG", BOOL, False, "extra checks at every level, slower")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
-Setting("determinism", "TESSERA_DETERMINISM", one_of("strict", "default", "fast"), "default",
-        "order of sums: the same on any number of ranks, the same in each run, free")
 Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
-Setting("log_level", "TESSERA_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "warning",
-        "least severe message that is logged")
+
+__all__ = ["chosen", "get", "reset", "scope", "set", "table", "unknown_variables", "unset"]

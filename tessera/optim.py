@@ -207,3 +207,9 @@ class CosineSchedule:
             return self.floor
         way = (step - self.warmup) / max(self.steps - self.warmup, 1)
         return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * way))
+
+
+__all__ = [
+    "AdamW", "CosineSchedule", "SGD", "clip_by_global_norm", "decays_matrices", "global_norm",
+    "named_params",
+]

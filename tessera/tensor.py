@@ -20,6 +20,7 @@ from .errors import (
     ShapeError,
     TraceError,
     UnknownNameError,
+    UnsupportedTargetError,
 )
 from .numerics import (
     DType,
@@ -34,6 +35,20 @@ from .numerics import (
 )
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
+DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's runtime adds it
+
+
+def need_device(numeric: NumericType, what: str = "a tensor") -> None:
+    """Raise UnsupportedTargetError when `numeric` names a device this process cannot use."""
+    device = numeric.policy.device
+    if device is None or device in DEVICES:
+        return
+    hint = f"leave the device out, or name one of those: {numeric.dtype} @device(\"cpu\")"
+    if device.startswith("cuda"):
+        hint += "; python -m tessera doctor says what cuda needs"
+    raise UnsupportedTargetError(
+        f"{what} of type {numeric} cannot be placed: there is no device {device!r} here; devices "
+        f"that exist: {', '.join(sorted(DEVICES))}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -95,12 +110,16 @@ class Tensor:
     def __init__(
         self,
         array: np.ndarray,
-        type: NumericType,
+        type: NumericType = None,  # type: ignore[assignment]  # absent only by mistake
         *,
         scale: Tensor | None = None,
         is_param: bool = False,
         name: str | None = None,
     ):
+        if type.__class__ is not NumericType:
+            _need_parts(array, type)
+        if type.policy.device is not None:
+            need_device(type)
         self._shape = array.shape
         packed = type.dtype.packed  # a scalar is a row of one
         self._buffer = pack(np.atleast_1d(array), type.dtype) if packed else array
@@ -273,6 +292,9 @@ class Tensor:
             is_param=self.is_param, name=self.name,
         )
 
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *_attributes()})
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -395,6 +417,16 @@ def _attributes() -> list[str]:
 PROPERTIES = frozenset({"T", "mT"})
 
 
+def _need_parts(array: Any, kind: Any) -> None:
+    """Raise ArgumentError: Tensor(...) was called as if it made a tensor of data."""
+    text = np.array2string(np.asarray(array), threshold=4) if isinstance(array, np.ndarray) \
+        else repr(array)
+    data = text if len(text) < 40 and "\n" not in text else "data"
+    raise ArgumentError("Tensor(...) takes a stored buffer and a ts.NumericType; "
+                        f"got {type(array).__name__}" + ("" if kind is None else f" and {kind!r}"),
+                        hint=f"ts.tensor({data}) makes a tensor of numbers")
+
+
 def _is_type(item: Any) -> bool:
     return (
         isinstance(item, DType | NumericType | np.dtype)
@@ -404,9 +436,12 @@ def _is_type(item: Any) -> bool:
 
 
 def summarize(values: np.ndarray) -> str:
-    """` min .. max .., mean ..` of the finite part, and how many elements are not finite."""
+    """` min .. max .., mean ..` of the finite part, and how many elements are not finite; of
+    bools how many are True."""
     if values.size < 2 or values.dtype.kind not in "biuf":
         return ""
+    if values.dtype.kind == "b":
+        return f"  {int(values.sum())} of {values.size} True"
     wide = values.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     bad = f"  NOT FINITE: {wide.size - finite.size}" if finite.size < wide.size else ""
@@ -505,12 +540,16 @@ def as_tensor(value: Any) -> Tensor:
     return tensor(value)
 
 
+# How a Python value reaches a traced function as a constant.
+STATIC_HINT = 'declare it after *: def f(x, *, k), called f(x, k=3); or ts.jit(static=("k",))'
+
+
 def require_concrete(value: Any, what: str) -> Any:
     """`value`, or TraceError when it is known by shape and type only."""
     if isinstance(value, Tensor) and not hasattr(value, "_buffer"):
         raise TraceError(
             f"{what} must be a concrete value, this one is only traced",
-            hint="pass it as a keyword-only argument, so that it is known while tracing",
+            hint=STATIC_HINT,
         )
     return value
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import config, errors
+from tessera import config, errors, numerics
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 
@@ -107,7 +107,7 @@ def settings_table() -> str:
 def ranges_table() -> str:
     """What each format makes of numbers it does not hold, as the codec does it now."""
     rows = []
-    for t in ts.all_dtypes():
+    for t in numerics.all_dtypes():
         if t.kind == "bool":
             continue
         huge = float(t.max) * 4 if t.kind != "float" or t.bits < 64 else math.inf
@@ -121,7 +121,7 @@ def ranges_table() -> str:
 
 def _stored(x: float, t: ts.DType, saturate: bool = False) -> str:
     with np.errstate(all="ignore"):
-        value = ts.decode(ts.encode(np.array([x]), t, saturate=saturate), t)[0]
+        value = numerics.decode(numerics.encode(np.array([x]), t, saturate=saturate), t)[0]
     number = str(int(value)) if t.kind != "float" else f"{float(value):.8g}"
     return {"nan": "NaN", "-0": "0"}.get(number, number)
 
@@ -172,13 +172,16 @@ def transforms_table() -> str:
     return markdown(("Transform", "Meaning", "Declared in"), rows)
 
 
+NAMED_ELSEWHERE = (ts.DType | numerics.Modifier | numerics.ModifierKind | types.ModuleType | float)
+
+
 def names_table() -> str:
     """The other callable names of ts: types, tensors, numerics, compiling."""
     shown = PUBLIC.keys() | set(ts.ad.__all__) | set(errors.__all__)
     rows = []
     for name in sorted(set(ts.__all__) - shown):
         made = getattr(ts, name)
-        if isinstance(made, ts.DType | ts.Modifier | ts.ModifierKind | types.ModuleType | float):
+        if isinstance(made, NAMED_ELSEWHERE):
             continue
         rows.append((f"`ts.{name}`", first_sentence(made.__doc__), f"`{family(made)}`"))
     return markdown(("Name", "Meaning", "Declared in"), rows)
@@ -217,7 +220,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors_table,
     "special errors": special_errors_table,
     "settings": settings_table,
-    "formats": ts.dtype_table,
+    "formats": numerics.dtype_table,
     "ranges": ranges_table,
     "ops": ops_table,
     "functions": functions_table,

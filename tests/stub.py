@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tessera
 import tessera.ad
-import tessera.numerics
+import tessera.numerics.public
 from tessera.graph.operand import PUBLIC
 
 STUB = Path(tessera.__file__).with_suffix(".pyi")
@@ -29,7 +29,8 @@ def render() -> str:
     functions = [declaration(name) for name in sorted(PUBLIC)]
     lines = [HEAD.rstrip(), "from collections.abc import Callable, Sequence",
              "from typing import Any", "", *imports,
-             "from .tensor import TensorType as TensorType", "", "INF: float", "__version__: str", ""]
+             "from .tensor import TensorType as TensorType", "", "INF: float", "__version__: str",
+             ""]
     return "\n".join(lines + functions) + "\n"
 
 
@@ -40,7 +41,7 @@ def declaration(name: str) -> str:
         for p in signature.parameters.values()
     ]
     text = str(signature.replace(parameters=parameters)).replace("'", "")
-    shadows = hasattr(tessera.numerics, name) or name in tessera.ad.__all__
+    shadows = name in tessera.numerics.public.__all__ or name in tessera.ad.__all__
     return f"def {name}{text}: ..." + ("  # type: ignore[no-redef]" if shadows else "")
 
 

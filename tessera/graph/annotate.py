@@ -10,7 +10,7 @@ from typing import Any
 from ..dims import Dim, bind_shape
 from ..errors import PolicyError
 from ..numerics import NumericType, Policy
-from ..tensor import Tensor, TensorType
+from ..tensor import Tensor, TensorType, need_device
 from .operand import PUBLIC
 from .trace import Tracer, apply
 
@@ -29,6 +29,7 @@ def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], w
     bind_shape(kind.shape, value.shape, sizes, what)
     if kind.type is None or value.type == kind.type:
         return value
+    need_device(kind.type, what)
     if not same_storage(value.type, kind.type):
         if not cast:
             kind.check(value, sizes, what)
@@ -78,6 +79,7 @@ def fit_result(out: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what:
     rounding is taken back: a result is rounded once, to what the annotation says. A `ts.cast` of
     the user's stands."""
     if kind.type is not None and out.type != kind.type:
+        need_device(kind.type, what)
         out = PUBLIC["cast"](_before_rounding(out), kind.type)
     kind.check(out, sizes, what)
     return out

@@ -42,10 +42,6 @@ from .signature import (
 from .trace import Tracer, aval_of, current_builder, evaluate, trace
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-
-
 EXECUTORS: dict[str, Callable[[Graph], Executable]] = {"cpu": Executable}  # by target
 # observe(graph) is a context in which the graph runs; it gives a function that is shown the
 # results. Filled by debug.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dims import size_of
 from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
-from ..tensor import Tensor, as_tensor
+from ..tensor import STATIC_HINT, Tensor, as_tensor, need_device
 from .ir import Graph, Node, Value
 from .op import Aval, Op, infer
 
@@ -80,8 +80,7 @@ class Tracer(Tensor):
     def __index__(self) -> int:
         raise TraceError(
             f"a traced {self.aval} is used where Python needs an integer",
-            hint="pass it keyword-only (then it is a constant of the trace), "
-            "or use ts.dynamic_slice / ts.take for an index that depends on data",
+            hint=f"{STATIC_HINT}; ts.dynamic_slice and ts.take read at an index that is data",
         )
 
     def __bool__(self) -> bool:
@@ -148,6 +147,9 @@ class Builder:
     def emit(self, op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
         inputs = tuple(self.value_of(a) for a in args)
         avals = infer(op, tuple(v.aval for v in inputs), attrs)
+        for aval in avals:
+            if aval.type.policy.device is not None:
+                need_device(aval.type)
         outputs = tuple(Value(a) for a in avals)
         where = _state.where or user_line()
         self.nodes.append(Node(op, inputs, attrs, outputs, where))

@@ -55,7 +55,9 @@ def _decoded(t: NumericType) -> NumericType:
     cls = t.policy.custom
     if cls is None:
         return t
-    return NumericType(cls.compute, replace(t.policy, custom=None))  # type: ignore[attr-defined]
+    compute: DType = cls.compute  # type: ignore[attr-defined]
+    accum = None if t.policy.accum is compute.compute else t.policy.accum
+    return NumericType(compute, replace(t.policy, custom=None, accum=accum))
 
 
 def _storage(a: DType, b: DType) -> DType:
@@ -88,7 +90,7 @@ def merge_policies(first: NumericType, second: NumericType, dtype: DType) -> Pol
     """The policy of a result stored as `dtype`: `first`'s, its gaps filled from `second`.
 
     A field at its default is a gap. The fields that describe a storage (scale, channel axis) pass
-    on only from an operand of that storage.
+    on only from an operand of that storage; an accumulate type that is `dtype`'s own anyway too.
     """
     default = Policy()
     merged = {}
@@ -102,6 +104,9 @@ def merge_policies(first: NumericType, second: NumericType, dtype: DType) -> Pol
     a, b = first.policy.accum, second.policy.accum
     if a is not None and b is not None:
         merged["accum"] = _storage(a, b)
+    declared = any(t.dtype is dtype and t.policy.accum is not None for t in (first, second))
+    if merged["accum"] is dtype.compute and not declared:
+        merged["accum"] = None
     return Policy(**merged)
 
 

@@ -39,22 +39,22 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, 1, z) / (1 + z)
 
 
-def _gelu_ref(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def _gelu_ref(x: np.ndarray) -> np.ndarray:
     slope, cubic = x.dtype.type(GELU_SLOPE), x.dtype.type(GELU_CUBIC)
     u = slope * (x * (1 + cubic * (x * x)))
-    return np.multiply(x, _sigmoid(u), out=out, dtype=x.dtype)
+    return np.multiply(x, _sigmoid(u), dtype=x.dtype)
 
 
 def _gelu_partial(x: Tensor) -> Tensor:
-    """s + x s (1 - s) u' with s = sigmoid(u), u = 2 c (x + a x^3); c, a as in the seed's GELU."""
+    """s + x s (1 - s) u' with s = sigmoid(u), u = 2 c (x + a x^3); c = GELU_SLOPE, a = GELU_CUBIC."""
     square = x * x
     s = sigmoid(GELU_SLOPE * (x * (1.0 + GELU_CUBIC * square)))
     slope = GELU_SLOPE * (1.0 + (3.0 * GELU_CUBIC) * square)
     return s + x * (s * (1.0 - s)) * slope
 
 
-def _silu_ref(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    return np.multiply(x, _sigmoid(x), out=out, dtype=x.dtype)
+def _silu_ref(x: np.ndarray) -> np.ndarray:
+    return np.multiply(x, _sigmoid(x), dtype=x.dtype)
 
 
 def _silu_partial(x: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ def _silu_partial(x: Tensor) -> Tensor:
     return s * (1.0 + x * (1.0 - s))
 
 
-def _softplus_ref(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    return np.add(np.maximum(x, 0), np.log1p(np.exp(-np.abs(x))), out=out, dtype=x.dtype)
+def _softplus_ref(x: np.ndarray) -> np.ndarray:
+    return np.add(np.maximum(x, 0), np.log1p(np.exp(-np.abs(x))), dtype=x.dtype)
 
 
 # One op each, with a derivative from x alone: the backward pass computes the sigmoid again instead

@@ -113,7 +113,8 @@ FOLD_IN = Op(
 @public
 def fold_in(key: Tensor, data: Any) -> Tensor:
     """A new key from a key and an integer."""
-    value = as_tensor(data)
+    counted = isinstance(data, int) and not isinstance(data, bool) and -(2**63) <= data < 2**63
+    value = literal(data, as_type("int64")) if counted else as_tensor(data)
     if value.dtype.kind not in ("int", "uint") or value.ndim:
         raise DTypeError(f"fold_in needs an integer scalar, got {value.type}{list(value.shape)}")
     return apply(FOLD_IN, key, value)
@@ -279,3 +280,9 @@ def dropout(x: Any, p: float, *, key: Any = None, training: bool = True) -> Tens
     keep = PUBLIC["greater_equal"](_unit(random_bits(x.shape, key=key)), float(p))
     c = to_compute(x)
     return store(PUBLIC["where"](keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)
+
+
+__all__ = [
+    "RandomState", "bernoulli", "dropout", "fold_in", "get_state", "next_key", "normal",
+    "permutation", "philox", "randint", "random_bits", "seed", "set_state", "uniform",
+]

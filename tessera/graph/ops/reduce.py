@@ -79,12 +79,11 @@ _APART = tuple(
 
 
 # --- sum, prod --------------------------------------------------------------------------------
-def sum_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType,
-             out: np.ndarray | None = None) -> np.ndarray:
+def sum_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) -> np.ndarray:
     if accum.bits == 64 and x.dtype == np.float32:
         return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64), np.float32)
     if accum.numpy == x.dtype or accum.kind != "float" or accum.bits >= 32:
-        return np.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype, out=out)
+        return np.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
     return _sequential_sum(x, axis, keepdims, accum)
 
 
