@@ -108,7 +108,8 @@ def check_python() -> Iterator[Line]:
                              f"{config.available_cpus()} CPUs available")
 
 
-CORE_PACKAGES = ("numpy", "numba", "ml_dtypes", "opt_einsum", "safetensors", "rich", "matplotlib")
+CORE_PACKAGES = ("numpy", "numba", "ml_dtypes", "opt_einsum", "safetensors", "rich", "matplotlib",
+                 "threadpoolctl")
 
 
 @section("Core packages", core=True)

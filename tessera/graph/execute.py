@@ -6,6 +6,7 @@ present the graph runs node by node instead, each node's NumPy meaning in the us
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from .. import config
 from ..errors import OutOfMemoryError, TesseraError
 from ..tensor import Tensor
-from .cpu import compile_loops
+from .cpu import blas, compile_loops
 from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
 from .lower import lower
@@ -27,6 +28,7 @@ from .simplify import simplify
 
 OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
 Step = Callable[[list], None]
+NO_LIMIT = contextlib.nullcontext()
 
 
 class Executable:
@@ -101,6 +103,7 @@ class Compiled:
         self.captures = [(self._slot(v), t) for v, t in graph.captures]
         self.numbers = numbers(self.known)
         self.steps: list[Step] = []
+        self.splits = False  # whether products run over our threads, with BLAS on one
         for i, unit in enumerate(self.units):
             self._add(unit)
             self._drop_after(i)
@@ -190,6 +193,8 @@ class Compiled:
         return lambda env: np.copyto(env[target].reshape(shape), env[source])
 
     def _into(self, node: Node) -> Step:
+        if node.op.name == "matmul" and self._plain_product(node):
+            return self._product(node)
         ref, attrs, ins = node.op.ref, node.attrs, self._pick(node.inputs)
         target = self._slot(node.outputs[0])
 
@@ -200,6 +205,19 @@ class Compiled:
                 out[...] = made
 
         return step
+
+    def _plain_product(self, node: Node) -> bool:
+        """Whether a matmul is one of floats in their own type: BLAS, over our threads."""
+        dtype, accum = node.outputs[0].aval.dtype, node.attrs["accum"]
+        return dtype is accum and dtype.numpy.kind == "f"
+
+    def _product(self, node: Node) -> Step:
+        a, b = (self.plan.shadows[v] for v in node.inputs)
+        target = self._slot(node.outputs[0])
+        x, y = (self._slot(v) for v in node.inputs)
+        compute = blas.product(a, b, self.plan.shadows[node.outputs[0]])
+        self.splits |= compute is not blas.whole
+        return lambda env: compute(env[x], env[y], env[target])
 
     def _library(self, node: Node) -> Step:
         ins = self._pick(node.inputs)
@@ -279,7 +297,7 @@ class Compiled:
             env[s] = a if a.flags.c_contiguous else a.copy()
         for s, shape, dtype in self.fresh:
             env[s] = np.empty(shape, dtype)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), blas.single_thread if self.splits else NO_LIMIT:
             for step in self.steps:
                 step(env)
         return [env[s].copy() if shared else env[s] for s, shared in self.outputs]

@@ -139,7 +139,7 @@ def _node_lines(node: Node, name: Any, canonical: bool, indent: str) -> list[str
     plain = {k: v for k, v in node.attrs.items() if k not in node.op.graph_attrs}
     attrs = "".join(f" {k}={show_attr(v, canonical)}" for k, v in sorted(plain.items()))
     outs = ", ".join(f"{name(v)}: {v.aval}" for v in node.outputs)
-    line = f"{indent}{outs} = {node.op.name}({args}){attrs}"
+    line = f"{indent}{outs}{' = ' if outs else ''}{node.op.name}({args}){attrs}"
     if node.op.effects:
         line += f" !{','.join(sorted(node.op.effects))}"
     if node.where is not None and not canonical:

@@ -35,6 +35,7 @@ from .signature import (
     leaf_names,
     leaf_slots,
     leaf_tensors,
+    show_call,
     split_result,
     stand_in,
     type_of,
@@ -173,7 +174,8 @@ class Function:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
-            raise ArgumentError(f"{self.name}: {err}", hint=f"{self.name}{self.signature}") from err
+            hint = show_call(self.name, self.signature)
+            raise ArgumentError(f"{self.name}: {err}", hint=hint) from err
         bound.apply_defaults()
         return dict(bound.arguments)
 

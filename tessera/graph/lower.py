@@ -43,6 +43,8 @@ def column_sum_axes(node: Node) -> tuple[int, ...] | None:
 def can_lower(node: Node) -> bool:
     """Whether a node can run inside a compiled loop."""
     name = node.op.name
+    if not node.outputs:
+        return False
     out = node.outputs[0].aval
     if name in ("cast", "retype"):
         return name == "cast" and cast_kind(node.attrs["source"], node.attrs["to"]) is not None

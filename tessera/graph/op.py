@@ -71,6 +71,15 @@ def sample(*args: Any, **attrs: Any) -> Sample:
 DIFFERENTIABLE_DRAWS = frozenset({"normal", "positive", "unit", "distinct", "apart"})
 
 
+@dataclass(frozen=True)
+class NoRule:
+    """Why an op has no derivative in one mode, and what to use instead. `reason` may name attributes
+    of the node: "the rule of {primal.name} ..."."""
+
+    reason: str
+    hint: str
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """One operation of the Graph IR.
@@ -88,6 +97,7 @@ class Op:
     expand(*xs, **attrs) -> y in smaller ops, when given: what a compiled graph runs, and fuses.
                               The derivative rules above are those of the whole op
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
+    no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
             A letter of operands alone is reduced, so its shards give partial results; "1" has
             extent 1; "_" is an axis that every shard needs whole, or gives whole
@@ -98,6 +108,8 @@ class Op:
     ref: Callable[..., Any]
     vjp: Callable[..., Any] | None = None
     jvp: Callable[..., Any] | None = None
+    no_vjp: NoRule | None = None
+    no_jvp: NoRule | None = None
     batch: Callable[..., Any] | None = None
     residual: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
@@ -118,6 +130,8 @@ class Op:
     def __post_init__(self) -> None:
         if self.name in OPS:
             raise ArgumentError(f"an op named {self.name!r} is registered already")
+        if (self.vjp and self.no_vjp) or (self.jvp and self.no_jvp):
+            raise ArgumentError(f"op {self.name!r} has a rule and a reason why it has none")
         OPS[self.name] = self
 
     def __repr__(self) -> str:

@@ -16,13 +16,15 @@ import numpy as np
 
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
+from ..foreign import keyword_instead
 from ..numerics import NumericType, as_type, result_type, weak_result
-from ..tensor import Tensor, as_tensor
+from ..tensor import FUNCTIONS, Tensor, as_tensor
 from .op import name_operands
+from .signature import show_call
 from .trace import EXITS, LITERAL, Tracer
 
 F = TypeVar("F", bound=Callable[..., Any])
-PUBLIC: dict[str, Callable] = {}  # every public op function, for ts.* and the docs
+PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 
 def public(fn: F) -> F:
@@ -40,9 +42,8 @@ def public(fn: F) -> F:
             problem = _binding_problem(signature, args, kwargs)
             if problem is None:
                 raise
-            raise ArgumentError(
-                f"ts.{fn.__name__}: {problem}", hint=f"ts.{fn.__name__}{signature}"
-            ) from err
+            hint = _binding_hint(f"ts.{fn.__name__}", signature, args, kwargs)
+            raise ArgumentError(f"ts.{fn.__name__}: {problem}", hint=hint) from err
         for leave in EXITS:
             leave(out)
         return out
@@ -78,6 +79,20 @@ def _binding_problem(signature: inspect.Signature, args: tuple, kwargs: dict) ->
     except TypeError as err:
         return str(err)
     return None
+
+
+def _binding_hint(name: str, signature: inspect.Signature, args: tuple, kwargs: dict) -> str:
+    """How the function is called: the extents as one shape, another library's word in ours."""
+    call = show_call(name, signature)
+    if next(iter(signature.parameters), "") == "shape" and len(args) > 1 and all(
+        isinstance(a, int) and not isinstance(a, bool) for a in args
+    ):
+        return f"{name}({args}): the extents are one argument; {call}"
+    for word in kwargs:
+        if word not in signature.parameters:
+            ours = keyword_instead(word, list(signature.parameters))
+            return f"{ours}= instead of {word}=; {call}" if ours else call
+    return call
 
 
 def _tensor_arguments(signature: inspect.Signature, args: tuple, kwargs: dict) -> dict[str, str]:

@@ -52,6 +52,14 @@ def find_signature(fn: Callable) -> inspect.Signature | None:
         return None
 
 
+def show_call(name: str, signature: inspect.Signature | None) -> str:
+    """`softmax(x, axis=-1)`: how a function is called, without annotations."""
+    if signature is None:
+        return f"{name}(...)"
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return name + str(inspect.Signature(bare))
+
+
 def is_data(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | int | float | np.generic) or hasattr(
         value, "__dlpack__"

@@ -66,17 +66,13 @@ def test_a_worker_that_comes_first_or_late_changes_nothing(
     want = compile_loops(NORMALISE)(x)
     jobs = []
 
-    def run(job) -> None:
-        function, slot, layout, call, _, scratch_bytes = job
-        function(slot, slot, layout, call, pool.scratch(scratch_bytes))
-
-    for act in (run, jobs.append):
+    for act in (lambda job: job(), jobs.append):
         monkeypatch.setattr(pool.POOL, "helpers", lambda count, act=act: [FakeQueue(act)] * count)
         with config.scope(num_threads=2):
             got = compile_loops(NORMALISE)(x)
         for late in jobs:
             got[0][:] = 7
-            run(late)  # every chunk is taken: nothing is written
+            late()  # every chunk is taken: nothing is written
             assert (got[0] == 7).all()
         if not jobs:
             for a, b in zip(got, want, strict=True):
@@ -85,14 +81,11 @@ def test_a_worker_that_comes_first_or_late_changes_nothing(
 
 
 def test_workers_take_part(rng: np.random.Generator) -> None:
-    """A real worker is woken and runs the launch it is told of."""
+    """A real worker is woken and does the job it is given."""
     seen = threading.Event()
 
-    def function(*_) -> None:
-        seen.set()
-
     (queue,) = pool.Pool().helpers(1)
-    queue.put((function, 0, 0, b"", None, 0))
+    queue.put(seen.set)
     assert seen.wait(10)
 
 

@@ -42,7 +42,8 @@ HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "
 # What the package may import beside the standard library, by the distribution that brings it.
 IMPORT_NAMES: dict[str, list[str]] = {
     "numpy": ["numpy"], "numba": ["numba", "llvmlite"], "ml_dtypes": ["ml_dtypes"],
-    "opt_einsum": ["opt_einsum"], "safetensors": ["safetensors"], "rich": ["rich"],
+    "opt_einsum": ["opt_einsum"], "threadpoolctl": ["threadpoolctl"],
+    "safetensors": ["safetensors"], "rich": ["rich"],
     "matplotlib": ["matplotlib"], "numba-cuda": ["numba"], "cupy-cuda12x": ["cupy", "cupyx"],
     "cupy-cuda13x": ["cupy", "cupyx"], "nvidia-nccl-cu12": [], "nvidia-nccl-cu13": [],
     "nvidia-cuda-nvcc": [], "cuda-core": ["cuda"], "cuda-bindings": ["cuda"],

@@ -152,7 +152,9 @@ class LoopKernel:
             at = sums.ctypes.data if sums is not None else 0
             call = pack(0, 0, 0, at, *map(id, inputs), *map(id, outputs))
             if most > 1:
-                job = (function, dummy, table, call, (words, slot, sums), scratch_bytes)
+                def job(keep: Any = (words, slot, sums)) -> None:
+                    function(dummy, dummy, table, call, scratch(scratch_bytes))
+
                 for queue in pool.POOL.helpers(most - 1):
                     queue.put(job)
             function(dummy, dummy, table, call, scratch(scratch_bytes) if scratch_bytes else 0)

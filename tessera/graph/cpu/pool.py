@@ -1,6 +1,6 @@
-"""Worker threads of CPU loops: they help with launches that are already running.
+"""Worker threads of CPU loops and products: they help with work that is already running.
 
-A launch is a ctypes call that claims chunks until none is left, then waits until all are done. The
+A job is a function of no arguments. That of a launch is a ctypes call that claims chunks until none is left, then waits until all are done. The
 launching thread starts at once; workers that are told of the launch claim chunks too. A worker
 that wakes late finds nothing to claim and touches nothing, so a launch never waits for a thread
 that did not start. Workers are daemon threads made at first use, one fewer than
@@ -39,10 +39,9 @@ class Pool:
 
 def _work(queue: SimpleQueue) -> None:
     while True:
-        function, slot, layout, call, keep, scratch_bytes = queue.get()
-        function(slot, slot, layout, call, scratch(scratch_bytes))
-        # Drop the references: a waiting worker must not keep a launch's arrays alive.
-        del function, slot, layout, call, keep
+        job = queue.get()
+        job()
+        del job  # a waiting worker must not keep a launch's arrays alive
 
 
 class _Scratch(threading.local):

@@ -58,25 +58,39 @@ IOTA = Op(
 )
 
 
+def _type_of(dtype: Any, call: str, shape: Any, *more: Any) -> NumericType:
+    """`dtype` as a numeric type. Raises ArgumentError when it is the next extent: zeros(3, 4)."""
+    if isinstance(dtype, int | float) and not isinstance(dtype, bool):
+        extents = (shape, *more, dtype)
+        value = ""
+        if call == "full":
+            extents, value = extents[:-1], f", {extents[-1]}"
+        given = (shape, *more, dtype)
+        raise ArgumentError(f"the extents are one argument, the type comes after it; got {given}",
+                            hint=f"ts.{call}({extents}{value})")
+    return as_type(dtype)
+
+
 @public
 def full(shape: Any, value: float, dtype: Any = "f32") -> Tensor:
     """A tensor filled with a Python number. shape: int or sequence of extents."""
     if not isinstance(value, bool | int | float | np.generic):
         raise ArgumentError(f"full needs a number, got {type(value).__name__}",
                             hint="ts.broadcast_to(x, shape) stretches a tensor")
-    return apply(FULL, shape=shape_tuple(shape), value=value, type=as_type(dtype))
+    return apply(FULL, shape=shape_tuple(shape), value=value,
+                 type=_type_of(dtype, "full", shape, value))
 
 
 @public
 def zeros(shape: Any, dtype: Any = "f32") -> Tensor:
     """A tensor of zeros."""
-    return apply(FULL, shape=shape_tuple(shape), value=0, type=as_type(dtype))
+    return apply(FULL, shape=shape_tuple(shape), value=0, type=_type_of(dtype, "zeros", shape))
 
 
 @public
 def ones(shape: Any, dtype: Any = "f32") -> Tensor:
     """A tensor of ones."""
-    return apply(FULL, shape=shape_tuple(shape), value=1, type=as_type(dtype))
+    return apply(FULL, shape=shape_tuple(shape), value=1, type=_type_of(dtype, "ones", shape))
 
 
 @public

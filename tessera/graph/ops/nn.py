@@ -46,7 +46,11 @@ def _gelu_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_partial(x: Tensor) -> Tensor:
-    """s + x s (1 - s) u' with s = sigmoid(u), u = 2 c (x + a x^3); c = GELU_SLOPE, a = GELU_CUBIC."""
+    """s + x s (1 - s) u' with s = sigmoid(u), u = 2 c (x + a x^3); c = GELU_SLOPE, a = GELU_CUBIC.
+
+    Beyond |x| = 32 s is 0 or 1 in f64 too, and u' of a huge x would make 0 * inf of the rest.
+    """
+    x = PUBLIC["clip"](x, -32.0, 32.0)
     square = x * x
     s = sigmoid(GELU_SLOPE * (x * (1.0 + GELU_CUBIC * square)))
     slope = GELU_SLOPE * (1.0 + (3.0 * GELU_CUBIC) * square)

@@ -1,0 +1,475 @@
+"""Dense linear algebra: solves, inverse, determinants, norms, powers; batched over leading axes.
+
+NumPy's LAPACK computes in f64 and rounds to f32 for f32 operands; so do the substitutions here.
+A matrix without an inverse is a NumericsError, when the op runs, that names its batch index.
+Rules: Giles 2008, "Collected matrix derivative results for forward and reverse mode AD".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape
+from ...errors import ArgumentError, DTypeError, NumericsError, ShapeError
+from ...numerics import NumericType, as_type
+from ...tensor import Tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, axes_tuple, convert, promote, public, store
+from ..trace import apply
+from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
+
+LINE = 16  # rows that a substitution solves one by one; more are halved around a product
+
+
+# --- operands, shapes, errors -----------------------------------------------------------------
+def floats(*xs: Any) -> tuple[list[Tensor], NumericType]:
+    """Operands in one floating compute type (integers become f32), and the result's type."""
+    tensors, numeric = promote(*xs)
+    if tensors[0].dtype.kind == "float":
+        return tensors, numeric
+    f32 = as_type("f32")
+    return [convert(t, f32) for t in tensors], f32
+
+
+def need_matrix(a: Aval) -> None:
+    if a.ndim < 2:
+        raise ShapeError(f"a matrix needs two axes, got {show_shape(a.shape)}")
+
+
+def need_square(a: Aval) -> None:
+    need_matrix(a)
+    if a.shape[-1] != a.shape[-2]:
+        raise ShapeError(f"a square matrix is needed, got {show_shape(a.shape)}",
+                         hint="ts.lstsq solves, and ts.svd and ts.qr factor, any extents")
+
+
+def square_shape(a: Aval) -> Aval:
+    need_square(a)
+    return a
+
+
+def mT(x: Tensor) -> Tensor:
+    return PUBLIC["swapaxes"](x, -1, -2)
+
+
+def add_terms(*terms: Tensor | None) -> Tensor | None:
+    """The sum of those that are there, None when none is."""
+    held = [t for t in terms if t is not None]
+    return sum(held[1:], start=held[0]) if held else None
+
+
+def at_index(index: Sequence[int]) -> str:
+    return f" at batch index {tuple(map(int, index))}" if len(index) else ""
+
+
+def first_failure(probe: Callable, a: np.ndarray) -> str:
+    """Where the first matrix stands that LAPACK refuses: it tells only that there is one."""
+    for index in np.ndindex(a.shape[:-2]):
+        try:
+            probe(a[index])
+        except np.linalg.LinAlgError:
+            return at_index(index)
+    return ""
+
+
+def _singular(where: str, why: str = "a pivot is 0") -> NumericsError:
+    return NumericsError(
+        f"the matrix{where} is singular: {why}", code="E_SINGULAR",
+        hint="ts.lstsq minimizes |a x - b|; adding a small multiple of the identity regularizes",
+    )
+
+
+def unary_batch(name: str) -> Callable[..., tuple]:
+    """The batching rule of an op on the last two axes."""
+    def rule(size: Any, batched: tuple, x: Tensor, **attrs: Any) -> tuple:
+        from ..op import OPS
+
+        return apply(OPS[name], x, **attrs), True
+
+    return rule
+
+
+def _pair_batch(name: str) -> Callable[..., tuple]:
+    """The batching rule of op(a, b) whose leading axes broadcast."""
+    def rule(size: Any, batched: tuple, a: Tensor, b: Tensor, **attrs: Any) -> tuple:
+        from ..op import OPS
+
+        ndim = max(a.ndim - batched[0], b.ndim - batched[1])
+        left, right = (pad_batch_axes(x, ndim) if flag else x
+                       for x, flag in zip((a, b), batched, strict=True))
+        return apply(OPS[name], left, right, **attrs), True
+
+    return rule
+
+
+def _solve_shape(a: Aval, b: Aval, **attrs: Any) -> Aval:
+    need_square(a)
+    need_matrix(b)
+    if a.dtype is not b.dtype:
+        raise DTypeError(f"operands of one type needed, got {a.type} and {b.type}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(f"{a.shape[-1]} equations and a right side {show_shape(b.shape)} "
+                         f"of {b.shape[-2]} rows")
+    return Aval((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:]), b.type)
+
+
+# --- triangular -------------------------------------------------------------------------------
+def _triangle(x: Tensor, lower: bool, unit: bool) -> Tensor:
+    """The part of a matrix that a triangular solve reads."""
+    return PUBLIC["tril" if lower else "triu"](x, (-1 if lower else 1) if unit else 0)
+
+
+def substitute(a: np.ndarray, b: np.ndarray, lower: bool, unit: bool) -> np.ndarray:
+    """X with a X = b; halves of the unknowns in turn, so that the work is in matrix products."""
+    if not lower:  # the same rows and columns in reverse are a lower triangle
+        return substitute(a[..., ::-1, ::-1], b[..., ::-1, :], True, unit)[..., ::-1, :]
+    n = a.shape[-1]
+    if n <= LINE:
+        return _substitute_rows(a, b, unit)
+    h = n // 2
+    top = substitute(a[..., :h, :h], b[..., :h, :], True, unit)
+    rest = b[..., h:, :] - a[..., h:, :h] @ top
+    return np.concatenate((top, substitute(a[..., h:, h:], rest, True, unit)), -2)
+
+
+def _substitute_rows(a: np.ndarray, b: np.ndarray, unit: bool) -> np.ndarray:
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    x = np.empty((*lead, *b.shape[-2:]), b.dtype)
+    for i in range(a.shape[-1]):
+        row = b[..., i, :] - (a[..., i:i + 1, :i] @ x[..., :i, :])[..., 0, :]
+        x[..., i, :] = row if unit else row / a[..., i, i, None]
+    return x
+
+
+def _triangular_ref(a: np.ndarray, b: np.ndarray, lower: bool, unit: bool) -> np.ndarray:
+    zero = np.diagonal(a, axis1=-2, axis2=-1) == 0
+    if zero.any() and not unit:
+        *index, i = np.unravel_index(int(np.argmax(zero)), zero.shape)
+        raise _singular(at_index(index), f"its diagonal is 0 in row {i}")
+    x = substitute(a.astype(np.float64), b.astype(np.float64), lower, unit)
+    return x.astype(b.dtype)
+
+
+def solve_triangle(a: Tensor, b: Tensor, lower: bool, unit: bool = False) -> Tensor:
+    return apply(TRIANGULAR_SOLVE, a, b, lower=lower, unit=unit)
+
+
+def _triangular_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, lower: bool, unit: bool) -> tuple:
+    db = solve_triangle(mT(a), g, not lower, unit)
+    da = -_triangle(db @ mT(y), lower, unit)
+    return unbroadcast(da, tuple(a.shape)), unbroadcast(db, tuple(b.shape))
+
+
+def _triangular_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, lower: bool,
+                    unit: bool) -> Tensor:
+    moved = None if ts[0] is None else -(_triangle(ts[0], lower, unit) @ y)
+    right = add_terms(ts[1], moved)
+    assert right is not None
+    return PUBLIC["broadcast_to"](solve_triangle(a, right, lower, unit), y.shape)
+
+
+TRIANGULAR_SOLVE = Op(
+    "triangular_solve",
+    shape=_solve_shape,
+    ref=_triangular_ref,
+    vjp=_triangular_vjp,
+    jvp=_triangular_jvp,
+    batch=_pair_batch("triangular_solve"),
+    axes="...__,..._n->..._n",
+    samples=(
+        sample(((3, 3), "dominant"), (3, 2), lower=True, unit=False),
+        sample(((2, 3, 3), "dominant"), (3, 2), lower=False, unit=False),
+        sample(((3, 3), "dominant"), (2, 1, 3, 1), lower=False, unit=True),
+    ),
+    doc="X with a X = b, reading one triangle of a (`unit`: with ones on its diagonal)",
+)
+
+
+# --- general ----------------------------------------------------------------------------------
+def _inv_ref(a: np.ndarray) -> np.ndarray:
+    try:
+        return np.linalg.inv(a)
+    except np.linalg.LinAlgError as err:
+        raise _singular(first_failure(np.linalg.inv, a)) from err
+
+
+def _solve_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    try:
+        return np.linalg.solve(a, b)
+    except np.linalg.LinAlgError as err:
+        raise _singular(first_failure(np.linalg.inv, a)) from err
+
+
+def _solve_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple:
+    db = apply(SOLVE, mT(a), g)
+    return unbroadcast(-(db @ mT(y)), tuple(a.shape)), unbroadcast(db, tuple(b.shape))
+
+
+def _solve_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    right = add_terms(ts[1], None if ts[0] is None else -(ts[0] @ y))
+    assert right is not None
+    return PUBLIC["broadcast_to"](apply(SOLVE, a, right), y.shape)
+
+
+SOLVE = Op(
+    "solve",
+    shape=_solve_shape,
+    ref=_solve_ref,
+    vjp=_solve_vjp,
+    jvp=_solve_jvp,
+    batch=_pair_batch("solve"),
+    axes="...__,..._n->..._n",
+    samples=(
+        sample(((3, 3), "wellconditioned"), (3, 2)),
+        sample(((2, 1, 3, 3), "wellconditioned"), (2, 3, 1)),
+    ),
+    doc="X with a X = b, by LU with partial pivoting",
+)
+
+INV = Op(
+    "inv",
+    shape=square_shape,
+    ref=_inv_ref,
+    vjp=lambda g, y, a: (-(mT(y) @ g @ mT(y)),),
+    jvp=lambda ts, y, a: -(y @ ts[0] @ y),
+    batch=unary_batch("inv"),
+    axes="...__->...__",
+    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    doc="the inverse of square matrices",
+)
+
+
+# --- determinants -----------------------------------------------------------------------------
+def _scalar_shape(a: Aval) -> Aval:
+    need_square(a)
+    return Aval(a.shape[:-2], a.type)
+
+
+def _over_matrix(x: Tensor) -> Tensor:
+    return PUBLIC["expand_dims"](x, (x.ndim, x.ndim + 1))
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return PUBLIC["sum"](a * b, axis=(-2, -1))
+
+
+def _cofactor_ref(a: np.ndarray) -> np.ndarray:
+    """det(U V) U diag(products of the other singular values) V: division by none of them."""
+    u, s, v = np.linalg.svd(a.astype(np.float64))
+    before, after = np.ones_like(s), np.ones_like(s)
+    before[..., 1:] = np.cumprod(s[..., :-1], -1)
+    after[..., :-1] = np.cumprod(s[..., :0:-1], -1)[..., ::-1]
+    sign = np.sign(np.linalg.det(u @ v))
+    return (((before * after * sign[..., None])[..., None, :] * u) @ v).astype(a.dtype)
+
+
+def _cofactor_vjp(g: Tensor, y: Tensor, a: Tensor) -> tuple:
+    z = mT(apply(INV, a))
+    return (_over_matrix(_inner(g, y)) * z - z @ mT(g) @ y,)
+
+
+def _cofactor_jvp(ts: tuple, y: Tensor, a: Tensor) -> Tensor:
+    z = mT(apply(INV, a))
+    return _over_matrix(_inner(z, ts[0])) * y - y @ mT(ts[0]) @ z
+
+
+COFACTOR = Op(
+    "cofactor",
+    shape=square_shape,
+    ref=_cofactor_ref,
+    vjp=_cofactor_vjp,
+    jvp=_cofactor_jvp,
+    batch=unary_batch("cofactor"),
+    axes="...__->...__",
+    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    doc="d det(a) / d a, also of singular matrices (its own derivative needs an inverse)",
+)
+
+DET = Op(
+    "det",
+    shape=_scalar_shape,
+    ref=np.linalg.det,
+    vjp=lambda g, y, a: (_over_matrix(g) * apply(COFACTOR, a),),
+    jvp=lambda ts, y, a: _inner(apply(COFACTOR, a), ts[0]),
+    batch=unary_batch("det"),
+    axes="...__->...",
+    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    doc="determinants of square matrices",
+)
+
+SLOGDET = Op(
+    "slogdet",
+    shape=lambda a: (_scalar_shape(a),) * 2,
+    ref=lambda a: tuple(np.linalg.slogdet(a)),
+    vjp=lambda g, y, a: (None if g[1] is None else _over_matrix(g[1]) * mT(apply(INV, a)),),
+    jvp=lambda ts, y, a: (None, _inner(mT(apply(INV, a)), ts[0])),
+    batch=unary_batch("slogdet"),
+    axes="...__->...,...",
+    multi=True,
+    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    doc="sign and log|det| of square matrices; 0 and -inf of singular ones",
+)
+
+
+# --- public functions -------------------------------------------------------------------------
+def _with_columns(b: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """run(b) with a vector b as one column."""
+    if b.ndim != 1:
+        return run(b)
+    return PUBLIC["squeeze"](run(PUBLIC["expand_dims"](b, 1)), -1)
+
+
+@public
+def triangular_solve(a: Any, b: Any, *, lower: bool = True, transpose: bool = False,
+                     unit_diagonal: bool = False) -> Tensor:
+    """X with a X = b (`transpose`: aᵀ X = b), reading only the lower or upper triangle of a.
+
+    a: [..., N, N]   b: [N] or [..., N, K]   X: like b, leading axes broadcast
+    Raises ShapeError, and NumericsError, when it runs, for a 0 on the diagonal.
+    """
+    (x, y), numeric = floats(a, b)
+    need_matrix(Aval(x.shape, x.type))
+    if transpose:
+        x, lower = mT(x), not lower
+    return store(_with_columns(y, lambda c: solve_triangle(x, c, lower, unit_diagonal)), numeric)
+
+
+@public
+def solve(a: Any, b: Any) -> Tensor:
+    """X with a X = b, by LU with partial pivoting in f64.
+
+    a: [..., N, N]   b: [N] or [..., N, K]   X: like b, leading axes broadcast
+    Raises ShapeError, and NumericsError, when it runs, for a singular matrix.
+    """
+    (x, y), numeric = floats(a, b)
+    return store(_with_columns(y, lambda c: apply(SOLVE, x, c)), numeric)
+
+
+@public
+def inv(a: Any) -> Tensor:
+    """The inverse of square matrices. a: [..., N, N]
+
+    ts.solve(a, b) is more accurate than inv(a) @ b. Raises ShapeError, and NumericsError, when it
+    runs, for a singular matrix.
+    """
+    (x,), numeric = floats(a)
+    return store(apply(INV, x), numeric)
+
+
+@public
+def det(a: Any) -> Tensor:
+    """Determinants. a: [..., N, N]   y: [...]
+
+    The gradient is exact for singular matrices too; second derivatives need an inverse.
+    """
+    (x,), numeric = floats(a)
+    return store(apply(DET, x), numeric)
+
+
+@public
+def slogdet(a: Any) -> tuple[Tensor, Tensor]:
+    """(sign, log|det|) of square matrices: no overflow where det has one. a: [..., N, N]
+
+    (0, -inf) of a singular matrix, whose gradient raises NumericsError.
+    """
+    (x,), numeric = floats(a)
+    sign, log = apply(SLOGDET, x)
+    return store(sign, numeric), store(log, numeric)
+
+
+@public
+def matrix_power(a: Any, n: int) -> Tensor:
+    """a a ... a, n times, by repeated squaring; powers of the inverse when n < 0; a: [..., N, N]"""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+        raise ArgumentError(f"matrix_power needs an integer, got n={n!r}")
+    (x,), numeric = floats(a)
+    need_square(Aval(x.shape, x.type))
+    if n < 0:
+        x = apply(INV, x)
+    out, bits = None, abs(int(n))
+    while bits:
+        if bits & 1:
+            out = x if out is None else out @ x
+        bits >>= 1
+        x = x @ x if bits else x
+    if out is None:
+        out = PUBLIC["broadcast_to"](PUBLIC["eye"](x.shape[-1], dtype=x.dtype), x.shape)
+    return store(out, numeric)
+
+
+# --- norms ------------------------------------------------------------------------------------
+@public
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Norms of vectors (one axis) or matrices (two axes), as np.linalg.norm.
+
+    vectors: p, 2 when None; inf, -inf, 0 (how many are not 0)
+    matrices: "fro" when None, "nuc", 2 and -2 (singular values), 1, -1, inf, -inf (sums)
+    No axis and no ord: the 2-norm of all elements. The gradient of the 2-norm at 0 is 0.
+    Raises ArgumentError for another ord.
+    """
+    (c,), numeric = floats(x)
+    if axis is None and ord is None:
+        axes: tuple[int, ...] = tuple(range(c.ndim))
+        out = _euclidean(c, axes, keepdims)
+    else:
+        axes = _norm_axes(axis, c.ndim)
+        rule = _vector_norm if len(axes) == 1 else _matrix_norm
+        out = rule(c, ord, axes, keepdims)
+    return store(out, numeric)
+
+
+def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """In the order given: the row and the column axis of matrices."""
+    given = tuple(range(ndim)) if axis is None else axis
+    items = tuple(given) if isinstance(given, tuple | list) else (given,)
+    axes_tuple(items, ndim)  # checks
+    if len(items) not in (1, 2):
+        raise ArgumentError(f"a norm with ord= is along one axis or two, not {len(items)}",
+                            hint="axis=-1 for vectors, axis=(-2, -1) for matrices")
+    return tuple(int(a) % ndim for a in items)
+
+
+def _euclidean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """sqrt(sum x^2), with derivative 0 at 0, where the root has none."""
+    total = PUBLIC["sum"](x * x, axis=axes, keepdims=keepdims)
+    zero = PUBLIC["equal"](total, 0.0)
+    root = PUBLIC["sqrt"](PUBLIC["where"](zero, 1.0, total))
+    return PUBLIC["where"](zero, 0.0, root)
+
+
+def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if ord is None or ord == 2:
+        return _euclidean(x, axes, keepdims)
+    if isinstance(ord, bool | str) or not isinstance(ord, int | float | np.number):
+        raise ArgumentError(f"norm of a vector with ord={ord!r}", hint="a number, inf or -inf")
+    size = PUBLIC["abs"](x)
+    if abs(ord) == np.inf:
+        return PUBLIC["max" if ord > 0 else "min"](size, axis=axes, keepdims=keepdims)
+    if ord == 0:
+        size, ord = PUBLIC["cast"](PUBLIC["not_equal"](x, 0.0), x.dtype), 1
+    if ord == 1:
+        return PUBLIC["sum"](size, axis=axes, keepdims=keepdims)
+    return PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims) ** (1.0 / float(ord))
+
+
+def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if ord is None or ord == "fro":
+        return _euclidean(x, axes, keepdims)
+    rows, columns = axes
+    last = {"nuc": "sum", 2: "max", -2: "min"}.get(ord)
+    if last is not None:
+        moved = PUBLIC["moveaxis"](x, rows, -1)
+        moved = PUBLIC["moveaxis"](moved, columns - (columns > rows), -1)
+        out = PUBLIC[last](PUBLIC["svd"](moved)[1], axis=-1)
+    elif ord in (1, -1, np.inf, -np.inf):
+        along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = PUBLIC["sum"](PUBLIC["abs"](x), axis=along, keepdims=True)
+        out = PUBLIC["max" if ord > 0 else "min"](sums, axis=over, keepdims=True)
+        out = PUBLIC["squeeze"](out, axes)
+    else:
+        raise ArgumentError(f"norm of a matrix with ord={ord!r}",
+                            hint='"fro", "nuc", 1, -1, 2, -2, inf or -inf')
+    return PUBLIC["expand_dims"](out, axes) if keepdims else out
