@@ -45,7 +45,7 @@ class Config:
     mlp: str = flag("gelu", "feed-forward part", choices=("gelu", "swiglu"))
     T: int = flag(128, "bytes the model looks back")
     B: int = flag(16, "windows per step")
-    steps: int = flag(2000, "training steps", later=True)
+    steps: int = flag(1500, "training steps", later=True)
     lr: float = flag(3e-3, "peak learning rate; cosine decay to a tenth of it")
     warmup: int = flag(50, "steps until the peak")
     weight_decay: float = flag(0.1, "AdamW's decay of matrices")

@@ -25,7 +25,9 @@ from .effects import effects as effects
 from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .errors import UnknownNameError as _UnknownNameError
+from .foreign import FUNCTIONS as _FOREIGN
 from .graph import random as random
+from .graph import sparse as sparse
 from .graph.jit import jit as jit
 from .graph.operand import PUBLIC as _PUBLIC
 from .graph.tree import register_tree as register_tree
@@ -33,8 +35,15 @@ from .numerics.public import *  # noqa: F403
 from .tensor import Tensor as Tensor
 from .tensor import param as param
 from .tensor import tensor as tensor
+from .tile.arguments import Tile as Tile
+from .tile.kernel import kernel as kernel
+from .tile.schedule import Schedule as Schedule
+from .tile.schedule import block as block
 
 globals().update(_PUBLIC)
+from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is called tile
+
+tile.repeat, KTile = _PUBLIC["tile"], Tensor
 INF = inf
 __version__ = "0.1.0"
 # What a star-import binds: no name of a Python builtin (ts.max stays ts.max).
@@ -45,4 +54,5 @@ def __getattr__(name: str) -> _NoReturn:
     """A name that does not exist: the error says which is near."""
     if name.startswith("__"):
         raise AttributeError(name)
-    raise _UnknownNameError(f"tessera has no name {name!r}", name, lambda: sorted(__all__))
+    known = lambda: sorted(__all__)  # noqa: E731
+    raise _UnknownNameError(f"tessera has no name {name!r}", name, known, _FOREIGN)

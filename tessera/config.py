@@ -252,21 +252,12 @@ def unknown_variables() -> list[str]:
     return sorted(v for v in os.environ if v.startswith("TESSERA_") and v not in known)
 
 
-def table() -> str:
-    """The settings as a Markdown table, for the guide."""
-    lines = ["| Setting | Variable | Accepts | Default | Meaning |", "|---|---|---|---|---|"]
-    for s in SETTINGS.values():
-        default = s.default.__name__.replace("_", " ") if callable(s.default) else s.default
-        accepts = s.kind.accepts.replace("|", "\\|")
-        lines.append(f"| `{s.name}` | `{s.env}` | {accepts} | {default} | {s.doc} |")
-    return "\n".join(lines) + "\n"
-
-
 Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), "off", "NaN/Inf sentinels")
+Setting("debug", "TESSERA_DEBUG", BOOL, False, "tile kernels are checked while they run, slower")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
 Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
 
-__all__ = ["chosen", "get", "reset", "scope", "set", "table", "unknown_variables", "unset"]
+__all__ = ["chosen", "get", "reset", "scope", "set", "unknown_variables", "unset"]

@@ -12,12 +12,14 @@ import functools
 import linecache
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import numpy as np
+
+from tessera.foreign import instead
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames of these stand between a `with` block, a partial or a NumPy function and the user's line.
@@ -55,7 +57,7 @@ def user_frame(start: FrameType | None = None) -> FrameType | None:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith((PACKAGE_DIR, _NUMPY_DIR)) or file in _BETWEEN
+    return file.startswith((PACKAGE_DIR, _NUMPY_DIR, "<frozen ")) or file in _BETWEEN
 
 
 def user_line(start: FrameType | None = None) -> SourceLine | None:
@@ -156,15 +158,16 @@ class NumericsError(TesseraError, FloatingPointError):
 class UnknownNameError(TesseraError, AttributeError):
     """A name that a module or a tensor does not have.
 
-    The hint names the nearest of `known()`. It is looked for when it is read: hasattr() makes this
-    error only to throw it away.
+    The hint is what `words` gives for it, else the nearest of `known()`. It is looked for when it
+    is read: hasattr() makes this error only to throw it away.
     """
 
     default_code = "E_NAME"
 
     def __init__(self, message: str, word: str = "",
-                 known: Callable[[], Sequence[str]] = tuple, **options: Any):
-        self._nearest = lambda: nearest(word, known())
+                 known: Callable[[], Sequence[str]] = tuple, words: Mapping[str, str] | None = None,
+                 **options: Any):
+        self._nearest = lambda: instead(word, words or {}, known())
         super().__init__(message, where=user_line(sys._getframe(1)), **options)
 
     @property
@@ -230,12 +233,6 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """As did_you_mean, for so many words that listing them helps nobody: None when none is near."""
-    hint = did_you_mean(word, known)
-    return hint if hint.startswith("did") else None
 
 
 __all__ = [

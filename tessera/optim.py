@@ -15,7 +15,7 @@ it passes through `ts.jit` and is saved beside the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from .dims import show_shape
 from .errors import ArgumentError, DTypeError, ShapeError
 from .graph import tree
 from .graph.operand import PUBLIC, compute_type, convert
+from .graph.signature import is_data
 from .tensor import Tensor, as_tensor
 
 
@@ -39,8 +40,10 @@ def named_params(params: Any) -> dict[str, Tensor]:
     for path, p in named.items():
         if not isinstance(p, Tensor) or p.dtype.kind != "float" or p.scale is not None:
             kind = p.type if isinstance(p, Tensor) else type(p).__name__
+            data = not isinstance(p, Tensor) and is_data(p)
             raise DTypeError(f"parameter {path!r} is {kind}, an optimizer needs float tensors",
-                             hint="keep what is not trained in a tree of its own")
+                             hint="make it a parameter: ts.param(x)" if data
+                             else "keep what is not trained in a tree of its own")
     return named
 
 
@@ -74,15 +77,7 @@ class AdamW:
 
     def init(self, params: Any) -> dict[str, Any]:
         """The state before the first step: step, moments by parameter path, master copies."""
-        named = named_params(params)
-        wide = {path: compute_type(p.type) for path, p in named.items()}
-        return {
-            "step": as_tensor(0),
-            "m": {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()},
-            "v": {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()},
-            "master": {path: convert(p, wide[path]) for path, p in named.items()
-                       if p.dtype is not wide[path].dtype},
-        }
+        return _first_state(params, ("m", "v"))
 
     def update(self, params: Any, grads: Any, state: dict[str, Any], lr: Any
                ) -> tuple[Any, dict[str, Any]]:
@@ -90,30 +85,98 @@ class AdamW:
 
         Raises ArgumentError when grads or state do not belong to params.
         """
-        named = named_params(params)
-        slopes = _matching_grads(named, grads)
-        _check_state(named, state)
-        step = state["step"] + 1
-        t = convert(step, compute_type(as_tensor(1.0).type))
-        rates = (as_tensor(lr), _unbias(self.b1, t), _unbias(self.b2, t))
-        new: dict[str, Any] = {"step": step, "m": {}, "v": {}, "master": {}}
-        out = []
-        for path, p in named.items():
-            w = state["master"].get(path, p)
-            moments = (state["m"][path], state["v"][path])
-            decay = self.weight_decay if self.decays(path, p) else 0.0
-            w, new["m"][path], new["v"][path] = self._leaf(w, slopes[path], moments, rates, decay)
-            if path in state["master"]:
-                new["master"][path] = w
-            out.append(_like_param(w, p))
-        return tree.unflatten(tree.flatten(params)[1], out), new
+        def rates(step: Tensor) -> tuple[Tensor, ...]:
+            t = convert(step, compute_type(as_tensor(1.0).type))
+            return as_tensor(lr), _unbias(self.b1, t), _unbias(self.b2, t)
+
+        return _stepped(self, params, grads, state, ("m", "v"), rates)
 
     def _leaf(self, w: Tensor, g: Tensor, moments: tuple, rates: tuple, decay: float) -> tuple:
-        lr, unbias1, unbias2 = (convert(r, w.type) for r in rates)
+        lr, unbias1, unbias2 = rates
         m = moments[0] * self.b1 + g * (1 - self.b1)
         v = moments[1] * self.b2 + (g * g) * (1 - self.b2)
         change = (m * unbias1) / (PUBLIC["sqrt"](v * unbias2) + self.eps)
-        return w - lr * (change + w * decay if decay else change), m, v
+        return w - lr * (change + w * decay if decay else change), (m, v)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum if that is not 0, and decoupled weight decay.
+
+    m <- momentum m + g,   p <- p - lr (m + weight_decay p)
+
+    decays(path, param) and the f32 master copies of narrow parameters are those of AdamW.
+    Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 1 with the rate on the whole step.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decays: Callable[[str, Tensor], bool] = decays_matrices
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ArgumentError(f"SGD: momentum must be in [0, 1), got {self.momentum}")
+        if not self.weight_decay >= 0:
+            raise ArgumentError(f"SGD: weight_decay cannot be negative, got {self.weight_decay}")
+
+    @property
+    def _moments(self) -> tuple[str, ...]:
+        return ("m",) if self.momentum else ()
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """The state before the first step: step, momentum by parameter path, master copies."""
+        return _first_state(params, self._moments)
+
+    def update(self, params: Any, grads: Any, state: dict[str, Any], lr: Any
+               ) -> tuple[Any, dict[str, Any]]:
+        """(params, state) after one step. lr: a number or a scalar tensor.
+
+        Raises ArgumentError when grads or state do not belong to params.
+        """
+        return _stepped(self, params, grads, state, self._moments, lambda step: (as_tensor(lr),))
+
+    def _leaf(self, w: Tensor, g: Tensor, moments: tuple, rates: tuple, decay: float) -> tuple:
+        change = moments[0] * self.momentum + g if moments else g
+        made = (change,) if moments else ()
+        return w - rates[0] * (change + w * decay if decay else change), made
+
+
+def _first_state(params: Any, moments: Sequence[str]) -> dict[str, Any]:
+    """Step 0: zero moments in the compute type, and master copies of narrow parameters."""
+    named = named_params(params)
+    wide = {path: compute_type(p.type) for path, p in named.items()}
+
+    def zeros() -> dict[str, Tensor]:
+        return {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()}
+
+    masters = {path: convert(p, wide[path]) for path, p in named.items()
+               if p.dtype is not wide[path].dtype}
+    return {"step": as_tensor(0), **{m: zeros() for m in moments}, "master": masters}
+
+
+def _stepped(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any],
+             moments: Sequence[str], rates: Callable[[Tensor], tuple[Tensor, ...]]
+             ) -> tuple[Any, dict[str, Any]]:
+    """(params, state) after optimizer._leaf has moved each parameter, or its master copy."""
+    named = named_params(params)
+    slopes = _matching_grads(named, grads)
+    _check_state(type(optimizer).__name__, named, state, moments)
+    step = state["step"] + 1
+    now = rates(step)
+    new: dict[str, Any] = {"step": step, **{m: {} for m in moments}, "master": {}}
+    out = []
+    for path, p in named.items():
+        w = state["master"].get(path, p)
+        held = tuple(state[m][path] for m in moments)
+        decay = optimizer.weight_decay if optimizer.decays(path, p) else 0.0
+        mine = tuple(convert(r, w.type) for r in now)
+        w, made = optimizer._leaf(w, slopes[path], held, mine, decay)
+        for m, x in zip(moments, made, strict=True):
+            new[m][path] = x
+        if path in state["master"]:
+            new["master"][path] = w
+        out.append(_like_param(w, p))
+    return tree.unflatten(tree.flatten(params)[1], out), new
 
 
 def _unbias(b: float, t: Tensor) -> Tensor:
@@ -143,13 +206,14 @@ def _matching_grads(named: dict[str, Tensor], grads: Any) -> dict[str, Tensor]:
     return {path: convert(g, compute_type(g.type)) for path, g in found.items()}
 
 
-def _check_state(named: dict[str, Tensor], state: Any) -> None:
-    if not isinstance(state, dict) or not {"step", "m", "v", "master"} <= state.keys():
-        raise ArgumentError("this is no AdamW state", hint="state = optimizer.init(params)")
-    if state["m"].keys() != named.keys():
-        odd = sorted(state["m"].keys() ^ named.keys())
-        raise ArgumentError(f"optimizer state and parameters differ in {', '.join(odd)}",
-                            hint="state = optimizer.init(params) of these parameters")
+def _check_state(kind: str, named: dict[str, Tensor], state: Any, moments: Sequence[str]) -> None:
+    if not isinstance(state, dict) or not {"step", *moments, "master"} <= state.keys():
+        raise ArgumentError(f"this is no {kind} state", hint="state = optimizer.init(params)")
+    for m in moments:
+        if state[m].keys() != named.keys():
+            odd = sorted(state[m].keys() ^ named.keys())
+            raise ArgumentError(f"optimizer state and parameters differ in {', '.join(odd)}",
+                                hint="state = optimizer.init(params) of these parameters")
 
 
 def global_norm(grads: Any) -> Tensor:

@@ -22,6 +22,7 @@ from .errors import (
     UnknownNameError,
     UnsupportedTargetError,
 )
+from .foreign import METHODS
 from .numerics import (
     DType,
     NumericType,
@@ -35,6 +36,7 @@ from .numerics import (
 )
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
+FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
 DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's runtime adds it
 
 
@@ -161,7 +163,7 @@ class Tensor:
         elif self.ndim == 0:
             own = row_bytes(1, self.dtype)
         else:
-            own = size_of(self.shape[:-1]) * row_bytes(self.shape[-1], self.dtype)
+            own = int(size_of(self.shape[:-1])) * row_bytes(self.shape[-1], self.dtype)
         return own + (self.scale.nbytes if self.scale is not None else 0)
 
     @property
@@ -300,7 +302,9 @@ class Tensor:
             raise AttributeError(name)
         op = OPERATORS.get(name)
         if op is None:
-            raise UnknownNameError(f"a tensor has no attribute {name!r}", name, _attributes)
+            function = {name: f"ts.{name}(x)"} if name in FUNCTIONS else {}
+            raise UnknownNameError(f"a tensor has no attribute {name!r}", name, _attributes,
+                                   {**function, **METHODS})
         if name in PROPERTIES:
             return op(self)
         return lambda *args, **kwargs: op(self, *args, **kwargs)

@@ -6,7 +6,6 @@ import ast
 import inspect
 import math
 import re
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import tessera as ts
 from tessera import config, errors, numerics
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
+from tessera.graph.signature import show_call
 
 PACKAGE = Path(ts.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -99,7 +99,7 @@ def settings_table() -> str:
     for s in config.SETTINGS.values():
         default = s.default.__name__.replace("_", " ") if callable(s.default) else s.default
         rows.append((f"`{s.name}`", f"`{s.env}`", s.kind.accepts, str(default), s.doc,
-                     ", ".join(f"`{r}`" for r in readers(s.name)) or "nothing yet"))
+                     ", ".join(f"`{r}`" for r in readers(s.name))))
     return markdown(("Setting", "Variable", "Accepts", "Default", "Meaning", "Read by"), rows)
 
 
@@ -140,15 +140,7 @@ def derivative(op: Op) -> str:
     if not op.differentiable:
         return "zero"
     rules = (("reverse", op.vjp), ("forward", op.jvp))
-    return ", ".join(word for word, rule in rules if rule and not refuses(rule)) or "none"
-
-
-def refuses(rule: Callable) -> bool:
-    """Whether all a rule does is to raise an error that says why there is none."""
-    if not isinstance(rule, types.FunctionType) or rule.__name__ == "<lambda>":
-        return False
-    body = ast.parse(textwrap.dedent(inspect.getsource(rule))).body[0].body  # type: ignore[attr-defined]
-    return isinstance(body[0], ast.Raise)
+    return ", ".join(word for word, rule in rules if rule) or "none"
 
 
 def letters(op: Op) -> str:
@@ -201,7 +193,7 @@ def modules_table() -> str:
     return markdown(("Module", "What it is for", "Names"), rows)
 
 
-MODULES = ("checkpoints", "config", "data", "debug", "optim", "random", "shape", "verify")
+MODULES = ("checkpoints", "config", "data", "debug", "optim", "random", "shape", "sparse", "verify")
 
 
 def family(fn: Any) -> str:
@@ -211,9 +203,7 @@ def family(fn: Any) -> str:
 
 def call_text(fn: Callable) -> str:
     """`softmax(x, axis=-1)`: the signature without annotations."""
-    parameters = inspect.signature(fn).parameters.values()
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    return fn.__name__ + str(inspect.Signature(bare))
+    return show_call(fn.__name__, inspect.signature(fn))
 
 
 TABLES: dict[str, Callable[[], str]] = {

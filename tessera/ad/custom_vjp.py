@@ -9,10 +9,10 @@ from ..dims import show_shape
 from ..errors import GradError
 from ..graph import tree
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, Op, Sample
+from ..graph.op import Arg, Aval, NoRule, Op, Sample
 from ..graph.operand import PUBLIC, convert
 from ..graph.signature import callable_name, is_data
-from ..graph.trace import apply, aval_of, current_line, evaluate
+from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .bodies import (
@@ -182,12 +182,6 @@ def _captured(primal: Graph, bwd: Graph, n_given: int) -> int:
     return len(bwd.inputs) - n_given
 
 
-def _vjp_no_jvp(ts: tuple, y: Any, *xs: Tensor, primal: Graph, **attrs: Any) -> Any:
-    raise GradError(f"custom_vjp {primal.name} has no forward-mode derivative",
-                    hint="use reverse mode (ts.grad, ts.vjp), or write the rule as ts.custom_jvp, "
-                    "which serves both", where=current_line())
-
-
 def _vjp_samples() -> tuple[Sample, ...]:
     f32 = as_type("f32")
     x = Aval((3,), f32)
@@ -203,7 +197,10 @@ CUSTOM_VJP = Op(
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
     ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
     vjp=_vjp_vjp,
-    jvp=_vjp_no_jvp,
+    no_jvp=NoRule(
+        "the rule of {primal.name} is one for reverse mode",
+        "use reverse mode (ts.grad, ts.vjp), or write the rule as ts.custom_jvp, which serves both",
+    ),
     batch=lambda *a, **k: batch_graphs(CUSTOM_VJP, ("primal", "fwd", "bwd"))(*a, **k),
     residual=_vjp_residual,
     multi=True,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import GradError
 from ..graph.ir import Graph, Node, Value
+from ..graph.op import NoRule
 from ..graph.trace import at_line, replay
 from ..tensor import Tensor
+from .reverse import no_derivative
 
 
 def push_forward(
@@ -47,6 +48,7 @@ def _push_node(node: Node, env: dict[Value, Tensor], tan: dict[Value, Any]) -> N
 def _tangents(node: Node, ts: tuple, out: Any, inputs: list) -> Any:
     op = node.op
     if op.jvp is None:
-        raise GradError(f"{op.name} has no forward-mode derivative", where=node.where,
-                        hint="use reverse mode (ts.grad), ts.stop_gradient, or ts.custom_jvp")
+        why = op.no_jvp or NoRule("", "use reverse mode (ts.grad), ts.stop_gradient, or "
+                                      "ts.custom_jvp")
+        raise no_derivative(node, "forward", why)
     return op.jvp(ts, out, *inputs, **node.attrs)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import GradError
 from ..graph.ir import Graph, Node, Value
+from ..graph.op import NoRule
 from ..graph.operand import PUBLIC, compute_type
 from ..graph.trace import at_line, replay, run_nodes
 from ..tensor import Tensor
@@ -102,11 +103,9 @@ def _accumulate(ct: dict[Value, Tensor], v: Value, g: Tensor) -> None:
 def _pull_back(node: Node, grads: tuple, tape: Tape, wanted: tuple[bool, ...]) -> tuple:
     op, env = node.op, tape.values
     if op.vjp is None:
-        raise GradError(
-            f"{op.name} has no reverse-mode derivative" + (f": {op.doc}" if op.doc else ""),
-            hint="use forward mode (ts.jvp), ts.stop_gradient, or ts.custom_vjp",
-            where=node.where,
-        )
+        why = op.no_vjp or NoRule("", "use forward mode (ts.jvp), ts.stop_gradient, or "
+                                      "ts.custom_vjp")
+        raise no_derivative(node, "reverse", why)
     inputs = [env[v] for v in node.inputs]
     outputs = tuple(env[v] for v in node.outputs)
     attrs = dict(node.attrs)
@@ -117,6 +116,13 @@ def _pull_back(node: Node, grads: tuple, tape: Tape, wanted: tuple[bool, ...]) -
     if op.multi:
         return op.vjp(grads, outputs, *inputs, **attrs)
     return op.vjp(grads[0], outputs[0], *inputs, **attrs)
+
+
+def no_derivative(node: Node, mode: str, why: NoRule) -> GradError:
+    """The error of a node whose op has no rule in this mode, on the user's line."""
+    reason = ": " + why.reason.format(**node.attrs) if why.reason else ""
+    return GradError(f"{node.op.name} has no {mode}-mode derivative{reason}", hint=why.hint,
+                     where=node.where)
 
 
 def materialize(g: Tensor | None, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from ..graph.ir import Graph
 from ..graph.jit import Function
 from ..graph.op import Aval
-from ..graph.signature import callable_name
+from ..graph.signature import callable_name, show_call
 from ..graph.trace import aval_of, current_builder, trace
 from ..tensor import Tensor
 from .bodies import Packed, Result
@@ -110,7 +110,7 @@ def given_signature(signature: inspect.Signature, args: tuple, kwargs: dict, nam
     try:
         signature.bind(*args, **kwargs)
     except TypeError as err:
-        raise ArgumentError(f"{name}: {err}", hint=f"{name}{signature}") from err
+        raise ArgumentError(f"{name}: {err}", hint=show_call(name, signature)) from err
     known = signature.parameters
     names = [n for n, p in known.items() if p.kind in POSITIONAL][: len(args)]
     extra = next((n for n, p in known.items() if p.kind is VAR_POSITIONAL), "args")
@@ -146,7 +146,7 @@ def bind_slots(signature: inspect.Signature, args: tuple, kwargs: dict, fn: str)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as err:
-        raise ArgumentError(f"{fn}: {err}", hint=f"{fn}{signature}") from err
+        raise ArgumentError(f"{fn}: {err}", hint=show_call(fn, signature)) from err
     bound.apply_defaults()
     slots: dict[str, Any] = {}
     for name, value in bound.arguments.items():

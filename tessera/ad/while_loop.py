@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GradError
 from ..graph import tree
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, Op, Sample
+from ..graph.op import Arg, Aval, NoRule, Op, Sample
 from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
-from ..graph.trace import apply, aval_of, current_line, evaluate
+from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .batching import batch_graph, stretch
@@ -79,13 +78,6 @@ def _while_ref(*arrays: np.ndarray, test: Graph, body: Graph) -> tuple:
         carry = run_graph(body, [np.asarray(i, np.int64), *carry, *consts])
         i += 1
     return own(carry, arrays)
-
-
-def _while_vjp(gs: tuple, ys: tuple, *xs: Tensor, wanted: tuple, test: Graph, body: Graph) -> tuple:
-    raise GradError(
-        "while_loop has no reverse-mode derivative: how many iterations must be kept is not known",
-        hint="use ts.scan with the largest number of iterations and ts.where, or forward mode "
-        "(ts.jvp); ts.stop_gradient when no gradient is meant", where=current_line())
 
 
 def _while_push(ts: tuple, *xs: Tensor, test: Graph, body: Graph) -> tuple:
@@ -179,7 +171,11 @@ WHILE = Op(
     "while_loop",
     shape=_while_shape,
     ref=_while_ref,
-    vjp=_while_vjp,
+    no_vjp=NoRule(
+        "how many iterations must be kept is not known",
+        "use ts.scan with the largest number of iterations and ts.where, or forward mode (ts.jvp); "
+        "ts.stop_gradient when no gradient is meant",
+    ),
     jvp=lambda ts, y, *xs, **attrs: _while_push(ts, *xs, **attrs)[1],
     push=_while_push,
     batch=_while_batch,

@@ -40,7 +40,9 @@ class BadValue:
     kind     "nan" or "inf"
     origin   False when an operand held NaN already: it came in with the data
     operands one line each: type and shape, range, and the element beside the bad one
-    step     of ts.random; run: compiled calls since the sentinel was switched on
+    graph    the compiled function it ran in, or None outside of one
+    run      how many calls of compiled functions this thread had begun with a sentinel on
+    step     of ts.random
     """
 
     op: str
@@ -56,6 +58,11 @@ class BadValue:
     graph: str | None
     run: int
     step: int
+
+    @property
+    def label(self) -> str:
+        """The op when it made the value, "data into op" when an operand brought it."""
+        return self.op if self.origin else f"data into {self.op}"
 
     def __str__(self) -> str:
         at = f" at {list(self.index)}" if self.index else ""
@@ -103,7 +110,8 @@ class Flags:
     """Counters of one period, and its first bad value. Falsy when nothing was seen.
 
     counts   {(op, "file:line  text"): CastCounts}: overflow, underflow and subnormal of casts, and
-             the elements that became NaN or infinite there
+             the elements that the op made NaN or infinite; those of "data into op" came with the
+             arguments. Elements are counted where they arise, not in the results they reach.
     """
 
     first: BadValue | None = None
@@ -140,11 +148,12 @@ class Flags:
         if not self:
             return "numerics: nothing to report"
         names = ("overflow", "underflow", "nan", "inf", "subnormal")
-        lines = ["numerics: " + " ".join(f"{n} {getattr(self, n)}" for n in names)]
+        totals = " ".join(f"{n} {getattr(self, n)}" for n in names)
+        lines = [f"numerics: {totals} (elements, at the op where they arose)"]
         for (op, where), c in self.counts.items():
             seen = ", ".join(f"{n} {getattr(c, n)}" for n in names if getattr(c, n))
             lines.append(f"  {op}: {seen}   {where}")
         if self.first is not None:
-            lines.append(f"first: {self.first}")
+            lines.append(f"first {'made' if self.first.origin else 'met'} by {self.first}")
             lines.append(f"  at {self.first.where}")
         return "\n".join(lines)

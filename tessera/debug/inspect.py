@@ -24,8 +24,11 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
                                 hint='call a @ts.jit function first, or ts.inspect_ir("graph", f)')
         fn = jit.LAST[0]
     if not hasattr(fn, "inspect_ir"):
-        raise ArgumentError(f"{callable_name(fn)} is not compiled",
-                            hint="decorate it with @ts.jit or @ts.kernel")
+        name = callable_name(fn)
+        call = name if name.isidentifier() else "fn"
+        raise ArgumentError(f"{name} is not compiled",
+                            hint=f"{call} = ts.jit({call}); {call}(x, ...); "
+                                 f'then ts.inspect_ir("{level}", {call})')
     return fn.inspect_ir(level, **options)
 
 

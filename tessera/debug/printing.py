@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..graph.op import Aval, Op, Sample, sample
+from ..graph.op import Op, Sample, sample
 from ..graph.operand import PUBLIC
 from ..graph.trace import apply
 from ..numerics import DType, NumericType, as_type, decode
 from ..tensor import Tensor, as_tensor
-
-# The result of an op that is run for its effect. A recomputation that has it does not run the op.
-DONE = Aval((), as_type("bool_"))
 
 
 def print(fmt: str, *args: Any, **kwargs: Any) -> None:
@@ -57,12 +54,12 @@ def _value(array: np.ndarray, dtype: DType) -> Any:
 
 
 def _print_ref(*arrays: np.ndarray, fmt: str, names: tuple[str, ...],
-               types: tuple[NumericType, ...], fixed: tuple) -> np.bool_:
+               types: tuple[NumericType, ...], fixed: tuple) -> tuple[()]:
     values = {n: _value(a, t.dtype) for n, a, t in zip(names, arrays, types, strict=True)}
     values.update(fixed)
     places = [values.pop(str(i)) for i in range(len(values)) if str(i) in values]
     builtins.print(fmt.format(*places, **values))
-    return np.True_
+    return ()
 
 
 def _print_batch(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
@@ -71,10 +68,11 @@ def _print_batch(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
 
 PRINT = Op(
     "print",
-    shape=lambda *xs, **attrs: DONE,
+    shape=lambda *xs, **attrs: (),
     ref=_print_ref,
     batch=_print_batch,
     effects=frozenset({"io"}),
+    multi=True,  # no result; a recomputation does not run an op all of whose results it has
     differentiable=False,
     samples=(Sample(sample((2, 3)).args, {"fmt": "{}", "names": ("0",), "fixed": (),
                                           "types": (as_type("f32"),)}),),

@@ -59,7 +59,8 @@ class Record:
 
     def __str__(self) -> str:
         ins, outs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"{self.op}: {ins} -> {outs or '()'}   {self.where or ''}".rstrip()
+        gives = f" -> {outs}" if outs else ""
+        return f"{self.op}: {ins}{gives}   {self.where or ''}".rstrip()
 
 
 class Recorder:

@@ -141,7 +141,8 @@ def _resolve(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
 
 
 def flags(clear: bool = True) -> Flags:
-    """What was counted since the last call, and the first bad value; clears both."""
+    """What was counted since the last call, and the first bad value; clears both. What was raised
+    as a NumericsError is not counted: it has been reported."""
     with _lock:
         counts = {at: c + CastCounts() for at, c in _counts.items()}
         out = Flags(_first[0] if _first else None, counts)
@@ -293,17 +294,17 @@ def _count_suspects(results: Iterable[Any]) -> None:
 
 
 def _count(bad: BadValue) -> None:
-    """A finding counts: recorded, and raised in that mode."""
+    """A finding counts: raised in that mode, else recorded for flags()."""
     frame = _local.frames[-1]
-    frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
-    with _lock:
-        counts = _counts.setdefault((bad.op, str(bad.where)), CastCounts())
-        counts.add(**{bad.kind: bad.count})
-        if not _first:
-            _first.append(bad)
     if config.numerics == "raise":
         frame.suspects.clear()
         raise bad.error()
+    frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
+    with _lock:
+        counts = _counts.setdefault((bad.label, str(bad.where)), CastCounts())
+        counts.add(**{bad.kind: bad.count})
+        if not _first:
+            _first.append(bad)
 
 
 def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen]) -> None:

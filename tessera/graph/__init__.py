@@ -9,13 +9,19 @@ from .ops import (
     contract,
     conv,
     convert,
+    cosine,
     create,
     cumulative,
+    determinants,
     einsum,
     elementwise,
+    factorizations,
     gather,
     index,
+    linalg,
     loss,
+    lu,
+    matrix_norms,
     nn,
     norms,
     random,
@@ -25,12 +31,15 @@ from .ops import (
     shape,
     softmax,
     sort,
+    sparse,
+    spectral,
 )
 
 install()
 
 __all__ = [
-    "attention", "contract", "conv", "convert", "create", "cumulative", "einsum", "elementwise",
-    "gather", "index", "loss", "nn", "norms", "ops", "random", "reduce", "safe", "scatter", "shape",
-    "softmax", "sort",
+    "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "determinants",
+    "einsum", "elementwise", "factorizations", "gather", "index", "linalg", "loss", "lu",
+    "matrix_norms", "nn", "norms", "ops", "random", "reduce", "safe", "scatter", "shape", "softmax",
+    "sort", "sparse", "spectral",
 ]

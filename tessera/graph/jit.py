@@ -249,7 +249,7 @@ class Function:
     def _call(self, bound: dict[str, Any]) -> Any:
         if self.signature is None:
             return self.fn(*bound.values())
-        ba = inspect.BoundArguments(self.signature, bound)  # type: ignore[arg-type]
+        ba = inspect.BoundArguments(self.signature, bound)
         return self.fn(*ba.args, **ba.kwargs)
 
     # --- annotations --------------------------------------------------------------------------

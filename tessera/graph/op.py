@@ -42,7 +42,9 @@ class Arg:
 
     shape: tuple[int, ...]
     draw: str = "normal"  # normal | positive | unit (-1, 1) | distinct | apart (from 0 and each
-    # other) | sorted | index:N (0..N-1) | bool | int | key | type:<dtype>
+    # other) | sorted | index:N (0..N-1) | offsets:N (rising from 0 to N) | bool | int | key |
+    # type:<dtype>; matrices: spd (symmetric positive definite, eigenvalues apart) |
+    # wellconditioned (singular values near 1 and apart) | dominant (the diagonal)
     diff: bool = True  # whether derivative tests may vary it
 
 
@@ -68,13 +70,17 @@ def sample(*args: Any, **attrs: Any) -> Sample:
     return Sample(tuple(made), attrs)
 
 
-DIFFERENTIABLE_DRAWS = frozenset({"normal", "positive", "unit", "distinct", "apart"})
+DIFFERENTIABLE_DRAWS = frozenset({
+    "normal", "positive", "unit", "distinct", "apart", "spd", "wellconditioned", "dominant",
+})
 
 
 @dataclass(frozen=True)
 class NoRule:
-    """Why an op has no derivative in one mode, and what to use instead. `reason` may name attributes
-    of the node: "the rule of {primal.name} ..."."""
+    """Why an op has no derivative in one mode, and what to use instead.
+
+    `reason` may name attributes of the node: "the rule of {primal.name} ...".
+    """
 
     reason: str
     hint: str

@@ -132,7 +132,7 @@ class StandIn(Tracer):
     __slots__ = ()
 
     def __init__(self, aval: Aval):
-        self._shape, self.type = aval.shape, aval.type  # type: ignore[assignment]
+        self._shape, self.type = aval.shape, aval.type
         self.scale, self.is_param, self.name = None, False, None
 
 

@@ -109,6 +109,14 @@ def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
     ]
 
 
+def held_by_class(treedef: TreeDef, held: bool = False) -> list[bool]:
+    """Per leaf, whether an instance of a registered class holds it."""
+    if treedef.kind is None:
+        return [held]
+    held = held or treedef.kind in _REGISTERED
+    return [flag for child in treedef.children for flag in held_by_class(child, held)]
+
+
 def leaves_like(value: Any, treedef: TreeDef, what: str) -> list:
     """The leaves of a value that must have this structure, dicts in the order of its keys.
 

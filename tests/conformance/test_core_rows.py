@@ -100,3 +100,12 @@ def test_examples_are_plain_python_with_only_python_imports():
         tree = ast.parse(file.read_text(), str(file))
         assert not re.search(r"^\s*[%!]", file.read_text(), re.M), f"{file} needs a notebook"
         compile(tree, str(file), "exec")
+
+
+@pytest.mark.row("CORE-10")
+def test_examples_and_pages_speak_of_tiles_not_threads():
+    pages = [*ROOT.glob("examples/*.py"), ROOT / "README.md"]
+    assert len(pages) > 2
+    for page in pages:
+        for word in ("threadIdx", "blockIdx", "cuda.grid"):
+            assert word not in page.read_text(), page

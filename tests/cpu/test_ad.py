@@ -306,3 +306,66 @@ def test_a_value_kept_from_a_trace_is_named() -> None:
         kept[0] + 1.0
     with pytest.raises(Exception, match="after its trace"):
         ts.grad(lambda x: ts.sum(x * kept[0]))(f64([1.0]))
+
+
+# --- which arguments --------------------------------------------------------------------------
+class TestLostParams:
+    """Arithmetic gives plain tensors; the gradient must not silently become that of argument 0."""
+
+    @pytest.mark.parametrize("wrap", [lambda f: f, ts.jit], ids=["eager", "jit"])
+    def test_a_step_that_forgets_the_mark_is_told(self, wrap):
+        def loss(x, w):
+            return ts.sum(x * w)
+
+        step = wrap(lambda x, w: w - 0.1 * ts.grad(loss)(x, w))  # a new transform in each call
+        x, w = ts.ones((3,)), ts.param([1.0, 2.0, 3.0])
+        w = step(x, w)
+        assert not w.is_param
+        with pytest.raises(GradError, match="no argument is a ts.param any more, w was in an ear"
+                           ) as info:
+            step(x, w)
+        assert "ts.param(w - lr * dw)" in info.value.hint and "wrt='w'" in info.value.hint
+        assert step(x, ts.param(w)).shape == (3,)
+        assert ts.grad(loss, argnums=0)(x, w).tolist() == w.tolist()
+
+    def test_several_lost_params_are_named(self):
+        def loss(w, b):
+            return ts.sum(w * b)
+
+        ts.grad(loss)(ts.param([1.0]), ts.param([2.0]))
+        with pytest.raises(GradError, match="w and b were in an earlier call") as info:
+            ts.grad(loss)(ts.tensor([1.0]), ts.tensor([2.0]))
+        assert "wrt=('w', 'b')" in info.value.hint
+
+    def test_argument_0_is_no_doubt_when_it_was_the_parameter(self):
+        def loss(w, x):
+            return ts.sum(w * x)
+
+        assert ts.grad(loss)(ts.tensor([1.0]), ts.tensor([5.0])).tolist() == [5.0]
+        assert ts.grad(loss)(ts.param([1.0]), ts.tensor([5.0])).tolist() == [5.0]
+        assert ts.grad(loss)(ts.tensor([1.0]), ts.tensor([5.0])).tolist() == [5.0]
+
+    def test_an_integer_argument_0_says_that_nothing_was_marked(self):
+        f = ts.grad(lambda ids, w: ts.sum(ts.take(w, ids)))
+        with pytest.raises(GradError, match="with respect to ids") as info:
+            f(ts.tensor([0, 1]), ts.ones((3,)))
+        assert "no argument is a ts.param, so it is argument 0" in info.value.hint
+
+
+def test_a_compiled_function_tells_params_from_plain_tensors():
+    """The fast path of jit looks at the mark: the signature of a call includes it."""
+    def loss(x, w):
+        return ts.sum(x * x * w)
+
+    kind = ts.as_type("f32")  # one object: the fast path compares types by identity
+    x, w = np.float32([1.0, 2.0]), np.float32([3.0, 5.0])
+    f = ts.jit(lambda x, w: ts.grad(loss)(x, w))
+    for _ in range(2):
+        by_w = f(ts.tensor(x, kind), ts.param(w, kind))
+        by_x = f(ts.param(x, kind), ts.tensor(w, kind))
+        np.testing.assert_array_equal(by_w.numpy(), x * x)
+        np.testing.assert_array_equal(by_x.numpy(), 2 * x * w)
+    assert f.specializations == 2
+    keep = ts.jit(lambda x: x)
+    marks = [keep(make(x, kind)).is_param for make in (ts.param, ts.tensor, ts.param, ts.tensor)]
+    assert marks == [True, False, True, False]

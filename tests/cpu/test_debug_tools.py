@@ -162,6 +162,21 @@ class TestPrint:
             assert capsys.readouterr().out == said
         assert g.effects == {"io"}
 
+    def test_it_has_no_result_to_show(self, capsys):
+        @ts.jit
+        def f(x):
+            ts.debug.print("{}", x)
+            return x * 2.0
+
+        with ts.debug.trace() as program:
+            f(ts.tensor([1.0]))
+            ts.debug.print("{}", ts.tensor([3.0, 4.0]))
+        shown = [str(r) for r in program if r.op == "print"]
+        assert [s.split("   ")[0] for s in shown] == ["print: f32[1]", "print: f32[2]"]
+        (line,) = [s for s in f.inspect_ir("graph").splitlines() if "print" in s]
+        assert line.startswith("  print(%0) ") and "!io" in line
+        assert capsys.readouterr().out == "[1.]\n[3. 4.]\n"
+
     @pytest.mark.row("EFF-02")
     def test_recomputation_does_not_print_again(self, capsys):
         def f(x):

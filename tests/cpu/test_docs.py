@@ -153,12 +153,11 @@ def test_flags_of_the_training_example_exist():
     assert {"--resume", "--data", "--T"} <= used <= set(re.findall(r"--[A-Za-z][A-Za-z-]*", shown))
 
 
-@pytest.mark.parametrize("words, name", [("tile language", "kernel"), ("CUDA target", "kernel"),
-                                         ("mesh", "dist")])
-def test_what_is_said_to_be_missing_is_missing(words, name):
-    """When the part arrives this fails: write its section then."""
-    assert words in README.read_text().partition("These are not here yet")[2]
-    assert not hasattr(ts, name)
+def test_what_is_said_to_be_missing_is_missing():
+    """When a part arrives this fails: write its section then."""
+    missing = README.read_text().partition("These are not here yet")[2]
+    assert "mesh" in missing and not hasattr(ts, "dist")
+    assert "CUDA target" in missing
     with pytest.raises(ts.UnsupportedTargetError):
         ts.jit(target="cuda")(lambda x: x)
 
@@ -202,7 +201,7 @@ def test_every_table_has_its_page():
 
 @pytest.mark.parametrize("name, least", [("ops", 80), ("functions", 120), ("transforms", 15),
                                          ("errors", 12), ("special errors", 5), ("settings", 5),
-                                         ("formats", 16), ("names", 20), ("modules", 8)])
+                                         ("formats", 16), ("names", 15), ("modules", 8)])
 def test_tables_are_complete_and_say_something(name, least):
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in TABLES[name]().splitlines()[2:]]
     assert len(rows) >= least

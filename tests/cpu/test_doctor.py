@@ -43,9 +43,9 @@ def test_json_and_text_say_the_same_and_the_core_works(tmp_path):
 
 
 def test_a_bad_setting_gives_exit_code_1_and_says_which():
-    out = run("doctor", TESSERA_DETERMINISM="perfect", TESSERA_DEBG="1")
+    out = run("doctor", TESSERA_NUMERICS="perfect", TESSERA_DEBG="1")
     assert out.returncode == 1
-    assert "broken   TESSERA_DETERMINISM  TESSERA_DETERMINISM='perfect' is not" in out.stdout
+    assert "broken   TESSERA_NUMERICS     TESSERA_NUMERICS='perfect' is not" in out.stdout
     assert "did you mean 'TESSERA_DEBUG'?" in out.stdout
     assert out.stdout.endswith("the core does not work: see above\n")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
+import re
 
 import pytest
 
@@ -77,6 +79,51 @@ def test_a_context_manager_of_ours_does_not_hide_the_line():
         with ts.config.scope(no_such_thing=1):
             pass
     assert info.value.where.file == __file__
+
+
+def test_the_words_of_other_libraries_lead_to_names_that_exist():
+    from tessera import foreign
+    from tessera.graph.operand import PUBLIC
+
+    x = ts.ones((2, 2))
+    for words, owner in ((foreign.FUNCTIONS, ts), (foreign.METHODS, x)):
+        for word, instead in words.items():
+            assert not hasattr(owner, word), f"{word} exists: no other word is needed"
+            with pytest.raises(ts.UnknownNameError) as info:
+                getattr(owner, word)
+            assert info.value.hint == f"here that is {instead}"
+            for path in re.findall(r"\bts\.([\w.]+)", instead):
+                assert functools.reduce(getattr, path.split("."), ts) is not None
+            for name in re.findall(r"\bx\.(\w+)", instead):
+                assert hasattr(x, name), instead
+    parameters = {p for f in PUBLIC.values() for p in inspect.signature(f).parameters}
+    for word, ours in foreign.KEYWORDS.items():
+        assert set(ours) & parameters, f"{word}=: no function has {ours}"
+
+
+def test_a_guess_is_near_or_is_not_made():
+    for word, near in (("sofmax", "softmax"), ("reshap", "reshape"), ("mattmul", "matmul")):
+        with pytest.raises(ts.UnknownNameError) as info:
+            getattr(ts, word)
+        assert info.value.hint == f"did you mean {near!r}?"
+    for word in ("quiver", "qqq", "load_state_dict"):
+        with pytest.raises(ts.UnknownNameError) as info:
+            getattr(ts, word)
+        assert info.value.hint is None, info.value.hint
+
+
+def test_hints_show_calls_without_annotations():
+    with pytest.raises(ts.ArgumentError) as info:
+        ts.jit(lambda x: x)(1, 2)
+    assert info.value.hint == "<lambda>(x)"
+    for call in (lambda: ts.softmax(), lambda: ts.grad(signed)(1.0, 2.0)):
+        with pytest.raises(ts.ArgumentError) as info:
+            call()
+        assert info.value.hint in ("ts.softmax(x, axis=-1)", "grad(signed)(x)")
+
+
+def signed(x: ts.Tensor) -> ts.Tensor:
+    return x
 
 
 def test_hasattr_and_star_import_see_names_as_python_does():

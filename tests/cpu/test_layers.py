@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 # Lowest first; a file or folder may import what stands on its own floor only if it is the same one
 # (ad and mesh do not see each other), and everything below.
 FLOORS: list[list[str]] = [
+    ["foreign"],
     ["errors"],
     ["config"],
     ["numerics"],

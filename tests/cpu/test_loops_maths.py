@@ -14,7 +14,7 @@ SWEEPS = {
     "exp": (np.exp, -104, 89, 2), "exp2": (np.exp2, -150, 128, 2),
     "expm1": (np.expm1, -20, 89, 3), "log": (np.log, 1e-45, 3e38, 2),
     "log2": (np.log2, 1e-45, 3e38, 3), "log10": (np.log10, 1e-45, 3e38, 3),
-    "log1p": (np.log1p, -1, 100, 3), "tanh": (np.tanh, -10, 10, 5),
+    "log1p": (np.log1p, -1, 100, 3), "tanh": (np.tanh, -10, 10, 6),
     "sigmoid": (special.expit, -104, 104, 3),
     "softplus": (lambda x: np.logaddexp(0, x), -80, 90, 3),
     "erf": (special.erf, -5, 5, 6), "erfc": (special.erfc, -3, 9, 1),

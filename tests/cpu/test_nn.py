@@ -80,6 +80,20 @@ def test_large_magnitudes_stay_finite(fn):
     np.testing.assert_allclose(g, [0, 0, 1, 1], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("n", [1, 4096])  # through NumPy, and in a compiled loop
+def test_gelu_at_huge_values(dtype, n):
+    x = ts.tensor(np.tile([1e30, -1e30, 3e38, -3e38, 40.0, -40.0, 0.0], n), dtype)
+    f = lambda x: ts.sum(ts.gelu(x))  # noqa: E731
+    high = np.maximum(f64(x), 0.0)
+    np.testing.assert_array_equal(f64(ts.jit(ts.gelu)(x)), high)
+    np.testing.assert_array_equal(f64(ts.gelu(x)), high)
+    slope = np.tile([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.5], n)
+    np.testing.assert_array_equal(f64(ts.grad(f)(x)), slope)
+    curve = f64(ts.grad(lambda x: ts.sum(ts.grad(f)(x)))(x))
+    np.testing.assert_allclose(curve, np.tile([0.0] * 6 + [0.79788456], n), rtol=1e-6)
+
+
 def test_the_two_gelus_differ_as_documented():
     x = np.linspace(-6, 6, 2001)
     gap = np.abs(f64(ts.gelu(ts.tensor(x))) - f64(ts.gelu(ts.tensor(x), exact=True))).max()

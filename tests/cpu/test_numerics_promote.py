@@ -67,8 +67,18 @@ def test_every_pair_of_floats_commutes_or_raises_both_ways():
 def test_policy_of_the_storage_wins_and_gaps_are_filled():
     a = tn.fp8 @ stochastic_round @ accum(tn.f32) @ loss_scale(8.0)
     b = tn.bf16 @ saturate @ loss_scale(2.0)
-    expected = tn.bf16 @ saturate @ loss_scale(2.0) @ stochastic_round @ accum(tn.f32)
+    expected = tn.bf16 @ saturate @ loss_scale(2.0) @ stochastic_round
     assert tn.result_type(a, b) == tn.result_type(b, a) == expected
+    assert tn.result_type(a, tn.bf16 @ accum(tn.f16)).policy.accum is tn.f32
+
+
+def test_an_accumulate_type_that_is_the_results_own_does_not_spread():
+    a = tn.bf16 @ accum(tn.f32)
+    assert tn.result_type(a, tn.f32) == tn.result_type(tn.f32, a) == tn.as_type(tn.f32)
+    assert tn.result_type(a, tn.bf16) == tn.result_type(tn.bf16, a) == a  # declared by its storage
+    assert tn.result_type(a, tn.f32 @ accum(tn.f32)) == tn.f32 @ accum(tn.f32)
+    assert tn.result_type(tn.fp8 @ accum(tn.bf16), tn.f32) == tn.f32 @ accum(tn.bf16)
+    assert str(a) == "bf16 @accum(f32)" and tn.parse(str(a)) == a
 
 
 def test_of_two_accumulate_types_the_wider_counts():
@@ -96,7 +106,7 @@ def test_a_policy_class_counts_as_its_compute_type():
         def dequantize(self, x, scale):
             return x
 
-    assert tn.result_type(Q, tn.fp8) == tn.bf16 @ accum(tn.f32)
+    assert tn.result_type(Q, tn.fp8) == tn.as_type(tn.bf16)  # sums in f32 anyway
     assert tn.result_type(Q, Q) == tn.as_type(Q)
 
 

@@ -18,9 +18,9 @@ import pytest
 
 import tessera as ts
 from tessera.dims import Dim
-from tessera.errors import TesseraError
+from tessera.errors import ArgumentError, TesseraError
 from tessera.graph.ir import Graph
-from tessera.graph.op import OPS, Arg, Aval, Op, Sample, infer
+from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, Aval, NoRule, Op, Sample, infer
 from tessera.graph.trace import apply
 from tessera.numerics import DType, NumericType, as_type, encode
 from tessera.tensor import Tensor
@@ -39,7 +39,7 @@ def _derivable(op: Op, s: Sample) -> bool:
 
 
 def _floating(arg: Arg) -> bool:
-    return arg.draw in ("normal", "positive", "unit", "distinct", "apart")
+    return arg.draw in DIFFERENTIABLE_DRAWS
 
 
 DERIVABLE = [p for p in CASES if _derivable(*p.values)]
@@ -63,6 +63,12 @@ class Draws:
         if kind in ("index", "int"):
             low, high = (0, int(detail)) if kind == "index" else (-5, 6)
             return Tensor(self.rng.integers(low, high, arg.shape, np.int64), as_type("int64"))
+        if kind == "offsets":
+            inner = self.rng.integers(0, int(detail) + 1, (*arg.shape[:-1], arg.shape[-1] - 2))
+            ends = [(0, 0)] * (len(arg.shape) - 1) + [(1, 1)]
+            made = np.pad(np.sort(inner, -1), ends)
+            made[..., -1] = int(detail)
+            return Tensor(made.astype(np.int64), as_type("int64"))
         if kind == "bool":
             return Tensor(self.rng.integers(0, 2, arg.shape).astype(bool), as_type("bool_"))
         if kind == "key":
@@ -77,11 +83,26 @@ class Draws:
         if kind in ("distinct", "apart"):
             k = np.array(list(itertools.islice(self.pool, math.prod(shape))), float).reshape(shape)
             return (k % 32 * 0.125 + k // 32 * 4 + 0.25 - 64.0) / 16 * 16
+        if kind in ("spd", "wellconditioned", "dominant"):
+            return self._matrices(kind, shape)
         values = self.rng.standard_normal(shape)
         if kind == "sorted":
             return np.sort(values, axis=-1)
         assert kind == "normal", kind
         return values
+
+
+    def _matrices(self, kind: str, shape: tuple) -> np.ndarray:
+        *lead, m, n = shape
+        k = min(m, n)
+        if kind == "dominant":
+            sign = self.rng.choice([-1, 1], (*lead, 1, n))
+            diagonal = sign * self.rng.uniform(1, 2, (*lead, 1, n))
+            return self.rng.uniform(-0.5, 0.5, shape) / n + np.eye(n) * diagonal
+        u = np.linalg.qr(self.rng.standard_normal((*lead, m, k)))[0]
+        v = u if kind == "spd" else np.linalg.qr(self.rng.standard_normal((*lead, n, k)))[0]
+        values = 1 + 0.75 * np.arange(k) + self.rng.uniform(0, 0.25, (*lead, 1, k))
+        return (u * values) @ np.swapaxes(v, -1, -2)
 
 
 def wide_attrs(attrs: dict[str, Any], numeric: NumericType) -> dict[str, Any]:
@@ -111,9 +132,20 @@ def test_record_is_complete(op: Op) -> None:
     assert op.samples, "an op without samples is an op without tests"
     assert op.doc or hasattr(np, op.name) or hasattr(math, op.name), "say what it computes"
     if op.differentiable:
-        assert op.vjp is not None and op.jvp is not None, "both rules, or differentiable=False"
+        assert op.vjp or op.no_vjp, "a rule, a reason why there is none, or differentiable=False"
+        assert op.jvp or op.no_jvp, "a rule, a reason why there is none, or differentiable=False"
     if any(s.args for s in op.samples) and not op.effects:
         assert op.batch is not None, "vmap needs a rule"
+
+
+def test_a_rule_and_a_reason_why_there_is_none_exclude_each_other() -> None:
+    for rules in ({"vjp": abs, "no_vjp": NoRule("so", "do")},
+                  {"jvp": abs, "no_jvp": NoRule("so", "do")}):
+        with pytest.raises(ArgumentError, match="'both' has a rule and a reason"):
+            Op("both", shape=abs, ref=abs, **rules)
+    assert "both" not in OPS
+    loop = OPS["while_loop"]
+    assert loop.vjp is None and loop.no_vjp is not None and loop.jvp is not None
 
 
 # --- shapes -----------------------------------------------------------------------------------

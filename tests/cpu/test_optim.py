@@ -9,7 +9,14 @@ import pytest
 
 import tessera as ts
 from tessera.graph import tree
-from tessera.optim import AdamW, CosineSchedule, clip_by_global_norm, decays_matrices, global_norm
+from tessera.optim import (
+    SGD,
+    AdamW,
+    CosineSchedule,
+    clip_by_global_norm,
+    decays_matrices,
+    global_norm,
+)
 from tolerance import assert_close
 
 
@@ -52,6 +59,52 @@ def test_adamw_equals_the_recurrence_in_f64(rng, jit, b1, b2):
                                b1, b2, 1e-6, decay)
         assert_close(w.numpy(), want, "f32", n=10)
     assert state["step"].item() == 10
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_sgd_equals_the_recurrence_in_f64(rng, jit, momentum, decay):
+    optimizer = SGD(momentum=momentum, weight_decay=decay)
+    params = make_params(rng)
+    structure = tree.flatten(params)[1]
+    want = [p.numpy().astype(np.float64) for p in tree.flatten(params)[0]]
+    moments = [np.zeros_like(w) for w in want]
+    update = ts.jit(optimizer.update) if jit else optimizer.update
+    state = optimizer.init(params)
+    assert ("m" in state) == bool(momentum)
+    for lr in 10.0 ** rng.uniform(-3, -1, 6):
+        slopes = [rng.normal(size=w.shape).astype(np.float32) for w in want]
+        grads = tree.unflatten(structure, map(ts.tensor, slopes))
+        params, state = update(params, grads, state, ts.tensor(lr, "f32"))
+        moments = [momentum * m + g for m, g in zip(moments, slopes, strict=True)]
+        rates = [decay * (path == "blocks.0.w") for path in tree.paths(structure)]
+        want = [w - lr * (m + d * w) for w, m, d in zip(want, moments, rates, strict=True)]
+    for p, w in zip(tree.flatten(params)[0], want, strict=True):
+        assert p.is_param
+        assert_close(p.numpy(), w, "f32", n=6)
+    assert state["step"].item() == 6
+
+
+def test_sgd_keeps_a_master_of_narrow_parameters():
+    optimizer = SGD()
+    params = {"w": ts.param(np.ones(3), "bf16")}
+    state = optimizer.init(params)
+    for _ in range(100):
+        params, state = optimizer.update(params, {"w": ts.ones((3,))}, state, 1e-4)
+    np.testing.assert_allclose(state["master"]["w"].numpy(), 0.99, rtol=1e-5)
+    assert params["w"].type == ts.as_type("bf16") and params["w"].tolist() == [0.98828125] * 3
+
+
+def test_arrays_in_place_of_parameters_are_told_of_param():
+    for optimizer in (AdamW(), SGD()):
+        for wrong in (np.ones(3), 2.0):
+            with pytest.raises(ts.DTypeError, match="an optimizer needs float") as info:
+                optimizer.init({"w": wrong})
+            assert "ts.param(x)" in info.value.hint
+        with pytest.raises(ts.DTypeError) as info:
+            optimizer.init({"w": "text"})
+        assert "ts.param" not in info.value.hint
 
 
 def test_state_has_the_shapes_of_the_parameters_and_params_stay_params(rng):
@@ -152,6 +205,8 @@ def test_the_schedule_is_linear_then_half_a_cosine():
     (lambda: AdamW(eps=0.0), "eps must be positive"),
     (lambda: AdamW(weight_decay=-1.0), "weight_decay cannot be negative"),
     (lambda: AdamW(b1=float("nan")), "b1 must be"),
+    (lambda: SGD(momentum=1.0), "momentum must be in \\[0, 1\\), got 1.0"),
+    (lambda: SGD(weight_decay=-1.0), "weight_decay cannot be negative"),
     (lambda: CosineSchedule(1.0, steps=5, warmup=6), "warmup <= steps"),
     (lambda: CosineSchedule(1.0, steps=0), "steps >= 1"),
     (lambda: CosineSchedule(1.0, steps=5, floor=2.0), "floor <= peak"),
@@ -174,6 +229,8 @@ def test_trees_that_do_not_belong_together_are_named(rng):
         optimizer.update(params, grads, state, 0.1)
     with pytest.raises(ts.ArgumentError, match="no AdamW state"):
         optimizer.update(params, params, {}, 0.1)
+    with pytest.raises(ts.ArgumentError, match="no SGD state"):
+        SGD(momentum=0.9).update(params, params, SGD().init(params), 0.1)
     with pytest.raises(ts.ArgumentError, match="state and parameters differ in x"):
         optimizer.update({"x": ts.param([1.0])}, {"x": ts.param([1.0])},
                          optimizer.init({}), 0.1)

@@ -209,3 +209,24 @@ def test_a_module_is_of_readable_size_and_starts_as_the_others(file):
     futures = [n for n in body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
     assert not imports or futures, "begin with: from __future__ import annotations"
+
+
+def test_ts_has_no_internals():
+    """`ts.` has what a program writes; the tools of numerics stay in ts.numerics."""
+    hidden = {"nonzero_scale", "weak_result", "random_bits_at", "modifier_kinds", "as_key",
+              "encode", "decode", "merge_policies", "pack", "unpack", "ModifierKind", "philox4x32"}
+    assert not hidden & set(tessera.__all__) and not any(hasattr(tessera, n) for n in hidden)
+    assert all(hasattr(tessera.numerics, n) for n in hidden)
+    assert {"bf16", "f32", "fp8", "accum", "saturate", "precision_policy", "as_type", "device",
+            "result_type"} <= set(tessera.__all__)
+
+
+@pytest.mark.parametrize("module, inside, outside", [
+    ("random", "normal uniform seed philox", "LoopKeys key_of Op np"),
+    ("optim", "AdamW SGD CosineSchedule", "tree PUBLIC Tensor"),
+    ("config", "scope set get reset", "Kind one_of Setting Path"),
+])
+def test_modules_of_ts_declare_their_names(module, inside, outside):
+    names = set(getattr(tessera, module).__all__)
+    assert set(inside.split()) <= names and not set(outside.split()) & names
+    assert all(hasattr(getattr(tessera, module), n) for n in names)

@@ -97,6 +97,27 @@ class TestTheReport:
         error = caught(f, ts.tensor([1.0, float("nan")]))
         assert "came in with the data" in str(error) and str(error).startswith("[E_NAN_INF] mul")
 
+    def test_what_was_raised_is_not_reported_again(self):
+        nan = ts.tensor([float("nan")])
+        with ts.debug.numerics("raise"):
+            for x in (ts.tensor([-1.0]), nan, nan):
+                with pytest.raises(ts.NumericsError):
+                    ts.log(x)
+        assert not ts.debug.flags()
+
+    def test_the_flag_report_tells_what_an_op_made_from_what_came_in(self):
+        f = ts.jit(lambda x: ts.sum(x * 2.0))
+        with ts.debug.numerics("flag"):
+            f(ts.tensor([float("nan"), float("nan"), 1.0]))
+            met = ts.debug.flags()
+            ts.log(ts.tensor([-1.0]))
+            made = ts.debug.flags()
+        assert [op for op, _ in met.counts] == ["data into mul"] and met.nan == 2
+        assert "first met by mul: nan" in str(met) and "  data into mul: nan 2 " in str(met)
+        assert [op for op, _ in made.counts] == ["log"] and "first made by log: nan" in str(made)
+        assert str(made).startswith("numerics: overflow 0 underflow 0 nan 1 inf 0 subnormal 0 "
+                                    "(elements, at the op where they arose)")
+
     def test_low_precision_overflow_is_found_at_its_cast(self):
         f = ts.jit(lambda x: ts.cast(x, ts.f16))
         error = caught(f, ts.tensor([1.0, 1e6]))

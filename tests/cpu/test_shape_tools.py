@@ -156,6 +156,10 @@ def _draw(arg):
         return ts.tensor(np.ones(arg.shape, bool))
     if kind in ("index", "int"):
         return ts.tensor(np.zeros(arg.shape, np.int64) + (kind == "int"))
+    if kind == "offsets":
+        return ts.tensor(np.linspace(0, int(detail), arg.shape[-1]).astype(np.int64))
+    if kind in ("spd", "wellconditioned", "dominant"):
+        return ts.tensor(np.broadcast_to(np.eye(*arg.shape[-2:]), arg.shape).astype(np.float32))
     size = int(np.prod(arg.shape))
     return ts.tensor(np.linspace(0.1, 0.9, size).reshape(arg.shape).astype(np.float32))
 

@@ -305,7 +305,7 @@ def test_sentinels_are_a_flag_of_the_run(train, text, tmp_path, capsys):
     assert "numerics" not in printed["off"].out
     assert not np.isfinite(result(tmp_path / "off")["losses"]).all()
     assert re.search(r"numerics: .*nan \d+", printed["flag"].out)
-    assert "first: " in printed["flag"].out
+    assert "first made by " in printed["flag"].out
     assert re.search(r"error: \[E_NAN_INF\]", printed["raise"].err)
     assert "examples/train.py:" in printed["raise"].err or "tessera/" in printed["raise"].err
 

@@ -44,7 +44,7 @@ def whole(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def _cuts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[tuple]:
-    """Indices into a, b and out of each piece: along the first batch axis, the rows or the columns."""
+    """Indices into a, b and out of each piece: of the first batch axis, the rows or the columns."""
     if 2 * out.size * a.shape[-1] < SPLIT_FLOPS:
         return []
     if out.ndim > 2:

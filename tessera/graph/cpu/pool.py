@@ -1,10 +1,10 @@
 """Worker threads of CPU loops and products: they help with work that is already running.
 
-A job is a function of no arguments. That of a launch is a ctypes call that claims chunks until none is left, then waits until all are done. The
-launching thread starts at once; workers that are told of the launch claim chunks too. A worker
-that wakes late finds nothing to claim and touches nothing, so a launch never waits for a thread
-that did not start. Workers are daemon threads made at first use, one fewer than
-`config.num_threads`, and block in a queue: they cost nothing while idle.
+A job is a function of no arguments. That of a launch is a ctypes call that claims chunks until none
+is left, then waits until all are done. The launching thread starts at once; workers that are told
+of the launch claim chunks too. A worker that wakes late finds nothing to claim and touches nothing,
+so a launch never waits for a thread that did not start. Workers are daemon threads made at first
+use, one fewer than `config.num_threads`, and block in a queue: they cost nothing while idle.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ def cast_ref(
     *,
     source: NumericType,
     to: NumericType,
-    index: np.ndarray | None = None,
     counts: CastCounts | None = None,
 ) -> np.ndarray:
     """The NumPy meaning of a cast: decode from `source`, round once to `to`. `counts` gets what

@@ -1,4 +1,4 @@
-"""Dense linear algebra: solves, inverse, determinants, norms, powers; batched over leading axes.
+"""Dense linear algebra: triangular and general solves, inverse, powers; batched over leading axes.
 
 NumPy's LAPACK computes in f64 and rounds to f32 for f32 operands; so do the substitutions here.
 A matrix without an inverse is a NumericsError, when the op runs, that names its batch index.
@@ -7,7 +7,7 @@ Rules: Giles 2008, "Collected matrix derivative results for forward and reverse 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ...errors import ArgumentError, DTypeError, NumericsError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axes_tuple, convert, promote, public, store
+from ..operand import PUBLIC, convert, promote, public, store
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
 
@@ -51,6 +51,15 @@ def square_shape(a: Aval) -> Aval:
     return a
 
 
+def smaller(m: Any, n: Any) -> Any:
+    """min(m, n) of extents that may be symbolic."""
+    if m == n:
+        return m
+    if isinstance(m, int) and isinstance(n, int):
+        return min(m, n)
+    raise ShapeError(f"which of the symbolic extents {m} and {n} is smaller is not known")
+
+
 def mT(x: Tensor) -> Tensor:
     return PUBLIC["swapaxes"](x, -1, -2)
 
@@ -61,8 +70,9 @@ def add_terms(*terms: Tensor | None) -> Tensor | None:
     return sum(held[1:], start=held[0]) if held else None
 
 
-def at_index(index: Sequence[int]) -> str:
-    return f" at batch index {tuple(map(int, index))}" if len(index) else ""
+def at_index(index: Iterable[Any]) -> str:
+    place = tuple(map(int, index))
+    return f" at batch index {place}" if place else ""
 
 
 def first_failure(probe: Callable, a: np.ndarray) -> str:
@@ -242,78 +252,6 @@ INV = Op(
 )
 
 
-# --- determinants -----------------------------------------------------------------------------
-def _scalar_shape(a: Aval) -> Aval:
-    need_square(a)
-    return Aval(a.shape[:-2], a.type)
-
-
-def _over_matrix(x: Tensor) -> Tensor:
-    return PUBLIC["expand_dims"](x, (x.ndim, x.ndim + 1))
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return PUBLIC["sum"](a * b, axis=(-2, -1))
-
-
-def _cofactor_ref(a: np.ndarray) -> np.ndarray:
-    """det(U V) U diag(products of the other singular values) V: division by none of them."""
-    u, s, v = np.linalg.svd(a.astype(np.float64))
-    before, after = np.ones_like(s), np.ones_like(s)
-    before[..., 1:] = np.cumprod(s[..., :-1], -1)
-    after[..., :-1] = np.cumprod(s[..., :0:-1], -1)[..., ::-1]
-    sign = np.sign(np.linalg.det(u @ v))
-    return (((before * after * sign[..., None])[..., None, :] * u) @ v).astype(a.dtype)
-
-
-def _cofactor_vjp(g: Tensor, y: Tensor, a: Tensor) -> tuple:
-    z = mT(apply(INV, a))
-    return (_over_matrix(_inner(g, y)) * z - z @ mT(g) @ y,)
-
-
-def _cofactor_jvp(ts: tuple, y: Tensor, a: Tensor) -> Tensor:
-    z = mT(apply(INV, a))
-    return _over_matrix(_inner(z, ts[0])) * y - y @ mT(ts[0]) @ z
-
-
-COFACTOR = Op(
-    "cofactor",
-    shape=square_shape,
-    ref=_cofactor_ref,
-    vjp=_cofactor_vjp,
-    jvp=_cofactor_jvp,
-    batch=unary_batch("cofactor"),
-    axes="...__->...__",
-    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
-    doc="d det(a) / d a, also of singular matrices (its own derivative needs an inverse)",
-)
-
-DET = Op(
-    "det",
-    shape=_scalar_shape,
-    ref=np.linalg.det,
-    vjp=lambda g, y, a: (_over_matrix(g) * apply(COFACTOR, a),),
-    jvp=lambda ts, y, a: _inner(apply(COFACTOR, a), ts[0]),
-    batch=unary_batch("det"),
-    axes="...__->...",
-    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
-    doc="determinants of square matrices",
-)
-
-SLOGDET = Op(
-    "slogdet",
-    shape=lambda a: (_scalar_shape(a),) * 2,
-    ref=lambda a: tuple(np.linalg.slogdet(a)),
-    vjp=lambda g, y, a: (None if g[1] is None else _over_matrix(g[1]) * mT(apply(INV, a)),),
-    jvp=lambda ts, y, a: (None, _inner(mT(apply(INV, a)), ts[0])),
-    batch=unary_batch("slogdet"),
-    axes="...__->...,...",
-    multi=True,
-    samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
-    doc="sign and log|det| of square matrices; 0 and -inf of singular ones",
-)
-
-
 # --- public functions -------------------------------------------------------------------------
 def _with_columns(b: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     """run(b) with a vector b as one column."""
@@ -360,24 +298,24 @@ def inv(a: Any) -> Tensor:
 
 
 @public
-def det(a: Any) -> Tensor:
-    """Determinants. a: [..., N, N]   y: [...]
+def lstsq(a: Any, b: Any) -> Tensor:
+    """The x that minimizes |a x - b|; with fewer rows than columns, the shortest that solves it.
 
-    The gradient is exact for singular matrices too; second derivatives need an inverse.
+    a: [..., M, N] of full rank   b: [M] or [..., M, K]   x: [N] or [..., N, K]
+    By QR. Raises ShapeError, and NumericsError, when it runs, for a 0 on R's diagonal; a matrix
+    that lacks rank only up to rounding gives large numbers.
     """
-    (x,), numeric = floats(a)
-    return store(apply(DET, x), numeric)
-
-
-@public
-def slogdet(a: Any) -> tuple[Tensor, Tensor]:
-    """(sign, log|det|) of square matrices: no overflow where det has one. a: [..., N, N]
-
-    (0, -inf) of a singular matrix, whose gradient raises NumericsError.
-    """
-    (x,), numeric = floats(a)
-    sign, log = apply(SLOGDET, x)
-    return store(sign, numeric), store(log, numeric)
+    (x, y), numeric = floats(a, b)
+    need_matrix(Aval(x.shape, x.type))
+    columns = PUBLIC["expand_dims"](y, 1) if y.ndim == 1 else y
+    m, n = x.shape[-2:]
+    if smaller(m, n) == n:
+        q, r = PUBLIC["qr"](x)
+        out = solve_triangle(r, mT(q) @ columns, lower=False)
+    else:
+        q, r = PUBLIC["qr"](mT(x))
+        out = q @ solve_triangle(mT(r), columns, lower=True)
+    return store(PUBLIC["squeeze"](out, -1) if y.ndim == 1 else out, numeric)
 
 
 @public
@@ -398,78 +336,3 @@ def matrix_power(a: Any, n: int) -> Tensor:
     if out is None:
         out = PUBLIC["broadcast_to"](PUBLIC["eye"](x.shape[-1], dtype=x.dtype), x.shape)
     return store(out, numeric)
-
-
-# --- norms ------------------------------------------------------------------------------------
-@public
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Norms of vectors (one axis) or matrices (two axes), as np.linalg.norm.
-
-    vectors: p, 2 when None; inf, -inf, 0 (how many are not 0)
-    matrices: "fro" when None, "nuc", 2 and -2 (singular values), 1, -1, inf, -inf (sums)
-    No axis and no ord: the 2-norm of all elements. The gradient of the 2-norm at 0 is 0.
-    Raises ArgumentError for another ord.
-    """
-    (c,), numeric = floats(x)
-    if axis is None and ord is None:
-        axes: tuple[int, ...] = tuple(range(c.ndim))
-        out = _euclidean(c, axes, keepdims)
-    else:
-        axes = _norm_axes(axis, c.ndim)
-        rule = _vector_norm if len(axes) == 1 else _matrix_norm
-        out = rule(c, ord, axes, keepdims)
-    return store(out, numeric)
-
-
-def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """In the order given: the row and the column axis of matrices."""
-    given = tuple(range(ndim)) if axis is None else axis
-    items = tuple(given) if isinstance(given, tuple | list) else (given,)
-    axes_tuple(items, ndim)  # checks
-    if len(items) not in (1, 2):
-        raise ArgumentError(f"a norm with ord= is along one axis or two, not {len(items)}",
-                            hint="axis=-1 for vectors, axis=(-2, -1) for matrices")
-    return tuple(int(a) % ndim for a in items)
-
-
-def _euclidean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """sqrt(sum x^2), with derivative 0 at 0, where the root has none."""
-    total = PUBLIC["sum"](x * x, axis=axes, keepdims=keepdims)
-    zero = PUBLIC["equal"](total, 0.0)
-    root = PUBLIC["sqrt"](PUBLIC["where"](zero, 1.0, total))
-    return PUBLIC["where"](zero, 0.0, root)
-
-
-def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    if ord is None or ord == 2:
-        return _euclidean(x, axes, keepdims)
-    if isinstance(ord, bool | str) or not isinstance(ord, int | float | np.number):
-        raise ArgumentError(f"norm of a vector with ord={ord!r}", hint="a number, inf or -inf")
-    size = PUBLIC["abs"](x)
-    if abs(ord) == np.inf:
-        return PUBLIC["max" if ord > 0 else "min"](size, axis=axes, keepdims=keepdims)
-    if ord == 0:
-        size, ord = PUBLIC["cast"](PUBLIC["not_equal"](x, 0.0), x.dtype), 1
-    if ord == 1:
-        return PUBLIC["sum"](size, axis=axes, keepdims=keepdims)
-    return PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims) ** (1.0 / float(ord))
-
-
-def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    if ord is None or ord == "fro":
-        return _euclidean(x, axes, keepdims)
-    rows, columns = axes
-    last = {"nuc": "sum", 2: "max", -2: "min"}.get(ord)
-    if last is not None:
-        moved = PUBLIC["moveaxis"](x, rows, -1)
-        moved = PUBLIC["moveaxis"](moved, columns - (columns > rows), -1)
-        out = PUBLIC[last](PUBLIC["svd"](moved)[1], axis=-1)
-    elif ord in (1, -1, np.inf, -np.inf):
-        along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
-        sums = PUBLIC["sum"](PUBLIC["abs"](x), axis=along, keepdims=True)
-        out = PUBLIC["max" if ord > 0 else "min"](sums, axis=over, keepdims=True)
-        out = PUBLIC["squeeze"](out, axes)
-    else:
-        raise ArgumentError(f"norm of a matrix with ord={ord!r}",
-                            hint='"fro", "nuc", 1, -1, 2, -2, inf or -inf')
-    return PUBLIC["expand_dims"](out, axes) if keepdims else out

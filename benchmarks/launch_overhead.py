@@ -1,0 +1,125 @@
+"""Host time of one kernel launch, ours beside Triton, CuPy and torch.
+
+    python benchmarks/launch_overhead.py
+
+Each row is the best of five means over 5000 launches of a kernel that does nothing, in microseconds
+of host time; the queue is drained before each round. Needs a GPU; libraries that are missing are
+left out. Writes $OUT/launch_overhead.json when OUT is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+LAUNCHES, ROUNDS = 5000, 5
+
+SOURCE = """\
+from tessera.tile.cuda import use
+from tessera.tile.cuda.numba_gate import f32
+from tessera.tile.cuda.ptx import memory
+store = use(memory.st("global", "f32"))
+def nothing(ARGS, n):
+    if n < 0:
+        BODY
+"""
+
+
+def host_us(run: Callable[[], object], drain: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        drain()
+        start = time.perf_counter()
+        for _ in range(LAUNCHES // 10):
+            for _ in range(10):
+                run()
+        best = min(best, (time.perf_counter() - start) / LAUNCHES)
+        drain()
+    return 1e6 * best
+
+
+def ours(arrays: list) -> dict[str, Callable[[], object]]:
+    from tessera.runtime.device import device
+    from tessera.runtime.launch import launch
+    from tessera.tile.cuda.build import build
+
+    names = [f"x{i}" for i in range(len(arrays))]
+    source = SOURCE.replace("ARGS", ", ".join(names)).replace(
+        "BODY", "; ".join(f"store({x}, f32(0))" for x in names))
+    kinds = ["i64"] * len(arrays) + ["i32"]
+    kernel = build(source, "nothing", kinds, device().target, threads=32).kernel  # type: ignore[arg-type]
+    values = (*(x.data_ptr() for x in arrays), 1)
+    return {
+        "tessera, everything bound": kernel.bind((1,), values),
+        "tessera, pointers": lambda: kernel.launch((1,), values),
+        "tessera, arrays": lambda: launch(kernel, (1,), (*arrays, 1)),
+    }
+
+
+def triton(arrays: list) -> dict[str, Callable[[], object]]:
+    """The same kernel of three arrays; Triton compiles from a file, so this one."""
+    if len(arrays) != 3:
+        return {}
+    import triton
+    import triton.language as tl
+
+    globals()["tl"] = tl
+    kernel = triton.jit(triton_nothing)
+    return {f"triton {triton.__version__}": lambda: kernel[(1,)](*arrays, 1)}
+
+
+def triton_nothing(x, y, z, n):  # type: ignore[no-untyped-def]
+    if n < 0:
+        tl.store(x, 0.0)  # type: ignore[name-defined]  # noqa: F821
+        tl.store(y, 0.0)  # type: ignore[name-defined]  # noqa: F821
+        tl.store(z, 0.0)  # type: ignore[name-defined]  # noqa: F821
+
+
+def cupy(arrays: list) -> dict[str, Callable[[], object]]:
+    import cupy
+
+    args = ", ".join(f"float* x{i}" for i in range(len(arrays)))
+    kernel = cupy.RawKernel(f'extern "C" __global__ void nothing({args}, int n) {{}}', "nothing")
+    values = (*(cupy.from_dlpack(x) for x in arrays), 1)
+    return {f"cupy {cupy.__version__} RawKernel": lambda: kernel((1,), (32,), values)}
+
+
+def torch(arrays: list) -> dict[str, Callable[[], object]]:
+    import torch
+
+    return {f"torch {torch.__version__} x.zero_()": arrays[0].zero_}
+
+
+def measure(count: int) -> dict[str, float]:
+    """Host microseconds by row, for a kernel of `count` arrays."""
+    import torch as library
+
+    arrays = [library.zeros(16, device="cuda") for _ in range(count)]
+    rows: dict[str, float] = {}
+    for make in (ours, triton, cupy, torch):
+        try:
+            for name, run in make(arrays).items():
+                run()
+                rows[name] = host_us(run, library.cuda.synchronize)
+        except ImportError as error:
+            print(f"left out: {make.__name__}: {error}")
+    return rows
+
+
+def main() -> None:
+    results = {str(count): measure(count) for count in (1, 3, 10)}
+    for count, rows in results.items():
+        for name, us in rows.items():
+            print(f"{count:>3} arrays  {us:7.2f} us  {name}")
+    if folder := os.environ.get("OUT"):
+        (Path(folder) / "launch_overhead.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What NumPy, PyTorch and JAX call the things that have another name here, for the hints of errors.
+
+Each value is what to write instead; a word that is in no table is taken as misspelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+# ts.<word>
+FUNCTIONS: Mapping[str, str] = {
+    "array": "ts.tensor(data)", "asarray": "ts.tensor(data)", "as_tensor": "ts.tensor(data)",
+    "from_numpy": "ts.tensor(data)", "ndarray": "ts.Tensor", "FloatTensor": "ts.tensor(data)",
+    "LongTensor": 'ts.tensor(data, "int64")', "Variable": "ts.param(data)",
+    "Parameter": "ts.param(data)", "empty": "ts.zeros(shape)", "empty_like": "ts.zeros_like(x)",
+    "rand": "ts.random.uniform(shape)", "randn": "ts.random.normal(shape)",
+    "rand_like": "ts.random.uniform(x.shape)", "randn_like": "ts.random.normal(x.shape)",
+    "randperm": "ts.random.permutation(n)", "manual_seed": "ts.random.seed(n)",
+    "PRNGKey": "ts.random.seed(n), or key=ts.random.next_key()",
+    "cat": "ts.concatenate(tensors, axis)", "concat": "ts.concatenate(tensors, axis)",
+    "hstack": "ts.concatenate(tensors, 1)", "vstack": "ts.concatenate(tensors, 0)",
+    "permute": "ts.transpose(x, axes)", "unsqueeze": "ts.expand_dims(x, axis)",
+    "newaxis": "None as an index: x[:, None]", "view": "ts.reshape(x, shape)",
+    "ravel": "ts.flatten(x)", "expand": "ts.broadcast_to(x, shape)",
+    "mm": "ts.matmul(a, b)", "bmm": "ts.matmul(a, b)", "dot": "ts.matmul(a, b)",
+    "mul": "ts.multiply(a, b)", "sub": "ts.subtract(a, b)", "div": "ts.divide(a, b)",
+    "pow": "ts.power(x, exponent)", "neg": "ts.negative(x)", "eq": "ts.equal(a, b)",
+    "amax": "ts.max(x, axis)", "amin": "ts.min(x, axis)", "clamp": "ts.clip(x, low, high)",
+    "topk": "ts.top_k(x, k)", "index_select": "ts.take(x, ids, axis)",
+    "gather": "ts.take_along_axis(x, ids, axis)", "masked_fill": "ts.where(condition, value, x)",
+    "layer_norm": "ts.layernorm(x, gamma, beta)", "rms_norm": "ts.rmsnorm(x, weight)",
+    "scaled_dot_product_attention": "ts.attention(q, k, v)", "mse_loss": "ts.mse(x, target)",
+    "sigmoid_cross_entropy": "ts.binary_cross_entropy_with_logits(logits, target)",
+    "linear": "x @ w + b", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
+    "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",
+    "lax": "ts.scan, ts.while_loop, ts.cond",
+    "SGD": "ts.optim.SGD()", "sgd": "ts.optim.SGD()", "AdamW": "ts.optim.AdamW()",
+    "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
+    "adamw": "ts.optim.AdamW()", "half": "ts.f16", "double": "ts.f64", "long": "ts.int64",
+    "bool": "ts.bool_",
+}
+
+# x.<word> of a tensor
+METHODS: Mapping[str, str] = {
+    "to": "x.astype(dtype)", "type_as": "ts.cast_like(x, like)", "float": "x.astype(ts.f32)",
+    "half": "x.astype(ts.f16)", "double": "x.astype(ts.f64)", "long": "x.astype(ts.int64)",
+    "bfloat16": "x.astype(ts.bf16)", "int": "x.astype(ts.int32)", "bool": "x.astype(ts.bool_)",
+    "cpu": "x.numpy()", "detach": "ts.stop_gradient(x)", "clone": "x.copy()",
+    "requires_grad": "ts.param(data), and ts.grad(f)",
+    "requires_grad_": "ts.param(data), and ts.grad(f)",
+    "grad": "ts.grad(f)(x)", "backward": "ts.grad(f)(x)", "block_until_ready": "x.numpy()",
+    "permute": "x.transpose(axes)", "t": "x.T", "view": "x.reshape(shape)",
+    "ravel": "x.flatten()", "unsqueeze": "x.expand_dims(axis)",
+    "expand": "ts.broadcast_to(x, shape)", "mm": "x @ y", "bmm": "x @ y", "dot": "x @ y",
+    "add": "x + y", "mul": "x * y", "sub": "x - y", "div": "x / y", "pow": "x ** y",
+    "add_": "x = x + y", "mul_": "x = x * y", "sub_": "x = x - y", "zero_": "ts.zeros_like(x)",
+    "fill_": "ts.full_like(x, value)", "clamp": "x.clip(low, high)", "amax": "x.max(axis)",
+    "amin": "x.min(axis)", "numel": "x.size", "dim": "x.ndim", "at": "ts.scatter(x, ids, updates)",
+    "masked_fill": "ts.where(condition, value, x)", "topk": "ts.top_k(x, k)",
+    "gather": "ts.take_along_axis(x, ids, axis)", "itemsize": "x.dtype.bits // 8",
+    "device": "x.policy.device",
+}
+
+# f(<word>=): the names it may have here; the first that the function has is meant.
+KEYWORDS: Mapping[str, Sequence[str]] = {
+    "dim": ("axis", "axes"), "dims": ("axes", "axis"), "axes": ("axis",), "axis": ("axes",),
+    "keepdim": ("keepdims",), "keep_dims": ("keepdims",), "input": ("x", "q", "logits"),
+    "other": ("b",), "y": ("b",), "x1": ("a",), "x2": ("b",), "size": ("shape",),
+    "newshape": ("shape",), "type": ("dtype",), "p": ("ord",), "rate": ("p",),
+    "prob": ("p",), "correction": ("ddof",), "unbiased": ("ddof",), "epsilon": ("eps",),
+    "weight": ("gamma", "w"), "bias": ("beta",), "normalized_shape": ("gamma",),
+    "a_min": ("low",), "a_max": ("high",), "min": ("low",), "max": ("high",),
+    "minval": ("low",), "maxval": ("high",), "loc": ("mean",), "index": ("ids",),
+    "indices": ("ids",), "indices_or_sections": ("sections",),
+    "split_size_or_sections": ("sections",), "kernel_size": ("window",),
+    "is_causal": ("causal",), "attn_mask": ("mask",),
+    "dropout_p": ("dropout",), "query": ("q",), "value": ("v", "x"), "approximate": ("exact",),
+    "negative_slope": ("slope",), "fill_value": ("value",), "train": ("training",),
+    "deterministic": ("training",), "rng": ("key",), "seed": ("key",),
+}
+
+
+def instead(word: str, words: Mapping[str, str], known: Collection[str]) -> str | None:
+    """The hint for a name that does not exist: its name here, else a near one, else None."""
+    if word in words:
+        return f"here that is {words[word]}"
+    near = _nearest(word, known)
+    return f"did you mean {near!r}?" if near else None
+
+
+def keyword_instead(word: str, parameters: Collection[str]) -> str | None:
+    """`axis=` for `dim=` of another library, or for a misspelled one; None when nothing fits."""
+    for name in KEYWORDS.get(word, ()):
+        if name in parameters:
+            return name
+    return _nearest(word, parameters)
+
+
+def _nearest(word: str, known: Collection[str]) -> str | None:
+    import difflib  # only a mistake pays for it
+
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return near[0] if near else None

@@ -1,0 +1,86 @@
+"""Norms of vectors and matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError
+from ...tensor import Tensor
+from ..operand import PUBLIC, axes_tuple, public, store
+from .linalg import floats
+
+
+@public
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Norms of vectors (one axis) or matrices (two axes), as np.linalg.norm.
+
+    vectors: p, 2 when None; inf, -inf, 0 (how many are not 0)
+    matrices: "fro" when None, "nuc", 2 and -2 (singular values), 1, -1, inf, -inf (sums)
+    No axis and no ord: the 2-norm of all elements. The gradient of the 2-norm at 0 is 0.
+    Raises ArgumentError for another ord.
+    """
+    (c,), numeric = floats(x)
+    if axis is None and ord is None:
+        axes: tuple[int, ...] = tuple(range(c.ndim))
+        out = _euclidean(c, axes, keepdims)
+    else:
+        axes = _norm_axes(axis, c.ndim)
+        rule = _vector_norm if len(axes) == 1 else _matrix_norm
+        out = rule(c, ord, axes, keepdims)
+    return store(out, numeric)
+
+
+def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """In the order given: the row and the column axis of matrices."""
+    given = tuple(range(ndim)) if axis is None else axis
+    items = tuple(given) if isinstance(given, tuple | list) else (given,)
+    axes_tuple(items, ndim)  # checks
+    if len(items) not in (1, 2):
+        raise ArgumentError(f"a norm with ord= is along one axis or two, not {len(items)}",
+                            hint="axis=-1 for vectors, axis=(-2, -1) for matrices")
+    return tuple(int(a) % ndim for a in items)
+
+
+def _euclidean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """sqrt(sum x^2), with derivative 0 at 0, where the root has none."""
+    total = PUBLIC["sum"](x * x, axis=axes, keepdims=keepdims)
+    zero = PUBLIC["equal"](total, 0.0)
+    root = PUBLIC["sqrt"](PUBLIC["where"](zero, 1.0, total))
+    return PUBLIC["where"](zero, 0.0, root)
+
+
+def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if ord is None or ord == 2:
+        return _euclidean(x, axes, keepdims)
+    if isinstance(ord, bool | str) or not isinstance(ord, int | float | np.number):
+        raise ArgumentError(f"norm of a vector with ord={ord!r}", hint="a number, inf or -inf")
+    size = PUBLIC["abs"](x)
+    if abs(ord) == np.inf:
+        return PUBLIC["max" if ord > 0 else "min"](size, axis=axes, keepdims=keepdims)
+    if ord == 0:
+        size, ord = PUBLIC["cast"](PUBLIC["not_equal"](x, 0.0), x.dtype), 1
+    if ord == 1:
+        return PUBLIC["sum"](size, axis=axes, keepdims=keepdims)
+    return PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims) ** (1.0 / float(ord))
+
+
+def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    if ord is None or ord == "fro":
+        return _euclidean(x, axes, keepdims)
+    rows, columns = axes
+    last = {"nuc": "sum", 2: "max", -2: "min"}.get(ord)
+    if last is not None:
+        moved = PUBLIC["moveaxis"](x, rows, -1)
+        moved = PUBLIC["moveaxis"](moved, columns - (columns > rows), -1)
+        out = PUBLIC[last](PUBLIC["svd"](moved)[1], axis=-1)
+    elif ord in (1, -1, np.inf, -np.inf):
+        along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = PUBLIC["sum"](PUBLIC["abs"](x), axis=along, keepdims=True)
+        out = PUBLIC["max" if ord > 0 else "min"](sums, axis=over, keepdims=True)
+        out = PUBLIC["squeeze"](out, axes)
+    else:
+        raise ArgumentError(f"norm of a matrix with ord={ord!r}",
+                            hint='"fro", "nuc", 1, -1, 2, -2, inf or -inf')
+    return PUBLIC["expand_dims"](out, axes) if keepdims else out

@@ -1,0 +1,307 @@
+"""Sparse matrices: coordinates (COO) and compressed rows (CSR), and their products.
+
+A matrix is its stored values, a differentiable tensor, and integer indices; everything is made of
+`take` and `segment_sum`, so it is traced, differentiated and batched as those are. A product
+gathers one row of the dense operand per stored value: nnz K elements of memory for K columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape
+from ...errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
+from ...numerics import as_type
+from ...tensor import Tensor, as_tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, convert, plain, public, store, to_compute
+from ..trace import Tracer, apply
+from ..tree import register_tree
+from .contract import product_operands
+from .gather import CHECK_INDEX, SEGMENT_SUM, TAKE, index_operand
+
+__all__ = ["COO", "CSR"]
+INT64 = as_type("int64")
+
+
+# --- row of each stored value of a CSR matrix ---------------------------------------------------
+def _rows_shape(indptr: Aval, nnz: Any) -> Aval:
+    return Aval((*indptr.shape[:-1], nnz), INT64)
+
+
+def _rows_ref(indptr: np.ndarray, nnz: int) -> np.ndarray:
+    count = np.diff(indptr, axis=-1)
+    if (count < 0).any():
+        *_, i = np.unravel_index(int(np.argmax(count < 0)), count.shape)
+        raise AxisError(f"indptr falls from entry {i} to {i + 1}",
+                        hint="row i holds the values from indptr[i] up to indptr[i + 1]")
+    if (indptr[..., 0] != 0).any() or (indptr[..., -1] != nnz).any():
+        raise AxisError(f"indptr must begin with 0 and end with the number of values, {nnz}, got "
+                        f"{indptr[..., 0].min()} and {indptr[..., -1].max()}")
+    out = np.empty((*indptr.shape[:-1], nnz), np.int64)
+    for line in np.ndindex(indptr.shape[:-1]):
+        out[line] = np.repeat(np.arange(count.shape[-1]), count[line])
+    return out
+
+
+CSR_ROWS = Op(
+    "csr_rows",
+    shape=_rows_shape,
+    ref=_rows_ref,
+    batch=lambda size, batched, indptr, nnz: (apply(CSR_ROWS, indptr, nnz=nnz), True),
+    axes=lambda indptr, nnz: f"{'abcdefgh'[:len(indptr.shape) - 1]}_->"
+                             f"{'abcdefgh'[:len(indptr.shape) - 1]}_",
+    differentiable=False,
+    samples=(sample(((4,), "offsets:5"), nnz=5), sample(((2, 3), "offsets:4"), nnz=4)),
+    doc="the row of each stored value of a CSR matrix; AxisError at run time when indptr falls or "
+    "does not end with their number",
+)
+
+
+# --- the matrices -----------------------------------------------------------------------------
+class _Matrix(ABC):
+    """What COO and CSR have in common."""
+
+    values: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> Any:
+        """How many values are stored."""
+        return self.values.shape[0]
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @abstractmethod
+    def triples(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(values, row of each, column of each)."""
+
+    def to_dense(self) -> Tensor:
+        """The dense matrix [M, N]; values stored for one place add."""
+        values, rows, cols = self.triples()
+        m, n = self.shape
+        flat = PUBLIC["segment_sum"](values, rows * n + cols, m * n)
+        return PUBLIC["reshape"](flat, (m, n))
+
+    def __matmul__(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        return spmv(self, x) if x.ndim == 1 else spmm(self, x)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.values.type}[{self.nnz}], shape={self.shape})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class COO(_Matrix):
+    """A sparse matrix by coordinates: values[i] is added at (rows[i], cols[i]).
+
+    values: [nnz] any type   rows, cols: [nnz] integers, not negative   shape: (M, N)
+    Passes through jit, grad and vmap; its gradient is a COO of the values' gradients.
+    Raises ShapeError, DTypeError, and AxisError for an index outside (of traced ones, when it
+    runs).
+    """
+
+    values: Tensor
+    rows: Tensor
+    cols: Tensor
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        shape, values = _matrix_shape(self.shape), _values(self.values)
+        fields = {"values": values, "shape": shape}
+        for name, extent in zip(("rows", "cols"), shape, strict=True):
+            ids = index_operand(getattr(self, name), name)
+            if ids.shape != values.shape:
+                raise ShapeError(f"{name} {show_shape(ids.shape)} for values "
+                                 f"{show_shape(values.shape)}: one index per value is needed")
+            fields[name] = apply(CHECK_INDEX, ids, extent=extent, wrap=False)
+        _set(self, **fields)
+
+    @staticmethod
+    def from_dense(dense: Any) -> COO:
+        """The elements of a matrix [M, N] that are not 0, row by row. Its values must be known."""
+        return COO(*_nonzero(dense))
+
+    def triples(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.values, self.rows, self.cols
+
+    def with_values(self, values: Any) -> COO:
+        """Other values at the same places."""
+        return _made(COO, values=_same_count(values, self.values), rows=self.rows, cols=self.cols,
+                     shape=self.shape)
+
+    @property
+    def T(self) -> COO:
+        """The transpose; nothing is copied."""
+        return _made(COO, values=self.values, rows=self.cols, cols=self.rows,
+                     shape=self.shape[::-1])
+
+    def to_csr(self) -> CSR:
+        """Sorted by row, those of one row in the order in which they are stored."""
+        order = PUBLIC["argsort"](self.rows)
+        ones = PUBLIC["ones"]((self.nnz,), INT64)
+        counts = apply(SEGMENT_SUM, ones, self.rows, axis=0, extent=self.shape[0])
+        indptr = PUBLIC["pad"](PUBLIC["cumsum"](counts), (1, 0))
+        return _made(CSR, values=apply(TAKE, self.values, order, axis=0),
+                     indices=apply(TAKE, self.cols, order, axis=0), indptr=indptr,
+                     shape=self.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CSR(_Matrix):
+    """A sparse matrix by rows: row i has values[j] at column indices[j], indptr[i] <= j <
+    indptr[i + 1].
+
+    values: [nnz] any type   indices: [nnz] integers   indptr: [M + 1] integers   shape: (M, N)
+    Passes through jit, grad and vmap; its gradient is a CSR of the values' gradients.
+    Raises ShapeError, DTypeError, and AxisError for indices outside or an indptr that is not a
+    rising count of the values (of traced ones, when it runs).
+    """
+
+    values: Tensor
+    indices: Tensor
+    indptr: Tensor
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        shape, values = _matrix_shape(self.shape), _values(self.values)
+        indices, indptr = index_operand(self.indices, "indices"), index_operand(self.indptr,
+                                                                                "indptr")
+        if indices.shape != values.shape or indptr.shape != (shape[0] + 1,):
+            raise ShapeError(
+                f"values {show_shape(values.shape)}, indices {show_shape(indices.shape)} and "
+                f"indptr {show_shape(indptr.shape)} for shape {shape}",
+                hint=f"one index per value, and M + 1 = {shape[0] + 1} entries of indptr")
+        if not isinstance(indptr, Tracer):
+            apply(CSR_ROWS, indptr, nnz=values.shape[0])  # checks
+        indices = apply(CHECK_INDEX, indices, extent=shape[1], wrap=False)
+        _set(self, values=values, indices=indices, indptr=indptr, shape=shape)
+
+    @staticmethod
+    def from_dense(dense: Any) -> CSR:
+        """The elements of a matrix [M, N] that are not 0. Its values must be known."""
+        return COO(*_nonzero(dense)).to_csr()
+
+    def triples(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.values, apply(CSR_ROWS, self.indptr, nnz=self.nnz), self.indices
+
+    def with_values(self, values: Any) -> CSR:
+        """Other values at the same places."""
+        return _made(CSR, values=_same_count(values, self.values), indices=self.indices,
+                     indptr=self.indptr, shape=self.shape)
+
+    def to_coo(self) -> COO:
+        values, rows, cols = self.triples()
+        return _made(COO, values=values, rows=rows, cols=cols, shape=self.shape)
+
+    @property
+    def T(self) -> COO:
+        """The transpose, by coordinates."""
+        return self.to_coo().T
+
+
+def _set(matrix: Any, **fields: Any) -> Any:
+    for name, value in fields.items():
+        object.__setattr__(matrix, name, value)
+    return matrix
+
+
+def _made(cls: type, **fields: Any) -> Any:
+    """A matrix of parts that were checked before, or stand for such: types, gradients, None."""
+    return _set(object.__new__(cls), **fields)
+
+
+register_tree(COO, lambda a: ((a.values, a.rows, a.cols), a.shape),
+              lambda shape, parts: _made(COO, shape=shape, **dict(
+                  zip(("values", "rows", "cols"), parts, strict=True))))
+register_tree(CSR, lambda a: ((a.values, a.indices, a.indptr), a.shape),
+              lambda shape, parts: _made(CSR, shape=shape, **dict(
+                  zip(("values", "indices", "indptr"), parts, strict=True))))
+
+
+# --- checks -----------------------------------------------------------------------------------
+def _matrix_shape(shape: Any) -> tuple[int, int]:
+    items = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in items)
+    if len(items) != 2 or not whole or min(items) < 0:
+        raise ArgumentError(f"shape={shape!r} of a sparse matrix", hint="two integers, (M, N)")
+    return int(items[0]), int(items[1])
+
+
+def _values(values: Any) -> Tensor:
+    values = plain(values)
+    if values.ndim != 1:
+        raise ShapeError(f"values of a sparse matrix are one axis, got {show_shape(values.shape)}",
+                         hint="from_dense takes a matrix")
+    return values
+
+
+def _same_count(values: Any, old: Tensor) -> Tensor:
+    values = _values(values)
+    if values.shape != old.shape:
+        raise ShapeError(f"{values.shape[0]} values for {old.shape[0]} places")
+    return values
+
+
+def _nonzero(dense: Any) -> tuple[Tensor, Tensor, Tensor, tuple]:
+    x = plain(dense)
+    if isinstance(x, Tracer):
+        raise TraceError("from_dense of a traced matrix: how many elements are not 0 is not known",
+                         hint="make the sparse matrix outside; with_values(v) takes traced values")
+    if x.ndim != 2:
+        raise ShapeError(f"from_dense needs a matrix, got {show_shape(x.shape)}")
+    rows, cols = np.nonzero(np.asarray(to_compute(x)))
+    return x[rows, cols], as_tensor(rows), as_tensor(cols), tuple(x.shape)
+
+
+# --- products ---------------------------------------------------------------------------------
+def _product(a: Any, x: Any, transpose: bool, ndim: int) -> Tensor:
+    """sum over stored values: y[row] += value x[col], in the accumulate type of the product."""
+    if not isinstance(a, _Matrix):
+        raise DTypeError(f"a sparse matrix is needed, got {type(a).__name__}",
+                         hint="ts.sparse.COO.from_dense, or ts.matmul for dense ones")
+    values, rows, cols = a.triples()
+    m, n = a.shape
+    if transpose:
+        rows, cols, m, n = cols, rows, n, m
+    x = as_tensor(x)
+    if x.ndim != ndim or x.shape[0] != n:
+        want = f"[{n}]" if ndim == 1 else f"[{n}, K]"
+        raise ShapeError(f"a sparse [{m}, {n}] times {show_shape(x.shape)}: {want} is needed")
+    left, right, numeric, accum = product_operands(values, x)
+    if accum.bits < left.dtype.bits:
+        raise DTypeError(f"sums of sparse products run in {left.dtype} or wider, not {accum}")
+    left, right = convert(left, as_type(accum)), convert(right, as_type(accum))
+    if ndim == 2:
+        left = PUBLIC["expand_dims"](left, 1)
+    picked = apply(TAKE, right, cols, axis=0)
+    return store(apply(SEGMENT_SUM, left * picked, rows, axis=0, extent=m), numeric)
+
+
+@public
+def spmv(a: Any, x: Any, *, transpose: bool = False) -> Tensor:
+    """Sparse matrix times vector: y_i = sum_j a_ij x_j; with `transpose`, aᵀ x.
+
+    a: ts.sparse.COO or CSR [M, N]   x: [N] ([M])   y: [M] ([N]), of the common type
+    Differentiable in a's values and in x. Sums in storage order in the accumulate type and rounds
+    once. Raises ShapeError, DTypeError.
+    """
+    return _product(a, x, transpose, 1)
+
+
+@public
+def spmm(a: Any, x: Any, *, transpose: bool = False) -> Tensor:
+    """Sparse matrix times dense matrix: y_ik = sum_j a_ij x_jk; with `transpose`, aᵀ x.
+
+    a: ts.sparse.COO or CSR [M, N]   x: [N, K] ([M, K])   y: [M, K] ([N, K]), of the common type
+    Differentiable in a's values and in x; needs nnz K elements of memory.
+    Raises ShapeError, DTypeError.
+    """
+    return _product(a, x, transpose, 2)

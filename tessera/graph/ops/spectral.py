@@ -1,0 +1,344 @@
+"""Fourier transforms along an axis; the rest is batch.
+
+There is no complex numeric type: a complex tensor is a pair (real, imaginary) of equal tensors.
+Functions take a pair (a tuple) or a real tensor and give a pair; irfft gives one tensor. All ops
+are linear, and each one's adjoint is another of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...dims import show_shape
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...numerics import NumericType
+from ...tensor import Tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, axes_tuple, axis_index, plain, public, store
+from ..trace import apply
+from .linalg import floats
+
+# The factor stands before the forward transform, the inverse one, or its root before both.
+ADJOINT_NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+# --- rules ------------------------------------------------------------------------------------
+def need_points(x: Aval, axis: int) -> None:
+    if x.shape[axis] == 0:
+        raise ShapeError(f"no points to transform along axis {axis} of {show_shape(x.shape)}")
+
+
+def _need_pair(re: Aval, im: Aval) -> None:
+    if re.shape != im.shape:
+        raise ShapeError(f"real part {show_shape(re.shape)} and imaginary part "
+                         f"{show_shape(im.shape)} differ")
+    if re.dtype is not im.dtype:
+        raise DTypeError(f"parts of one type needed, got {re.type} and {im.type}")
+
+
+def _complex(re: np.ndarray, im: np.ndarray) -> np.ndarray:
+    out = np.empty(re.shape, np.complex64 if re.dtype == np.float32 else np.complex128)
+    out.real, out.imag = re, im
+    return out
+
+
+def _parts(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ascontiguousarray(z.real), np.ascontiguousarray(z.imag)
+
+
+def line_letters(x: Aval, axis: int, operands: int, results: int) -> str:
+    names = "abcdefghijklmnopqrstuvwxyz"[: len(x.shape)]
+    names = f"{names[:axis]}_{names[axis + 1:]}"
+    return ",".join([names] * operands) + "->" + ",".join([names] * results)
+
+
+def _both(re: Tensor | None, im: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Parts, of which one may be None for zero."""
+    some = re if re is not None else im
+    assert some is not None
+    zero = PUBLIC["zeros_like"]
+    return (re if re is not None else zero(some)), (im if im is not None else zero(some))
+
+
+def line_batch(name: str) -> Callable[..., tuple]:
+    def rule(size: Any, batched: tuple, *xs: Tensor, axis: int, **attrs: Any) -> tuple:
+        from ..op import OPS
+
+        full = [x if flag else PUBLIC["broadcast_to"](x, (size, *x.shape))
+                for x, flag in zip(xs, batched, strict=True)]
+        return apply(OPS[name], *full, axis=axis + 1, **attrs), True
+
+    return rule
+
+
+# --- complex to complex -----------------------------------------------------------------------
+def _fft_shape(re: Aval, im: Aval, axis: int, inverse: bool, norm: str) -> tuple[Aval, Aval]:
+    _need_pair(re, im)
+    need_points(re, axis)
+    return re, im
+
+
+def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str) -> tuple:
+    run = np.fft.ifft if inverse else np.fft.fft
+    return _parts(run(_complex(re, im), axis=axis, norm=norm))  # type: ignore[arg-type]
+
+
+FFT = Op(
+    "fft",
+    shape=_fft_shape,
+    ref=_fft_ref,
+    vjp=lambda g, y, re, im, axis, inverse, norm: apply(
+        FFT, *_both(*g), axis=axis, inverse=not inverse, norm=ADJOINT_NORM[norm]
+    ),
+    jvp=lambda ts, y, re, im, **a: apply(FFT, *_both(*ts), **a),
+    batch=line_batch("fft"),
+    axes=lambda re, im, axis, **a: line_letters(re, axis, 2, 2),
+    multi=True,
+    samples=(
+        sample((5,), (5,), axis=0, inverse=False, norm="backward"),
+        sample((2, 4), (2, 4), axis=1, inverse=True, norm="backward"),
+        sample((3, 2), (3, 2), axis=0, inverse=False, norm="ortho"),
+    ),
+    doc="y_k = sum_j x_j exp(-2 pi i j k / n) along an axis, or its inverse; real and imaginary "
+    "parts apart",
+)
+
+
+# --- real to complex and back -----------------------------------------------------------------
+def _half_weights(n: int, axis: int, like: Tensor, of_pairs: float) -> Tensor:
+    """1 for the frequencies that stand alone, 0 and n / 2; `of_pairs` for those whose conjugate
+    is left out. Shaped to multiply along the axis."""
+    w = np.full(n // 2 + 1, of_pairs, like.dtype.numpy)
+    w[0] = 1
+    w[n - n // 2:] = 1  # n / 2 when n is even, nothing else
+    shape = [1] * like.ndim
+    shape[axis] = w.size
+    return Tensor(w.reshape(shape), like.type)
+
+
+def _rfft_shape(x: Aval, axis: int, norm: str) -> tuple[Aval, Aval]:
+    need_points(x, axis)
+    half = x.shape[axis] // 2 + 1
+    out = Aval((*x.shape[:axis], half, *x.shape[axis + 1:]), x.type)
+    return out, out
+
+
+def _rfft_vjp(g: tuple, y: tuple, x: Tensor, axis: int, norm: str) -> tuple:
+    re, im = _both(*g)
+    w = _half_weights(int(x.shape[axis]), axis, re, 0.5)
+    return (apply(IRFFT, re * w, im * w, axis=axis, n=int(x.shape[axis]),
+                  norm=ADJOINT_NORM[norm]),)
+
+
+RFFT = Op(
+    "rfft",
+    shape=_rfft_shape,
+    ref=lambda x, axis, norm: _parts(np.fft.rfft(x, axis=axis, norm=norm)),
+    vjp=_rfft_vjp,
+    jvp=lambda ts, y, x, **a: apply(RFFT, ts[0], **a),
+    batch=line_batch("rfft"),
+    axes=lambda x, axis, **a: line_letters(x, axis, 1, 2),
+    multi=True,
+    samples=(sample((5,), axis=0, norm="backward"), sample((2, 4), axis=1, norm="backward"),
+             sample((1, 2), axis=0, norm="ortho"), sample((4, 2), axis=0, norm="forward")),
+    doc="the frequencies 0..n/2 of real elements along an axis; the others are their conjugates",
+)
+
+
+def _irfft_shape(re: Aval, im: Aval, axis: int, n: int, norm: str) -> Aval:
+    _need_pair(re, im)
+    if n < 1 or re.shape[axis] != n // 2 + 1:
+        raise ShapeError(f"{n} real elements have {n // 2 + 1} frequencies, got "
+                         f"{re.shape[axis]} along axis {axis} of {show_shape(re.shape)}")
+    return Aval((*re.shape[:axis], n, *re.shape[axis + 1:]), re.type)
+
+
+def _irfft_vjp(g: Tensor, y: Tensor, re: Tensor, im: Tensor, axis: int, n: int,
+               norm: str) -> tuple:
+    w = _half_weights(n, axis, g, 2.0)
+    return tuple(part * w for part in apply(RFFT, g, axis=axis, norm=ADJOINT_NORM[norm]))
+
+
+IRFFT = Op(
+    "irfft",
+    shape=_irfft_shape,
+    ref=lambda re, im, axis, n, norm: np.fft.irfft(_complex(re, im), n, axis, norm),
+    vjp=_irfft_vjp,
+    jvp=lambda ts, y, re, im, **a: apply(IRFFT, *_both(*ts), **a),
+    batch=line_batch("irfft"),
+    axes=lambda re, im, axis, **a: line_letters(re, axis, 2, 1),
+    samples=(
+        sample((3,), (3,), axis=0, n=5, norm="backward"),
+        sample((2, 3), (2, 3), axis=1, n=4, norm="backward"),
+        sample((1, 2), (1, 2), axis=0, n=1, norm="ortho"),
+        sample((2, 2), (2, 2), axis=0, n=2, norm="forward"),
+    ),
+    doc="n real elements from their frequencies 0..n/2 along an axis; the imaginary parts of "
+    "those that are their own conjugates are not read",
+)
+
+
+# --- public functions: Fourier ----------------------------------------------------------------
+def _operand(x: Any) -> tuple[Tensor, Tensor | None, NumericType]:
+    """(real part, imaginary part or None, type of the result) of a tensor or a pair."""
+    if not isinstance(x, tuple):
+        (re,), numeric = floats(x)
+        return re, None, numeric
+    if len(x) != 2:
+        raise ArgumentError(f"a complex tensor is a pair (real, imaginary), got {len(x)} parts")
+    (re, im), numeric = floats(*x)
+    _need_pair(Aval(re.shape, re.type), Aval(im.shape, im.type))
+    return re, im, numeric
+
+
+def _check_norm(norm: str) -> str:
+    if norm not in ADJOINT_NORM:
+        raise ArgumentError(f"norm {norm!r}", hint='"backward", "ortho" or "forward"')
+    return norm
+
+
+def _resized(x: Tensor, n: int | None, axis: int) -> Tensor:
+    """x with n elements along the axis: zeros added, or elements left out, at its end."""
+    if n is None or x.shape[axis] == n:
+        return x
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ArgumentError(f"a transform has a positive number of points, got n={n!r}")
+    width = [(0, 0)] * x.ndim
+    width[axis] = (0, int(n) - x.shape[axis])
+    return PUBLIC["pad"](x, width)
+
+
+def _transform(x: Any, n: int | None, axes: Any, norm: str, inverse: bool) -> tuple[Tensor, Tensor]:
+    re, im, numeric = _operand(x)
+    pair = _both(re, im)
+    for a in axes_tuple(axes, re.ndim):
+        pair = apply(FFT, _resized(pair[0], n, a), _resized(pair[1], n, a), axis=a,
+                     inverse=inverse, norm=_check_norm(norm))
+    return store(pair[0], numeric), store(pair[1], numeric)
+
+
+def _two_axes(axes: Any) -> tuple:
+    if not isinstance(axes, tuple | list) or len(axes) != 2:
+        raise ArgumentError(f"two axes are needed, got axes={axes!r}")
+    return tuple(axes)
+
+
+@public
+def fft(x: Any, n: int | None = None, axis: int = -1,
+        norm: str = "backward") -> tuple[Tensor, Tensor]:
+    """y_k = sum_j x_j exp(-2 pi i j k / n) along an axis, as a pair (real, imaginary).
+
+    x: [..., N] real, or a pair   n: points, N when None: x is cut or followed by zeros
+    norm: 1/n stands before the inverse ("backward") or this ("forward"), 1/sqrt(n) before both
+    ("ortho"). f32 is computed in f32. Raises ShapeError, ArgumentError, AxisError.
+    """
+    return _transform(x, n, (axis,), norm, inverse=False)
+
+
+@public
+def ifft(x: Any, n: int | None = None, axis: int = -1,
+         norm: str = "backward") -> tuple[Tensor, Tensor]:
+    """The inverse of ts.fft, as a pair; its arguments."""
+    return _transform(x, n, (axis,), norm, inverse=True)
+
+
+@public
+def fft2(x: Any, axes: Any = (-2, -1), norm: str = "backward") -> tuple[Tensor, Tensor]:
+    """ts.fft along two axes."""
+    return _transform(x, None, _two_axes(axes), norm, inverse=False)
+
+
+@public
+def ifft2(x: Any, axes: Any = (-2, -1), norm: str = "backward") -> tuple[Tensor, Tensor]:
+    """The inverse of ts.fft2."""
+    return _transform(x, None, _two_axes(axes), norm, inverse=True)
+
+
+@public
+def rfft(x: Any, n: int | None = None, axis: int = -1,
+         norm: str = "backward") -> tuple[Tensor, Tensor]:
+    """The frequencies 0..n/2 of a real tensor along an axis: the first n//2 + 1 of ts.fft.
+
+    x: [..., N] real   y: a pair of [..., n//2 + 1]   Raises ArgumentError for a pair.
+    """
+    re, im, numeric = _operand(x)
+    if im is not None:
+        raise ArgumentError("rfft takes a real tensor, got a pair", hint="ts.fft takes pairs")
+    a = axis_index(axis, re.ndim)
+    re, im = apply(RFFT, _resized(re, n, a), axis=a, norm=_check_norm(norm))
+    return store(re, numeric), store(im, numeric)
+
+
+@public
+def irfft(x: Any, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
+    """The n real elements of which ts.rfft gives x; n = 2 (M - 1) when None.
+
+    x: [..., M], a pair or a real tensor   y: [..., n]
+    """
+    re, im, numeric = _operand(x)
+    a = axis_index(axis, re.ndim)
+    n = 2 * (re.shape[a] - 1) if n is None else n
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ArgumentError(f"irfft to n={n!r} elements", hint="n counts the real elements: "
+                            "2 (M - 1) or 2 M - 1 for M frequencies")
+    pair = (_resized(part, int(n) // 2 + 1, a) for part in _both(re, im))
+    return store(apply(IRFFT, *pair, axis=a, n=int(n), norm=_check_norm(norm)), numeric)
+
+
+# --- public functions: order ------------------------------------------------------------------
+@public
+def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
+    """Elements moved by `shift` places along an axis, those beyond the end entering at its start.
+
+    shift: an integer or one per axis   axis: None rolls the flat x, as np.roll
+    """
+    x = plain(x)
+    if axis is None:
+        flat = PUBLIC["reshape"](x, (-1,))
+        return PUBLIC["reshape"](roll(flat, shift, 0), x.shape)
+    axes = axis if isinstance(axis, tuple | list) else (axis,)
+    shifts = shift if isinstance(shift, tuple | list) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes")
+    for by, a in zip(shifts, axes, strict=True):
+        x = _rolled(x, int(by), axis_index(a, x.ndim))
+    return x
+
+
+def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
+    n = x.shape[axis]
+    if n == 0 or by % n == 0:
+        return x
+    before = (slice(None),) * axis
+    cut = n - by % n
+    return PUBLIC["concatenate"]([x[(*before, slice(cut, None))], x[(*before, slice(cut))]],
+                                 axis=axis)
+
+
+def _shifted(x: Any, axes: Any, back: bool) -> Any:
+    """Halves exchanged; of a pair, those of both parts."""
+    if isinstance(x, tuple):
+        re, im, numeric = _operand(x)
+        return tuple(store(_shifted(part, axes, back), numeric) for part in _both(re, im))
+    x = plain(x)
+    places = axes_tuple(axes, x.ndim)
+    halves = [x.shape[a] // 2 for a in places]
+    return roll(x, [-h for h in halves] if back else halves, places)
+
+
+@public
+def fftshift(x: Any, axes: Any = None) -> Any:
+    """Frequencies in rising order: 0 moves from the start of each axis to its middle.
+
+    x: a tensor, or a pair, which gives a pair   axes: all when None
+    """
+    return _shifted(x, axes, back=False)
+
+
+@public
+def ifftshift(x: Any, axes: Any = None) -> Any:
+    """The inverse of ts.fftshift: they differ for odd extents."""
+    return _shifted(x, axes, back=True)

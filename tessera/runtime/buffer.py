@@ -1,0 +1,90 @@
+"""Device memory and streams that the runtime itself needs; users' arrays come from their library.
+
+Copies run on a private stream and are waited for, so they also work while a stream is captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .device import Device, check, device, driver, outside_capture
+
+
+class Buffer:
+    """`nbytes` of device memory, freed with the object."""
+
+    __slots__ = ("pointer", "nbytes", "device", "__weakref__")
+
+    def __init__(self, nbytes: int, on: Device):
+        with on.current(), outside_capture():
+            made = check(driver().cuMemAlloc(max(nbytes, 1)), f"allocate {nbytes} bytes on {on}")
+        self.pointer, self.nbytes, self.device = int(made), nbytes, on
+        weakref.finalize(self, _free, self.pointer, on.index).atexit = False
+
+    def write(self, array: np.ndarray, at: int = 0) -> None:
+        """Copy a contiguous array's bytes to byte `at` of the buffer; done when it returns."""
+        bindings, stream = driver(), _copies(self.device.index)
+        with self.device.current(), outside_capture():
+            check(bindings.cuMemcpyHtoDAsync(self.pointer + at, array.ctypes.data, array.nbytes,
+                                             stream), "copy to the GPU")
+            check(bindings.cuStreamSynchronize(stream), "copy to the GPU")
+
+    def read(self, array: np.ndarray) -> None:
+        """Fill a contiguous array from the start of the buffer."""
+        bindings, stream = driver(), _copies(self.device.index)
+        with self.device.current(), outside_capture():
+            check(bindings.cuMemcpyDtoHAsync(array.ctypes.data, self.pointer, array.nbytes, stream),
+                  "copy from the GPU")
+            check(bindings.cuStreamSynchronize(stream), "copy from the GPU")
+
+
+def _free(pointer: int, index: int) -> None:
+    with device(index).current(), outside_capture():
+        driver().cuMemFree(pointer)  # a lost context has freed it already
+
+
+@functools.cache
+def _copies(index: int) -> int:
+    """A non-blocking stream of the device for the runtime's own copies."""
+    bindings = driver()
+    with device(index).current(), outside_capture():
+        flags = bindings.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(check(bindings.cuStreamCreate(flags), "make a stream"))
+
+
+class MappedMemory:
+    """Host memory that kernels write directly: the host reads it without any driver call."""
+
+    __slots__ = ("pointer", "words", "_host")
+
+    def __init__(self, words: int, on: Device):
+        bindings = driver()
+        flags = bindings.CU_MEMHOSTALLOC_PORTABLE | bindings.CU_MEMHOSTALLOC_DEVICEMAP
+        with on.current(), outside_capture():
+            made = check(bindings.cuMemHostAlloc(8 * words, flags), "allocate host memory")
+            self._host = int(made)
+            self.pointer = int(check(bindings.cuMemHostGetDevicePointer(self._host, 0),
+                                     "map host memory"))
+        raw = (ctypes.c_int64 * words).from_address(self._host)
+        self.words = np.ctypeslib.as_array(raw)
+        self.words[:] = 0
+
+
+def stream_pointer(stream: Any) -> int:
+    """The CUstream of a stream object: an int, None (the default stream), torch's, CuPy's,
+    cuda-core's, or anything with `__cuda_stream__`."""
+    if stream is None or isinstance(stream, int):
+        return stream or 0
+    for attribute in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, cuda-core
+        if hasattr(type(stream), attribute) or hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    if hasattr(type(stream), "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise ArgumentError(f"{stream!r} is not a CUDA stream",
+                        hint="an int, torch.cuda.Stream, cupy.cuda.Stream or cuda.core Stream")

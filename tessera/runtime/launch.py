@@ -1,0 +1,121 @@
+"""Launching a kernel on arrays: pointers taken, devices and streams found, host arrays staged.
+
+    launch(kernel, (blocks,), [x, y, n], written=(1,))
+
+Arrays on a GPU are used where they lie. NumPy arrays (and a Tensor's buffer) are copied to the GPU
+and, when written, back, which waits for the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .arrays import HOST, Array, current_stream, read_array
+from .buffer import Buffer, stream_pointer
+from .device import check, device, driver
+from .module import Grid, Kernel
+
+_SCALARS = (int, float, bool, np.generic)
+
+
+def launch(kernel: Kernel, grid: Grid, args: Sequence[Any], *, names: Sequence[str] = (),
+           written: Sequence[int] = (), stream: Any = None, on: int | None = None) -> None:
+    """Run a kernel whose pointer parameters are given as arrays and the others as numbers.
+
+    args: in the order of the kernel's parameters. names: for messages. written: positions of the
+    arrays that the kernel writes. stream: by default the one on which the arrays' library works.
+    """
+    values: list[Any] = []
+    arrays: list[tuple[int, Array]] = []
+    for i, value in enumerate(args):
+        if isinstance(value, _SCALARS):
+            values.append(value)
+        else:
+            array = read_array(value, names[i] if names else str(i))
+            arrays.append((i, array))
+            values.append(array.pointer)
+    index, library = _place(arrays, names, on)
+    at = stream_pointer(stream) if stream is not None else current_stream(library, index)
+    host = [(i, array) for i, array in arrays if array.device == HOST]
+    for i in written:
+        _check_written(dict(arrays).get(i), names[i] if names else str(i))
+    if not host:
+        kernel.launch(grid, values, stream=at, device=index)
+        return
+    staged = Staging(host, index, at, set(written))
+    for i, pointer in staged.pointers():
+        values[i] = pointer
+    kernel.launch(grid, values, stream=at, device=index)
+    staged.copy_back()
+
+
+def _check_written(array: Array | None, name: str) -> None:
+    if array is not None and not array.writable:
+        raise ArgumentError(f"argument {name} is read-only ({array.library}), the kernel writes it",
+                            hint="pass an array that may be written")
+
+
+def _place(arrays: list[tuple[int, Array]], names: Sequence[str],
+           on: int | None) -> tuple[int, str]:
+    """Device and library of the launch: those of the arrays on a GPU, which must agree."""
+    index, library = on, ""
+    for i, array in arrays:
+        if array.device == HOST:
+            continue
+        if index is None:
+            index = array.device
+        if array.device != index:
+            raise ArgumentError(
+                f"argument {names[i] if names else i} lies on cuda:{array.device}, the kernel runs "
+                f"on cuda:{index}", hint="move it there first")
+        library = library or array.library
+    return index or 0, library
+
+
+class Staging:
+    """Copies of host arrays on a device for the time of one launch."""
+
+    def __init__(self, host: list[tuple[int, Array]], index: int, stream: int, written: set[int]):
+        self._stream, self._written, self._index = stream, written, index
+        bindings = driver()
+        status = check(bindings.cuStreamIsCapturing(stream), "ask about graph capture")
+        if status != bindings.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            raise ArgumentError("a launch on host arrays cannot be captured in a graph",
+                                hint="pass arrays that lie on the GPU")
+        self._copies = [(i, _host_view(array), Buffer(_nbytes(array), device(index)))
+                        for i, array in host]
+        for _, view, buffer in self._copies:
+            buffer.write(np.ascontiguousarray(view))
+
+    def pointers(self) -> list[tuple[int, int]]:
+        return [(i, buffer.pointer) for i, _, buffer in self._copies]
+
+    def copy_back(self) -> None:
+        """Wait for the launch, then fill the host arrays it wrote."""
+        check(driver().cuStreamSynchronize(self._stream), "wait for the kernel")
+        for i, view, buffer in self._copies:
+            if i in self._written:
+                dense = view if view.flags.c_contiguous else np.empty(view.shape, view.dtype)
+                buffer.read(dense)
+                if dense is not view:
+                    view[...] = dense
+
+
+def _host_view(array: Array) -> np.ndarray:
+    if isinstance(array.owner, np.ndarray):
+        return array.owner
+    if array.library == "tessera":
+        return array.owner.buffer
+    raise ArgumentError(
+        f"a {array.library} array lies in host memory",
+        hint="move it to the GPU, or pass a NumPy array, which is copied there and back")
+
+
+def _nbytes(array: Array) -> int:
+    return _host_view(array).nbytes
+
+

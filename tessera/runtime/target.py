@@ -1,0 +1,64 @@
+"""Compilation targets: sm_75 and newer, with the architecture-specific sm_90a."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import UnsupportedTargetError
+
+# What the code generators know (DESIGN.md A4); ptxas may know more.
+KNOWN = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a",
+         "sm_120", "sm_120a")
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """A compute capability; `suffix` "a" allows instructions of this architecture alone."""
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return f"sm_{self.major}{self.minor}{self.suffix}"
+
+    @property
+    def cc(self) -> tuple[int, int]:
+        return self.major, self.minor
+
+    def runs(self, needed: Target) -> bool:
+        """Whether an instruction that needs `needed` exists here.
+
+        An architecture-specific one ("90a") exists on exactly that architecture, any other on all
+        later ones (PTX ISA 9.0, section 11.1.2, .target).
+        """
+        if needed.suffix:
+            return self == needed
+        return self.cc >= needed.cc
+
+
+def parse_target(text: str | Target) -> Target:
+    """Target of "sm_90a", "90a", "sm_80". Raises UnsupportedTargetError naming what exists."""
+    if isinstance(text, Target):
+        return text
+    found = re.fullmatch(r"(?:sm_|compute_)?(\d+)(\d)([af]?)", text)
+    target = Target(int(found[1]), int(found[2]), found[3]) if found else None
+    if target is None or str(target) not in KNOWN:
+        raise UnsupportedTargetError(
+            f"there is no target {text!r}", hint=f"targets: {', '.join(KNOWN)}"
+        )
+    return target
+
+
+def target_of_device(cc: tuple[int, int]) -> Target:
+    """The richest target that a device of compute capability `cc` runs.
+
+    Raises UnsupportedTargetError below 7.5.
+    """
+    if cc < (7, 5):
+        raise UnsupportedTargetError(
+            f"the device has compute capability {cc[0]}.{cc[1]}",
+            hint="kernels are compiled for 7.5 (Turing) and newer; use the interpreter",
+        )
+    return Target(*cc, "a" if cc >= (9, 0) else "")

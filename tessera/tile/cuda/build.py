@@ -1,0 +1,114 @@
+"""Emitted source -> a kernel that can be launched, through the disk cache.
+
+An entry holds PTX, cubin and what ptxas reported, so a kernel that is in the cache needs neither
+Numba nor ptxas. Its name hashes the source and everything that decides the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...runtime.cache import DiskCache, Entry, content_name
+from ...runtime.module import Grid, Kernel
+from ...runtime.ptxas import Resources, assemble, find_ptxas, sass
+from ...runtime.target import Target
+from .instruction import Kind
+from .ptx_text import LineMap
+
+KERNELS = DiskCache("kernels")
+SOURCES = DiskCache("sources")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel, the text of each level below Tile IR, and what it took."""
+
+    kernel: Kernel
+    source: str
+    file: str
+    ptx: str
+    target: Target
+    resources: Resources
+    warnings: tuple[str, ...]  # of ptxas: correct, but slow
+    cached: bool
+    seconds: float
+
+    def sass(self) -> str:
+        return sass(self.kernel.cubin)
+
+
+def build(source: str, name: str, parameters: Sequence[Kind], target: Target, *, threads: int,
+          min_blocks: int = 1, shared_bytes: int = 0, cluster: Grid = (), dependent: bool = False,
+          lines: LineMap | None = None) -> Built:
+    """The function `name` of `source` as a kernel of scalar parameters (pointers are i64).
+
+    shared_bytes: dynamic shared memory. lines: emitted line -> (user's file, line).
+    Raises CompileError where Numba or ptxas refuses.
+    """
+    start = time.perf_counter()
+    key = content_name(source, name, ",".join(parameters), str(target), f"{threads} {min_blocks}",
+                       repr(sorted((lines or {}).items())), environment())
+    file = str(SOURCES.folder() / f"{name}-{key[:16]}.py")
+    entry = KERNELS.read(key)
+    cached = entry is not None
+    if entry is None:
+        entry = _compile(source, file, name, parameters, target, threads, min_blocks, lines)
+        KERNELS.write(key, entry)
+    kernel = Kernel(entry.parts["cubin"], name, parameters, threads=threads,
+                    shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
+    return Built(kernel, source, file, entry.parts["ptx"].decode(), target,
+                 Resources(**entry.meta["resources"]), tuple(entry.meta["warnings"]), cached,
+                 time.perf_counter() - start)
+
+
+def _compile(source: str, file: str, name: str, parameters: Sequence[Kind], target: Target,
+             threads: int, min_blocks: int, lines: LineMap | None) -> Entry:
+    from .numba_gate import compile_source
+
+    _write_source(file, source)
+    ptx = compile_source(source, file, name, parameters, target, threads=threads,
+                         min_blocks=min_blocks, lines=lines)
+    made = assemble(ptx.text, target, lineinfo=True)
+    meta = {"resources": asdict(made.kernels[name]), "warnings": list(made.warnings)}
+    return Entry(meta, {"ptx": ptx.text.encode(), "cubin": made.cubin})
+
+
+def _write_source(file: str, source: str) -> None:
+    """The source as a file, whole at once: other processes may write the same one."""
+    temporary = f"{file}.{os.getpid()}.new"
+    Path(temporary).write_text(source)
+    os.replace(temporary, file)
+
+
+@functools.cache
+def environment() -> str:
+    """Everything but the source that decides the code. Imports and runs nothing.
+
+    A ptxas is known by its path, size and time stamp; NVVM by its wheel, or it belongs to the same
+    toolkit as ptxas.
+    """
+    parts = [content_name(*(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py"))))]
+    parts += _wheels()
+    if path := find_ptxas():
+        about = os.stat(path)
+        parts.append(f"{path} {about.st_size} {about.st_mtime_ns}")
+    return "\n".join(parts)
+
+
+_COMPILERS = ("numba_cuda-", "numba-", "llvmlite-", "nvidia_nvvm-", "nvidia_cuda_nvcc")
+
+
+def _wheels() -> list[str]:
+    """Names and versions of the compiler's wheels, from the folders that pip leaves; quicker than
+    importlib.metadata, which costs a launch from the cache 100 ms."""
+    found = []
+    for site in filter(os.path.isdir, sys.path):
+        found += sorted(name for name in os.listdir(site)
+                        if name.startswith(_COMPILERS) and name.endswith(".dist-info"))
+    return found

@@ -1,0 +1,333 @@
+"""The one module that touches Numba-CUDA: intrinsics, and Python -> PTX. No GPU is needed.
+
+Numba-CUDA is in maintenance (NVIDIA/numba-cuda#902); what its successor must offer is what stands
+here: a function of typed scalars compiled to PTX for a target, and intrinsics whose body is written
+with `Builder`. Everything else of the CUDA target is data and text.
+
+Importing this module imports Numba-CUDA (0.8 s), so others import it inside functions.
+"""
+
+from __future__ import annotations
+
+import linecache
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from ...errors import (
+    CompileError,
+    DTypeError,
+    TesseraError,
+    UnsupportedTargetError,
+    source_line,
+)
+from ...runtime.ptxas import FIX_GPU
+from ...runtime.target import Target
+from .instruction import Form, Instruction, Kind, Operand
+from .ptx_text import LineMap, entry_name, plain, relocate
+
+try:
+    from llvmlite import ir
+    from numba import cuda
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic as numba_intrinsic
+    from numba.cuda.typing import signature as numba_signature
+except ImportError as _error:
+    raise UnsupportedTargetError(
+        f"kernels are compiled through Numba-CUDA, which does not import: {_error}", hint=FIX_GPU
+    ) from _error
+
+# `noduplicate` is LLVM's; llvmlite lists only the call attributes that Numba uses.
+ir.instructions.CallInstrAttributes._known = frozenset(
+    {*ir.instructions.CallInstrAttributes._known, "noduplicate"})
+
+_LLVM = {"i16": ir.IntType(16), "i32": ir.IntType(32), "i64": ir.IntType(64),
+         "f32": ir.FloatType(), "f64": ir.DoubleType(), "pred": ir.IntType(32)}
+_NUMBA = {"i16": types.int16, "i32": types.int32, "i64": types.int64, "f32": types.float32,
+          "f64": types.float64, "pred": types.int32}
+_SHARED_SYMBOL = "tessera_shared"
+SHARED_ALIGNMENT_BYTES = 1024  # of the 128-byte swizzle's pattern
+
+Value = Any  # an LLVM value of the function being built
+
+# For emitted sources: Numba widens int arithmetic to 64 bits, `i32(a + b)` narrows it again.
+i32, i64, f32, f64 = types.int32, types.int64, types.float32, types.float64
+
+
+# --- intrinsics -----------------------------------------------------------------------------------
+
+
+class Builder:
+    """What an intrinsic's body may do: integer and float arithmetic, selects, and instructions.
+
+    A tuple argument is a Python list of values. Arithmetic written here is seen by the optimiser
+    (multiply and add fuse into an fma), unlike that in an instruction's text.
+    """
+
+    def __init__(self, llvm: ir.IRBuilder):
+        self._llvm = llvm
+        for name in ("add", "sub", "mul", "udiv", "urem", "sdiv", "and_", "or_", "xor", "shl",
+                     "lshr", "ashr", "fadd", "fsub", "fmul", "fdiv", "select"):
+            setattr(self, name, getattr(llvm, name))
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:  # for mypy; the names are set above
+        raise AttributeError(name)
+
+    def const(self, kind: Kind, value: float) -> Value:
+        return ir.Constant(_LLVM[kind], value)
+
+    def i32(self, value: int) -> Value:
+        return ir.Constant(_LLVM["i32"], value)
+
+    def undefined(self, kind: Kind) -> Value:
+        """Any value: an accumulator whose first use overwrites it."""
+        return ir.Constant(_LLVM[kind], ir.Undefined)
+
+    def fneg(self, x: Value) -> Value:
+        """-0 - x: NVVM's dialect for targets before sm_100 is LLVM 7, which has no fneg."""
+        return self._llvm.fsub(ir.Constant(x.type, -0.0), x)
+
+    def is_float(self, x: Value) -> bool:
+        return isinstance(x.type, ir.FloatType | ir.DoubleType)
+
+    def zero(self, x: Value) -> Value:
+        return ir.Constant(x.type, 0)
+
+    def compare(self, op: str, x: Value, y: Value, *, unsigned: bool = False) -> Value:
+        """`op` is <, <=, ==, !=, >=, >; floats compare ordered (!= unordered), as in Python."""
+        if self.is_float(x):
+            function = self._llvm.fcmp_unordered if op == "!=" else self._llvm.fcmp_ordered
+        else:
+            function = self._llvm.icmp_unsigned if unsigned else self._llvm.icmp_signed
+        return function(op, x, y)
+
+    def true(self, x: Value) -> Value:
+        """Whether an int is not 0, as a condition for `select`."""
+        return self._llvm.icmp_signed("!=", x, ir.Constant(x.type, 0))
+
+    def to_int(self, condition: Value) -> Value:
+        return self._llvm.zext(condition, _LLVM["i32"])
+
+    def zext(self, x: Value, kind: Kind) -> Value:
+        return self._llvm.zext(x, _LLVM[kind])
+
+    def sext(self, x: Value, kind: Kind) -> Value:
+        return self._llvm.sext(x, _LLVM[kind])
+
+    def trunc(self, x: Value, kind: Kind) -> Value:
+        return self._llvm.trunc(x, _LLVM[kind])
+
+    def bitcast(self, x: Value, kind: Kind) -> Value:
+        return self._llvm.bitcast(x, _LLVM[kind])
+
+    def shared_base(self) -> Value:
+        """32-bit shared-space address of the kernel's dynamic shared memory, 1024-byte aligned."""
+        module = self._llvm.module
+        if _SHARED_SYMBOL not in module.globals:
+            made = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), _SHARED_SYMBOL,
+                                     addrspace=3)
+            made.linkage, made.align = "external", SHARED_ALIGNMENT_BYTES
+        return self._llvm.ptrtoint(module.globals[_SHARED_SYMBOL], _LLVM["i32"])
+
+    def call(self, instruction: Instruction, *args: Value) -> Any:
+        """One PTX statement: None, a value, or a list (a tuple result, or several results)."""
+        given = [x for a in args for x in (a if isinstance(a, list) else [a])]
+        out = [_LLVM[o.kind] for o in instruction.results for _ in range(o.registers)]
+        result = ir.VoidType() if not out else out[0] if len(out) == 1 else \
+            ir.LiteralStructType(out)
+        asm = ir.InlineAsm(
+            ir.FunctionType(result, [x.type for x in given]), instruction.assembly(),
+            instruction.constraints(), side_effect=instruction.effect != "pure")
+        attributes = ["convergent"] * (instruction.effect == "converge")
+        attributes += ["noduplicate"] * instruction.single
+        made = self._llvm.call(asm, given, attrs=tuple(attributes))
+        if not out:
+            return None
+        parts = [made] if len(out) == 1 else \
+            [self._llvm.extract_value(made, i) for i in range(len(out))]
+        return _grouped(parts, instruction.results)
+
+
+def _grouped(parts: list[Value], results: Sequence[Operand]) -> Any:
+    """Flat registers -> one item per result."""
+    grouped, at = [], 0
+    for o in results:
+        grouped.append(parts[at:at + o.count] if o.count else parts[at])
+        at += o.registers
+    return grouped[0] if len(grouped) == 1 else grouped
+
+
+def make_intrinsic(name: str, arity: int, rule: Callable[..., Form]) -> Any:
+    """An intrinsic callable from kernels. rule(*operands) sees what each argument is."""
+    def typed(*given: Any) -> Any:
+        form = rule(*[_operand(name, i, t) for i, t in enumerate(given)])
+        for wanted, t in zip(form.args, given, strict=True):
+            _check(name, wanted, t)
+
+        def codegen(context: Any, llvm: Any, sig: Any, values: Any) -> Any:
+            converted = [_converted(context, llvm, v, t, wanted)
+                         for v, t, wanted in zip(values, sig.args, form.args, strict=True)]
+            return _packed(context, llvm, form, sig, form.body(Builder(llvm), *converted))
+
+        return numba_signature(_result_type(form.results), *given), codegen
+
+    # Numba reads the arity off the function.
+    parameters = ", ".join(f"a{i}" for i in range(arity))
+    namespace: dict[str, Any] = {"typed": typed}
+    exec(f"def {name}(context, {parameters}):\n    return typed({parameters})", namespace)
+    return numba_intrinsic(namespace[name])
+
+
+def instruction_intrinsic(instruction: Instruction) -> Any:
+    form = Form(instruction.args, instruction.results,
+                lambda builder, *values: builder.call(instruction, *values))
+    return make_intrinsic(instruction.name, len(form.args), lambda *_: form)
+
+
+def _operand(name: str, position: int, t: Any) -> Operand:
+    """What a Numba type is in our terms."""
+    element = t.dtype if isinstance(t, types.UniTuple) else t
+    count = t.count if isinstance(t, types.UniTuple) else 0
+    if isinstance(element, types.Boolean):
+        return Operand(f"a{position}", "i32", count)
+    if isinstance(element, types.Integer):
+        kind: Kind = "i64" if element.bitwidth > 32 else "i16" if element.bitwidth == 16 else "i32"
+        return Operand(f"a{position}", kind, count)
+    if isinstance(element, types.Float) and element.bitwidth >= 32:
+        return Operand(f"a{position}", "f64" if element.bitwidth == 64 else "f32", count)
+    raise DTypeError(f"argument {position} of {name} is a {t}",
+                     hint="ints, floats, bools and uniform tuples of them are accepted")
+
+
+def _check(name: str, wanted: Operand, given: Any) -> None:
+    """Numba would convert a float to an int silently; a wrong register must be an error."""
+    have = _operand(name, 0, given)
+    if wanted.count != have.count or (wanted.kind[0] == "f") != (have.kind[0] == "f"):
+        raise DTypeError(f"{name} takes {wanted}, and is given a {given}",
+                         hint="emit a conversion, or a tuple of that length")
+
+
+def _type_of(o: Operand) -> Any:
+    return types.UniTuple(_NUMBA[o.kind], o.count) if o.count else _NUMBA[o.kind]
+
+
+def _result_type(results: Sequence[Operand]) -> Any:
+    made = [_type_of(o) for o in results]
+    return types.none if not made else made[0] if len(made) == 1 else types.Tuple(made)
+
+
+def _converted(context: Any, llvm: Any, value: Any, have: Any, wanted: Operand) -> Any:
+    value = context.cast(llvm, value, have, _type_of(wanted))
+    if not wanted.count:
+        return value
+    return [llvm.extract_value(value, i) for i in range(wanted.count)]
+
+
+def _packed(context: Any, llvm: Any, form: Form, sig: Any, made: Any) -> Any:
+    if not form.results:
+        return context.get_dummy_value()
+    if len(form.results) == 1:
+        return _packed_one(llvm, form.results[0], made)
+    parts = [_packed_one(llvm, o, m) for o, m in zip(form.results, made, strict=True)]
+    return context.make_tuple(llvm, sig.return_type, parts)
+
+
+def _packed_one(llvm: Any, operand: Operand, made: Any) -> Any:
+    if not operand.count:
+        return made
+    out = ir.Constant(ir.ArrayType(_LLVM[operand.kind], operand.count), ir.Undefined)
+    for i, value in enumerate(made):
+        out = llvm.insert_value(out, value, i)
+    return out
+
+
+# --- Python -> PTX --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """A compiled kernel: its text, its symbol, the target and what it took."""
+
+    text: str
+    name: str
+    target: Target
+    seconds: float
+
+
+def compile_kernel(
+    kernel: FunctionType,
+    parameters: Sequence[Kind],
+    target: Target,
+    *,
+    threads: int,
+    min_blocks: int = 1,
+    lineinfo: bool = True,
+    lines: LineMap | None = None,
+) -> Ptx:
+    """PTX of a Python function of scalars (pointers are i64), for blocks of `threads` lanes.
+
+    lines: emitted line -> (user's file, line), put into the line information.
+    Raises CompileError at the emitted line that Numba refuses.
+    """
+    start = time.perf_counter()
+    cc = (target.major, target.minor, target.suffix) if target.suffix else target.cc
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Numba's advice is about its own launcher
+            text, _ = cuda.compile_ptx(
+                kernel, tuple(_NUMBA[p] for p in parameters), cc=cc, lineinfo=lineinfo,
+                launch_bounds=(threads, min_blocks))
+    except Exception as error:  # typing, lowering and NVVM errors share no class
+        raise _compile_error(error, kernel, target, lines or {}) from error
+    text = plain(text, kernel.__name__)
+    if lines:
+        text = relocate(text, kernel.__code__.co_filename, lines)
+    return Ptx(text, entry_name(text), target, time.perf_counter() - start)
+
+
+def compile_source(source: str, file: str, name: str, parameters: Sequence[Kind], target: Target,
+                   **options: Any) -> Ptx:
+    """As compile_kernel, of the function `name` in emitted source that bears the name `file`."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": "tessera_emitted", "__file__": file}
+    exec(compile(source, file, "exec"), namespace)
+    return compile_kernel(namespace[name], parameters, target, **options)
+
+
+def _compile_error(error: Exception, kernel: FunctionType, target: Target,
+                   lines: LineMap) -> Exception:
+    """NVVM that is missing, else what was said about the emitted line, at the user's."""
+    text = error.message if isinstance(error, TesseraError) else str(error).strip()
+    if "NVVM" in text and "found" in text:
+        return UnsupportedTargetError("NVVM, the compiler behind Numba-CUDA, is not installed",
+                                      hint=FIX_GPU)
+    file = kernel.__code__.co_filename
+    line = _line_of(error, file)
+    where = f"{file}:{line}: `{linecache.getline(file, line).strip()}`: " if line else f"{file}: "
+    hint = error.hint if isinstance(error, TesseraError) else None
+    return CompileError(f"{kernel.__name__} for {target}: {where}{_essence(text)}",
+                        hint=hint or "look at the emitted source with inspect_ir('target')",
+                        where=source_line(*lines[line]) if line in lines else None)
+
+
+def _line_of(error: BaseException, file: str) -> int:
+    """The line of `file` that Numba was at: it keeps it in the objects that it works on."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        for name in ("self", "inst", "expr", "value", "loc"):
+            held = trace.tb_frame.f_locals.get(name)
+            at: Any = held if name == "loc" else getattr(held, "loc", None)
+            if getattr(at, "filename", None) == file:
+                line = at.line
+        trace = trace.tb_next
+    return line or getattr(getattr(error, "loc", None), "line", 0)
+
+
+def _essence(text: str) -> str:
+    """The lines of a Numba error that say something, without its advice."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("During:", "File ", "<source", "---"))]
+    return " ".join(kept)[:800]

@@ -1,0 +1,82 @@
+"""What names stand for while a kernel is traced: constants as they are, and these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.errors import SourceLine
+from tessera.tile.ir import Value
+from tessera.tile.types import Type
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """Where an axis of a tile lies in its tensor: elements `offset` + i, of which those below
+    `extent` exist. inside: all of them surely do."""
+
+    offset: Any  # a Handle or int
+    extent: Any
+    inside: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A value of the IR. edges: per axis of a tile an Edge, or None where it lies inside.
+
+    hidden: grid axes that stand for the leading extents of a tensor (composite dims).
+    """
+
+    value: Value
+    type: Type
+    edges: tuple[Edge | None, ...] = ()
+    hidden: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A tensor or buffer indexed by fewer numbers than it has axes: the rest are whole."""
+
+    base: Handle
+    index: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """A name that has no value on some path: reading it is an error that says why."""
+
+    why: str
+    where: SourceLine | None
+
+
+class Unset:
+    """The result of a function before any `return` ran; takes the type of what it meets."""
+
+
+UNSET = Unset()
+
+
+class NeedConstants(Exception):
+    """These extents must be compile-time constants: the kernel is traced again with them."""
+
+    def __init__(self, names: frozenset[str]):
+        super().__init__(", ".join(sorted(names)))
+        self.names = names
+
+
+Number = int | float | bool
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, int | float)
+
+
+def describe(x: Any) -> str:
+    """A traced value for a message."""
+    if isinstance(x, Handle):
+        return str(x.type)
+    if isinstance(x, Row):
+        return f"a part of {x.base.type}"
+    if is_number(x) or isinstance(x, str):
+        return repr(x)
+    return f"a {type(x).__name__}"

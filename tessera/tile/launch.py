@@ -1,0 +1,184 @@
+"""Runs a specialisation on the interpreter: grid, batches of groups, results."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tessera import config
+from tessera.dims import Dim
+from tessera.errors import ArgumentError, user_line
+from tessera.numerics import as_key, fold_in, i64
+from tessera.tensor import Tensor as Array
+from tessera.tile.arguments import Bound, allocate
+from tessera.tile.ir import Function, Op, definitions, walk
+from tessera.tile.machine import Machine, Report
+from tessera.tile.memory import Memory, Place
+from tessera.tile.sanitize import Sanitizer
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile
+from tessera.tile.values import constant
+
+_BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
+MAX_LANES = 1024  # of a CUDA block
+
+
+@dataclass(frozen=True)
+class Config:
+    """k[groups, lanes]: None leaves the choice to the kernel."""
+
+    groups: tuple[int, ...] | None = None
+    lanes: int | None = None
+
+
+def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tuple[int, ...]:
+    """Extents of the launch grid (Q41 to Q43)."""
+    given = config_.groups
+    if function.launch == "given":
+        if given is None:
+            raise ArgumentError(f"{function.name} uses ts.tile.group_id(axis): it needs a grid",
+                                hint=f"{function.name}[(groups_0, groups_1)](...), or "
+                                "@ts.kernel(grid=...)", where=user_line())
+        _require_axes(function, given)
+        return given
+    if function.launch == "one":
+        if given is not None and prod(given) != 1:
+            if function.result[0] == "scalar":
+                raise ArgumentError(f"{function.name} returns a number: it runs as one group, not "
+                                    f"{prod(given)}", where=user_line())
+            return given
+        return (1,)
+    if function.launch == "elements":
+        largest = max(bound.texts.values(), default=1)
+        return given or (-(-largest // lanes),)
+    counts = [-(-(extent(a.dim, bound) - extent(a.lo, bound)) // a.block) for a in function.grid]
+    counts = [max(0, n) for n in counts]
+    if given is None or prod(given) == prod(counts):
+        return tuple(counts)
+    return _strided(function, counts, prod(given))
+
+
+def _require_axes(function: Function, grid: tuple[int, ...]) -> None:
+    """The grid has every axis that the kernel asks for."""
+    asked = [n.attr["axis"] for n in walk(function.body) if isinstance(n, Op)
+             and n.name in ("group_id", "num_groups") and n.attr["axis"] is not None]
+    if max(asked, default=-1) >= len(grid):
+        raise ArgumentError(f"{function.name} uses axis {max(asked)} of the grid, the launch has "
+                            f"{len(grid)}", where=user_line(),
+                            hint=f"{function.name}[(groups_0, groups_1), lanes](...)")
+
+
+def _strided(function: Function, counts: list[int], groups: int) -> tuple[int, ...]:
+    """Another number of groups: only for a range that goes on by the number of groups."""
+    strided = [i for i, a in enumerate(function.grid) if a.stride]
+    rest = prod(n for i, n in enumerate(counts) if i not in strided)
+    if len(strided) != 1 or not rest or groups % rest or not groups:
+        raise ArgumentError(f"{function.name} has a grid of {counts} = {prod(counts)} groups, not "
+                            f"{groups}", hint="leave out the number of groups", where=user_line())
+    counts[strided[0]] = groups // rest
+    return tuple(counts)
+
+
+def extent(text: str, bound: Bound) -> int:
+    """The value of an extent's text."""
+    if text in bound.texts:
+        return bound.texts[text]
+    value = Dim.of(int(text) if text.lstrip("-").isdigit() else text)
+    size = value.bind(bound.sizes) if isinstance(value, Dim) else value
+    if isinstance(size, Dim):
+        raise ArgumentError(f"the extent {text} has no value: nothing binds "
+                            f"{', '.join(sorted(size.names))}", where=user_line())
+    return size
+
+
+def lanes_of(function: Function, config_: Config, default: int) -> int:
+    """Lanes of a group; a kernel that returns a number fixes it by its shared array (Q43)."""
+    lanes = config_.lanes or default
+    if function.result[0] == "scalar":
+        shapes = [t.shape for t in definitions(function).values()
+                  if isinstance(t, Buffer) and t.space == "shared" and len(t.shape) == 1]
+        need = shapes[0][0] if shapes else lanes
+        if config_.lanes is not None and config_.lanes != need:
+            raise ArgumentError(f"{function.name} needs groups of {need} lanes, the extent of its "
+                                f"shared array, not {config_.lanes}", where=user_line())
+        lanes = need
+    if not 1 <= lanes <= MAX_LANES:
+        raise ArgumentError(f"{lanes} lanes in a group: 1 to {MAX_LANES} are possible",
+                            where=user_line())
+    return lanes
+
+
+def run(function: Function, bound: Bound, config_: Config, default_lanes: int,
+        name: str) -> tuple[Any, Report]:
+    """Executes all groups; returns the call's result and the sanitizer's report."""
+    lanes = lanes_of(function, config_, default_lanes)
+    grid = grid_of(function, bound, config_, lanes)
+    env, outputs = _environment(function, bound)
+    checked = bool(config.debug)
+    seed = int(config.seed)
+    report = Report()
+    sanitizer = Sanitizer() if checked else None
+    order = np.arange(prod(grid), dtype=np.int64)
+    if checked:
+        order = np.random.default_rng(seed).permutation(order)
+    key = fold_in(as_key(seed), zlib.crc32(name.encode()))
+    with np.errstate(all="ignore"):
+        for part in _batches(order, function, lanes):
+            machine = Machine(part, lanes, grid, env, sanitizer=sanitizer, report=report, key=key,
+                              seed=seed, raise_nan=config.numerics == "raise")
+            machine.run(function.body)
+    bound.write_back()
+    return _result(function, bound, outputs), report
+
+
+def _batches(order: np.ndarray, function: Function, lanes: int) -> list[np.ndarray]:
+    """As many groups at once as keep the largest value small."""
+    sizes = [lanes]
+    for t in definitions(function).values():
+        if isinstance(t, Tile):
+            sizes.append(prod(t.shape))
+        elif isinstance(t, Buffer):
+            copies = lanes if t.space == "register" else 1
+            sizes.append(copies * t.stages * prod(t.shape))
+    many = max(1, _BUDGET // max(sizes))
+    return [order[i:i + many] for i in range(0, len(order), many)]
+
+
+def _environment(function: Function, bound: Bound) -> tuple[dict[Any, Any], dict[str, Memory]]:
+    env: dict[Any, Any] = {}
+    outputs: dict[str, Memory] = {}
+    for p in function.params:
+        name = p.value.name
+        if p.role == "dim":
+            assert isinstance(p.type, Scalar)
+            env[p.value] = constant(bound.sizes[name], p.type.dtype if p.type else i64)
+        elif p.role == "output":
+            assert isinstance(p.type, Tensor)
+            shape = tuple(extent(str(d), bound) for d in p.type.dims)
+            array = allocate(shape, p.type.numeric, bool(config.debug))
+            outputs[name] = Memory(name, shape, p.type.numeric, array.reshape(-1))
+            env[p.value] = Place.whole(outputs[name])
+        else:
+            value = bound.values[name]
+            env[p.value] = Place.whole(value) if isinstance(value, Memory) else value
+    return env, outputs
+
+
+def _result(function: Function, bound: Bound, outputs: dict[str, Memory]) -> Any:
+    kind, *names = function.result
+    if kind == "none":
+        return None
+    if kind == "param":
+        found = tuple(bound.given[n] for n in names)
+        return found[0] if len(found) == 1 else found
+    memory = outputs[names[0]]
+    if kind == "scalar":
+        return memory.read(np.array([0]))[0].item()
+    array = memory.flat.reshape(memory.shape)
+    tensors = any(isinstance(v, Array) for v in bound.given.values())
+    if tensors or memory.numeric.dtype.packed:
+        return Array(array, memory.numeric)
+    return array

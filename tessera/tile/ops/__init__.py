@@ -1,0 +1,25 @@
+"""The ops of the tile language, one file per family; importing them fills the registry."""
+
+from __future__ import annotations
+
+from tessera.tile.ops import (
+    atomics,
+    attention,
+    create,
+    debug,
+    elementwise,
+    ids,
+    macros,
+    matmul,
+    memory,
+    random,
+    reduce,
+    vector,
+    warp,
+)
+from tessera.tile.ops.registry import OPS, TileOp
+
+__all__ = [
+    "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "macros",
+    "matmul", "memory", "random", "reduce", "vector", "warp",
+]

@@ -1,0 +1,185 @@
+"""Atomic updates of elements of global and shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.ops.memory import addresses, touch
+from tessera.tile.ops.registry import declare, macro
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
+from tessera.tile.values import convert
+
+SCOPES = ("group", "device", "system")
+KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+         "or": np.bitwise_or, "xor": np.bitwise_xor, "exchange": lambda old, new: new}
+
+
+def _rule(types: Any, attrs: Any) -> Any:
+    place, value, *index = types
+    if place.space == "register":
+        raise RuleError(f"an atomic on {place}: registers belong to one lane", "write r[i] += x")
+    if attrs["kind"] in ("and", "or", "xor") and place.dtype.kind not in ("int", "uint"):
+        raise RuleError(f"atomic_{attrs['kind']} works on integers, got {place}")
+    if place.dtype.packed:
+        raise RuleError(f"an atomic on {place}: elements of less than a byte share a word")
+    return Scalar(place.dtype, False)
+
+
+def _each(m: Any, memory: Any, address: np.ndarray, values: np.ndarray, f: Any) -> np.ndarray:
+    """One after the other, in order of the lanes; returns what each saw before."""
+    old = np.empty(values.shape, values.dtype)
+    for i, at in enumerate(address):
+        now = memory.read(address[i:i + 1])
+        old[i] = now[0]
+        memory.write(np.array([at]), convert(f(now, values[i:i + 1]), memory.numeric.dtype))
+    return old
+
+
+@declare(rule=_rule, attrs=("kind", "scope"), run=True, effect="atomic", public=False)
+def atomic(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
+    """memory[index] = f(memory[index], value) as one step; the result is what was there."""
+    return _update(m, op, place, index, value, KINDS[op.attr["kind"]])
+
+
+def _update(m: Any, op: Any, place: Any, index: Any, value: Any, f: Any,
+            again: Any = None) -> np.ndarray:
+    address = addresses(m, op, place, index)
+    memory = place.memory
+    shape = np.broadcast_shapes(address.shape, np.shape(value))
+    active = m.active(shape)
+    out = np.zeros(active.shape, value.dtype)
+    if not active.any() or not memory.flat.size:
+        return out
+    full = np.broadcast_to(address, active.shape)
+    touch(m, op, memory, full, True, "atomic")
+    values = np.broadcast_to(value, active.shape)[active]
+    out[active] = _each(m, memory, full[active], values, f)
+    return out
+
+
+@declare(rule=lambda types, attrs: _cas_rule(types, attrs), attrs=("scope",), run=True,
+         effect="atomic", public=False)
+def compare_exchange(m: Any, op: Any, place: Any, expected: Any, value: Any, *index: Any) -> Any:
+    """memory[index] = value where it was `expected`; the result is what was there."""
+    shape = np.broadcast_shapes(np.shape(expected), np.shape(value))
+    address = addresses(m, op, place, index)
+    active = m.active(np.broadcast_shapes(shape, address.shape))
+    out = np.zeros(active.shape, value.dtype)
+    if not active.any():
+        return out
+    full = np.broadcast_to(address, active.shape)
+    touch(m, op, place.memory, full, True, "atomic")
+    old = np.broadcast_to(expected, active.shape)[active]
+    new = np.broadcast_to(value, active.shape)[active]
+    seen = np.empty(old.shape, value.dtype)
+    for i, at in enumerate(full[active]):
+        now = place.memory.read(np.array([at]))
+        seen[i] = now[0]
+        if now[0] == old[i]:
+            place.memory.write(np.array([at]), new[i:i + 1])
+    out[active] = seen
+    return out
+
+
+def _cas_rule(types: Any, attrs: Any) -> Any:
+    place = types[0]
+    if place.dtype.bits not in (16, 32, 64) or place.space == "register":
+        raise RuleError(f"atomic_cas works on 16, 32 or 64 bits in memory, got {place}")
+    return Scalar(place.dtype, False)
+
+
+@declare(rule=lambda types, attrs: _tile_rule(types), attrs=("kind", "scope"), run=True,
+         effect="atomic", group=True, public=False)
+def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
+    """Each element of a tile into a box; elements outside are left out."""
+    from tessera.tile.copies import wide
+    from tessera.tile.sanitize import GROUP
+
+    address, inside = target.addresses(m.groups)
+    on = inside & wide(m.active_groups(), inside)
+    access = m.tile_access(target, address, on, GROUP, op.where)
+    if access is not None:
+        m.sanitizer.wrote(access, atomic=True)
+    full = np.broadcast_to(m.widen(value, address.ndim - 1), address.shape)
+    memory, f = target.memory, KINDS[op.attr["kind"]]
+    for g in range(m.count):  # one group after the other: within a group addresses differ
+        at = address[g][on[g]]
+        memory.write(at, convert(f(memory.read(at), full[g][on[g]]), memory.numeric.dtype))
+
+
+def _tile_rule(types: Any) -> Any:
+    target, value = types
+    if not isinstance(target, View | Buffer) or not isinstance(value, Tile):
+        raise RuleError(f"an atomic of {value} into {target}")
+    if target.shape != value.shape:
+        raise RuleError(f"an atomic of {value} into {target}: the extents differ")
+    return ()
+
+
+# --- calls ------------------------------------------------------------------------------------
+def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[Any]]:
+    """x, index -> the memory and all indices."""
+    items = list(index) if isinstance(index, tuple | list) else [index]
+    if isinstance(target, Row):
+        target, items = target.base, [*target.index, *items]
+    if not isinstance(target, Handle) or not isinstance(target.type, Tensor | Buffer):
+        t.fail(f"{what} of {describe(target)}: its target is a tensor or shared buffer",
+               f"ts.tile.{what}(x, index, value)")
+    if len(items) != t.rank(target):
+        t.fail(f"{what}: {len(items)} indices for {describe(target)}, which has {t.rank(target)} axes")
+    for i in items:
+        t.require_index(i)
+    return target, [*t.leading(target), *items]
+
+
+def _scope(t: Any, scope: Any) -> str:
+    if scope not in SCOPES:
+        t.fail(f"scope={scope!r} is not known", "'group', 'device' or 'system'")
+    return scope
+
+
+def _declare_kind(kind: str, doc: str, name: str) -> None:
+    def lower(t: Any, target: Any, index: Any = None, value: Any = None, *,
+              scope: Any = "device") -> Any:
+        scope = _scope(t, scope)
+        if isinstance(target, Handle) and isinstance(target.type, View):
+            tile = index if value is None else value
+            if not isinstance(tile, Handle) or not isinstance(tile.type, Tile):
+                t.fail(f"{name} into a box needs a tile, got {describe(tile)}")
+            tile = t.storable(tile, target.type.dtype, target)
+            return t.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
+        if value is None:
+            t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
+        base, items = _element(t, target, index, name)
+        return t.emit("atomic", [base, t.stored(value, base), *items], t.hint(base), kind=kind,
+                      scope=scope)
+
+    lower.__doc__ = doc
+    macro(name=name)(lower)
+
+
+_declare_kind("add", "x[index] += value as one step; the value before. Once per group when index, value and "
+              "control are uniform, else by each lane that comes here.",
+              "atomic_add")
+_declare_kind("min", "x[index] = min(x[index], value) as one step; the value before.", "atomic_min")
+_declare_kind("max", "x[index] = max(x[index], value) as one step; the value before.", "atomic_max")
+_declare_kind("and", "x[index] &= value as one step; the value before.", "atomic_and")
+_declare_kind("or", "x[index] |= value as one step; the value before.", "atomic_or")
+_declare_kind("xor", "x[index] ^= value as one step; the value before.", "atomic_xor")
+_declare_kind("exchange", "x[index] = value as one step; the value before.", "atomic_exchange")
+
+
+@macro()
+def atomic_cas(t: Any, target: Any, index: Any, expected: Any, value: Any, *,
+               scope: Any = "device") -> Any:
+    """x[index] = value as one step where it is `expected`; the value before."""
+    base, items = _element(t, target, index, "atomic_cas")
+    return t.emit("compare_exchange", [base, t.stored(expected, base), t.stored(value, base), *items],
+                  t.hint(base), scope=_scope(t, scope))
+
+
+__all__ = ["is_number"]

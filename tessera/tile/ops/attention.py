@@ -1,0 +1,88 @@
+"""Helpers of attention: causal masks and the online softmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle
+from tessera.tile.ops import rules
+from tessera.tile.ops.reduce import mask_edge, reduce
+from tessera.tile.ops.registry import OPS, declare, macro
+from tessera.tile.types import Scalar, Tile
+
+
+def _causal_rule(types: Any, attrs: Any) -> Tile:
+    t = rules.require_tile(types[0], 2, "causal_mask")
+    for at in types[1:]:
+        if not isinstance(at, Scalar) or not at.uniform or at.dtype.kind == "float":
+            raise RuleError(f"causal_mask needs uniform integers, got {at}")
+    if t.dtype.kind != "float":
+        raise RuleError(f"causal_mask writes -inf into a float tile, got {t}")
+    return t
+
+
+def _causal_lower(t: Any, scores: Any, q0: Any, k0: Any) -> Any:
+    scores = t.value_of(scores)
+    return replace(t.emit("causal_mask", [scores, q0, k0]), edges=getattr(scores, "edges", ()))
+
+
+@declare(rule=_causal_rule, lower=_causal_lower)
+def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
+    """scores with -inf where k0 + column > q0 + row."""
+    rows = np.arange(scores.shape[1])[None, :, None] + np.reshape(q0, (-1, 1, 1))
+    cols = np.arange(scores.shape[2])[None, None, :] + np.reshape(k0, (-1, 1, 1))
+    return np.where(cols > rows, scores.dtype.type(-np.inf), scores)
+
+
+@macro()
+def mask_causal(t: Any, scores: Any, rows: Any, cols: Any) -> Any:
+    """In place: scores[r, c] = -inf where cols[c] > rows[r]; also returns them."""
+    for x in (rows, cols):
+        if not isinstance(x, Handle) or not isinstance(x.type, Tile) or len(x.type.shape) != 1:
+            t.fail("mask_causal takes positions as tiles of rank 1",
+                   "ts.tile.row_index(), ts.tile.col_index(block)")
+    hidden = t.arithmetic("gt", (t.expand(cols, 0), t.expand(rows, 1)))
+    return t.arithmetic("where", (hidden, float("-inf"), scores))
+
+
+@macro()
+def softmax_online(t: Any, scores: Any) -> Any:
+    """P, m, l of one block: m = row_max(S), P = exp(S - m), l = row_sum(P).
+
+    Rows without any key: P = 0, l = 0, m = -inf.
+    """
+    scores = t.value_of(scores)
+    if isinstance(scores, Handle) and len(scores.edges) > 1 and scores.edges[1] is not None and (
+            not scores.edges[1].inside):
+        scores = mask_edge(t, scores, 1, scores.edges[1], -np.inf)
+    m = reduce(t, "fold_max", scores, 1)
+    p = t.exponential(t.arithmetic("sub", (scores, m)))
+    return p, m, reduce(t, "fold_sum", p, 1)
+
+
+@macro()
+def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: Any,  # noqa: E741
+                       l_c: Any) -> Any:
+    """(acc', m', l') with m' = max(m, m_c): acc and l scaled by exp(m - m'), the block by
+    exp(m_c - m')."""
+    new = t.arithmetic("maximum", (m, m_c))
+    a = t.exponential(t.arithmetic("sub", (m, new)))
+    b = t.exponential(t.arithmetic("sub", (m_c, new)))
+    product = t.call(OPS["dot"], [p, v], {})
+    acc = t.arithmetic("add", (t.arithmetic("mul", (acc, a)), t.arithmetic("mul", (product, b))))
+    total = t.arithmetic("add", (t.arithmetic("mul", (l, a)), t.arithmetic("mul", (l_c, b))))
+    return acc, new, total
+
+
+def _slack_lower(t: Any, m: Any, x: Any, slack: Any = 0.0) -> Any:
+    return t.emit("running_max", [t.value_of(m), t.value_of(x)], slack=float(slack))
+
+
+@declare(rule=rules.floats, attrs=("slack",), lower=_slack_lower)
+def running_max(m: Any, x: Any, slack: Any = 0.0) -> Any:
+    """x where x > m + slack, else m: a running maximum that lags a little and rarely changes."""
+    return np.where(x > m + x.dtype.type(slack), x, m)

@@ -1,0 +1,282 @@
+"""Making values: constants, tiles, memory, and conversions between types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.ops import rules
+from tessera.tile.ops.registry import declare, macro
+from tessera.tile.types import Buffer, Scalar, Tile, View
+from tessera.tile.values import array_dtype
+
+
+def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
+    """A shape of compile-time extents >= 1."""
+    items = shape if isinstance(shape, tuple | list) else (shape,)
+    out = tuple(t.constant_int(n, f"an extent of {what}") for n in items)
+    if any(n < 1 for n in out):
+        t.fail(f"{what} of shape {list(out)}: extents are at least 1")
+    return out
+
+
+def as_dtype(t: Any, dtype: Any, what: str) -> DType:
+    """A dtype given as an object, a policy type or a string."""
+    if isinstance(dtype, Handle | tuple | list) or dtype is None:
+        t.fail(f"{what} needs a dtype, got {describe(dtype)}", "for example ts.f32")
+    return _numeric(t, dtype, what).dtype
+
+
+def _numeric(t: Any, dtype: Any, what: str) -> NumericType:
+    from tessera.errors import TesseraError
+
+    try:
+        return as_type({float: f32, int: i32}.get(dtype, dtype) if isinstance(dtype, type) else dtype)
+    except TesseraError as err:
+        t.fail(f"{what}: {err.message}", err.hint)
+        raise AssertionError from err
+
+
+def _tile_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    return Tile(attrs["dtype"], attrs["shape"])
+
+
+@declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype", "value"), public=False)
+def constant(dtype: Any, value: Any) -> Any:
+    """A number."""
+    return np.array([[value]], array_dtype(dtype))
+
+
+def _full(t: Any, shape: Any, value: Any, dtype: Any = None) -> Any:
+    """A tile filled with one number; f32 unless told otherwise."""
+    dtype = f32 if dtype is None else as_dtype(t, dtype, "full")
+    if is_number(value):
+        held = t.to(value, dtype).value
+        return t.emit("full", [], shape=_shape(t, shape, "a tile"), value=held, dtype=dtype)
+    if isinstance(value, Handle) and isinstance(value.type, Scalar) and value.type.uniform:
+        return t.emit("broadcast_to", [t.cast(value, dtype)], shape=_shape(t, shape, "a tile"))
+    t.fail(f"full needs one number for the whole group, got {describe(value)}")
+
+
+@declare(rule=_tile_rule, attrs=("shape", "value", "dtype"), lower=_full)
+def full(shape: Any, value: Any, dtype: Any = None) -> Any:
+    """A tile filled with one number; f32 unless told otherwise."""
+    return np.full((1, *shape), value, array_dtype(dtype))
+
+
+@macro()
+def zeros(t: Any, shape: Any, dtype: Any = None) -> Any:
+    """A tile of zeros; f32 unless told otherwise."""
+    return _full(t, shape, 0, dtype)
+
+
+@macro()
+def ones(t: Any, shape: Any, dtype: Any = None) -> Any:
+    """A tile of ones; f32 unless told otherwise."""
+    return _full(t, shape, 1, dtype)
+
+
+@declare(rule=lambda types, attrs: Tile(attrs["dtype"], (attrs["size"],)),
+         attrs=("size", "start", "dtype"),
+         lower=lambda t, start, stop=None, dtype=None: _arange(t, start, stop, dtype))
+def arange(size: Any, start: Any = 0, dtype: Any = i32) -> Any:
+    """start, start + 1, ..., stop - 1 as a tile; bounds are compile-time integers."""
+    return np.arange(start, start + size)[None].astype(array_dtype(dtype))
+
+
+def _arange(t: Any, start: Any, stop: Any = None, dtype: Any = None) -> Any:
+    lo, hi = (0, start) if stop is None else (start, stop)
+    lo, hi = t.constant_int(lo, "start"), t.constant_int(hi, "stop")
+    if hi <= lo:
+        t.fail(f"arange({lo}, {hi}) is empty")
+    kind = i32 if dtype is None else as_dtype(t, dtype, "arange")
+    return t.emit("arange", [], size=hi - lo, start=lo, dtype=kind)
+
+
+@macro()
+def alloc_shared(t: Any, shape: Any, dtype: Any = f32, swizzle: Any = None, alignment: Any = 16,
+                 stages: Any = 1) -> Any:
+    """Memory that the lanes of a group share; nothing is in it at first.
+
+    swizzle='xor' permutes the columns of each row so that reading a column meets no bank twice.
+    stages: that many buffers, chosen by buffer[stage].
+    """
+    if swizzle not in (None, "none", "xor"):
+        t.fail(f"swizzle={swizzle!r} is not known", "'xor' or None")
+    align = t.constant_int(alignment, "alignment")
+    if align < 1 or align & (align - 1):
+        t.fail(f"alignment={align}: a power of two in bytes")
+    return t.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_shared"),
+                  shape=_shape(t, shape, "alloc_shared"), space="shared",
+                  stages=t.constant_int(stages, "stages"),
+                  swizzle=None if swizzle == "none" else swizzle, alignment=align)
+
+
+@macro()
+def alloc_register(t: Any, shape: Any, dtype: Any = None) -> Any:
+    """A variable of each lane: alloc_register(dtype); or a small array: (shape, dtype)."""
+    if dtype is None:
+        kind = as_dtype(t, shape, "alloc_register")
+        return t.emit("undefined", [], dtype=kind)
+    return t.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_register"),
+                  shape=_shape(t, shape, "alloc_register"), space="register", stages=1,
+                  swizzle=None, alignment=4)
+
+
+@declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype",), public=False)
+def undefined(dtype: Any) -> Any:
+    """A register that nothing has written: NaN, or a number nobody expects."""
+    from tessera.tile.values import poison
+
+    return poison((1, 1), dtype)
+
+
+@macro()
+def cast(t: Any, x: Any, dtype: Any) -> Any:
+    """x in another type, rounded to nearest even or as the type's policy says."""
+    if isinstance(x, Row) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
+        x = t.call_op(_op("load"), [x], {})
+    numeric = _numeric(t, dtype, "cast")
+    policy = numeric.policy
+    if policy.rounding == "stochastic":
+        t.fail("a cast with stochastic rounding has no element index to draw by",
+               "store to a tensor of that type: the store rounds stochastically")
+    if is_number(x):
+        if numeric.dtype.kind == "float":
+            return t.emit("constant", [], dtype=numeric.dtype, value=float(x))
+        return t.emit("constant", [], dtype=numeric.dtype, value=_whole(x, numeric.dtype))
+    if not isinstance(x, Handle):
+        t.fail(f"cast of {describe(x)}")
+    extra: dict[str, Any] = {}
+    if policy.rounding != "nearest_even":
+        extra["rounding"] = policy.rounding
+    if policy.saturate:
+        extra["saturate"] = True
+    return t.cast(x, numeric.dtype, **extra)
+
+
+def _whole(x: Any, dtype: DType) -> Any:
+    return bool(x) if dtype is bool_ else int(x)
+
+
+def _op(name: str) -> Any:
+    from tessera.tile.ops.registry import OPS
+
+    return OPS[name]
+
+
+def _convert_builtin(name: str, dtype: DType, python: Any) -> None:
+    def lower(t: Any, x: Any = 0) -> Any:
+        if is_number(x) or isinstance(x, str):
+            return t.call_python(python, x)
+        if not isinstance(x, Handle):
+            t.fail(f"{python.__name__} of {describe(x)}")
+        if dtype is bool_:
+            return t.truth(x)
+        if dtype is f32 and x.type.dtype.name == "f64":
+            return x
+        if dtype is i32 and x.type.dtype.kind in ("int", "uint") and x.type.dtype.bits >= 32:
+            return x
+        return t.cast(x, dtype)
+
+    lower.__doc__ = f"{python.__name__}(x) of Python."
+    made = macro(name=name)(lower)
+    object.__setattr__(made, "public", False)
+
+
+_convert_builtin("to_float", f32, float)
+_convert_builtin("to_int", i32, int)
+_convert_builtin("to_bool", bool_, bool)
+
+
+# --- shapes of tiles --------------------------------------------------------------------------
+def _expand_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    t = rules.require_tile(types[0], None, "a new axis")
+    shape = list(t.shape)
+    shape.insert(attrs["axis"], 1)
+    return Tile(t.dtype, tuple(shape))
+
+
+@declare(rule=_expand_rule, attrs=("axis",), public=False)
+def expand_dims(x: Any, axis: int) -> Any:
+    """The tile with a new axis of extent 1."""
+    return np.expand_dims(x, axis + 1)
+
+
+def _transpose_lower(t: Any, x: Any) -> Any:
+    from dataclasses import replace
+
+    if isinstance(x, Row):
+        x = t.view_of_row(x)
+    if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
+        return t.transpose(x)
+    out = t.emit("transpose", [x])
+    return replace(out, edges=tuple(reversed(x.edges)))
+
+
+@declare(rule=lambda types, attrs: _transposed(types[0]), lower=_transpose_lower,
+         samples=(lambda rng: (rng.standard_normal((6, 5)),),))
+def transpose(x: Any) -> Any:
+    """The tile with rows and columns exchanged."""
+    return np.swapaxes(x, 1, 2)
+
+
+def _transposed(t: Any) -> Tile:
+    tile = rules.require_tile(t, 2, "transpose")
+    return Tile(tile.dtype, tile.shape[::-1])
+
+
+def _broadcast_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    (t,) = types
+    rules.require_numbers(types, "broadcast")
+    if isinstance(t, Scalar):
+        if not t.uniform:
+            raise RuleError("broadcast of a number that differs between lanes")
+        return Tile(t.dtype, attrs["shape"])
+    try:
+        fits = np.broadcast_shapes(t.shape, attrs["shape"]) == attrs["shape"]
+    except ValueError:
+        fits = False
+    if not fits or len(t.shape) != len(attrs["shape"]):
+        raise RuleError(f"{t} does not broadcast to {list(attrs['shape'])}")
+    return Tile(t.dtype, attrs["shape"])
+
+
+@declare(rule=_broadcast_rule, attrs=("shape",), public=False)
+def broadcast_to(x: Any, shape: Any) -> Any:
+    """A number, or extents of 1, repeated to a shape."""
+    return np.broadcast_to(x, (x.shape[0], *shape))
+
+
+@macro()
+def broadcast(t: Any, x: Any, shape: Any) -> Any:
+    """A number, a row statistic (M,) or a tile with extents of 1 repeated to a shape."""
+    extents = _shape(t, shape, "broadcast")
+    x = t.value_of(x)
+    if is_number(x):
+        return _full(t, shape, x)
+    if isinstance(x.type, Tile) and len(x.type.shape) == 1 and len(extents) == 2:
+        x = t.expand(x, 1)
+    return t.emit("broadcast_to", [x], shape=extents)
+
+
+def _reshape_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    t = rules.require_tile(types[0], None, "reshape")
+    if int(np.prod(t.shape)) != int(np.prod(attrs["shape"])):
+        raise RuleError(f"reshape of {t} to {list(attrs['shape'])}: the sizes differ")
+    return Tile(t.dtype, attrs["shape"])
+
+
+def _reshape_lower(t: Any, x: Any, shape: Any) -> Any:
+    return t.emit("reshape", [t.value_of(x)], shape=_shape(t, shape, "reshape"))
+
+
+@declare(rule=_reshape_rule, attrs=("shape",), lower=_reshape_lower,
+         samples=(lambda rng: (rng.standard_normal((6, 4)), (8, 3)),))
+def reshape(x: Any, shape: Any) -> Any:
+    """The elements in row-major order in another shape."""
+    return x.reshape(x.shape[0], *shape)

@@ -1,0 +1,165 @@
+"""Arithmetic, comparison and maths: on scalars of each lane and on tiles alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import DType
+from tessera.tile.errors import RuleError
+from tessera.tile.ops import rules
+from tessera.tile.ops.registry import declare
+from tessera.tile.types import Scalar, Tile
+
+
+def _pair(rng: Any) -> tuple:
+    return rng.standard_normal((13, 7)), rng.standard_normal((13, 7))
+
+
+def _ints(rng: Any) -> tuple:
+    return rng.integers(-9, 9, (13, 7)), rng.integers(1, 9, (13, 7))
+
+
+def _one(rng: Any) -> tuple:
+    return (rng.uniform(0.1, 3.0, (13, 7)),)
+
+
+def _binary(name: str, doc: str, f: Any, rule: Any = rules.elementwise, public: bool = False,
+            samples: tuple = (_pair,)) -> Any:
+    def meaning(x: Any, y: Any) -> Any:
+        return f(x, y)
+
+    meaning.__doc__ = doc
+    return declare(rule=rule, name=name, public=public, samples=samples)(meaning)
+
+
+def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True) -> Any:
+    def meaning(x: Any) -> Any:
+        return f(x)
+
+    meaning.__doc__ = doc
+    return declare(rule=rule, name=name, public=public, samples=(_one,))(meaning)
+
+
+def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.floor(x / y) if x.dtype.kind == "f" else np.floor_divide(x, y)
+
+
+_binary("add", "x + y", lambda x, y: x + y)
+_binary("sub", "x - y", lambda x, y: x - y)
+_binary("mul", "x * y", lambda x, y: x * y)
+_binary("div", "x / y of floats", lambda x, y: x / y, rules.floats)
+_binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,))
+_binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,))
+_binary("pow", "x ** y", lambda x, y: np.power(x, y))
+_binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True)
+_binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True)
+_binary("atan2", "The angle of the point (y, x).", np.arctan2, rules.floats, public=True)
+_binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,))
+_binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,))
+_binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,))
+_binary("shl", "x << y", np.left_shift, rules.integers, samples=(_ints,))
+_binary("shr", "x >> y, keeping the sign", np.right_shift, rules.integers, samples=(_ints,))
+_binary("lt", "x < y", np.less, rules.comparison)
+_binary("le", "x <= y", np.less_equal, rules.comparison)
+_binary("gt", "x > y", np.greater, rules.comparison)
+_binary("ge", "x >= y", np.greater_equal, rules.comparison)
+_binary("eq", "x == y", np.equal, rules.comparison)
+_binary("ne", "x != y", np.not_equal, rules.comparison)
+_binary("and", "x and y, both evaluated", np.logical_and, rules.logical)
+_binary("or", "x or y, both evaluated", np.logical_or, rules.logical)
+
+_unary("neg", "-x", np.negative, rules.elementwise, public=False)
+_unary("not", "not x", np.logical_not, rules.logical, public=False)
+_unary("bitnot", "~x", np.invert, rules.integers, public=False)
+_unary("abs", "|x|", np.abs, rules.elementwise)
+_unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp)
+_unary("exp2", "2^x", np.exp2)
+_unary("expm1", "e^x - 1, exact near 0", np.expm1)
+_unary("log", "The natural logarithm.", np.log)
+_unary("log2", "The logarithm to base 2.", np.log2)
+_unary("log1p", "log(1 + x), exact near 0", np.log1p)
+_unary("sqrt", "The square root.", np.sqrt)
+_unary("rsqrt", "1 / sqrt(x)", lambda x: (1 / np.sqrt(x)).astype(x.dtype))
+_unary("sin", "The sine of an angle in radians.", np.sin)
+_unary("cos", "The cosine of an angle in radians.", np.cos)
+_unary("tan", "The tangent of an angle in radians.", np.tan)
+_unary("atan", "The angle whose tangent is x.", np.arctan)
+_unary("tanh", "The hyperbolic tangent.", np.tanh)
+_unary("floor", "The largest whole number not above x.", np.floor)
+_unary("ceil", "The smallest whole number not below x.", np.ceil)
+_unary("round", "The nearest whole number, ties to even.", np.round)
+_unary("trunc", "x without its fraction.", np.trunc)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x).astype(x.dtype)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return (1 / (1 + np.exp(-x))).astype(x.dtype)
+
+
+_unary("erf", "The error function.", _erf)
+_unary("sigmoid", "1 / (1 + e^-x)", _sigmoid)
+
+
+def _predicate(types: Any, attrs: Any) -> Any:
+    rules.floats(types, attrs)
+    return rules.comparison((types[0], types[0]), attrs)
+
+
+_unary("isnan", "Whether x is NaN.", np.isnan, _predicate)
+_unary("isinf", "Whether x is infinite.", np.isinf, _predicate)
+
+
+@declare(rule=rules.floats, public=False, samples=(_pair,))
+def exp_sub(x: Any, y: Any) -> Any:
+    """e^(x - y), and 0 where x is -inf, also when y is -inf: a fully masked row has weight 0."""
+    return np.where(np.isneginf(x), x.dtype.type(0), np.exp(x - y))
+
+
+@declare(rule=rules.floats, public=False, samples=(_pair,))
+def div_or_zero(x: Any, y: Any) -> Any:
+    """x / y, and 0 for 0 / 0: a row without weight stays 0. Used for tile / row statistic."""
+    return np.where((x == 0) & (y == 0), x.dtype.type(0), x / y)
+
+
+@declare(rule=rules.floats, samples=(lambda rng: tuple(rng.standard_normal((3, 5, 4))),))
+def fma(x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once."""
+    wide = x.astype(np.float64) * y.astype(np.float64) + z
+    return wide.astype(x.dtype)
+
+
+@declare(rule=lambda types, attrs: _where_rule(types),
+         samples=(lambda rng: (rng.random((6, 5)) < 0.5, *rng.standard_normal((2, 6, 5))),))
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, else y; both are evaluated."""
+    return np.where(condition, x, y)
+
+
+def _where_rule(types: Any) -> Any:
+    rules.logical(types[:1], {})
+    out = rules.elementwise(types[1:], {})
+    return rules.broadcast_type(types, out.dtype, "where")
+
+
+def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
+    rules.require_numbers(types, "a cast")
+    dtype = attrs["dtype"]
+    if not isinstance(dtype, DType):
+        raise RuleError(f"a cast needs a dtype, got {dtype!r}", "for example ts.bf16")
+    t = types[0]
+    return Scalar(dtype, t.uniform) if isinstance(t, Scalar) else Tile(dtype, t.shape)
+
+
+@declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False)
+def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
+    """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
+    from tessera.tile.values import convert as to
+
+    return to(x, dtype, rounding, saturate)

@@ -1,0 +1,212 @@
+"""Names of kernels that become other ops: ranges, loads and stores, Python's builtins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.numerics import i32
+from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.indexing import Part
+from tessera.tile.ops.registry import macro
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
+
+OVER = (None, "serial", "lanes", "groups")
+VECTORS = (1, 2, 4, 8, 16)
+
+
+def _hidden(name: str, lower: Any) -> None:
+    """A macro that only stands for a builtin of Python."""
+    object.__setattr__(macro(name=name)(lower), "public", False)
+
+
+@macro(name="range")
+def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any = None) -> Any:
+    """The group performs these iterations, as if in order, each once.
+
+    A range that depends on the lane is run by each lane for itself. A range without a step may be
+    shared by the lanes, and an outermost range(0, <extent>, step) by the groups, when its turns are
+    independent; over='lanes' | 'groups' | 'serial' says it, and is checked.
+    """
+    from tessera.tile.tracer import Range
+
+    if over not in OVER:
+        t.fail(f"over={over!r} is not known", "'serial', 'lanes' or 'groups'")
+    lo, hi = (0, start) if stop is None else (start, stop)
+    return Range(lo, hi, 1 if step is None else step, step is not None, over)
+
+
+@macro()
+def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
+    """Block numbers 0 .. ceil(shape[-2] / n) - 1, in order, with `prefetch` loads under way."""
+    from tessera.tile.tracer import Range
+
+    if not isinstance(shape, tuple | list) or len(shape) < 2:
+        t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
+    size = t.constant_int(n, "the block size of range_n")
+    extent = shape[-2]
+    count = t.arithmetic("floordiv", (t.arithmetic("add", (extent, size - 1)), size))
+    return Range(0, count, 1, True, "serial", prefetch)
+
+
+def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
+    from tessera.tile.tracer import Range
+
+    lo, hi = (0, start) if stop is None else (start, stop)
+    if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (
+            t.in_comprehension()):
+        return range(lo, hi, step)
+    return Range(lo, hi, step, True, "serial")
+
+
+_hidden("python_range", _python_range)
+
+
+@macro()
+def context(t: Any) -> Any:
+    """Tuned parameters under all their names (m = BM = BLOCK_M, ...) and the named extents."""
+    return t.context()
+
+
+# --- loads and stores -------------------------------------------------------------------------
+def _hints(t: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
+    if vector is not None:
+        vector = t.constant_int(vector, "vector")
+        if vector not in VECTORS:
+            t.fail(f"vector={vector}: an access has 1, 2, 4, 8 or 16 elements")
+    if prefetch is not None:
+        prefetch = t.constant_int(prefetch, "prefetch")
+    return {"vector": vector, "prefetch": prefetch}
+
+
+@macro()
+def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = None,
+         vector: Any = None, prefetch: Any = None, fill: Any = 0) -> Any:
+    """A view, a shared buffer, or a block of a tensor as a tile; elements outside are `fill`.
+
+    load(A[m:m+64, k:k+32])                 the box
+    load(x, rows=T.m, cols=T.d)             this group's own block of rows
+    load(x, i, cols=T.d)                    rows i*n .. i*n + n, with n the schedule's block
+    """
+    from dataclasses import replace
+
+    if isinstance(x, Row):
+        x = t.view_of_row(x)
+    if isinstance(x, Handle) and isinstance(x.type, Tensor):
+        x = _block_of(t, x, index, rows, cols)
+    elif index is not None or rows is not None or cols is not None:
+        t.fail("an index, rows= or cols= with a view", "they choose a block of a whole tensor")
+    if not is_number(fill):
+        t.fail("fill must be a compile-time number")
+    if isinstance(x, Handle) and isinstance(x.type, Scalar | Tile):
+        t.fail(f"load of {describe(x)}, which is a value already", "use it as it is")
+    out = t.emit("load_tile", [x], fill=fill, **_hints(t, vector, prefetch))
+    return replace(out, edges=t.edges_of(x))
+
+
+def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
+    if t.rank(x) != 2:
+        t.fail(f"load of a block of {describe(x)}: the kernel sees {t.rank(x)} axes, not 2",
+               "slice it: x[a:a+64]")
+    assert isinstance(x.type, Tensor)
+    row_dim, col_dim = x.type.dims[len(x.hidden):]
+    size = t.context().n if rows is None and index is not None else rows
+    if size is None:
+        t.fail("load of a block needs rows=", "tile.load(x, rows=T.m, cols=T.d)")
+    size = t.constant_int(size, "rows")
+    lo = t.arithmetic("mul", (index, size)) if index is not None else t.own_origin(row_dim, size)
+    width = t.constant_int(t.dim_value(col_dim) if cols is None else cols, "cols")
+    return t.make_view(x, [Part(lo, t.arithmetic("add", (lo, size)), "rows"),
+                           Part(0, width, "cols")])
+
+
+@macro()
+def store(t: Any, target: Any, value: Any) -> None:
+    """Writes a tile, or one number everywhere, to a view; elements outside are not written.
+
+    A whole tensor as the target means the group's own block of it.
+    """
+    if isinstance(target, Row):
+        target = t.view_of_row(target)
+    if not isinstance(target, Handle):
+        t.fail(f"store to {describe(target)}", "ts.tile.store(C[m:m+64, n:n+64], tile)")
+    if isinstance(target.type, Tensor):
+        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+            t.fail(f"store of {describe(value)} to the whole of {describe(target)}",
+                   "slice it: ts.tile.store(C[m:m+64, n:n+64], tile)")
+        target = t.own_block(target, value.type.shape)
+    if isinstance(target.type, Scalar | Tile):
+        t.fail(f"store to {describe(target)}, a value in registers",
+               "the target comes first: ts.tile.store(C[m:m+64, n:n+64], tile)")
+    t.store_tile(target, value)
+
+
+# --- builtins ---------------------------------------------------------------------------------
+def _fold_many(name: str) -> Any:
+    def lower(t: Any, *xs: Any) -> Any:
+        items = xs[0] if len(xs) == 1 and isinstance(xs[0], tuple | list) else xs
+        if len(items) < 1 or (len(xs) == 1 and not isinstance(xs[0], tuple | list)):
+            t.fail("min and max need two numbers or more",
+                   "of a tile: ts.tile.row_max(x), ts.tile.reduce_max(x)")
+        out = items[0]
+        for x in items[1:]:
+            out = t.arithmetic(name, (out, x))
+        return out
+
+    return lower
+
+
+_hidden("minimum_of", _fold_many("minimum"))
+_hidden("maximum_of", _fold_many("maximum"))
+
+
+def _length(t: Any, x: Any) -> Any:
+    if isinstance(x, tuple | list | str | dict):
+        return len(x)
+    if isinstance(x, Handle) and isinstance(x.type, Buffer) and x.type.stages > 1:
+        return x.type.stages
+    if isinstance(x, Handle) and not isinstance(x.type, Scalar):
+        return t.shape_of(x)[0]
+    t.fail(f"len of {describe(x)}")
+
+
+def _total(t: Any, xs: Any, start: Any = 0) -> Any:
+    if not isinstance(xs, tuple | list):
+        t.fail(f"sum of {describe(xs)}", "of a tile: ts.tile.reduce_sum(x)")
+    for x in xs:
+        start = t.arithmetic("add", (start, x))
+    return start
+
+
+_hidden("length", _length)
+_hidden("total", _total)
+_hidden("power", lambda t, x, n: t.binary("pow", x, n))
+
+
+@macro()
+def cdiv(t: Any, a: Any, b: Any) -> Any:
+    """ceil(a / b) of integers."""
+    up = t.arithmetic("sub", (t.arithmetic("add", (a, b)), 1))
+    return t.arithmetic("floordiv", (up, b))
+
+
+@macro()
+def row_index(t: Any) -> Any:
+    """Positions of this group's rows as a tile (m,): in key coordinates, when the keys are more
+    than the queries, the last query sees all of them."""
+    block = t.context().m
+    dim = t.row_dim()
+    at = t.arithmetic("add", (t.arange_tile(block), t.own_origin(dim, block)))
+    keys = t.key_extent
+    if keys is None:
+        return at
+    return t.arithmetic("add", (at, t.arithmetic("sub", (keys, t.dim_value(dim)))))
+
+
+@macro()
+def col_index(t: Any, block: Any) -> Any:
+    """Positions of the keys of a block as a tile (n,)."""
+    size = t.context().n
+    return t.arithmetic("add", (t.arange_tile(size), t.arithmetic("mul", (block, size))))
+
+
+__all__ = ["View", "i32"]

@@ -1,0 +1,174 @@
+"""Tile products: dot and mma are one op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle, Row, describe
+from tessera.tile.memory import Place
+from tessera.tile.ops.reduce import mask_edge
+from tessera.tile.ops.registry import declare, macro
+from tessera.tile.sanitize import MANY
+from tessera.tile.types import Buffer, Scalar, Tile, View
+from tessera.tile.values import array_dtype, convert
+
+PRECISIONS = (None, "tf32", "f32")
+
+
+def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    a, b, *rest = types
+    for t in (a, b):
+        if isinstance(t, Scalar) or len(t.shape) != 2:
+            raise RuleError(f"dot multiplies two matrices, got {a} and {b}")
+        if isinstance(t, View) and t.space == "global":
+            raise RuleError(f"dot of {t}: a product reads tiles or shared memory",
+                            "load it: ts.tile.load(...), or copy it to shared memory")
+    if a.shape[1] != b.shape[0]:
+        hint = "is a .T missing?" if a.shape[1] == b.shape[1] else None
+        raise RuleError(f"dot of {a} and {b}: the inner extents {a.shape[1]} and {b.shape[0]} differ",
+                        hint)
+    out = Tile(attrs["dtype"], (a.shape[0], b.shape[1]))
+    if rest and rest[0] != out:
+        raise RuleError(f"dot adds {out} to the accumulator {rest[0]}", "make it of that type")
+    return out
+
+
+@declare(rule=_dot_rule, attrs=("dtype", "precision"), run=True, effect="read", group=True,
+         public=False)
+def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None) -> Any:
+    """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`."""
+    dtype, precision = op.attr["dtype"], op.attr["precision"]
+    x, y = (_operand(m, op, v) for v in (a, b))
+    if precision == "tf32":
+        x, y = convert(x, tf32), convert(y, tf32)
+    wide = np.float64 if dtype is f64 else np.float32
+    if dtype.kind == "float":
+        out = np.matmul(x.astype(wide), y.astype(wide))
+    else:
+        out = np.matmul(x.astype(np.int64), y.astype(np.int64)).astype(array_dtype(dtype))
+    if accumulator is not None:
+        out = out + accumulator
+    return convert(out, dtype) if dtype.kind == "float" else out
+
+
+def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
+    """A tile, or the contents of a place in shared memory."""
+    if not isinstance(x, Place):
+        return x
+    address, inside = x.addresses(m.groups)
+    from tessera.tile.copies import wide
+
+    access = m.tile_access(x, address, inside & wide(m.active_groups(), inside), MANY, op.where)
+    if access is not None:
+        m.sanitizer.read(access)
+    return x.memory.read(address)
+
+
+def _operand_of(t: Any, x: Any, what: str) -> Handle:
+    if isinstance(x, Row):
+        x = t.view_of_row(x)
+    if not isinstance(x, Handle) or isinstance(x.type, Scalar):
+        t.fail(f"{what} of {describe(x)}: it multiplies tiles or shared buffers")
+    return replace(x, edges=t.edges_of(x))
+
+
+def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: Any) -> Handle:
+    a, b = _operand_of(t, a, what), _operand_of(t, b, what)
+    if precision not in PRECISIONS:
+        t.fail(f"precision={precision!r} is not known", "'tf32' or 'f32'")
+    a, b = _same_operands(t, what, a, b, precision)
+    a, b = _within(t, a, 1), _within(t, b, 0)
+    integer = a.type.dtype.kind != "float"
+    dtype, extra = (i32 if integer else f64 if a.type.dtype is f64 else f32), []
+    if isinstance(accumulator, Handle):
+        extra = [accumulator]
+        dtype = accumulator.type.dtype
+    elif accumulator is not None:
+        if not isinstance(accumulator, DType | NumericType | str):
+            t.fail(f"accumulator={describe(accumulator)}", "a dtype (ts.f32) or a tile to add to")
+        dtype = as_type(accumulator).dtype
+    if (dtype.kind == "float") == integer:
+        t.fail(f"{what} of {describe(a)} and {describe(b)} cannot accumulate in {dtype}")
+    out = t.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
+    edges = (a.edges[0] if a.edges else None, b.edges[1] if len(b.edges) > 1 else None)
+    return replace(out, edges=edges if any(edges) else ())
+
+
+def _within(t: Any, x: Handle, axis: int) -> Handle:
+    """x with zeros where the contracted axis reaches beyond the tensor. What a load read is 0
+    there already; what was computed from it need not be: exp(0) = 1."""
+    edge = x.edges[axis] if len(x.edges) > axis else None
+    if edge is None or edge.inside or not isinstance(x.type, Tile):
+        return x
+    value = x.value
+    while (made := t.defined_by.get(value)) is not None and made.name in ("convert", "transpose"):
+        value = made.args[0]
+    if made is not None and made.name == "load_tile":
+        return x
+    return mask_edge(t, x, axis, edge, 0.0)
+
+
+def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> tuple:
+    """An f32 tile beside a narrower float is rounded to that type (Q54)."""
+    da, db = a.type.dtype, b.type.dtype
+    if da is db:
+        return a, b
+    if (da.kind == "float") != (db.kind == "float"):
+        t.fail(f"{what} of {describe(a)} and {describe(b)}: one is a float, one is not",
+               "cast one: ts.tile.cast(x, ts.f32)")
+    for x, y, first in ((a, b, True), (b, a, False)):
+        if x.type.dtype is f32 and isinstance(x.type, Tile) and y.type.dtype.bits <= 16:
+            if precision is not None:
+                y = t.cast(_loaded(t, y), f32)
+            else:
+                x = t.cast(x, y.type.dtype)
+            return (x, y) if first else (y, x)
+    if da.bits <= 8 and db.bits <= 8:
+        return a, b
+    wider = da if da.bits >= db.bits else db
+    if da.bits == db.bits:
+        t.fail(f"{what} of {describe(a)} and {describe(b)}: the types differ",
+               "cast one of them: ts.tile.cast(x, dtype)")
+    return (tuple(x if x.type.dtype is wider else t.cast(_loaded(t, x), wider) for x in (a, b)))
+
+
+def _loaded(t: Any, x: Handle) -> Handle:
+    from tessera.tile.ops.registry import OPS
+
+    if isinstance(x.type, Tile):
+        return x
+    return t.call_op(OPS["load"], [x], {})
+
+
+@macro()
+def mma(t: Any, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
+    """The product of two tiles or shared buffers, (M, K) x (K, N) -> (M, N), summed in f32.
+
+    accumulator: a dtype to sum in, or a tile that the product is added to. An f32 tile beside a
+    16-bit operand is rounded to its type; precision='tf32' | 'f32' keeps more.
+    """
+    return _multiply(t, "mma", a, b, accumulator, precision)
+
+
+def _eager(a: Any, b: Any, accumulator: Any = None, **options: Any) -> Any:
+    """Outside of kernels: ts.matmul of whole arrays."""
+    from tessera.errors import ArgumentError
+    from tessera.tensor import OPERATORS, as_tensor
+
+    if accumulator is not None or options:
+        raise ArgumentError("tile.dot of whole arrays takes two arrays only")
+    return OPERATORS["__matmul__"](as_tensor(a), as_tensor(b))
+
+
+@macro(eager=_eager)
+def dot(t: Any, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
+    """mma with f32 sums; of whole arrays outside of kernels it is ts.matmul."""
+    return _multiply(t, "dot", a, b, accumulator, precision)
+
+
+__all__ = ["Buffer"]

@@ -1,0 +1,111 @@
+"""Random numbers by Philox, the same for any tiling: keyed by (seed, global element index)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import as_key, f32, fold_in, random_bits_at, uint32
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle
+from tessera.tile.ops import rules
+from tessera.tile.ops.registry import declare, macro
+from tessera.tile.types import Scalar, Tile
+
+_DROPOUT = 0xD5  # separates the stream of dropout from the user's own
+
+
+def _index_rule(types: Any, attrs: Any) -> Any:
+    t = types[0]
+    rules.require_numbers((t,), "random_bits")
+    if t.dtype.kind not in ("int", "uint"):
+        raise RuleError(f"random_bits takes integer indices, got {t}")
+    return replace(t, dtype=uint32)
+
+
+def _bits_lower(t: Any, index: Any, seed: Any = None) -> Any:
+    return t.emit("random_bits", [t.value_of(index)], seed=_seed(t, seed))
+
+
+def _seed(t: Any, seed: Any) -> Any:
+    return None if seed is None else t.constant_int(seed, "seed")
+
+
+@declare(rule=_index_rule, attrs=("seed",), run=True, lower=_bits_lower)
+def random_bits(m: Any, op: Any, index: Any, seed: Any = None) -> Any:
+    """Words of the seed's Philox stream at these indices, as ts.numerics.random_bits gives."""
+    return _words(m.seed if op.attr["seed"] is None else op.attr["seed"], index)
+
+
+def _words(key: Any, index: np.ndarray) -> np.ndarray:
+    index = np.asarray(index, np.int64)
+    return random_bits_at(as_key(key), np.maximum(index, 0)).reshape(index.shape)
+
+
+@macro()
+def random_uniform(t: Any, index: Any, seed: Any = None) -> Any:
+    """Numbers in [0, 1) with 24 random bits each, at these indices of the seed's stream."""
+    bits = t.call_op(_op("random_bits"), [index], {"seed": seed})
+    top = t.arithmetic("shr", (bits, 8))
+    return t.arithmetic("mul", (t.cast(top, f32), 2.0**-24))
+
+
+def _op(name: str) -> Any:
+    from tessera.tile.ops.registry import OPS
+
+    return OPS[name]
+
+
+# --- dropout ----------------------------------------------------------------------------------
+def _dropout_rule(types: Any, attrs: Any) -> Any:
+    t = rules.require_tile(types[0], 2, "dropout")
+    for at in types[1:]:
+        if not isinstance(at, Scalar) or not at.uniform or at.dtype.kind == "float":
+            raise RuleError(f"dropout needs uniform integers, got {at}")
+    if t.dtype.kind != "float":
+        raise RuleError(f"dropout of {t}: a float tile")
+    return t
+
+
+@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False)
+def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any) -> Any:
+    """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col."""
+    p, seed = op.attr["p"], op.attr["seed"]
+    batch, row, col, rows, cols = (np.reshape(v, (-1, 1, 1)).astype(np.int64)
+                                   for v in (batch, row, col, rows, cols))
+    r = row + np.arange(x.shape[1])[None, :, None]
+    c = col + np.arange(x.shape[2])[None, None, :]
+    key = fold_in(as_key(m.seed if seed is None else seed), _DROPOUT)
+    kept = _words(key, (batch * rows + r) * cols + c) >= np.uint32(min(p * 2.0**32, 2.0**32 - 1))
+    return np.where(kept, x * x.dtype.type(1 / (1 - p)), x.dtype.type(0))
+
+
+@macro()
+def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
+    """Each element is 0 with probability p, else scaled by 1 / (1 - p).
+
+    The choice depends on the seed and on the element's position in its matrix (and batch), not on
+    the tiling. x must come from loads or products of loads: they know their position.
+    """
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
+        t.fail(f"p={p!r}: a probability in [0, 1) known at compile time")
+    if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+        t.fail("dropout needs a tile")
+    if p == 0:
+        return x
+    if len(x.edges) != 2 or None in x.edges:
+        t.fail("dropout of a tile whose position in a tensor is not known",
+               "it knows tiles that were loaded, or are products of loaded ones")
+    rows, cols = x.edges
+    batch: Any = t.batch_coordinate()
+    out = t.emit("drop", [x, batch, rows.offset, cols.offset, rows.extent, cols.extent],
+                 p=float(p), seed=_seed(t, seed))
+    return replace(out, edges=x.edges)
+
+
+@macro()
+def dropout_in_kernel(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
+    """As dropout."""
+    return t.call_op(_op("dropout"), [x, p], {"seed": seed})

@@ -1,0 +1,124 @@
+"""One self-registering record per op of the tile language.
+
+A record says everything about an op: its type rule, its meaning (a NumPy function on arrays whose
+first axis is the groups, or a function of the interpreter for what touches memory, order or ids),
+how a call in a kernel becomes IR, and samples for tests. `ts.tile.<name>` is the record itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.errors import TraceError
+
+OPS: dict[str, TileOp] = {}
+EFFECTS = ("pure", "read", "write", "atomic", "alloc", "async", "sync", "report")
+
+
+@dataclass(frozen=True, eq=False)
+class TileOp:
+    """name       of the op in kernels, in the IR and in the generated source
+    family     file it is declared in: the heading in the docs
+    operands   names of the run-time arguments; attrs: of the compile-time ones
+    defaults   of attrs (and of operands that may be left out: None)
+    rule       (types of the arguments, attrs) -> type or tuple of types; raises RuleError
+    numpy      the meaning of a pure op: (arrays, **attrs) -> array(s)
+    run        the meaning of any other: (machine, op, arrays) -> array(s) or None
+    lower      (tracer, *args, **kwargs) -> value, when a call is not simply one op
+    effect     one of EFFECTS: what may not be removed, merged or moved over it
+    group      all lanes of the group must arrive together
+    public     whether kernels call it by name (ts.tile.name)
+    eager      what a call outside of kernels does
+    samples    functions of a generator that give arguments, for tests and docs
+    cuda       emission for the CUDA targets, filled by tile/cuda
+    """
+
+    name: str
+    family: str
+    doc: str
+    operands: tuple[str, ...] = ()
+    attrs: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
+    rule: Callable | None = None
+    numpy: Callable | None = None
+    run: Callable | None = None
+    lower: Callable | None = None
+    effect: str = "pure"
+    group: bool = False
+    public: bool = True
+    eager: Callable | None = None
+    samples: tuple[Callable, ...] = ()
+    cuda: dict[str, Callable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name in OPS:
+            raise ValueError(f"tile op {self.name!r} is declared twice")
+        if self.effect not in EFFECTS:
+            raise ValueError(f"tile op {self.name!r}: effect {self.effect!r} is none of {EFFECTS}")
+        OPS[self.name] = self
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return self.doc
+
+    @property
+    def signature(self) -> str:
+        if self.lower is not None:
+            names = list(inspect.signature(self.lower).parameters.values())[1:]
+            return f"{self.name}({', '.join(map(str, names))})"
+        parts = [n + (f"={self.defaults[n]}" if n in self.defaults else "")
+                 for n in (*self.operands, *self.attrs)]
+        return f"{self.name}({', '.join(parts)})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.eager is not None:
+            return self.eager(*args, **kwargs)
+        raise TraceError(
+            f"ts.tile.{self.name} has a meaning only inside a @ts.kernel",
+            hint="call it in the body of a kernel; on whole arrays use the op of ts, for example "
+            "ts.matmul, ts.exp, ts.sum", code="E_OUTSIDE_KERNEL",
+        )
+
+    def __repr__(self) -> str:
+        return f"ts.tile.{self.name}"
+
+
+def declare(
+    *, rule: Callable | None = None, attrs: tuple[str, ...] = (), name: str | None = None,
+    run: bool = False, lower: Callable | None = None, effect: str = "pure", group: bool = False,
+    public: bool = True, eager: Callable | None = None, samples: tuple[Callable, ...] = (),
+) -> Callable[[Callable], TileOp]:
+    """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
+
+    run: the function is `(machine, op, *operands)`, not a function of arrays only.
+    """
+
+    def make(meaning: Callable) -> TileOp:
+        parameters = list(inspect.signature(meaning).parameters.values())[2 if run else 0:]
+        return TileOp(
+            name or meaning.__name__, meaning.__module__.rpartition(".")[2],
+            inspect.getdoc(meaning) or "",
+            tuple(p.name for p in parameters if p.name not in attrs), attrs,
+            {p.name: p.default for p in parameters if p.default is not p.empty},
+            rule, None if run else meaning, meaning if run else None, lower, effect, group, public,
+            eager, samples,
+        )
+
+    return make
+
+
+def macro(*, name: str | None = None, eager: Callable | None = None) -> Callable:
+    """A name of ts.tile that becomes other ops where it is called: (tracer, *args) -> value."""
+
+    def make(lower: Callable) -> TileOp:
+        return TileOp(name or lower.__name__.rstrip("_"), lower.__module__.rpartition(".")[2],
+                      inspect.getdoc(lower) or "", lower=lower, eager=eager)
+
+    return make

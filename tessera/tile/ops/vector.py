@@ -1,0 +1,95 @@
+"""load_vector and store_vector: each lane moves `width` neighbours of a row (Q58)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.tile.access import Pattern
+from tessera.tile.errors import RuleError
+from tessera.tile.handles import Handle, Row, describe
+from tessera.tile.ops.macros import VECTORS
+from tessera.tile.ops.memory import require_inside
+from tessera.tile.ops.registry import declare
+from tessera.tile.types import Buffer, Tensor, Vector
+
+
+def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
+    """The memory and the indices of its row."""
+    if isinstance(x, Handle) and isinstance(x.type, Tensor | Buffer) and t.rank(x) == 1:
+        return x, t.leading(x)
+    if not isinstance(x, Row) or len(x.index) != t.rank(x.base) - 1:
+        t.fail(f"{what} moves one row of a tensor or buffer, got {describe(x)}",
+               f"ts.tile.{what}(src[row], ...)")
+    return x.base, [*t.leading(x.base), *x.index]
+
+
+def _load_lower(t: Any, x: Any, width: Any = 4) -> Any:
+    base, index = _row(t, x, "load_vector")
+    width = t.constant_int(width, "width")
+    if width not in VECTORS:
+        t.fail(f"width={width}: an access has 1, 2, 4, 8 or 16 elements")
+    return t.emit("load_vector", [base, *index], t.hint(base), width=width)
+
+
+def _store_lower(t: Any, x: Any, vector: Any) -> None:
+    base, index = _row(t, x, "store_vector")
+    if not isinstance(vector, Handle) or not isinstance(vector.type, Vector):
+        t.fail(f"store_vector of {describe(vector)}", "give it what ts.tile.load_vector returned")
+    t.emit("store_vector", [base, vector, *index])
+
+
+def _store_rule(types: Any, attrs: Any) -> Any:
+    place, vector = types[0], types[1]
+    if place.dtype is not vector.dtype:
+        raise RuleError(f"store_vector moves bytes: {vector} to {place}")
+    return ()
+
+
+def _addresses(m: Any, op: Any, place: Any, index: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """[G, L, width] addresses, and which of them lie in the row and are active."""
+    memory = place.memory
+    address: Any = np.asarray(place.base(m.groups, m.lanes))
+    for axis, i in enumerate(index):
+        require_inside(m, op, memory, axis, i)
+        address = address + np.clip(np.asarray(i, np.int64), 0, max(0, memory.shape[axis] - 1)
+                                    ) * memory.strides[axis]
+    column = m.lane_ids()[..., None] * width + np.arange(width)  # [1, L, W]
+    inside = column < memory.shape[-1]
+    full = np.atleast_2d(address)[..., None] + np.minimum(column, max(0, memory.shape[-1] - 1))
+    active = m.active((m.count, m.lanes))[..., None]
+    shape = (m.count, m.lanes, width)
+    return np.broadcast_to(full, shape), np.broadcast_to(inside & active, shape)
+
+
+def _touch(m: Any, op: Any, memory: Any, address: np.ndarray, on: np.ndarray, write: bool) -> None:
+    if m.sanitizer is None:
+        return
+    rows, lanes, _ = np.nonzero(on)
+    access = m.access(memory, address[on], rows, lanes.astype(np.int32), op.where)
+    (m.sanitizer.wrote if write else m.sanitizer.read)(access)
+    site = m.sanitizer.site(op.where)
+    key = (site, memory.name, not write)
+    if key not in m.report.patterns:
+        where = m.sanitizer.sites[site]
+        m.report.patterns[key] = Pattern(memory.space, memory.name, where.line, where.text, write)
+    m.report.patterns[key].count_vectors(memory, address, on)
+
+
+@declare(rule=lambda types, attrs: Vector(types[0].dtype, attrs["width"]), attrs=("width",),
+         run=True, effect="read", lower=_load_lower)
+def load_vector(m: Any, op: Any, row: Any, *index: Any) -> Any:
+    """Lane L reads elements width*L .. width*L + width - 1 of a row; none past its end."""
+    address, on = _addresses(m, op, row, index, op.attr["width"])
+    _touch(m, op, row.memory, address, on, write=False)
+    values = row.memory.read(address)
+    return np.where(on, values, values.dtype.type(0))
+
+
+@declare(rule=_store_rule, run=True, effect="write", lower=_store_lower)
+def store_vector(m: Any, op: Any, row: Any, vector: Any, *index: Any) -> Any:
+    """Writes a vector to the same positions of a row."""
+    address, on = _addresses(m, op, row, index, vector.shape[2])
+    _touch(m, op, row.memory, address, on, write=True)
+    row.memory.write(address[on], np.broadcast_to(vector, address.shape)[on], m.key)

@@ -1,0 +1,214 @@
+"""Races, missing barriers and uninitialised reads: one record per address of every memory.
+
+Within a group only a barrier orders lanes, so the vector clock of a lane is the number of barriers
+its group has passed (the epoch). Nothing orders two groups of a launch. Two accesses to one address,
+one of them a write, are a race when they come from different groups, or from different lanes of a
+group in the same epoch. Whole-group statements on global memory are ordered among themselves
+(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`: each lane
+touches elements that the others touched), which is why the explicit style needs its barriers.
+
+A conflict between accesses of one statement of one lane set is none: each lane keeps its elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import SourceLine
+from tessera.tile.errors import RaceError, UninitialisedError
+from tessera.tile.memory import Local, Memory
+
+GROUP, MANY = -1, -2  # pseudo lanes: ordered statements of the group; unordered lanes of it
+ANY_GROUP = -2
+
+
+class Shadow:
+    """Who last wrote and read each address: site (0 never), group, lane, epoch."""
+
+    def __init__(self, size: int):
+        self.write = np.zeros((4, size), np.int32)
+        self.reads = np.zeros((4, size), np.int32)
+        self.atomic = np.zeros(size, bool)
+        self.pending = np.zeros(size, np.int32)  # site of an async copy that has not arrived
+
+
+@dataclass
+class Access:
+    """n addresses with the group and lane that touch them and the group's epoch there."""
+
+    memory: Memory
+    address: np.ndarray
+    group: np.ndarray
+    lane: np.ndarray
+    epoch: np.ndarray
+    site: int
+
+
+class Sanitizer:
+    """Keeps the shadows; raises RaceError or UninitialisedError at the first conflict."""
+
+    def __init__(self) -> None:
+        self.sites: list[SourceLine] = [SourceLine("", 0)]
+        self.numbers: dict[Any, int] = {}
+
+    def site(self, where: SourceLine | None) -> int:
+        place = where or SourceLine("<generated>", 0)
+        key = (place.file, place.line)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.sites)
+            self.sites.append(place)
+        return self.numbers[key]
+
+    def shadow(self, memory: Memory) -> Shadow:
+        if memory.shadow is None:
+            memory.shadow = Shadow(len(memory.flat))
+        return memory.shadow
+
+    def read(self, a: Access) -> None:
+        """Checks and records reads."""
+        s = self.shadow(a.memory)
+        self._arrived(s, a, "reads")
+        if isinstance(a.memory, Local):
+            self._initialised(s, a)
+        bad = self._conflict(s.write[:, a.address], a)
+        if bad.any():
+            self._race(a, bad, s.write, "reads", "wrote")
+        old = s.reads[:, a.address]
+        lane, group = a.lane.copy(), a.group.copy()
+        seen = old[0] > 0
+        other = seen & (old[1] != a.group)
+        group[other] = ANY_GROUP
+        mixed = seen & ~other & (old[3] == a.epoch) & (old[2] != a.lane)
+        lane[mixed] = MANY
+        s.reads[0, a.address], s.reads[3, a.address] = a.site, a.epoch
+        s.reads[1, a.address], s.reads[2, a.address] = group, lane
+        # Two readers in one access: the second hides the first, so mark what differs.
+        lost = s.reads[2, a.address] != lane
+        s.reads[2, a.address[lost]] = MANY
+        lost = s.reads[1, a.address] != group
+        s.reads[1, a.address[lost]] = ANY_GROUP
+
+    def wrote(self, a: Access, atomic: bool = False, values: np.ndarray | None = None) -> None:
+        """Checks and records writes."""
+        s = self.shadow(a.memory)
+        self._arrived(s, a, "writes")
+        bad = self._conflict(s.write[:, a.address], a)
+        if atomic:
+            bad &= ~s.atomic[a.address]
+        if bad.any():
+            self._race(a, bad, s.write, "writes", "wrote")
+        bad = self._conflict(s.reads[:, a.address], a)
+        if bad.any():
+            self._race(a, bad, s.reads, "writes", "read")
+        if not atomic:
+            self._same_statement(a, values)
+        self._mark(s, a)
+        s.atomic[a.address] = atomic
+
+    def in_flight(self, a: Access) -> None:
+        """An async copy that will write these addresses some time later."""
+        self.wrote(a)
+        self.shadow(a.memory).pending[a.address] = a.site
+
+    def landed(self, a: Access) -> None:
+        """The copy is complete: written now, by lanes that nobody knows."""
+        s = self.shadow(a.memory)
+        s.pending[a.address] = 0
+        self._mark(s, a)
+
+    @staticmethod
+    def _mark(s: Shadow, a: Access) -> None:
+        s.write[0, a.address], s.write[1, a.address] = a.site, a.group
+        s.write[2, a.address], s.write[3, a.address] = a.lane, a.epoch
+
+    def _conflict(self, old: np.ndarray, a: Access) -> np.ndarray:
+        seen = old[0] > 0
+        if isinstance(a.memory, Local) and a.memory.space == "register":
+            return np.zeros(seen.shape, bool)
+        other_group = old[1] != a.group
+        same_epoch = (old[3] == a.epoch) & ~other_group
+        lanes = (old[2] != a.lane) | (old[2] == MANY)
+        itself = (old[0] == a.site) & (old[2] == MANY) & (a.lane == MANY)
+        return seen & (other_group | (same_epoch & lanes & ~itself))
+
+    def _same_statement(self, a: Access, values: np.ndarray | None) -> None:
+        """Two lanes that write different values to one address in one statement."""
+        if a.memory.space == "register" or a.address.size < 2:
+            return
+        order = np.argsort(a.address, kind="stable")
+        same = a.address[order][1:] == a.address[order][:-1]
+        if values is not None:
+            v = values[order]
+            same &= (v[1:] != v[:-1]) | (a.group[order][1:] != a.group[order][:-1])
+        if not same.any():
+            return
+        i = int(np.argmax(same))
+        first, second = order[i], order[i + 1]
+        raise RaceError(
+            f"race on {_element(a, first)}: {_who(a.group[first], a.lane[first])} and "
+            f"{_who(a.group[second], a.lane[second])} write it in the same statement",
+            where=self.sites[a.site],
+            hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:), "
+            "or use ts.tile.atomic_add")
+
+    def _arrived(self, s: Shadow, a: Access, verb: str) -> None:
+        pending = s.pending[a.address]
+        if pending.any():
+            i = int(np.argmax(pending > 0))
+            site = self.sites[pending[i]]
+            raise RaceError(
+                f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an asynchronous copy "
+                f"into it (line {site.line}) may still be under way",
+                where=self.sites[a.site], also=(("the copy", site),),
+                hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()")
+
+    def _initialised(self, s: Shadow, a: Access) -> None:
+        never = s.write[0, a.address] == 0
+        if never.any():
+            i = int(np.argmax(never))
+            raise UninitialisedError(
+                f"{_element(a, i)} is read, but nothing has written it",
+                where=self.sites[a.site],
+                hint="write every element that is read, for example buffer[...] = 0.0")
+
+    def _race(self, a: Access, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
+        i = int(np.argmax(bad))
+        site, group, lane, _ = old[:, a.address[i]]
+        before = self.sites[site]
+        across = group != a.group[i]
+        who = _who(group, lane) if group != ANY_GROUP else "other groups"
+        order = ("in the same launch: nothing orders groups" if across
+                 else "with no barrier in between")
+        hint = ("give each group its own elements, or use ts.tile.atomic_add" if across
+                else f"put ts.tile.barrier() between line {before.line} and line "
+                f"{self.sites[a.site].line}")
+        raise RaceError(
+            f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
+            f"{who} {did} it "
+            f"at line {before.line}, {order}",
+            where=self.sites[a.site], also=(("the other access", before),), hint=hint)
+
+
+def _who(group: Any, lane: Any) -> str:
+    lanes = {GROUP: "group", MANY: "the lanes of group"}
+    if int(lane) in lanes:
+        return f"{lanes[int(lane)]} {int(group)}"
+    return f"lane {int(lane)} of group {int(group)}"
+
+
+def _verb(verb: str, a: Access, i: Any) -> str:
+    """writes, or write for several lanes."""
+    return verb[:-1] if int(a.lane[i]) == MANY else verb
+
+
+def _element(a: Access, i: Any) -> str:
+    """`shared buffer 'smem'[3, 4]` for an address."""
+    memory, at = a.memory, int(a.address[i])
+    kind = "tensor" if memory.space == "global" else f"{memory.space} buffer"
+    stage = at // memory.size % memory.stages if memory.size else 0
+    index = np.unravel_index(at % max(memory.size, 1), memory.shape or (1,))
+    prefix = f"{stage}, " if memory.stages > 1 else ""
+    return f"{kind} '{memory.name}'[{prefix}{', '.join(str(int(k)) for k in index)}]"

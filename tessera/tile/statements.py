@@ -1,0 +1,573 @@
+"""Statements of a kernel: assignments, branches and loops as structured SSA."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.numerics import f32, i32
+from tessera.tile.exits import RETURN
+from tessera.tile.expressions import BINARY, Expressions
+from tessera.tile.handles import UNSET, Handle, Row, Undefined, Unset, describe, is_number
+from tessera.tile.indexing import Part
+from tessera.tile.ir import Def, For, If, Node, Op, Operand, While
+from tessera.tile.ops.registry import OPS, TileOp
+from tessera.tile.ops.rules import promote
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile, Type, View
+
+REFUSED = {
+    "With": "with blocks", "Try": "try: errors cannot be caught inside a kernel", "Raise":
+    "raise: write assert condition, \"message\"", "Import": "import: do it outside of the kernel",
+    "ImportFrom": "import: do it outside of the kernel", "ClassDef": "a class",
+    "FunctionDef": "a nested function: define it outside of the kernel", "Global": "global",
+    "Nonlocal": "nonlocal", "Delete": "del", "Match": "match: write if / elif",
+    "AsyncFor": "async for", "AsyncWith": "async with", "AsyncFunctionDef": "an async function",
+    "TryStar": "try: errors cannot be caught inside a kernel",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """A name that a loop changes, the type it is carried in, and what it is before the loop."""
+
+    name: str
+    type: Type
+    init: Any
+
+
+class Statements(Expressions):
+    """Traces statement lists into `self.block`."""
+
+    depth = 0  # of loops
+
+    def statements(self, body: list[ast.stmt]) -> None:
+        for s in body:
+            outer, self.node = self.node, s
+            do = getattr(self, "do_" + type(s).__name__, None)
+            if do is None:
+                what = REFUSED.get(type(s).__name__, type(s).__name__)
+                self.fail(f"{what.partition(':')[0]} is not part of the kernel language",
+                          what.partition(": ")[2] or "write it with if, for, while and assignments")
+            do(s)
+            self.node = outer
+
+    def do_Pass(self, s: ast.Pass) -> None:
+        pass
+
+    def do_Expr(self, s: ast.Expr) -> None:
+        if not isinstance(s.value, ast.Constant):
+            self.expr(s.value)
+
+    def do_Assert(self, s: ast.Assert) -> None:
+        test = self.expr(s.test)
+        message = self.expr(s.msg) if s.msg else ast.unparse(s.test)
+        if not isinstance(test, Handle):
+            if not test:
+                self.fail(f"assertion fails at compile time: {message}", code="E_KERNEL_ASSERT")
+            return
+        self.call(OPS["device_assert"], [test, message], {})
+
+    # --- assignments --------------------------------------------------------------------------
+    def do_Assign(self, s: ast.Assign) -> None:
+        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Tuple) and isinstance(
+                s.value, ast.Tuple) and len(s.targets[0].elts) == len(s.value.elts):
+            values = [self.named(self.expr(e), t.id) if isinstance(t, ast.Name) else self.expr(e)
+                      for t, e in zip(s.targets[0].elts, s.value.elts, strict=True)]
+            self.assign(s.targets[0], tuple(values))
+            return
+        value = self.expr(s.value)
+        for target in s.targets:
+            self.assign(target, value)
+
+    def do_AnnAssign(self, s: ast.AnnAssign) -> None:
+        if s.value is None:
+            return
+        value, kind = self.expr(s.value), self.expr(s.annotation)
+        if kind in (int, float, bool):
+            kind = {int: i32, float: f32, bool: bool}[kind]
+        self.assign(s.target, self.call(OPS["cast"], [value, kind], {}))
+
+    def assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.env[target.id] = self.named(value, target.id)
+        elif isinstance(target, ast.Tuple | ast.List):
+            items = value
+            if not isinstance(items, tuple | list) or len(items) != len(target.elts):
+                self.fail(f"{describe(value)} cannot be unpacked into {len(target.elts)} names")
+            for t, v in zip(target.elts, items, strict=True):
+                self.assign(t, v)
+        elif isinstance(target, ast.Subscript):
+            self.store(target, value)
+        else:
+            self.fail(f"assignment to {ast.unparse(target)}", "names, tuples and x[i] can be assigned")
+
+    def named(self, value: Any, name: str) -> Any:
+        """A fresh value gets the user's name."""
+        last = self.block[-1] if self.block else None
+        if not isinstance(value, Handle) or not isinstance(last, Op) or len(last.outs) != 1:
+            return value
+        made = last.outs[0]
+        if made.value != value.value or not made.value.name.startswith("t"):
+            return value
+        if made.value.name.rstrip("0123456789") not in ("t", "t_") or name.startswith("__"):
+            return value
+        self.names.taken.discard(made.value.name)
+        self.names.next["t"] = max(0, self.names.next.get("t", 0) - 1)
+        new = self.names.fresh(name)
+        op = replace(last, outs=(Def(new, made.type),))
+        self.block[-1] = op
+        self.defined_by[new] = op
+        if made.value in self.forms.of:
+            self.forms.of[new] = self.forms.of.pop(made.value)
+        if made.value in self.forms.below:
+            self.forms.below[new] = self.forms.below.pop(made.value)
+        return replace(value, value=new)
+
+    def place(self, target: ast.Subscript) -> tuple[Handle, list[Any]]:
+        """The tensor or buffer of x[i] and the indices, stages resolved."""
+        base: Any = self.expr(target.value)
+        parts = self.parts(target)
+        if isinstance(base, Row):
+            base, parts = base.base, [*base.index, *parts]
+        if isinstance(base, tuple | list | dict):
+            self.fail("assignment to an item of a tuple, list or dict", "use a shared buffer or names")
+        if not isinstance(base, Handle) or isinstance(base.type, Scalar | Tile):
+            hint = "a tile is a value: make a new one, for example with ts.tile.where"
+            self.fail(f"assignment to a part of {describe(base)}", hint)
+        if isinstance(base.type, Buffer) and base.type.stages > 1:
+            base, parts = self.pick_stage(base, parts[0]), parts[1:]
+        return base, self.expand_ellipsis(base, parts or [...])
+
+    def store(self, target: ast.Subscript, value: Any) -> None:
+        base, parts = self.place(target)
+        self.store_at(base, parts, value)
+
+    def store_at(self, base: Handle, parts: list[Any], value: Any) -> None:
+        elements = all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base)
+        for p in parts:
+            if not isinstance(p, Part):
+                self.require_index(p)
+        if elements and parts:
+            self.store_element(base, parts, value)
+            return
+        view = base if isinstance(base.type, View) else self.make_view(base, parts)
+        self.store_tile(view, value)
+
+    def store_tile(self, view: Handle, value: Any) -> None:
+        """A tile, a number, or another place (loaded) into a box."""
+        if isinstance(value, Row):
+            value = self.view_of_row(value)
+        if isinstance(value, Handle) and isinstance(value.type, View | Buffer):
+            value = self.call(OPS["load"], [value], {})
+        value = self.value_of(value)
+        if not isinstance(value, Handle):
+            dtype = view.type.dtype
+            value = self.to(value, dtype if dtype.kind != "float" else dtype.compute)
+        else:
+            value = self.storable(value, view.type.dtype, view)
+        self.emit("store_tile", [view, value])
+
+    def do_AugAssign(self, s: ast.AugAssign) -> None:
+        name = BINARY.get(type(s.op))
+        if name is None:
+            self.fail("@= is not part of the kernel language", "x = ts.tile.dot(x, y)")
+        if isinstance(s.target, ast.Name):
+            old = self.get_Name(ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target))
+            if isinstance(old, Handle) and isinstance(old.type, Tensor | Buffer | View):
+                self.update_block(old, name, self.expr(s.value))
+                return
+            self.env[s.target.id] = self.named(self.binary(name, old, self.expr(s.value)),
+                                               s.target.id)
+        elif isinstance(s.target, ast.Subscript):
+            base, parts = self.place(s.target)
+            if all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base):
+                old = self.load_element(base, parts)
+                self.store_at(base, parts, self.binary(name, old, self.expr(s.value)))
+                return
+            self.update(self.make_view(base, parts), name, self.expr(s.value))
+        else:
+            self.fail(f"assignment to {ast.unparse(s.target)}")
+
+    def update(self, view: Handle, name: str, value: Any) -> None:
+        """view op= value: load, compute, store."""
+        if isinstance(value, Handle) and isinstance(value.type, View | Buffer):
+            value = self.call(OPS["load"], [value], {})
+        old = self.call(OPS["load"], [view], {})
+        self.store_tile(view, self.binary(name, old, value))
+
+    def update_block(self, tensor: Handle, name: str, value: Any) -> None:
+        """C += tile: the group's own block of C."""
+        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+            self.fail(f"{describe(value)} added to the whole of {describe(tensor)}",
+                      "add a tile (the group's block), or index elements")
+        self.update(self.own_block(tensor, value.type.shape), name, value)
+
+    def own_block(self, tensor: Handle, shape: tuple[int, ...]) -> Handle:
+        raise NotImplementedError
+
+    # --- branches -----------------------------------------------------------------------------
+    def do_If(self, s: ast.If) -> None:
+        test = self.expr(s.test)
+        if not isinstance(test, Handle):
+            self.statements(s.body if test else s.orelse)
+            return
+        self.if_run_time(test, s.body, s.orelse)
+
+    def if_run_time(self, test: Handle, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
+        if not isinstance(test.type, Scalar):
+            self.fail(f"an if on {describe(test)}", "decide element by element: ts.tile.where(c, x, y)")
+        test = self.truth(test)
+        lane = not self.is_uniform(test)
+        before = dict(self.env)
+        self.divergent += lane
+        then_nodes, then = self.region(body)
+        self.env = dict(before)
+        else_nodes, orelse_env = self.region(orelse)
+        self.divergent -= lane
+        self.env = before
+        self.merge(test, lane, (then_nodes, then), (else_nodes, orelse_env))
+
+    def region(self, body: list[ast.stmt]) -> tuple[list[Node], dict[str, Any]]:
+        """The nodes of a branch and the names after it."""
+        outer, self.block = self.block, []
+        self.statements(body)
+        inner, self.block = self.block, outer
+        return inner, dict(self.env)
+
+    def merge(self, test: Handle, lane: bool, then: tuple, orelse: tuple) -> None:
+        """Names that the branches changed become results of the If."""
+        then_nodes, then_env = then
+        else_nodes, else_env = orelse
+        new: dict[str, Any] = {}
+        outs: list[Def] = []
+        thens: list[Operand] = []
+        elses: list[Operand] = []
+        for name in {**then_env, **else_env}:
+            a, b = then_env.get(name), else_env.get(name)
+            if name in then_env and name in else_env and same(a, b):
+                self.env[name] = a
+                continue
+            if name not in then_env or name not in else_env or isinstance(a, Undefined) or isinstance(
+                    b, Undefined):
+                new[name] = Undefined(f"{name!r} has a value only in one branch of the if at line "
+                                      f"{self.where().line}", self.where())
+                continue
+            type_ = self.join(name, a, b, "the branches of this if give it", lane)
+            x = self.converted(a, type_, then_nodes)
+            y = self.converted(b, type_, else_nodes)
+            made = Def(self.names.fresh(name.strip("_") or name), type_)
+            outs.append(made)
+            thens.append(x)
+            elses.append(y)
+            new[name] = Handle(made.value, type_)
+        self.block.append(If(test.value, tuple(then_nodes), tuple(else_nodes), tuple(outs),
+                             tuple(thens), tuple(elses), self.where()))
+        for name, made_value in new.items():
+            self.env[name] = made_value
+            if isinstance(made_value, Handle):
+                self.note_type(made_value)
+
+    def note_type(self, h: Handle) -> None:
+        self.block_types[h.value] = h.type
+
+    def join(self, name: str, a: Any, b: Any, said: str, lane: bool) -> Type:
+        """The one type for a name with two values; literals adapt. Errors name both types."""
+        for x in (a, b):
+            if not isinstance(x, Handle | Unset) and not is_number(x):
+                self.fail(f"{name!r}: {said} {describe(a)} and {describe(b)}",
+                          "only numbers, scalars and tiles may differ at run time")
+        if isinstance(a, Unset) or isinstance(b, Unset):
+            known = b if isinstance(a, Unset) else a
+            return self.laned(self.type_of(known), lane)
+        ta, tb = self.type_of(a), self.type_of(b)
+        for t in (ta, tb):
+            if not isinstance(t, Scalar | Tile):
+                self.fail(f"{name!r}: {said} different places in memory, {ta} and {tb}",
+                          "index a list of buffers by a stage number instead")
+        joined = self.joined(a, b, ta, tb)
+        if joined is None:
+            wa, wb = self.made_at(a), self.made_at(b)
+            self.fail(f"{name!r} changes its type: {said} {ta} and {tb}",
+                      "give it one type: cast with ts.tile.cast(x, dtype), or use another name",
+                      code="E_TYPE_CHANGE",
+                      also=tuple((str(t), w) for t, w in ((ta, wa), (tb, wb)) if w is not None))
+        return self.laned(joined, lane, name)
+
+    def laned(self, t: Type, lane: bool, name: str = "") -> Type:
+        if not lane:
+            return t
+        if isinstance(t, Tile):
+            self.fail(f"the tile {name!r} is assigned where control depends on the lane",
+                      "a tile belongs to the whole group: use ts.tile.where")
+        return Scalar(t.dtype, uniform=False)
+
+    def made_at(self, x: Any) -> Any:
+        made = self.defined_by.get(x.value) if isinstance(x, Handle) else None
+        return made.where if made is not None else None
+
+    def joined(self, a: Any, b: Any, ta: Any, tb: Any) -> Type | None:
+        if isinstance(ta, Tile) != isinstance(tb, Tile):
+            tile, other, literal = (ta, tb, b) if isinstance(ta, Tile) else (tb, ta, a)
+            return tile if is_number(literal) and fits_dtype(literal, tile.dtype) else None
+        dtype = self.joined_dtype(a, b, ta, tb)
+        if dtype is None:
+            return None
+        if isinstance(ta, Tile):
+            return Tile(dtype, ta.shape) if ta.shape == tb.shape else None
+        return Scalar(dtype, ta.uniform and tb.uniform)
+
+    @staticmethod
+    def joined_dtype(a: Any, b: Any, ta: Any, tb: Any) -> Any:
+        da, db = ta.dtype, tb.dtype
+        if da is db:
+            return da
+        if is_number(a) and is_number(b):
+            return promote([da, db])
+        for literal, dtype in ((a, db), (b, da)):
+            if is_number(literal):
+                return dtype if fits_dtype(literal, dtype) else None
+        if da.kind == "float" and db.kind == "float" and promote([da, db]) in (da, db):
+            return promote([da, db])  # a storage format and its compute type: exact
+        return None
+
+    def converted(self, x: Any, t: Type, nodes: list[Node]) -> Operand:
+        """x as an operand of type t; conversions are appended to `nodes`."""
+        outer, self.block = self.block, nodes
+        try:
+            if isinstance(x, Unset):
+                x = 0 if t.dtype.kind != "float" else 0.0
+            if isinstance(t, Tile) and not isinstance(x, Handle):
+                x = self.emit("full", [], shape=t.shape, value=x, dtype=t.dtype)
+            if isinstance(x, Handle):
+                return self.cast(x, t.dtype).value
+            return self.operand(self.to(x, t.dtype))
+        finally:
+            self.block = outer
+
+    # --- loops --------------------------------------------------------------------------------
+    def do_While(self, s: ast.While) -> None:
+        if s.orelse:
+            self.fail("else after a loop is not part of the kernel language")
+        exits = list(getattr(s, "exits", ()))
+        tests = [ast.UnaryOp(ast.Not(), ast.Name(f, ast.Load())) for f in exits]
+        test = ast.BoolOp(ast.And(), [*tests, s.test]) if tests else s.test
+        ast.fix_missing_locations(ast.copy_location(test, s.test))
+        self.while_loop(s, test, resets(s) + s.body)
+
+    def while_loop(self, s: Any, test: ast.expr, body: list[ast.stmt]) -> None:
+        """Traces until the types of the carried names are those they have after a turn."""
+        names = [n for n in stored_names(body) if n in self.env]
+        mark, lane = self.mark(), False
+        types: dict[str, Type] = {}
+        for _ in range(6):
+            carried = self.carry(names, types)
+            inits = [self.converted(c.init, c.type, self.block) for c in carried]
+            defs = self.enter(carried)
+            outer, self.block = self.block, []
+            cond = self.expr(test)
+            if not isinstance(cond, Handle):
+                cond = self.emit("constant", [], dtype=self.literal(True).dtype, value=bool(cond))
+            cond = self.truth(cond)
+            tested, self.block = self.block, []
+            lane = not self.is_uniform(cond)
+            self.turn(body, lane)
+            nodes, self.block = self.block, outer
+            again = self.close(carried, nodes, lane)
+            if again is None:
+                break
+            types = again
+            self.rewind(mark)
+        yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
+        self.loop_env.append(mark[0])
+        self.leave(names, carried, defs, lambda: self.block.append(While(
+            defs, tuple(inits), tuple(tested), self.operand(cond), tuple(nodes), yields,
+            self.where())))
+        self.loop_env.pop()
+
+    def turn(self, body: list[ast.stmt], lane: bool) -> None:
+        self.depth += 1
+        self.divergent += lane
+        self.statements(body)
+        self.divergent -= lane
+        self.depth -= 1
+
+    def mark(self) -> Any:
+        """What a second trace of a loop starts from."""
+        return (dict(self.env), len(self.block), set(self.names.taken), dict(self.names.next),
+                self.forms.copy(), len(self.axis_names), dict(self.contents))
+
+    def rewind(self, mark: Any) -> None:
+        env, length, taken, counts, forms, axes, contents = mark
+        self.contents = dict(contents)
+        self.env = dict(env)
+        del self.block[length:]
+        del self.axis_names[axes:]
+        self.names.taken, self.names.next, self.forms = set(taken), dict(counts), forms.copy()
+
+    def carry(self, names: list[str], types: dict[str, Type]) -> list[Carried]:
+        out = []
+        for name in names:
+            init = self.env[name]
+            if isinstance(init, Undefined | tuple | list | str | Row) or init is None or not (
+                    isinstance(init, Handle | Unset) or is_number(init)):
+                continue
+            if isinstance(init, Handle) and isinstance(init.type, Buffer | View | Tensor):
+                continue
+            if isinstance(init, Unset) and name not in types:
+                continue
+            kind = types.get(name) or self.type_of(init)
+            out.append(Carried(name, kind, init))
+        return out
+
+    def enter(self, carried: list[Carried]) -> tuple[Def, ...]:
+        defs = tuple(Def(self.names.fresh(c.name.strip("_") or c.name), c.type) for c in carried)
+        for c, d in zip(carried, defs, strict=True):
+            edges = c.init.edges if isinstance(c.init, Handle) else ()
+            self.env[c.name] = Handle(d.value, d.type, edges)
+            self.block_types[d.value] = d.type
+        return defs
+
+    def close(self, carried: list[Carried], nodes: list[Node], lane: bool) -> dict[str, Type] | None:
+        """None when every carried type is what it is after a turn, else the types to try."""
+        types, changed = {}, False
+        for c in carried:
+            after = self.env[c.name]
+            if isinstance(after, Undefined):
+                self.fail(after.why, "give it a value in both branches")
+            before: Any = c.init if not isinstance(c.init, Handle) else Handle(c.init.value, c.type)
+            said = f"before the loop at line {self.where().line} and after one turn it is"
+            joined = self.join(c.name, before, after, said, lane)
+            if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
+                joined = Scalar(joined.dtype, uniform=False)
+            types[c.name] = joined
+            changed |= joined != c.type
+        for name, value in self.env.items():
+            if name == RETURN and name not in types and (isinstance(value, Handle)
+                                                         or is_number(value)):
+                types[name], changed = self.type_of(value), True
+        return types if changed else None
+
+    def leave(self, names: list[str], carried: list[Carried], defs: tuple[Def, ...],
+              append: Any) -> None:
+        """After the loop: carried names have their last value, others set inside have none."""
+        append()
+        self.contents = {}
+        inside = dict(self.env)
+        for c, d in zip(carried, defs, strict=True):
+            after = inside[c.name]
+            edges = after.edges if isinstance(after, Handle) else ()
+            self.env[c.name] = Handle(d.value, d.type, edges)
+            self.block_types[d.value] = d.type
+        known = {c.name for c in carried}
+        for name, value in inside.items():
+            if name in known:
+                continue
+            if name in self.before_loop and same(self.before_loop[name], value):
+                continue
+            if name in self.before_loop and not isinstance(value, Handle):
+                self.fail(f"{name!r} changes in a loop from {describe(self.before_loop[name])} to "
+                          f"{describe(value)}", "only numbers, scalars and tiles may change in a loop; "
+                          "of buffers, index a list by a stage number")
+            self.env[name] = Undefined(
+                f"{name!r} has a value only inside the loop at line {self.where().line}",
+                self.where())
+
+    @property
+    def before_loop(self) -> dict[str, Any]:
+        return self.loop_env[-1] if self.loop_env else {}
+
+    loop_env: list[dict[str, Any]]
+
+    def for_loop(self, s: Any, lo: Any, hi: Any, step: Any, over: str,
+                 body: list[ast.stmt]) -> For:
+        """One counted loop with bounds as given; returns the node that was appended."""
+        self.require_bounds(lo, hi, step)
+        names = [n for n in stored_names(body) if n in self.env and n != s.target.id]
+        dtype = promote([self.type_of(x).dtype for x in (lo, hi, step)])
+        lane = not all(map(self.is_uniform, (lo, hi, step)))
+        mark, types = self.mark(), {}  # type: ignore[var-annotated]
+        first, last, by = (self.operand(self.to(x, dtype)) for x in (lo, hi, step))
+        start = self.mark()
+        for _ in range(6):
+            carried = self.carry(names, types)
+            inits = [self.converted(c.init, c.type, self.block) for c in carried]
+            defs = self.enter(carried)
+            var = Def(self.names.fresh(s.target.id), Scalar(dtype, not lane))
+            self.env[s.target.id] = Handle(var.value, var.type)
+            self.block_types[var.value] = var.type
+            self.loop_bounds[var.value] = (first, last, by)
+            outer, self.block = self.block, []
+            self.turn(body, lane)
+            nodes, self.block = self.block, outer
+            again = self.close(carried, nodes, lane)
+            if again is None:
+                break
+            types = again
+            self.rewind(start)
+        yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
+        node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
+                   self.where())
+        self.loop_env.append(mark[0])
+        self.leave(names, carried, defs, lambda: self.block.append(node))
+        self.loop_env.pop()
+        return node
+
+    loop_bounds: dict[Any, tuple[Operand, Operand, Operand]]
+
+    def require_bounds(self, lo: Any, hi: Any, step: Any) -> None:
+        for x, what in ((lo, "start"), (hi, "stop"), (step, "step")):
+            kind = self.type_of(x).dtype.kind if isinstance(x, Handle) or is_number(x) else None
+            if kind not in ("int", "uint") or (isinstance(x, Handle)
+                                               and not isinstance(x.type, Scalar)):
+                self.fail(f"the {what} of a range must be an integer, got {describe(x)}")
+        if isinstance(step, int) and step == 0:
+            self.fail("the step of a range is 0")
+
+
+def resets(s: Any) -> list[ast.stmt]:
+    """Assignments that clear a loop's continue flag at the start of a turn."""
+    made = [ast.Assign([ast.Name(f, ast.Store())], ast.Constant(False))
+            for f in getattr(s, "resets", ())]
+    return [ast.fix_missing_locations(ast.copy_location(m, s)) for m in made]
+
+
+def stored_names(body: list[ast.stmt]) -> list[str]:
+    """Names that a block assigns, in order of their first appearance."""
+    found: dict[str, None] = {}
+    for s in body:
+        for n in ast.walk(s):
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                found[n.id] = None
+            if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name):
+                found[n.target.id] = None
+            if isinstance(n, ast.Call) and mutates_first(n):
+                found[n.args[0].id] = None  # type: ignore[attr-defined]
+    return list(found)
+
+
+def mutates_first(n: ast.Call) -> bool:
+    """mask_causal(S, ...) assigns S."""
+    name = n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "")
+    return name == "mask_causal" and bool(n.args) and isinstance(n.args[0], ast.Name)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two traced values are one."""
+    if a is b:
+        return True
+    if isinstance(a, Handle) and isinstance(b, Handle):
+        return a.value == b.value
+    return type(a) is type(b) and is_number(a) and a == b
+
+
+def fits_dtype(x: Any, dtype: Any) -> bool:
+    """Whether a literal may take this type."""
+    if dtype.kind == "bool":
+        return isinstance(x, bool)
+    if isinstance(x, bool):
+        return False
+    return dtype.kind == "float" or isinstance(x, int)
+
+
+__all__ = ["UNSET", "Statements", "TileOp", "resets", "stored_names"]

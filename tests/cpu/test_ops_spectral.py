@@ -1,0 +1,238 @@
+"""Fourier and cosine transforms against numpy.fft and scipy.fft; Parseval, inverses, adjoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.fft
+
+import tessera as ts
+from derivatives import assert_derivatives
+from tessera.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from tolerance import assert_close
+
+EXTENTS = [1, 2, 3, 4, 7, 8, 31, 64]
+NORMS = pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+DTYPES = pytest.mark.parametrize("dtype", [np.float64, np.float32])
+
+
+def parts(rng: np.random.Generator, *shape: int, dtype: Any = np.float64) -> tuple:
+    """A complex tensor as a pair, and its values as NumPy's complex numbers."""
+    re, im = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    return (ts.tensor(re), ts.tensor(im)), re.astype(np.float64) + 1j * im
+
+
+def joined(pair: Any) -> np.ndarray:
+    re, im = (np.asarray(x, np.float64) for x in pair)
+    return re + 1j * im
+
+
+def assert_pair(got: Any, want: np.ndarray, dtype: Any = np.float64, n: int = 64) -> None:
+    assert isinstance(got, tuple) and len(got) == 2
+    scale = float(np.sqrt(np.mean(np.abs(want) ** 2)))
+    for part, expected in zip(got, (want.real, want.imag), strict=True):
+        assert_close(part, expected, dtype=dtype, n=n, scale=scale)
+
+
+# --- values -----------------------------------------------------------------------------------
+@NORMS
+@DTYPES
+@pytest.mark.parametrize("n", EXTENTS)
+def test_fft_and_ifft(n: int, dtype: type, norm: str, rng: np.random.Generator) -> None:
+    pair, z = parts(rng, 3, n, 2, dtype=dtype)
+    for fn, oracle in ((ts.fft, np.fft.fft), (ts.ifft, np.fft.ifft)):
+        want = oracle(z, axis=1, norm=norm)
+        for run in (fn, ts.jit(lambda x, f=fn: f(x, axis=1, norm=norm))):
+            assert_pair(run(pair, axis=1, norm=norm) if run is fn else run(pair), want, dtype)
+        assert_pair(fn(pair[0], axis=1, norm=norm), oracle(z.real, axis=1, norm=norm), dtype)
+    back = ts.ifft(ts.fft(pair, axis=1, norm=norm), axis=1, norm=norm)
+    assert_pair(back, z, dtype)
+    assert back[0].dtype is pair[0].dtype
+
+
+@NORMS
+@DTYPES
+@pytest.mark.parametrize("n", EXTENTS)
+def test_rfft_and_irfft(n: int, dtype: type, norm: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((n, 3)).astype(dtype)
+    want = np.fft.rfft(x.astype(np.float64), axis=0, norm=norm)
+    got = ts.rfft(x, axis=0, norm=norm)
+    assert_pair(got, want, dtype)
+    assert_close(ts.irfft(got, n, axis=0, norm=norm), x, dtype=dtype, n=64)
+    full = ts.fft(x, axis=0, norm=norm)
+    assert_pair(tuple(p[: n // 2 + 1] for p in full), want, dtype)
+    pair, z = parts(rng, n // 2 + 1, 3, dtype=dtype)  # not the frequencies of a real tensor
+    assert_close(ts.irfft(pair, n, axis=0, norm=norm), np.fft.irfft(z, n, axis=0, norm=norm),
+                 dtype=dtype, n=64)
+
+
+@pytest.mark.parametrize("axes", [(-2, -1), (0, 2), (1, 0)])
+@NORMS
+def test_fft2_and_ifft2(axes: tuple, norm: str, rng: np.random.Generator) -> None:
+    pair, z = parts(rng, 4, 5, 6)
+    got = ts.fft2(pair, axes, norm)
+    assert_pair(got, np.fft.fft2(z, axes=axes, norm=norm))
+    assert_pair(ts.ifft2(got, axes, norm), z)
+    assert_pair(ts.fft2(pair[0], axes, norm), np.fft.fft2(z.real, axes=axes, norm=norm))
+
+
+@pytest.mark.parametrize("n", [1, 4, 5, 9])
+def test_number_of_points(n: int, rng: np.random.Generator) -> None:
+    """More than there are: zeros follow; fewer: the first ones."""
+    pair, z = parts(rng, 2, 5)
+    assert_pair(ts.fft(pair, n), np.fft.fft(z, n))
+    assert_pair(ts.ifft(pair, n), np.fft.ifft(z, n))
+    assert_pair(ts.rfft(pair[0], n), np.fft.rfft(z.real, n))
+    assert_close(ts.irfft(pair, n), np.fft.irfft(z, n), n=16)
+    assert_close(ts.irfft(pair), np.fft.irfft(z), n=16)
+    assert_close(ts.irfft(pair[0]), np.fft.irfft(z.real), n=16)
+
+
+@pytest.mark.parametrize("n", [4, 7, 32])
+def test_parseval(n: int, rng: np.random.Generator) -> None:
+    pair, z = parts(rng, 3, n)
+    energy = np.sum(np.abs(z) ** 2, -1)
+    assert_close(np.sum(np.abs(joined(ts.fft(pair))) ** 2, -1) / n, energy, n=n)
+    assert_close(np.sum(np.abs(joined(ts.ifft(pair, norm="ortho"))) ** 2, -1), energy, n=n)
+    half = np.abs(joined(ts.rfft(pair[0]))) ** 2
+    doubled = np.sum(half, -1) * 2 - half[:, 0] - (half[:, -1] if n % 2 == 0 else 0)
+    assert_close(doubled / n, np.sum(z.real**2, -1), n=n)
+    assert_close(ts.sum(ts.square(ts.dct(pair[0], norm="ortho")), -1), np.sum(z.real**2, -1), n=n)
+
+
+@pytest.mark.parametrize("norm", [None, "ortho"])
+@pytest.mark.parametrize("type", [2, 3])
+@DTYPES
+@pytest.mark.parametrize("n", EXTENTS)
+def test_dct_and_idct(n: int, dtype: type, type: int, norm: str | None,
+                      rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, n, 3)).astype(dtype)
+    for fn, oracle in ((ts.dct, scipy.fft.dct), (ts.idct, scipy.fft.idct)):
+        want = oracle(x.astype(np.float64), type, axis=1, norm=norm)
+        assert_close(fn(x, type, axis=1, norm=norm), want, dtype=dtype, n=64)
+    back = ts.idct(ts.dct(x, type, 1, norm), type, 1, norm)
+    assert_close(back, x, dtype=dtype, n=64)
+    assert back.dtype is ts.tensor(x).dtype
+
+
+def test_low_precision_is_rounded_once(rng: np.random.Generator) -> None:
+    x = ts.cast(rng.standard_normal((2, 16)), "bf16")
+    wide = np.asarray(ts.cast(x, "f64"))
+    re, im = ts.fft(x)
+    assert re.dtype is ts.bf16 and im.dtype is ts.bf16
+    want = np.fft.fft(wide)
+    for got, part in ((re, want.real), (im, want.imag)):
+        np.testing.assert_allclose(np.asarray(ts.cast(got, "f64")), part, rtol=2**-8, atol=1e-5)
+    assert ts.dct(x).dtype is ts.bf16 and ts.irfft((re, im)).dtype is ts.bf16
+    assert ts.fft(np.arange(4))[0].dtype is ts.f32
+
+
+# --- derivatives ------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_derivatives_of_the_public_functions(n: int, rng: np.random.Generator) -> None:
+    re, im = rng.standard_normal((2, 3, n))
+
+    def power(pair: Any) -> Any:
+        return pair[0] ** 2 + 3.0 * pair[1] ** 3
+
+    assert_derivatives(lambda a, b: power(ts.fft((a, b), n + 2)), rng, re, im)
+    assert_derivatives(lambda a: power(ts.ifft(a)), rng, re)
+    assert_derivatives(lambda a, b: power(ts.fft2((a, b))), rng, re, im)
+    assert_derivatives(lambda a: power(ts.rfft(a)), rng, re)
+    assert_derivatives(lambda a, b: ts.irfft((a, b), 2 * n - 1) ** 2, rng, re, im)
+    assert_derivatives(lambda a: ts.dct(a) ** 2 + ts.idct(a, 3) ** 2 + ts.dct(a, 3), rng, re)
+
+
+def test_the_adjoint_of_the_orthonormal_transform_is_its_inverse(rng: np.random.Generator) -> None:
+    pair, z = parts(rng, 3, 8)
+    g, gz = parts(rng, 3, 8)
+    _, pull = ts.vjp(lambda p: ts.fft(p, norm="ortho"), pair)
+    assert_pair(pull(g), np.fft.ifft(gz, norm="ortho"))
+    _, pull = ts.vjp(lambda p: ts.fft(p), pair)
+    assert_pair(pull(g), 8 * np.fft.ifft(gz))
+
+
+def test_vmap_over_either_part(rng: np.random.Generator) -> None:
+    pair, z = parts(rng, 3, 5)
+    one = rng.standard_normal(5)
+    got = ts.vmap(lambda a: ts.fft((a, ts.tensor(one))))(pair[0])
+    assert_pair(got, np.fft.fft(z.real + 1j * one))
+    got = ts.vmap(lambda b: ts.irfft((ts.tensor(one), b)))(pair[1])
+    assert_close(got, np.fft.irfft(one + 1j * z.imag), n=16)
+
+
+def test_a_convolution_is_a_product_of_transforms(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 12))
+    (ar, ai), (br, bi) = ts.rfft(a), ts.rfft(b)
+    got = ts.irfft((ar * br - ai * bi, ar * bi + ai * br), 12)
+    want = [sum(a[j] * b[(k - j) % 12] for j in range(12)) for k in range(12)]
+    assert_close(got, want, n=48)
+
+
+# --- order ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [(1,), (4,), (5,), (4, 5), (2, 3, 4), (0, 3)])
+def test_fftshift_and_ifftshift(shape: tuple, rng: np.random.Generator) -> None:
+    a = rng.standard_normal(shape)
+    for axes in (None, -1, tuple(range(len(shape)))):
+        np.testing.assert_array_equal(ts.fftshift(a, axes), np.fft.fftshift(a, axes))
+        np.testing.assert_array_equal(ts.ifftshift(a, axes), np.fft.ifftshift(a, axes))
+        np.testing.assert_array_equal(ts.ifftshift(ts.fftshift(a, axes), axes), a)
+    pair = ts.fftshift((a, -a))
+    np.testing.assert_array_equal(joined(pair), np.fft.fftshift(a - 1j * a))
+
+
+@pytest.mark.parametrize("shift, axis", [(2, 0), (-3, 1), (7, 1), (0, 0), (4, None),
+                                         ((1, 2), (0, 1)), (1, (0, 1)), ((1, 2), (0, 0))])
+def test_roll(shift: Any, axis: Any, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 5))
+    np.testing.assert_array_equal(ts.roll(a, shift, axis), np.roll(a, shift, axis))
+    w = rng.standard_normal((3, 5))
+    got = ts.grad(lambda x: ts.sum(ts.roll(x, shift, axis) * w))(a)
+    back = tuple(-s for s in shift) if isinstance(shift, tuple) else -shift
+    np.testing.assert_array_equal(got, np.roll(w, back, axis))
+    assert ts.roll(np.arange(3), 1).tolist() == [2, 0, 1]
+
+
+# --- errors -----------------------------------------------------------------------------------
+def test_errors() -> None:
+    x = ts.ones((2, 4))
+    with pytest.raises(ShapeError, match="no points to transform along axis 1"):
+        ts.fft(ts.ones((2, 0)))
+    with pytest.raises(ShapeError, match="no points"):
+        ts.dct(ts.ones((0,)))
+    with pytest.raises(ShapeError, match="real part .2, 4. and imaginary part .2, 3. differ"):
+        ts.fft((x, ts.ones((2, 3))))
+    with pytest.raises(ArgumentError, match="a pair .real, imaginary., got 3 parts"):
+        ts.fft((x, x, x))
+    with pytest.raises(ArgumentError, match="rfft takes a real tensor"):
+        ts.rfft((x, x))
+    with pytest.raises(ArgumentError, match="norm 'unitary'"):
+        ts.fft(x, norm="unitary")
+    for n in (0, -1, 2.0, True):
+        with pytest.raises(ArgumentError, match="n="):
+            ts.fft(x, n)
+    with pytest.raises(ArgumentError, match="irfft to n=0 elements"):
+        ts.irfft(ts.ones((1,)))
+    with pytest.raises(ArgumentError, match="type=1"):
+        ts.dct(x, 1)
+    with pytest.raises(ArgumentError, match="norm='forward'"):
+        ts.idct(x, norm="forward")
+    for axes in ((0,), 0):
+        with pytest.raises(ArgumentError, match="two axes are needed"):
+            ts.fft2(x, axes)
+    for axes in ((1, 1), (1, -1)):
+        with pytest.raises(AxisError, match="names an axis twice"):
+            ts.ifft2(x, axes)
+    with pytest.raises(AxisError):
+        ts.fft(x, axis=2)
+    with pytest.raises(ArgumentError, match="2 shifts for 1 axes"):
+        ts.roll(x, (1, 2), 0)
+
+
+def test_parts_of_two_types_take_the_wider_one() -> None:
+    re, im = ts.fft((ts.ones((4,), "f64"), ts.ones((4,), "bf16")))
+    assert re.dtype is ts.f64 and im.dtype is ts.f64
+    with pytest.raises(DTypeError):
+        ts.fft((ts.ones((4,), "fp8_e4m3"), ts.ones((4,), "fp8_e5m2")))

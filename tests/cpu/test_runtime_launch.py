@@ -1,0 +1,359 @@
+"""Launching without a GPU: a driver of Python functions that keeps what it is given."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
+from tessera.runtime import arrays, buffer, device, launch, module, tensormap
+from tessera.runtime.module import Kernel
+
+CONTEXT = 77
+
+
+class Names:
+    """Any enumeration: each member is its name."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class Driver:
+    """What cuda.bindings.driver offers, on host memory. `launches` holds what was launched."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+
+    def __init__(self) -> None:
+        self.launches: list[SimpleNamespace] = []
+        self.memory: dict[int, Any] = {}
+        self.status: Any = 0
+        self.capturing = "CU_STREAM_CAPTURE_STATUS_NONE"
+        self.current = 0
+        self.formats: dict[int, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return Names()
+
+    def cuCtxGetCurrent(self):
+        return 0, self.current
+
+    def cuCtxSetCurrent(self, context):
+        self.current = context
+        return (0,)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0, mode
+
+    def cuStreamIsCapturing(self, stream):
+        return 0, self.capturing
+
+    def cuStreamCreate(self, flags):
+        return 0, 3
+
+    def cuStreamSynchronize(self, stream):
+        return (0,)
+
+    def cuModuleLoadData(self, cubin):
+        return 0, cubin
+
+    def cuModuleGetFunction(self, module, name):
+        return 0, name
+
+    def cuFuncSetAttribute(self, *_):
+        return (0,)
+
+    def cuFuncGetAttribute(self, *_):
+        return 0, 32
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_):
+        return 0, 4
+
+    def cuMemAlloc(self, nbytes):
+        memory = (ctypes.c_char * nbytes)()
+        self.memory[ctypes.addressof(memory)] = memory
+        return 0, ctypes.addressof(memory)
+
+    def cuMemFree(self, pointer):
+        return (0,)
+
+    def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+        return (0,)
+
+    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync
+
+    def cuGetErrorString(self, status):
+        return 0, b"words of the driver"
+
+    def cuLaunchKernel(self, f, x, y, z, threads, ty, tz, shared, stream, addresses, extra):
+        if self.status:
+            return (self.status,)
+        kinds = self.formats[f]
+        pointers = (ctypes.c_void_p * len(kinds)).from_address(addresses)
+        values = [struct.unpack_from("<" + k, ctypes.string_at(p, 8))[0]
+                  for k, p in zip(kinds, pointers, strict=True)]
+        self.launches.append(SimpleNamespace(f=f, grid=(x, y, z), threads=threads, shared=shared,
+                                             stream=stream, values=values, context=self.current))
+        return (0,)
+
+    def cuLaunchKernelEx(self, config, f, addresses, extra):
+        self.launches.append(SimpleNamespace(f=f, config=config))
+        return (0,)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    fake = Driver()
+    for part in (device, buffer, launch, module, arrays, tensormap):
+        if hasattr(part, "driver"):
+            monkeypatch.setattr(part, "driver", lambda: fake)
+    one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
+    two = device.Device(1, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT + 1)
+    monkeypatch.setattr(device, "_devices", {0: one, 1: two})
+    buffer._copies.cache_clear()
+    yield fake
+    buffer._copies.cache_clear()
+
+
+def kernel(driver: Driver, *parameters: str, name: str = "k", **options) -> Kernel:
+    driver.formats[name.encode()] = "".join(module.FORMATS[p][0] for p in parameters)
+    return Kernel(b"cubin", name, parameters, threads=128, **options)
+
+
+# --- one launch --------------------------------------------------------------------------------
+
+
+def test_every_kind_of_parameter_arrives(driver):
+    k = kernel(driver, "i64", "i32", "f32", "f64", shared_bytes=1000)
+    k.launch((3, 2), (2**40 + 1, -5, 0.1, 0.1), stream=9)
+    (one,) = driver.launches
+    assert one.grid == (3, 2, 1) and one.threads == 128 and one.shared == 1000 and one.stream == 9
+    assert one.values == [2**40 + 1, -5, float(np.float32(0.1)), 0.1]
+    assert driver.current == CONTEXT
+
+
+def test_a_bound_launch_repeats(driver):
+    again = kernel(driver, "i64", "i32").bind((4,), (8, 9), stream=2, device=1)
+    again()
+    again()
+    assert [x.values for x in driver.launches] == [[8, 9]] * 2
+    assert driver.launches[0].stream == 2 and driver.current == CONTEXT + 1
+
+
+def test_the_context_of_others_is_left_as_it_was(driver):
+    k = kernel(driver, "i32")
+    driver.current = CONTEXT  # torch works on device 0
+    k.launch((1,), (1,), device=1)
+    buffer.Buffer(16, device.device(1)).write(np.zeros(4, np.int32))
+    assert driver.current == CONTEXT and driver.launches[0].context == CONTEXT + 1
+
+
+@pytest.mark.parametrize("values, says", [
+    ((1,), r"takes \(i64, i32\), is given \(1,\)"), ((1, 2, 3), "is given"),
+    ((1, 2**31), "is given"), ((1, 0.5), "is given"), (("a", 1), "is given"),
+])
+def test_wrong_values_are_refused(driver, values, says):
+    with pytest.raises(ArgumentError, match=says):
+        kernel(driver, "i64", "i32").launch((1,), values)
+    assert not driver.launches
+
+
+@pytest.mark.parametrize("grid", [(0,), (1, 2, 3, 4), (-1,), (1.5,)])
+def test_wrong_grids_are_refused(driver, grid):
+    with pytest.raises(ArgumentError, match="one to three positive ints"):
+        kernel(driver, "i32").launch(grid, (1,))
+
+
+def test_too_much_shared_memory_says_how_much_there_is(driver):
+    with pytest.raises(ArgumentError, match="needs 300000 bytes.*232448"):
+        kernel(driver, "i32", shared_bytes=300000).launch((1,), (1,))
+
+
+def test_driver_errors_name_the_kernel(driver):
+    status = SimpleNamespace(name="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+    k = kernel(driver, "i32")
+    driver.status = status
+    with pytest.raises(DeviceError, match=r"launch k with grid \(7,\), 128 threads.*OUT_OF_RESOUR"):
+        k.launch((7,), (1,))
+    driver.status = SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceError) as caught:
+        k.launch((7,), (1,))
+    assert "bounds()" in caught.value.hint
+    driver.status = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(OutOfMemoryError):
+        k.launch((7,), (1,))
+
+
+def test_threads_do_not_share_parameters(driver, monkeypatch):
+    """The driver lets other threads run while it reads the parameters."""
+    real = driver.cuLaunchKernel
+
+    def slow(*args):
+        time.sleep(1e-4)
+        return real(*args)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", slow)
+    k = kernel(driver, "i64", "i64")
+    threads = [threading.Thread(target=lambda n=n: [k.launch((1,), (n, n)) for _ in range(100)])
+               for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(x.values[0] for x in driver.launches) == [n for n in range(4) for _ in range(100)]
+
+
+def test_clusters_must_divide_the_grid(driver):
+    k = kernel(driver, "i32", cluster=(2,))
+    with pytest.raises(ArgumentError, match="axis 0 has 3 blocks, clusters take 2"):
+        k.launch((3,), (1,))
+
+
+# --- arrays ------------------------------------------------------------------------------------
+
+
+def test_numpy_arrays_are_copied_there_and_back(driver, monkeypatch):
+    x, y = np.arange(6.0).reshape(2, 3), np.zeros((3, 2)).T
+    k = kernel(driver, "i64", "i64", "i32")
+    real = driver.cuLaunchKernel
+
+    def double(*args):
+        real(*args)
+        source, target, n = driver.launches[-1].values
+        values = np.ctypeslib.as_array((ctypes.c_double * n).from_address(source))
+        np.ctypeslib.as_array((ctypes.c_double * n).from_address(target))[:] = 2 * values
+        return (0,)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", double)
+    launch.launch(k, (1,), (x, y, 6), written=(1,))
+    np.testing.assert_array_equal(y, 2 * x)
+    np.testing.assert_array_equal(x, np.arange(6.0).reshape(2, 3))
+
+
+def test_host_arrays_cannot_be_captured(driver):
+    driver.capturing = "CU_STREAM_CAPTURE_STATUS_ACTIVE"
+    with pytest.raises(ArgumentError, match="cannot be captured"):
+        launch.launch(kernel(driver, "i64"), (1,), (np.zeros(3),))
+
+
+class OnGpu:
+    def __init__(self, number: int):
+        self.number = number
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setitem(arrays._by_class, OnGpu, lambda x, name: arrays.Array(
+        4096, (2,), (1,), arrays.find_dtype("f32"), x.number, "foreign", x))
+
+
+def test_arrays_decide_the_device(driver, on_gpu):
+    launch.launch(kernel(driver, "i64", "f32"), (1,), (OnGpu(1), 2.0))
+    assert driver.current == CONTEXT + 1 and driver.launches[0].values == [4096, 2.0]
+
+
+def test_arrays_of_two_devices_are_refused(driver, on_gpu):
+    with pytest.raises(ArgumentError, match="argument b lies on cuda:1, the kernel runs on cuda:0"):
+        launch.launch(kernel(driver, "i64", "i64"), (1,), (OnGpu(0), OnGpu(1)), names="ab")
+
+
+def test_a_read_only_array_is_not_written(driver):
+    x = np.zeros(3)
+    x.flags.writeable = False
+    with pytest.raises(ArgumentError, match="argument x is read-only"):
+        launch.launch(kernel(driver, "i64"), (1,), (x,), names="x", written=(0,))
+
+
+def test_host_time_of_a_launch(driver, on_gpu, monkeypatch):
+    """All but the driver's own time; a GPU test has the whole."""
+    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *_: (0,))
+    k = kernel(driver, "i64", "i64", "i64", "i32")
+    args = (OnGpu(0), OnGpu(0), OnGpu(0), 5)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(500):
+            launch.launch(k, (1,), args)
+        best = min(best, (time.perf_counter() - start) / 500)
+    print(f"launch of 3 arrays without the driver: {1e6 * best:.2f} us")
+    assert best < 20e-6  # 5 us here; the machine may be busy
+
+
+# --- streams, devices --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream, pointer", [
+    (None, 0), (12, 12), (SimpleNamespace(cuda_stream=5), 5), (SimpleNamespace(ptr=6), 6)])
+def test_streams_of_every_library(stream, pointer):
+    assert buffer.stream_pointer(stream) == pointer
+
+
+def test_what_is_no_stream_is_refused():
+    with pytest.raises(ArgumentError, match="'fast' is not a CUDA stream"):
+        buffer.stream_pointer("fast")
+
+
+@pytest.mark.skipif(device.has_gpu(), reason="this machine has a GPU")
+def test_without_a_gpu_the_error_says_what_to_do():
+    with pytest.raises(UnsupportedTargetError) as caught:
+        device.device(0)
+    assert "interpreter" in caught.value.hint or "pip install" in caught.value.hint
+
+
+# --- TMA descriptors ---------------------------------------------------------------------------
+
+
+def tensor(shape, dtype="bf16", pointer=1 << 20, strides=None) -> arrays.Array:
+    return arrays.Array(pointer, shape, strides or arrays.dense_strides(shape),
+                        arrays.find_dtype(dtype), 0, "test", None)
+
+
+@pytest.mark.parametrize("array, box, says", [
+    (tensor((64, 60)), (64, 64), "rows of axis 0 are 120 bytes apart.*multiple of 16"),
+    (tensor((64, 64), pointer=8), (64, 64), "begins at 0x8"),
+    (tensor((64, 64)), (64,), "shape .* its box is"),
+    (tensor((64, 64)), (512, 64), "outside 1..256"),
+    (tensor((64, 128)), (64, 128), "rows of 256 bytes"),
+    (tensor((64, 64), strides=(1, 64)), (64, 64), "last axis is not contiguous"),
+    (tensor((64, 64), "fp4_e2m1"), (64, 64), "TMA does not copy"),
+])
+def test_what_tma_cannot_copy_is_refused_in_words(array, box, says):
+    with pytest.raises((ArgumentError, TypeError), match=says):
+        tensormap.check_box(array, "x", box, 128)
+
+
+def test_descriptors_are_encoded_once_and_reused(driver, monkeypatch):
+    made = []
+
+    def encode(array, box, *rest):
+        made.append(box)
+        return bytes([len(made)]) * tensormap.MAP_BYTES
+
+    monkeypatch.setattr(tensormap, "_encode", encode)
+    monkeypatch.setattr(tensormap, "_stores", {})
+    x = tensor((64, 64))
+    first = tensormap.tensor_map(x, box=(64, 64))
+    assert tensormap.tensor_map(tensor((64, 64)), box=(64, 64)) == first and len(made) == 1
+    second = tensormap.tensor_map(x, box=(32, 64))
+    assert second != first and first % 128 == 0 and second % 128 == 0 and len(made) == 2
+    assert ctypes.string_at(first, 128) == b"\1" * 128
+    assert ctypes.string_at(second, 128) == b"\2" * 128
+
+
+def test_descriptors_unused_for_longest_make_room(driver, monkeypatch):
+    monkeypatch.setattr(tensormap, "_encode", lambda array, *rest: bytes(128))
+    monkeypatch.setattr(tensormap, "_stores", {})
+    monkeypatch.setattr(tensormap, "KEPT", 512)
+    monkeypatch.setattr(device.Device, "synchronize", lambda self: None)
+    places = {tensormap.tensor_map(tensor((64, 64), pointer=1024 * i), box=(64, 64))
+              for i in range(1, 1500)}
+    assert len(places) == 512
+    assert len(tensormap._stores[0]._slots) <= 512

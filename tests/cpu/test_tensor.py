@@ -1,0 +1,71 @@
+"""What a tensor shows of itself, and where it may live."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.tensor import DEVICES
+
+
+def test_dir_lists_methods_and_every_name_of_it_works():
+    x = ts.ones((2, 3))
+    names = [n for n in dir(x) if n[0] != "_"]
+    assert {"T", "sum", "reshape", "astype", "shape", "dtype", "numpy", "item"} <= set(names)
+    assert all(hasattr(x, n) for n in names) and names == sorted(set(names))
+    assert not [n for n in names if n.startswith("ufunc")]
+
+
+@pytest.mark.parametrize("values, words", [
+    ([True, False, True], "Tensor[3] bool_  2 of 3 True\n"),
+    ([[False, False]], "Tensor[1, 2] bool_  0 of 2 True\n"),
+    ([1.0, 3.0], "Tensor[2] f32  min 1 max 3 mean 2\n"),
+    ([1.0, np.nan], "Tensor[2] f32  min 1 max 1 mean 1  NOT FINITE: 1\n"),
+    (True, "Tensor[] bool_\nTrue"),
+])
+def test_repr_sums_the_values_up(values, words):
+    assert repr(ts.tensor(values)).startswith(words)
+
+
+def test_types_on_any_device_are_written_and_only_tensors_need_it():
+    t = ts.as_type("bf16 @device('cuda:0')")
+    assert ts.as_type(str(t)) == t == ts.bf16 @ ts.device("cuda:0")
+    assert "cuda:0" in str(ts.Tensor["N", t])
+    here = ts.tensor([1.0, 2.0], "f32 @device('cpu')")
+    assert here.type.policy.device == "cpu" and (here + here).tolist() == [2.0, 4.0]
+    for make in (ts.ones, ts.zeros, lambda n, t: ts.full(n, 1.0, t),
+                 lambda n, t: ts.eye(n, dtype=t),
+                 lambda n, t: ts.random.normal((n,), dtype=t), lambda n, t: ts.arange(n, dtype=t),
+                 lambda n, t: ts.param([1.0] * n, t), lambda n, t: ts.ones((n,)).astype(t)):
+        with pytest.raises(ts.UnsupportedTargetError, match="no device 'cuda:0' here.* exist: cpu"):
+            make(3, t)
+
+
+def test_a_device_that_a_runtime_has_added_is_accepted(monkeypatch):
+    monkeypatch.setattr(sys.modules["tessera.tensor"], "DEVICES", DEVICES | {"sim:0"})
+    assert ts.tensor([1.0], "f32 @device('sim:0')").policy.device == "sim:0"
+    with pytest.raises(ts.UnsupportedTargetError, match="exist: cpu, sim:0"):
+        ts.tensor([1.0], "f32 @device('sim:1')")
+
+
+def test_draws_capture_nothing():
+    """The second stream of a normal draw is numbered by a literal, in the graph's own text."""
+    f = ts.jit(lambda x: x + ts.random.normal((3,)) + ts.dropout(x, 0.5))
+    f(ts.ones((3,)))
+    assert "capture" not in f.inspect_ir("graph") and not f.graph().captures
+    key = ts.random.next_key()
+    assert ts.fold_in(key, 1).tolist() == ts.fold_in(key, ts.tensor(1)).tolist()
+    with pytest.raises(ts.DTypeError, match="fold_in needs an integer scalar"):
+        ts.fold_in(key, True)
+
+
+def test_an_accumulate_type_of_its_own_leaves_no_cast_in_the_graph():
+    low, wide = ts.tensor([1.5, 2.5], "bf16 @accum(f32)"), ts.ones((2,))
+    f = ts.jit(lambda a, b: ts.exp(a - b) * b)
+    assert f(low, wide).type == ts.as_type("f32")
+    casts = [n for n in f.graph().nodes if n.op.name in ("cast", "retype")]
+    assert len(casts) == 1 and casts[0].attrs["source"].dtype is ts.bf16
+    assert (low + low).type == low.type and str(low.type) == "bf16 @accum(f32)"

@@ -1,0 +1,141 @@
+"""Launches: arrays of every library, graph capture, asserts, host time, the disk cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ptx_kernels as kernels
+from gpu_harness import require_gpu
+from tessera.errors import ArgumentError, DeviceError, SourceLine
+from tessera.runtime.device import device
+from tessera.runtime.flags import Site, error_flags
+from tessera.runtime.launch import launch
+
+require_gpu()
+
+
+# --- the runtime -------------------------------------------------------------------------------
+
+
+def test_an_assert_names_the_line_and_the_index():
+    flags = error_flags(0)
+    site = Site(SourceLine("kernel.py", 12, "y = x[i]"), "index {0} of an axis of {1}")
+    kernel = kernels.ASSERT.build().kernel
+    kernel.launch((2,), (flags.claim, flags.report, 5, 64))
+    device().synchronize()
+    flags.check({5: ("bounds", [site])})
+    kernel.launch((4,), (flags.claim, flags.report, 5, 100))
+    device().synchronize()
+    says = r"kernel bounds, block 3, lane \d+: index 1\d\d of an axis of 100"
+    with pytest.raises(DeviceError, match=says) as caught:
+        flags.check({5: ("bounds", [site])})
+    assert caught.value.where.line == 12
+    flags.check({5: ("bounds", [site])})
+
+
+def library_array(name: str, x: np.ndarray):
+    library = pytest.importorskip({"dlpack": "torch"}.get(name, name))
+    if name == "torch":
+        return library.from_numpy(x.copy()).cuda(), lambda y: y.cpu().numpy()
+    if name == "cupy":
+        return library.asarray(x), library.asnumpy
+    if name == "jax":
+        return library.device_put(x), np.asarray
+
+    class Foreign:  # a library that we have never heard of
+        def __init__(self, t):
+            self.t = t
+
+        def __dlpack__(self, **options):
+            return self.t.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.t.__dlpack_device__()
+
+    return Foreign(library.from_numpy(x.copy()).cuda()), lambda y: y.t.cpu().numpy()
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax", "dlpack"])
+def test_arrays_of_other_libraries(name, rng):
+    x = rng.integers(0, 2**30, 4096, dtype=np.int32)
+    source, _ = library_array(name, x)
+    target, back = library_array(name, np.full_like(x, -1))
+    kernel = kernels.COPY.build().kernel
+    if name == "jax":
+        with pytest.raises(ArgumentError, match="argument y is read-only"):
+            launch(kernel, (4,), (source, target, 1024), names=("x", "y", "n"), written=(1,))
+        target, back = library_array("torch", np.full_like(x, -1))
+    launch(kernel, (4,), (source, target, 1024), names=("x", "y", "n"), written=(1,))
+    device().synchronize()
+    np.testing.assert_array_equal(back(target), x)
+
+
+def test_numpy_goes_there_and_back(rng):
+    x = rng.integers(0, 2**30, 4096, dtype=np.int32)
+    y = np.full((2, 4096), -1, np.int32).T[:, 1]  # strided
+    launch(kernels.COPY.build().kernel, (4,), (x, y, 1024), written=(1,))
+    np.testing.assert_array_equal(y, x)
+
+
+def test_a_launch_is_captured_in_a_graph(rng):
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(rng.integers(0, 2**30, 4096, dtype=np.int32)).cuda()
+    y = torch.full_like(x, -1)
+    kernel = kernels.COPY.build().kernel  # loaded inside the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(kernel, (4,), (x, y, 1024), written=(1,))
+        with pytest.raises(ArgumentError, match="cannot be captured"):
+            launch(kernel, (4,), (np.zeros(4096, np.int32), y, 1024))
+    torch.cuda.synchronize()
+    assert (y == -1).all()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (x == y).all()
+
+
+def test_launch_overhead(note):
+    torch = pytest.importorskip("torch")
+    x, y, z = (torch.zeros(16, device="cuda") for _ in range(3))
+    kernel = kernels.NOTHING.build().kernel
+    bound = kernel.bind((1,), (x.data_ptr(), y.data_ptr(), z.data_ptr(), 1))
+
+    def host_us(run, repeats=2000):
+        best = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            best.append(1e6 * (time.perf_counter() - start) / repeats)
+        return min(best)
+
+    pointers = (x.data_ptr(), y.data_ptr(), z.data_ptr(), 1)
+    figures = {"bound_us": host_us(bound), "pointers_us": host_us(
+        lambda: kernel.launch((1,), pointers)), "arrays_us": host_us(
+        lambda: launch(kernel, (1,), (x, y, z, 1)))}
+    note(**figures)
+    assert figures["arrays_us"] < 8 and figures["bound_us"] < 5
+
+
+def test_a_second_process_needs_no_compiler(tmp_path, note):
+    program = (
+        "import sys, time; import ptx_kernels\n"
+        "from tessera.tile.cuda import build\n"
+        "start = time.perf_counter(); b = ptx_kernels.COPY.build()\n"
+        "print(b.cached, 'numba' in sys.modules, 1e3 * (time.perf_counter() - start))\n"
+        "b.kernel.on(0)\n")
+    root = Path(__file__).resolve().parents[2]
+    env = dict(os.environ, TESSERA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(
+        [str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
+    lines = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                            check=True, env=env).stdout.split() for _ in range(2)]
+    note(first_ms=float(lines[0][2]), second_ms=float(lines[1][2]))
+    assert lines[0][:2] == ["False", "True"] and lines[1][:2] == ["True", "False"]
