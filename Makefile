@@ -27,8 +27,9 @@ check: $(VENV)/test.stamp  ## ruff and mypy only
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
-bench: $(VENV)/run.stamp  ## our speed beside the libraries a user would otherwise pick
-	$(BIN)/python -m tessera bench $(ARGS)
+bench: $(VENV)/run.stamp  ## overhead and training speed; ARGS="--torch-python PATH" beside PyTorch
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/train_speed.py $(ARGS)
 
 clean:  ## remove .venv, build folders and tool caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

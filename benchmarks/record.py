@@ -32,13 +32,18 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
+def _shown(argument: str) -> str:
+    """Paths of this machine say nothing to others: their last part does."""
+    return Path(argument).name if os.path.isabs(argument) else argument
+
+
 def context() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "device": f"{len(os.sched_getaffinity(0))} cores of {cpu_name()}",
         "python": platform.python_version(),
         "commit": commit(),
-        "command": "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *map(_shown, sys.argv[1:])]),
     }
 
 

@@ -6,7 +6,7 @@
 Both run in processes of their own with two threads, in turn (ours, torch, ours, torch, ...), so
 that another program on the machine slows both. PyTorch's side is benchmarks/torch_baseline.py:
 same model, batch and optimizer; ours clips the gradient's norm on top. The figure is the median
-step of the best round of each. One line of JSON; `ratio` is ours over torch's.
+step of the best round of each; `ratio` is ours over torch's. Written to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from record import write
 
 HERE = Path(__file__).resolve().parent
 
@@ -87,15 +89,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         best["ratio"] = round(best["tessera"]["tokens_per_s"] / best["torch"]["tokens_per_s"], 3)
     setting = {"d": 256, "layers": 4, "heads": 4, "mlp": args.mlp, "B": args.batch,
                "T": args.length, "dtype": "f32", "threads": args.threads}
-    return best | {"rounds": rates, "setting": setting, "machine": machine(),
-                   "date": time.strftime("%Y-%m-%d")}
-
-
-def machine() -> str:
-    """The processor's name, where the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
+    return best | {"rounds": rates, "setting": setting}
 
 
 def main() -> None:
@@ -111,10 +105,9 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        report = measure(args.mlp, args.batch, args.length, args.warmup, args.steps)
+        print(json.dumps(measure(args.mlp, args.batch, args.length, args.warmup, args.steps)))
     else:
-        report = compare(args)
-    print(json.dumps(report))
+        write("train_speed", compare(args))
 
 
 if __name__ == "__main__":

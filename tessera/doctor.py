@@ -229,7 +229,7 @@ def check_gpu() -> Iterator[Line]:
         cc = [call(driver.cuDeviceGetAttribute, a, device)[0] for a in
               (attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)]
-        text = name.decode().rstrip("\0")
+        text = name.split(b"\0", 1)[0].decode()  # what follows is anything
         yield Line(f"cuda:{i}", OK, f"{text}, cc {cc[0]}.{cc[1]}, {total_bytes / 2**30:.0f} GiB")
 
 

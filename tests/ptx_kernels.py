@@ -18,22 +18,29 @@ tid, block, blocks = use("tid_x"), use("ctaid_x"), use("nctaid_x")
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's source and how it is built."""
+    """A kernel's source and how it is built. needs: the oldest target that has it."""
 
     name: str
     text: str
     parameters: tuple[str, ...]
     threads: int
-    target: str
+    needs: str
     shared_bytes: int = 0
     cluster: tuple[int, ...] = ()
 
-    def build(self, target: str = ""):
+    def build(self, target: str | None = None):
+        """For a target, or for the GPU of this machine."""
         from tessera.runtime.target import parse_target
         from tessera.tile.cuda.build import build
 
-        return build(self.text, self.name, self.parameters, parse_target(target or self.target),
-                     threads=self.threads, shared_bytes=self.shared_bytes, cluster=self.cluster)
+        return build(self.text, self.name, self.parameters,
+                     None if target is None else parse_target(target),
+                     needs=parse_target(self.needs), threads=self.threads,
+                     shared_bytes=self.shared_bytes, cluster=self.cluster)
+
+    def oldest(self):
+        """For the oldest target that has it; no GPU is needed."""
+        return self.build(self.needs)
 
 
 COPY = Source("copy", HEAD + """
@@ -202,7 +209,7 @@ def one_mma(a: str, d: str, b: str = "", k: int = 0) -> Source:
     loads = ", ".join(f"load_{x}({x} + {4 * n} * t)" for x, n in zip("abc", count, strict=True))
     lines.append("def one_mma(a, b, c, d):\n    t = tid()\n"
                  f"    store(d + {4 * count[2]} * t, dot({loads}))\n")
-    return Source("one_mma", "".join(lines), ("i64",) * 4, 32, "sm_90a")
+    return Source("one_mma", "".join(lines), ("i64",) * 4, 32, str(record.target))
 
 
 def one_wgmma(a: str, d: str, n: int, k: int, majors: str = "KK") -> Source:
@@ -302,7 +309,6 @@ def atomic_ops(out, tickets):
 
 def converter(record: str, inputs: int, packed_by: int = 1) -> Source:
     """out[i] = record(x[i]) (packed_by 2: of x[2 i], x[2 i + 1]), `inputs` elements of 4 bytes."""
-    from tessera.tile.cuda import ptx  # noqa: F401
     from tessera.tile.cuda.instruction import find_instruction
 
     found = find_instruction(record)
@@ -318,7 +324,7 @@ def converter(x, out):
     while i < {inputs // packed_by}:
         store(out + 4 * i, convert({loads}))
         i += i64(blocks()) * 256
-""", ("i64", "i64"), 256, "sm_90")
+""", ("i64", "i64"), 256, str(found.target))
 
 
 CLUSTER = Source("cluster_ranks", HEAD + """

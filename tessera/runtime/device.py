@@ -90,6 +90,7 @@ class Device:
 
     @property
     def target(self) -> Target:
+        """The richest one."""
         return target_of_device(self.cc)
 
     def __str__(self) -> str:
@@ -167,7 +168,7 @@ def _open(index: int) -> Device:
     name = check(bindings.cuDeviceGetName(96, handle), "read the GPU's name")
     context = check(bindings.cuDevicePrimaryCtxRetain(handle), f"open a context on cuda:{index}")
     return Device(
-        index, name.decode().rstrip("\0"),
+        index, name.split(b"\0", 1)[0].decode(),
         (read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
         check(bindings.cuDeviceTotalMem(handle), "read the GPU's memory"),
         read("MULTIPROCESSOR_COUNT"), read("L2_CACHE_SIZE"),

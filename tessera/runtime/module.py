@@ -1,6 +1,7 @@
 """A compiled kernel, loaded on the devices that run it, and its launches.
 
-    kernel = Kernel(cubin, "softmax", ("i64", "i64", "i32"), threads=128, shared_bytes=65536)
+    kernel = Kernel(cubin, "softmax", ("i64", "i64", "i32"), target=target, threads=128,
+                    shared_bytes=65536)
     kernel.launch((rows,), (x.data_ptr(), y.data_ptr(), n), stream=0, device=0)
     again = kernel.bind((rows,), values, stream)        # packed once; again() only launches
 
@@ -17,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedTargetError
 from . import device as devices
 from .device import Device, check, driver, outside_capture, restore
+from .target import Target, target_for
 
 # struct format of a parameter in its own 8 bytes; pointers are i64.
 FORMATS = {"i32": "i4x", "i64": "q", "f32": "f4x", "f64": "d"}
@@ -56,15 +58,15 @@ class Loaded:
 class Kernel:
     """Machine code of one kernel with typed parameters. Thread-safe."""
 
-    def __init__(self, cubin: bytes, name: str, parameters: Sequence[str], *, threads: int,
-                 shared_bytes: int = 0, cluster: Grid = (), dependent: bool = False):
-        """cluster: blocks of a cluster along each axis of the grid.
+    def __init__(self, cubin: bytes, name: str, parameters: Sequence[str], *, target: Target,
+                 threads: int, shared_bytes: int = 0, cluster: Grid = (), dependent: bool = False):
+        """target: that of the cubin. cluster: blocks of a cluster along each axis of the grid.
 
         dependent: may start before the previous kernel of the stream ends (programmatic dependent
         launch); the kernel waits itself before it reads that one's results.
         """
         self.cubin, self.name, self.parameters = cubin, name, tuple(parameters)
-        self.threads, self.shared_bytes = threads, shared_bytes
+        self.target, self.threads, self.shared_bytes = target, threads, shared_bytes
         self.cluster, self.dependent = _three(cluster, "cluster"), dependent
         self._extended = self.cluster != (1, 1, 1) or dependent
         self._struct = struct.Struct("<" + "".join(FORMATS[p] for p in self.parameters))
@@ -86,12 +88,21 @@ class Kernel:
                 found = self._loaded[index]
         return found
 
-    def _load(self, on: Device) -> Loaded:
-        bindings = driver()
+    def _check(self, on: Device) -> None:
+        """Raise, in our words, for what the driver would refuse."""
+        if not self.target.loads_on(on.cc):
+            raise UnsupportedTargetError(
+                f"kernel {self.name} is compiled for {self.target}, {on} has compute capability "
+                f"{on.cc[0]}.{on.cc[1]}", hint=f"compile it for {target_for(on.cc)}; build without "
+                                               "a target takes the device's")
         if self.shared_bytes > on.shared_bytes:
             raise ArgumentError(
                 f"kernel {self.name} needs {self.shared_bytes} bytes of shared memory, {on} gives "
                 f"a block {on.shared_bytes}", hint="use smaller tiles or fewer stages")
+
+    def _load(self, on: Device) -> Loaded:
+        self._check(on)
+        bindings = driver()
         with on.current(), outside_capture():
             what = f"load kernel {self.name} on {on}"
             module = check(bindings.cuModuleLoadData(self.cubin), what)

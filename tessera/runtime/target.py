@@ -37,6 +37,21 @@ class Target:
             return self == needed
         return self.cc >= needed.cc
 
+    def loads_on(self, cc: tuple[int, int]) -> bool:
+        """Whether a device of compute capability `cc` takes machine code of this target.
+
+        Unlike PTX, machine code does not carry over to a later generation: only to the same or a
+        higher minor version, and not between a Jetson and a card (CUDA programming guide, binary
+        compatibility).
+        """
+        if self.suffix or self.cc in _JETSON or cc in _JETSON:
+            return self.cc == cc
+        return self.major == cc[0] and self.minor <= cc[1]
+
+
+_JETSON = ((8, 7),)
+OLDEST = Target(7, 5)
+
 
 def parse_target(text: str | Target) -> Target:
     """Target of "sm_90a", "90a", "sm_80". Raises UnsupportedTargetError naming what exists."""
@@ -56,9 +71,23 @@ def target_of_device(cc: tuple[int, int]) -> Target:
 
     Raises UnsupportedTargetError below 7.5.
     """
-    if cc < (7, 5):
+    if cc < OLDEST.cc:
         raise UnsupportedTargetError(
             f"the device has compute capability {cc[0]}.{cc[1]}",
             hint="kernels are compiled for 7.5 (Turing) and newer; use the interpreter",
         )
     return Target(*cc, "a" if cc >= (9, 0) else "")
+
+
+def target_for(cc: tuple[int, int], needs: Target = OLDEST) -> Target:
+    """What to compile code for that shall run on a device of compute capability `cc`.
+
+    The device's own target; the architecture-specific one only where the code `needs` it.
+    Raises UnsupportedTargetError when the device lacks what is needed.
+    """
+    made = Target(*cc, needs.suffix)
+    if not made.runs(needs) or cc < OLDEST.cc:
+        raise UnsupportedTargetError(
+            f"the code needs {needs}, the device has compute capability {cc[0]}.{cc[1]}",
+            hint="run it under the interpreter (device='cpu'), or on a GPU that has it")
+    return made

@@ -141,7 +141,6 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
 
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:
     bindings, rank = driver(), len(box)
-    item = array.dtype.numpy.itemsize
 
     def member(kind: str, prefix: str, word: str) -> Any:
         return getattr(getattr(bindings, kind), prefix + word)
@@ -150,7 +149,7 @@ def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_by
         member("CUtensorMapDataType", "CU_TENSOR_MAP_DATA_TYPE_", TYPES[array.dtype.name]),
         rank, array.pointer,
         [bindings.cuuint64_t(e) for e in reversed(array.shape)],
-        [bindings.cuuint64_t(s * item) for s in reversed(array.strides[:-1])],
+        [bindings.cuuint64_t(s) for s in _strides_bytes(array)],
         [bindings.cuuint32_t(e) for e in reversed(box)],
         [bindings.cuuint32_t(1)] * rank,
         member("CUtensorMapInterleave", "CU_TENSOR_MAP_INTERLEAVE_", "NONE"),
@@ -160,3 +159,15 @@ def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_by
         member("CUtensorMapFloatOOBfill", "CU_TENSOR_MAP_FLOAT_OOB_FILL_", "NONE"))
     found = check(made, f"describe tiles {box} of an array {array.shape} of {array.dtype}")
     return ctypes.string_at(found.getPtr(), MAP_BYTES)
+
+
+def _strides_bytes(array: Array) -> list[int]:
+    """Bytes from row to row, innermost first.
+
+    One axis has no rows, but no strides at all would be passed as a null pointer, which the driver
+    refuses: it gets one that it does not use, the length rounded up.
+    """
+    item = array.dtype.numpy.itemsize
+    if len(array.shape) == 1:
+        return [-(-array.shape[0] * item // ALIGNMENT_BYTES) * ALIGNMENT_BYTES]
+    return [s * item for s in reversed(array.strides[:-1])]

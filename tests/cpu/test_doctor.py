@@ -117,7 +117,8 @@ class FakeDriver:
         self.cuDriverGetVersion = lambda: (ok, 12080)
         self.cuDeviceGetCount = lambda: (ok, 1)
         self.cuDeviceGet = lambda i: (ok, f"device {i}")
-        self.cuDeviceGetName = lambda length, device: (ok, b"NVIDIA H200".ljust(length, b"\0"))
+        self.cuDeviceGetName = lambda length, device: (
+            ok, b"NVIDIA H200".ljust(length - 16, b"\0") + 16 * b" ")
         self.cuDeviceTotalMem = lambda device: (ok, 141 * 2**30)
         self.cuDeviceGetAttribute = lambda a, device: (ok, values[a.name[-16:].lstrip("_")])
 

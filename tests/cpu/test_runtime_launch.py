@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera import config
 from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
 from tessera.runtime import arrays, buffer, device, launch, module, tensormap
 from tessera.runtime.module import Kernel
+from tessera.runtime.target import Target, parse_target
+from tessera.tile.cuda import build as building
 
 CONTEXT = 77
 
@@ -30,6 +33,7 @@ class Driver:
     """What cuda.bindings.driver offers, on host memory. `launches` holds what was launched."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    cuuint32_t = cuuint64_t = int
 
     def __init__(self) -> None:
         self.launches: list[SimpleNamespace] = []
@@ -60,6 +64,33 @@ class Driver:
 
     def cuStreamSynchronize(self, stream):
         return (0,)
+
+    def cuDeviceGetCount(self):
+        return 0, 1
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDeviceGetName(self, length, handle):
+        """The bytes behind the terminating zero are whatever was there."""
+        return 0, b"NVIDIA H200".ljust(length - 16, b"\0") + 16 * b" "
+
+    def cuDeviceTotalMem(self, handle):
+        return 0, 140 << 30
+
+    def cuDeviceGetAttribute(self, code, handle):
+        return 0, 9 if code.endswith("CAPABILITY_MAJOR") else 0
+
+    def cuDevicePrimaryCtxRetain(self, handle):
+        return 0, CONTEXT
+
+    def cuTensorMapEncodeTiled(self, type, rank, address, shape, strides, box, steps, *modes):
+        """As the driver: strides that are a null pointer are refused, whatever the rank."""
+        if not strides or len(strides) < rank - 1 or any(s % 16 for s in strides):
+            return SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"), None
+        self.map = (ctypes.c_char * 128)(*bytes([rank]))
+        self.encoded = SimpleNamespace(rank=rank, shape=shape, strides=strides, box=box)
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(self.map))
 
     def cuModuleLoadData(self, cubin):
         return 0, cubin
@@ -125,6 +156,7 @@ def driver(monkeypatch):
 
 def kernel(driver: Driver, *parameters: str, name: str = "k", **options) -> Kernel:
     driver.formats[name.encode()] = "".join(module.FORMATS[p][0] for p in parameters)
+    options.setdefault("target", Target(9, 0))
     return Kernel(b"cubin", name, parameters, threads=128, **options)
 
 
@@ -217,6 +249,52 @@ def test_clusters_must_divide_the_grid(driver):
         k.launch((3,), (1,))
 
 
+# --- targets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89", "sm_100", "sm_100a"])
+def test_machine_code_of_another_generation_is_refused_before_the_driver_sees_it(
+        driver, monkeypatch, target):
+    monkeypatch.setattr(driver, "cuModuleLoadData", lambda cubin: pytest.fail("it was loaded"))
+    k = kernel(driver, "i32", target=parse_target(target))
+    says = rf"kernel k is compiled for {target}, cuda:0 \(fake\) has compute capability 9.0"
+    with pytest.raises(UnsupportedTargetError, match=says) as caught:
+        k.launch((1,), (1,))
+    assert "compile it for sm_90;" in caught.value.hint
+
+
+@pytest.mark.parametrize("needs, target", [
+    ("75", "sm_90"), ("80", "sm_90"), ("90", "sm_90"), ("90a", "sm_90a")])
+def test_a_build_without_a_target_is_for_the_device(driver, monkeypatch, tmp_path, needs, target):
+    asked = []
+
+    def compiled(source, file, name, parameters, target, *rest):
+        asked.append(str(target))
+        resources = dict.fromkeys(("registers", "spill_store_bytes", "spill_load_bytes",
+                                   "stack_bytes", "shared_bytes", "barriers"), 0)
+        return building.Entry({"resources": resources, "warnings": []},
+                              {"ptx": b"ptx", "cubin": b"cubin"})
+
+    monkeypatch.setattr(building, "_compile", compiled)
+    driver.formats[b"k"] = "i"
+    with config.scope(cache_dir=tmp_path):
+        made = building.build("source", "k", ("i32",), needs=parse_target(needs), threads=32)
+    assert asked == [target] and str(made.target) == str(made.kernel.target) == target
+    made.kernel.launch((1,), (1,))
+    assert len(driver.launches) == 1
+
+
+@pytest.mark.parametrize("target, needs, says", [
+    (None, "100a", "needs sm_100a, the device has compute capability 9.0"),
+    (None, "100", "needs sm_100, the device"),
+    ("80", "90a", "kernel k needs sm_90a, it is built for sm_80"),
+    ("90", "90a", "kernel k needs sm_90a, it is built for sm_90")])
+def test_a_build_for_less_than_it_needs_is_refused(driver, target, needs, says):
+    with pytest.raises(UnsupportedTargetError, match=says):
+        building.build("", "k", (), target and parse_target(target), needs=parse_target(needs),
+                       threads=32)
+
+
 # --- arrays ------------------------------------------------------------------------------------
 
 
@@ -301,6 +379,13 @@ def test_what_is_no_stream_is_refused():
         buffer.stream_pointer("fast")
 
 
+def test_a_device_is_read_and_its_name_ends_at_the_first_zero(driver, monkeypatch):
+    monkeypatch.setattr(device, "_devices", {})
+    found = device.device(0)
+    assert str(found) == "cuda:0 (NVIDIA H200)" and found.name == "NVIDIA H200"
+    assert found.cc == (9, 0) and str(found.target) == "sm_90a" and found.total_bytes == 140 << 30
+
+
 @pytest.mark.skipif(device.has_gpu(), reason="this machine has a GPU")
 def test_without_a_gpu_the_error_says_what_to_do():
     with pytest.raises(UnsupportedTargetError) as caught:
@@ -328,6 +413,19 @@ def tensor(shape, dtype="bf16", pointer=1 << 20, strides=None) -> arrays.Array:
 def test_what_tma_cannot_copy_is_refused_in_words(array, box, says):
     with pytest.raises((ArgumentError, TypeError), match=says):
         tensormap.check_box(array, "x", box, 128)
+
+
+@pytest.mark.parametrize("shape, strides", [
+    ((200,), [800]), ((5,), [32]), ((9, 200), [800]), ((3, 5, 96), [384, 1920])])
+def test_what_the_driver_is_told_of_an_array(driver, monkeypatch, shape, strides):
+    """Also of one axis: it has no strides, but a null pointer would be refused."""
+    monkeypatch.setattr(tensormap, "_stores", {})
+    box = (1,) * (len(shape) - 1) + (4,)
+    at = tensormap.tensor_map(tensor(shape, "f32"), box=box, swizzle_bytes=0)
+    told = driver.encoded
+    assert told.rank == len(shape) and told.strides == strides
+    assert told.shape == list(shape[::-1]) and told.box == list(box[::-1])
+    assert ctypes.string_at(at, 128) == bytes([len(shape)]).ljust(128, b"\0")
 
 
 def test_descriptors_are_encoded_once_and_reused(driver, monkeypatch):

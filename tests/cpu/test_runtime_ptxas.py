@@ -10,7 +10,7 @@ import pytest
 from tessera.errors import CompileError, UnsupportedTargetError
 from tessera.runtime import ptxas
 from tessera.runtime.ptxas import assemble, assembler, lower_version, sass_counts
-from tessera.runtime.target import Target, parse_target, target_of_device
+from tessera.runtime.target import Target, parse_target, target_for, target_of_device
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands for ptxas")
 REPORT = """\
@@ -119,7 +119,29 @@ def test_where_an_instruction_exists(target, needed, runs):
     assert parse_target(target).runs(parse_target(needed)) is runs
 
 
+@pytest.mark.parametrize("target, cc, loads", [
+    ("75", (9, 0), False), ("80", (9, 0), False), ("90", (9, 0), True), ("90a", (9, 0), True),
+    ("90a", (10, 0), False), ("80", (8, 6), True), ("86", (8, 0), False), ("80", (8, 7), False),
+    ("87", (8, 7), True), ("87", (8, 9), False), ("100", (10, 3), True), ("100a", (10, 3), False)])
+def test_where_machine_code_loads(target, cc, loads):
+    assert parse_target(target).loads_on(cc) is loads
+
+
+@pytest.mark.parametrize("cc", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_what_is_built_for_a_device_loads_on_it(cc):
+    plain = target_for(cc)
+    assert plain.cc == cc and not plain.suffix and plain.loads_on(cc)
+    assert target_of_device(cc).loads_on(cc) and target_of_device(cc).runs(plain)
+
+
+def test_a_device_that_lacks_what_is_needed():
+    with pytest.raises(UnsupportedTargetError, match="needs sm_89, the device has .* 8.0"):
+        target_for((8, 0), Target(8, 9))
+
+
 def test_devices():
+    with pytest.raises(UnsupportedTargetError, match="7.0"):
+        target_for((7, 0), Target(7, 0))
     assert str(target_of_device((9, 0))) == "sm_90a" and str(target_of_device((8, 6))) == "sm_86"
     with pytest.raises(UnsupportedTargetError, match="7.0"):
         target_of_device((7, 0))

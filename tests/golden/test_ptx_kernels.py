@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import ptx_kernels as kernels
 from ptx_harness import require_compiler
 from tessera import config
-from tessera.errors import CompileError
+from tessera.errors import CompileError, UnsupportedTargetError
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
+from tessera.tile.cuda import build as building
 from tessera.tile.cuda.build import build
 
 require_compiler()
@@ -23,7 +26,7 @@ def own_cache(tmp_path):
 
 @pytest.mark.parametrize("name", list(kernels.KERNELS))
 def test_nothing_spills_and_nothing_is_slow(name):
-    built = kernels.KERNELS[name].build()
+    built = kernels.KERNELS[name].oldest()
     assert not built.resources.spills and built.resources.stack_bytes == 0
     assert not built.warnings
     assert f".entry {kernels.KERNELS[name].name}(" in built.ptx
@@ -32,9 +35,23 @@ def test_nothing_spills_and_nothing_is_slow(name):
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
 def test_every_generation_takes_what_it_has(target):
     for source in (kernels.COPY, kernels.NOTHING, kernels.mma_gemm()):
-        if parse_target(target).runs(parse_target(source.target)):
+        if parse_target(target).runs(parse_target(source.needs)):
             built = source.build(target)
             assert f".target {target}" in built.ptx and not built.resources.spills
+
+
+@pytest.mark.parametrize("cc, target", [((9, 0), "sm_90"), ((8, 6), "sm_86")])
+def test_without_a_target_it_is_the_device_s(monkeypatch, cc, target):
+    monkeypatch.setattr(building, "device", lambda: SimpleNamespace(cc=cc))
+    for source in (kernels.COPY, kernels.mma_gemm(), kernels.converter("to_bf16_rn", 8),
+                   kernels.one_mma("bf16", "f32", "bf16")):
+        built = source.build()
+        assert str(built.target) == target and f".target {target}\n" in built.ptx
+    if cc == (9, 0):
+        assert str(kernels.WGMMA_GEMM.build().target) == "sm_90a"
+        return
+    with pytest.raises(UnsupportedTargetError, match="needs sm_90a.*8.6"):
+        kernels.WGMMA_GEMM.build()
 
 
 def counts(built) -> dict[str, int]:
@@ -48,7 +65,7 @@ def total(found: dict[str, int], start: str) -> int:
 
 
 def test_the_wgmma_loop_is_one_chain():
-    built = kernels.WGMMA_GEMM.build()
+    built = kernels.WGMMA_GEMM.oldest()
     assert built.resources.registers == 168  # 384 threads: 65536 / 384, rounded down to 8
     found = counts(built)
     assert found["HGMMA.64x256x16.F32.BF16"] == 4  # one k-block: the loop was not copied
@@ -58,7 +75,7 @@ def test_the_wgmma_loop_is_one_chain():
 
 
 def test_the_mma_loop_loads_matrices_and_copies_in_16_bytes():
-    found = counts(kernels.mma_gemm().build())
+    found = counts(kernels.mma_gemm().oldest())
     assert found["HMMA.16816.F32.BF16"] == 32 and total(found, "LDSM.16.M88.4") == 12
     assert total(found, "LDGSTS.E.BYPASS.128") == 8
 
@@ -82,11 +99,11 @@ def test_the_cache_gives_the_same_kernel_and_line_information_names_the_user():
 
 
 def test_equal_sources_give_equal_code_in_any_order():
-    first = kernels.COPY.build().ptx
-    kernels.NOTHING.build()
+    first = kernels.COPY.oldest().ptx
+    kernels.NOTHING.oldest()
     from tessera.tile.cuda.build import KERNELS
     KERNELS.clear()
-    assert kernels.COPY.build().ptx == first
+    assert kernels.COPY.oldest().ptx == first
 
 
 @pytest.mark.parametrize("body, says", [

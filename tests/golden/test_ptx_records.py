@@ -91,6 +91,38 @@ def test_what_does_not_exist_is_refused(make, says):
         make()
 
 
+@pytest.mark.parametrize("make, again", [
+    (lambda: mma.mma("bf16"), lambda: mma.mma("bf16", "f32", b="bf16", k=16)),
+    (lambda: mma.mma("e5m2", b="e5m2"), lambda: mma.mma("e5m2", k=32)),
+    (lambda: wgmma.wgmma(48, "f16"), lambda: wgmma.wgmma(48, "f16", b="f16")),
+    (lambda: wgmma.product(48, "bf16", a_offsets=(0,), b_offsets=(0,)),
+     lambda: wgmma.product(48, "bf16", b="bf16", a_offsets=(0,), b_offsets=(0,))),
+])
+def test_a_default_spelled_out_gives_the_same_record(make, again):
+    first = make()
+    assert again() is first and again() is first and find_instruction(first.name) is first
+
+
+def test_a_family_with_two_texts_for_a_name_is_refused():
+    @records.family()
+    def ambiguous(step: int) -> Instruction:
+        return Instruction("ambiguous", "x:i32", f"st $x, {step};", isa="none")
+
+    ambiguous(1)
+    with pytest.raises(ArgumentError, match="'ambiguous' is declared twice"):
+        ambiguous(2)
+
+
+@pytest.mark.parametrize("name", ["to_f16_rn", "pack_e4m3", "e5m2_to_f16x2", "sync_threads",
+                                  "mma_m16n8k16_f32_bf16_bf16_f32"])
+def test_a_fresh_process_finds_every_name(name):
+    """Whatever has been imported or made before; the record itself needs no compiler."""
+    program = ("import sys\nfrom tessera.tile.cuda import find_instruction\n"
+               "print(find_instruction(sys.argv[1]).name, 'numba' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True)
+    assert done.stdout.split() == [name, "False"], done.stderr
+
+
 def test_an_unknown_name_has_a_suggestion():
     with pytest.raises(ArgumentError) as caught:
         find_instruction("sync_thread")

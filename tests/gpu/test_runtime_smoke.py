@@ -146,7 +146,7 @@ def test_mma_layouts(a, d, b, k, rng):
     c_words = C[rows, columns].astype(kind)
     words = [Resident(np.ascontiguousarray(x)) for x in (a_words, b_words, c_words)]
     out = Resident(np.zeros_like(c_words))
-    kernels.one_mma(a, d, b, k).build(str(device().target)).kernel.launch(
+    kernels.one_mma(a, d, b, k).build().kernel.launch(
         (1,), [x.pointer for x in (*words, out)])
     want = A.astype(np.float64) @ B.astype(np.float64).T + C
     np.testing.assert_array_equal(out.numpy().astype(np.float64), want[rows, columns])

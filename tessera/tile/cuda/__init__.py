@@ -30,7 +30,5 @@ def _intrinsic(record: Instruction | Operation) -> Any:
 def use(instruction: Instruction | Operation | str) -> Any:
     """The intrinsic of a record (or of its name), callable from a kernel; one per process."""
     if isinstance(instruction, str):
-        from . import ptx  # noqa: F401  registers all
-
         instruction = find_instruction(instruction)
     return _intrinsic(instruction)

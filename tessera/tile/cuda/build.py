@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ...errors import UnsupportedTargetError
 from ...runtime.cache import DiskCache, Entry, content_name
+from ...runtime.device import device
 from ...runtime.module import Grid, Kernel
 from ...runtime.ptxas import Resources, assemble, find_ptxas, sass
-from ...runtime.target import Target
+from ...runtime.target import OLDEST, Target, target_for
 from .instruction import Kind
 from .ptx_text import LineMap
 
@@ -43,15 +45,18 @@ class Built:
         return sass(self.kernel.cubin)
 
 
-def build(source: str, name: str, parameters: Sequence[Kind], target: Target, *, threads: int,
-          min_blocks: int = 1, shared_bytes: int = 0, cluster: Grid = (), dependent: bool = False,
-          lines: LineMap | None = None) -> Built:
+def build(source: str, name: str, parameters: Sequence[Kind], target: Target | None = None, *,
+          threads: int, needs: Target = OLDEST, min_blocks: int = 1, shared_bytes: int = 0,
+          cluster: Grid = (), dependent: bool = False, lines: LineMap | None = None) -> Built:
     """The function `name` of `source` as a kernel of scalar parameters (pointers are i64).
 
+    target: by default that of this machine's first GPU, where launches go by default. needs: the
+    oldest target that has the instructions; "sm_90a" makes the default architecture-specific.
     shared_bytes: dynamic shared memory. lines: emitted line -> (user's file, line).
-    Raises CompileError where Numba or ptxas refuses.
+    Raises CompileError where Numba or ptxas refuses, UnsupportedTargetError without what it needs.
     """
     start = time.perf_counter()
+    target = _checked(target, name, needs)
     key = content_name(source, name, ",".join(parameters), str(target), f"{threads} {min_blocks}",
                        repr(sorted((lines or {}).items())), environment())
     file = str(SOURCES.folder() / f"{name}-{key[:16]}.py")
@@ -60,11 +65,20 @@ def build(source: str, name: str, parameters: Sequence[Kind], target: Target, *,
     if entry is None:
         entry = _compile(source, file, name, parameters, target, threads, min_blocks, lines)
         KERNELS.write(key, entry)
-    kernel = Kernel(entry.parts["cubin"], name, parameters, threads=threads,
+    kernel = Kernel(entry.parts["cubin"], name, parameters, target=target, threads=threads,
                     shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
     return Built(kernel, source, file, entry.parts["ptx"].decode(), target,
                  Resources(**entry.meta["resources"]), tuple(entry.meta["warnings"]), cached,
                  time.perf_counter() - start)
+
+
+def _checked(target: Target | None, name: str, needs: Target) -> Target:
+    if target is None:
+        return target_for(device().cc, needs)
+    if not target.runs(needs):
+        raise UnsupportedTargetError(f"kernel {name} needs {needs}, it is built for {target}",
+                                     hint=f"build it for {needs}")
+    return target
 
 
 def _compile(source: str, file: str, name: str, parameters: Sequence[Kind], target: Target,

@@ -19,7 +19,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from ...errors import ArgumentError, did_you_mean
@@ -104,6 +104,14 @@ class Operation:
 INSTRUCTIONS: dict[str, Instruction] = {}
 
 
+class DeclaredTwice(ArgumentError):
+    """A second record of a name."""
+
+    def __init__(self, first: Instruction, second: Instruction):
+        super().__init__(f"PTX instruction {first.name!r} is declared twice")
+        self.first, self.equal = first, first.facts() == second.facts()
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity: a record is one object
 class Instruction:
     """A PTX statement, or a short fixed sequence of them; making the record registers it.
@@ -126,8 +134,6 @@ class Instruction:
         results, args = parse_operands(self.operands)
         object.__setattr__(self, "results", results)
         object.__setattr__(self, "args", args)
-        if self.name in INSTRUCTIONS:
-            raise ArgumentError(f"PTX instruction {self.name!r} is declared twice")
         used = {match[1] for match in _PLACE.finditer(self.text)}
         names = {o.name for o in (*results, *args)}
         silent = {o.name for o in results if o in args}  # only passes through the statement
@@ -136,7 +142,12 @@ class Instruction:
                 f"{self.name}: text and operands differ: {sorted(used ^ names)}",
                 hint=f"operands: {self.operands}",
             )
-        INSTRUCTIONS[self.name] = self
+        first = INSTRUCTIONS.setdefault(self.name, self)
+        if first is not self:
+            raise DeclaredTwice(first, self)
+
+    def facts(self) -> tuple:
+        return tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def target(self) -> Target:
@@ -229,7 +240,9 @@ FAMILIES: dict[str, Family] = {}
 
 def family(*samples: dict[str, Any]) -> Callable[[Callable[..., Instruction]],
                                                  Callable[..., Instruction]]:
-    """Declares a family. The same parameters, however spelled, give the same record."""
+    """Declares a family. The same parameters, however spelled, give the same record: also those
+    that `make` fills in itself (b="" for b=a), which it is only seen to do by the record's name.
+    """
     def declare(make: Callable[..., Instruction]) -> Callable[..., Instruction]:
         signature = inspect.signature(make)
         made: dict[tuple, Instruction] = {}
@@ -240,7 +253,12 @@ def family(*samples: dict[str, Any]) -> Callable[[Callable[..., Instruction]],
             bound.apply_defaults()
             key = tuple(bound.arguments.values())
             if key not in made:
-                made[key] = make(*bound.args, **bound.kwargs)
+                try:
+                    made[key] = make(*bound.args, **bound.kwargs)
+                except DeclaredTwice as again:
+                    if not again.equal:
+                        raise
+                    made[key] = again.first
             return made[key]
 
         if make.__name__ in FAMILIES:
@@ -262,6 +280,16 @@ def samples() -> Iterator[Instruction]:
 
 
 def find_instruction(name: str) -> Instruction:
+    """The record of a name: a plain one, a sample of a family, or another made before.
+
+    The first name that is not there yet imports all files and makes the samples, so that what is
+    found does not depend on what ran before.
+    """
+    if name not in INSTRUCTIONS:
+        from . import ptx  # noqa: F401  registers all
+
+        for made in samples():
+            INSTRUCTIONS.setdefault(made.name, made)
     if name not in INSTRUCTIONS:
         raise ArgumentError(f"there is no PTX instruction {name!r}",
                             hint=did_you_mean(name, sorted(INSTRUCTIONS)))
