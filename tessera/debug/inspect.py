@@ -10,6 +10,7 @@ from ..errors import ArgumentError
 from ..graph import jit
 from ..graph.signature import callable_name
 from ..tensor import TensorType
+from ..tile.kernel import COMPILED, Kernel
 
 
 def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
@@ -41,5 +42,11 @@ def _gradient(fn: jit.Function, traced: jit.Traced) -> jit.Traced:
     return derived.compiled.traced(*bound.args, **bound.kwargs)
 
 
+def _compiled(kernel: Kernel) -> None:
+    """A tile kernel was compiled: ts.inspect_ir(level) without a function means it."""
+    jit.LAST[:] = [kernel]  # type: ignore[list-item]
+
+
 jit.GRADIENT.append(_gradient)
+COMPILED.append(_compiled)
 __all__ = ["inspect_ir"]

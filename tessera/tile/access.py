@@ -16,7 +16,7 @@ _SAMPLE = 64  # warps per access: a kernel's pattern shows in the first
 
 @dataclass
 class Pattern:
-    """One access site. degree: the worst bank conflict, 1 is none; sectors, ideal: moved, needed."""
+    """One access site. degree: worst bank conflict, 1 is none; sectors, ideal: moved, needed."""
 
     space: str
     memory: str

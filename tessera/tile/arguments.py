@@ -114,8 +114,8 @@ def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str) -> 
     else:
         dims = tuple(Dim.of(f"{name}_{i}") for i in range(array.ndim))
         if annotation is Tile and array.ndim != 2:
-            raise ShapeError(f"{what} has {array.ndim} axes {show_shape(array.shape)}, a Tile has 2",
-                             code="E_RANK", where=user_line())
+            raise ShapeError(f"{what} has {array.ndim} axes {show_shape(array.shape)}, a Tile has "
+                             "2", code="E_RANK", where=user_line())
     _extents(bound, name, dims, array.shape, what)
     work = array
     if isinstance(value, Array) and value.dtype.packed:
@@ -136,7 +136,7 @@ def _array(value: Any, what: str) -> tuple[np.ndarray, NumericType]:
         policy = value.type.policy
         if policy.scaled or policy.custom is not None or policy.per_channel is not None:
             raise DTypeError(f"{what} is {value.type}: kernels do not read scaled types",
-                             hint="pass ts.dequantize(x), or the codes and the scale as two tensors",
+                             hint="pass ts.dequantize(x), or codes and scale as two tensors",
                              where=user_line())
         return value.array, value.type
     if isinstance(value, np.ndarray):
@@ -155,7 +155,8 @@ def _array(value: Any, what: str) -> tuple[np.ndarray, NumericType]:
 
 
 def _same_type(wanted: NumericType, got: NumericType, what: str) -> NumericType:
-    if wanted.dtype is not got.dtype and not (wanted.dtype.name == "tf32" and got.dtype.name == "f32"):
+    stored_alike = wanted.dtype.name == "tf32" and got.dtype.name == "f32"
+    if wanted.dtype is not got.dtype and not stored_alike:
         raise DTypeError(f"{what} is {got.dtype}, its annotation says {wanted}",
                          hint=f"convert it: ts.cast(x, ts.{wanted.dtype})", where=user_line())
     return wanted

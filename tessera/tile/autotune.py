@@ -1,7 +1,7 @@
 """@ts.kernel.autotune: the best schedule of a space, found once for each set of types and extents.
 
-A candidate must compile and fit the machine (legality). The analytic model orders the legal ones; on
-a device they are then measured within the budget. On the host there is nothing to measure: the
+A candidate must compile and fit the machine (legality). The analytic model orders the legal ones;
+on a device they are then measured within the budget. On the host there is nothing to measure: the
 interpreter's time says nothing about a GPU, so the model's first choice is taken, and
 `.tuning_trace` says so.
 """
@@ -80,7 +80,7 @@ class TunedKernel(Kernel):
         for schedule in self.space:
             try:
                 function = self.specialise(bound, schedule)
-                require_legal(function, schedule)
+                require_legal(function, schedule, bound)
             except TesseraError as err:
                 trials.append(Trial(schedule, "skipped", reason=err.message))
                 continue
@@ -99,7 +99,7 @@ class TunedKernel(Kernel):
 
 
 def candidates(space: Any) -> tuple[Schedule, ...]:
-    """The schedules of dict(BM=[64, 128], warps=[4, 8]), of a Schedule with lists, or of several."""
+    """The schedules of dict(BM=[64, 128], warps=[4, 8]), of a Schedule with lists, or given."""
     if isinstance(space, Schedule):
         return tuple(space)
     if isinstance(space, dict):
@@ -123,8 +123,8 @@ def _schedule(values: dict[str, Any]) -> Schedule:
     return Schedule(**values, source="tuned")
 
 
-def require_legal(function: Function, schedule: Schedule) -> None:
-    """Raises ArgumentError when a group does not fit a multiprocessor."""
+def require_legal(function: Function, schedule: Schedule, bound: Bound) -> None:
+    """Raises ArgumentError when a group does not fit a multiprocessor, or BD the head size."""
     if function.shared_bytes > SHARED_LIMIT_BYTES:
         raise ArgumentError(f"{function.shared_bytes} bytes of shared memory, a group has "
                             f"{SHARED_LIMIT_BYTES}")
@@ -132,7 +132,7 @@ def require_legal(function: Function, schedule: Schedule) -> None:
         raise ArgumentError(f"{schedule.lanes} lanes, a group has at most {MAX_LANES}")
     head = schedule.d
     for name in ("D", "D_h"):
-        size = dict(function.constants).get(name)
+        size = bound.texts.get(name)
         if head is not None and size is not None and head != size:
             raise ArgumentError(f"BD={head} is not the extent {name}={size}")
 

@@ -1,4 +1,4 @@
-"""The analytic cost of a kernel: what it computes and moves, and how well the grid fills the device.
+"""The analytic cost of a kernel: what it computes and moves, how well the grid fills the device.
 
 time = max(flops / peak, bytes / bandwidth) / occupancy + waves * overhead, with the figures of an
 H200 (sm_90, dense bf16 989 TFLOP/s, 4.8 TB/s, 132 multiprocessors; NVIDIA H200 datasheet).

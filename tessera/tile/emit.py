@@ -53,8 +53,9 @@ class Emitter:
         return self.source.site(self.node)
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
-        also = tuple(("called from", site) for site in reversed(self.sites))
-        raise TileError(message, where=self.where(), hint=hint, also=also + kw.pop("also", ()), **kw)
+        also: tuple = tuple(("called from", site) for site in reversed(self.sites))
+        also += kw.pop("also", ())
+        raise TileError(message, where=self.where(), hint=hint, also=also, **kw)
 
     # --- ops ----------------------------------------------------------------------------------
     def emit(self, name: str, args: Sequence[Any], hint: str = "t", **attrs: Any) -> Any:
@@ -78,7 +79,7 @@ class Emitter:
         self.block.append(op)
         for d in outs:
             self.defined_by[d.value] = op
-        if len(outs) == 1 and isinstance(kinds[0], Scalar) and kinds[0].dtype.kind in ("int", "uint"):
+        if outs and isinstance(kinds[0], Scalar) and kinds[0].dtype.kind in ("int", "uint"):
             self.forms.note(name, outs[0].value, given)
         if name in ("cp_async", "store_tile") and isinstance(args[0], Handle) and isinstance(
                 args[0].type, Buffer):
@@ -176,7 +177,8 @@ class Emitter:
 
     def align(self, xs: Sequence[Any]) -> list[Any]:
         """A rank-1 tile beside a rank-2 tile is a row statistic: it becomes a column."""
-        ranks = [len(x.type.shape) for x in xs if isinstance(x, Handle) and isinstance(x.type, Tile)]
+        ranks = [len(x.type.shape) for x in xs
+                 if isinstance(x, Handle) and isinstance(x.type, Tile)]
         top = max(ranks, default=0)
         return [self.expand(x, 1) if top == 2 and isinstance(x, Handle)
                 and isinstance(x.type, Tile) and len(x.type.shape) == 1 else x for x in xs]

@@ -31,7 +31,7 @@ class _Scope:
 
 
 class Exits:
-    """`.body` is the function's body without break, continue and return; `.flags` those it needs."""
+    """`.body` is the function's body without break, continue, return; `.flags` those it needs."""
 
     def __init__(self, tree: ast.FunctionDef):
         self.count = 0
@@ -48,6 +48,10 @@ class Exits:
                 return out + self.leave(s, loop, tail)
             if isinstance(s, ast.If) and _leaves(s):
                 return out + self.branch(s, rest, loop, tail)
+            if isinstance(s, ast.If):  # nothing leaves it, but loops inside may have exits
+                out.append(self.copy_if(s, self.block(s.body, loop, False),
+                                        self.block(s.orelse, loop, False)))
+                continue
             if isinstance(s, ast.For | ast.While):
                 returns = _has_return(s)  # before its body is rewritten
                 out += self.loop(s)

@@ -81,7 +81,8 @@ class Indexing(Emitter):
             missing = self.rank(base) - len(parts) + 1
             parts = parts[:at] + [Part(None, None, ":")] * missing + parts[at + 1:]
         if len(parts) > self.rank(base):
-            self.fail(f"{len(parts)} indices for {describe(base)}, which has {self.rank(base)} axes")
+            self.fail(f"{len(parts)} indices for {describe(base)}, which has {self.rank(base)} "
+                      "axes")
         return parts
 
     def rank(self, x: Handle) -> int:
@@ -159,7 +160,8 @@ class Indexing(Emitter):
         """Floats are rounded by the store itself; integers to other types are said explicitly."""
         got = value.type.dtype
         if got is dtype or (got.kind == "float" and dtype.kind == "float"):
-            return value if got is dtype or dtype.compute is got else self.cast(value, dtype.compute)
+            exact = got is dtype or dtype.compute is got
+            return value if exact else self.cast(value, dtype.compute)
         if got.kind == "float":
             self.fail(f"{describe(value)} stored to {describe(base)}: a float into {dtype}",
                       f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
@@ -208,7 +210,7 @@ class Indexing(Emitter):
         if set(form) - {None}:
             self.need_dims({k: v for k, v in form.items() if v})
             self.fail(f"the extent of the slice {p.text} is not a compile-time constant",
-                      "write x[a:a+64]; elements outside of the tensor read as 0 and are not written")
+                      "write x[a:a+64]; elements outside of it read as 0 and are not written")
         extent = form.get(None, 0)
         if extent <= 0:
             self.fail(f"the slice {p.text} has extent {extent}", "extents are positive")

@@ -10,7 +10,6 @@ import numpy as np
 
 from tessera.errors import ArgumentError, UnsupportedTargetError, did_you_mean, user_line
 from tessera.numerics import DType, NumericType
-from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
 from tessera.tile.arguments import Bound, Tile, bind
 from tessera.tile.errors import TileError
@@ -24,7 +23,8 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.source import Source, capture
 from tessera.tile.tracer import Spec, trace
 
-LAST: list[Kernel] = []  # the kernel compiled last
+# Called with each kernel that was compiled; the debug layer puts ts.inspect_ir's memory here.
+COMPILED: list[Callable[[Kernel], None]] = []
 LEVELS = ("schedule", "tile", "target", "ptx", "sass")
 # Filled by tile/cuda: level -> (kernel, function) -> text.
 TARGET_LEVELS: dict[str, Callable[[Kernel, Function], str]] = {}
@@ -32,6 +32,9 @@ TARGET_LEVELS: dict[str, Callable[[Kernel, Function], str]] = {}
 
 class Kernel(Kernel_):
     """A kernel: call it with arrays, k(...), or choose the launch: k[groups, lanes](...).
+
+    Globals and closure variables that the body reads are constants of each specialisation, frozen
+    when it is compiled: a later change is seen by new specialisations only.
 
     .specializations   one Tile IR function per set of types, constants and schedule
     .schedule          the schedule it is compiled with
@@ -179,7 +182,8 @@ class Kernel(Kernel_):
         dims = tuple((n, v) for n, v in function.constants if n in bound.sizes)
         self._cache[(spec, dims)] = function
         self.last = function
-        LAST[:] = [self]
+        for tell in COMPILED:
+            tell(self)
         return function
 
     def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
@@ -234,7 +238,7 @@ class Kernel(Kernel_):
                 raise ArgumentError(f"the type of {self.__name__}'s parameter {name} is not known",
                                     hint="call the kernel once, or k.lower(...) with arguments")
         try:
-            return self.specialise(bound, self.choose(bound), self.grid is not None)
+            return self.specialise(bound, self.schedule, self.grid is not None)
         except KeyError as err:
             raise ArgumentError(f"{self.__name__} needs the extent {err} at compile time",
                                 hint=f'k.inspect_ir("tile", {err.args[0]}=128)') from None
@@ -264,10 +268,11 @@ def _lanes(lanes: Any) -> int | None:
 class KernelDecorator:
     """@ts.kernel, @ts.kernel(grid=...), @ts.kernel.schedule(s), @ts.kernel.autotune(...)."""
 
-    def __call__(self, fn: Any = None, *, grid: Any = None, schedule: Schedule | None = None) -> Any:
+    def __call__(self, fn: Any = None, *, grid: Any = None,
+                 schedule: Schedule | None = None) -> Any:
         """Makes a kernel of a function.
 
-        grid: groups per axis, a tuple or a function of named extents: lambda M, N: (M // 64, N // 64)
+        grid: groups per axis, a tuple or a function of named extents: lambda M, N: (M // 64, N)
         """
         if fn is None:
             return lambda f: Kernel(f, schedule=schedule, grid=grid)
@@ -294,4 +299,4 @@ class KernelDecorator:
 
 
 kernel = KernelDecorator()
-__all__ = ["LAST", "TARGET_LEVELS", "Array", "Kernel", "KernelDecorator", "kernel"]
+__all__ = ["COMPILED", "TARGET_LEVELS", "Kernel", "KernelDecorator", "kernel"]

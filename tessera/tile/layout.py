@@ -1,10 +1,12 @@
 """Where the elements of a shared buffer lie.
 
-A row-major buffer of rows x columns is cut into 16-byte chunks. `swizzle='xor'` keeps the rows where
-they are and permutes the chunks of a row by its number, so that reading a column meets different
-banks: chunk' = chunk ^ (row % 8). Elements of 4 bytes and more also permute inside the chunk,
-word' = word ^ (row // 8 % 4): a column of 32 rows then touches 32 different banks. 16-bit elements
-keep their chunks whole, which is what 16-byte copies and ldmatrix need.
+A row-major buffer of rows x columns is cut into 16-byte chunks. `swizzle='xor'` keeps the rows
+where they are and permutes the chunks of a row by its number, so that reading a column meets
+different
+banks: chunk' = chunk ^ (row % 8). Elements of 4 bytes and more also permute inside the
+chunk,
+word' = word ^ (row // 8 % 4): a column of 32 rows then touches 32 different banks. 16-bit
+elements keep their chunks whole, which is what 16-byte copies and ldmatrix need.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A batch of groups runs in lockstep. A scalar is an array [1|G, 1|L], a tile [1|G, *shape], a view or
 buffer a Place. Where control differs between lanes or groups, a mask [G, 1|L] says who takes part
-(None: all); values of the others are kept. Ops that touch memory, order or ids have a `run` in their
-record and get this machine.
+(None: all); values of the others are kept. Ops that touch memory, order or ids have a `run` in
+their record and get this machine.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class Machine:
         if some.any():
             g = int(np.argmax(some))
             raise DivergenceError(
-                f"{op.name} needs all lanes of the group, but of group {int(self.groups[g, 0])} only "
-                f"{int(mask[g].sum())} of {self.lanes} arrive", where=op.where,
+                f"{op.name} needs all lanes of the group, but of group {int(self.groups[g, 0])} "
+                f"only {int(mask[g].sum())} of {self.lanes} arrive", where=op.where,
                 hint="move it out of the branch or loop that depends on the lane")
 
     def active(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -250,7 +250,7 @@ class Machine:
             self.report.nan_sources.append((op.name, op.where))
             if self.raise_nan:
                 raise NumericsError(f"{op.name} makes NaN out of numbers", where=op.where,
-                                    hint="look at its operands: inf - inf, 0 / 0, sqrt(-1), log(-1)")
+                                    hint="look at its operands: inf - inf, 0 / 0, sqrt(-1)")
 
     def wide_mask(self, value: np.ndarray) -> np.ndarray:
         assert self.mask is not None

@@ -53,7 +53,7 @@ def _used(t: Tracer, body: list[ast.stmt]) -> dict[str, str]:
             for prefix in PREFIXES:
                 if n.id.startswith(prefix) and n.id[len(prefix):] in lower:
                     found[n.id] = lower[n.id[len(prefix):]]
-    order = [d for _, kind in t.spec.params if isinstance(kind, Tensor) for d in map(str, kind.dims)]
+    order = [str(d) for _, kind in t.spec.params if isinstance(kind, Tensor) for d in kind.dims]
     written = _order_of_written(t, body)
     rank = {d: i for i, d in enumerate([*written, *order])} if written else {}
     return dict(sorted(found.items(), key=lambda item: rank.get(item[1], 99)))
@@ -209,7 +209,8 @@ def _changes(s: ast.stmt) -> set[str]:
             found.add(n.id)
         if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Name):
             found.add(n.args[0].id)
-        if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Subscript) and isinstance(
-                n.args[0].value, ast.Name):
-            found.add(n.args[0].value.id)
+        if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Subscript):
+            base = n.args[0].value
+            if isinstance(base, ast.Name):
+                found.add(base.id)
     return found

@@ -96,7 +96,8 @@ def _def(text: str) -> Def:
 
 
 _AXIS = re.compile(r"\[(.+?):(.+?) by (\d+)(, stride)?\]")
-_OP = re.compile(r"(?:(?P<outs>%.*?) = )?(?P<name>[\w.]+)\((?P<args>[^)]*)\)(?: \{(?P<attrs>.*)\})?$")
+_OP = re.compile(r"(?:(?P<outs>%.*?) = )?(?P<name>[\w.]+)"
+                 r"\((?P<args>[^)]*)\)(?: \{(?P<attrs>.*)\})?$")
 _FOR = re.compile(r"for (%\S+: .+?) = (\S+) to (\S+) by (\S+)(?: over (\w+))?(?: carry (.*))? \{$")
 
 

@@ -1,11 +1,15 @@
 """Races, missing barriers and uninitialised reads: one record per address of every memory.
 
 Within a group only a barrier orders lanes, so the vector clock of a lane is the number of barriers
-its group has passed (the epoch). Nothing orders two groups of a launch. Two accesses to one address,
-one of them a write, are a race when they come from different groups, or from different lanes of a
-group in the same epoch. Whole-group statements on global memory are ordered among themselves
-(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`: each lane
-touches elements that the others touched), which is why the explicit style needs its barriers.
+its group has passed (the epoch). Nothing orders two groups of a launch. Two accesses to one
+address, one of them a write, are a race when they come from different groups, or from different
+lanes of a
+group in the same epoch. Whole-group statements on global memory are ordered among
+themselves
+(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`:
+each lane
+touches elements that the others touched), which is why the explicit style needs its
+barriers.
 
 A conflict between accesses of one statement of one lane set is none: each lane keeps its elements.
 """
@@ -151,8 +155,8 @@ class Sanitizer:
             f"race on {_element(a, first)}: {_who(a.group[first], a.lane[first])} and "
             f"{_who(a.group[second], a.lane[second])} write it in the same statement",
             where=self.sites[a.site],
-            hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:), "
-            "or use ts.tile.atomic_add")
+            hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:)"
+            ", or use ts.tile.atomic_add")
 
     def _arrived(self, s: Shadow, a: Access, verb: str) -> None:
         pending = s.pending[a.address]
@@ -160,8 +164,8 @@ class Sanitizer:
             i = int(np.argmax(pending > 0))
             site = self.sites[pending[i]]
             raise RaceError(
-                f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an asynchronous copy "
-                f"into it (line {site.line}) may still be under way",
+                f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an "
+                f"asynchronous copy into it (line {site.line}) may still be under way",
                 where=self.sites[a.site], also=(("the copy", site),),
                 hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()")
 

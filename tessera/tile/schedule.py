@@ -140,7 +140,8 @@ class Schedule:
         known = {f.name: getattr(made, f.name) for f in fields(made)
                  if f.name not in ("extra", "source", "parent")
                  and getattr(made, f.name) is not None}
-        return self._with(known | {"extra": tuple(sorted((dict(self.extra) | dict(made.extra)).items()))})
+        extra = dict(self.extra) | dict(made.extra)
+        return self._with(known | {"extra": tuple(sorted(extra.items()))})
 
     # --- reading ------------------------------------------------------------------------------
     def value(self, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Whether the turns of a loop are independent, so that groups or lanes may share them (A1).
 
-They are when nothing is carried, no barrier or asynchronous copy stands inside, and for every memory
-that is written the accesses of different turns cannot meet: along one axis all of them lie in
-[c*i + r, c*i + r + w) with the same r and w <= c*step.
+They are when nothing is carried, no barrier or asynchronous copy stands inside, and for every
+memory that is written the accesses of different turns cannot meet: along one axis all of them lie
+in [c*i + r, c*i + r + w) with the same r and w <= c*step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,16 +10,16 @@ from tessera.dims import Dim
 from tessera.numerics import i32, i64
 from tessera.tensor import TensorType
 from tessera.tile import origins
-from tessera.tile.exits import RETURN, RETURNED, Exits
+from tessera.tile.exits import RETURN, Exits
 from tessera.tile.expressions import closure_of
-from tessera.tile.handles import UNSET, Handle, NeedConstants, Row, Undefined, describe, is_number
-from tessera.tile.ir import Axis, For, Function, Op, Param, Value
+from tessera.tile.handles import UNSET, Handle, NeedConstants, Row, Undefined, describe
+from tessera.tile.ir import Axis, Function, Param, Value
+from tessera.tile.loops import stored_names
 from tessera.tile.ops.registry import OPS
 from tessera.tile.parameters import Context
+from tessera.tile.ranges import DimInt, Ranges, walk_ops
 from tessera.tile.schedule import Schedule
 from tessera.tile.source import Source
-from tessera.tile.spread import why_dependent
-from tessera.tile.statements import Statements, resets
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, Type, View
 
 
@@ -48,7 +47,7 @@ def trace(source: Source, fn: Callable, spec: Spec, sizes: dict[str, int]) -> Fu
             fixed |= {n: sizes[n] for n in need.names}
 
 
-class Tracer(Statements):
+class Tracer(Ranges):
     def __init__(self, source: Source, fn: Callable, spec: Spec):
         super().__init__(source)
         self.fn, self.spec = fn, spec
@@ -65,6 +64,7 @@ class Tracer(Statements):
         self.output: Handle | None = None
         self.loaded_dims: dict[str, Handle] = {}
         self.exits = Exits(source.tree)
+        self.assigned = frozenset(stored_names(self.exits.body))
         self.env: dict[str, Any] = {}
         self.coordinates: dict[Value, int] = {}
 
@@ -114,13 +114,16 @@ class Tracer(Statements):
         return made
 
     def dimension(self, name: str) -> None:
+        local = name in self.assigned  # a local of that name hides the extent, as in Python
         if name in self.fixed:
-            self.env[name] = self.fixed[name]
+            if not local:
+                self.env[name] = self.fixed[name]
             return
         kind = Scalar(i64 if name in self.spec.wide_dims else i32)
         self.dims[self.parameter(name, kind, "dim").value] = name
-        self.env[name] = Handle(self.params[-1].value, kind)
-        self.loaded_dims[name] = self.env[name]
+        self.loaded_dims[name] = Handle(self.params[-1].value, kind)
+        if not local:
+            self.env[name] = self.loaded_dims[name]
 
     def grid_dims(self, t: Tensor) -> tuple[int, ...]:
         """Leading composite extents, B*H, are grid axes; the kernel sees the rest."""
@@ -188,14 +191,15 @@ class Tracer(Statements):
         return total
 
     def context(self) -> Context:
-        dims = {n: self.fixed.get(n, self.env.get(n)) for n in (*self.fixed, *self.loaded_dims)}
+        dims = {n: self.fixed.get(n, self.loaded_dims.get(n))
+                for n in (*self.fixed, *self.loaded_dims)}
         return Context(self.spec.schedule, dims)
 
     # --- rows and keys of attention -----------------------------------------------------------
     key_extent: Any = None
 
     def row_dim(self) -> Any:
-        """The extent that the group's rows belong to: that of the result, or of the first matrix."""
+        """The extent that the group's rows belong to: that of the first matrix."""
         for _, t in self.spec.params:
             if isinstance(t, Tensor) and len(t.dims) >= 2:
                 return t.dims[-2]
@@ -214,157 +218,6 @@ class Tracer(Statements):
 
     def arange_tile(self, size: int) -> Handle:
         return self.emit("arange", [], size=size, start=0, dtype=i32)
-
-    # --- ranges -------------------------------------------------------------------------------
-    def do_For(self, s: ast.For) -> None:
-        if s.orelse:
-            self.fail("else after a loop is not part of the kernel language")
-        items = self.expr(s.iter)
-        if isinstance(items, Range):
-            if not isinstance(s.target, ast.Name):
-                self.fail("a range gives one number: for i in ts.tile.range(...)")
-            self.range_loop(s, items)
-        elif isinstance(items, tuple | list):
-            self.unroll(s, items)
-        else:
-            self.fail(f"a loop over {describe(items)}",
-                      "loop over ts.tile.range(...), range(...) or a compile-time tuple")
-
-    def unroll(self, s: ast.For, items: Any) -> None:
-        if getattr(s, "exits", ()):
-            self.fail("break in a loop over a tuple", "loop over a range")
-        for item in items:
-            self.assign(s.target, item)
-            self.statements(resets(s) + s.body)
-
-    def range_loop(self, s: Any, r: Range) -> None:
-        body = resets(s) + s.body
-        if r.prefetch is not None:
-            self.constant_int(r.prefetch, "prefetch")
-        if getattr(s, "exits", ()):
-            self.until(s, r, body)
-            return
-        lane = not all(map(self.is_uniform, (r.lo, r.hi, r.step)))
-        if r.over == "serial" or lane or self.divergent:
-            if r.over in ("lanes", "groups"):
-                self.fail(f"over={r.over!r}: the range depends on the lane already",
-                          "leave out over=, each lane runs its own range")
-            self.for_loop(s, r.lo, r.hi, r.step, "serial", body)
-            return
-        dim = self.output_dim(r)
-        if dim is not None and r.over is None:
-            self.block_loop(s, r, dim, body)
-            return
-        wanted = r.over or self.natural(r, dim)
-        if wanted is None:
-            self.for_loop(s, r.lo, r.hi, r.step, "serial", body)
-        else:
-            self.spread_loop(s, r, wanted, body)
-
-    def natural(self, r: Range, dim: str | None) -> str | None:
-        """How a range with no over= may be spread, when its turns are independent."""
-        if not r.has_step:
-            return "lanes"
-        if self.depth == 0 and is_zero(r.lo) and self.dim_name(r.hi) is not None:
-            return "groups"
-        return None
-
-    def spread_loop(self, s: Any, r: Range, over: str, body: list[ast.stmt]) -> None:
-        """Traced serially first: the turns are spread when they are independent."""
-        mark = self.mark()
-        node = self.for_loop(s, r.lo, r.hi, r.step, "serial", body)
-        why = why_dependent(node, self.forms, self.loop_bounds, self.defined_by)
-        if why is None and over == "lanes" and uses_group_ops(node):
-            why = "it has ops of the whole group"
-        if why is None and over == "groups" and self.depth:
-            why = "it stands inside another loop"
-        if why is not None:
-            if r.over is not None:
-                self.fail(f"over={over!r}: the turns of this loop are not independent: {why}",
-                          "leave out over=: the loop then runs in order")
-            return
-        self.rewind(mark)
-        if over == "lanes":
-            lane = self.emit("local_id", [])
-            size = self.emit("group_size", [])
-            lo = self.arithmetic("add", (r.lo, self.arithmetic("mul", (lane, r.step))))
-            step = self.arithmetic("mul", (size, r.step))
-            bounds = tuple(map(self.operand, (r.lo, r.hi, r.step)))
-            node = self.for_loop(s, lo, r.hi, step, "lanes", body)
-            self.loop_bounds[node.var.value] = bounds
-            self.order_lanes(node)
-            return
-        step = self.constant_int(r.step, "the step of a range spread over groups")
-        name = self.dim_name(r.hi) or self.extent_text(r.hi)
-        axis = self.axis(name, step, self.extent_text(r.lo), stride=True)
-        start = self.arithmetic("mul", (self.group_coordinate(axis), step))
-        count = self.emit("num_groups", [], axis=axis)
-        self.for_loop(s, self.arithmetic("add", (r.lo, start)), r.hi,
-                      self.arithmetic("mul", (count, step)), "groups", body)
-
-    def order_lanes(self, node: For) -> None:
-        """As if in order: what the lanes wrote to shared memory is there after the loop."""
-        for n in walk_ops(node):
-            if n.name == "store_element":
-                kind = self.type_of_value(n.args[0])
-                if isinstance(kind, Buffer) and kind.space == "shared":
-                    self.emit("barrier", [])
-                    return
-
-    def extent_text(self, x: Any) -> str:
-        if isinstance(x, int):
-            return str(x)
-        name = self.dim_name(x)
-        if name is None:
-            self.fail("a range over groups begins and ends at constants or named extents",
-                      "use over='serial', or compute the group's part from ts.tile.group_id()")
-        return name
-
-    def dim_name(self, x: Any) -> str | None:
-        """The name of an extent, when x is one."""
-        if isinstance(x, Handle):
-            return self.dims.get(x.value)
-        names = [n for n, v in self.fixed.items() if v == x] if isinstance(x, DimInt) else []
-        return names[0] if names else None
-
-    def output_dim(self, r: Range) -> str | None:
-        """The extent of the returned tensor whose blocks this outermost range enumerates (Q51)."""
-        if self.output is None or self.depth or not r.has_step or not is_zero(r.lo):
-            return None
-        name = self.dim_name(r.hi)
-        out = self.spec.result.shape
-        known = {str(d) for d in out}
-        return name if name in known else None
-
-    def block_loop(self, s: Any, r: Range, dim: str, body: list[ast.stmt]) -> None:
-        """A kernel that returns one tile runs once per block of its result: the loop is the grid."""
-        step = self.constant_int(r.step, "the step of the range over the result's blocks")
-        start = self.arithmetic("mul", (self.group_coordinate(self.axis(dim, step)), step))
-        self.origin[dim] = self.env[s.target.id] = self.named(start, s.target.id)
-        self.depth += 1
-        self.statements(body)
-        self.depth -= 1
-
-    def until(self, s: Any, r: Range, body: list[ast.stmt]) -> None:
-        """A range with break or return in it: a while with the counter carried."""
-        if r.over in ("lanes", "groups"):
-            self.fail(f"over={r.over!r} with break or return inside: the turns depend on each other")
-        if not isinstance(r.step, int):
-            self.fail("a range with break or return inside needs a constant step")
-        target, at = s.target.id, f"__at_{s.target.id}"
-        limit = f"__stop_{s.target.id}"
-        self.env[at], self.env[limit] = r.lo, r.hi
-        order: ast.cmpop = ast.Lt() if r.step > 0 else ast.Gt()
-        tests: list[ast.expr] = [ast.UnaryOp(ast.Not(), name(f)) for f in s.exits]
-        tests.append(ast.Compare(name(at), [order], [name(limit)]))
-        first = ast.Assign([ast.Name(target, ast.Store())], name(at))
-        count = ast.AugAssign(ast.Name(at, ast.Store()), ast.Add(), ast.Constant(r.step))
-        new = [first, *body, count]
-        test = ast.BoolOp(ast.And(), tests)
-        for n in (first, count, test):
-            ast.fix_missing_locations(ast.copy_location(n, s))
-        self.while_loop(s, test, new)
-        del self.env[at], self.env[limit]
 
     # --- the group's own block and the result -------------------------------------------------
     def own_block(self, tensor: Handle, shape: tuple[int, ...]) -> Handle:
@@ -458,25 +311,10 @@ class Tracer(Statements):
             return "one"
         named = {n.name for n in walk_ops(self.block) if n.name in ("linear_id", "group_id",
                                                                      "num_groups")}
-        if any(n.attr.get("axis") is not None for n in walk_ops(self.block) if n.name == "group_id"):
+        ids = [n for n in walk_ops(self.block) if n.name == "group_id"]
+        if any(n.attr["axis"] is not None for n in ids):
             return "given"
         return "elements" if named else "one"
-
-
-@dataclass(frozen=True, eq=False)
-class Range:
-    """What ts.tile.range(...) or range(...) stands for in a `for`."""
-
-    lo: Any
-    hi: Any
-    step: Any
-    has_step: bool
-    over: str | None
-    prefetch: Any = None
-
-
-class DimInt(int):
-    """A named extent that is a constant of this specialisation."""
 
 
 def plain(v: Any) -> Any:
@@ -489,25 +327,4 @@ def composite(dim: Any) -> bool:
     return isinstance(dim, Dim) and len(dim.terms) == 1 and len(dim.terms[0][0]) > 1
 
 
-def is_zero(x: Any) -> bool:
-    return is_number(x) and x == 0
-
-
-def name(n: str) -> ast.Name:
-    return ast.Name(n, ast.Load())
-
-
-def walk_ops(nodes: Any) -> list[Op]:
-    from tessera.tile.ir import walk
-
-    return [n for n in walk(tuple(nodes) if isinstance(nodes, tuple | list) else (nodes,))
-            if isinstance(n, Op)]
-
-
-def uses_group_ops(node: For) -> bool:
-    """Whether ops of the whole group stand inside."""
-    return any(OPS[n.name].group or any(isinstance(d.type, Tile) for d in n.outs)
-               for n in walk_ops(node))
-
-
-__all__ = ["RETURNED", "Range", "Spec", "Tracer", "Value", "trace"]
+__all__ = ["Spec", "Tracer", "trace"]

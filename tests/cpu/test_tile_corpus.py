@@ -31,7 +31,6 @@ def check(program: Program, error: ts.TesseraError) -> None:
     assert error.where.text and error.where.text in text
 
 
-@pytest.mark.row("KERN-23")
 @pytest.mark.parametrize("program", WRONG, ids=name_of)
 def test_a_wrong_kernel(program, pytestconfig):
     check(program, error_of(program, pytestconfig.option.seed))
@@ -49,7 +48,6 @@ def test_a_correct_kernel(program, pytestconfig):
         program.run(pytestconfig.option.seed)
 
 
-@pytest.mark.row("DBG-12")
 @pytest.mark.parametrize("name", ["missing barrier in a reduction", "uninitialised shared memory"])
 def test_without_debug_nothing_is_checked(name, pytestconfig):
     (program,) = [p for p in RACY if p.name == name]

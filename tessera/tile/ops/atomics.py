@@ -130,7 +130,8 @@ def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[A
         t.fail(f"{what} of {describe(target)}: its target is a tensor or shared buffer",
                f"ts.tile.{what}(x, index, value)")
     if len(items) != t.rank(target):
-        t.fail(f"{what}: {len(items)} indices for {describe(target)}, which has {t.rank(target)} axes")
+        t.fail(f"{what}: {len(items)} indices for {describe(target)}, which has "
+               f"{t.rank(target)} axes")
     for i in items:
         t.require_index(i)
     return target, [*t.leading(target), *items]
@@ -162,9 +163,8 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
     macro(name=name)(lower)
 
 
-_declare_kind("add", "x[index] += value as one step; the value before. Once per group when index, value and "
-              "control are uniform, else by each lane that comes here.",
-              "atomic_add")
+_declare_kind("add", "x[index] += value as one step; the value before. Once per group when index, "
+              "value and control are uniform, else by each lane that comes here.", "atomic_add")
 _declare_kind("min", "x[index] = min(x[index], value) as one step; the value before.", "atomic_min")
 _declare_kind("max", "x[index] = max(x[index], value) as one step; the value before.", "atomic_max")
 _declare_kind("and", "x[index] &= value as one step; the value before.", "atomic_and")
@@ -178,8 +178,9 @@ def atomic_cas(t: Any, target: Any, index: Any, expected: Any, value: Any, *,
                scope: Any = "device") -> Any:
     """x[index] = value as one step where it is `expected`; the value before."""
     base, items = _element(t, target, index, "atomic_cas")
-    return t.emit("compare_exchange", [base, t.stored(expected, base), t.stored(value, base), *items],
-                  t.hint(base), scope=_scope(t, scope))
+    old, new = t.stored(expected, base), t.stored(value, base)
+    return t.emit("compare_exchange", [base, old, new, *items], t.hint(base),
+                  scope=_scope(t, scope))
 
 
 __all__ = ["is_number"]

@@ -35,7 +35,8 @@ def _numeric(t: Any, dtype: Any, what: str) -> NumericType:
     from tessera.errors import TesseraError
 
     try:
-        return as_type({float: f32, int: i32}.get(dtype, dtype) if isinstance(dtype, type) else dtype)
+        python = {float: f32, int: i32}
+        return as_type(python.get(dtype, dtype) if isinstance(dtype, type) else dtype)
     except TesseraError as err:
         t.fail(f"{what}: {err.message}", err.hint)
         raise AssertionError from err

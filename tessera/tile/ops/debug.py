@@ -122,8 +122,8 @@ def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
 # --- breakpoint -------------------------------------------------------------------------------
 @macro(name="breakpoint")
 def breakpoint_(t: Any) -> None:
-    """breakpoint(): stops the interpreter with the kernel's names in `values`, as arrays whose first
-    axis is the groups, and for scalars the second the lanes."""
+    """breakpoint(): stops the interpreter with the kernel's names in `values`, as arrays whose
+    first axis is the groups, and for scalars the second the lanes."""
     names = [(n, v) for n, v in t.env.items() if isinstance(v, Handle) and not n.startswith("__")]
     t.emit("stop", [v for _, v in names], names=tuple(n for n, _ in names))
 

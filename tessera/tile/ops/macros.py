@@ -16,6 +16,7 @@ VECTORS = (1, 2, 4, 8, 16)
 
 def _hidden(name: str, lower: Any) -> None:
     """A macro that only stands for a builtin of Python."""
+    lower.__doc__ = f"{name.removeprefix('python_')} of Python."
     object.__setattr__(macro(name=name)(lower), "public", False)
 
 
@@ -27,7 +28,7 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
     shared by the lanes, and an outermost range(0, <extent>, step) by the groups, when its turns are
     independent; over='lanes' | 'groups' | 'serial' says it, and is checked.
     """
-    from tessera.tile.tracer import Range
+    from tessera.tile.ranges import Range
 
     if over not in OVER:
         t.fail(f"over={over!r} is not known", "'serial', 'lanes' or 'groups'")
@@ -38,7 +39,7 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
 @macro()
 def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     """Block numbers 0 .. ceil(shape[-2] / n) - 1, in order, with `prefetch` loads under way."""
-    from tessera.tile.tracer import Range
+    from tessera.tile.ranges import Range
 
     if not isinstance(shape, tuple | list) or len(shape) < 2:
         t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
@@ -49,7 +50,7 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
 
 
 def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
-    from tessera.tile.tracer import Range
+    from tessera.tile.ranges import Range
 
     lo, hi = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (

@@ -30,8 +30,8 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
                             "load it: ts.tile.load(...), or copy it to shared memory")
     if a.shape[1] != b.shape[0]:
         hint = "is a .T missing?" if a.shape[1] == b.shape[1] else None
-        raise RuleError(f"dot of {a} and {b}: the inner extents {a.shape[1]} and {b.shape[0]} differ",
-                        hint)
+        raise RuleError(f"dot of {a} and {b}: the inner extents {a.shape[1]} and {b.shape[0]} "
+                        "differ", hint)
     out = Tile(attrs["dtype"], (a.shape[0], b.shape[1]))
     if rest and rest[0] != out:
         raise RuleError(f"dot adds {out} to the accumulator {rest[0]}", "make it of that type")

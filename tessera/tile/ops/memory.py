@@ -247,7 +247,8 @@ def _copy_rule(types: Any, attrs: Any) -> Any:
     for t, what in ((target, "target"), (source, "source")):
         if isinstance(t, Scalar | Tile):
             raise RuleError(f"cp_async copies from a view in global memory to shared memory; its "
-                            f"{what} is {t}, in registers", "allocate it: ts.tile.alloc_shared(...)")
+                            f"{what} is {t}, in registers",
+                            "allocate it: ts.tile.alloc_shared(...)")
     if target.space != "shared" or source.space != "global":
         raise RuleError(f"cp_async copies from global to shared memory, not from {source.space} "
                         f"to {target.space}", "ts.tile.cp_async(shared_buffer, A[m:m+64, k:k+32])")

@@ -1,4 +1,4 @@
-"""Reductions and scans of tiles, and sorting of rows. Sums of floats are kept in the compute type."""
+"""Reductions and scans of tiles, and sorting of rows. Sums are kept in the compute type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.numerics import bool_, i32
 from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle, Row, is_number
+from tessera.tile.handles import Edge, Handle, Row, is_number
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Scalar, Tile
@@ -98,7 +98,7 @@ def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
     return out
 
 
-def mask_edge(t: Any, x: Handle, axis: int, edge: Any, fill: float) -> Handle:
+def mask_edge(t: Any, x: Handle, axis: int, edge: Edge, fill: float) -> Handle:
     """x with the elements beyond the tensor along an axis replaced."""
     assert isinstance(x.type, Tile)
     dtype = x.type.dtype
@@ -107,8 +107,9 @@ def mask_edge(t: Any, x: Handle, axis: int, edge: Any, fill: float) -> Handle:
     if dtype is bool_:
         fill = bool(fill > 0)
     out = t.emit("edge_mask", [x, edge.offset, edge.extent], axis=axis, fill=fill)
-    edges = tuple(None if i == axis else e for i, e in enumerate(x.edges))
-    return replace(out, edges=edges if any(edges) else ())
+    # The position stays known (for dropout); what lay outside has its neutral value now.
+    edges = (replace(edge, inside=True) if i == axis else e for i, e in enumerate(x.edges))
+    return replace(out, edges=tuple(edges))
 
 
 def _edge_rule(types: Any, attrs: dict[str, Any]) -> Tile:
@@ -208,7 +209,8 @@ def _sort_rule(types: Any, attrs: dict[str, Any]) -> Tile:
 
 
 @declare(rule=_sort_rule, attrs=("descending",),
-         lower=lambda t, x, descending=False: t.emit("sort", [t.value_of(x)], descending=descending))
+         lower=lambda t, x, descending=False: t.emit(
+             "sort", [t.value_of(x)], descending=descending))
 def sort(x: Any, descending: Any = False) -> Any:
     """Each row in ascending (or descending) order; NaN last (first)."""
     out = np.sort(x, axis=-1)

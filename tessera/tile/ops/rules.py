@@ -1,9 +1,9 @@
 """Type rules that several ops share, and the promotion of numeric types in kernels.
 
 Arithmetic on floats of at most 32 bits is done in f32, with an f64 operand in f64; on integers of
-fewer than 32 bits in int32; two integers give the wider, and int64 where signs differ. A bool counts
-as int32. A literal takes the type of the other operand: a float literal beside an integer is f32.
-"""
+fewer than 32 bits in int32; two integers give the wider, and int64 where signs differ. A bool
+counts as int32. A literal takes the type of the other operand: a float literal beside an integer
+is f32. """
 
 from __future__ import annotations
 

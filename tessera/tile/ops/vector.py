@@ -47,7 +47,8 @@ def _store_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-def _addresses(m: Any, op: Any, place: Any, index: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+def _addresses(m: Any, op: Any, place: Any, index: Any,
+               width: int) -> tuple[np.ndarray, np.ndarray]:
     """[G, L, width] addresses, and which of them lie in the row and are active."""
     memory = place.memory
     address: Any = np.asarray(place.base(m.groups, m.lanes))

@@ -1,7 +1,7 @@
 """Warp collectives: shuffles, votes, reductions and scans over the 32 lanes of a warp.
 
-All lanes of a warp must arrive together; a group whose size is no multiple of 32 has a last, smaller
-warp.
+All lanes of a warp must arrive together; a group whose size is no multiple of 32 has a last,
+smaller warp.
 """
 
 from __future__ import annotations

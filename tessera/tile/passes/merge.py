@@ -30,7 +30,8 @@ def _block(nodes: tuple[Node, ...], known: dict[Any, Op], table: dict[Value, Ope
     def follow(x: Operand) -> Operand:
         return table.get(x, x) if isinstance(x, Value) else x
 
-    known, out = dict(known), []
+    known = dict(known)
+    out: list[Node] = []
     for node in nodes:
         if isinstance(node, Op):
             node = replace(node, args=tuple(map(follow, node.args)))

@@ -43,16 +43,18 @@ def _forward(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
             x = table[x]
         return x
 
-    out = []
-    for node in nodes:
-        node = map_operands(node, follow) if table else node
-        if isinstance(node, For | While):
-            node = _still(node, table)
-            node = map_operands(node, follow) if table else node
-        elif isinstance(node, If):
-            node = _agreeing(node, table)
-        out.append(with_regions(node, _forward))
-    return tuple(out)
+    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        out = []
+        for node in nodes:
+            node = map_operands(with_regions(node, block), follow)
+            if isinstance(node, For | While):
+                node = map_operands(_still(node, table), follow)
+            elif isinstance(node, If):
+                node = _agreeing(node, table)
+            out.append(node)
+        return tuple(out)
+
+    return block(nodes)
 
 
 def _still(node: For | While, table: dict[Value, Operand]) -> For | While:
