@@ -334,3 +334,21 @@ def test_custom_gelu():
     true = 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * 0.79788456 * (1 + 3 * 0.044715 * x**2)
     np.testing.assert_allclose(g, rule, atol=1e-12)
     assert 5e-4 < np.abs(rule - true).max() < 1e-3  # so the rule is what was used
+
+
+VERIFIED = '''
+@verify.numerics(stable=True, bounded=[-100,100])
+def attention_scores(Q, K):
+    return tile.dot(Q, K.T) / sqrt(d)
+'''
+
+
+@pytest.mark.row("EX-07")
+def test_verified_attention_scores(rng):
+    fn = run(VERIFIED, d=64)["attention_scores"]
+    q, k = (rng.normal(size=(5, 64)).astype(np.float32) for _ in range(2))
+    want = q.astype(np.float64) @ k.T.astype(np.float64) / 8.0
+    assert_close(fn(ts.tensor(q), ts.tensor(k)).numpy(), want, n=64, scale=8.0)
+    with pytest.raises(ts.NumericsError) as error:
+        fn(ts.tensor(q * 1e3), ts.tensor(k * 1e3))
+    assert "100" in str(error.value)
