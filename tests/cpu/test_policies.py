@@ -256,3 +256,15 @@ def test_a_class_quantizes_under_jit_and_in_gradients(rng):
     w = ts.cast(x, kind)
     g = ts.grad(lambda v: ts.sum(v * w))(ts.tensor(draw(rng, 5)))
     np.testing.assert_array_equal(g.numpy(), w.numpy())
+
+
+def test_a_scaled_type_keeps_its_loss_scale():
+    """Cotangents of 1e-5 vanish in e4m3 (least number 2^-9) and survive under a loss scale."""
+    w = ts.param(np.linspace(1.0, 2.0, 8), ts.f32)
+
+    def gradient(dtype):
+        return ts.grad(lambda w: ts.sum(ts.dequantize(ts.quantize(w, dtype))) * 1e-5)(w).numpy()
+
+    assert not gradient('fp8_e4m3 @scaled("amax")')[1:-1].any()
+    kept = gradient('fp8_e4m3 @scaled("amax") @loss_scale(16777216)')
+    np.testing.assert_allclose(kept[1:-1], 1e-5, rtol=0.1)
