@@ -18,7 +18,6 @@ from .errors import (
     AxisError,
     DTypeError,
     ShapeError,
-    TraceError,
     UnknownNameError,
     UnsupportedTargetError,
 )
@@ -546,16 +545,6 @@ def as_tensor(value: Any) -> Tensor:
 
 # How a Python value reaches a traced function as a constant.
 STATIC_HINT = 'declare it after *: def f(x, *, k), called f(x, k=3); or ts.jit(static=("k",))'
-
-
-def require_concrete(value: Any, what: str) -> Any:
-    """`value`, or TraceError when it is known by shape and type only."""
-    if isinstance(value, Tensor) and not hasattr(value, "_buffer"):
-        raise TraceError(
-            f"{what} must be a concrete value, this one is only traced",
-            hint=STATIC_HINT,
-        )
-    return value
 
 
 Shape = Sequence[int | Dim]

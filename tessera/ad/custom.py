@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from .bodies import (
 from .transform import bind_slots, call_slots, need_function, signature_of
 
 
-class Custom:
+class Custom(ABC):
     """A function with a derivative of its own. While its rules are traced it runs without them."""
 
     kind = ""
@@ -49,9 +50,9 @@ class Custom:
             return self.fn(*args, **kwargs)
         return self._record(args, kwargs)
 
+    @abstractmethod
     def _record(self, args: tuple, kwargs: dict) -> Any:
         """The call as one op that holds the function and its rules."""
-        raise NotImplementedError
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

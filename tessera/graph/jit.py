@@ -167,23 +167,19 @@ class Function:
                                     hint=did_you_mean(str(s), params))
         return frozenset(names)
 
-    def bind(self, args: tuple, kwargs: dict) -> dict[str, Any]:
-        """Arguments by parameter name, defaults filled in. Raises ArgumentError."""
+    def bind(self, args: tuple, kwargs: dict) -> tuple[dict[str, Any], set[str]]:
+        """Arguments by parameter name, and which of them this call leaves at their default: those
+        are constants of the trace. Raises ArgumentError."""
         if self.signature is None:
-            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs
+            return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
             hint = show_call(self.name, self.signature)
             raise ArgumentError(f"{self.name}: {err}", hint=hint) from err
+        defaulted = self.signature.parameters.keys() - bound.arguments
         bound.apply_defaults()
-        return dict(bound.arguments)
-
-    def _defaulted(self, args: tuple, kwargs: dict) -> set[str]:
-        """Parameters that this call leaves at their default: constants of the trace."""
-        if self.signature is None:
-            return set()
-        return self.signature.parameters.keys() - self.signature.bind(*args, **kwargs).arguments
+        return dict(bound.arguments), defaulted
 
     def _is_static(self, name: str, value: Any) -> bool:
         if name in self.static:
@@ -200,10 +196,9 @@ class Function:
         leaves: list[Tensor] = []
         statics: dict[int, Static] = {}
         key: list[Any] = []
-        bound = self.bind(args, kwargs)
+        bound, defaulted = self.bind(args, kwargs)
         flat, treedef = tree.flatten(bound)
-        names, defaulted = leaf_names(treedef), self._defaulted(args, kwargs)
-        for i, (name, leaf) in enumerate(zip(names, flat, strict=True)):
+        for i, (name, leaf) in enumerate(zip(leaf_names(treedef), flat, strict=True)):
             fixed = name in defaulted and not isinstance(leaf, Tensor | np.ndarray)
             if fixed or self._is_static(name, leaf):
                 statics[i] = Static(leaf)

@@ -11,7 +11,7 @@ Values are of these kinds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,8 +220,3 @@ def _by_last_use(plan: MemoryPlan) -> dict[int, list[Value]]:
     for v, i in plan.last_use.items():
         ends.setdefault(i, []).append(v)
     return ends
-
-
-def dying_after(plan: MemoryPlan, index: int, ends: dict[int, list[Value]]) -> Iterable[Value]:
-    """Dynamic values whose arrays can be dropped after this unit."""
-    return (v for v in ends.get(index, ()) if plan.places[v].kind == "dynamic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -198,8 +199,9 @@ class Calls(Expressions):
 
     active_calls: list[Any]
 
+    @abstractmethod
     def statements(self, body: list[ast.stmt]) -> None:
-        raise NotImplementedError
+        """Walk statements: the next class does."""
 
 
 def is_hashable(f: Any) -> bool:

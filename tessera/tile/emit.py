@@ -268,7 +268,3 @@ class Emitter:
 
     def is_uniform(self, x: Any) -> bool:
         return not (isinstance(x, Handle) and isinstance(x.type, Scalar) and not x.type.uniform)
-
-
-def value_name(x: Value) -> str:
-    return x.name

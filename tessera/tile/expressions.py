@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from abc import abstractmethod
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -197,8 +198,9 @@ class Expressions(Indexing):
         self.if_run_time(test, assign(e.body), assign(e.orelse))
         return self.env.pop(name)
 
+    @abstractmethod
     def if_run_time(self, test: Any, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
-        raise NotImplementedError
+        """A branch at run time: the next class does."""
 
     def get_JoinedStr(self, e: ast.JoinedStr) -> Any:
         parts = []
@@ -260,8 +262,9 @@ class Expressions(Indexing):
             return self.call(OPS["transpose"], [x], {})
         return self.emit("view_transpose", [x], self.hint(x))
 
+    @abstractmethod
     def call(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        """A call of an op or function: the next class does."""
 
 
 class FText:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,13 +23,14 @@ class Part:
     text: str
 
 
-class Indexing(Emitter):
+class Indexing(Emitter, ABC):
     """Subscript expressions."""
 
     axis_names: list[Any]  # axes of the launch grid so far
 
+    @abstractmethod
     def expr(self, e: ast.expr) -> Any:
-        raise NotImplementedError
+        """Walk an expression: the next class does."""
 
     def get_Slice(self, e: ast.Slice) -> Any:
         if e.step is not None:
@@ -98,8 +100,9 @@ class Indexing(Emitter):
             return x.type.shape[axis]  # type: ignore[union-attr]
         return self.dim_value(x.type.dims[axis + len(x.hidden)])
 
+    @abstractmethod
     def dim_value(self, dim: Any) -> Any:
-        raise NotImplementedError
+        """The value of a named extent."""
 
     def group_coordinate(self, axis: int) -> Handle:
         raise NotImplementedError

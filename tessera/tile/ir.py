@@ -8,7 +8,7 @@ their last value after the loop: there are no result lists, and two loops chain.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -240,15 +240,6 @@ def uses(nodes: tuple[Node, ...]) -> dict[Value, int]:
             if isinstance(x, Value):
                 count[x] = count.get(x, 0) + 1
     return count
-
-
-def rename(nodes: tuple[Node, ...], table: Mapping[Value, Operand]) -> tuple[Node, ...]:
-    """The same nodes with other operands where `table` names a value that they read."""
-
-    def one(x: Operand) -> Operand:
-        return table.get(x, x) if isinstance(x, Value) else x
-
-    return tuple(map_operands(n, one) for n in nodes)
 
 
 def map_operands(node: Node, f: Any) -> Node:
