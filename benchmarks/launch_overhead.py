@@ -1,5 +1,7 @@
 """Host time of one kernel launch, ours beside Triton, CuPy and torch.
 
+A call of a @ts.kernel that was made before, and what stands below it: the launcher of the runtime.
+
     python benchmarks/launch_overhead.py
 
 Each row is the best of five means over 5000 launches of a kernel that does nothing, in microseconds
@@ -10,6 +12,7 @@ left out. Writes $OUT/launch_overhead.json when OUT is set.
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import sys
 import time
@@ -56,10 +59,39 @@ def ours(arrays: list) -> dict[str, Callable[[], object]]:
     kernel = build(source, "nothing", kinds, device().target, threads=32).kernel  # type: ignore[arg-type]
     values = (*(x.data_ptr() for x in arrays), 1)
     return {
-        "tessera, everything bound": kernel.bind((1,), values),
-        "tessera, pointers": lambda: kernel.launch((1,), values),
-        "tessera, arrays": lambda: launch(kernel, (1,), (*arrays, 1)),
+        **calls(arrays),
+        "tessera runtime, everything bound": kernel.bind((1,), values),
+        "tessera runtime, pointers": lambda: kernel.launch((1,), values),
+        "tessera runtime, arrays": lambda: launch(kernel, (1,), (*arrays, 1)),
     }
+
+
+KERNEL = """\
+import tessera as ts
+@ts.kernel
+def nothing(PARAMETERS, n: ts.i32):
+    if n < 0:
+        BODY
+"""
+
+
+def calls(arrays: list) -> dict[str, Callable[[], object]]:
+    """A @ts.kernel of that many arrays and a number, on torch tensors and on CuPy arrays."""
+    import cupy
+
+    names = [f"x{i}" for i in range(len(arrays))]
+    source = KERNEL.replace("PARAMETERS", ", ".join(f'{x}: ts.Tensor["N", ts.f32]' for x in names))
+    source = source.replace("BODY", "; ".join(f"{x}[0] = 0.0" for x in names))
+    linecache.cache["nothing.py"] = (len(source), None, source.splitlines(keepends=True),
+                                     "nothing.py")
+    scope: dict = {"__name__": "nothing", "__file__": "nothing.py"}
+    exec(compile(source, "nothing.py", "exec"), scope)
+    kernel, others = scope["nothing"], [cupy.from_dlpack(x) for x in arrays]
+    one = kernel[1]
+    return {"tessera k(...), torch": lambda: kernel(*arrays, 1),
+            "tessera k[1](...), torch": lambda: kernel[1](*arrays, 1),
+            "tessera one(...), one = k[1], torch": lambda: one(*arrays, 1),
+            "tessera k(...), cupy": lambda: kernel(*others, 1)}
 
 
 def triton(arrays: list) -> dict[str, Callable[[], object]]:

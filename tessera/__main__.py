@@ -30,6 +30,8 @@ class Command:
 Command("doctor", "what is installed, what works, what to install for the rest", "tessera.doctor")
 Command("compare", "two files of measurements; fails when one is slower",
         "tessera.debug.regressions")
+Command("inspect", "all levels of a kernel, and what it takes: FILE::KERNEL",
+        "tessera.debug.inspection")
 
 
 def usage() -> str:

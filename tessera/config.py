@@ -252,8 +252,16 @@ def unknown_variables() -> list[str]:
     return sorted(v for v in os.environ if v.startswith("TESSERA_") and v not in known)
 
 
-Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), "off", "NaN/Inf sentinels")
+def off_or_raise_in_debug() -> str:
+    """TESSERA_DEBUG=1 is one switch for all checks; TESSERA_NUMERICS still decides for itself."""
+    return "raise" if SETTINGS["debug"].resolve() else "off"
+
+
+Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), off_or_raise_in_debug,
+        "NaN/Inf sentinels")
 Setting("debug", "TESSERA_DEBUG", BOOL, False, "tile kernels are checked while they run, slower")
+Setting("device", "TESSERA_DEVICE", one_of("auto", "cpu", "cuda"), "auto",
+        "where kernels run: with their arrays, or host arrays on the GPU too")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,

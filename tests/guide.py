@@ -2,6 +2,7 @@
 
     ```python            runs; all blocks of a page share one namespace, as if pasted into one file
     ```python nan.py     is written to that file instead
+    ```python compiler   runs where the GPU compiler is installed, and is left out elsewhere
     ```sh run            runs in the folder of those files
     ```text              right behind one of these: what it prints, compared. `...` stands for any
                          text of a line, alone on a line for any lines
@@ -13,6 +14,8 @@ TESSERA_ACCEPT=1 writes what was printed, and the tables as they are now, into t
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import linecache
 import os
@@ -31,6 +34,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ ]*$", re.M | re.S
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w -]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.S)
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
+COMPILER = ("python", "compiler")
 EXAMPLE = "example.py"  # the file that the blocks of a page are lines of, in messages
 
 
@@ -50,8 +54,9 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether it prints something: Python that is not written to a file, or a command."""
-        return self.words in (("python",), ("sh", "run"))
+        """Whether it prints something here: Python that is not written to a file, or a command."""
+        return self.words in (("python",), ("sh", "run")) or (
+            self.words == COMPILER and has_compiler())
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,20 @@ class Printed:
     block: Block
     got: str
     expected: Block | None
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether Numba-CUDA and ptxas are here: they compile for GPUs without one."""
+    from tessera.errors import UnsupportedTargetError
+    from tessera.runtime.ptxas import assembler
+
+    try:
+        assembler()
+        importlib.import_module("tessera.tile.cuda.numba_gate")
+    except UnsupportedTargetError:
+        return False
+    return True
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -96,15 +115,16 @@ def run_page(page: str, folder: Path) -> Iterator[Printed]:
     space: dict = {"__name__": "__main__"}
     source = ""
     for i, block in enumerate(blocks):
-        if block.kind == "python" and len(block.words) == 2:
+        if block.kind == "python" and len(block.words) == 2 and block.words != COMPILER:
             (folder / block.words[1]).write_text(block.text)
+        first = source.count("\n")
+        if block.words in (("python",), COMPILER):  # the lines count, also of one that is left out
+            source += block.text + "\n"
         if not block.runs:
             continue
         if block.kind == "sh":
             got = run_command(block.text, folder)
         else:
-            first = source.count("\n")
-            source += block.text + "\n"
             got = run_python(block.text, source, first, space)
         yield Printed(block, got, text_behind(page, blocks, i))
 

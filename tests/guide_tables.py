@@ -18,6 +18,8 @@ from tessera import config, errors, numerics
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
+from tessera.tile import errors as tile_errors
+from tessera.tile.ops import OPS as TILE_OPS
 
 PACKAGE = Path(ts.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -126,6 +128,24 @@ def _stored(x: float, t: ts.DType, saturate: bool = False) -> str:
     return {"nan": "NaN", "-0": "0"}.get(number, number)
 
 
+# --- kernels ----------------------------------------------------------------------------------
+def kernel_errors_table() -> str:
+    made = [c for c in vars(tile_errors).values() if isinstance(c, type)
+            and issubclass(c, tile_errors.KernelError) and c is not tile_errors.KernelError]
+    rows = [(f"`{c.default_code}`", f"`{c.__name__}`",
+             ", ".join(f"`{b}`" for b in builtin_bases(c)), first_sentence(c.__doc__))
+            for c in made]
+    return markdown(("Code", "Class", "Also a", "Raised for"), rows)
+
+
+def tile_ops_table() -> str:
+    """What kernels may call, in the order of the modules that declare it."""
+    found = sorted((op for op in TILE_OPS.values() if op.public), key=lambda op: op.family)
+    rows = [(f"`{op.signature}`", first_sentence(op.doc), f"`tile.ops.{op.family}`")
+            for op in found]
+    return markdown(("Operation", "Meaning", "Declared in"), rows)
+
+
 # --- ops and functions ------------------------------------------------------------------------
 def ops_table() -> str:
     rows = [
@@ -217,4 +237,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "transforms": transforms_table,
     "names": names_table,
     "modules": modules_table,
+    "kernel errors": kernel_errors_table,
+    "tile ops": tile_ops_table,
 }

@@ -6,6 +6,9 @@
     with ts.debug.trace() as program: ...      every op that ran, with shapes
     with ts.debug.profile() as p: ...          p.chrome_trace(), p.flamegraph(), p.memory_timeline()
     with ts.debug.range("attention"): ...      a name for a part of the program
+    ts.debug.race_check(kernel, a, b)          and bank_conflicts, coalescing, register_pressure,
+                                               roofline, lowering: what a kernel does, and the fix
+    ts.debug.enable()                          all checks, as with TESSERA_DEBUG=1
 """
 
 from __future__ import annotations
@@ -14,6 +17,14 @@ from . import verify as verify
 from .findings import BadValue as BadValue
 from .findings import Flags as Flags
 from .inspect import inspect_ir as inspect_ir
+from .kernels import BankReport as BankReport
+from .kernels import RaceReport as RaceReport
+from .kernels import SectorReport as SectorReport
+from .kernels import bank_conflicts as bank_conflicts
+from .kernels import coalescing as coalescing
+from .kernels import race_check as race_check
+from .levels import Lowering as Lowering
+from .levels import lowering as lowering
 from .printing import print as print
 from .profiling import MemoryTimeline as MemoryTimeline
 from .profiling import Profile as Profile
@@ -22,10 +33,19 @@ from .profiling import named_range as range
 from .profiling import profile as profile
 from .record import Record as Record
 from .record import program_trace as trace
+from .resources import Pressure as Pressure
+from .resources import register_pressure as register_pressure
+from .rooflines import Roofline as Roofline
+from .rooflines import roofline as roofline
 from .sentinel import flags as flags
 from .sentinel import numerics as numerics
+from .switches import bounds as bounds
+from .switches import enable as enable
 
 __all__ = [
-    "BadValue", "Flags", "MemoryTimeline", "Profile", "Record", "flags", "inspect_ir",
-    "memory_timeline", "numerics", "print", "profile", "range", "trace", "verify",
+    "BadValue", "BankReport", "Flags", "Lowering", "MemoryTimeline", "Pressure", "Profile",
+    "RaceReport", "Record", "Roofline", "SectorReport", "bank_conflicts", "bounds",
+    "coalescing", "enable", "flags", "inspect_ir", "lowering", "memory_timeline", "numerics",
+    "print", "profile", "race_check", "range", "register_pressure", "roofline", "trace",
+    "verify",
 ]

@@ -2,6 +2,7 @@
 whatever offers `__cuda_array_interface__` or DLPack.
 
     view = read_array(x, "x")        # Array(pointer, shape, strides, dtype, device, library, owner)
+    place_of(x)                      # a GPU's number, HOST, or None: no array
 
 Readers are chosen by the name of the class, so no library is imported to recognise its arrays.
 """
@@ -36,7 +37,11 @@ class Array:
 
     @property
     def contiguous(self) -> bool:
-        return self.strides == dense_strides(self.shape) or 0 in self.shape
+        """Row-major without gaps; the stride of an axis of extent 1 does not matter."""
+        if self.strides == dense_strides(self.shape) or 0 in self.shape:
+            return True
+        return all(got == dense or extent == 1 for got, dense, extent in
+                   zip(self.strides, dense_strides(self.shape), self.shape, strict=True))
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -49,52 +54,75 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Reader = Callable[[Any, str], Array]
-READERS: dict[str, Reader] = {}  # qualified class name -> reader
-_by_class: dict[type, Reader] = {}
 
 
-def reader(*names: str) -> Callable[[Reader], Reader]:
+@dataclass(frozen=True)
+class Face:
+    """How the arrays of one library are read.
+
+    place: array -> where it lies. pointer, facts: expressions over `{}` for launches that were seen
+    before: they cost less than a whole Array. Equal facts: equal shape, strides, type and device.
+    """
+
+    read: Reader
+    place: Callable[[Any], int]
+    pointer: str = ""
+    facts: tuple[str, ...] = ()
+
+
+FACES: dict[str, Face] = {}  # by qualified class name
+_by_class: dict[type, Face | None] = {}
+
+
+def reader(*names: str, place: Callable[[Any], int] = lambda x: HOST, pointer: str = "",
+           facts: tuple[str, ...] = ()) -> Callable[[Reader], Reader]:
     """Registers a reader for classes of these qualified names and for their subclasses."""
     def declare(read: Reader) -> Reader:
         for name in names:
-            if name in READERS:
+            if name in FACES:
                 raise ArgumentError(f"a reader for {name} is declared twice")
-            READERS[name] = read
+            FACES[name] = Face(read, place, pointer, facts)
         return read
 
     return declare
 
 
+def face_of(cls: type) -> Face | None:
+    """How instances of a class are read; None: they are no arrays."""
+    if cls not in _by_class:
+        _by_class[cls] = _lookup(cls)
+    return _by_class[cls]
+
+
 def read_array(value: Any, name: str) -> Array:
     """`value` as an Array. Raises ArgumentError naming the argument when it is no array."""
-    cls = type(value)
-    if cls not in _by_class:
-        _by_class[cls] = _find(cls, name)
-    return _by_class[cls](value, name)
-
-
-def is_array(value: Any) -> bool:
-    return type(value) in _by_class or _lookup(type(value)) is not None
-
-
-def _lookup(cls: type) -> Reader | None:
-    for base in cls.__mro__:
-        if found := READERS.get(f"{base.__module__}.{base.__qualname__}"):
-            return found
-    if hasattr(cls, "__cuda_array_interface__"):
-        return read_interface
-    return read_dlpack if hasattr(cls, "__dlpack__") else None
-
-
-def _find(cls: type, name: str) -> Reader:
-    found = _lookup(cls)
-    if found is None:
+    face = face_of(type(value))
+    if face is None:
         raise ArgumentError(
-            f"argument {name} is a {cls.__name__}, which is no array",
+            f"argument {name} is a {type(value).__name__}, which is no array",
             hint="Tensor, NumPy, CuPy, torch and JAX arrays are accepted, and whatever offers "
                  "__cuda_array_interface__ or __dlpack__",
         )
-    return found
+    return face.read(value, name)
+
+
+def is_array(value: Any) -> bool:
+    return face_of(type(value)) is not None
+
+
+def place_of(value: Any) -> int | None:
+    """The number of the GPU on which an array lies, HOST, or None for what is no array."""
+    face = face_of(type(value))
+    return None if face is None else face.place(value)
+
+
+def _lookup(cls: type) -> Face | None:
+    for base in cls.__mro__:
+        if found := FACES.get(f"{base.__module__}.{base.__qualname__}"):
+            return found
+    if hasattr(cls, "__cuda_array_interface__"):
+        return _INTERFACE
+    return _DLPACK if hasattr(cls, "__dlpack__") else None
 
 
 def _element_strides(strides: tuple[int, ...] | None, shape: tuple[int, ...], itemsize: int,
@@ -129,7 +157,8 @@ def read_tensor(x: Any, name: str) -> Array:
     return array
 
 
-@reader("cupy.ndarray", "cupy._core.core.ndarray")
+@reader("cupy.ndarray", "cupy._core.core.ndarray", place=lambda x: x.device.id,
+        pointer="{}.data.ptr", facts=("{}.shape", "{}.strides", "{}.dtype", "{}.data.device_id"))
 def read_cupy(x: Any, name: str) -> Array:
     return Array(x.data.ptr, x.shape, _element_strides(x.strides, x.shape, x.itemsize, name),
                  _numpy_type(x.dtype, name), x.device.id, "cupy", x)
@@ -138,13 +167,14 @@ def read_cupy(x: Any, name: str) -> Array:
 _TORCH_TYPES: dict[Any, DType] = {}
 
 
-@reader("torch.Tensor")
+@reader("torch.Tensor", place=lambda x: x.get_device(),  # -1 for the CPU
+        pointer="{}.data_ptr()",
+        facts=("{}.shape", "{}.is_contiguous()", "{}.dtype", "{}.get_device()"))
 def read_torch(x: Any, name: str) -> Array:
     dtype = _TORCH_TYPES.get(x.dtype)
     if dtype is None:
         dtype = _TORCH_TYPES[x.dtype] = _torch_type(x.dtype, name)
-    where = x.get_device()  # -1 for the CPU
-    return Array(x.data_ptr(), tuple(x.shape), x.stride(), dtype, where, "torch", x)
+    return Array(x.data_ptr(), tuple(x.shape), x.stride(), dtype, x.get_device(), "torch", x)
 
 
 def _torch_type(dtype: Any, name: str) -> DType:
@@ -156,14 +186,17 @@ def _torch_type(dtype: Any, name: str) -> DType:
         raise DTypeError(f"argument {name} has the type torch.{word}", hint=error.hint) from None
 
 
-@reader("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl")
+def _place_of_jax(x: Any) -> int:
+    (where,) = x.devices()
+    return where.local_hardware_id if where.platform in ("gpu", "cuda") else HOST
+
+
+@reader("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl", place=_place_of_jax)
 def read_jax(x: Any, name: str) -> Array:
     """JAX arrays are immutable: kernels may read them. Waits until the array is computed."""
     x.block_until_ready()
-    (where,) = x.devices()
-    number = where.local_hardware_id if where.platform in ("gpu", "cuda") else HOST
     return Array(x.unsafe_buffer_pointer(), x.shape, dense_strides(x.shape),
-                 _numpy_type(np.dtype(x.dtype), name), number, "jax", x, writable=False)
+                 _numpy_type(np.dtype(x.dtype), name), _place_of_jax(x), "jax", x, writable=False)
 
 
 def read_interface(x: Any, name: str) -> Array:
@@ -187,6 +220,20 @@ def read_dlpack(x: Any, name: str) -> Array:
     number = view.device_id if view.is_device_accessible else HOST
     return Array(view.ptr, tuple(view.shape), tuple(strides), _numpy_type(view.dtype, name),
                  number, type(x).__module__, (x, view), not view.readonly)
+
+
+# Type of the device: DLPack 1.1, DLDeviceType kDLCUDA and kDLCUDAManaged; others are the host's.
+_ON_CUDA = (2, 13)
+
+
+def _place_of_dlpack(x: Any) -> int:
+    kind, number = x.__dlpack_device__()
+    return number if kind in _ON_CUDA else HOST
+
+
+_INTERFACE = Face(read_interface,
+                  lambda x: device_of_pointer(x.__cuda_array_interface__["data"][0]))
+_DLPACK = Face(read_dlpack, _place_of_dlpack)
 
 
 def device_of_pointer(pointer: int) -> int:
@@ -225,8 +272,14 @@ def _place(device: int) -> str:
 
 def current_stream(library: str, device: int) -> int:
     """The stream on which a library works now; those without streams use the default one."""
+    return stream_of(library)(device)
+
+
+def stream_of(library: str) -> Callable[[int], int]:
+    """The function that gives a library's current stream on a device."""
     if library == "torch":
-        return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+        return sys.modules["torch"]._C._cuda_getCurrentRawStream
     if library == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
-    return 0
+        current = sys.modules["cupy"].cuda.get_current_stream
+        return lambda device: current(device).ptr
+    return lambda device: 0

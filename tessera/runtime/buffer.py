@@ -61,7 +61,7 @@ def _copies(index: int) -> int:
 class MappedMemory:
     """Host memory that kernels write directly: the host reads it without any driver call."""
 
-    __slots__ = ("pointer", "words", "_host")
+    __slots__ = ("pointer", "raw", "words", "_host")
 
     def __init__(self, words: int, on: Device):
         bindings = driver()
@@ -71,8 +71,8 @@ class MappedMemory:
             self._host = int(made)
             self.pointer = int(check(bindings.cuMemHostGetDevicePointer(self._host, 0),
                                      "map host memory"))
-        raw = (ctypes.c_int64 * words).from_address(self._host)
-        self.words = np.ctypeslib.as_array(raw)
+        self.raw = (ctypes.c_int64 * words).from_address(self._host)  # raw[i]: the quickest look
+        self.words = np.frombuffer(memoryview(self.raw), np.int64)
         self.words[:] = 0
 
 

@@ -3,6 +3,7 @@
     loops = DiskCache("loops")
     entry = loops.read(name)                        # Entry(meta, parts) or None
     loops.write(name, Entry({"symbol": "f"}, {"code": elf}))
+    loops.made(name, make)                          # read, or made by one process for all
 
 An entry is one file, named by the hash of all that decides its content: magic, sha256 of the rest,
 a JSON header, the parts' bytes. It is written beside its place and renamed, so readers see whole
@@ -17,13 +18,15 @@ go (reading one renews its time stamp).
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ DIGEST_BYTES = 32
 LIMIT_BYTES = 512 << 20
 # A temporary file this old belongs to a process that died.
 STALE_S = 3600.0
+LOCK = ".lock-"
 # A network file system says these where another host replaced or removed the file: it is gone.
 _GONE = (errno.ENOENT, errno.ESTALE)
 
@@ -116,6 +120,36 @@ class DiskCache:
             raise
         self._prune(folder, keep=name)
 
+    def made(self, name: str, make: Callable[[], Entry]) -> tuple[Entry, bool]:
+        """The entry, and whether it was there; else one process makes it and the others wait.
+
+        Where the file system has no locks, each process makes its own.
+        """
+        if (entry := self.read(name)) is not None:
+            return entry, True
+        with self._lock(name):
+            if (entry := self.read(name)) is not None:
+                return entry, True
+            entry = make()
+            self.write(name, entry)
+            return entry, False
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Held by one process (or thread) at a time; a process that dies releases it."""
+        path = self.folder() / (LOCK + name)
+        with open(path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+            try:
+                yield
+            finally:
+                # Who waits for the removed file finds the entry; who comes later needs no lock.
+                path.unlink(missing_ok=True)
+
     def clear(self) -> int:
         """Remove every entry; how many there were."""
         files = list(self.folder().iterdir())
@@ -132,7 +166,7 @@ class DiskCache:
         excess = sum(size for _, _, size in entries) - self.limit_bytes
         now = time.time()
         for used, path, size in entries:
-            if path.name.startswith(".new-"):
+            if path.name.startswith((".new-", LOCK)):
                 if now - used > STALE_S:
                     path.unlink(missing_ok=True)
             elif excess > 0 and path.name != keep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +74,10 @@ def _failure(status: Any, what: str) -> Exception:
     return DeviceError(f"{what}: {status.name}, {words}", hint=hint)
 
 
+# Called with the number of a device that was waited for: errors that its kernels reported show now.
+SYNCHRONISED: list[Callable[[int], None]] = []
+
+
 @dataclass(frozen=True)
 class Device:
     """One GPU: what it is, and its primary context."""
@@ -123,8 +127,11 @@ class Device:
             return check(driver().cuMemGetInfo(), "ask for free memory")[0]
 
     def synchronize(self) -> None:
+        """Wait for everything on the device, then raise what its kernels reported."""
         with self.current():
             check(driver().cuCtxSynchronize(), f"wait for {self}")
+        for tell in SYNCHRONISED:
+            tell(self.index)
 
 
 def restore(context: int) -> None:

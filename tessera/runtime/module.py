@@ -3,6 +3,8 @@
     kernel = Kernel(cubin, "softmax", ("i64", "i64", "i32"), target=target, threads=128,
                     shared_bytes=65536)
     kernel.launch((rows,), (x.data_ptr(), y.data_ptr(), n), stream=0, device=0)
+    start = kernel.prepare((rows,), {2: n}, (0, 1))     # n is packed once
+    start(stream, x.data_ptr(), y.data_ptr())           # and these at each launch
     again = kernel.bind((rows,), values, stream)        # packed once; again() only launches
 
 Launching calls the driver once and allocates nothing, so it is safe under graph capture; loading
@@ -14,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +38,12 @@ class Packed:
 
     __slots__ = ("memory", "addresses", "at")
 
-    def __init__(self, count: int):
-        self.memory = (ctypes.c_char * (8 * max(count, 1)))()
+    def __init__(self, slots: Sequence[int]):
+        """slots: where in the memory, in units of 8 bytes, each parameter lies."""
+        count = max(len(slots), 1)
+        self.memory = (ctypes.c_char * (8 * count))()
         first = ctypes.addressof(self.memory)
-        self.addresses = (ctypes.c_void_p * max(count, 1))(*(first + 8 * i for i in range(count)))
+        self.addresses = (ctypes.c_void_p * count)(*(first + 8 * i for i in slots))
         self.at = ctypes.addressof(self.addresses)
 
 
@@ -131,31 +135,48 @@ class Kernel:
         try:
             packed = self._free.pop()
         except IndexError:
-            packed = Packed(len(self.parameters))
+            packed = Packed(range(len(self.parameters)))
         try:
             self._pack(packed, values)
-            self._start(loaded, grid, packed, stream)
+            self.start(loaded, grid, packed, stream)
         finally:
             self._free.append(packed)
 
     def bind(self, grid: Grid, values: Sequence[float], *, stream: int = 0,
              device: int = 0) -> Callable[[], None]:
         """The launch with everything decided: call it as often as wanted."""
-        loaded, packed = self.on(device), Packed(len(self.parameters))
-        self._pack(packed, values)
-        return lambda: self._start(loaded, grid, packed, stream)
+        start = self.prepare(grid, dict(enumerate(values)), (), device=device)
+        return lambda: start(stream)
+
+    def prepare(self, grid: Grid, fixed: Mapping[int, float], given: Sequence[int], *,
+                device: int = 0) -> Prepared:
+        """The launch with its grid and some values decided: call it with a stream and the others.
+
+        fixed: values by the number of their parameter. given: the parameters of the others, in the
+        order in which they will be passed.
+        """
+        if sorted((*fixed, *given)) != list(range(len(self.parameters))):
+            raise ArgumentError(
+                f"kernel {self.name} takes ({', '.join(self.parameters)}), is prepared with the "
+                f"parameters {sorted((*fixed, *given))}", hint="each one once, fixed or given")
+        return Prepared(self, self.on(device), _three(grid, "grid"), dict(fixed), tuple(given))
 
     def _pack(self, packed: Packed, values: Sequence[float]) -> None:
         try:
             self._struct.pack_into(packed.memory, 0, *values)
-        except struct.error as error:
-            raise ArgumentError(
-                f"kernel {self.name} takes ({', '.join(self.parameters)}), is given "
-                f"{tuple(values)}: {error}") from None
+        except (struct.error, OverflowError) as error:
+            raise self.refusal(values, error) from None
 
-    def _start(self, loaded: Loaded, grid: Grid, packed: Packed, stream: int) -> None:
+    def refusal(self, values: Sequence[float], error: Exception) -> ArgumentError:
+        """For values that do not fit the parameters."""
+        return ArgumentError(f"kernel {self.name} takes ({', '.join(self.parameters)}), is given "
+                             f"{tuple(values)}: {error}")
+
+    def start(self, loaded: Loaded, grid: Grid, packed: Packed, stream: int) -> None:
+        """Launch with packed parameters; in the device's context, which is rarely another."""
         bindings = driver()
-        before = loaded.device.activate()
+        before = int(bindings.cuCtxGetCurrent()[1])
+        before = 0 if before == loaded.device.context else loaded.device.activate()
         if self._extended:
             config = self._config(grid, stream)
             status = bindings.cuLaunchKernelEx(config, loaded.function, packed.at, 0)
@@ -203,6 +224,46 @@ class Kernel:
             chosen.append(one)
         config.attrs, config.numAttrs = chosen, len(chosen)
         return config
+
+
+class Prepared:
+    """Launches of one kernel on one device that differ in a few values; thread-safe.
+
+    Each thread packs into a block of its own, since the driver lets others run while it reads.
+    """
+
+    __slots__ = ("kernel", "loaded", "grid", "_fixed", "_given", "_pack_into", "_free")
+
+    def __init__(self, kernel: Kernel, loaded: Loaded, grid: Grid, fixed: dict[int, float],
+                 given: tuple[int, ...]):
+        self.kernel, self.loaded, self.grid = kernel, loaded, grid
+        self._fixed, self._given, self._free = fixed, given, []
+        self._pack_into = struct.Struct(
+            "<" + "".join(FORMATS[kernel.parameters[i]] for i in given)).pack_into
+        self._free.append(self._block())
+
+    def _block(self) -> Packed:
+        """Memory with the given values first and the fixed ones, which are filled in, behind."""
+        order = (*self._given, *self._fixed)
+        packed = Packed([order.index(i) for i in range(len(order))])
+        layout = "<" + "".join(FORMATS[self.kernel.parameters[i]] for i in self._fixed)
+        try:
+            struct.pack_into(layout, packed.memory, 8 * len(self._given), *self._fixed.values())
+        except (struct.error, OverflowError) as error:
+            raise self.kernel.refusal(tuple(self._fixed.values()), error) from None
+        return packed
+
+    def __call__(self, stream: int, *values: float) -> None:
+        """Launch. Raises struct.error or OverflowError for values that do not fit."""
+        try:
+            packed = self._free.pop()
+        except IndexError:
+            packed = self._block()
+        try:
+            self._pack_into(packed.memory, 0, *values)
+            self.kernel.start(self.loaded, self.grid, packed, stream)
+        finally:
+            self._free.append(packed)
 
 
 def _three(extents: Grid, what: str) -> Grid:

@@ -195,8 +195,10 @@ def _remarks(report: str) -> tuple[str, ...]:
                  if "warning" in line.lower() or re.search(r"\bC7\d{3}\b", line))
 
 
-def sass(cubin: bytes) -> str:
+def sass(cubin: bytes, lines: bool = False) -> str:
     """The machine code of a cubin as text, one instruction a line.
+
+    lines: also `//## File "...", line 12` before the instructions of a source line.
 
     Raises UnsupportedTargetError with the command that installs the disassembler.
     """
@@ -206,7 +208,7 @@ def sass(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        done = _call([tool, "-c", str(file)])
+        done = _call([tool, "-c", *(["-g"] if lines else []), str(file)])
     if done.returncode:
         raise CompileError(f"nvdisasm fails: {done.stderr.strip()[:200]}", hint=FIX_SASS)
     return done.stdout

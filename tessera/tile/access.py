@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.errors import SourceLine
 from tessera.tile.layout import BANKS, SharedLayout
 from tessera.tile.memory import Local, Memory
 
@@ -20,8 +21,7 @@ class Pattern:
 
     space: str
     memory: str
-    line: int
-    text: str
+    where: SourceLine
     write: bool
     requests: int = 0
     sectors: int = 0

@@ -49,8 +49,13 @@ class Bound:
 
 
 def bind(fn_name: str, parameters: dict[str, Any], annotations: dict[str, Any],
-         arguments: dict[str, Any], is_constant: Callable[[str], bool]) -> Bound:
-    """Checks and converts each argument. Raises ShapeError, DTypeError, ArgumentError."""
+         arguments: dict[str, Any], is_constant: Callable[[str], bool],
+         read: Callable[[Any, str], tuple[Any, NumericType]] | None = None) -> Bound:
+    """Checks and converts each argument. Raises ShapeError, DTypeError, ArgumentError.
+
+    read: how arrays are read that do not lie in host memory, (array, words for messages) ->
+    (something with a shape, its type); they are kept as they are.
+    """
     bound = Bound()
     for name in parameters:
         value, annotation = arguments[name], annotations.get(name)
@@ -59,7 +64,7 @@ def bind(fn_name: str, parameters: dict[str, Any], annotations: dict[str, Any],
             bound.constants[name] = _constant(value, annotation, what)
         elif isinstance(annotation, TensorType) or annotation is Tile or (
                 annotation is None and not _is_number(value)):
-            _tensor(bound, name, value, annotation, what)
+            _tensor(bound, name, value, annotation, what, read or _array)
         elif isinstance(annotation, DType | NumericType | str):
             _scalar(bound, name, value, as_type(annotation), what)
         else:
@@ -101,22 +106,33 @@ def _scalar(bound: Bound, name: str, value: Any, numeric: NumericType, what: str
     if dtype.kind in ("int", "uint") and not dtype.min <= value <= dtype.max:
         raise DTypeError(f"{what}: {value} does not fit into {dtype}", where=user_line())
     bound.types[name] = Scalar(dtype)
-    bound.values[name] = constant(value, dtype)
+    with np.errstate(over="ignore"):  # a float beyond the type is infinite
+        bound.values[name] = constant(value, dtype)
     bound.given[name] = value
 
 
-def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str) -> None:
-    array, numeric = _array(value, what)
+def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str,
+            read: Callable[[Any, str], tuple[Any, NumericType]]) -> None:
+    array, numeric = read(value, what)
     if isinstance(annotation, TensorType):
         dims: tuple[Any, ...] = annotation.shape
         if annotation.type is not None:
             numeric = _same_type(annotation.type, numeric, what)
     else:
-        dims = tuple(Dim.of(f"{name}_{i}") for i in range(array.ndim))
-        if annotation is Tile and array.ndim != 2:
-            raise ShapeError(f"{what} has {array.ndim} axes {show_shape(array.shape)}, a Tile has "
-                             "2", code="E_RANK", where=user_line())
+        rank = len(array.shape)
+        dims = tuple(Dim.of(f"{name}_{i}") for i in range(rank))
+        if annotation is Tile and rank != 2:
+            raise ShapeError(f"{what} has {rank} axes {show_shape(array.shape)}, a Tile has 2",
+                             code="E_RANK", where=user_line())
     _extents(bound, name, dims, array.shape, what)
+    bound.types[name], bound.given[name] = Tensor(numeric, dims), value
+    bound.values[name] = _memory(bound, name, value, array, numeric, what) if isinstance(
+        array, np.ndarray) else array
+
+
+def _memory(bound: Bound, name: str, value: Any, array: np.ndarray, numeric: NumericType,
+            what: str) -> Memory:
+    """The memory of a host array, contiguous; what was copied for that is written back later."""
     work = array
     if isinstance(value, Array) and value.dtype.packed:
         bound.storage[name] = (value, work)
@@ -125,9 +141,7 @@ def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str) -> 
         bound.storage[name] = (array, work)
     if work.dtype != numeric.dtype.numpy:
         raise DTypeError(f"{what} holds {work.dtype}, expected {numeric.dtype}", where=user_line())
-    bound.types[name] = Tensor(numeric, dims)
-    bound.values[name] = Memory(name, work.shape, numeric, work.reshape(-1))
-    bound.given[name] = value
+    return Memory(name, work.shape, numeric, work.reshape(-1))
 
 
 def _array(value: Any, what: str) -> tuple[np.ndarray, NumericType]:

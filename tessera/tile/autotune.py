@@ -1,101 +1,253 @@
 """@ts.kernel.autotune: the best schedule of a space, found once for each set of types and extents.
 
-A candidate must compile and fit the machine (legality). The analytic model orders the legal ones;
-on a device they are then measured within the budget. On the host there is nothing to measure: the
-interpreter's time says nothing about a GPU, so the model's first choice is taken, and
-`.tuning_trace` says so.
+A candidate must compile and fit the machine. The cost model orders those that do; they are then run
+and compared with the default schedule, and measured, within the budget (search.py). On the host
+nothing measures, unless a function is given: the model's first choice is taken, and
+`.tuning_trace` says so. What was measured is kept on disk (tuning_cache.py).
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from tessera.errors import ArgumentError, TesseraError, did_you_mean, user_line
+from tessera.errors import ArgumentError, did_you_mean, user_line
+from tessera.tile import auto, tuning_cache
 from tessera.tile.arguments import Bound
-from tessera.tile.cost import estimate
+from tessera.tile.cost_model import CostModel
+from tessera.tile.gpus import DEFAULT, Gpu, gpu
 from tessera.tile.ir import Function
 from tessera.tile.kernel import Kernel
-from tessera.tile.launch import MAX_LANES
+from tessera.tile.launch import Config
+from tessera.tile.measure import FunctionBench, bench_for, gpu_of_call
 from tessera.tile.schedule import ALIASES, Schedule
+from tessera.tile.search import Search, failure_of
+from tessera.tile.trial import Trace, Trial
+from tessera.tile.tuning_cache import Entry, TuningCache, digest
 
 METRICS = ("latency_ms",)
-SHARED_LIMIT_BYTES = 232_448  # 227 KiB per group on sm_90; CUDA C++ Programming Guide, table 21
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One candidate. status: 'chosen' | 'estimated' | 'skipped'; reason: why it was skipped."""
-
-    schedule: Schedule
-    status: str
-    estimate_us: float | None = None
-    measured_ms: float | None = None
-    reason: str = ""
+COMPILE_LIMIT_S = 60.0
 
 
 class TunedKernel(Kernel):
     """A kernel that chooses its schedule from a space.
 
-    .space   the candidates        .best_config  the parameters chosen last
-    .tuning_trace  every candidate of the last choice, with its estimate or why it was skipped
+    .space         the candidates, () when the compiler proposes them at the call
+    .best_config   the parameters chosen last
+    .tuning_trace  every candidate of the last choice, its estimate, its time, or why it was skipped
+    .cost_model    what ordered the candidates; learns from each search
     """
 
-    def __init__(self, fn: Any, space: Any, metric: str, budget_ms: float, cache: Any, key: Any):
-        if metric not in METRICS:
-            raise ArgumentError(f"metric={metric!r} is not known",
-                                hint=did_you_mean(metric, METRICS), where=user_line())
-        if not budget_ms > 0:
-            raise ArgumentError(f"budget_ms={budget_ms!r}: a time above 0", where=user_line())
-        super().__init__(fn)
-        self.space = candidates(space)
-        self.metric, self.budget_ms, self.cache, self.key = metric, budget_ms, cache, key
+    def __init__(self, fn: Any, space: Any = None, metric: str = "latency_ms",
+                 budget_ms: float = 200, cache: Any = None, key: Any = None, *,
+                 measure: Callable | None = None, gpu: str | Gpu = DEFAULT,
+                 model: CostModel | None = None, compile_limit_s: float = COMPILE_LIMIT_S,
+                 grid: Any = None):
+        _check(metric, budget_ms, compile_limit_s)
+        super().__init__(fn, grid=grid)
+        self.space = candidates(space) if space is not None else ()
+        self.metric, self.budget_ms, self.compile_limit_s = metric, budget_ms, compile_limit_s
+        self.measure = measure if measure is None else FunctionBench(measure).function
+        TuningCache.of(cache)  # a wrong one is an error here, not at the first call
+        self.cache, self.key = cache, _checked_key(key, self)
+        self.gpu = _gpu(gpu)
+        self.cost_model = model if model is not None else CostModel()
         self.chosen: dict[Any, Schedule] = {}
-        self.tuning_trace: list[Trial] = []
+        self._latest: Schedule | None = None
+        self.tuned: dict[str, Entry] = {}  # by digest: measured here, or imported
+        self.tuning_trace: Trace = Trace()
+        self._history: list[Trial] = []
+        self._lock = threading.RLock()
 
     @property
     def schedule(self) -> Schedule:
         """The schedule chosen last; before any call the first of the space."""
-        return next(reversed(self.chosen.values()), self.space[0])
+        first = self.space[0] if self.space else Schedule(source="auto")
+        return self._latest or first
 
     @property
     def best_config(self) -> dict[str, Any]:
         return self.schedule.values
 
-    def choose(self, bound: Bound) -> Schedule:
+    # --- the choice ---------------------------------------------------------------------------
+    def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         """The schedule for these types and extents, found at their first call."""
-        key = (tuple(bound.types.items()), tuple(bound.constants.items()),
-               tuple(sorted(bound.texts.items())), self._user_key(bound))
+        target = gpu_of_call(self.__name__, bound, self.gpu)
+        key = (tuple(bound.types.items()), tuple(bound.constants.items()), target,
+               tuple(bound.texts.items()) if self.key is None else self._user_key(bound))
         if key not in self.chosen:
-            self.chosen[key] = self._search(bound)
-        return self.chosen[key]
+            with self._lock:
+                if key not in self.chosen:
+                    self.chosen[key] = self._find(bound, config or Config(), target)
+        self._latest = self.chosen[key]
+        return self._latest
 
     def _user_key(self, bound: Bound) -> Any:
-        return self.key(**bound.given) if callable(self.key) else self.key
+        """What distinguishes calls in place of all extents."""
+        known = {**bound.given, **bound.constants, **bound.sizes}
+        if callable(self.key):
+            asked = inspect.signature(self.key).parameters
+            every = any(p.kind is p.VAR_KEYWORD for p in asked.values())
+            return self.key(**(known if every else {n: known[n] for n in asked}))
+        return tuple(known[n] for n in self.key)
 
-    def _search(self, bound: Bound) -> Schedule:
-        trials: list[Trial] = []
-        for schedule in self.space:
+    def _find(self, bound: Bound, config: Config, target: Gpu) -> Schedule:
+        """From this process, from the disk, or by a search."""
+        space = self.space or auto.space(self, bound, target)
+        bench = bench_for(self.__name__, bound, self.measure)
+        if bench is None:
+            return self._search(bound, config, target, space, None).schedule
+        try:
+            key = self._cache_key(bound, target, space, bench.name)
+            cache = TuningCache.of(self.cache)
+            found = self._known(key, cache, space)
+            if found is not None:
+                return found
+            if cache is None:
+                return self._measured(bound, config, target, space, bench, key, None)
+            with cache.tuning(self.compile_limit_s + 10e-3 * self.budget_ms):
+                return self._known(key, cache, space) or self._measured(
+                    bound, config, target, space, bench, key, cache)
+        finally:
+            bench.close()
+
+    def _known(self, key: dict[str, Any], cache: TuningCache | None,
+               space: tuple[Schedule, ...]) -> Schedule | None:
+        """A tuned schedule, if it is one of the candidates."""
+        entry = self.tuned.get(digest(key)) or (cache.find(key) if cache else None)
+        match = next((s for s in space if entry is not None and s == entry.schedule.with_source(
+            s.source)), None)
+        if entry is None or match is None:
+            return None
+        self.tuned[entry.digest] = entry
+        trial = Trial(match, "chosen", entry.estimate_us, entry.measured_ms,
+                      reason="tuned before")
+        self.tuning_trace = Trace((trial,), "cache", bench=key["bench"], gpu=key["gpu"])
+        return match.with_source("tuned")
+
+    def _measured(self, bound: Bound, config: Config, target: Gpu, space: tuple[Schedule, ...],
+                  bench: Any, key: dict[str, Any], cache: TuningCache | None) -> Schedule:
+        best = self._search(bound, config, target, space, bench)
+        if best.measured_ms is not None:
+            trials = [t.to_dict() for t in self.tuning_trace if t.measured_ms is not None]
+            entry = Entry(key, best.schedule, best.measured_ms, best.estimate_us, trials)
+            self.tuned[entry.digest] = entry
+            if cache is not None:
+                cache.store(entry)
+        return best.schedule
+
+    def _search(self, bound: Bound, config: Config, target: Gpu, space: tuple[Schedule, ...],
+                bench: Any) -> Trial:
+        search = Search(self, bound, config, target, space, bench)
+        try:
+            best = search.run()
+        finally:
+            self.tuning_trace = search.trace()
+        self._history += [t for t in self.tuning_trace if t.measured_ms is not None]
+        if bench is not None:
+            self.cost_model.fit(self._history)
+        return best
+
+    def candidate(self, schedule: Schedule) -> Kernel:
+        """The kernel with one schedule; what was traced is shared."""
+        made = Kernel(self.fn, schedule=schedule, grid=self.grid)
+        made._cache, made.images = self._cache, self.images
+        return made
+
+    def spread(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments by name as positional and keyword arguments."""
+        parameters = self.signature.parameters.values()
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        args = tuple(given[p.name] for p in parameters if p.name not in named)
+        return args, {n: given[n] for n in named}
+
+    # --- what a tuned schedule holds for ------------------------------------------------------
+    def _cache_key(self, bound: Bound, target: Gpu, space: tuple[Schedule, ...],
+                   bench: str) -> dict[str, Any]:
+        shapes = {n: [bound.texts[str(d)] for d in t.dims]
+                  for n, t in bound.types.items() if hasattr(t, "dims")}
+        user = "" if self.key is None else repr(self._user_key(bound))
+        return {
+            "kernel": self.__name__, "hash": self._identity(bound, space).content_hash,
+            "shapes": shapes if self.key is None else {}, "user": user,
+            "types": {n: str(getattr(t, "numeric", t.dtype)) for n, t in bound.types.items()},
+            "constants": {n: str(v) for n, v in bound.constants.items()},
+            "space": digest({"space": [s.to_dict() for s in space]}),
+            "arch": target.target, "gpu": f"{target.name}, {target.multiprocessors} "
+            "multiprocessors", "metric": self.metric, "bench": bench}
+
+    def _identity(self, bound: Bound, space: tuple[Schedule, ...]) -> Function:
+        """Stands for the kernel's source, constants and types: its first candidate that compiles.
+
+        Raises the error of the last one when none does.
+        """
+        for schedule in space:
             try:
-                function = self.specialise(bound, schedule)
-                require_legal(function, schedule, bound)
-            except TesseraError as err:
-                trials.append(Trial(schedule, "skipped", reason=err.message))
-                continue
-            trials.append(Trial(schedule, "estimated", estimate(function, schedule, bound)))
-        legal = sorted((t for t in trials if t.status != "skipped"),
-                       key=lambda t: t.estimate_us)  # type: ignore[arg-type,return-value]
-        if not legal:
-            self.tuning_trace = trials
-            reasons = "; ".join(dict.fromkeys(t.reason for t in trials))
-            raise ArgumentError(f"no schedule of the space fits {self.__name__}: {reasons}",
+                return self.specialise(bound, schedule, self.grid is not None)
+            except Exception as err:  # whatever a candidate raises, the next may be sound
+                last = err
+        raise failure_of(self.__name__, [last])
+
+    # --- carrying it elsewhere ----------------------------------------------------------------
+    def export_tuning(self, path: Any) -> int:
+        """Writes what is known of this kernel, here and in its cache folder, to one JSON file.
+
+        Returns the number of tuned configurations.
+        """
+        cache = TuningCache.of(self.cache)
+        known = {e.digest: e for e in (cache.entries(self.__name__) if cache else [])}
+        return tuning_cache.export(path, (known | self.tuned).values())
+
+    def import_tuning(self, path: Any) -> int:
+        """Takes configurations over from a file by `export_tuning`: later calls that they hold for
+        measure nothing. Returns how many there were. Raises ArgumentError for a file that is not
+        sound, or of other kernels only."""
+        found = tuning_cache.read_export(path)
+        mine = [e for e in found if e.key["kernel"] == self.__name__]
+        if found and not mine:
+            names = ", ".join(sorted({e.key["kernel"] for e in found}))
+            raise ArgumentError(f"{path} holds schedules of {names}, none of {self.__name__}",
                                 where=user_line())
-        best = Trial(legal[0].schedule, "chosen", legal[0].estimate_us,
-                     reason="by the cost model: nothing is measured on the host")
-        self.tuning_trace = [best if t is legal[0] else t for t in trials]
-        return best.schedule.with_source("tuned")
+        cache = TuningCache.of(self.cache)
+        for entry in mine:
+            self.tuned[entry.digest] = entry
+            if cache is not None:
+                cache.store(entry)
+        self.chosen.clear()
+        return len(mine)
+
+
+def _check(metric: str, budget_ms: float, compile_limit_s: float) -> None:
+    if metric not in METRICS:
+        raise ArgumentError(f"metric={metric!r} is not known", where=user_line(),
+                            hint=did_you_mean(str(metric), METRICS))
+    for name, value in (("budget_ms", budget_ms), ("compile_limit_s", compile_limit_s)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not value > 0:
+            raise ArgumentError(f"{name}={value!r}: a time above 0", where=user_line())
+
+
+def _gpu(name: str | Gpu) -> Gpu:
+    return gpu(name)
+
+
+def _checked_key(key: Any, kernel: Kernel) -> Any:
+    """A function, or names of extents and parameters."""
+    if key is None or callable(key):
+        return key
+    names = (key,) if isinstance(key, str) else tuple(key)
+    known = [*kernel.signature.parameters]
+    for annotation in kernel.annotations.values():
+        known += [str(d) for d in getattr(annotation, "shape", ()) if str(d).isidentifier()]
+    for name in names:
+        if name not in known:
+            raise ArgumentError(f"key={key!r}: {kernel.__name__} has no extent or parameter "
+                                f"{name!r}", hint=did_you_mean(str(name), known),
+                                where=user_line())
+    return names
 
 
 def candidates(space: Any) -> tuple[Schedule, ...]:
@@ -104,6 +256,9 @@ def candidates(space: Any) -> tuple[Schedule, ...]:
         return tuple(space)
     if isinstance(space, dict):
         lists = [v if isinstance(v, list | tuple) else [v] for v in space.values()]
+        empty = [n for n, v in zip(space, lists, strict=True) if not v]
+        if empty:
+            raise ArgumentError(f"the space has no value for {empty[0]!r}", where=user_line())
         return tuple(_schedule(dict(zip(space, point, strict=True)))
                      for point in itertools.product(*lists))
     if isinstance(space, Iterable) and not isinstance(space, str):
@@ -123,18 +278,4 @@ def _schedule(values: dict[str, Any]) -> Schedule:
     return Schedule(**values, source="tuned")
 
 
-def require_legal(function: Function, schedule: Schedule, bound: Bound) -> None:
-    """Raises ArgumentError when a group does not fit a multiprocessor, or BD the head size."""
-    if function.shared_bytes > SHARED_LIMIT_BYTES:
-        raise ArgumentError(f"{function.shared_bytes} bytes of shared memory, a group has "
-                            f"{SHARED_LIMIT_BYTES}")
-    if schedule.lanes > MAX_LANES:
-        raise ArgumentError(f"{schedule.lanes} lanes, a group has at most {MAX_LANES}")
-    head = schedule.d
-    for name in ("D", "D_h"):
-        size = bound.texts.get(name)
-        if head is not None and size is not None and head != size:
-            raise ArgumentError(f"BD={head} is not the extent {name}={size}")
-
-
-Choice = Callable[[Bound], Schedule]
+__all__ = ["TunedKernel", "candidates"]

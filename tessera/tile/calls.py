@@ -17,6 +17,7 @@ from tessera.tile.ops.registry import OPS, TileOp
 from tessera.tile.source import capture
 from tessera.tile.types import Scalar, Tile
 
+PICKS = ("gather", "scatter")
 MATHS = {"fabs": "abs", "pow": "pow"}  # names of the math module that are other ops here
 
 
@@ -33,13 +34,21 @@ class Calls(Expressions):
                     self.fail("* needs a tuple")
                 args += items
             else:
-                args.append(self.expr(a))
+                args.append(self.argument(f, a, not args))
         if any(k.arg is None for k in e.keywords):
             self.fail("** is not part of the kernel language", "write the arguments out")
-        out = self.call(f, args, {k.arg: self.expr(k.value) for k in e.keywords if k.arg})
+        out = self.call(f, args, {k.arg: self.argument(f, k.value, k.arg in ("x", "y"))
+                                  for k in e.keywords if k.arg})
         if isinstance(f, TileOp) and f.name == "mask_causal" and isinstance(e.args[0], ast.Name):
             self.env[e.args[0].id] = out  # Q10: in place, and returned
         return out
+
+    def argument(self, f: Any, e: ast.expr, place: bool) -> Any:
+        """An argument; a place that an op picks from may have extents known at run time only."""
+        picks = place and isinstance(f, TileOp) and f.name in PICKS
+        if picks and isinstance(e, ast.Subscript):
+            return self.part_of(e)
+        return self.expr(e)
 
     def call(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(f, TileOp):
@@ -72,6 +81,9 @@ class Calls(Expressions):
         name = getattr(f, "__name__", str(f))
         if name in OPS and OPS[name].public:
             self.fail(f"{name} of whole arrays inside a kernel", f"write ts.tile.{name}(...)")
+        if name in OTHER_NAMES:
+            self.fail(f"{name} of whole arrays inside a kernel",
+                      " or ".join(f"write ts.tile.{n}" for n in OTHER_NAMES[name]))
         if isinstance(f, DType | NumericType):
             self.fail(f"{f} is a type, not a function", f"ts.tile.cast(x, ts.{f})")
         if not callable(f):
@@ -224,5 +236,11 @@ BUILTINS: dict[Any, str] = {
     min: "minimum_of", max: "maximum_of", abs: "abs", len: "length", float: "to_float",
     int: "to_int", bool: "to_bool", print: "print", pow: "power", round: "round", sum: "total",
     breakpoint: "breakpoint", range: "python_range",
+}
+# What functions of arrays are called in kernels, where the name is another.
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "matmul": ("dot(a, b)",), "einsum": ("dot(a, b)",), "mean": ("row_mean(t)",),
+    **{n: (f"row_{n}(t)", f"reduce_{n}(t)") for n in ("sum", "max", "min", "prod")},
+    "softmax": ("softmax_online(t)", "exp(t - ts.tile.row_max(t)), divided by its row_sum"),
 }
 PURE = (as_type, isinstance, tuple, list, divmod, slice)

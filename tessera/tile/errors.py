@@ -74,9 +74,16 @@ class BoundsError(KernelError, IndexError):
 
 
 class RaceError(KernelError, RuntimeError):
-    """Two accesses to one address that nothing orders, at least one of them a write."""
+    """Two accesses to one address that nothing orders, at least one of them a write.
+
+    .conflict  the same for programs: a sanitize.Conflict
+    """
 
     default_code = "E_RACE"
+
+    def __init__(self, message: str, *, conflict: Any = None, **kw: Any):
+        super().__init__(message, **kw)
+        self.conflict = conflict
 
 
 class UninitialisedError(KernelError, RuntimeError):

@@ -41,6 +41,15 @@ class Row:
     index: tuple[Any, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A part of a tensor or buffer whose extents need not be constants: x[:, a:b] where an op
+    chooses along an axis."""
+
+    base: Handle
+    parts: tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Undefined:
     """A name that has no value on some path: reading it is an error that says why."""
@@ -75,7 +84,7 @@ def describe(x: Any) -> str:
     """A traced value for a message."""
     if isinstance(x, Handle):
         return str(x.type)
-    if isinstance(x, Row):
+    if isinstance(x, Row | Region):
         return f"a part of {x.base.type}"
     if is_number(x) or isinstance(x, str):
         return repr(x)

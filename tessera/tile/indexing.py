@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.tile import affine
 from tessera.tile.emit import Emitter
-from tessera.tile.handles import Edge, Handle, Row, describe
+from tessera.tile.handles import Edge, Handle, Region, Row, describe
 from tessera.tile.ir import Def, Op, Value
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
 
@@ -40,6 +40,15 @@ class Indexing(Emitter, ABC):
 
     def get_Subscript(self, e: ast.Subscript) -> Any:
         return self.subscript(self.expr(e.value), self.parts(e))
+
+    def part_of(self, e: ast.Subscript) -> Any:
+        """x[a, lo:hi] of a tensor or buffer as it is written; anything else as usual."""
+        base, parts = self.expr(e.value), self.parts(e)
+        plain = isinstance(base, Handle) and (isinstance(base.type, Tensor) or isinstance(
+            base.type, Buffer) and base.type.stages == 1)
+        if not plain or not any(isinstance(p, Part) for p in parts):
+            return self.subscript(base, parts)
+        return Region(base, tuple(self.expand_ellipsis(base, parts)))
 
     def parts(self, e: ast.Subscript) -> list[Any]:
         items = e.slice.elts if isinstance(e.slice, ast.Tuple) else [e.slice]
@@ -111,6 +120,8 @@ class Indexing(Emitter, ABC):
     def index_place(self, base: Handle, parts: list[Any]) -> Any:
         if any(p is None for p in parts):
             self.fail("None in the index of a place in memory", "load it first, then [:, None]")
+        if picked := self.picked(parts):
+            return self.gather(base, parts, picked)
         for p in parts:
             if not isinstance(p, Part):
                 self.require_index(p)
@@ -120,6 +131,28 @@ class Indexing(Emitter, ABC):
             return self.load_element(base, parts)
         return self.make_view(base, parts)
 
+    def picked(self, parts: list[Any]) -> int | None:
+        """The axis at which an index is a tile of positions, plus one; None without one."""
+        at = [i for i, p in enumerate(parts) if isinstance(p, Row) or isinstance(p, Handle)
+              and not isinstance(p.type, Scalar)]
+        if len(at) > 1:
+            self.fail("two tiles in one index", "gather along one axis; the others are slices and "
+                      "numbers")
+        return at[0] + 1 if at else None
+
+    def chosen_along(self, base: Handle, parts: list[Any], picked: int) -> tuple[Region, int]:
+        """The place without the index, and the axis (among those that stay) it runs along."""
+        free = [*parts[:picked - 1], Part(None, None, ":"), *parts[picked:]]
+        axis = sum(isinstance(p, Part) for p in parts[:picked - 1])
+        return Region(base, tuple(free)), axis
+
+    def gather(self, base: Handle, parts: list[Any], picked: int) -> Any:
+        """x[index] where the index is a tile: ts.tile.gather."""
+        from tessera.tile.ops.indexed import gather_of
+
+        region, axis = self.chosen_along(base, parts, picked)
+        return gather_of(self, region, parts[picked - 1], axis)
+
     def require_index(self, x: Any) -> None:
         if isinstance(x, bool) or isinstance(x, float):
             self.fail(f"{x!r} is no index")
@@ -128,7 +161,7 @@ class Indexing(Emitter, ABC):
         if not isinstance(x, Handle) or not isinstance(x.type, Scalar) or x.type.dtype.kind not in (
                 "int", "uint"):
             self.fail(f"{describe(x)} is no index: an index is an integer",
-                      "to gather by a tile of indices: ts.tile.gather(x, indices)")
+                      "an element for each lane: x[i], also where i was read: x[p[i]]")
 
     def leading(self, base: Handle) -> list[Any]:
         """Indices of the axes that stand for the grid."""

@@ -8,15 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, UnsupportedTargetError, did_you_mean, user_line
+from tessera.errors import ArgumentError, did_you_mean, user_line
 from tessera.numerics import DType, NumericType
+from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
+from tessera.tile import device
 from tessera.tile.arguments import Bound, Tile, bind
+from tessera.tile.auto import propose
+from tessera.tile.device import levels as device_levels
+from tessera.tile.device.calls import form_of
 from tessera.tile.errors import TileError
 from tessera.tile.expressions import Kernel_, closure_of
 from tessera.tile.ir import Function
 from tessera.tile.launch import Config, run
 from tessera.tile.machine import Report
+from tessera.tile.measure import gpu_of_call
 from tessera.tile.passes import PIPELINE
 from tessera.tile.printing import print_ir
 from tessera.tile.schedule import Schedule
@@ -26,12 +32,16 @@ from tessera.tile.tracer import Spec, trace
 # Called with each kernel that was compiled; the debug layer puts ts.inspect_ir's memory here.
 COMPILED: list[Callable[[Kernel], None]] = []
 LEVELS = ("schedule", "tile", "target", "ptx", "sass")
-# Filled by tile/cuda: level -> (kernel, function) -> text.
-TARGET_LEVELS: dict[str, Callable[[Kernel, Function], str]] = {}
+_DEFAULT = Config()
+_KEPT = 1024  # launch configurations of one kernel that are remembered
+# level -> (kernel, function, target or None) -> text.
+TARGET_LEVELS: dict[str, Callable[[Kernel, Function, str | None], str]] = device_levels.LEVELS
 
 
 class Kernel(Kernel_):
     """A kernel: call it with arrays, k(...), or choose the launch: k[groups, lanes](...).
+
+    It runs on the GPU when its arrays lie there, else under the interpreter (see tile/device).
 
     Globals and closure variables that the body reads are constants of each specialisation, frozen
     when it is compiled: a later change is seen by new specialisations only.
@@ -39,8 +49,11 @@ class Kernel(Kernel_):
     .specializations   one Tile IR function per set of types, constants and schedule
     .schedule          the schedule it is compiled with
     .shared_bytes      shared memory of a group in the last specialisation
-    .report            what the sanitizer counted in the last run
+    .report            what the sanitizer counted in the last run of the interpreter
+    .compiled          what was compiled for GPUs, last used last; .resources of the last
     """
+
+    key: Any = None  # what schedules depend on besides types, extents and constants
 
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None):
         if not inspect.isfunction(fn):
@@ -50,6 +63,12 @@ class Kernel(Kernel_):
         self.signature = inspect.signature(fn)
         self._schedule = schedule
         self._cache: dict[Any, Function] = {}
+        self._untold: set[int] = set()  # functions that no observer knows
+        self.images: dict[Any, device.Image] = {}
+        self.launchers: dict[Config, dict[tuple, Any]] = {_DEFAULT: {}}
+        self._ready = self.launchers[_DEFAULT]
+        self._chosen: dict[int, Callable[..., Any]] = {}
+        self._proposed: dict[Any, Schedule] = {}
         self.report = Report()
         self.last: Function | None = None
         self._check_signature()
@@ -65,8 +84,9 @@ class Kernel(Kernel_):
     # --- what it is ---------------------------------------------------------------------------
     @property
     def schedule(self) -> Schedule:
-        """The attached schedule, or one that the compiler chose."""
-        return self._schedule or Schedule(source="auto")
+        """The attached schedule, or the one that the compiler chose last."""
+        chosen = next(reversed(self._proposed.values()), Schedule(source="auto"))
+        return self._schedule or chosen
 
     @property
     def specializations(self) -> tuple[Function, ...]:
@@ -75,6 +95,19 @@ class Kernel(Kernel_):
     @property
     def shared_bytes(self) -> int:
         return self._last().shared_bytes
+
+    @property
+    def compiled(self) -> tuple[Any, ...]:
+        """A tile.cuda Compiled for each specialisation that ran on a GPU, last used last."""
+        return tuple(image.compiled for image in self.images.values())
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spills and shared bytes of the machine code that was used last."""
+        if not self.images:
+            raise ArgumentError(f"{self.__name__} has not run on a GPU yet",
+                                hint='call it with arrays on one, or with target="cuda"')
+        return next(reversed(self.images.values())).resources
 
     def _last(self) -> Function:
         if self.last is None:
@@ -101,50 +134,97 @@ class Kernel(Kernel_):
 
     # --- calls --------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(Config(), args, kwargs)
+        ready = self._ready.get(form_of(args, kwargs) if kwargs else tuple(map(type, args)))
+        if ready is not None:
+            return ready.launch(None, *args, *kwargs.values())
+        return self.run(_DEFAULT, args, kwargs)
 
     def __getitem__(self, config: Any) -> Callable[..., Any]:
         """k[groups], k[groups, lanes]; a grid of several axes is a tuple: k[(gx, gy), lanes]."""
+        if type(config) is int and config in self._chosen:
+            return self._chosen[config]
         items = config if isinstance(config, tuple) else (config,)
         if len(items) > 2:
             raise ArgumentError(f"{self.__name__}[{', '.join(map(str, items))}]: a launch is "
                                 "[groups] or [groups, lanes]", where=user_line(),
                                 hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-        return self.launcher(*items)
+        made = self.launcher(*items)
+        if type(config) is int and len(self._chosen) < _KEPT:
+            self._chosen[config] = made
+        return made
 
     def launcher(self, groups: Any = None, lanes: int | None = None) -> Callable[..., Any]:
         chosen = Config(_groups(groups), _lanes(lanes))
-        return lambda *args, **kwargs: self._run(chosen, args, kwargs)
+        return lambda *args, **kwargs: self._launch(chosen, args, kwargs)
 
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
-               **kwargs: Any) -> Any:
-        """A call with an explicit launch. stream: for the CUDA target; ignored on the host."""
-        return self._run(Config(_groups(groups), _lanes(lanes)), args, kwargs)
+               target: str | None = None, **kwargs: Any) -> Any:
+        """A call with an explicit launch.
 
-    def _run(self, config: Config, args: tuple, kwargs: dict[str, Any]) -> Any:
-        bound = self.bind(args, kwargs)
-        schedule = self.choose(bound)
+        stream: of CUDA, any library's; by default the one on which the arrays' library works.
+        target: 'cuda' copies host arrays to the GPU and back, 'cpu' demands the interpreter.
+        """
+        chosen = Config(_groups(groups), _lanes(lanes))
+        if target is not None:
+            return self.run(chosen, args, kwargs, stream, target)
+        return self._launch(chosen, args, kwargs, stream)
+
+    def _launch(self, config: Config, args: tuple, kwargs: dict[str, Any],
+                stream: Any = None) -> Any:
+        """A call, the short way when there was one like it on a GPU."""
+        ready = self.launchers.get(config, {}).get(form_of(args, kwargs))
+        if ready is not None:
+            return ready.launch(stream, *args, *kwargs.values())
+        return self.run(config, args, kwargs, stream)
+
+    def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
+            target: str | None = None) -> Any:
+        """A call, the long way: where it runs is found, its arguments are bound and checked."""
+        arguments = self._arguments(args, kwargs)
+        place = device.placement(self.__name__, arguments, target)
+        bound = self._bind(arguments, place)
+        if not place.on_host:
+            return device.call(self, config, args, kwargs, bound, place, stream)
+        schedule = self.choose(bound, config)
         function = self.specialise(bound, schedule, self.grid is not None)
         if self.grid is not None and config.groups is None:
-            config = Config(self._grid(bound), config.lanes)
+            config = Config(self.grid_for(bound), config.lanes)
         result, self.report = run(function, bound, config, schedule.lanes, self.__name__)
         return result
 
-    def choose(self, bound: Bound) -> Schedule:
-        """The schedule for these arguments."""
-        return self.schedule
+    def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
+        """The schedule for these arguments: the attached one, or the compiler's proposal."""
+        if self._schedule is not None:
+            return self._schedule
+        gpu = gpu_of_call(self.__name__, bound)
+        key = (tuple(bound.types.items()), tuple(bound.constants.items()), gpu)
+        extents = tuple(bound.texts.items())
+        at: tuple = (*key, None) if (*key, None) in self._proposed else (*key, extents)
+        found = self._proposed.pop(at, None)  # and put back: the last one is `schedule`
+        if found is None:
+            found, by_extents = propose(self, bound, gpu)
+            at = (*key, extents if by_extents else None)
+        self._proposed[at] = found
+        return found
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> Bound:
         """Arguments by the signature, checked against the annotations."""
+        arguments = self._arguments(args, kwargs)
+        return self._bind(arguments, device.placement(self.__name__, arguments, "auto"))
+
+    def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             given = self.signature.bind(*args, **kwargs)
         except TypeError as err:
             raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.signature}",
                                 where=user_line()) from None
         given.apply_defaults()
+        return given.arguments
+
+    def _bind(self, arguments: dict[str, Any], place: device.Placement) -> Bound:
         annotations = self.annotations
-        return bind(self.__name__, dict(self.signature.parameters), annotations, given.arguments,
-                    lambda n: self._is_constant(n, annotations))
+        return bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
+                    lambda n: self._is_constant(n, annotations), device.reader_for(place))
 
     def _is_constant(self, name: str, annotations: dict[str, Any]) -> bool:
         """Keyword-only parameters and those typed or defaulted by Python numbers specialise."""
@@ -155,7 +235,7 @@ class Kernel(Kernel_):
             return True
         return annotation is None and p.default is not p.empty
 
-    def _grid(self, bound: Bound) -> tuple[int, ...]:
+    def grid_for(self, bound: Bound) -> tuple[int, ...]:
         """grid=: a tuple, or a function of named extents and parameters."""
         if not callable(self.grid):
             return _groups(self.grid) or (1,)
@@ -171,20 +251,31 @@ class Kernel(Kernel_):
     # --- compilation --------------------------------------------------------------------------
     def specialise(self, bound: Bound, schedule: Schedule, given_grid: bool = False) -> Function:
         """The Tile IR for these types, constants and schedule; compiled once."""
-        spec = Spec(tuple(bound.types.items()), tuple(bound.constants.items()),
-                    self.annotations.get("return"), schedule, given_grid=given_grid,
-                    wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
-        for key, function in self._cache.items():
-            if key[0] == spec and all(bound.sizes.get(n) == v for n, v in key[1]):
-                self.last = function
-                return function
-        function = self.compile(spec, bound.sizes)
-        dims = tuple((n, v) for n, v in function.constants if n in bound.sizes)
+        spec = self.spec(bound, schedule, given_grid)
+        found = next((f for key, f in self._cache.items() if key[0] == spec and all(
+            bound.sizes.get(n) == v for n, v in key[1])), None)
+        if found is None:
+            found = self.compile(spec, bound.sizes)
+            self.keep(spec, bound.sizes, found)
+        self.last = found
+        if id(found) in self._untold:
+            self._untold.remove(id(found))
+            for tell in COMPILED:
+                tell(self)
+        return found
+
+    def keep(self, spec: Spec, sizes: dict[str, int], function: Function) -> None:
+        """Remembers what was compiled for a specialisation."""
+        dims = tuple((n, v) for n, v in function.constants if n in sizes)
         self._cache[(spec, dims)] = function
-        self.last = function
-        for tell in COMPILED:
-            tell(self)
-        return function
+        self._untold.add(id(function))
+
+    def spec(self, bound: Bound, schedule: Schedule, given_grid: bool | None = None) -> Spec:
+        """What a specialisation for these arguments is made for."""
+        return Spec(tuple(bound.types.items()), tuple(bound.constants.items()),
+                    self.annotations.get("return"), schedule,
+                    given_grid=self.grid is not None if given_grid is None else given_grid,
+                    wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
 
     def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""
@@ -198,24 +289,22 @@ class Kernel(Kernel_):
         bound = self.bind(args, kwargs)
         return self.specialise(bound, self.choose(bound), self.grid is not None)
 
-    def inspect_ir(self, level: str = "tile", **sizes: int) -> str:
+    def inspect_ir(self, level: str = "tile", *, target: str | None = None, **sizes: int) -> str:
         """The text of a level of the last specialisation.
 
         level: schedule | tile | target | ptx | sass. Before any call the annotations say the types,
-        and `sizes` gives the named extents that must be constants.
+        and `sizes` gives the named extents that must be constants. target: 'sm_80', 'sm_90a', ...
+        for the last three; by default this machine's GPU, else sm_90a. They need no GPU.
         """
         if level not in LEVELS:
             raise ArgumentError(f"a kernel has no level {level!r}", code="E_LEVEL",
                                 hint=f"levels: {', '.join(LEVELS)}")
         if level == "schedule":
-            return self.schedule.text()
+            return self.schedule.explained()
         function = self.last if self.last is not None and not sizes else self._from_types(sizes)
         if level == "tile":
             return print_ir(function)
-        if level not in TARGET_LEVELS:
-            raise UnsupportedTargetError(f"the level {level!r} needs the CUDA target",
-                                         hint="available here: schedule, tile")
-        return TARGET_LEVELS[level](self, function)
+        return TARGET_LEVELS[level](self, function, target)
 
     def _from_types(self, sizes: dict[str, int]) -> Function:
         """Compiles from the annotations alone: one dummy argument for each parameter."""
@@ -266,7 +355,7 @@ def _lanes(lanes: Any) -> int | None:
 
 
 class KernelDecorator:
-    """@ts.kernel, @ts.kernel(grid=...), @ts.kernel.schedule(s), @ts.kernel.autotune(...)."""
+    """@ts.kernel, @ts.kernel(grid=...), .schedule(s), .autotune(...), .auto."""
 
     def __call__(self, fn: Any = None, *, grid: Any = None,
                  schedule: Schedule | None = None) -> Any:
@@ -279,20 +368,49 @@ class KernelDecorator:
         return Kernel(fn, schedule=schedule, grid=grid)
 
     def schedule(self, schedule: Schedule) -> Callable[[Any], Kernel]:
-        """Attaches a schedule: @ts.kernel.schedule(base.with_block(64, 64))."""
+        """Attaches a schedule: @ts.kernel.schedule(base.with_block(64, 64)).
+
+        A function whose body is ... takes the standard library's attention for its body (Q24).
+        """
+        from tessera.tile.delegate import attach
+
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
         if schedule.is_space:
             raise ArgumentError("lists in a schedule make a space: tune it",
                                 hint="@ts.kernel.autotune(space=...)", where=user_line())
-        return lambda fn: Kernel(fn, schedule=schedule)
+        return lambda fn: attach(fn, schedule)
+
+    def auto(self, fn: Any) -> Kernel:
+        """Makes a kernel of a function of whole arrays: @ts.kernel.auto. The compiler cuts its
+        result into blocks; leading axes of the arguments are a batch."""
+        from tessera.tile.whole_kernel import AutoKernel
+
+        return AutoKernel(fn)
 
     def autotune(self, space: Any = None, metric: str = "latency_ms", budget_ms: float = 200,
-                 cache: Any = None, key: Any = None) -> Callable[[Any], Kernel]:
-        """Chooses the schedule from a space at the first call for each set of types and extents."""
+                 cache: Any = None, key: Any = None, *, measure: Any = None, gpu: Any = "H200",
+                 model: Any = None, compile_limit_s: float = 60.0, grid: Any = None) -> Any:
+        """Chooses the schedule from a space at the first call for each set of types and extents.
+
+        space      dict(BM=[64, 128], warps=[4, 8]), a Schedule with lists, or schedules; without
+                   one the compiler's own proposals
+        metric     'latency_ms'
+        budget_ms  wall time after which no further candidate is begun; one is always measured
+        cache      folder of tuned schedules, below TESSERA_CACHE_DIR unless given; False: none
+        key        names of extents and parameters, or a function of them, that stand for the call
+                   in place of all its extents
+        measure    (launch, schedule) -> milliseconds, in place of CUDA events
+        gpu        whose figures the model uses for arrays on the host
+        model      a CostModel that several kernels share; compile_limit_s: of one candidate
+        """
         from tessera.tile.autotune import TunedKernel
 
-        return lambda fn: TunedKernel(fn, space, metric, budget_ms, cache, key)
+        if inspect.isfunction(space):
+            return TunedKernel(space)
+        return lambda fn: TunedKernel(
+            fn, space, metric, budget_ms, cache, key, measure=measure, gpu=gpu, model=model,
+            compile_limit_s=compile_limit_s, grid=grid)
 
     def __repr__(self) -> str:
         return "ts.kernel"

@@ -111,19 +111,25 @@ def lanes_of(function: Function, config_: Config, default: int) -> int:
     return lanes
 
 
-def run(function: Function, bound: Bound, config_: Config, default_lanes: int,
-        name: str) -> tuple[Any, Report]:
-    """Executes all groups; returns the call's result and the sanitizer's report."""
+def run(function: Function, bound: Bound, config_: Config, default_lanes: int, name: str, *,
+        sanitizer: Sanitizer | None = None, report: Report | None = None,
+        most: int | None = None) -> tuple[Any, Report]:
+    """Executes all groups; returns the call's result and the sanitizer's report.
+
+    sanitizer: by default one that raises, when config.debug. report: where it is put, also when
+    the run ends in an error. most: only so many groups.
+    """
     lanes = lanes_of(function, config_, default_lanes)
     grid = grid_of(function, bound, config_, lanes)
     env, outputs = _environment(function, bound)
-    checked = bool(config.debug)
+    if sanitizer is None and config.debug:
+        sanitizer = Sanitizer()
     seed = int(config.seed)
-    report = Report()
-    sanitizer = Sanitizer() if checked else None
+    report = report or Report(checked=sanitizer is not None)
     order = np.arange(prod(grid), dtype=np.int64)
-    if checked:
+    if sanitizer is not None:
         order = np.random.default_rng(seed).permutation(order)
+    order = order[:most]
     key = fold_in(as_key(seed), zlib.crc32(name.encode()))
     with np.errstate(all="ignore"):
         for part in _batches(order, function, lanes):

@@ -1,12 +1,15 @@
 """Where the elements of a shared buffer lie.
 
-A row-major buffer of rows x columns is cut into 16-byte chunks. `swizzle='xor'` keeps the rows
-where they are and permutes the chunks of a row by its number, so that reading a column meets
-different
-banks: chunk' = chunk ^ (row % 8). Elements of 4 bytes and more also permute inside the
-chunk,
-word' = word ^ (row // 8 % 4): a column of 32 rows then touches 32 different banks. 16-bit
-elements keep their chunks whole, which is what 16-byte copies and ldmatrix need.
+A row-major buffer of rows x columns is cut into 16-byte chunks. A swizzle keeps the rows where they
+are and permutes the chunks of a row by the number of its 128-byte line, so that reading a column
+meets different banks:
+
+    chunk' = chunk ^ (line % 8 % chunks of a row)        line = row, or row // 2, row // 4 for
+                                                         rows of 64 and 32 bytes (as TMA does)
+
+'xor' also permutes elements of 4 bytes and more inside the chunk, word' = word ^ (row // 8 % 4): a
+column of 32 rows then touches 32 different banks. 'chunks' keeps the chunks of every type whole,
+which is what 16-byte copies and ldmatrix need; 16-bit elements keep them with either.
 """
 
 from __future__ import annotations
@@ -39,18 +42,51 @@ class SharedLayout:
         return SharedLayout(prod(buffer.shape) // max(columns, 1), columns,
                             max(1, buffer.dtype.bits // 8), buffer.swizzle)
 
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return max(1, CHUNK_BYTES // self.itemsize)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row that are permuted; 1 where no xor permutes them."""
+        count = self.columns // self.chunk
+        whole = count * self.chunk == self.columns and count & (count - 1) == 0
+        return count if self.swizzle is not None and whole and count else 1
+
+    @property
+    def line_shift(self) -> int:
+        """log2 of the rows of a 128-byte line."""
+        return max(0, 4 - self.chunks.bit_length())
+
+    @property
+    def permuted(self) -> int:
+        """Chunks among which a row's chunk moves: 8, or all of a short row."""
+        return min(8, self.chunks)
+
+    @property
+    def inner(self) -> int:
+        """Elements among which one moves inside its chunk."""
+        moves = self.swizzle == "xor" and self.itemsize >= WORD_BYTES and self.chunks > 1
+        return self.chunk if moves else 1
+
+    @property
+    def whole_chunks(self) -> bool:
+        """Whether 16 neighbouring bytes of a row stay neighbours."""
+        return self.inner == 1
+
+    @property
+    def period(self) -> int:
+        """Rows after which the permutation repeats."""
+        return 8 * self.inner if self.chunks > 1 else 1
+
     def offset(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
-        if self.swizzle is None:
+        if self.chunks == 1:
             return row * self.columns + column
-        per_chunk = max(1, CHUNK_BYTES // self.itemsize)
-        chunks = self.columns // per_chunk
-        if chunks * per_chunk != self.columns or chunks & (chunks - 1):
-            return row * self.columns + column  # extents that no xor permutes
-        chunk, inside = column // per_chunk, column % per_chunk
-        chunk = chunk ^ (row % min(8, chunks))
-        if self.itemsize >= WORD_BYTES:
-            inside = inside ^ (row // 8 % per_chunk)
-        return row * self.columns + chunk * per_chunk + inside
+        chunk, inside = column // self.chunk, column % self.chunk
+        chunk = chunk ^ ((row >> self.line_shift) % self.permuted)
+        inside = inside ^ (row // 8 % self.inner)
+        return row * self.columns + chunk * self.chunk + inside
 
     def word(self, row: np.ndarray, column: np.ndarray) -> np.ndarray:
         """The 4-byte word of an element; its bank is word % BANKS."""

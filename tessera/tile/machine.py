@@ -21,7 +21,7 @@ from tessera.tile.ir import Const, For, If, Node, Op, Operand, Value, While
 from tessera.tile.memory import Memory, Place
 from tessera.tile.ops.registry import OPS
 from tessera.tile.sanitize import GROUP, Access, Sanitizer
-from tessera.tile.types import Scalar, Tile
+from tessera.tile.types import Scalar, Tile, is_lane
 from tessera.tile.values import array_dtype, constant
 
 Mask = np.ndarray | None
@@ -29,9 +29,10 @@ MAX_TURNS = 1 << 24  # of one loop: a lane that waits for another never ends in 
 
 
 class Report:
-    """What a run under the sanitizer found besides errors."""
+    """What a run under the sanitizer found besides errors. checked: whether there was one."""
 
-    def __init__(self) -> None:
+    def __init__(self, checked: bool = False) -> None:
+        self.checked = checked
         self.patterns: dict[Any, Pattern] = {}
         self.nan_sources: list[tuple[str, SourceLine | None]] = []
         self.printed: list[str] = []
@@ -47,6 +48,7 @@ class Machine:
         self.groups, self.lanes, self.axes = groups[:, None], lanes, axes  # [G, 1]
         self.env = dict(env)
         self.mask: Mask = None
+        self.apart = 0  # conditions around this node that differ between lanes by their type
         self.sanitizer, self.report, self.key = sanitizer, report or Report(), key
         self.raise_nan, self.seed = raise_nan, seed
         self.epoch = np.zeros(len(groups), np.int32)
@@ -87,9 +89,16 @@ class Machine:
         if not op.outs:
             return
         for made, value in zip(op.outs, result if len(op.outs) > 1 else (result,), strict=True):
-            self.env[made.value] = value
+            self.env[made.value] = self.spread(made.type, value)
         if self.sanitizer is not None and record.run is None:
             self.watch_nan(op, args)
+
+    def spread(self, type: Any, value: Any) -> Any:
+        """A lane scalar has a value for each lane, also where all are equal: whether something
+        happens once per group or by each lane is decided by types, not by chance."""
+        if is_lane(type) and value.shape[1] != self.lanes:
+            return np.broadcast_to(value, (value.shape[0], self.lanes))
+        return value
 
     def pure(self, meaning: Callable | None, op: Op, args: list[Any]) -> Any:
         """The NumPy meaning, in the type that the rule gave."""
@@ -112,7 +121,8 @@ class Machine:
 
     def if_(self, node: If) -> None:
         cond = self.get(node.cond)
-        outer = self.mask
+        outer, apart = self.mask, self.apart
+        self.apart += cond.shape[1] > 1
         results: list[list[Any] | None] = []
         for on, body, values in ((cond, node.then, node.thens), (~cond, node.orelse, node.elses)):
             self.mask = both(outer, on)
@@ -121,14 +131,15 @@ class Machine:
                 self.run(body)
                 taken = [self.get(v) for v in values]
             results.append(taken)
-        self.mask = outer
+        self.mask, self.apart = outer, apart
         then, orelse = results
         for i, made in enumerate(node.outs):
             if then is None or orelse is None:
                 one = then if then is not None else orelse
-                self.env[made.value] = one[i] if one is not None else self.nothing(made.type)
+                value = one[i] if one is not None else self.nothing(made.type)
             else:
-                self.env[made.value] = choose(cond, then[i], orelse[i])
+                value = choose(cond, then[i], orelse[i])
+            self.env[made.value] = self.spread(made.type, value)
 
     @staticmethod
     def nothing(type: Any) -> np.ndarray:
@@ -143,7 +154,8 @@ class Machine:
         assert isinstance(node.var.type, Scalar)
         held = array_dtype(node.var.type.dtype)
         at, hi, step = (self.get(x).astype(held) for x in (node.lo, node.hi, node.step))
-        outer = self.mask
+        outer, apart = self.mask, self.apart
+        self.apart += max(x.shape[1] for x in (at, hi, step)) > 1
         self.bind(node.carried, [self.get(i) for i in node.inits])
         for _ in range(MAX_TURNS):
             on = at < hi if step.flat[0] > 0 else at > hi
@@ -156,15 +168,16 @@ class Machine:
             at = at + step
         else:
             raise self.endless(node.where)
-        self.mask = outer
+        self.mask, self.apart = outer, apart
 
     def while_(self, node: While) -> None:
-        outer = self.mask
+        outer, apart = self.mask, self.apart
         self.bind(node.carried, [self.get(i) for i in node.inits])
         on = np.ones((1, 1), bool)
         for _ in range(MAX_TURNS):
             self.run(node.test)
             on = on & self.get(node.cond)
+            self.apart = apart + (on.shape[1] > 1)
             self.mask = both(outer, on)
             if not self.anyone():
                 break
@@ -172,11 +185,11 @@ class Machine:
             self.turn(node.carried, node.yields, on)
         else:
             raise self.endless(node.where)
-        self.mask = outer
+        self.mask, self.apart = outer, apart
 
     def bind(self, carried: Sequence[Any], values: list[Any]) -> None:
         for made, value in zip(carried, values, strict=True):
-            self.env[made.value] = value
+            self.env[made.value] = self.spread(made.type, value)
 
     def turn(self, carried: Sequence[Any], yields: Sequence[Operand], on: np.ndarray) -> None:
         """End of a turn: those who took part get the new values."""
@@ -208,7 +221,8 @@ class Machine:
 
     def active(self, shape: tuple[int, ...]) -> np.ndarray:
         """The mask as [G, L] of an access of that shape ([1|G, 1|L])."""
-        lanes = max(shape[1], 1 if self.mask is None else self.mask.shape[1])
+        lanes = max(shape[1], 1 if self.mask is None else self.mask.shape[1],
+                    self.lanes if self.apart else 1)
         full = np.ones((1, 1), bool) if self.mask is None else self.mask
         return np.broadcast_to(full, (self.count, lanes))
 

@@ -86,7 +86,7 @@ def _written(t: Tracer, body: list[ast.stmt]) -> list[str]:
             elif isinstance(n, ast.AugAssign):
                 targets = [n.target]
             elif isinstance(n, ast.Call) and n.args and _call_name(n).startswith(
-                    ("store", "atomic_")):
+                    ("store", "atomic_", "scatter")):
                 targets = [n.args[0]]
             for target in targets:
                 base = target.value if isinstance(target, ast.Subscript) else target
@@ -148,6 +148,11 @@ def _constant(t: Tracer, e: ast.expr | None) -> int | None:
         return _constant(t, table[e.id])
     if isinstance(e, ast.Name) and e.id not in t.env and e.id not in t.globals:
         return None
+    if isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name) and e.value.id in table:
+        made = table[e.value.id]  # T.m of T = ts.tile.context(), which is not traced yet
+        if not isinstance(made, ast.Call) or _call_name(made) != "context":
+            return None
+        e = ast.copy_location(ast.Attribute(made, e.attr, ast.Load()), e)
     value = t.expr(e)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 

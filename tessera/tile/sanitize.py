@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import SourceLine
-from tessera.tile.errors import RaceError, UninitialisedError
+from tessera.tile.errors import KernelError, RaceError, UninitialisedError
 from tessera.tile.memory import Local, Memory
 
 GROUP, MANY = -1, -2  # pseudo lanes: ordered statements of the group; unordered lanes of it
@@ -39,6 +39,24 @@ class Shadow:
         self.pending = np.zeros(size, np.int32)  # site of an async copy that has not arrived
 
 
+@dataclass(frozen=True)
+class Conflict:
+    """Two accesses to one element that nothing orders; `other` came first.
+
+    group is ANY_GROUP where several groups did it, a lane is GROUP or MANY where all lanes did.
+    """
+
+    space: str
+    memory: str
+    index: tuple[int, ...]
+    group: int
+    lane: int
+    action: str  # 'reads' | 'writes'
+    other_group: int
+    other_lane: int
+    other_action: str
+
+
 @dataclass
 class Access:
     """n addresses with the group and lane that touch them and the group's epoch there."""
@@ -52,11 +70,23 @@ class Access:
 
 
 class Sanitizer:
-    """Keeps the shadows; raises RaceError or UninitialisedError at the first conflict."""
+    """Keeps the shadows; raises RaceError or UninitialisedError at the first conflict.
 
-    def __init__(self) -> None:
+    keep_going: the errors are put into `found` instead, one for each pair of lines.
+    """
+
+    def __init__(self, keep_going: bool = False) -> None:
+        self.keep_going = keep_going
+        self.found: dict[Any, KernelError] = {}
         self.sites: list[SourceLine] = [SourceLine("", 0)]
         self.numbers: dict[Any, int] = {}
+
+    def report(self, error: KernelError) -> None:
+        """Raises it, or keeps the first of its kind and lines."""
+        if not self.keep_going:
+            raise error
+        others = tuple(where for _, where in error.also)
+        self.found.setdefault((error.code, error.where, others), error)
 
     def site(self, where: SourceLine | None) -> int:
         place = where or SourceLine("<generated>", 0)
@@ -151,32 +181,34 @@ class Sanitizer:
             return
         i = int(np.argmax(same))
         first, second = order[i], order[i + 1]
-        raise RaceError(
+        self.report(RaceError(
             f"race on {_element(a, first)}: {_who(a.group[first], a.lane[first])} and "
             f"{_who(a.group[second], a.lane[second])} write it in the same statement",
             where=self.sites[a.site],
             hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:)"
-            ", or use ts.tile.atomic_add")
+            ", or use ts.tile.atomic_add",
+            conflict=_conflict(a, second, "writes", a.group[first], a.lane[first], "writes")))
 
     def _arrived(self, s: Shadow, a: Access, verb: str) -> None:
         pending = s.pending[a.address]
         if pending.any():
             i = int(np.argmax(pending > 0))
             site = self.sites[pending[i]]
-            raise RaceError(
+            self.report(RaceError(
                 f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an "
                 f"asynchronous copy into it (line {site.line}) may still be under way",
                 where=self.sites[a.site], also=(("the copy", site),),
-                hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()")
+                hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
+                conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
 
     def _initialised(self, s: Shadow, a: Access) -> None:
         never = s.write[0, a.address] == 0
         if never.any():
             i = int(np.argmax(never))
-            raise UninitialisedError(
+            self.report(UninitialisedError(
                 f"{_element(a, i)} is read, but nothing has written it",
                 where=self.sites[a.site],
-                hint="write every element that is read, for example buffer[...] = 0.0")
+                hint="write every element that is read, for example buffer[...] = 0.0"))
 
     def _race(self, a: Access, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
@@ -187,13 +219,21 @@ class Sanitizer:
         order = ("in the same launch: nothing orders groups" if across
                  else "with no barrier in between")
         hint = ("give each group its own elements, or use ts.tile.atomic_add" if across
-                else f"put ts.tile.barrier() between line {before.line} and line "
-                f"{self.sites[a.site].line}")
-        raise RaceError(
+                else _between(before.line, self.sites[a.site].line))
+        self.report(RaceError(
             f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
             f"{who} {did} it "
             f"at line {before.line}, {order}",
-            where=self.sites[a.site], also=(("the other access", before),), hint=hint)
+            where=self.sites[a.site], also=(("the other access", before),), hint=hint,
+            conflict=_conflict(a, i, verb, group, lane, {"wrote": "writes", "read": "reads"}[did])))
+
+
+def _between(first: int, second: int) -> str:
+    """Where the barrier belongs; a later line comes first when a loop leads back."""
+    if first < second:
+        return f"put ts.tile.barrier() between line {first} and line {second}"
+    return (f"put ts.tile.barrier() behind line {first}, before the loop comes back to line "
+            f"{second}")
 
 
 def _who(group: Any, lane: Any) -> str:
@@ -210,9 +250,19 @@ def _verb(verb: str, a: Access, i: Any) -> str:
 
 def _element(a: Access, i: Any) -> str:
     """`shared buffer 'smem'[3, 4]` for an address."""
+    kind = "tensor" if a.memory.space == "global" else f"{a.memory.space} buffer"
+    return f"{kind} '{a.memory.name}'[{', '.join(map(str, _index(a, i)))}]"
+
+
+def _index(a: Access, i: Any) -> tuple[int, ...]:
+    """The index of an address; the stage first where a buffer has several."""
     memory, at = a.memory, int(a.address[i])
-    kind = "tensor" if memory.space == "global" else f"{memory.space} buffer"
     stage = at // memory.size % memory.stages if memory.size else 0
     index = np.unravel_index(at % max(memory.size, 1), memory.shape or (1,))
-    prefix = f"{stage}, " if memory.stages > 1 else ""
-    return f"{kind} '{memory.name}'[{prefix}{', '.join(str(int(k)) for k in index)}]"
+    return (stage,) * (memory.stages > 1) + tuple(int(k) for k in index)
+
+
+def _conflict(a: Access, i: Any, action: str, other_group: Any, other_lane: Any,
+              other_action: str) -> Conflict:
+    return Conflict(a.memory.space, a.memory.name, _index(a, i), int(a.group[i]), int(a.lane[i]),
+                    action, int(other_group), int(other_lane), other_action)

@@ -20,10 +20,12 @@ ALIASES = {
     "k": "k_", "BK": "k_", "BLOCK_K": "k_", "d": "d", "BD": "d", "BLOCK_D": "d",
     "warps": "warps_", "num_warps": "warps_", "stages": "stages_", "num_stages": "stages_",
     "vector": "vector_", "swizzle": "swizzle_", "cluster": "cluster_",
+    "unit": "unit_",
 }
 DEFAULTS = {"m": 64, "n": 64, "k_": 32, "warps_": 4, "stages_": 2}
 _SIZES = ("m", "n", "k_", "d", "warps_", "stages_", "vector_", "cluster_")
 SWIZZLES = (None, "none", "xor")
+UNITS = (None, "wgmma", "mma")
 
 
 @dataclass(frozen=True, init=False)
@@ -33,8 +35,10 @@ class Schedule:
     block=(m, n)   rows and columns of the tile of a group    k   depth of a step
     warps   warps of a group   stages   buffers of a pipeline   vector   elements per access
     swizzle 'xor' or None      cluster  groups of a cluster
+    unit    'wgmma' | 'mma': what does products; None: the best that the target has
     extra   parameters of the kernel's own, by name
     source  'user' | 'auto' | 'tuned'        parent  the schedule this one was derived from
+    notes   why the compiler chose it
     """
 
     m: Any = None
@@ -45,15 +49,17 @@ class Schedule:
     stages_: Any = None
     vector_: Any = None
     swizzle_: Any = None
+    unit_: Any = None
     cluster_: Any = None
     extra: tuple[tuple[str, Any], ...] = ()
     source: str = "user"
     parent: Schedule | None = field(default=None, compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __init__(self, block: Any = None, **values: Any):
         parent, source = values.pop("parent", None), values.pop("source", "user")
         chosen: dict[str, Any] = dict.fromkeys((f.name for f in fields(self)), None)
-        chosen |= {"extra": (), "source": source, "parent": parent}
+        chosen |= {"extra": (), "source": source, "parent": parent, "notes": ()}
         if block is not None:
             chosen |= _block(tuple(block) if isinstance(block, tuple | list) else (block,))
         extra = dict(values.pop("extra", ()))
@@ -95,6 +101,9 @@ class Schedule:
     def with_cluster(self, groups: Any) -> Schedule:
         return self._with({"cluster_": _checked("cluster", "cluster_", groups)})
 
+    def with_unit(self, name: Any) -> Schedule:
+        return self._with({"unit_": _checked("unit", "unit_", name)})
+
     # Each of these is a value that can also be called: s.warps == 8, s.warps(4) a new schedule.
     @property
     def block(self) -> Any:
@@ -121,6 +130,10 @@ class Schedule:
         return knob(self.swizzle_, self.with_swizzle)
 
     @property
+    def unit(self) -> Any:
+        return knob(self.unit_, self.with_unit)
+
+    @property
     def cluster(self) -> Any:
         return knob(self.cluster_, self.with_cluster)
 
@@ -134,11 +147,14 @@ class Schedule:
     def with_source(self, source: str) -> Schedule:
         return self._with({"source": source})
 
+    def with_notes(self, *notes: str) -> Schedule:
+        return self._with({"notes": notes})
+
     def with_values(self, values: dict[str, Any]) -> Schedule:
         """Parameters by any of their names."""
         made = Schedule(**values)
         known = {f.name: getattr(made, f.name) for f in fields(made)
-                 if f.name not in ("extra", "source", "parent")
+                 if f.name not in ("extra", "source", "parent", "notes")
                  and getattr(made, f.name) is not None}
         extra = dict(self.extra) | dict(made.extra)
         return self._with(known | {"extra": tuple(sorted(extra.items()))})
@@ -169,6 +185,22 @@ class Schedule:
                   if f.name in short and getattr(self, f.name) is not None}
         return chosen | dict(self.extra)
 
+    # --- plain data ---------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """What was chosen, as numbers and text: {"m": 64, "warps": 8, "SPLIT": 2}."""
+        return dict(self.values)
+
+    @staticmethod
+    def from_dict(values: Any, source: str = "user") -> Schedule:
+        """The schedule of a dict by `to_dict`, or by hand under any of the names. ArgumentError."""
+        if not isinstance(values, dict) or not all(isinstance(n, str) for n in values):
+            raise ArgumentError(f"a schedule as data is a dict of names, got {values!r}")
+        unknown = [n for n in values if n not in ALIASES and not n[:1].isupper()]
+        if unknown:
+            raise ArgumentError(f"a schedule has no {unknown[0]!r}",
+                                hint=did_you_mean(unknown[0], list(ALIASES)))
+        return Schedule(**values, source=source)
+
     # --- search spaces ------------------------------------------------------------------------
     @property
     def is_space(self) -> bool:
@@ -194,12 +226,17 @@ class Schedule:
         """The schedule as IR: one parameter per line, defaults marked."""
         lines = ["schedule {", f"  source {self.source}"]
         names = {"m": "block_m", "n": "block_n", "k_": "block_k", "d": "block_d"}
-        for f in (*_SIZES, "swizzle_"):
+        for f in (*_SIZES, "swizzle_", "unit_"):
             got = getattr(self, f)
             mark = "" if got is not None else "  // default"
             lines.append(f"  {names.get(f, f.rstrip('_'))} {self.value(f)}{mark}")
         lines += [f"  {n} {v}" for n, v in self.extra]
         return "\n".join([*lines, "}"]) + "\n"
+
+    def explained(self) -> str:
+        """The text, and why the compiler chose it. Two calls' reasons differ where their schedules
+        are one, so `text`, which names machine code on disk, has none."""
+        return self.text().removesuffix("}\n") + "".join(f"  // {n}\n" for n in self.notes) + "}\n"
 
 
 class Unchosen:
@@ -251,6 +288,9 @@ def _checked(name: str, field: str, value: Any) -> Any:
         if field == "swizzle_":
             if v not in SWIZZLES:
                 raise ArgumentError(f"swizzle {v!r} is not known", hint="'xor' or None")
+        elif field == "unit_":
+            if v not in UNITS:
+                raise ArgumentError(f"unit {v!r} is not known", hint="'wgmma', 'mma' or None")
         elif v is not None and (not isinstance(v, int) or isinstance(v, bool) or v < 1):
             raise ArgumentError(f"{name}={v!r}: a schedule's sizes are positive integers")
     return list(value) if isinstance(value, tuple) and name != "block" else value

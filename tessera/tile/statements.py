@@ -137,6 +137,10 @@ class Statements(Calls):
         self.store_at(base, parts, value)
 
     def store_at(self, base: Handle, parts: list[Any], value: Any) -> None:
+        if picked := self.picked(parts):
+            region, axis = self.chosen_along(base, parts, picked)
+            self.call(OPS["scatter"], [region, parts[picked - 1], value, axis], {})
+            return
         elements = all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base)
         for p in parts:
             if not isinstance(p, Part):
@@ -174,6 +178,9 @@ class Statements(Calls):
                                                s.target.id)
         elif isinstance(s.target, ast.Subscript):
             base, parts = self.place(s.target)
+            if self.picked(parts):
+                self.fail(f"{ast.unparse(s)} with a tile of positions: two of them may be equal",
+                          "ts.tile.scatter(x, index, tile, mode='add') adds each")
             if all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base):
                 old = self.load_element(base, parts)
                 self.store_at(base, parts, self.binary(name, old, self.expr(s.value)))

@@ -19,6 +19,7 @@ from tessera.numerics import DType, NumericType, as_type, find_dtype, parse
 from tessera.tile.errors import TileIRError
 
 SPACES = ("global", "shared", "register")
+REGISTER_ALIGNMENT = 4  # bytes, of an array in registers: its text does not say it
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Buffer:
     def __str__(self) -> str:
         head = f"{self.stages} of " if self.stages > 1 else ""
         tail = f" @{self.swizzle}" if self.swizzle else ""
-        tail += f" @align({self.alignment})" if self.space == "shared" else ""
+        told = self.space == "shared" or self.alignment != REGISTER_ALIGNMENT
+        tail += f" @align({self.alignment})" if told else ""
         return f"{self.space}<{head}{_extents(self.shape)} x {self.dtype}{tail}>"
 
 
@@ -172,4 +174,5 @@ def _parse_box(kind: str, stages: str | None, extents: str, rest: str) -> Type:
     align = [int(m[6:-1]) for m in marks if m.startswith("align(")]
     swizzle = [m for m in marks if not m.startswith("align(")]
     return Buffer(find_dtype(dtype), shape, kind, int(stages or 1),
-                  swizzle[0] if swizzle else None, align[0] if align else 16)
+                  swizzle[0] if swizzle else None,
+                  align[0] if align else 16 if kind == "shared" else REGISTER_ALIGNMENT)

@@ -3,6 +3,7 @@ them; nothing inside them is changed."""
 
 from __future__ import annotations
 
+import linecache
 import math
 import subprocess
 import sys
@@ -352,3 +353,49 @@ def test_verified_attention_scores(rng):
     with pytest.raises(ts.NumericsError) as error:
         fn(ts.tensor(q * 1e3), ts.tensor(k * 1e3))
     assert "100" in str(error.value)
+
+
+# --- schedules --------------------------------------------------------------------------------
+INHERITANCE = """\
+# Define base schedule
+base_schedule = Schedule(
+    block=(128, 128),
+    warps=8,
+    stages=3
+)
+
+# Variations inherit and override
+@kernel.schedule(base_schedule.with_block(64, 64))
+def small_attention(Q, K, V): ...
+
+@kernel.schedule(base_schedule.with_warps(4))
+def memory_limited_attention(Q, K, V): ...
+"""
+
+
+@pytest.mark.row("EX-28")
+def test_schedule_inheritance():
+    linecache.cache["snippet.py"] = (len(INHERITANCE), None, INHERITANCE.splitlines(True),
+                                     "snippet.py")
+    space = run(INHERITANCE)
+    small, limited = space["small_attention"].schedule, space["memory_limited_attention"].schedule
+    assert (small.block, small.warps, small.stages) == ((64, 64), 8, 3)
+    assert (limited.block, limited.warps, limited.stages) == ((128, 128), 4, 3)
+    assert small.parent is limited.parent is space["base_schedule"]
+
+
+# --- patterns ---------------------------------------------------------------------------------
+@pytest.mark.row("EX-24")
+def test_the_chapter_on_patterns_and_its_kernels():
+    guide = (ROOT / "docs/tessera-programming-model.md").read_text()
+    chapter = guide.partition("\n## Advanced Patterns")[2]
+    assert "`examples/09_patterns.py`" in chapter
+    for word in ("**pipeline**", "**split-K**", "**persistent**", "**fused epilogue**"):
+        assert word in chapter
+    done = subprocess.run([sys.executable, str(ROOT / "examples/09_patterns.py")], text=True,
+                          capture_output=True, timeout=60,
+                          env={"PYTHONPATH": str(ROOT), "PATH": "", "TESSERA_DEBUG": "1"})
+    assert done.returncode == 0, done.stderr
+    verdicts = [line.split() for line in done.stdout.splitlines()]
+    assert [v[0] for v in verdicts] == ["pipelined", "split_k", "persistent", "fused"]
+    assert {v[-1] for v in verdicts} == {"ok"}

@@ -102,7 +102,7 @@ def test_optimized_memory_access(rng):
     assert {p.degree for p in patterns if p.space == "shared"} == {1}
 
 
-@pytest.mark.row("DBG-07", "TILE-09")
+@pytest.mark.row("DBG-07", "EX-15", "TILE-09")
 def test_the_double_buffered_gemm_as_printed(rng):
     a, b, c = halves(rng, 64, 128), halves(rng, 128, 64), np.zeros((64, 64), np.float32)
     with pytest.raises(ts.TesseraError, match="race on shared buffer 'smem_a'") as info:
@@ -117,6 +117,7 @@ def test_the_double_buffered_gemm_as_printed(rng):
     assert_close(c, wide(a[:, :96]) @ wide(b[:96]), dtype="f32", n=96)
 
 
+@pytest.mark.row("EX-15", "KERN-14")
 @pytest.mark.parametrize("shape", [(64, 64, 128), (130, 70, 100), (1, 65, 33)])
 def test_the_double_buffered_gemm_corrected(shape, rng):
     m, n, k = shape
@@ -125,6 +126,7 @@ def test_the_double_buffered_gemm_corrected(shape, rng):
     assert_close(c, wide(a) @ wide(b), dtype="f32", n=k)
 
 
+@pytest.mark.row("EX-31", "KERN-12", "KERN-13")
 @pytest.mark.parametrize("shape", [(64, 64, 32), (130, 100, 70), (65, 1, 33), (1, 1, 1)])
 def test_gemm(shape, rng):
     m, n, k = shape
@@ -135,13 +137,15 @@ def test_gemm(shape, rng):
     assert_close(c, want, dtype="f32", n=k)
 
 
+@pytest.mark.row("EX-33")
 def test_flash_attention_as_printed_is_wrong(rng):
-    q, k, v = (halves(rng, 4, 128, 64) for _ in range(3))
+    q, k, v = (halves(rng, 4, 256, 64) for _ in range(3))
     with config.scope(debug=False):
         out = seeds.flash_printed(q, k, v)
     assert np.abs(wide(out) - attention(q, k, v, True)).max() > 0.1
 
 
+@pytest.mark.row("EX-33")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [64, 100, 33])
 def test_flash_attention(length, causal, rng):
@@ -266,3 +270,82 @@ def test_the_tuned_attention_of_the_goals(length, causal, rng):
     assert np.abs(dropped - wide(out)).max() > 0.1  # same shape, other values
     again = wide(seeds.tuned_attention(q, k, v, dropout=0.5, causal=causal))
     assert np.array_equal(dropped, again)
+
+
+@pytest.mark.row("KERN-10")
+def test_a_returned_tile_fills_a_new_result(rng):
+    k = build("""@kernel
+def k(q: Tensor["B*H", "S", "D", f32]) -> Tensor["B*H", "S", "D", bf16]:
+    return tile.load(q[tile_s:tile_s+16, 0:D]) * 2.0
+""")["k"]
+    q = halves(rng, 6, 50, 24).astype(np.float32)
+    for given in (q, ts.tensor(q)):
+        out = k(given)  # poisoned with NaN before: every element is written
+        assert isinstance(out, type(given)) and out.shape == (6, 50, 24)
+        assert np.asarray(out.numpy() if given is not q else out).dtype == ml_dtypes.bfloat16
+        assert np.array_equal(wide(out.numpy() if given is not q else out), 2.0 * wide(q))
+    assert not np.array_equal(k(-q), k(q))  # a result of its own for each call
+
+
+@pytest.mark.row("KERN-11")
+def test_the_launch_follows_from_the_kernel():
+    k = build("""@kernel
+def k(x: Tensor["n", i32], seen: Tensor["two", i32]):
+    i = tile.linear_id()
+    if i < n:
+        x[i] += 1
+    if i == 0:
+        seen[0] = tile.num_groups()
+        seen[1] = tile.group_size()
+""")["k"]
+    seen = np.zeros(2, np.int32)
+    for n, groups in ((1, 1), (128, 1), (129, 2), (1000, 8)):
+        x = np.zeros(n, np.int32)
+        k(x, seen)
+        assert (x == 1).all() and tuple(seen) == (groups, 128)
+    for launch, want in ((k[3], (3, 128)), (k[5, 64], (5, 64)), (k[(2, 3), 32], (6, 32)),
+                         (k.launcher(4, 96), (4, 96))):
+        x = np.zeros(1000, np.int32)
+        launch(x, seen)
+        assert tuple(seen) == want and x.sum() == min(1000, want[0] * want[1])
+    k.launch(x, seen, groups=7, lanes=160)
+    assert tuple(seen) == (7, 160)
+    grid = build("""@ts.kernel(grid=lambda M, N, BM: (-(-M // BM), N))
+def k(x: Tensor["M", "N", i32], BM=16):
+    m, n = tile.group_id(0) * BM, tile.group_id(1)
+    assert tile.num_groups(0) == (M + BM - 1) // BM and tile.num_groups(1) == N
+    x[m:m+BM, n] += tile.full((BM,), 1, i32)
+""")["k"]
+    x = np.zeros((50, 3), np.int32)
+    grid(x)
+    assert (x == 1).all()
+
+
+@pytest.mark.row("KERN-23")
+@pytest.mark.parametrize("line, what, instead", [
+    ("with open('f'): pass", "with blocks is not part of the kernel language", None),
+    ("for v in x: pass", "a loop over tensor<n x f32>", "ts.tile.range"),
+    ("x[0] = np.sum(x)", "sum of whole arrays inside a kernel", "ts.tile.reduce_sum(t)"),
+    ("x[0] = 1.0 if x > 0.0 else 2.0", "place in memory", "load"),
+])
+def test_an_error_names_the_line_of_the_file(line, what, instead, tmp_path, monkeypatch):
+    path = tmp_path / "my_kernels.py"
+    path.write_text(f"""import numpy as np
+import tessera as ts
+from tessera import Tensor, f32
+
+@ts.kernel
+def k(x: Tensor["n", f32]):
+    v = 1.0
+    {line}
+""")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "my_kernels", raising=False)
+    import my_kernels
+
+    with pytest.raises(ts.TesseraError, match=what) as info:
+        my_kernels.k(np.ones(4, np.float32))
+    where = info.value.where
+    assert (where.file, where.line, where.text) == (str(path), 8, line)
+    assert "my_kernels.py:8" in str(info.value) and "^" in str(info.value)
+    assert instead is None or instead in info.value.hint

@@ -18,12 +18,12 @@ from tessera.errors import ArgumentError
 # One accepted text per setting, different from the default, and the value it means.
 SAMPLES = {
     "numerics": ("raise", "raise"),
-    "debug": ("On", True),
+    "debug": ("On", True), "device": ("cuda", "cuda"),
     "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
     "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
     "seed": ("17", 17),
 }
-REFUSED = {"numerics": "loud", "debug": "2", "cache_dir": None, "num_threads": "0",
+REFUSED = {"numerics": "loud", "debug": "2", "device": "gpu", "cache_dir": None, "num_threads": "0",
            "loop_min_elements": "-1", "seed": "-1"}
 
 
@@ -34,7 +34,8 @@ def test_every_setting_is_sampled_here():
 def test_defaults(fresh_config):
     got = {name: config.get(name) for name in config.SETTINGS}
     assert got == {
-        "numerics": "off", "debug": False, "cache_dir": Path.home() / ".cache/tessera",
+        "numerics": "off", "debug": False, "device": "auto",
+        "cache_dir": Path.home() / ".cache/tessera",
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
         "seed": 0,
     }
@@ -90,7 +91,7 @@ def test_a_misspelled_setting_names_the_nearest(fresh_config):
                 lambda: config.scope(numeric="off").__enter__()):
         with pytest.raises(ArgumentError, match="did you mean 'numerics'"):
             use()
-    with pytest.raises(AttributeError, match="'numeric'; settings: numerics, debug, cache_dir"):
+    with pytest.raises(AttributeError, match="'numeric'; settings: numerics, debug, device"):
         _ = config.numeric
 
 

@@ -79,7 +79,7 @@ def test_the_readme_shows_the_ir(folder):
     shown = [p for p in guide.run_page(README.read_text(), folder)
              if "inspect_ir(" in p.block.text]
     kinds = [p.got.split()[0] for p in shown]
-    assert kinds == ["graph", "schedule"]
+    assert kinds == ["graph", "schedule", "tile.func"]
     for p in shown:
         assert p.expected is not None and guide.agrees(p.got, p.expected.text)
     assert "def scores" in shown[0].block.text and "= gelu(%0)" in shown[0].got
@@ -201,7 +201,8 @@ def test_every_table_has_its_page():
 
 @pytest.mark.parametrize("name, least", [("ops", 80), ("functions", 120), ("transforms", 15),
                                          ("errors", 12), ("special errors", 5), ("settings", 5),
-                                         ("formats", 16), ("names", 15), ("modules", 8)])
+                                         ("formats", 16), ("names", 15), ("modules", 8),
+                                         ("kernel errors", 7), ("tile ops", 100)])
 def test_tables_are_complete_and_say_something(name, least):
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in TABLES[name]().splitlines()[2:]]
     assert len(rows) >= least
@@ -291,6 +292,17 @@ class TestTheTools:
         assert second.got == "2 a|b\n" and second.expected.text == "2 a|b\n"
         assert third.got == "4\n" and third.expected.text == "wrong\n"
         assert command.got == "from a file\n" and command.expected is None
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_blocks_for_the_compiler_run_where_it_is_and_count_as_lines(self, there, tmp_path,
+                                                                         monkeypatch):
+        monkeypatch.setattr(guide, "has_compiler", lambda: there)
+        page = PAGE.replace("```python\nx = 2\n```", "```python\nx = 2\n```\n\n```python compiler\n"
+                            "print(x)\n```\n\n```text\n3\n```")
+        printed = list(guide.run_page(page, tmp_path))
+        assert [p.got for p in printed if p.block.words == guide.COMPILER] == ["2\n"] * there
+        assert printed[-2].got == "6\n"  # the line number that the page prints
+        assert ("```text\n2\n```" in guide.accepted(page, printed)) is there
 
     def test_accepting_writes_what_was_printed(self, tmp_path):
         page = guide.accepted(PAGE, list(guide.run_page(PAGE, tmp_path)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -116,6 +119,69 @@ def test_processes_share_it(cache):
         out, err = process.communicate(timeout=60)
         assert out.strip() == "fine", err
     assert not [p for p in cache.folder().iterdir() if p.name.startswith(".new-")]
+
+
+MAKERS = """
+import sys, time
+from pathlib import Path
+from tessera import config
+from tessera.runtime.cache import DiskCache, Entry
+folder, log = Path(sys.argv[1]), Path(sys.argv[2])
+config.set(cache_dir=folder)
+def make():
+    with open(log, "a") as file:
+        file.write("made\\n")
+    time.sleep(0.3)
+    return Entry({"by": "one"}, {"code": b"x" * 1000})
+made, cached = DiskCache("things").made("one", make)
+print(made.meta["by"], len(made.parts["code"]), cached)
+"""
+
+
+def test_one_process_makes_an_entry_for_all(cache, tmp_path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", MAKERS, str(tmp_path / "cache"), str(log)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+               for _ in range(4)]
+    said = sorted(p.communicate(timeout=60)[0].strip() for p in running)
+    assert log.read_text() == "made\n"
+    assert said == ["one 1000 False"] + ["one 1000 True"] * 3
+    assert [p.name for p in cache.folder().iterdir()] == ["one"]
+
+
+def test_threads_wait_for_each_other_too(cache):
+    made = []
+
+    def make():
+        made.append(time.sleep(0.1))
+        return entry(5)
+
+    threads = [threading.Thread(target=cache.made, args=("one", make)) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(made) == 1 and cache.made("one", make)[1]
+
+
+def test_who_fails_to_make_one_lets_the_next_try(cache):
+    def fails():
+        raise RuntimeError("no compiler")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no compiler"):
+            cache.made("one", fails)
+    assert not list(cache.folder().iterdir())
+    assert cache.made("one", lambda: entry(5, n=1))[0].meta == {"n": 1}
+
+
+def test_without_locks_everybody_makes_one(cache, monkeypatch):
+    def refuses(file, how):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    assert cache.made("one", lambda: entry(5, n=1))[0].meta == {"n": 1}
 
 
 def test_names_depend_on_every_part():

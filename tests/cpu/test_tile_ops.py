@@ -271,6 +271,28 @@ def k(x: Tensor["n", f32], y: Tensor["n", f32]):
     assert_close(y, want, dtype="f32", n=32)
 
 
+@pytest.mark.parametrize("shape", [(1, 128), (128, 1), (1, 1), (4, 128)])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("value", ["tile.load(A[tile_m:tile_m+{0}, 0:{1}])",
+                                   "tile.full({2}, 2.0) + tile.load(A[tile_m:tile_m+{0}, 0:{1}])"])
+def test_row_statistics_of_tiles_with_extents_of_one(shape, groups, value, rng):
+    m, n = shape
+    k = build(f"""@kernel
+def k(A: Tensor["M", "N", f32], Y: Tensor["M", "N", f32]):
+    x = {value.format(m, n, shape)}
+    top = tile.row_max(x)
+    p = tile.exp(x - tile.row_max(x))
+    Y[tile_m:tile_m+{m}, 0:{n}] = (x - top) + p / tile.row_sum(p)
+""")["k"]
+    a = rng.standard_normal((groups * m, n)).astype(np.float32)
+    y = np.full_like(a, np.nan)
+    k(a, y)
+    x = a.astype(np.float64)
+    p = np.exp(x - x.max(1, keepdims=True))
+    want = x - x.max(1, keepdims=True) + p / p.sum(1, keepdims=True)
+    assert_close(y, want, dtype="f32", n=n, scale=8.0)
+
+
 ATOMICS = {"atomic_add": np.add, "atomic_max": np.maximum, "atomic_min": np.minimum,
            "atomic_and": np.bitwise_and, "atomic_or": np.bitwise_or, "atomic_xor": np.bitwise_xor}
 

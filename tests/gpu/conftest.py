@@ -16,6 +16,8 @@ def context_survives():
 
     yield
     status = driver().cuCtxSynchronize()[0]
+    if status.name in ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_NOT_INITIALIZED"):
+        return  # nothing ran on the GPU yet
     if status != 0 and "PYTEST_XDIST_WORKER" in os.environ:
         print(f"the context is lost: {status.name}", flush=True)
         os._exit(1)

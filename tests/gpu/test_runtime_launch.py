@@ -15,7 +15,7 @@ import ptx_kernels as kernels
 from gpu_harness import require_gpu
 from tessera.errors import ArgumentError, DeviceError, SourceLine, UnsupportedTargetError
 from tessera.runtime.device import device
-from tessera.runtime.flags import Site, error_flags
+from tessera.runtime.flags import Site, error_flags, register
 from tessera.runtime.launch import launch
 
 require_gpu()
@@ -27,17 +27,16 @@ require_gpu()
 def test_an_assert_names_the_line_and_the_index():
     flags = error_flags(0)
     site = Site(SourceLine("kernel.py", 12, "y = x[i]"), "index {0} of an axis of {1}")
+    key = register("bounds", [site])
     kernel = kernels.ASSERT.build().kernel
-    kernel.launch((2,), (flags.claim, flags.report, 5, 64))
+    kernel.launch((2,), (flags.claim, flags.report, key, 64))
     device().synchronize()
-    flags.check({5: ("bounds", [site])})
-    kernel.launch((4,), (flags.claim, flags.report, 5, 100))
-    device().synchronize()
-    says = r"kernel bounds, block 3, lane \d+: index 1\d\d of an axis of 100"
+    kernel.launch((4,), (flags.claim, flags.report, key, 100))
+    says = r"kernel bounds, lane \d+ of group 3: index 1\d\d of an axis of 100"
     with pytest.raises(DeviceError, match=says) as caught:
-        flags.check({5: ("bounds", [site])})
+        device().synchronize()
     assert caught.value.where.line == 12
-    flags.check({5: ("bounds", [site])})
+    device().synchronize()  # told once
 
 
 def test_machine_code_of_another_generation_is_refused_in_our_words():

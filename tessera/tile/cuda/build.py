@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +17,9 @@ from ...errors import UnsupportedTargetError
 from ...runtime.cache import DiskCache, Entry, content_name
 from ...runtime.device import device
 from ...runtime.module import Grid, Kernel
-from ...runtime.ptxas import Resources, assemble, find_ptxas, sass
+from ...runtime.ptxas import Resources, assemble, sass
 from ...runtime.target import OLDEST, Target, target_for
+from ...runtime.toolchain import sources, toolchain
 from .instruction import Kind
 from .ptx_text import LineMap
 
@@ -102,27 +102,5 @@ def _write_source(file: str, source: str) -> None:
 
 @functools.cache
 def environment() -> str:
-    """Everything but the source that decides the code. Imports and runs nothing.
-
-    A ptxas is known by its path, size and time stamp; NVVM by its wheel, or it belongs to the same
-    toolkit as ptxas.
-    """
-    parts = [content_name(*(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py"))))]
-    parts += _wheels()
-    if path := find_ptxas():
-        about = os.stat(path)
-        parts.append(f"{path} {about.st_size} {about.st_mtime_ns}")
-    return "\n".join(parts)
-
-
-_COMPILERS = ("numba_cuda-", "numba-", "llvmlite-", "nvidia_nvvm-", "nvidia_cuda_nvcc")
-
-
-def _wheels() -> list[str]:
-    """Names and versions of the compiler's wheels, from the folders that pip leaves; quicker than
-    importlib.metadata, which costs a launch from the cache 100 ms."""
-    found = []
-    for site in filter(os.path.isdir, sys.path):
-        found += sorted(name for name in os.listdir(site)
-                        if name.startswith(_COMPILERS) and name.endswith(".dist-info"))
-    return found
+    """Everything but the source that decides the code. Imports and runs nothing."""
+    return f"{sources(Path(__file__).parent)}\n{toolchain()}"

@@ -9,6 +9,7 @@ Importing this module imports Numba-CUDA (0.8 s), so others import it inside fun
 
 from __future__ import annotations
 
+import keyword
 import linecache
 import time
 import warnings
@@ -123,6 +124,60 @@ class Builder:
     def bitcast(self, x: Value, kind: Kind) -> Value:
         return self._llvm.bitcast(x, _LLVM[kind])
 
+    def like(self, x: Value, value: float) -> Value:
+        """A constant of the type of x."""
+        return ir.Constant(x.type, value)
+
+    def bits(self, x: Value) -> int:
+        """Width of a number."""
+        if self.is_float(x):
+            return 64 if isinstance(x.type, ir.DoubleType) else 32
+        return x.type.width
+
+    def library(self, name: str, *args: Value) -> Value:
+        """A function of libdevice on numbers of one type: __nv_expf."""
+        module = self._llvm.module
+        if name not in module.globals:
+            kind = ir.FunctionType(args[0].type, [x.type for x in args])
+            ir.Function(module, kind, name)
+        return self._llvm.call(module.globals[name], args)
+
+    # --- arrays of a lane -----------------------------------------------------------------------
+    def array(self, name: str, kind: Kind, count: int) -> Value:
+        """Memory of `count` numbers private to a lane; one for each name in a kernel. Where all
+        indices turn out to be constants it becomes registers."""
+        made = vars(self._llvm.function).setdefault("tessera_arrays", {})
+        if name not in made:
+            with self._llvm.goto_entry_block():
+                made[name] = self._llvm.alloca(ir.ArrayType(_LLVM[kind], count), name=name)
+        return made[name]
+
+    def read(self, array: Value, index: Value) -> Value:
+        return self._llvm.load(self._llvm.gep(array, [self.i32(0), index], inbounds=True))
+
+    def write(self, array: Value, index: Value, x: Value) -> None:
+        self._llvm.store(x, self._llvm.gep(array, [self.i32(0), index], inbounds=True))
+
+    # --- control --------------------------------------------------------------------------------
+    def when(self, condition: Value) -> Any:
+        """A context: what is built inside runs where the condition holds."""
+        return self._llvm.if_then(condition)
+
+    def until(self, first: Value, step: Callable[[Value], tuple[Value, Value]]) -> Value:
+        """x = first; repeat (x, done) = step(x) until done; the last x."""
+        llvm = self._llvm
+        before, turn = llvm.block, llvm.append_basic_block("turn")
+        after = llvm.append_basic_block("done")
+        llvm.branch(turn)
+        llvm.position_at_end(turn)
+        x = llvm.phi(first.type)
+        x.add_incoming(first, before)
+        new, done = step(x)
+        x.add_incoming(new, llvm.block)
+        llvm.cbranch(done, after, turn)
+        llvm.position_at_end(after)
+        return new
+
     def shared_base(self) -> Value:
         """32-bit shared-space address of the kernel's dynamic shared memory, 1024-byte aligned."""
         module = self._llvm.module
@@ -175,6 +230,7 @@ def make_intrinsic(name: str, arity: int, rule: Callable[..., Form]) -> Any:
         return numba_signature(_result_type(form.results), *given), codegen
 
     # Numba reads the arity off the function.
+    name = f"{name}_" if keyword.iskeyword(name) else name  # the op `not`
     parameters = ", ".join(f"a{i}" for i in range(arity))
     namespace: dict[str, Any] = {"typed": typed}
     exec(f"def {name}(context, {parameters}):\n    return typed({parameters})", namespace)

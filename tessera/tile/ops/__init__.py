@@ -9,6 +9,7 @@ from tessera.tile.ops import (
     debug,
     elementwise,
     ids,
+    indexed,
     macros,
     matmul,
     memory,
@@ -20,6 +21,6 @@ from tessera.tile.ops import (
 from tessera.tile.ops.registry import OPS, TileOp
 
 __all__ = [
-    "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "macros",
-    "matmul", "memory", "random", "reduce", "vector", "warp",
+    "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "indexed",
+    "macros", "matmul", "memory", "random", "reduce", "vector", "warp",
 ]

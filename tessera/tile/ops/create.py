@@ -202,10 +202,11 @@ def _expand_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return Tile(t.dtype, tuple(shape))
 
 
-@declare(rule=_expand_rule, attrs=("axis",), public=False)
-def expand_dims(x: Any, axis: int) -> Any:
+@declare(rule=_expand_rule, attrs=("axis",), run=True, public=False)
+def expand_dims(m: Any, op: Any, x: Any) -> Any:
     """The tile with a new axis of extent 1."""
-    return np.expand_dims(x, axis + 1)
+    # Not a pure op of the machine: that would widen a tile of one element as if it were a number.
+    return np.expand_dims(x, op.attr["axis"] + 1)
 
 
 def _transpose_lower(t: Any, x: Any) -> Any:

@@ -17,6 +17,11 @@ from tessera.tile.types import Scalar, Tile
 MAX_LINES = 64  # printed for one statement and batch of groups
 
 
+def _literal(text: Any) -> str:
+    """Text of a message as it stands: a message is a format of its values."""
+    return str(text).replace("{", "{{").replace("}", "}}")
+
+
 # --- print ------------------------------------------------------------------------------------
 def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
     parts: list[str] = []
@@ -29,25 +34,26 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
         elif isinstance(x, Handle):
             t.value_of(x)
             args.append(x)
-            parts.append("\0")
+            parts.append("{}")
         elif isinstance(x, str) or is_number(x) or x is None:
-            parts.append(str(x))
+            parts.append(_literal(x))
+        elif isinstance(x, tuple | list) and not any(isinstance(v, Handle) for v in x):
+            parts.append(_literal(x))
         elif isinstance(x, tuple | list):
-            parts.append(str(x) if not any(isinstance(v, Handle) for v in x) else "(")
-            if parts[-1] == "(":
-                for i, v in enumerate(x):
-                    if i:
-                        parts.append(", ")
-                    add(v)
-                parts.append(")")
+            parts.append("(")
+            for i, v in enumerate(x):
+                if i:
+                    parts.append(", ")
+                add(v)
+            parts.append(")")
         else:
             t.fail(f"print of {describe(x)}", "print numbers, scalars, tiles and text")
 
     for i, v in enumerate(values):
         if i:
-            parts.append(sep)
+            parts.append(_literal(sep))
         add(v)
-    t.emit("print", args, text="".join(parts).replace("\0", "{}"))
+    t.emit("print", args, text="".join(parts))
 
 
 @declare(rule=lambda types, attrs: (), attrs=("text",), run=True, effect="report",
@@ -55,7 +61,7 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
 def print_(m: Any, op: Any, *values: Any) -> Any:
     """print(...) of numbers, tiles and text: one line per group, per lane where they differ."""
     lane = any(np.ndim(v) == 2 and v.shape[1] > 1 for v in values) or (
-        m.mask is not None and m.mask.shape[1] > 1)
+        m.apart > 0)
     active = m.active((1, m.lanes if lane else 1))
     shown = 0
     for g in np.argsort(m.groups[:, 0], kind="stable"):
@@ -84,11 +90,11 @@ def _assert_lower(t: Any, condition: Any, message: Any = "") -> None:
     if isinstance(message, FText):
         parts, values = [], []
         for p in message.parts:
-            parts.append("{}" if isinstance(p, Handle) else str(p).replace("{", "{{"))
+            parts.append("{}" if isinstance(p, Handle) else _literal(p))
             values += [p] if isinstance(p, Handle) else []
         t.emit("device_assert", [t.truth(condition), *values], message="".join(parts))
         return
-    t.emit("device_assert", [t.truth(condition)], message=str(message))
+    t.emit("device_assert", [t.truth(condition)], message=_literal(message))
 
 
 def _assert_rule(types: Any, attrs: Any) -> Any:

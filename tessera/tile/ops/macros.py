@@ -12,6 +12,7 @@ from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
 
 OVER = (None, "serial", "lanes", "groups")
 VECTORS = (1, 2, 4, 8, 16)
+ACCESS_BITS = 128  # of one lane at once
 
 
 def _hidden(name: str, lower: Any) -> None:
@@ -69,13 +70,20 @@ def context(t: Any) -> Any:
 
 
 # --- loads and stores -------------------------------------------------------------------------
-def _hints(t: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
+def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
     if vector is not None:
         vector = t.constant_int(vector, "vector")
         if vector not in VECTORS:
             t.fail(f"vector={vector}: an access has 1, 2, 4, 8 or 16 elements")
+        if isinstance(x, Handle) and vector * x.type.dtype.bits > ACCESS_BITS:
+            t.fail(f"vector={vector} of {describe(x)}: {vector} elements are "
+                   f"{vector * x.type.dtype.bits // 8} bytes, an access has at most 16",
+                   f"vector={ACCESS_BITS // x.type.dtype.bits}, or none: then it is as wide as it "
+                   "gets")
     if prefetch is not None:
         prefetch = t.constant_int(prefetch, "prefetch")
+        if prefetch < 1:
+            t.fail(f"prefetch={prefetch}: at least 1, the box that is read")
     return {"vector": vector, "prefetch": prefetch}
 
 
@@ -87,6 +95,9 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     load(A[m:m+64, k:k+32])                 the box
     load(x, rows=T.m, cols=T.d)             this group's own block of rows
     load(x, i, cols=T.d)                    rows i*n .. i*n + n, with n the schedule's block
+
+    vector: elements that a lane reads at once, at most 16 bytes.  prefetch: in a loop over boxes,
+    how many of them are under way: the box of prefetch - 1 turns ahead is asked for meanwhile.
     """
     from dataclasses import replace
 
@@ -100,7 +111,7 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
         t.fail("fill must be a compile-time number")
     if isinstance(x, Handle) and isinstance(x.type, Scalar | Tile):
         t.fail(f"load of {describe(x)}, which is a value already", "use it as it is")
-    out = t.emit("load_tile", [x], fill=fill, **_hints(t, vector, prefetch))
+    out = t.emit("load_tile", [x], fill=fill, **_hints(t, x, vector, prefetch))
     return replace(out, edges=t.edges_of(x))
 
 

@@ -130,8 +130,7 @@ def touch(m: Any, op: Any, memory: Any, address: np.ndarray, lane_op: bool, how:
         site = m.sanitizer.site(op.where)
         key = (site, memory.name, how == "read")
         if key not in m.report.patterns:
-            where = m.sanitizer.sites[site]
-            m.report.patterns[key] = Pattern(memory.space, memory.name, where.line, where.text,
+            m.report.patterns[key] = Pattern(memory.space, memory.name, m.sanitizer.sites[site],
                                              how != "read")
         m.report.patterns[key].count(memory, full, active)
 
@@ -139,7 +138,7 @@ def touch(m: Any, op: Any, memory: Any, address: np.ndarray, lane_op: bool, how:
 def _is_lane_op(m: Any, arrays: Any) -> bool:
     """Whether the lanes act each on its own: by their values or by the control they are under."""
     return any(np.ndim(a) == 2 and np.shape(a)[1] > 1 for a in arrays) or (
-        m.mask is not None and m.mask.shape[1] > 1)
+        m.apart > 0)
 
 
 def _element_rule(types: Any, attrs: Any) -> Scalar:
@@ -239,6 +238,11 @@ def store_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     if access is not None:
         m.sanitizer.wrote(access)
     memory.write(address[on], np.ascontiguousarray(full[on]), m.key)
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True, public=False)
+def prefetch_box(m: Any, op: Any, source: Any) -> None:
+    """Asks for a box of a tensor to be brought near; has no meaning otherwise."""
 
 
 # --- asynchronous copies and barriers ---------------------------------------------------------

@@ -71,8 +71,9 @@ class TileOp:
     @property
     def signature(self) -> str:
         if self.lower is not None:
-            names = list(inspect.signature(self.lower).parameters.values())[1:]
-            return f"{self.name}({', '.join(map(str, names))})"
+            _, *found = inspect.signature(self.lower).parameters.values()
+            bare = inspect.Signature([p.replace(annotation=p.empty) for p in found])
+            return f"{self.name}{bare}"
         parts = [n + (f"={self.defaults[n]}" if n in self.defaults else "")
                  for n in (*self.operands, *self.attrs)]
         return f"{self.name}({', '.join(parts)})"

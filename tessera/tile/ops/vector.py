@@ -73,8 +73,7 @@ def _touch(m: Any, op: Any, memory: Any, address: np.ndarray, on: np.ndarray, wr
     site = m.sanitizer.site(op.where)
     key = (site, memory.name, not write)
     if key not in m.report.patterns:
-        where = m.sanitizer.sites[site]
-        m.report.patterns[key] = Pattern(memory.space, memory.name, where.line, where.text, write)
+        m.report.patterns[key] = Pattern(memory.space, memory.name, m.sanitizer.sites[site], write)
     m.report.patterns[key].count_vectors(memory, address, on)
 
 

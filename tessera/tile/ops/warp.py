@@ -147,5 +147,6 @@ def ballot(m: Any, op: Any, x: Any) -> Any:
 
 @declare(rule=lambda types, attrs: Scalar(i32, False), run=True)
 def popcount(m: Any, op: Any, x: Any) -> Any:
-    """The number of bits that are set."""
-    return np.bitwise_count(x).astype(np.int32)
+    """The number of bits that are set; a negative number's are those of its two's complement."""
+    words = x.view(f"u{x.dtype.itemsize}")  # NumPy counts those of the magnitude
+    return np.bitwise_count(words).astype(np.int32)

@@ -71,3 +71,11 @@ def red_add_vector(vector: int) -> Instruction:
     return Instruction(f"red_add_f32x{vector}", f"at:i64, x:f32*{vector}",
                        f"red.relaxed.gpu.global.add.v{vector}.f32 [$at], $x;", isa="9.7.13 red",
                        cc="90")
+
+
+@family({"op": "and"}, {"op": "or"})
+def red_bits(op: str) -> Instruction:
+    """(address, x, p) in global memory where p holds: for codes that share a word with others."""
+    one_of("op", op, ("and", "or"))
+    return Instruction(f"red_bits_{op}", "at:i64, x:i32, p:pred",
+                       f"@$p red.relaxed.gpu.global.{op}.b32 [$at], $x;", isa="9.7.13 red")

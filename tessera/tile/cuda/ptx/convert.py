@@ -96,7 +96,8 @@ Instruction("to_tf32_rna", "d:i32 <- x:f32", "cvt.rna.tf32.f32 $d, $x;", isa=_IS
 Instruction("to_tf32_rn", "d:i32 <- x:f32", "cvt.rn.tf32.f32 $d, $x;", isa=_ISA, effect="pure",
             cc="90")
 
-# Float to int: rni nearest even, rzi toward zero; out of range saturates, NaN gives 0.
+# Float to int: rni nearest even, rzi toward zero; out of range saturates. NaN gives 0 from f32 to
+# 32 bits, elsewhere the highest bit alone.
 for _how in ("rni", "rzi", "rmi", "rpi"):
     Instruction(f"f32_to_s32_{_how}", "d:i32 <- x:f32", f"cvt.{_how}.s32.f32 $d, $x;", isa=_ISA,
                 effect="pure")
@@ -105,15 +106,18 @@ for _int, _kind in (("u32", "i32"), ("s64", "i64"), ("u64", "i64")):
         Instruction(f"f32_to_{_int}_{_how}", f"d:{_kind} <- x:f32",
                     f"cvt.{_how}.{_int}.f32 $d, $x;", isa=_ISA, effect="pure")
 for _how in ("rni", "rzi"):
-    Instruction(f"f64_to_s64_{_how}", "d:i64 <- x:f64", f"cvt.{_how}.s64.f64 $d, $x;", isa=_ISA,
-                effect="pure")
+    for _int in ("s32", "u32", "s64", "u64"):
+        _kind = "i32" if _int.endswith("32") else "i64"
+        Instruction(f"f64_to_{_int}_{_how}", f"d:{_kind} <- x:f64",
+                    f"cvt.{_how}.{_int}.f64 $d, $x;", isa=_ISA, effect="pure")
     for _int in ("s8", "u8"):
         Instruction(f"f32_to_{_int}_sat_{_how}", "d:i32 <- x:f32",
                     f"cvt.{_how}.sat.{_int}.f32 $d, $x;", isa=_ISA, effect="pure")
 for _int, _kind in (("s32", "i32"), ("u32", "i32"), ("s64", "i64"), ("u64", "i64")):
     for _how in ("rn", "rz"):
-        Instruction(f"{_int}_to_f32_{_how}", f"d:f32 <- x:{_kind}",
-                    f"cvt.{_how}.f32.{_int} $d, $x;", isa=_ISA, effect="pure")
+        for _float in ("f32", "f64"):
+            Instruction(f"{_int}_to_{_float}_{_how}", f"d:{_float} <- x:{_kind}",
+                        f"cvt.{_how}.{_float}.{_int} $d, $x;", isa=_ISA, effect="pure")
 for _how in ("rn", "rz"):
     Instruction(f"f64_to_f32_{_how}", "d:f32 <- x:f64", f"cvt.{_how}.f32.f64 $d, $x;", isa=_ISA,
                 effect="pure")

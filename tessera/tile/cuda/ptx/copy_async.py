@@ -7,20 +7,24 @@ from ..instruction import Instruction, family, one_of
 
 @family({"size_bytes": 16}, {"size_bytes": 8}, {"size_bytes": 4},
         {"size_bytes": 16, "cache": "ca"}, {"size_bytes": 16, "fill": True},
-        {"size_bytes": 4, "fill": True})
-def cp_async(size_bytes: int, cache: str = "", *, fill: bool = False) -> Instruction:
+        {"size_bytes": 4, "fill": True}, {"size_bytes": 16, "fill": True, "guarded": True},
+        {"size_bytes": 8, "guarded": True})
+def cp_async(size_bytes: int, cache: str = "", *, fill: bool = False,
+             guarded: bool = False) -> Instruction:
     """Copy (shared address, global address), both aligned to `size_bytes`.
 
     fill: a third argument, the bytes to read; the rest of the destination is zeroed, and with 0
-    nothing is read. 16 bytes bypass L1 unless cache is "ca".
+    nothing is read. guarded: a last argument; where it is 0, nothing happens. 16 bytes bypass L1
+    unless cache is "ca".
     """
     one_of("size_bytes", size_bytes, (4, 8, 16))
     cache = cache or ("cg" if size_bytes == 16 else "ca")
     one_of("cache", cache, ("ca", "cg") if size_bytes == 16 else ("ca",))
     return Instruction(
-        f"cp_async_{cache}_{size_bytes}{'_fill' * fill}",
-        "to:i32, at:i64" + ", bytes:i32" * fill,
-        f"cp.async.{cache}.shared.global [$to], [$at], {size_bytes}{', $bytes' * fill};",
+        f"cp_async_{cache}_{size_bytes}{'_fill' * fill}{'_if' * guarded}",
+        "to:i32, at:i64" + ", bytes:i32" * fill + ", p:pred" * guarded,
+        f"{'@$p ' * guarded}cp.async.{cache}.shared.global [$to], [$at], {size_bytes}"
+        f"{', $bytes' * fill};",
         isa="9.7.9 cp.async", cc="80")
 
 

@@ -1,0 +1,102 @@
+"""A call of a kernel under the sanitizer, on copies of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from ..errors import ArgumentError, user_line
+from ..graph.signature import callable_name
+from ..runtime.arrays import HOST, place_of
+from ..tensor import Tensor
+from ..tile.arguments import Bound
+from ..tile.errors import KernelError
+from ..tile.ir import Function
+from ..tile.kernel import Kernel
+from ..tile.launch import Config, grid_of, lanes_of, run
+from ..tile.machine import Report
+from ..tile.sanitize import Sanitizer
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A call that ran under the sanitizer. errors: in the order in which they were met; one that
+    is no race, such as an index outside, ended the run."""
+
+    name: str
+    function: Function
+    groups: int
+    lanes: int
+    report: Report
+    errors: tuple[KernelError, ...]
+
+
+class Counting(Sanitizer):
+    """Only numbers the lines: for counting patterns, without a record of each address."""
+
+    def read(self, a: Any) -> None:
+        pass
+
+    def wrote(self, a: Any, atomic: bool = False, values: Any = None) -> None:
+        pass
+
+    def in_flight(self, a: Any) -> None:
+        pass
+
+    def landed(self, a: Any) -> None:
+        pass
+
+
+def copied(kernel: Kernel, args: tuple, kwargs: dict[str, Any]) -> Bound:
+    """The arguments of a call as copies in host memory: a run does not change the caller's."""
+    return kernel.bind(tuple(map(_copy, args)), {k: _copy(v) for k, v in kwargs.items()})
+
+
+def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: Any = None,
+                lanes: int | None = None, most: int | None = None) -> Checked:
+    """Interprets a call. most: only so many groups."""
+    schedule = kernel.choose(bound)
+    function = kernel.specialise(bound, schedule, kernel.grid is not None)
+    if groups is None and kernel.grid is not None:
+        groups = kernel.grid_for(bound)
+    chosen = Config(groups if groups is None or isinstance(groups, tuple) else (groups,), lanes)
+    width = lanes_of(function, chosen, schedule.lanes)
+    grid = grid_of(function, bound, chosen, width)
+    report = Report(checked=True)
+    stopped: tuple[KernelError, ...] = ()
+    with config.scope(debug=True, numerics="off"):
+        try:
+            run(function, bound, chosen, schedule.lanes, kernel.__name__, sanitizer=sanitizer,
+                report=report, most=most)
+        except KernelError as error:
+            stopped = (error,)
+    return Checked(kernel.__name__, function, prod(grid), width, report,
+                   (*sanitizer.found.values(), *stopped))
+
+
+def need_kernel(kernel: Any) -> None:
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(f"{callable_name(kernel)} is no kernel: {type(kernel).__name__}",
+                            hint="give a function made by @ts.kernel, and then its arguments",
+                            where=user_line())
+
+
+def _copy(value: Any) -> Any:
+    """An argument that the run may write: in host memory, with memory of its own."""
+    if isinstance(value, Tensor):
+        return Tensor(value.array.copy(), value.type, scale=value.scale)
+    place = place_of(value)
+    if place is None:
+        return value
+    if place != HOST:
+        raise ArgumentError(f"a {type(value).__module__} array on cuda:{place}: the interpreter "
+                            "reads host memory", hint="x.get() of CuPy, x.cpu() of torch",
+                            where=user_line())
+    return np.array(value if isinstance(value, np.ndarray) else np.from_dlpack(value))
+
+
+__all__ = ["Checked", "Counting", "checked_run", "copied", "need_kernel"]

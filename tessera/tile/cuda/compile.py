@@ -1,0 +1,140 @@
+"""A function of Tile IR -> a kernel for a GPU. Needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tessera.runtime.target import Target, parse_target
+from tessera.tile.cuda.build import Built, build
+from tessera.tile.cuda.emit.emitter import Emitted, Emitter, Facts, Parameter
+from tessera.tile.cuda.emit.hopper import compile_hopper
+from tessera.tile.cuda.lower.assign import Hint, assign_layouts
+from tessera.tile.cuda.lower.hopper import Program, Refusal
+from tessera.tile.cuda.lower.order import order
+from tessera.tile.cuda.lower.prefetch import prefetch_boxes
+from tessera.tile.cuda.lower.stage import Room, ring_stages, stage_products
+from tessera.tile.gpus import gpu
+from tessera.tile.ir import Function, Op, Value, walk
+from tessera.tile.schedule import Schedule
+
+# Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
+FULL_LANES = 256
+WARP_SPECIALISED = parse_target("sm_90a")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel for one set of types, facts, lanes and target.
+
+    function: Tile IR after lowering.  parameters: what a launch passes, in order.
+    grid: 'groups', one block per group, or 'persistent', as many blocks as the device holds.
+    notes: what the compiler decided and why.
+    """
+
+    built: Built
+    function: Function
+    emitted: Emitted
+    lanes: int
+    threads: int
+    grid: str = "groups"
+
+
+    @property
+    def source(self) -> str:
+        return self.emitted.source
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.emitted.parameters
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.emitted.notes
+
+
+def compile_function(function: Function, lanes: int, *, schedule: Schedule | None = None,
+                     target: Target | str | None = None, facts: Facts | None = None,
+                     checked: bool = False) -> Compiled:
+    """Lowers, emits and builds.
+
+    target: by default that of this machine's first GPU. checked: element accesses are tested and
+    a failure is reported through the error flags.
+    Raises UnsupportedTargetError where the target lacks an instruction, CompileError where a
+    compiler below refuses.
+    """
+    at = _target(target)
+    facts = facts or Facts()
+    why = "accesses are checked" if checked else f"{at} has no wgmma"
+    if at.runs(WARP_SPECIALISED) and not checked:
+        made = compile_hopper(function, lanes, schedule, at, facts)
+        if not isinstance(made, Refusal):
+            return _specialised(*made, lanes, at)
+        why = made.reason
+    lowered, emitted = emit(function, lanes, at, facts, checked, schedule)
+    emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {why}"))
+    built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), at,
+                  needs=emitted.needs, threads=lanes, shared_bytes=emitted.shared_bytes,
+                  lines=emitted.lines)
+    return Compiled(built, lowered, emitted, lanes, lanes)
+
+
+def _specialised(program: Program, emitted: Emitted, lanes: int, target: Target) -> Compiled:
+    built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
+                  needs=emitted.needs, threads=program.threads, lines=emitted.lines,
+                  shared_bytes=emitted.shared_bytes)
+    return Compiled(built, program.function, emitted, lanes, program.threads, "persistent")
+
+
+def _target(target: Target | str | None) -> Target:
+    if target is None:
+        from tessera.runtime.device import device
+        from tessera.runtime.target import target_of_device
+
+        return target_of_device(device().cc)
+    return parse_target(target)
+
+
+def lower(function: Function, lanes: int, facts: Facts, target: Target,
+          stages: int | None = None, vector: int | None = None) -> Function:
+    """The passes, in order. stages: of rings, None for as many as there is room for. vector: of
+    accesses to global memory, None for as wide as they get."""
+    threads = 1 << (lanes.bit_length() - 1)
+    room = Room(gpu(str(target)).shared_bytes, stages, max(1, FULL_LANES // threads))
+    function = stage_products(function, target, room, facts.shared)
+    function = prefetch_boxes(function)
+    function = assign_layouts(function, Hint(threads, chained(function), vector))
+    return order(function, facts.shared)
+
+
+def chained(function: Function) -> bool:
+    """Whether a product's result flows into the left operand of another."""
+    reached: set[Value] = set()
+    for node in walk(function.body):
+        if not isinstance(node, Op):
+            continue
+        if node.name == "matmul" and node.args[0] in reached:
+            return True
+        if node.name == "matmul" or any(a in reached for a in node.args):
+            reached |= {d.value for d in node.outs}
+    return False
+
+
+def emit(function: Function, lanes: int, target: Target, facts: Facts,
+         checked: bool = False, schedule: Schedule | None = None) -> tuple[Function, Emitted]:
+    """Tile IR after lowering, and its source.
+
+    Rings take the shared memory that there is; where other ops turn out to need some of it, they
+    get a stage less.
+    """
+    asked = schedule.stages_ if schedule is not None else None
+    vector = schedule.vector_ if schedule is not None and schedule.source != "auto" else None
+    stages, most = asked, gpu(str(target)).shared_bytes
+    while True:
+        lowered = lower(function, lanes, facts, target, stages, vector)
+        emitter = Emitter(lowered, lanes, target, facts, checked, vector)
+        emitter.declare()
+        emitter.nodes(lowered.body)
+        emitted, used = emitter.finish(), ring_stages(lowered)
+        if emitted.shared_bytes <= most or asked is not None or used < 2:
+            return lowered, emitted
+        stages = used - 1

@@ -1,0 +1,118 @@
+"""Atomic updates by lanes, by a group as one, and of whole tiles.
+
+What all lanes do alike happens once per group: its first thread acts, and the others learn what was
+there before. An update whose result is read orders what the group wrote before it and reads after.
+"""
+
+from __future__ import annotations
+
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.emit import tiles
+from tessera.tile.cuda.emit.buffers import spot_of_layout
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
+from tessera.tile.cuda.emit.lanes import (
+    address,
+    first_lane,
+    guard,
+    intrinsic,
+    once_per_group,
+)
+from tessera.tile.cuda.emit.places import access_width, place_of
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.cuda.emit.tiles import guards_of
+from tessera.tile.cuda.emit.updates import neighbours
+from tessera.tile.ir import Def, Op, Operand
+from tessera.tile.ops.ids import WARP
+
+
+@emits("atomic")
+def _atomic(e: Emitter, op: Op) -> None:
+    target, value, *index = op.args
+    _emit(e, op, "update", (value,), tuple(index), kind=op.attr["kind"])
+
+
+@emits("compare_exchange")
+def _compare_exchange(e: Emitter, op: Op) -> None:
+    target, expected, value, *index = op.args
+    _emit(e, op, "compare_exchange", (expected, value), tuple(index))
+
+
+def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tuple[Operand, ...],
+          **options: str) -> None:
+    place, (made,) = place_of(e, op.args[0]), op.outs
+    alone = once_per_group(e, *values, *index)
+    read = bool(e.readers.get(made.value))
+    ok = guard(e, place, index)
+    order = "acq_rel" if alone and read and op.attr["scope"] != "group" else "relaxed"
+    kind = options.get("kind")
+    what = [kind] if kind else []
+    text = intrinsic(f"updates.{name}", *what, place.space, place.dtype.name,
+                     scope=op.attr["scope"], order=order, silent=bool(kind) and not read)
+    call = e.use(f"atomic_{kind}" if kind else name, text)
+    numbers = ", ".join(e.name(x) for x in values)
+    update = f"{call}({address(e, place, index)}, {numbers})"
+    if alone:
+        _once(e, made, update, read, ok)
+        return
+    if ok is None:
+        e.define(made, update) if read else e.line(update)
+        return
+    if read:
+        e.define(made, literal(0, place.dtype))
+    with e.block(f"if {ok} != 0"):
+        e.define(made, update) if read else e.line(update)
+
+
+@emits("atomic_tile")
+def _atomic_tile(e: Emitter, op: Op) -> None:
+    target, value = op.args
+    place, layout, attr = place_of(e, target), e.layout(value), op.attr
+    guards, bounds = guards_of(e, place, layout)
+    owner = e.owner(layout)
+    if place.space == "shared":
+        spot = spot_of_layout(e, place, layout)
+        text = intrinsic("updates.shared_tile", attr["kind"], place.dtype.name, attr["scope"],
+                         (spot.panel.rows, spot.panel.columns, spot.panel.dtype,
+                          spot.panel.swizzle), layout.text, layout.shape, spot.axis or 0, guards,
+                         spot.steps, spot.zeros, owner is not None)
+        where = spot.place
+    else:
+        axis, width = access_width(e, place, layout)
+        width = min(width, neighbours(attr["kind"], place.dtype, e.dtype(value), attr["scope"],
+                                      e.target))
+        text = intrinsic("updates.tile", attr["kind"], place.dtype.name, e.dtype(value).name,
+                         attr["scope"], layout.text, layout.shape, axis, width, guards,
+                         owner is not None)
+        where = [tiles.address(e, place, layout), *tiles.strides(e, place, layout, axis)]
+        if width > 1 and e.target.cc >= (9, 0):
+            e.require(parse_target("90"), "a vector of atomic sums")
+    args = [e.name(value), *where, *bounds, *([owner] if owner else [])]
+    e.line(f"{e.use('atomic_' + attr['kind'], text)}({', '.join(args)})")
+
+
+def _once(e: Emitter, made: Def, update: str, read: bool, ok: str | None) -> None:
+    """By the first thread; its result goes to all."""
+    condition = f"{first_lane(e)} != 0" + (f" and {ok} != 0" if ok else "")
+    if not read:
+        with e.block(f"if {condition}"):
+            e.line(update)
+        return
+    e.sync()  # what the others wrote comes before
+    e.define(made, literal(0, made.type.dtype))
+    with e.block(f"if {condition}"):
+        e.define(made, update)
+    e.define(made, broadcast(e, e.spelled[made.value], kind_of(made.type.dtype)))
+
+
+def broadcast(e: Emitter, text: str, kind: str) -> str:
+    """A number of the first thread, in all threads of the group."""
+    if e.lanes <= WARP:
+        return f"{e.use('shuffle', intrinsic('collect.shuffle', 'idx', kind))}({text}, i32(0))"
+    size = 8 if kind[-2:] == "64" else 4
+    at = e.scratch(size)
+    if e.loops:
+        e.sync()
+    put = e.use("put_part", intrinsic("collect.put", kind))
+    e.line(f"{put}({at}, {text}, {first_lane(e)})")
+    e.sync()
+    return f"{e.use('all_parts', intrinsic('collect.get', 'fold_sum', kind, 1))}({at})"

@@ -1,0 +1,124 @@
+"""print, assert and breakpoint: reports to the host (reports.py).
+
+A line holds four values; a longer one goes on in the next. A tile is printed element by element,
+each with its index.
+"""
+
+from __future__ import annotations
+
+import string
+
+from tessera.errors import UnsupportedTargetError
+from tessera.runtime.flags import VALUES
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.lanes import first_lane, intrinsic, once_per_group
+from tessera.tile.cuda.emit.reduce import inside_only
+from tessera.tile.cuda.emit.reports import Word, print_line, report, site, who, word
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.ir import Op, Operand
+from tessera.tile.types import Scalar, Tile
+
+CONTINUED = "    "
+
+
+def pieces(text: str) -> list[str]:
+    """The texts between the values of a message, one more than those; braces stay doubled."""
+    out = [""]
+    for literal, field, _, _ in string.Formatter().parse(text):
+        out[-1] += literal.replace("{", "{{").replace("}", "}}")
+        if field is not None:
+            out.append("")
+    return out
+
+
+# --- print ----------------------------------------------------------------------------------------
+@emits("print")
+def _print(e: Emitter, op: Op) -> None:
+    texts, values = pieces(op.attr["text"]), list(op.args)
+    tiles = [i for i, x in enumerate(values) if isinstance(e.type(x), Tile)]
+    alone = once_per_group(e, *(x for x in values if isinstance(e.type(x), Scalar)))
+    for i in tiles:
+        _print_tile(e, texts, values, i)
+    if tiles:
+        return
+    if alone:
+        with e.block(f"if {first_lane(e)} != 0"):
+            _print_scalars(e, texts, values, lanes=False)
+    else:
+        _print_scalars(e, texts, values, lanes=True)
+
+
+def _print_scalars(e: Emitter, texts: list[str], values: list[Operand], lanes: bool) -> None:
+    """One line, or several of VALUES values."""
+    for start in range(0, max(1, len(values)), VALUES):
+        part = values[start:start + VALUES]
+        message = (CONTINUED if start else "") + texts[start]
+        for between in texts[start + 1:start + 1 + len(part)]:
+            message += "{}" + between
+        if start + VALUES < len(values):  # the text before the next value opens the next line
+            message = message[:len(message) - len(texts[start + len(part)])]
+        e.line(print_line(e, message, [word(e, x) for x in part], lanes))
+
+
+def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int) -> None:
+    """A line for each element of one of the values: its index, then the element."""
+    x = values[which]
+    layout, dtype = e.layout(x), e.dtype(x)
+    rank = len(layout.shape)
+    if rank >= VALUES:
+        raise UnsupportedTargetError(f"print of a tile of {rank} axes", where=e.where,
+                                     hint="print a part of it, of at most 3 axes")
+    before = "".join(t + (_shown(e, values[i]) if i < which else "")
+                     for i, t in enumerate(texts[:which + 1]))
+    after = "".join((_shown(e, v) if i else "") + t for i, (v, t) in enumerate(
+        zip(values[which:], texts[which + 1:], strict=True)))
+    kind = kind_of(dtype)
+    how = "bool" if dtype.kind == "bool" else "u64" if dtype.kind == "uint" and kind == "i64" \
+        else kind if kind[0] == "f" else "i64"
+    words: list[Word] = [("", "i64")] * rank + [("", how)]
+    index = ", ".join(["{}"] * rank)
+    number = site(e, f"{before}[{index}] {{}}{after}", "print", words)
+    text = intrinsic("prints.tile", number, layout.text, layout.shape, kind,
+                     unsigned=dtype.kind == "uint")
+    owner = e.owner(layout) or "i32(1)"
+    args = [e.param("count", "count", "i64"), e.param("lines", "lines", "i64"),
+            e.param("kernel", "kernel", "i64"), who(e, lanes=False), owner,
+            *(e.index(layout, a) for a in range(rank))]
+    e.line(f"{e.use('print_tile', text)}({e.name(x)}, {', '.join(args)})")
+
+
+def _shown(e: Emitter, x: Operand) -> str:
+    """What stands for another value in the lines of a tile."""
+    return f"({e.type(x)})".replace("{", "{{").replace("}", "}}")
+
+
+# --- assert ---------------------------------------------------------------------------------------
+@emits("device_assert")
+def _assert(e: Emitter, op: Op) -> None:
+    condition, *values = op.args
+    texts = pieces(op.attr["message"])
+    shown = [x for x in values if isinstance(e.type(x), Scalar)][:VALUES]
+    message = texts[0]
+    for x, text in zip(values, texts[1:], strict=True):
+        message += ("{}" if x in shown else _shown(e, x)) + text
+    if isinstance(e.type(condition), Tile):
+        held, lanes = all_of(e, condition), False
+    else:
+        held, lanes = e.name(condition), not once_per_group(e, condition)
+    report(e, f"{held} == 0", message, "assert", [word(e, x) for x in shown], lanes)
+
+
+def all_of(e: Emitter, x: Operand) -> str:
+    """Whether a condition holds in all elements of a tile that this thread has."""
+    layout, text = e.layout(x), e.name(x)
+    for axis in range(len(layout.shape)):
+        if layout.overhangs(axis):
+            text = inside_only(e, text, layout, axis, "i32", "1")
+    return f"{e.use('all_of', intrinsic('prints.all_of', layout.count))}({text})"
+
+
+# --- breakpoint -----------------------------------------------------------------------------------
+@emits("stop")
+def _stop(e: Emitter, op: Op) -> None:
+    raise UnsupportedTargetError("breakpoint() stops the interpreter, not a GPU", where=op.where,
+                                 hint="call the kernel with NumPy arrays, or print the values")

@@ -1,0 +1,241 @@
+"""Arithmetic, comparison and maths of scalars and fragments alike: one intrinsic per op.
+
+Integers of fewer than 32 bits were widened by the frontend, so an op sees i32, i64, f32 or f64;
+whether an integer is unsigned its dtype says.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tessera.tile.cuda.emit.casts import same_register
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
+from tessera.tile.cuda.emit.narrow import has_instructions
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.ir import Const, Op, Operand
+from tessera.tile.layouts import Layout
+from tessera.tile.types import Tile
+
+PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
+         "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
+         "or": "bit_or"}
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+def operand(e: Emitter, x: Operand, result: object) -> str:
+    """The expression of an operand beside a result: spread over its registers where it repeats."""
+    if isinstance(x, Const) or not isinstance(result, Tile) or not isinstance(e.type(x), Tile):
+        return e.name(x)
+    assert result.layout is not None
+    return spread(e, e.name(x), e.layout(x), Layout.parse(result.layout, result.shape))
+
+
+def spread(e: Emitter, text: str, small: Layout, large: Layout) -> str:
+    """A fragment repeated along the axes where its tile has extent 1."""
+    if small.shape == large.shape:
+        return text
+    wide = [i for i, n in enumerate(small.shape) if n == 1 and large.shape[i] != 1]
+    indices = tuple(small.number[tuple(0 if i in wide else at for i, at in enumerate(base))]
+                    for base in large.bases)
+    if len(indices) == 1 and small.count == 1:
+        return text
+    return f"{e.use('pick', f'use(fragments.pick({indices}))')}({text})"
+
+
+def unsigned(e: Emitter, x: Operand) -> bool:
+    return e.dtype(x).kind == "uint"
+
+
+def apply(e: Emitter, op: Op, intrinsic: str) -> None:
+    """result = intrinsic(operands)"""
+    (made,) = op.outs
+    args = ", ".join(operand(e, x, made.type) for x in op.args)
+    e.define(made, f"{intrinsic}({args})")
+
+
+def _register(name: str, make: str) -> None:
+    def emit(e: Emitter, op: Op) -> None:
+        apply(e, op, e.use(name, f"use({make})"))
+
+    emits(name)(emit)
+
+
+for _name, _fragment in PLAIN.items():
+    _register(_name, f"fragments.{_fragment}")
+
+
+def _comparison(name: str, sign: str) -> None:
+    def emit(e: Emitter, op: Op) -> None:
+        signless = unsigned(e, op.args[0])
+        apply(e, op, e.use(name, f"use(fragments.compare({sign!r}"
+                           f"{', unsigned=True' if signless else ''}))"))
+
+    emits(name)(emit)
+
+
+for _name, _sign in COMPARE.items():
+    _comparison(_name, _sign)
+
+
+@emits("where")
+def _where(e: Emitter, op: Op) -> None:
+    apply(e, op, e.use("where", "use(fragments.where)"))
+
+
+# Ops whose body stands in maths.py under the op's own name, by the kind of their operands.
+BY_KIND = ("floordiv", "mod", "pow", "maximum", "minimum", "atan2", "shr", "not", "bitnot",
+           "abs", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos",
+           "tan", "atan", "tanh", "floor", "ceil", "round", "trunc", "erf", "sigmoid", "isnan",
+           "isinf", "exp_sub", "fma")
+
+
+def _maths(name: str) -> None:
+    def emit(e: Emitter, op: Op) -> None:
+        kind = e.dtype(op.args[0])
+        tag = "u" if kind.kind == "uint" else ""
+        apply(e, op, e.use(name, f"use(maths.operation({name!r}, '{tag}{kind_of(kind)}'))"))
+
+    emits(name)(emit)
+
+
+for _name in BY_KIND:
+    _maths(_name)
+
+
+@emits("running_max")
+def _running_max(e: Emitter, op: Op) -> None:
+    slack = float(op.attr["slack"])
+    kind = kind_of(e.dtype(op.args[0]))
+    apply(e, op, e.use("running_max", f"use(maths.running_max({slack!r}, {kind!r}))"))
+
+
+@emits("convert")
+def _convert(e: Emitter, op: Op) -> None:
+    source, to, attr = e.dtype(op.args[0]), op.outs[0].type.dtype, op.attr
+    rounding, saturate = attr.get("rounding", "nearest_even"), bool(attr.get("saturate", False))
+    if same_register(source, to, saturate):
+        e.define(op.outs[0], e.name(op.args[0]))
+        return
+    made = f"use(casts.cast({source.name!r}, {to.name!r}, {rounding!r}, {saturate}" \
+           f"{', True' if has_instructions(to, e.target) else ''}))"
+    apply(e, op, e.use(f"to_{to}", made))
+
+
+# --- making tiles ---------------------------------------------------------------------------------
+@emits("constant")
+def _constant(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], literal(op.attr["value"], op.attr["dtype"]))
+
+
+@emits("undefined")
+def _undefined(e: Emitter, op: Op) -> None:
+    from tessera.tile.values import poison
+
+    dtype = op.attr["dtype"]
+    e.define(op.outs[0], literal(poison((), dtype).item(), dtype))
+
+
+def full(e: Emitter, t: Tile, value: str) -> str:
+    """A fragment of one number."""
+    assert t.layout is not None
+    count = Layout.parse(t.layout, t.shape).count
+    make = e.use("full", f"use(fragments.full({kind_of(t.dtype)!r}, {count}))")
+    return f"{make}({value})"
+
+
+@emits("full")
+def _full(e: Emitter, op: Op) -> None:
+    (made,) = op.outs
+    assert isinstance(made.type, Tile)
+    e.define(made, full(e, made.type, literal(op.attr["value"], op.attr["dtype"])))
+
+
+@emits("broadcast_to")
+def _broadcast(e: Emitter, op: Op) -> None:
+    (made,), (x,) = op.outs, op.args
+    assert isinstance(made.type, Tile)
+    if isinstance(e.type(x), Tile):
+        e.define(made, operand(e, x, made.type))
+    else:
+        e.define(made, full(e, made.type, e.name(x)))
+
+
+@emits("arange")
+def _arange(e: Emitter, op: Op) -> None:
+    (made,) = op.outs
+    layout = e.layout(made.value)
+    at = e.index(layout, 0)
+    start = int(op.attr["start"])
+    at = f"i32({at} + {start})" if start else at
+    made_by = e.use("positions", f"use(parts.positions({layout.text!r}, {layout.shape}, 0))")
+    text = f"{made_by}({at})"
+    if made.type.dtype.name != "int32":
+        cast = e.use("cast", f"use(casts.cast('int32', {made.type.dtype.name!r}))")
+        text = f"{cast}({text})"
+    e.define(made, text)
+
+
+@emits("expand_dims", "transpose")
+def _relabelled(e: Emitter, op: Op) -> None:
+    """The registers stay; their order in the fragment follows the new labels."""
+    (made,), (x,) = op.outs, op.args
+    before, after = e.layout(x), e.layout(made.value)
+    back = before.insert(op.attr["axis"]) if op.name == "expand_dims" else before.permuted((1, 0))
+    assert back.threads == after.threads, f"{op.name}: {before.text} to {after.text}"
+    e.define(made, reordered(e, e.name(x), back, after))
+
+
+def reordered(e: Emitter, text: str, before: Layout, after: Layout) -> str:
+    """A fragment in another order of its registers; both layouts hold the same elements."""
+    indices = tuple(before.number[base] for base in after.bases)
+    if indices == tuple(range(before.count)):
+        return text
+    return f"{e.use('pick', f'use(fragments.pick({indices}))')}({text})"
+
+
+@emits("reshape")
+def _reshape(e: Emitter, op: Op) -> None:
+    (made,), (x,) = op.outs, op.args
+    before, after = e.layout(x), e.layout(made.value)
+    free = before.reshaped(after.shape)
+    if free is not None and free.threads == after.threads and set(free.bases) == set(after.bases):
+        e.define(made, reordered(e, e.name(x), free, after))
+        return
+    from tessera.tile.cuda.emit.exchange import through_shared
+
+    e.define(made, through_shared(e, e.name(x), before, after, e.dtype(x)))
+
+
+# --- masks ----------------------------------------------------------------------------------------
+@emits("edge_mask")
+def _edge_mask(e: Emitter, op: Op) -> None:
+    x, start, stop = op.args
+    (made,) = op.outs
+    axis, fill = op.attr["axis"], op.attr["fill"]
+    layout = e.layout(x)
+    left = f"i32({e.name(stop)} - {e.name(start)} - {e.index(layout, axis)})"
+    dtype = made.type.dtype
+    text = f"use(parts.mask({layout.text!r}, {layout.shape}, {axis}, {kind_of(dtype)!r}, " \
+           f"{number(fill, dtype)}))"
+    e.define(made, f"{e.use('edge_mask', text)}({e.name(x)}, {left})")
+
+
+def number(value: float, dtype: object) -> str:
+    """A fill value as text in the header."""
+    if kind_of(dtype)[0] != "f":  # type: ignore[arg-type]
+        return str(int(value))
+    return repr(float(value)).replace("inf", "INF").replace("nan", "NAN")
+
+
+@emits("causal_mask")
+def _causal_mask(e: Emitter, op: Op) -> None:
+    x, q0, k0 = op.args
+    (made,) = op.outs
+    layout = e.layout(x)
+    room = f"i32({e.name(q0)} + {e.index(layout, 0)} - {e.name(k0)} - {e.index(layout, 1)})"
+    make = e.use("causal_mask", f"use(maths.causal_mask({layout.text!r}, {layout.shape}, "
+                 f"{kind_of(made.type.dtype)!r}))")
+    e.define(made, f"{make}({e.name(x)}, {room})")
+
+
+__all__ = ["apply", "full", "number", "operand", "prod", "reordered", "spread"]

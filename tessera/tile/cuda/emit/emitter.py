@@ -1,0 +1,410 @@
+"""Writes the Numba-CUDA source of a function whose tiles have layouts.
+
+One statement per op, with the user's line behind it. Values keep their names; a tile is a fragment
+(a tuple of registers), a scalar a variable, a view nothing at all: its place is written where it
+is read. What is needed once (intrinsics, thread numbers, strides) stands in front.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tessera.dims import Dim
+from tessera.errors import SourceLine, UnsupportedTargetError
+from tessera.numerics import DType
+from tessera.runtime.target import OLDEST, Target
+from tessera.tile.cuda.emit.facts import Knowledge
+from tessera.tile.cuda.emit.table import load_all
+from tessera.tile.cuda.instruction import Kind
+from tessera.tile.ir import (
+    Const,
+    Def,
+    For,
+    Function,
+    If,
+    Names,
+    Node,
+    Op,
+    Operand,
+    Value,
+    While,
+    definitions,
+    uses,
+    walk,
+)
+from tessera.tile.layouts import Layout
+from tessera.tile.ops.registry import OPS
+from tessera.tile.types import Scalar, Tensor, Tile, Type, is_lane
+
+INDENT = "    "
+HEAD = """\
+from tessera.tile.cuda import fragments, packed, shared, use
+from tessera.tile.cuda.emit import (casts, collect, extremes, maths, packed_tiles, parts,
+                                    quotients, reductions, reports, routes, scans, simt, sorting,
+                                    updates)
+from tessera.tile.cuda.emit import blocks, dots, hopper_parts, moves
+from tessera.tile.cuda.emit import philox, picks, prefetches, prints, rows
+from tessera.tile.cuda.numba_gate import f32, f64, i32, i64
+from tessera.tile.cuda.ptx import (arithmetic, atomics, barriers, convert, copy_async, matrix,
+                                   memory, mbarrier, mma, tma, warp, wgmma)
+INF, NAN = float("inf"), float("nan")
+"""
+RESERVED = ("quotients philox picks prefetches prints rows hopper_parts routes extremes scans "
+            "sorting packed_tiles fragments packed shared use blocks dots moves parts casts "
+            "maths reductions reports simt collect updates INF NAN f32 f64 i32 i64 arithmetic "
+            "atomics barriers convert copy_async matrix memory mbarrier mma tma warp wgmma and "
+            "or not if for while def return float int range min max abs print").split()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds for the arguments of this compilation.
+
+    divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
+    shared: some argument is given twice, so that parameters may be the same memory.
+    """
+
+    divisible: frozenset[str] = frozenset()
+    aligned: frozenset[str] = frozenset()
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One launch parameter. kind: 'tensor' its pointer | 'dim' an extent, by its text | 'scalar' |
+    'axis' the extent of the launch grid along `axis` | 'groups' the number of groups | 'claim',
+    'report' of the error flags | 'count', 'lines' of printed lines |
+    'kernel' the launch key in reports | 'seed' one word of the key `axis` | 'map' a TMA descriptor
+    of a tensor for `box`."""
+
+    kind: str
+    name: str
+    abi: Kind
+    axis: int = 0
+    box: tuple[int, ...] = ()
+
+
+@dataclass
+class Line:
+    text: str
+    where: SourceLine | None = None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A source text, what it takes, and what it needs."""
+
+    name: str
+    source: str
+    parameters: tuple[Parameter, ...]
+    shared_bytes: int
+    lines: dict[int, tuple[str, int]]
+    notes: tuple[str, ...]
+    needs: Target
+    sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
+
+
+class Emitter:
+    """State of one emission. Families of ops use its methods; see tessera/tile/cuda/emit/*.py."""
+
+    def __init__(self, function: Function, lanes: int, target: Target, facts: Facts,
+                 checked: bool = False, vector: int | None = None):
+        load_all()
+        self.function, self.lanes, self.target, self.facts = function, lanes, target, facts
+        self.checked, self.vector = checked, vector  # vector: of the schedule
+        self.types: dict[Value, Type] = definitions(function)
+        self.made_by: dict[Value, Op] = {d.value: n for n in walk(function.body)
+                                         if isinstance(n, Op) for d in n.outs}
+        self.known = Knowledge(function, facts.divisible)
+        self.names = Names([*(v.name for v in self.types), *RESERVED, function.name])
+        self.spelled = {v: self._spelling(v) for v in self.types}
+        self.header: dict[str, str] = {}
+        self.parameters: dict[tuple, Parameter] = {}
+        self.top: list[Line] = []  # computed once, in front
+        self.cached: dict[str, str] = {}
+        self.lines: list[Line] = []
+        self.depth, self.loops = 1, 0
+        self.divergent = 0  # conditions around this op that differ between lanes
+        self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
+        self.needs = OLDEST
+        self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
+        self.where: SourceLine | None = None
+        self.memo: dict[str, object] = {}  # what a family found out about the function
+        self.places: dict[Value, object] = {}  # of views and buffers; see emit/places.py
+        self.pool: tuple[str, int] | None = None  # of exchanges; see emit/exchange.py
+        self._constants = dict(function.constants)
+
+    def _spelling(self, v: Value) -> str:
+        return self.names.fresh(v.name).name if v.name in RESERVED else v.name
+
+    # --- reading the IR -----------------------------------------------------------------------
+    def type(self, x: Operand) -> Type:
+        return Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
+
+    def layout(self, x: Operand) -> Layout:
+        """The layout of a tile."""
+        t = self.type(x)
+        assert isinstance(t, Tile) and t.layout is not None, f"{x} has no layout"
+        return Layout.parse(t.layout, t.shape)
+
+    def dtype(self, x: Operand) -> DType:
+        return self.type(x).dtype
+
+    # --- spelling -----------------------------------------------------------------------------
+    def name(self, x: Operand) -> str:
+        """The expression of an operand."""
+        return literal(x.value, x.dtype) if isinstance(x, Const) else self.spelled[x]
+
+    def fresh(self, hint: str) -> str:
+        return self.names.fresh(hint).name
+
+    def use(self, name: str, expression: str) -> str:
+        """Binds an intrinsic in the header; equal expressions are bound once."""
+        if expression not in self.header:
+            self.header[expression] = self.fresh(name)
+        return self.header[expression]
+
+    def line(self, text: str) -> None:
+        self.lines.append(Line(INDENT * self.depth + text, self.where))
+
+    def define(self, d: Def, expression: str) -> None:
+        self.line(f"{self.spelled[d.value]} = {expression}")
+
+    def once(self, hint: str, expression: str) -> str:
+        """A variable computed at the top of the kernel, from parameters and thread numbers."""
+        if expression not in self.cached:
+            self.cached[expression] = self.fresh(hint)
+            self.top.append(Line(f"{INDENT}{self.cached[expression]} = {expression}"))
+        return self.cached[expression]
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """`head:` and what is emitted inside, one level further in."""
+        self.line(f"{head}:")
+        self.depth += 1
+        count = len(self.lines)
+        yield
+        if len(self.lines) == count:
+            self.line("pass")
+        self.depth -= 1
+
+    def note(self, text: str) -> None:
+        """Something decided, for inspect_ir('target')."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def require(self, target: Target, what: str) -> None:
+        """The op needs a newer target than this one: UnsupportedTargetError at the user's line."""
+        if not self.target.runs(target):
+            raise UnsupportedTargetError(f"{what} needs {target}, the kernel is compiled for "
+                                         f"{self.target}", where=self.where)
+        if target > self.needs:
+            self.needs = target
+
+    # --- parameters ---------------------------------------------------------------------------
+    def param(self, kind: str, name: str, abi: Kind, axis: int = 0,
+              box: tuple[int, ...] = ()) -> str:
+        """A launch parameter, declared once; returns its variable."""
+        key = (kind, name, axis, box)
+        if key not in self.parameters:
+            plain = kind in ("tensor", "scalar") or (kind == "dim" and isinstance(
+                self.types.get(Value(name)), Scalar))  # an extent may have a tensor's name
+            spelled = self.spelled[Value(name)] if plain else self.fresh(
+                {"map": f"map_{name}", "axis": f"groups_{axis}"}.get(kind, name))
+            if not spelled.isidentifier():
+                spelled = self.fresh("extent")
+            self.parameters[key] = Parameter(kind, name, abi, axis, box)
+            self.cached[repr(key)] = spelled
+        return self.cached[repr(key)]
+
+    def extent(self, dim: int | Dim | str) -> str | int:
+        """An extent of a tensor: a number, or the variable of a launch parameter."""
+        text = str(dim)
+        if text.isdigit():
+            return int(text)
+        if text in self._constants:
+            return int(self._constants[text])
+        declared = self.types.get(Value(text))
+        wide = isinstance(declared, Scalar) and declared.dtype.bits == 64
+        return self.param("dim", text, "i64" if wide else "i32")
+
+    # --- threads ------------------------------------------------------------------------------
+    @property
+    def thread(self) -> str:
+        return self.once("thread", self.use("thread_number", "use('tid_x')") + "()")
+
+    def index(self, layout: Layout, axis: int) -> str:
+        """The thread part of the index along an axis."""
+        parts = []
+        for first, to, count in layout.terms(axis):
+            mask = (1 << count) - 1
+            text = f"({self.thread} >> {first} & {mask})" if first else f"({self.thread} & {mask})"
+            parts.append(f"({text} << {to})" if to else text)
+        if not parts:
+            return "i32(0)"
+        return self.once(f"at_{axis}", f"i32({' | '.join(parts)})")
+
+    def owner(self, layout: Layout) -> str | None:
+        """Whether this thread is the first of its replicas; None: there are none."""
+        bits = sum(1 << i for i in layout.replicas)
+        beyond = 1 << len(layout.threads)
+        if beyond < self.lanes:
+            bits |= sum(1 << i for i in range(len(layout.threads), (self.lanes - 1).bit_length()))
+        if not bits:
+            return None
+        return self.once("first", f"i32(({self.thread} & {bits}) == 0)")
+
+    def sync(self) -> None:
+        """Barrier of the group."""
+        self.line(self.use("sync", "use('sync_threads')") + "()")
+
+    def scratch(self, size: int, alignment: int = 16) -> str:
+        """Shared bytes that only this op uses: their address. Inside a loop, put a `sync` before
+        the first write as well: the turn before may still be read."""
+        self.shared_bytes = -(-self.shared_bytes // alignment) * alignment
+        at = self.shared_bytes
+        self.shared_bytes += size
+        return self.once("scratch", self.use("shared_at", f"use(shared.address({at}))") + "()")
+
+    # --- nodes --------------------------------------------------------------------------------
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            self.where = node.where or self.where
+            if isinstance(node, Op):
+                emit = OPS[node.name].cuda.get("emit")
+                if emit is None:
+                    raise UnsupportedTargetError(
+                        f"ts.tile.{node.name} is not there on {self.target}", where=node.where)
+                emit(self, node)
+            elif isinstance(node, If):
+                self.branch(node)
+            else:
+                self.loop(node)
+
+    def set(self, targets: tuple[Def, ...], values: tuple[Operand, ...]) -> None:
+        """Assigns at once: a value may be another target."""
+        pairs = [(self.spelled[d.value], self.assigned(d, x))
+                 for d, x in zip(targets, values, strict=True)]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        taken = {a for a, _ in pairs}
+        if any(b in taken for _, b in pairs):
+            self.line(f"{', '.join(a for a, _ in pairs)} = {', '.join(b for _, b in pairs)}")
+            return
+        for a, b in pairs:
+            self.line(f"{a} = {b}")
+
+    def assigned(self, d: Def, x: Operand) -> str:
+        if isinstance(x, Const) and isinstance(d.type, Tile):
+            raise AssertionError(f"{d} gets a number")
+        return self.name(x)
+
+    @functools.cached_property
+    def readers(self) -> dict[Value, int]:
+        """How often each value is read."""
+        return uses(self.function.body)
+
+    @contextmanager
+    def decided_by(self, *conditions: Operand) -> Iterator[None]:
+        """What is emitted inside runs in some lanes only, where a condition differs by lane."""
+        lanes = any(is_lane(self.type(c)) for c in conditions)
+        self.divergent += lanes
+        yield
+        self.divergent -= lanes
+
+    def loop(self, node: For | While) -> None:
+        bounds = (node.lo, node.hi, node.step) if isinstance(node, For) else (node.cond,)
+        with self.decided_by(*bounds):
+            self._loop(node)
+
+    def _loop(self, node: For | While) -> None:
+        self.set(node.carried, node.inits)
+        self.loops += 1
+        if isinstance(node, For):
+            var, kind = self.spelled[node.var.value], kind_of(node.var.type.dtype)
+            self.line(f"{var} = {kind}({self.name(node.lo)})")
+            down = isinstance(node.step, Const) and node.step.value < 0
+            with self.block(f"while {var} {'>' if down else '<'} {self.name(node.hi)}"):
+                self.nodes(node.body)
+                self.set(node.carried, node.yields)
+                self.line(f"{var} = {kind}({var} + {self.name(node.step)})")
+        else:
+            with self.block("while True"):
+                self.nodes(node.test)
+                self.line(f"if {self.name(node.cond)} == 0: break")
+                self.nodes(node.body)
+                self.set(node.carried, node.yields)
+        self.loops -= 1
+
+    def branch(self, node: If) -> None:
+        with self.decided_by(node.cond):
+            self._branch(node)
+
+    def _branch(self, node: If) -> None:
+        with self.block(f"if {self.name(node.cond)} != 0"):
+            self.nodes(node.then)
+            self.set(node.outs, node.thens)
+        if node.orelse or node.outs:
+            with self.block("else"):
+                self.nodes(node.orelse)
+                self.set(node.outs, node.elses)
+
+    # --- the whole ----------------------------------------------------------------------------
+    def declare(self) -> None:
+        """Parameters of the function itself, in their order."""
+        for p in self.function.params:
+            if isinstance(p.type, Tensor):
+                self.param("tensor", p.value.name, "i64")
+            elif p.role == "dim":
+                self.param("dim", p.value.name, kind_of(p.type.dtype))
+            else:
+                self.param("scalar", p.value.name, kind_of(p.type.dtype))
+
+    def finish(self) -> Emitted:
+        """Head, thread numbers and body as one text."""
+        params = [self.cached[repr(key)] for key in self.parameters]
+        text = [f'"""{self.function.name}: {self.lanes} lanes for {self.target}."""',
+                *HEAD.splitlines(),
+                *(f"{name} = {expression}" for expression, name in self.header.items()), "", "",
+                f"def {self.function.name}({', '.join(params)}):"]
+        lines: dict[int, tuple[str, int]] = {}
+        for line in (*self.top, *self.lines):
+            mark = ""
+            if line.where is not None:
+                lines[len(text) + 1] = (line.where.file, line.where.line)
+                mark = f"  # {line.where.line}: {line.where.text.strip()}"
+            text.append(line.text + mark)
+        if len(self.lines) + len(self.top) == 0:
+            text.append(f"{INDENT}pass")
+        return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
+                       self.shared_bytes, lines, tuple(self.notes), self.needs, tuple(self.sites))
+
+
+def kind_of(dtype: DType) -> Kind:
+    """The register kind that holds a value."""
+    if dtype.kind == "float":
+        return "f64" if dtype.bits == 64 else "f32"
+    return "i64" if dtype.bits == 64 else "i32"
+
+
+def literal(value: object, dtype: DType) -> str:
+    """A constant of the register kind: i32(5), f32(0.5), f32(-inf)."""
+    kind = kind_of(dtype)
+    if kind[0] == "f":
+        number = repr(float(value))  # type: ignore[arg-type]
+        return f"{kind}({number.replace('inf', 'INF').replace('nan', 'NAN')})"
+    bits = 64 if kind == "i64" else 32
+    number = int(value)  # type: ignore[call-overload]
+    if number >= 1 << (bits - 1):
+        number -= 1 << bits
+    return f"{kind}({number})"
+
+
+@functools.cache
+def _families() -> None:
+    load_all()
+
+
+__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "field", "kind_of", "literal"]

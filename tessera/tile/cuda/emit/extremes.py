@@ -1,0 +1,173 @@
+"""Positions of the largest and smallest elements: the first one on ties; NaN is beyond all numbers.
+
+A thread folds (value, position) pairs in the order of positions, lanes and warps exchange theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral
+from tessera.tile.cuda.emit.reductions import element_of, exchanged, flat, kind_of_tag, padded
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.ptx import memory
+from tessera.tile.ir import Op
+from tessera.tile.layouts import WARP_BITS, Layout
+
+Builder = Any
+LLVM = Any
+Pair = tuple[LLVM, LLVM]  # value, position
+
+
+@emits("fold_argmax", "fold_argmin")
+def _fold(e: Emitter, op: Op) -> None:
+    (x,), (made,) = op.args, op.outs
+    layout, dtype, text = e.layout(x), e.dtype(x), e.name(x)
+    tag = ("u" if dtype.kind == "uint" else "") + kind_of(dtype)
+    axis = op.attr["axis"]
+    axes = tuple(range(len(layout.shape))) if axis is None else (axis,)
+    for a in axes:
+        if layout.overhangs(a):
+            text = inside_only(e, text, layout, a, kind_of(dtype), neutral(op.name, dtype))
+    at = _position(e, layout, axes)
+    head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axes}"
+    lanes = tuple(1 << i for i in _bits(layout, axes) if i < WARP_BITS)
+    fold = e.use(op.name, f"use(extremes.fold({head}, {lanes}))")
+    values, places = e.fresh("best"), e.fresh("at")
+    e.line(f"{values}, {places} = {fold}({text}, {at})")
+    if any(i >= WARP_BITS for i in _bits(layout, axes)):
+        places = _across_warps(e, op.name, tag, layout, axes, values, places)
+    rest = _rest(layout, axes)
+    e.define(made, places if rest.shape else
+             f"{e.use('pick', 'use(fragments.pick(0))')}({places})")
+
+
+def _bits(layout: Layout, axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(i for a in axes for i in layout.thread_bits(a)))
+
+
+def _rest(layout: Layout, axes: tuple[int, ...]) -> Layout:
+    for a in sorted(axes, reverse=True):
+        layout = layout.drop(a)
+    return layout
+
+
+def _position(e: Emitter, layout: Layout, axes: tuple[int, ...]) -> str:
+    """The thread part of the position: along one axis, or in the tile row by row."""
+    text = "i32(0)"
+    for a in axes:
+        part = e.index(layout, a)
+        text = part if text == "i32(0)" else f"({text}) * {layout.shape[a]} + {part}"
+    return f"i32({text})"
+
+
+def _across_warps(e: Emitter, name: str, tag: str, layout: Layout, axes: tuple[int, ...],
+                  values: str, places: str) -> str:
+    """As reduce.across_warps, for pairs: the emitted name of the positions."""
+    rest, bits = _rest(layout, axes), _bits(layout, axes)
+    warps = [i for i in bits if i >= WARP_BITS]
+    size = 8 if tag[-2:] == "64" else 4
+    count, elements = 1 << len(warps), prod(padded(rest.shape))
+    first, second = e.scratch(size * count * elements), e.scratch(4 * count * elements)
+    if e.loops:
+        e.sync()
+    number = e.once("part_of", "i32({})".format(
+        " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
+    place = flat_index(e, rest)
+    same = sum(1 << i for i in bits if i < WARP_BITS) + sum(1 << i for i in layout.replicas)
+    same += sum(1 << i for i in range(len(layout.threads), (e.lanes - 1).bit_length()))
+    writes = e.once("writes", f"i32(({e.thread} & {same}) == 0)")
+    for text, at, how, n in ((values, first, tag, size), (places, second, "i32", 4)):
+        put = e.use("put_parts", f"use(reductions.put({how!r}, {rest.text!r}, {rest.shape}))")
+        e.line(f"{put}({text}, i32({at} + {n} * ({number} * {elements} + {place})), {writes})")
+    e.sync()
+    get = e.use("get_best", f"use(extremes.get({name!r}, {tag!r}, {rest.text!r}, {rest.shape}, "
+                f"{count}))")
+    made = e.fresh("at")
+    e.line(f"{made} = {get}(i32({first} + {size} * {place}), i32({second} + 4 * {place}))")
+    return made
+
+
+# --- intrinsics -----------------------------------------------------------------------------------
+def _beats(name: str, tag: str) -> Callable[[Builder, LLVM, LLVM], LLVM]:
+    """(builder, x, y) -> whether x comes before y whatever their positions."""
+    sign = ">" if name == "fold_argmax" else "<"
+
+    def beats(b: Builder, x: LLVM, y: LLVM) -> LLVM:
+        if tag[0] != "f":
+            return b.compare(sign, x, y, unsigned=tag[0] == "u")
+        only = b.and_(b.compare("!=", x, x), b.compare("==", y, y))
+        return b.or_(b.compare(sign, x, y), only)
+
+    return beats
+
+
+def _chosen(b: Builder, take: LLVM, x: Pair, y: Pair) -> Pair:
+    return b.select(take, x[0], y[0]), b.select(take, x[1], y[1])
+
+
+def _merged(b: Builder, beats: Any, x: Pair, y: Pair) -> Pair:
+    """The better of two pairs in any order of positions."""
+    tied = b.xor(b.to_int(beats(b, y[0], x[0])), b.i32(1))
+    earlier = b.and_(b.true(tied), b.compare("<", x[1], y[1]))
+    return _chosen(b, b.or_(beats(b, x[0], y[0]), earlier), x, y)
+
+
+@functools.cache
+def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[int, ...],
+         lanes: tuple[int, ...]) -> Operation:
+    """(fragment, thread part of the position) -> (values, positions) over this warp."""
+    whole = Layout.parse(layout, shape)
+    rest, kind, beats = _rest(whole, axes), kind_of_tag(tag), _beats(name, tag)
+    kept = [a for a in range(len(shape)) if a not in axes]
+    within = tuple(shape[a] for a in axes)
+    members = defaultdict(list)
+    for i, base in enumerate(whole.bases):
+        at = flat(tuple(base[a] for a in axes), within)
+        members[tuple(base[a] for a in kept)].append((at, i))
+
+    def body(b: Builder, x: list[Any], at: LLVM) -> list[list[Any]]:
+        out = []
+        for base in rest.bases:
+            pairs = [(x[i], b.i32(n)) for n, i in sorted(members[base])]
+            while len(pairs) > 1:  # neighbours: the first of a pair has the smaller position
+                pairs = [_chosen(b, beats(b, pairs[i + 1][0], pairs[i][0]), pairs[i + 1], pairs[i])
+                         if i + 1 < len(pairs) else pairs[i] for i in range(0, len(pairs), 2)]
+            best = (pairs[0][0], b.add(at, pairs[0][1]))
+            for mask in lanes:
+                other = (exchanged(b, kind, best[0], mask), exchanged(b, "i32", best[1], mask))
+                best = _merged(b, beats, other, best)
+            out.append(best)
+        return [[v for v, _ in out], [i for _, i in out]]
+
+    form = Form((Operand("x", kind, whole.count), Operand("at", "i32")),
+                (Operand("v", kind, rest.count), Operand("i", "i32", rest.count)), body)
+    return Operation(name, 2, lambda *_: form)
+
+
+@functools.cache
+def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
+    """(addresses of values and positions) -> the positions of the best of `count` parts."""
+    kind, how, beats = kind_of_tag(tag), Layout.parse(layout, shape), _beats(name, tag)
+    size = 8 if kind[-2:] == "64" else 4
+    step = prod(padded(shape))
+
+    def body(b: Builder, values: LLVM, places: LLVM) -> list[Any]:
+        value, place = memory.ld("shared", element_of(kind)), memory.ld("shared", "b32")
+        out = []
+        for base in how.bases:
+            at = [flat(base, padded(shape)) + step * i for i in range(count)]
+            pairs = [(b.call(value, b.add(values, b.i32(size * i))),
+                      b.call(place, b.add(places, b.i32(4 * i)))) for i in at]
+            out.append(functools.reduce(lambda x, y: _merged(b, beats, x, y), pairs)[1])
+        return out
+
+    form = Form((Operand("values", "i32"), Operand("places", "i32")),
+                (Operand("d", "i32", how.count),), body)
+    return Operation("get_best", 2, lambda *_: form)

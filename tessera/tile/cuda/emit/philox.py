@@ -1,0 +1,123 @@
+"""Philox4x32-10 inside intrinsics, bit for bit tessera.numerics.philox."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tessera.numerics import find_dtype
+from tessera.tile.cuda.emit.simt import kind_of, operation
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.layouts import Layout
+
+Builder = Any
+LLVM = Any
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Random123's philox.h
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+FOLD_DOMAIN = 1
+KEY = (Operand("k0", "i32"), Operand("k1", "i32"))
+
+
+def _product(b: Builder, x: LLVM, constant: int) -> tuple[LLVM, LLVM]:
+    """(low, high) word of an unsigned product."""
+    wide = b.mul(b.zext(x, "i64"), b.const("i64", constant))
+    return b.trunc(wide, "i32"), b.trunc(b.lshr(wide, b.const("i64", 32)), "i32")
+
+
+def philox(b: Builder, counter: list[LLVM], key: tuple[LLVM, ...]) -> list[LLVM]:
+    """The four words of a counter."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        low0, high0 = _product(b, c0, MULTIPLIERS[0])
+        low1, high1 = _product(b, c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = b.xor(b.xor(high1, c1), k0), low1, b.xor(b.xor(high0, c3), k1), low0
+        k0, k1 = b.add(k0, b.i32(WEYL[0])), b.add(k1, b.i32(WEYL[1]))
+    return [c0, c1, c2, c3]
+
+
+def block(b: Builder, index: LLVM, key: tuple[LLVM, ...]) -> list[LLVM]:
+    """The words of the four elements around an index (64 bits, not negative)."""
+    low = b.trunc(b.lshr(index, b.const("i64", 2)), "i32")
+    high = b.trunc(b.lshr(index, b.const("i64", 34)), "i32")
+    return philox(b, [low, high, b.i32(0), b.i32(0)], key)
+
+
+def chosen(b: Builder, words: list[LLVM], number: LLVM) -> LLVM:
+    """words[number & 3]"""
+    odd = b.true(b.and_(number, b.i32(1)))
+    low, high = (b.select(odd, words[i + 1], words[i]) for i in (0, 2))
+    return b.select(b.true(b.and_(number, b.i32(2))), high, low)
+
+
+def element(b: Builder, index: LLVM, key: tuple[LLVM, ...]) -> LLVM:
+    """The word of an index; negative ones count as 0."""
+    index = b.select(b.compare("<", index, b.zero(index)), b.zero(index), index)
+    return chosen(b, block(b, index, key), b.trunc(index, "i32"))
+
+
+@functools.cache
+def random_bits(dtype: str) -> Operation:
+    """(index, key...) -> its word of the key's stream, for a number or a fragment."""
+    d = find_dtype(dtype)
+    kind = kind_of(d)
+
+    def rule(x: Operand, *_: Operand) -> Any:
+        def body(b: Builder, index: Any, k0: LLVM, k1: LLVM) -> Any:
+            def one(i: LLVM) -> LLVM:
+                wide = i if kind == "i64" else \
+                    b.zext(i, "i64") if d.kind == "uint" else b.sext(i, "i64")
+                return element(b, wide, (k0, k1))
+
+            return [one(i) for i in index] if x.count else one(index)
+
+        return Form((Operand("x", kind, x.count), *KEY), (Operand("d", "i32", x.count),), body)
+
+    return Operation("random_bits", 3, rule)
+
+
+@functools.cache
+def fold_in(data: int) -> Operation:
+    """(key...) -> the two words of numerics.fold_in(key, data)."""
+    words = (data & 0xFFFFFFFF, data >> 32 & 0xFFFFFFFF, FOLD_DOMAIN, 0)
+    return operation("fold_in", KEY, (Operand("d", "i32", 2),), lambda b, k0, k1: philox(
+        b, [b.i32(w) for w in words], (k0, k1))[:2])
+
+
+@functools.cache
+def drop(layout: str, shape: tuple[int, int], kind: str, threshold: int, scale: float,
+         aligned: bool = False) -> Operation:
+    """(fragment [1, R, C], index of the thread's first element, row stride, thread part of the
+    column, key...): scaled where the element's word is at least the threshold, else 0.
+
+    aligned: rows begin at multiples of four, so that four neighbours share one Philox block.
+    """
+    how = Layout.parse(layout, shape)
+    row, column = len(shape) - 2, len(shape) - 1
+    by_thread = any(bit and bit[0] == column and bit[1] < 2 for bit in how.threads)
+    x = Operand("x", kind, how.count)  # type: ignore[arg-type]
+    args = (x, Operand("start", "i64"), Operand("stride", "i64"), Operand("part", "i32"), *KEY)
+
+    def body(b: Builder, values: list[LLVM], start: LLVM, stride: LLVM, part: LLVM,
+             *key: LLVM) -> list[LLVM]:
+        @functools.cache
+        def words(r: int, c: int) -> list[LLVM]:
+            at = b.add(start, b.add(b.mul(stride, b.const("i64", r)), b.const("i64", c)))
+            return block(b, at, key)
+
+        def word(r: int, c: int) -> LLVM:
+            if aligned and not by_thread:
+                return words(r, c & ~3)[c & 3]
+            if aligned:
+                return chosen(b, words(r, c & ~3), b.or_(part, b.i32(c & 3)))
+            at = b.add(start, b.add(b.mul(stride, b.const("i64", r)), b.const("i64", c)))
+            return chosen(b, words(r, c), b.trunc(at, "i32"))
+
+        out = []
+        for base, v in zip(how.bases, values, strict=True):
+            kept = b.compare(">=", word(base[row], base[column]), b.i32(threshold), unsigned=True)
+            out.append(b.select(kept, b.fmul(v, b.const(kind, scale)), b.zero(v)))
+        return out
+
+    return operation("drop", args, (x,), body)

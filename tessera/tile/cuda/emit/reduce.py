@@ -1,0 +1,106 @@
+"""Reductions: within the registers of a lane, over the lanes of a warp, over the warps."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tessera.tile.cuda.emit.elementwise import number
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.reductions import padded
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.ir import Op
+from tessera.tile.layouts import WARP_BITS, Layout
+from tessera.tile.ops.reduce import NEUTRAL
+
+COMBINE = {"fold_sum": "add", "fold_max": "maximum", "fold_min": "minimum", "fold_prod": "mul"}
+
+
+@emits(*COMBINE)
+def _fold(e: Emitter, op: Op) -> None:
+    (x,), (made,) = op.args, op.outs
+    axis, kind, dtype = op.attr["axis"], kind_of(e.dtype(x)), e.dtype(x)
+    layout, text = e.layout(x), e.name(x)
+    tag = ("u" if dtype.kind == "uint" else "") + kind
+    axes = range(len(layout.shape)) if axis is None else [axis]
+    for a in axes:
+        if layout.overhangs(a):
+            text = inside_only(e, text, layout, a, kind, neutral(op.name, dtype))
+    for a in sorted(axes, reverse=True):
+        text = folded(e, text, layout, a, op.name, tag)
+        layout = layout.drop(a)
+    if axis is None:
+        text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
+    elif not layout.shape:
+        text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
+    e.define(made, text)
+
+
+def neutral(name: str, dtype: object) -> str:
+    """What changes nothing, as text in the header."""
+    from tessera.numerics import DType
+
+    assert isinstance(dtype, DType)
+    value = NEUTRAL[name]
+    if dtype.kind != "float" and abs(value) == float("inf"):
+        value = int(dtype.max if value > 0 else dtype.min)
+    return number(value, dtype)
+
+
+def inside_only(e: Emitter, text: str, layout: Layout, axis: int, kind: str, fill: str) -> str:
+    """The fragment with `fill` in registers that lie outside of the tile."""
+    make = e.use("inside", f"use(parts.mask({layout.text!r}, {layout.shape}, {axis}, {kind!r}, "
+                 f"{fill}))")
+    return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
+
+
+def folded(e: Emitter, text: str, layout: Layout, axis: int, name: str, tag: str) -> str:
+    """A fragment of layout.drop(axis) with the combined values, in all threads."""
+    lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < WARP_BITS)
+    warps = tuple(i for i in layout.thread_bits(axis) if i >= WARP_BITS)
+    make = e.use(name, f"use(reductions.fold({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
+                 f"{axis}, {lanes}))")
+    if not warps:
+        return f"{make}({text})"
+    part = e.fresh("part")
+    e.line(f"{part} = {make}({text})")
+    return across_warps(e, part, layout, axis, name, tag, warps)
+
+
+def across_warps(e: Emitter, part: str, layout: Layout, axis: int, name: str, tag: str,
+                 warps: tuple[int, ...]) -> str:
+    """Each warp writes what it found; after a barrier everybody combines all of them."""
+    rest = layout.drop(axis)
+    size = 8 if tag[-2:] == "64" else 4
+    count, elements = 1 << len(warps), prod(padded(rest.shape))
+    at = e.scratch(size * count * elements)
+    if e.loops:
+        e.sync()
+    warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
+    number_ = e.once("part_of", f"i32({warp})")
+    place = flat_index(e, rest)
+    write = e.use("put_parts", f"use(reductions.put({tag!r}, {rest.text!r}, {rest.shape}))")
+    first = writer(e, layout, axis)
+    e.line(f"{write}({part}, {at} + {size} * ({number_} * {elements} + {place}), "
+           f"{first})")
+    e.sync()
+    read = e.use("get_parts", f"use(reductions.get({name!r}, {tag!r}, {rest.text!r}, "
+                 f"{rest.shape}, {count}))")
+    return f"{read}({at} + {size} * {place})"
+
+
+def flat_index(e: Emitter, layout: Layout) -> str:
+    """The thread part of the row-major number of an element of the padded tile."""
+    text = "i32(0)"
+    for axis, n in enumerate(padded(layout.shape)):
+        part = e.index(layout, axis)
+        text = part if text == "i32(0)" else f"({text}) * {n} + {part}"
+    return f"({text})"
+
+
+def writer(e: Emitter, layout: Layout, axis: int) -> str:
+    """Whether this thread writes for its warp: the first among those with the same result."""
+    bits = sum(1 << i for i in layout.thread_bits(axis) if i < WARP_BITS)
+    bits |= sum(1 << i for i in layout.replicas)
+    for i in range(len(layout.threads), (e.lanes - 1).bit_length()):
+        bits |= 1 << i
+    return e.once("writes", f"i32(({e.thread} & {bits}) == 0)")

@@ -1,0 +1,237 @@
+"""Whole tiles between memory and registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from tessera.numerics import bf16
+from tessera.tile.cuda.emit.elementwise import number
+from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.narrow import has_instructions
+from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
+from tessera.tile.cuda.emit.places import (
+    Place,
+    asked,
+    bytes_of,
+    element_offset,
+    limits,
+    place_of,
+    product,
+)
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.ir import Op, Operand, Value
+from tessera.tile.layouts import WARP_BITS, Layout, bits_of, blocked
+from tessera.tile.types import Tile
+
+PLAIN = ("nearest_even", False)
+MOVED = frozenset({"transpose", "reshape", "expand_dims", "convert_layout"})
+LEAST = 16  # bytes, half a sector
+STREAMING = "L1::no_allocate"  # a tile is read once by its group
+
+
+@emits("load_tile")
+def _load(e: Emitter, op: Op) -> None:
+    (made,) = op.outs
+    place = place_of(e, op.args[0])
+    layout, fill = e.layout(made.value), op.attr["fill"]
+    if place.space == "shared":
+        from tessera.tile.cuda.emit.buffers import load_buffer
+
+        e.define(made, load_buffer(e, place, layout, fill, op.attr["vector"]))
+        return
+    if place.dtype.packed:
+        if op.attr["vector"]:
+            e.note(f"{place.name}: elements below a byte are read by words, whatever vector= says")
+        e.define(made, load_packed(e, place, layout, fill))
+        return
+    wanted, layout = layout, coalesced(place, layout)
+    axis, width = asked(e, place, layout, op.attr["vector"])
+    guards, bounds = guards_of(e, place, layout)
+    more = ", True" if has_instructions(place.dtype, e.target) else ""
+    text = (f"use(parts.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {STREAMING!r}{more}))")
+    args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
+    call = f"{e.use(f'load_{place.name}', text)}({args})"
+    e.define(made, converted(e, call, layout, wanted, place))
+
+
+@emits("store_tile")
+def _store(e: Emitter, op: Op) -> None:
+    target, value = op.args
+    place = place_of(e, target)
+    if isinstance(e.type(value), Tile):
+        layout, x = e.layout(value), unrounded(e, value, place)
+        exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
+    else:
+        (layout, x), exact = filled(e, place, e.name(value)), False
+    if place.space == "shared":
+        from tessera.tile.cuda.emit.buffers import store_buffer
+
+        store_buffer(e, place, layout, x)
+    elif place.dtype.packed:
+        store_packed(e, place, layout, x)
+    else:
+        store_global(e, place, layout, x, exact)
+
+
+def store_global(e: Emitter, place: Place, layout: Layout, x: str, exact: bool = False) -> None:
+    """Writes a fragment of whole bytes, rounded as the tensor's policy says. exact: nothing is
+    left to round, bf16 numbers are their upper halves."""
+    given, layout = layout, coalesced(place, layout)
+    x = converted(e, x, given, layout, place)
+    axis, width = asked(e, place, layout, None)
+    guards, bounds = guards_of(e, place, layout)
+    owner, how = e.owner(layout), rounding_of(place)
+    if exact and how == PLAIN:
+        how = ("exact", False)
+    more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.target)}" \
+        if how != PLAIN or has_instructions(place.dtype, e.target) else ""
+    text = (f"use(parts.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+            f"{axis}, {width}, {guards}, {owner is not None}{more}))")
+    args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]
+    args += [place.base, *key_of(e)] if how[0] == "stochastic" else []
+    args += [owner] if owner else []
+    e.line(f"{e.use(f'store_{place.name}', text)}({', '.join(args)})")
+
+
+def coalesced(place: Place, layout: Layout) -> Layout:
+    """The layout in which a tile moves: its own, unless that scatters what a warp touches at once
+    over memory in pieces below LEAST bytes; then one along the rows of memory."""
+    last = len(place.extents) - 1
+    if last not in place.axes:
+        return layout
+    axis, size = place.axes.index(last), place.dtype.bits // 8
+    bits = bits_of(layout.shape[axis])
+    near = {b for b in (*layout.registers, *layout.threads[:WARP_BITS]) if b and b[0] == axis}
+    run = next((i for i in range(bits) if (axis, i) not in near), bits)
+    if size << run >= min(LEAST, size << bits):
+        return layout
+    order = [a for a in range(len(layout.shape)) if a != axis] + [axis]
+    shape = tuple(layout.shape[a] for a in order)
+    threads = 1 << len(layout.threads)
+    share = max(1, prod(1 << bits_of(n) for n in shape) // threads)
+    made = blocked(shape, threads, min(1 << bits, 16 // size, share))
+    return made.permuted([order.index(a) for a in range(len(order))])
+
+
+def converted(e: Emitter, text: str, before: Layout, after: Layout, place: Place) -> str:
+    """The fragment in another layout."""
+    if before == after:
+        return text
+    from tessera.tile.cuda.emit.exchange import convert_layout
+
+    given = e.fresh(place.name)
+    e.line(f"{given} = {text}")
+    made = e.fresh(place.name)
+    e.line(f"{made} = {convert_layout(e, given, before, after, place.dtype)}")
+    return made
+
+
+def unrounded(e: Emitter, value: Operand, place: Place) -> str:
+    """The expression of a tile to store. A cast to the tensor's type, to nearest, is what the
+    store does anyway: then what was cast."""
+    made = e.made_by.get(value) if isinstance(value, Value) else None
+    if made is None or made.name != "convert" or place.dtype.kind != "float":
+        return e.name(value)
+    source, to = made.args[0], made.outs[0].type.dtype
+    plain = made.attr.get("rounding", "nearest_even") == "nearest_even" and not made.attr.get(
+        "saturate", False)
+    held = isinstance(e.type(source), Tile) and e.dtype(source).kind == "float" \
+        and e.dtype(source).bits <= 32
+    if plain and held and to is place.dtype and to.bits <= 16 and rounding_of(place) == PLAIN:
+        return e.name(source)
+    return e.name(value)
+
+
+def is_rounded(e: Emitter, value: Operand) -> bool:
+    """Whether a bf16 tile surely holds bf16 numbers: loaded, or cast. A literal need not be one."""
+    made = e.made_by.get(value) if isinstance(value, Value) else None
+    if made is None or made.outs[0].type.dtype is not bf16:
+        return False
+    if made.name in MOVED:
+        return is_rounded(e, made.args[0])
+    return made.name == "convert" or (made.name == "load_tile" and made.attr["fill"] == 0)
+
+
+def rounding_of(place: Place) -> tuple[str, bool]:
+    """(rounding, saturate) of a store; those of 32 bits and more, and integers, store bits."""
+    policy = place.numeric.policy
+    rounded = place.dtype.kind == "float" and place.dtype.bits <= 16
+    return (policy.rounding, policy.saturate) if rounded else PLAIN
+
+
+def key_of(e: Emitter) -> list[str]:
+    """The two words of the launch's key for this kernel."""
+    return [e.param("seed", "kernel_seed", "i32", axis) for axis in (0, 1)]
+
+
+def filled(e: Emitter, place: Place, value: str) -> tuple[Layout, str]:
+    """One number for a whole box: a layout for it, and its fragment."""
+    from tessera.tile.cuda.emit.elementwise import full
+
+    threads = 1 << (e.lanes.bit_length() - 1)
+    width = max(1, 128 // max(8, place.dtype.bits))
+    layout = blocked(place.shape, threads, 1 << min(bits_of(width), bits_of(place.shape[-1])))
+    return layout, full(e, Tile(place.dtype, place.shape, layout.text), value)
+
+
+def parts_of(e: Emitter, place: Place, layout: Layout) -> list[str | None]:
+    """The thread part of the index, per memory axis."""
+    parts: list[str | None] = [None] * len(place.extents)
+    for axis, memory in enumerate(place.axes):
+        parts[memory] = e.index(layout, axis)
+    return parts
+
+
+def address(e: Emitter, place: Place, layout: Layout) -> str:
+    """Global address of the thread's first element."""
+    offset = element_offset(e, place, parts_of(e, place, layout))
+    return f"{place.base} + {bytes_of(place.dtype, offset)}"
+
+
+def strides(e: Emitter, place: Place, layout: Layout, axis: int) -> list[str]:
+    """Byte distances along the axes (other than `axis`) on which registers differ."""
+    out = []
+    for a in range(len(layout.shape)):
+        if a != axis and any(base[a] for base in layout.bases):
+            out.append(bytes_of(place.dtype, product(place.stride(place.axes[a]))))
+    return out
+
+
+def guards_of(e: Emitter, place: Place, layout: Layout) -> tuple[tuple[str, ...], list[str]]:
+    """How each axis is guarded, and what the guards compare with."""
+    guards, bounds = [], []
+    for axis in range(len(layout.shape)):
+        found = limits(e, place, layout, axis)
+        guards.append(found[0] if found else "")
+        if found is None:
+            overhang = layout.overhangs(axis)
+            if overhang:
+                guards[-1] = "left"
+                bounds.append(f"i32({layout.shape[axis]} - {e.index(layout, axis)})")
+            continue
+        if layout.overhangs(axis):
+            _overhanging(e, layout, axis, found, place, guards, bounds)
+            continue
+        bounds.append(found[1])
+        if found[0] == "at":
+            bounds.append(f"i32({place.extents[place.axes[axis]]})")
+    return tuple(guards), bounds
+
+
+def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, str], place: Place,
+                 guards: list[str], bounds: list[str]) -> None:
+    """The box ends before the registers do, and perhaps the tensor before the box."""
+    box = f"i32({layout.shape[axis]} - {e.index(layout, axis)})"
+    smaller = e.use("smaller", "use(maths.operation('minimum', 'i32'))")
+    if found[0] == "left":
+        bounds.append(f"{smaller}({found[1]}, {box})")
+        return
+    # 0 <= start + b < min(extent, offset + box): the end of the box is start + box, by threads
+    bounds.append(found[1])
+    bounds.append(f"{smaller}(i32({place.extents[place.axes[axis]]}), "
+                  f"i32({found[1]} + {box}))")
+
+
+__all__ = ["address", "guards_of", "parts_of", "replace", "strides"]

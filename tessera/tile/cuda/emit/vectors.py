@@ -1,0 +1,91 @@
+"""load_vector and store_vector: lane L moves elements width*L .. width*L + width - 1 of a row."""
+
+from __future__ import annotations
+
+from tessera.errors import UnsupportedTargetError
+from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.lanes import (
+    flat,
+    flat32,
+    guard,
+    hardware,
+    intrinsic,
+    row_bytes,
+    stage_base,
+)
+from tessera.tile.cuda.emit.places import Place, bytes_of, place_of
+from tessera.tile.cuda.emit.swizzles import Panel
+from tessera.tile.cuda.emit.table import emits
+from tessera.tile.ir import Op, Operand
+from tessera.tile.types import Vector
+
+ACCESS_BITS = 128
+
+
+@emits("load_vector")
+def _load(e: Emitter, op: Op) -> None:
+    (made,), (row, *index) = op.outs, op.args
+    place, width = place_of(e, row), op.attr["width"]
+    call = e.use(f"load_{place.name}", _intrinsic(e, "load", place, width))
+    e.define(made, f"{call}({_arguments(e, place, tuple(index), width)})")
+
+
+@emits("store_vector")
+def _store(e: Emitter, op: Op) -> None:
+    row, vector, *index = op.args
+    t = e.type(vector)
+    assert isinstance(t, Vector)
+    place = place_of(e, row)
+    saturate = place.space == "global" and place.numeric.policy.saturate
+    call = e.use(f"store_{place.name}", _intrinsic(e, "store", place, t.width, saturate=saturate))
+    e.line(f"{call}({e.name(vector)}, {_arguments(e, place, tuple(index), t.width)})")
+
+
+def _intrinsic(e: Emitter, what: str, place: Place, width: int, **options: bool) -> str:
+    dtype = place.dtype
+    if place.space == "register":
+        raise UnsupportedTargetError(f"{what}_vector of an array of a lane", where=e.where,
+                                     hint="index its elements")
+    if dtype.packed:
+        return intrinsic(f"rows.{what}_packed_row", place.space, dtype.name, width)
+    options["hardware"] = hardware(e, dtype)
+    if place.space == "shared":
+        assert place.buffer is not None
+        panel = Panel.of(place.buffer)
+        fields = (panel.rows, panel.columns, panel.dtype, panel.swizzle)
+        return intrinsic(f"rows.{what}_shared", fields, width, piece(e, place, width), **options)
+    return intrinsic(f"rows.{what}", dtype.name, width, piece(e, place, width), **options)
+
+
+def piece(e: Emitter, place: Place, width: int) -> int:
+    """Elements that one access may move: aligned, and in the row all or none."""
+    most = max(1, min(width, ACCESS_BITS // place.dtype.bits))
+    if place.space == "shared":
+        assert place.buffer is not None
+        panel = Panel.of(place.buffer)
+        while most > 1 and (panel.columns % most or not panel.aligned(most * panel.size)):
+            most //= 2
+        return most
+    if place.name not in e.facts.aligned:
+        return 1
+    return min(most, e.known.extent(place.texts[-1]))
+
+
+def _arguments(e: Emitter, place: Place, index: tuple[Operand, ...], width: int) -> str:
+    """Where the thread's first element is, and how many elements of the row are left there."""
+    ok = guard(e, place, index)
+    column = e.once("column", f"i32({e.thread} * {width})")
+    left = f"{place.extents[-1]} - {column}"
+    left = f"i32({left})" if ok is None else f"i32(({left}) * {ok})"
+    if place.space == "shared":
+        assert place.buffer is not None
+        row = flat32(e, place.buffer.shape[:-1], index)
+        if place.dtype.packed:
+            start = f"i32({stage_base(e, place)} + ({row}) * {row_bytes(e, place)})"
+            return f"{start}, {column}, {left}"
+        return f"i32({stage_base(e, place)}), i32({row}), {column}, {left}"
+    row = flat(e, place.extents[:-1], index)
+    if place.dtype.packed:
+        return f"{place.base} + ({row}) * {row_bytes(e, place)}, {column}, {left}"
+    element = f"({row}) * {place.extents[-1]} + {column}"
+    return f"{place.base} + {bytes_of(place.dtype, element)}, {left}"

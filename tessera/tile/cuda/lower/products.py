@@ -1,0 +1,48 @@
+"""Which unit does a product: the tensor cores and in what format, or threads with multiply-adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.numerics import DType, f64
+from tessera.runtime.target import Target, parse_target
+
+HALF = {"bf16": "bf16", "f16": "f16"}
+# Every number of these is an f16 number, so f16 products of them are exact.
+IN_F16 = frozenset({"fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "fp4_e3m0"})
+IN_INT8 = {"int8": "s8", "int4": "s8", "uint8": "u8"}
+
+
+def tensor_core_type(a: DType, b: DType, attrs: dict[str, Any]) -> tuple[str, str] | None:
+    """The formats in which mma reads A and B; None: no tensor core keeps this product's precision.
+
+    f32 operands are multiplied as tf32 only where precision="tf32" asks for it. Low-precision
+    floats are f16 here; targets with fp8 products take them as they are.
+    """
+    if attrs["dtype"] is f64 or a is f64 or b is f64:
+        return None
+    if a is b and a.name in HALF:
+        return HALF[a.name], HALF[a.name]
+    if a.name == b.name == "tf32" or (a.name == b.name == "f32" and attrs["precision"] == "tf32"):
+        return "tf32", "tf32"
+    if attrs["precision"] in ("f32", "tf32"):
+        return None
+    if a.name in IN_F16 and b.name in IN_F16:
+        return "f16", "f16"
+    if a.name in IN_INT8 and b.name in IN_INT8 and attrs["dtype"].name == "int32":
+        return IN_INT8[a.name], IN_INT8[b.name]
+    return None
+
+
+SM80, SM89 = parse_target("sm_80"), parse_target("sm_89")
+FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+
+
+def format_of(a: DType, b: DType, attrs: dict[str, Any], target: Target) -> tuple[str, str] | None:
+    """As tensor_core_type, on a target: fp8 as it is from sm_89 on, f16 alone on sm_75."""
+    kinds = tensor_core_type(a, b, attrs)
+    if kinds is None or not target.runs(SM80):  # sm_75 has m16n8k8 of f16
+        return kinds if kinds and kinds[0] == "f16" else None
+    if a.name in FP8 and b.name in FP8 and target.runs(SM89):
+        return FP8[a.name], FP8[b.name]
+    return kinds

@@ -1,0 +1,184 @@
+"""Results of kernels on a GPU: arrays of the library that the arguments came from, and numbers.
+
+    make = maker("torch", (64, 32), bf16, device=0)
+    out = make(stream)                 # Output(array, pointer)
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import DTypeError, user_line
+from tessera.numerics import DType, NumericType, decode, row_bytes, unpack
+from tessera.runtime.buffer import Buffer, MappedMemory
+from tessera.runtime.device import check, device, driver
+from tessera.tensor import Tensor
+
+NAN_BYTE = 0xFF  # a NaN in every float format that has NaNs, when all its bytes are this
+
+
+@dataclass(frozen=True)
+class Output:
+    """An array that a kernel fills."""
+
+    array: Any
+    pointer: int
+    nbytes: int
+
+    def fill(self, byte: int, stream: int) -> None:
+        if self.nbytes:
+            check(driver().cuMemsetD8Async(self.pointer, byte, self.nbytes, stream),
+                  "fill a result")
+
+
+Maker = Callable[[int | None], Output]  # of the stream, when it is not the library's current one
+
+
+def maker(library: str, shape: tuple[int, ...], numeric: NumericType, index: int) -> Maker:
+    """How outputs of this shape and type are made in a library: quick to call many times."""
+    make = MAKERS.get(library, _resident)
+    return make(shape, numeric.dtype, index)
+
+
+def _torch(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
+    torch = sys.modules["torch"]
+    spelled = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bool_": "bool",
+               "bf16": "bfloat16", "f16": "float16", "f32": "float32", "tf32": "float32",
+               "f64": "float64"}.get(dtype.name, dtype.name)
+    kind = _need(getattr(torch, spelled, None), dtype, "torch")
+    options, nbytes = {"dtype": kind, "device": torch.device("cuda", index)}, _nbytes(shape, dtype)
+
+    def make(stream: int | None) -> Output:
+        made = torch.empty(shape, **options)
+        if stream is not None:  # the allocator must not give it away while that stream works on it
+            made.record_stream(torch.cuda.ExternalStream(stream, index))
+        return Output(made, made.data_ptr(), nbytes)
+
+    return make
+
+
+def _cupy(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
+    cupy, nbytes = sys.modules["cupy"], _nbytes(shape, dtype)
+    kind = _need(None if dtype.packed else dtype.numpy, dtype, "cupy")
+
+    def make(stream: int | None) -> Output:
+        with cupy.cuda.Device(index), (nullcontext() if stream is None
+                                       else cupy.cuda.ExternalStream(stream, index)):
+            made = cupy.empty(shape, kind)
+        return Output(made, made.data.ptr, nbytes)
+
+    return make
+
+
+def _jax(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
+    """A fresh array that nobody has seen yet; the launch waits before JAX gets to see it."""
+    jax = sys.modules["jax"]
+    kind = _need(None if dtype.packed else dtype.numpy, dtype, "jax")
+    (where,) = [d for d in jax.local_devices() if d.local_hardware_id == index]
+    nbytes = _nbytes(shape, dtype)
+
+    def make(stream: int | None) -> Output:
+        with jax.default_device(where):
+            made = jax.numpy.zeros(shape, kind).block_until_ready()
+        return Output(made, made.unsafe_buffer_pointer(), nbytes)
+
+    return make
+
+
+def _resident(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
+    """For arrays of other libraries, and for host arrays: memory of our own."""
+    def make(stream: int | None) -> Output:
+        made = Resident(shape, dtype, index)
+        return Output(made, made.buffer.pointer, made.buffer.nbytes)
+
+    return make
+
+
+MAKERS: dict[str, Callable[[tuple[int, ...], DType, int], Maker]] = {
+    "torch": _torch, "cupy": _cupy, "jax": _jax}
+WAITED_FOR = frozenset({"jax"})  # libraries whose streams know nothing of ours
+
+
+def _need(kind: Any, dtype: DType, library: str) -> Any:
+    if kind is None:
+        raise DTypeError(f"the kernel returns {dtype}, which {library} has no type for",
+                         hint="return another type, or pass a tensor that the kernel fills",
+                         where=user_line())
+    return kind
+
+
+def _nbytes(shape: tuple[int, ...], dtype: DType) -> int:
+    return prod(shape) * dtype.numpy.itemsize
+
+
+class Resident:
+    """An array in device memory of ours; CuPy, torch and JAX take it without a copy.
+
+    cupy.asarray(y), torch.as_tensor(y, device="cuda"), y.numpy()
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, index: int):
+        self.shape, self.dtype = shape, dtype
+        nbytes = _nbytes(shape, dtype)
+        if dtype.packed:
+            nbytes = prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
+        self.buffer = Buffer(nbytes, device(index))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.dtype.numpy.str, "version": 3,
+                "data": (self.buffer.pointer, False), "strides": None, "stream": 1}
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host, of unpacked elements."""
+        self.buffer.device.synchronize()
+        if not self.dtype.packed:
+            out = np.empty(self.shape, self.dtype.numpy)
+            self.buffer.read(out)
+            return out
+        rows = np.empty((*self.shape[:-1], row_bytes(self.shape[-1], self.dtype)), np.uint8)
+        self.buffer.read(rows)
+        return unpack(rows, self.dtype, self.shape[-1])
+
+    def to_host(self, numeric: NumericType, tensors: bool) -> Any:
+        """As a call on host arrays returns it."""
+        array = self.numpy()
+        return Tensor(array, numeric) if tensors or numeric.dtype.packed else array
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype} array {self.shape} on cuda:{self.buffer.device.index}>"
+
+
+class Numbers:
+    """Places for results that are one number: host memory that the kernel writes directly."""
+
+    def __init__(self, index: int):
+        self._index = index
+        self._free: list[MappedMemory] = []  # append and pop are atomic
+
+    def take(self) -> MappedMemory:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return MappedMemory(1, device(self._index))
+
+    def give(self, memory: MappedMemory, dtype: DType) -> Any:
+        """The number that was written, as Python has it; the memory is used again."""
+        raw = memory.words.view(np.uint8)[:dtype.numpy.itemsize].view(dtype.numpy)
+        value = decode(raw, dtype)[0].item()
+        self._free.append(memory)
+        return value
+
+
+@functools.cache
+def numbers(index: int) -> Numbers:
+    """Those of a device."""
+    return Numbers(index)

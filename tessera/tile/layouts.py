@@ -1,0 +1,220 @@
+"""Where the elements of a tile lie: which register of which thread.
+
+A layout is a permutation of bits. An index of a padded tile (extents rounded up to powers of two)
+is made of bits (axis, bit); a register number and a thread number are made of bits too, and a
+layout says which index bit each of those is. A thread bit that is none is a replica: threads that
+differ only there hold the same elements. So
+
+    index of register r of thread t, along an axis = base(r)[axis] + thread part(t)
+
+with no bit in both parts, and every change of shape (a dropped, added or swapped axis) is a
+relabelling of bits that moves no data.
+
+Text form, as it stands in `Tile.layout`: register bits, a bar, thread bits, low bits first:
+`1.0 0.3 | 1.1 1.2 0.0 0.1 0.2`, with `-` for a replica.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+Bit = tuple[int, int]  # (axis, bit of the index along it)
+WARP_BITS = 5
+
+
+def bits_of(extent: int) -> int:
+    """Bits of an index below `extent`."""
+    return (extent - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """registers, threads: the index bit of each bit of their number, lowest first."""
+
+    shape: tuple[int, ...]
+    registers: tuple[Bit, ...]
+    threads: tuple[Bit | None, ...]
+
+    # --- reading ------------------------------------------------------------------------------
+    @functools.cached_property
+    def bases(self) -> tuple[tuple[int, ...], ...]:
+        """The register part of the index, for each register of the fragment.
+
+        Registers that lie outside of the shape in every thread do not exist.
+        """
+        every = [self._base(r) for r in range(1 << len(self.registers))]
+        return tuple(b for b in every if all(i < n for i, n in zip(b, self.shape, strict=True)))
+
+    def _base(self, number: int) -> tuple[int, ...]:
+        index = [0] * len(self.shape)
+        for i, (axis, bit) in enumerate(self.registers):
+            index[axis] |= (number >> i & 1) << bit
+        return tuple(index)
+
+    @functools.cached_property
+    def number(self) -> dict[tuple[int, ...], int]:
+        """Register part of an index -> position in the fragment."""
+        return {base: i for i, base in enumerate(self.bases)}
+
+    @property
+    def count(self) -> int:
+        """Registers of the fragment."""
+        return len(self.bases)
+
+    def terms(self, axis: int) -> tuple[tuple[int, int, int], ...]:
+        """(first thread bit, first index bit, how many) of each run of thread bits of an axis."""
+        runs: list[list[int]] = []
+        for i, bit in enumerate(self.threads):
+            if bit is None or bit[0] != axis:
+                continue
+            if runs and runs[-1][0] + runs[-1][2] == i and runs[-1][1] + runs[-1][2] == bit[1]:
+                runs[-1][2] += 1
+            else:
+                runs.append([i, bit[1], 1])
+        return tuple((a, b, n) for a, b, n in runs)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Thread bits that change nothing."""
+        return tuple(i for i, bit in enumerate(self.threads) if bit is None)
+
+    def run(self, axis: int) -> int:
+        """Neighbours along an axis that a thread holds: 2, 4, 8, ...; 1 for none."""
+        width = 1
+        while (axis, bits_of(width * 2) - 1) in self.registers:
+            width *= 2
+        return width
+
+    def reach(self, axis: int) -> int:
+        """The largest index along an axis that some thread holds, plus one."""
+        high = max((b[axis] for b in self.bases), default=0)
+        return high + sum(1 << bit[1] for bit in self.threads if bit and bit[0] == axis) + 1
+
+    def overhangs(self, axis: int) -> bool:
+        """Whether some thread's register lies outside of the shape along an axis."""
+        return self.reach(axis) > self.shape[axis]
+
+    def thread_bits(self, axis: int) -> tuple[int, ...]:
+        """Bits of the thread number that move along an axis."""
+        return tuple(i for i, bit in enumerate(self.threads) if bit and bit[0] == axis)
+
+    # --- relabelling --------------------------------------------------------------------------
+    def drop(self, axis: int) -> Layout:
+        """Without an axis, as after a reduction: threads that shared it become replicas."""
+        def down(bit: Bit) -> Bit:
+            return (bit[0] - (bit[0] > axis), bit[1])
+
+        return Layout(self.shape[:axis] + self.shape[axis + 1:],
+                      tuple(down(b) for b in self.registers if b[0] != axis),
+                      tuple(down(b) if b and b[0] != axis else None for b in self.threads))
+
+    def insert(self, axis: int) -> Layout:
+        """With a new axis of extent 1."""
+        def up(bit: Bit) -> Bit:
+            return (bit[0] + (bit[0] >= axis), bit[1])
+
+        return Layout((*self.shape[:axis], 1, *self.shape[axis:]), tuple(map(up, self.registers)),
+                      tuple(up(b) if b else None for b in self.threads))
+
+    def permuted(self, order: Sequence[int]) -> Layout:
+        """Axis i of the result is axis order[i]."""
+        place = {old: new for new, old in enumerate(order)}
+        return Layout(tuple(self.shape[i] for i in order),
+                      tuple((place[a], b) for a, b in self.registers),
+                      tuple((place[b[0]], b[1]) if b else None for b in self.threads))
+
+    def shrunk(self, shape: tuple[int, ...]) -> Layout:
+        """For a tile whose extents are 1 where it is repeated along this one."""
+        gone = {i for i, n in enumerate(shape) if n == 1 and self.shape[i] != 1}
+        return Layout(shape, tuple(b for b in self.registers if b[0] not in gone),
+                      tuple(b if b and b[0] not in gone else None for b in self.threads))
+
+    def reshaped(self, shape: tuple[int, ...]) -> Layout | None:
+        """The same elements in row-major order; None unless all extents are powers of two."""
+        if any(n & (n - 1) for n in (*shape, *self.shape)):
+            return None
+        def to_flat(bit: Bit) -> int:
+            return bits_of(prod(self.shape[bit[0] + 1:])) + bit[1]
+
+        def from_flat(at: int) -> Bit:
+            for axis in reversed(range(len(shape))):
+                if at < bits_of(shape[axis]):
+                    return (axis, at)
+                at -= bits_of(shape[axis])
+            raise AssertionError(f"bit {at} of {shape}")
+
+        return Layout(shape, tuple(from_flat(to_flat(b)) for b in self.registers),
+                      tuple(from_flat(to_flat(b)) if b else None for b in self.threads))
+
+    # --- text ---------------------------------------------------------------------------------
+    @functools.cached_property
+    def text(self) -> str:
+        sides = (self.registers, self.threads)
+        return " | ".join(" ".join(f"{b[0]}.{b[1]}" if b else "-" for b in side) for side in sides)
+
+    @staticmethod
+    @functools.cache
+    def parse(text: str, shape: tuple[int, ...]) -> Layout:
+        """The layout of a tile type's text."""
+        def bits(side: str) -> list[Bit | None]:
+            return [None if word == "-" else (int(word.split(".")[0]), int(word.split(".")[1]))
+                    for word in side.split()]
+
+        registers, _, threads = text.partition("|")
+        return Layout(shape, tuple(b for b in bits(registers) if b), tuple(bits(threads)))
+
+
+# --- the layouts that ops ask for ---------------------------------------------------------------
+@functools.cache
+def blocked(shape: tuple[int, ...], threads: int, vector: int = 1) -> Layout:
+    """For memory: `vector` neighbours in a thread, neighbouring threads next to each other.
+
+    threads: a power of two. Bits that the threads do not cover are registers.
+    """
+    wanted = bits_of(threads)
+    order = [(axis, bit) for axis in reversed(range(len(shape))) for bit in range(
+        bits_of(shape[axis]))]
+    inner = [b for b in order if b[0] == len(shape) - 1][:bits_of(vector)]
+    rest = [b for b in order if b not in inner]
+    spread: list[Bit | None] = [*rest[:wanted]]
+    spread += [None] * (wanted - len(spread))
+    return Layout(shape, tuple(inner + rest[wanted:]), tuple(spread))
+
+
+@functools.cache
+def accumulator(shape: tuple[int, int], warps: tuple[Bit | None, ...]) -> Layout:
+    """Of the tensor cores: m16n8 blocks, of mma.sync and (four warps down the rows) of wgmma.
+
+    Lane l holds rows l / 4 and 8 on, columns 2 (l % 4) and one on (PTX ISA 9.7.14, 9.7.15).
+    warps: the index bit of each bit of the warp number. Extents below 16 x 8 are padded.
+    """
+    lanes: list[Bit] = [(1, 1), (1, 2), (0, 0), (0, 1), (0, 2)]
+    used = {*lanes, (1, 0), (0, 3), *warps}
+    more = [(axis, bit) for axis, low in ((1, 3), (0, 4)) for bit in range(low, bits_of(
+        shape[axis])) if (axis, bit) not in used]
+    return Layout(shape, ((1, 0), (0, 3), *more), (*lanes, *warps))
+
+
+def warps_over(shape: tuple[int, int], down: int, across: int) -> tuple[Bit | None, ...]:
+    """Warp bits that cut an accumulator into down x across parts; replicas beyond its size."""
+    def top(axis: int, count: int, least: int) -> list[Bit | None]:
+        high = bits_of(shape[axis])
+        wanted = bits_of(count)
+        bits: list[Bit | None] = [(axis, b) for b in range(max(least, high - wanted), high)]
+        return bits + [None] * (wanted - len(bits))
+
+    return (*top(0, down, 4), *top(1, across, 3))
+
+
+@functools.cache
+def warpgroups(shape: tuple[int, int], groups: int) -> Layout:
+    """wgmma's accumulator with 64-row blocks dealt to consecutive warpgroups."""
+    bits: list[Bit | None] = [(0, 4), (0, 5)]
+    bits += [(0, 6 + i) for i in range(bits_of(groups))]
+    return accumulator(shape, tuple(bits))
+
+
+__all__ = ["Bit", "Layout", "accumulator", "bits_of", "blocked", "warpgroups", "warps_over"]

@@ -1,0 +1,354 @@
+"""gather and scatter: elements and rows of a place, chosen by a tile of positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import i32, i64
+from tessera.tile.copies import wide
+from tessera.tile.errors import RaceError, RuleError
+from tessera.tile.handles import Handle, Region, Row, describe, is_number
+from tessera.tile.indexing import Part
+from tessera.tile.ir import Value
+from tessera.tile.memory import Place
+from tessera.tile.ops.reduce import mask_edge
+from tessera.tile.ops.registry import declare, macro
+from tessera.tile.sanitize import GROUP, MANY
+from tessera.tile.types import Buffer, Tensor, Tile, Type, View
+from tessera.tile.values import array_dtype, convert
+
+MODES = ("store", "add")
+
+
+# --- types ----------------------------------------------------------------------------------------
+def shape_of(index: tuple[int, ...], attrs: Any) -> tuple[tuple[int, ...], int]:
+    """(shape of the tile, its first axis of the index): the index's axes stand for `axis`."""
+    before = [a for a in attrs["kept"] if a < attrs["axis"]]
+    after = [a for a in attrs["kept"] if a > attrs["axis"]]
+    sides = [tuple(attrs["box"][a] for a in side) for side in (before, after)]
+    return (*sides[0], *index, *sides[1]), len(before)
+
+
+def _require(place: Type, index: Type, what: str) -> Tile:
+    if not isinstance(place, Tensor | Buffer) or place.space == "register":
+        raise RuleError(f"{what} works on a tensor or shared memory, got {place}",
+                        "elements of an array in registers: r[i]")
+    if not isinstance(index, Tile) or index.dtype.kind not in ("int", "uint"):
+        raise RuleError(f"{what} needs a tile of integers as its index, got {index}",
+                        "one element for each lane: x[i]; a box at a number: x[i:i+64]")
+    return index
+
+
+def _gather_rule(types: Any, attrs: Any) -> Tile:
+    place, index = types[0], _require(types[0], types[1], "gather")
+    return Tile(place.dtype, shape_of(index.shape, attrs)[0])
+
+
+def _scatter_rule(types: Any, attrs: Any) -> Any:
+    value, index = types[1], _require(types[0], types[2], "scatter")
+    shape, _ = shape_of(index.shape, attrs)
+    if not isinstance(value, Tile) or value.shape != shape:
+        raise RuleError(f"scatter of {value}: the index {index} and the rest of the place need "
+                        f"a tile of shape {list(shape)}",
+                        "reshape it, or slice the place: scatter(y[:, 0:64], index, tile)")
+    return ()
+
+
+def _add_rule(types: Any, attrs: Any) -> Any:
+    if types[0].dtype.packed:
+        raise RuleError(f"scatter adds to {types[0]}: elements of less than a byte share a word",
+                        "mode='store', or a tensor of a wider type")
+    return _scatter_rule(types, attrs)
+
+
+# --- meaning --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Found:
+    """[G, *shape] addresses, clipped into the memory, and which elements are there."""
+
+    place: Place
+    address: np.ndarray
+    on: np.ndarray
+
+
+def _find(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found:
+    attr, axis = op.attr, op.attr["axis"]
+    start, size = np.asarray(offsets[axis], np.int64), base.memory.shape[axis]
+    at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
+    place = Place(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
+    address, inside = place.addresses(m.groups)
+    if not size:
+        inside = np.zeros_like(inside)
+    shape, first = shape_of(index.shape[1:], attr)
+    rank, more = index.ndim - 1, len(shape) - first - (index.ndim - 1)
+    number = index.astype(np.int64)
+    position = number + start.reshape((-1,) + (1,) * rank)
+    here = (position >= 0) & (position < size)
+    if attr["limit"]:
+        here &= (number >= 0) & (number < attr["limit"])
+    spread = (-1, *(1,) * first, *index.shape[1:], *(1,) * more)
+    rest = (m.count, *shape[:first], *(1,) * rank, *shape[first + rank:])
+    step = np.clip(position, 0, max(size - 1, 0)) * base.memory.strides[axis]
+    full = (m.count, *shape)
+    address = np.broadcast_to(address.reshape(rest) + step.reshape(spread), full)
+    inside = np.broadcast_to(inside.reshape(rest) & here.reshape(spread), full)
+    return _Found(place, address, inside & wide(m.active_groups(), inside))
+
+
+def _lane(place: Place) -> int:
+    return GROUP if place.memory.space == "global" else MANY
+
+
+def _gather_lower(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
+    return gather_of(t, x, index, axis, fill)
+
+
+@declare(rule=_gather_rule, attrs=("axis", "box", "kept", "limit", "fill"), run=True,
+         effect="read", group=True, lower=_gather_lower,
+         samples=(lambda rng: (rng.standard_normal(20), rng.integers(-2, 22, (3, 4))),
+                  lambda rng: (rng.standard_normal((9, 8)), rng.integers(0, 9, 5))))
+def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
+    """Elements of x at the positions in an integer tile: x[index] of a vector x, and for more axes
+    the index's axes in place of `axis`: gather(table[:, 0:D], index) are rows of a table.
+
+    Where a position lies outside of x, the result is `fill`.
+    """
+    found = _find(m, op, x, index, offsets)
+    memory = x.memory
+    access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
+    if access is not None:
+        m.sanitizer.read(access)
+    if not memory.flat.size:
+        return np.full(found.address.shape, op.attr["fill"], array_dtype(memory.numeric.dtype))
+    values = memory.read(found.address)
+    return np.where(found.on, values, values.dtype.type(op.attr["fill"]))
+
+
+@declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="write",
+         group=True, public=False)
+def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
+    """Writes each element of a tile where the index says; of two at one place one stays."""
+    found, memory = _find(m, op, y, index, offsets), y.memory
+    values = np.broadcast_to(value, found.address.shape)[found.on]
+    access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
+    if access is not None:
+        _meet(m, op, found, access, values)
+        m.sanitizer.wrote(access, values=values)
+    if values.size:
+        memory.write(found.address[found.on], np.ascontiguousarray(values), m.key)
+
+
+def _meet(m: Any, op: Any, found: _Found, access: Any, values: np.ndarray) -> None:
+    """Raises RaceError for two elements of one group's tile that go to one place and differ."""
+    order = np.lexsort((access.group, access.address))
+    address, group, v = (x[order] for x in (access.address, access.group, values))
+    same = (address[1:] == address[:-1]) & (group[1:] == group[:-1]) & (v[1:] != v[:-1])
+    if not same.any():
+        return
+    one, other = order[int(np.argmax(same))], order[int(np.argmax(same)) + 1]
+    memory = access.memory
+    place = np.unravel_index(int(access.address[one]) % max(memory.size, 1), memory.shape)
+    first, second = sorted(tuple(int(i) for i in np.argwhere(found.on)[k][1:])
+                           for k in (one, other))
+    m.sanitizer.report(RaceError(
+        f"race on '{memory.name}'{list(map(int, place))}: elements {list(first)} and "
+        f"{list(second)} of the tile that group {int(access.group[one])} scatters go there and "
+        "differ", where=op.where,
+        hint="make the positions of one tile distinct, or add: ts.tile.scatter(y, index, tile, "
+        "mode='add')"))
+
+
+@declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="atomic",
+         group=True, public=False)
+def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
+    """Adds each element of a tile where the index says, as one step each."""
+    found, memory = _find(m, op, y, index, offsets), y.memory
+    access = m.tile_access(found.place, found.address, found.on, _lane(found.place), op.where)
+    if access is not None:
+        m.sanitizer.wrote(access, atomic=True)
+    address = found.address[found.on]
+    values = np.broadcast_to(value, found.address.shape)[found.on]
+    turn = _occurrence(address)
+    for k in range(int(turn.max(initial=-1)) + 1):  # those at one place follow each other
+        at, x = address[turn == k], values[turn == k]
+        memory.write(at, convert(memory.read(at) + x, memory.numeric.dtype))
+
+
+def _occurrence(address: np.ndarray) -> np.ndarray:
+    """How many of the same number come before each."""
+    order = np.argsort(address, kind="stable")
+    ordered = address[order]
+    first = np.r_[True, ordered[1:] != ordered[:-1]][:len(ordered)]
+    number = np.arange(len(ordered))
+    out = np.empty(len(ordered), np.int64)
+    out[order] = number - np.maximum.accumulate(np.where(first, number, 0))
+    return out
+
+
+# --- calls ----------------------------------------------------------------------------------------
+@macro()
+def scatter(t: Any, y: Any, index: Any, value: Any, axis: Any = 0, *, mode: Any = "store") -> None:
+    """y[index] = tile at the positions in an integer tile, or with mode='add' y[index] += tile, as
+    atomics. For more axes as gather: scatter(table[:, 0:D], index, rows).
+
+    Positions outside of y, and those that the index has no elements for, are left out. Of two
+    different elements that mode='store' writes to one place, one stays: a race.
+    """
+    if mode not in MODES:
+        t.fail(f"mode={mode!r} is not known", "'store' or 'add'")
+    chosen = _chosen(t, y, index, axis, "scatter")
+    index = _only_there(t, chosen.index)
+    value = _as_tile(t, value, chosen)
+    value = t.storable(value, chosen.base.type.dtype, chosen.base)
+    name = "store_scatter" if mode == "store" else "atomic_scatter"
+    t.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
+
+
+def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
+    """The gathered tile; it knows where its axes lie in x and in what the index was read from."""
+    if not is_number(fill):
+        t.fail("fill must be a compile-time number")
+    chosen = _chosen(t, x, index, axis, "gather")
+    out = t.emit("gather", [chosen.base, chosen.index, *chosen.offsets], t.hint(chosen.base),
+                 fill=fill, **chosen.attrs)
+    rank = len(out.type.shape) - len(chosen.edges[0]) - len(chosen.edges[1])
+    edges = (*chosen.edges[0], *(chosen.index.edges or (None,) * rank), *chosen.edges[1])
+    return replace(out, edges=edges if any(edges) else ())
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A place, the axis that the index runs along, and the box of the others.
+
+    edges: of the axes before and behind it.
+    """
+
+    base: Handle
+    index: Handle
+    offsets: list[Any]
+    attrs: dict[str, Any]
+    edges: tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
+    if isinstance(index, Row) or isinstance(index, Handle) and isinstance(
+            index.type, View | Buffer):
+        index = t.call_op(_load(), [index], {})
+    index = t.value_of(index)
+    if not isinstance(index, Handle):
+        t.fail(f"{what} needs a tile of integers as its index, got {describe(index)}")
+    if isinstance(x, Handle) and isinstance(x.type, View):
+        return _of_view(t, x, _signed(t, index), axis, what)
+    base, parts = _region(t, x, what)
+    shown = [a for a, p in enumerate(parts) if isinstance(p, Part)]
+    along = shown[_axis(t, axis, len(shown), what)]
+    offsets, box, edges, limit = [], [], [], 0
+    for a, p in enumerate(parts):
+        if a == along:
+            lo, extent = (0, 1) if p.lo is None and p.hi is None else t.slice_box(base, a, p)
+            limit = 0 if p.lo is None and p.hi is None else extent
+            extent = 1
+        elif isinstance(p, Part):
+            lo, extent = t.slice_box(base, a, p)
+            edges.append((a < along, t.edge(base, a, lo, extent)))
+        else:
+            t.require_index(p)
+            if not t.is_uniform(p):
+                t.fail(f"{what} at a place that depends on the lane", "a tile belongs to the group")
+            lo, extent = p, 1
+        offsets.append(lo)
+        box.append(extent)
+    hidden = t.leading(base)
+    skip = len(hidden)
+    attrs = {"axis": skip + along, "box": (1,) * skip + tuple(box), "limit": limit,
+             "kept": tuple(skip + a for a in shown if a != along)}
+    sides = tuple(tuple(e for first, e in edges if first == want) for want in (True, False))
+    return _Chosen(base, _signed(t, index), [*hidden, *offsets], attrs, sides)  # type: ignore
+
+
+def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
+    """A box that has a name already: the op that made it says where it lies."""
+    made = t.defined_by.get(x.value)
+    if made is None or made.name != "view":
+        t.fail(f"{what} of a view that was transposed", "transpose the tile: gather(x, index).T")
+    kept, box = made.attr["kept"], made.attr["box"]
+    at = _axis(t, axis, len(kept), what)
+    edges = x.edges or (None,) * len(kept)
+    attrs = {"axis": kept[at], "limit": box[kept[at]], "kept": kept[:at] + kept[at + 1:],
+             "box": tuple(1 if a == kept[at] else n for a, n in enumerate(box))}
+    base = Handle(made.args[0], t.type_of_value(made.args[0]))
+    offsets = [Handle(v, t.type_of_value(v)) if isinstance(v, Value) else v
+               for v in made.args[1:]]
+    return _Chosen(base, index, offsets, attrs, (edges[:at], edges[at + 1:]))
+
+
+def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
+    """x as a tensor or buffer and an index of all of its axes."""
+    if isinstance(x, Region):
+        base, parts = x.base, list(x.parts)
+    elif isinstance(x, Row):
+        base, parts = x.base, list(x.index)
+    else:
+        base, parts = x, []
+    if not isinstance(base, Handle) or not isinstance(base.type, Tensor | Buffer):
+        t.fail(f"{what} of {describe(x)}: it works on a tensor, a buffer or a slice of one",
+               f"ts.tile.{what}(x, index, ...): the place comes first")
+    if isinstance(base.type, Buffer) and base.type.stages > 1:
+        t.fail(f"{what} of a buffer with stages", "choose one: buffers[stage]")
+    rank = t.rank(base)
+    return base, parts + [Part(None, None, ":")] * (rank - len(parts))
+
+
+def _axis(t: Any, axis: Any, rank: int, what: str) -> int:
+    axis = t.constant_int(axis, "axis")
+    if not -rank <= axis < rank:
+        t.fail(f"{what} along axis {axis} of a place with {rank} axes")
+    return axis % rank
+
+
+def _signed(t: Any, index: Handle) -> Handle:
+    """The index in a type that can say -1, and hold what it does."""
+    if not isinstance(index.type, Tile) or index.type.dtype.kind not in ("int", "uint"):
+        return index
+    dtype = index.type.dtype
+    if dtype.bits < 32:
+        return t.cast(index, i32)
+    return t.cast(index, i64) if dtype.name == "uint32" else index
+
+
+def _only_there(t: Any, index: Handle) -> Handle:
+    """The index with positions outside of everything where it reaches beyond its tensor."""
+    for axis, edge in enumerate(index.edges):
+        if edge is not None and not edge.inside:
+            fill = -1 if index.type.dtype.kind == "int" else index.type.dtype.max
+            index = mask_edge(t, index, axis, edge, fill)
+    return index
+
+
+def _as_tile(t: Any, value: Any, chosen: _Chosen) -> Handle:
+    """What is scattered: a tile, a place (loaded), or one number everywhere."""
+    if isinstance(value, Row) or isinstance(value, Handle) and isinstance(
+            value.type, View | Buffer):
+        value = t.call_op(_load(), [value], {})
+    value = t.value_of(value)
+    if isinstance(value, Handle) and isinstance(value.type, Tile):
+        return value
+    if not isinstance(value, Handle):
+        dtype = chosen.base.type.dtype
+        value = t.to(value, dtype if dtype.kind != "float" else dtype.compute)
+    if isinstance(chosen.index.type, Tile):
+        shape, _ = shape_of(chosen.index.type.shape, chosen.attrs)
+        return t.emit("broadcast_to", [value], shape=shape)
+    return value
+
+
+def _load() -> Any:
+    from tessera.tile.ops.registry import OPS
+
+    return OPS["load"]
+
+
+__all__ = ["gather", "gather_of", "scatter", "shape_of"]

@@ -1,0 +1,192 @@
+"""Layouts: who holds which element, and relabelling that moves nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.build import build
+from tessera.tile.cuda.lower.assign import Hint, assign_layouts, split_warps, without_layouts
+from tessera.tile.cuda.lower.order import order
+from tessera.tile.ir import Op, definitions, walk
+from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warpgroups, warps_over
+from tessera.tile.passes import verify
+from tessera.tile.types import Tile
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def layouts(draw) -> Layout:
+    """Any permutation of the bits of a shape, some of them replicas."""
+    shape = draw(shapes)
+    bits = [(axis, b) for axis, n in enumerate(shape) for b in range(bits_of(n))]
+    order_ = draw(st.permutations(bits))
+    cut = draw(st.integers(0, len(bits)))
+    threads = [*order_[cut:], *[None] * draw(st.integers(0, 2))]
+    return Layout(shape, tuple(order_[:cut]), tuple(draw(st.permutations(threads))))
+
+
+def held(layout: Layout) -> dict[tuple[int, int], tuple[int, ...]]:
+    """(thread, register) -> index, of those that lie inside."""
+    out = {}
+    for thread in range(1 << len(layout.threads)):
+        part = [0] * len(layout.shape)
+        for axis in range(len(layout.shape)):
+            for first, to, count in layout.terms(axis):
+                part[axis] |= (thread >> first & (1 << count) - 1) << to
+        for i, base in enumerate(layout.bases):
+            index = tuple(a + b for a, b in zip(part, base, strict=True))
+            if all(a < n for a, n in zip(index, layout.shape, strict=True)):
+                out[thread, i] = index
+    return out
+
+
+@given(layouts())
+def test_every_element_is_held_once_by_each_replica(layout):
+    count = Counter(held(layout).values())
+    assert set(count) == set(product(*map(range, layout.shape)))
+    assert set(count.values()) == {1 << len(layout.replicas)}
+
+
+@given(layouts())
+def test_text_round_trips(layout):
+    assert Layout.parse(layout.text, layout.shape) == layout
+
+
+@given(layouts(), st.data())
+def test_relabelling_moves_nothing(layout, data):
+    before = held(layout)
+    axes = tuple(data.draw(st.permutations(range(len(layout.shape)))))
+    swapped = layout.permuted(axes)
+    after = held(swapped)
+    for (thread, i), index in before.items():
+        base = tuple(layout.bases[i][a] for a in axes)
+        assert after[thread, swapped.number[base]] == tuple(index[a] for a in axes)
+    axis = data.draw(st.integers(0, len(layout.shape)))
+    assert layout.insert(axis).drop(axis) == layout
+    assert held(layout.insert(axis)) == {
+        k: (*v[:axis], 0, *v[axis:]) for k, v in before.items()}
+
+
+@given(layouts(), st.data())
+def test_dropping_an_axis_makes_replicas(layout, data):
+    axis = data.draw(st.integers(0, len(layout.shape) - 1))
+    rest = layout.drop(axis)
+    bits = layout.thread_bits(axis)
+    assert len(rest.replicas) == len(layout.replicas) + len(bits)
+    assert rest.shape == layout.shape[:axis] + layout.shape[axis + 1:]
+    small = layout.shrunk(layout.shape[:axis] + (1,) + layout.shape[axis + 1:])
+    if layout.shape[axis] > 1:
+        assert small.drop(axis) == rest
+
+
+def test_reshape_of_powers_of_two_is_free():
+    layout = blocked((16, 64), 128, 4)
+    made = layout.reshaped((4, 4, 64))
+    assert made is not None
+    flat = {k: np.ravel_multi_index(v, (16, 64)) for k, v in held(layout).items()}
+    again = {k: np.ravel_multi_index(v, (4, 4, 64)) for k, v in held(made).items()}
+    assert Counter(flat.values()) == Counter(again.values())
+    assert {k[0]: 0 for k in flat} == {k[0]: 0 for k in again}
+    for (thread, i), at in flat.items():
+        base = layout.bases[i]
+        index = np.unravel_index(np.ravel_multi_index(base, (16, 64)), (4, 4, 64))
+        assert again[thread, made.number[tuple(map(int, index))]] == at
+    assert blocked((6, 4), 32).reshaped((8, 3)) is None
+
+
+@pytest.mark.parametrize("vector", [1, 2, 8])
+def test_blocked_gives_neighbours_to_neighbours(vector):
+    layout = blocked((4, 256), 64, vector)
+    where = held(layout)
+    assert layout.run(1) == vector
+    assert where[1, 0] == (0, vector) and where[0, vector - 1] == (0, vector - 1)
+
+
+def test_accumulators_are_those_of_the_isa():
+    layout = accumulator((128, 64), warps_over((128, 64), 4, 1))
+    where = held(layout)
+    for lane in range(32):
+        row, column = lane // 4, 2 * (lane % 4)
+        assert [where[lane, i] for i in range(4)] == [
+            (row, column), (row, column + 1), (row + 8, column), (row + 8, column + 1)]
+    groups = warpgroups((128, 256), 2)
+    where = held(groups)
+    assert groups.count == 128
+    assert where[32, 0] == (16, 0) and where[128, 0] == (64, 0) and where[0, 4] == (0, 8)
+
+
+def test_warps_are_split_into_squares():
+    assert split_warps((128, 128), 4) == (2, 2)
+    assert split_warps((256, 64), 8) in ((8, 1), (4, 2))
+    assert split_warps((16, 256), 4) == (1, 4)
+
+
+# --- the pass -----------------------------------------------------------------------------------
+def lowered(body: str, lanes: int = 128, params: str = 'X: Tensor["M", "N", f32]', **sizes):
+    kernel = build(f"@kernel\ndef k({params}):\n{body}")["k"]
+    arrays = [np.zeros((64, 64), np.float32)] * params.count("Tensor")
+    return assign_layouts(kernel.lower(*arrays), Hint(lanes))
+
+
+def conversions(function) -> int:
+    return sum(isinstance(n, Op) and n.name == "convert_layout" for n in walk(function.body))
+
+
+def test_every_tile_gets_a_layout_and_row_kernels_need_no_conversion():
+    function = lowered("    x = tile.load(X[0:64, 0:64])\n"
+                       "    p = tile.exp(x - tile.row_max(x))\n"
+                       "    X[0:64, 0:64] = p / tile.row_sum(p)\n")
+    types = [t for t in definitions(function).values() if isinstance(t, Tile)]
+    assert types and all(t.layout is not None for t in types)
+    assert conversions(function) == 0
+    verify(without_layouts(function))
+
+
+def test_conversions_stand_where_two_anchors_meet():
+    function = lowered("    x = tile.load(X[0:64, 0:64])\n    X[0:64, 0:64] = x + x.T\n")
+    assert conversions(function) == 1
+    text = [n for n in walk(function.body) if isinstance(n, Op) and n.name == "convert_layout"]
+    (op,) = text
+    before, after = (definitions(function)[v] for v in (op.args[0], op.outs[0].value))
+    assert before.layout != after.layout and before.shape == after.shape
+
+
+def barriers(function, **options) -> int:
+    made = order(function, **options)
+    return sum(isinstance(n, Op) and n.name == "barrier" for n in walk(made.body))
+
+
+def test_same_elements_in_the_same_threads_need_no_barrier():
+    assert barriers(lowered("    x = tile.load(X[0:64, 0:64])\n    X[0:64, 0:64] = x * 2.0\n")) == 0
+
+
+def test_another_view_of_what_was_written_needs_one():
+    body = "    X[0:32, 0:64] = tile.zeros((32, 64))\n    x = tile.load(X[16:48, 0:64])\n" \
+           "    X[32:64, 0:64] = x\n"
+    assert barriers(lowered(body)) == 2
+
+
+def test_a_loop_is_looked_at_twice():
+    body = "    for j in range(0, 64, 16):\n        x = tile.load(X[j:j+16, 0:64])\n" \
+           "        X[0:16, 0:64] = x\n"
+    assert barriers(lowered(body)) == 2
+
+
+def test_two_tensors_may_be_one():
+    body = "    X[0:16, 0:64] = tile.load(Y[16:32, 0:64])\n"
+    two = 'X: Tensor["M", "N", f32], Y: Tensor["M", "N", f32]'
+    function = lowered(body, params=two)
+    assert barriers(function) == 0
+    assert barriers(function, overlapping=True) == 1
+
+
+def test_uniform_elements_are_ordered():
+    body = "    X[0, 0] = 1.0\n    X[0, 1] = X[0, 0] + 1.0\n"
+    assert barriers(lowered(body)) == 2  # before the read, and before the write after it

@@ -1,0 +1,196 @@
+"""What the CUDA emitter writes, run on NumPy (tile_emulator) against the interpreter: a check of
+the lowering itself that needs neither a GPU nor a compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels.build import build
+from tessera.numerics import all_dtypes, decode, encode, find_dtype
+from tessera.tile.cuda.emit import casts, routes
+from tessera.tile.cuda.emit.emitter import kind_of
+from tessera.tile.cuda.instruction import Operand
+from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warps_over
+from tessera.tile.values import array_dtype, convert
+from tile_cases import CASES
+from tile_emulator import TYPES, Block, Builder, compare, lanes
+
+SMALL = (
+    "unary_f32", "binary_f32", "binary_f64", "integer_i32", "integer_u64", "compare_bf16",
+    "fold_f32_48x100", "fold_u32_64x16", "fold_i64_3x1", "argmax_f32_48x100", "argmax_u64_48x100",
+    "argmax_bool__8x512", "scan_f32_8x512", "scan_i64_48x100", "sort_f32_5x100", "sort_f64_9x32",
+    "sort_u32_5x100", "sort_bf16_1x3", "sort_i64_3x700", "shapes_32", "shapes_96", "shapes_256",
+    "blocks_33x65", "packed_fp4_e2m1_13x77_0", "packed_int4_20x100_5", "packed_fp6_e3m2_16x128_0",
+    "packed_fp6_e2m3_20x100_5", "store_fp8_e4m3_stochastic_round_13x77",
+    "store_f16_rounding_13x77", "store_fp6_e3m2_stochastic_round_13x77",
+    "store_fp8_e5m2_rounding_13x77", "store_fp4_e2m1_saturate_13x77")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_emitted_as_interpreted(name, rng):
+    c = CASES[name]
+    compare(build(c.source)["k"], *c.args(rng), lanes=c.lanes, rtol=c.rtol, atol=c.atol,
+            **c.options)
+
+
+# --- casts --------------------------------------------------------------------------------------
+def numbers(rng, d) -> np.ndarray:
+    if d.kind == "bool":
+        return np.array([True, False, True])
+    if d.kind != "float" and d.bits <= 16:
+        return np.arange(int(d.min), int(d.max) + 1).astype(array_dtype(d))
+    if d.kind != "float":
+        drop = rng.integers(0, 63, 3000).astype(np.uint64)
+        some = rng.integers(0, 2**63, 3000, np.uint64) >> drop
+        edges = [int(d.max), int(d.min) & (1 << d.bits) - 1, 0, 2**24 + 1, 2**24 + 3]
+        whole = np.concatenate([some, np.array(edges, np.uint64)])
+        return whole.astype(f"u{d.bits // 8}").view(array_dtype(d))
+    if d.bits <= 16:
+        return decode(np.arange(1 << d.bits).astype(d.code_type).view(d.numpy), d)
+    x = rng.standard_normal(6000) * np.exp2(rng.integers(-40, 40, 6000))
+    ties = rng.integers(-4096, 4096, 6000) / 512 * np.exp2(rng.integers(-16, 4, 6000))
+    beyond = np.nextafter(decode(encode(x, "bf16"), "bf16").astype(np.float64) * (1 + 2**-9), 0)
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 448, 464, 465, 57344, 61440, 65504, 65520,
+             2.0**-17, 28, 30, 7.75, 5, 2.0**31, -(2.0**63), 2.0**64, 1e300, 1e-300, 1e-45]
+    with np.errstate(over="ignore", under="ignore"):
+        return decode(encode(np.concatenate([x, ties, beyond, edges]), d), d)
+
+
+def register(x: np.ndarray, d) -> np.ndarray:
+    kind = kind_of(d)
+    if kind[0] == "f":
+        return x.astype(TYPES[kind])
+    if kind == "i64":
+        return x.view(np.int64)
+    return (x.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+
+
+def run_cast(a, z, x: np.ndarray, rounding: str, saturate: bool, hardware: bool) -> np.ndarray:
+    """Three numbers a thread, so that pairs and single numbers occur."""
+    operation = casts.cast(a.name, z.name, rounding, saturate, hardware)
+    held = register(x, a)[:x.size // 3 * 3].reshape(-1, 3)
+    body = operation.rule(Operand("x", kind_of(a), 3)).body
+    with np.errstate(all="ignore"):
+        got = body(Builder(Block(0, len(held), None)), [lanes(c) for c in held.T])
+    return np.stack([np.broadcast_to(g, len(held)) for g in got], 1).reshape(-1)
+
+
+@pytest.mark.parametrize("rounding, saturate", [("nearest_even", False), ("nearest_even", True),
+                                                ("toward_zero", False), ("toward_zero", True)])
+@pytest.mark.parametrize("source", [d.name for d in all_dtypes()])
+def test_casts_as_numerics(source, rounding, saturate, rng):
+    a = find_dtype(source)
+    x = numbers(rng, a)
+    x = np.concatenate([x, x[:-x.size % 3 or None]])
+    for z in all_dtypes():
+        plain = rounding == "nearest_even" and not saturate
+        if z is a or (z.kind != "float" and not plain):
+            continue
+        with np.errstate(all="ignore"):
+            want = register(convert(x, z, rounding, saturate), z)[:x.size // 3 * 3]
+        for hardware in (False, True) if z.name.startswith("fp8") else (False,):
+            got = run_cast(a, z, x, rounding, saturate, hardware)
+            wrong = got != want
+            if want.dtype.kind == "f":
+                word = f"u{want.itemsize}"
+                nan = np.isnan(got) & np.isnan(want) & (np.signbit(got) == np.signbit(want))
+                wrong = (got.view(word) != want.view(word)) & ~nan
+            at = int(np.argmax(wrong))
+            assert not wrong.any(), f"{a} to {z}: {x[at]!r} gives {got[at]!r}, not {want[at]!r}"
+
+
+# --- from layout to layout ----------------------------------------------------------------------
+def held(layout: Layout, threads: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(number of the element, whether it exists) of each register."""
+    t, out = np.arange(threads), []
+    for base in layout.bases:
+        index = [np.full(threads, i) for i in base]
+        for i, bit in enumerate(layout.threads):
+            if bit:
+                index[bit[0]] = index[bit[0]] | (t >> i & 1) << bit[1]
+        inside, flat = np.ones(threads, bool), np.zeros(threads, np.int64)
+        for at, n in zip(index, layout.shape, strict=True):
+            inside, flat = inside & (at < n), flat * n + at
+        out.append((np.where(inside, flat + 1, -7), inside))
+    return out
+
+
+def conflicts(addresses: np.ndarray, size: int, width: int) -> int:
+    """The most words of one bank in what a warp moves at once."""
+    together, worst = max(1, 128 // (size * width)), 0
+    for i in range(0, min(32, len(addresses)), together):
+        words = {int(a) // 4 + k for a in addresses[i:min(i + together, 32)]
+                 for k in range(size * width // 4)}
+        worst = max(worst, *np.bincount([w % 32 for w in words]))
+    return worst
+
+
+def carry(before: Layout, after: Layout, threads: int, kind: str, most: int) -> str:
+    """Moves a tile and checks that every element arrived; what was used."""
+    route, block = routes.Route(before, after), Block(0, threads, None)
+    b, thread = Builder(block), lanes(np.arange(threads, dtype=np.int32))
+    x = [lanes(v.astype(TYPES[kind])) for v, _ in held(before, threads)]
+    head = (before.text, after.text, after.shape, kind)
+    if route.kind != "block":
+        got = routes.exchanged(*head).rule(None, None).body(b, x, thread)
+    else:
+        size, got = 8 if kind == "i64" else 4, []
+        rounds = routes.rounds_of(route, size, most)
+        start = lanes(np.int32(0))
+        for turn in range(1 << rounds):
+            routes.put(*head, rounds, turn).rule(None, None, None).body(b, x, start, thread)
+            block.epoch += 1
+            got += routes.get(*head, rounds, turn).rule(None, None).body(b, start, thread)
+            block.epoch += 1
+            for side in (route.before, route.after):
+                slots = routes._Slots(route, side, kind, rounds, turn)
+                for at in slots.addresses(b, start, thread):
+                    full = np.broadcast_to(np.asarray(at), threads)
+                    assert conflicts(full, size, slots.width) == 1
+        got = [got[i] for i in route.joined(size, rounds)]
+    for value, (want, inside) in zip(got, held(after, threads), strict=True):
+        assert (np.broadcast_to(value, threads)[inside] == want[inside]).all()
+    return route.kind
+
+
+def random_layout(rng, shape: tuple[int, ...], threads: int) -> Layout:
+    bits = [(a, i) for a, n in enumerate(shape) for i in range(bits_of(n))]
+    order = [bits[i] for i in rng.permutation(len(bits))]
+    count = bits_of(threads)
+    used = int(rng.integers(0, min(count, len(bits)) + 1))
+    spread = [*order[:used], *([None] * (count - used))]
+    return Layout(shape, tuple(order[used:]), tuple(spread[i] for i in rng.permutation(count)))
+
+
+def test_any_layout_to_any_other(rng):
+    kinds = set()
+    for _ in range(150):
+        shape = tuple(int(n) for n in rng.choice([1, 2, 3, 5, 8, 13, 16, 20], rng.integers(1, 4)))
+        threads = int(rng.choice([1, 2, 8, 32, 64, 128]))
+        pair = [random_layout(rng, shape, threads) for _ in range(2)]
+        kinds.add(carry(*pair, threads, str(rng.choice(["i32", "i64"])), int(rng.choice([512,
+                                                                                         32768]))))
+    assert kinds == {"thread", "warp", "block"}
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 40), (128, 64)])
+def test_layouts_of_products_and_of_memory(shape):
+    product, row = accumulator(shape, warps_over(shape, 2, 2)), blocked(shape, 128, 4)
+    column = blocked(shape[::-1], 128, 4).permuted((1, 0))
+    for before, after in ((product, row), (row, product), (row, column), (column, product)):
+        assert carry(before, after, 128, "i32", 32768) == "block"
+
+
+def test_division_by_a_statistic(rng):
+    """At most 2 ulp from x / y, and the same zeros, infinities and NaN."""
+    source = """@kernel
+def k(A: Tensor["M", "N", f32], R: Tensor["M", f32], O: Tensor["M", "N", f32]):
+    tile.store(O[0:64, 0:128], tile.load(A[0:64, 0:128]) / tile.load(R[0:64]))
+"""
+    x = (rng.standard_normal((60, 120)) * np.exp2(rng.integers(-140, 120, (60, 120))))
+    x[:, ::7], x[:, ::31] = 0, np.inf
+    y = rng.standard_normal(60) * np.exp2(rng.integers(-149, 127, 60))
+    y[:9] = 0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, 1e-39
+    compare(build(source)["k"], x.astype(np.float32), y.astype(np.float32),
+            np.zeros((60, 120), np.float32), lanes=128, rtol=2**-22, atol=3e-45)

@@ -1,0 +1,503 @@
+"""The warp-specialised form: the lowered program computes what the kernel computes, on a machine
+that knows rings, slots and running products; and what does not fit is refused with its reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from hopper_programs import attention, batched, gemm_nn, gemm_nt, gemm_tn, product, swiglu, window
+from tessera import Tensor, bf16, f32, fp8_e4m3
+from tessera.tile.cuda.emit import hopper_parts
+from tessera.tile.cuda.lower.hopper import Program, Refusal, lower_hopper
+from tessera.tile.cuda.lower.hopper.check import check_slots
+from tessera.tile.cuda.lower.hopper.machine import PipelineError, run_program
+from tessera.tile.cuda.lower.hopper.rewrite import map_blocks, ops_in, with_attrs
+from tessera.tile.cuda.shared import swizzle
+from tessera.tile.errors import TileIRError
+from tessera.tile.ir import For, If, Op, While, walk
+from tessera.tile.launch import _environment
+from tessera.tile.layouts import warpgroups
+from tessera.tile.ops.registry import OPS
+from tessera.tile.parsing import parse_ir
+from tessera.tile.printing import print_ir
+from tessera.tile.schedule import Schedule
+
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Known:
+    """Everything divisible and aligned, unless a test says otherwise."""
+
+    divisible: frozenset[str] = frozenset(
+        ["M", "N", "K", "S", "D", "B", "H", "G", "E"])
+    aligned: frozenset[str] = frozenset("ABCQKVXWYR") | {"bias"}
+    shared: bool = False
+
+
+def lowered(kernel, *args, facts=None, schedule=None, **kwargs) -> Program | Refusal:
+    function = kernel.lower(*args, **kwargs)
+    return lower_hopper(function, 128, schedule, facts or Known())
+
+
+def program(kernel, *args, **kwargs) -> Program:
+    made = lowered(kernel, *args, **kwargs)
+    assert isinstance(made, Program), made
+    return made
+
+
+def run(kernel, made: Program, axes, *args, blocks=2, **kwargs) -> None:
+    """The lowered program on these arguments, in place."""
+    bound = kernel.bind(args, kwargs)
+    env, _ = _environment(made.function, bound)
+    with np.errstate(all="ignore"):
+        run_program(made, axes, env, blocks)
+    bound.write_back()
+
+
+def random(rng, *shape):
+    return rng.standard_normal(shape).astype(bf16.numpy)
+
+
+def poisoned(*shape):
+    return np.full(shape, np.nan, bf16.numpy)
+
+
+def distance(x, y) -> float:
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def compared(kernel, axes, args, out, schedule=None, blocks=2, **kwargs) -> Program:
+    """Interprets the kernel and its lowered program: equal up to the rounding of the result."""
+    want, got = [a.copy() for a in args], [a.copy() for a in args]
+    scalars = kwargs.pop("scalars", ())
+    kernel[axes, 32](*want, *scalars, **kwargs)
+    made = program(kernel, *got, *scalars, schedule=schedule, **kwargs)
+    run(kernel, made, axes, *got, *scalars, blocks=blocks, **kwargs)
+    assert not np.isnan(np.asarray(want[out], np.float32)).any()
+    assert distance(got[out], want[out]) < 4e-3
+    return made
+
+
+def gemm_args(rng, kernel, M, N, K):
+    a = random(rng, K, M) if kernel is gemm_tn else random(rng, M, K)
+    b = random(rng, N, K) if kernel is gemm_nt else random(rng, K, N)
+    return [a, b, poisoned(M, N)]
+
+
+# --- results ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("kernel", [gemm_nt, gemm_nn, gemm_tn], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("shape", [(200, 300, 136), (128, 128, 512)])
+def test_products(kernel, shape, rng):
+    M, N, K = shape
+    made = compared(kernel, (-(-M // 128), -(-N // 128)), gemm_args(rng, kernel, M, N, K), 2)
+    assert [r.slots for r in made.rings] == [4] and made.warpgroups == 2
+    assert len(made.rings[0].loads) == 2  # A and B arrive together
+
+
+@pytest.mark.parametrize("extra", [dict(IN_FLIGHT=1), dict(stages=2), dict(warps=4, BM=64)])
+def test_products_under_other_schedules(extra, rng):
+    constants = {k: v for k, v in extra.items() if k == "BM"}
+    schedule = Schedule(**{k: v for k, v in extra.items() if k != "BM"})
+    args = gemm_args(rng, gemm_nt, 200, 264, 1024)
+    rows = constants.get("BM", 128)
+    compared(gemm_nt, (-(-200 // rows), 3), args, 2, schedule=schedule, blocks=3, **constants)
+
+
+def test_a_loop_without_a_turn(rng):
+    args = gemm_args(rng, gemm_nt, 128, 128, 64)
+    args[0], args[1] = args[0][:, :0], args[1][:, :0]
+    made = program(gemm_nt, *args)
+    run(gemm_nt, made, (1, 1), *args)
+    assert not np.asarray(args[2], np.float32).any()
+
+
+@pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
+def test_two_products_of_one_load(extra, rng):
+    """x is read by two products: released once. Bias and residual are loaded by the consumers."""
+    M, N, K = 200, 136, 328
+    args = [random(rng, M, K), random(rng, N, K), random(rng, N, K),
+            rng.standard_normal(N).astype(np.float32), random(rng, M, N), poisoned(M, N)]
+    made = compared(swiglu, (2, 3), args, 5, schedule=Schedule(**extra))
+    assert sorted(len(r.loads) for r in made.rings) == [1, 2]
+    assert len(ops_in(made.function.body, "load_tile")) == 2
+
+
+def attention_args(rng, S, D=128, heads=2, shared=1):
+    q, k, v = (random(rng, n, S, D) for n in (heads, heads // shared, heads // shared))
+    return [q * bf16.numpy.type(2), k, v, poisoned(heads, S, D)]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("S", [100, 300, 512, 640])
+def test_attention(S, causal, rng):
+    scalars = (LOG2E / 128 ** 0.5,)
+    made = compared(attention, (-(-S // 128), 2), attention_args(rng, S), 3, scalars=scalars,
+                    causal=causal)
+    loops = [n for n in walk(made.function.body) if isinstance(n, For | While) and ops_in(
+        n.body, "async_product")]
+    assert len(loops) == 3  # tiles, then the turns without masks and those with
+    assert isinstance(loops[0], While) == causal  # uneven tiles are taken as blocks come free
+    plain, masked = loops[1:]
+    assert not ops_in(plain.body, "edge_mask", "causal_mask")
+    assert len(ops_in(masked.body, "edge_mask", "causal_mask")) == 2 + causal
+    assert ops_in(made.function.body, "hold_operand")
+    assert [r.slots for r in made.rings] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("extra", [
+    dict(OVERLAP=False), dict(SPLIT=False), dict(A_IN_REGISTERS=False), dict(GUARD_RESCALE=False),
+    dict(TILES="static"), dict(TILES="dynamic"), dict(PIN=16), dict(stages=1), dict(RASTER=1),
+    dict(REVERSED=1)],
+    ids=lambda e: next(iter(e)))
+def test_attention_under_other_schedules(extra, rng):
+    compared(attention, (3, 4), attention_args(rng, 333, heads=4, shared=2), 3,
+             scalars=(LOG2E / 128 ** 0.5,), schedule=Schedule(**extra), causal=True, shared=2)
+
+
+def test_warps_of_a_schedule(rng):
+    """Four for a consumer; the compiler's own proposal is for the other form, as is a number that
+    does not divide the rows."""
+    args = gemm_args(rng, gemm_nt, 192, 128, 64)
+
+    def consumers(**schedule):
+        return program(gemm_nt, *args, BM=192, schedule=Schedule(**schedule)).warpgroups
+
+    assert consumers() == 3 and consumers(warps=4) == 1 and consumers(warps=12) == 3
+    assert consumers(warps=8) == 3 and consumers(warps=4, source="auto") == 3
+    assert program(gemm_nt, *args, schedule=Schedule(stages=2)).rings[0].slots == 2
+    assert program(gemm_nt, *args, schedule=Schedule(
+        stages=2, source="auto")).rings[0].slots == 4
+
+
+def test_three_consumers(rng):
+    made = compared(attention, (2, 2), attention_args(rng, 300, D=64), 3, BM=192,
+                    scalars=(LOG2E / 8,))
+    assert made.warpgroups == 3 and made.pipeline.registers == (32, 160)
+
+
+def test_a_negative_scale_keeps_the_mask_of_the_weights(rng):
+    compared(attention, (2, 2), attention_args(rng, 200), 3, scalars=(-0.1,))
+
+
+@pytest.mark.parametrize("first, last", [(0, 192), (64, 128), (64, 64), (128, 0)])
+def test_a_rotated_loop_may_be_empty(first, last, rng):
+    args = [random(rng, 192, 128) for _ in range(3)] + [poisoned(192, 128)]
+    want, got = [a.copy() for a in args], [a.copy() for a in args]
+    window[(3,), 32](*want, first, last)
+    made = program(window, *got, first, last)
+    assert made.warpgroups == 1 and made.pipeline.overlap
+    run(window, made, (3,), *got, first, last)
+    np.testing.assert_allclose(np.asarray(got[3], np.float32), np.asarray(want[3], np.float32),
+                               rtol=2e-2, atol=1e-2)
+
+
+def test_three_axes_and_two_blocks_of_rows(rng):
+    args = [random(rng, 2, 300, 72), random(rng, 136, 72), poisoned(2, 300, 136)]
+    made = compared(batched, (2, 2, 3), args, 2, blocks=3)
+    assert made.rank == 3 and made.rows == 256 and made.warpgroups == 2
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_fp8_blocks_are_summed_outside_unless_told_otherwise(fast, rng):
+    args = [rng.standard_normal((128, 512)).astype(fp8_e4m3.numpy) for _ in range(2)]
+    made = compared(product, (1, 1), [*args, poisoned(128, 128)], 2, BK=128,
+                    schedule=Schedule(FAST_SUMS=fast))
+    chained = [len(n.args) == 3 for n in ops_in(made.function.body, "async_product")]
+    assert chained == [False, fast]
+
+
+# --- the order of tiles -----------------------------------------------------------------------
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_the_order_of_tiles_visits_each_once(extents, data):
+    rank = len(extents)
+    order = tuple(data.draw(st.permutations(range(rank))))
+    outer = data.draw(st.integers(0, rank - 1))
+    turned = data.draw(st.sampled_from([None, *range(rank)]))
+    raster = data.draw(st.integers(1, 6))
+    many = int(np.prod(extents))
+    tile = np.arange(many, dtype=np.int32).reshape(-1, 1)
+    sizes = [np.array([[n]], np.int32) for n in extents]
+    found = OPS["tile_order"].numpy(tile, np.array([[raster]], np.int32), *sizes, order=order,
+                                    outer=outer, reversed=turned)
+    at = found if rank > 1 else [found]
+    seen = {tuple(int(a[i, 0]) for a in at) for i in range(many)}
+    assert seen == set(np.ndindex(*extents))
+
+
+# --- what is refused --------------------------------------------------------------------------
+def refusal(kernel, *args, **kwargs) -> str:
+    made = lowered(kernel, *args, **kwargs)
+    assert isinstance(made, Refusal), "it was lowered"
+    return made.reason
+
+
+@ts.kernel
+def in_place(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16]):
+    acc = ts.tile.dot(ts.tile.load(A[0:64, 0:64]), ts.tile.load(B[0:64, 0:64]).T)
+    A[0:64, 0:64] = acc
+
+
+@ts.kernel
+def computed_right(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16],
+                   C: Tensor["M", "N", f32]):
+    b = ts.tile.cast(ts.tile.load(B[0:64, 0:64]) * 2.0, ts.bf16)
+    C[0:64, 0:64] = ts.tile.dot(ts.tile.load(A[0:64, 0:64]), b.T)
+
+
+@ts.kernel
+def by_lanes(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M", "N", f32]):
+    acc = ts.tile.dot(ts.tile.load(A[0:64, 0:64]), ts.tile.load(B[0:64, 0:64]).T)
+    C[0:64, 0:64] = acc
+    if ts.tile.local_id() < 4:
+        C[1, ts.tile.local_id()] = 1.0
+
+
+def ones(*shape):
+    return ts.ones(shape, bf16)
+
+
+@pytest.mark.parametrize("words, make", [
+    ("32 rows", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), BM=32)),
+    ("512 columns", lambda: refusal(gemm_nt, ones(256, 64), ones(512, 64), ones(256, 512),
+                                    BN=512)),
+    ("sums over 8", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256),
+                                    BK=8)),
+    ("A may not start", lambda: refusal(
+        gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), facts=Known(
+            aligned=frozenset("BC")))),
+    ("rows of B may not be multiples", lambda: refusal(
+        gemm_nn, ones(256, 64), ones(64, 256), ones(256, 256), facts=Known(
+            divisible=frozenset("MK")))),
+    ("A is read ahead and written", lambda: refusal(in_place, ones(64, 64), ones(64, 64))),
+    ("second operand of a product is computed", lambda: refusal(
+        computed_right, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
+    ("differs between lanes", lambda: refusal(
+        by_lanes, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
+    ("no product", lambda: refusal(copying, ones(64, 64), ones(64, 64))),
+    ("bytes of shared memory", lambda: refusal(
+        gemm_nt, ones(256, 512), ones(256, 512), ones(256, 256), BN=256, BK=512)),
+    ("asks for mma", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256),
+                                     schedule=Schedule(unit="mma"))),
+    ("given twice", lambda: refusal(
+        gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), facts=Known(shared=True))),
+    ("registers of a lane", lambda: refusal(
+        gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), BM=256, BN=256)),
+    ("a tile of A has 320 rows", lambda: refusal(
+        gemm_nt, ones(640, 64), ones(256, 64), ones(640, 256), BM=320)),
+    ("room for 200", lambda: refusal(attention, *(ones(2, 512, 256),) * 4, 0.1)),
+])
+def test_what_does_not_fit_says_why(words, make):
+    assert re.search(words, make())
+
+
+@ts.kernel
+def copying(A: Tensor["M", "K", bf16], B: Tensor["M", "K", bf16]):
+    B[0:64, 0:64] = ts.tile.load(A[0:64, 0:64])
+
+
+# --- the checks see what they are for -----------------------------------------------------------
+def edited(made: Program, edit) -> Program:
+    """The program with each op replaced by edit(op), or dropped."""
+    def block(nodes):
+        return [x for n in nodes for x in ([edit(n)] if isinstance(n, Op) else [n])
+                if x is not None]
+
+    return replace(made, function=replace(made.function, body=map_blocks(
+        made.function.body, block)))
+
+
+def consumer(made: Program):
+    (role,) = [n for n in made.function.body if isinstance(n, If)]
+    return role.orelse
+
+
+def test_a_first_product_without_an_accumulator(rng):
+    """Its result is what the loop begins with: complete before the loop."""
+    args = [random(rng, 128, 256), random(rng, 128, 256), poisoned(128, 128)]
+    compared(peeled, (1,), args, 2)
+
+
+@ts.kernel
+def peeled(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M", "N", bf16]):
+    m = ts.tile.group_id(0) * 128
+    acc = ts.tile.dot(ts.tile.load(A[m:m + 128, 0:64]), ts.tile.load(B[0:128, 0:64]).T)
+    for k in range(64, K, 64):
+        acc = ts.tile.dot(ts.tile.load(A[m:m + 128, k:k + 64]),
+                          ts.tile.load(B[0:128, k:k + 64]).T, acc)
+    C[m:m + 128, 0:128] = acc
+
+
+def test_slots_are_linear(rng):
+    for kernel, args, extra in ((gemm_nt, gemm_args(rng, gemm_nt, 128, 128, 128), {}),
+                                (attention, attention_args(rng, 256), dict(causal=True))):
+        scalars = (0.1,) if kernel is attention else ()
+        made = program(kernel, *args, *scalars, **extra)
+        check_slots(consumer(made))
+        releases = ops_in(consumer(made), "ring_release")
+        for one in releases:
+            lost = edited(made, lambda n, one=one: None if n is one else n)
+            with pytest.raises(TileIRError, match="held"):
+                check_slots(consumer(lost))
+        with pytest.raises(TileIRError, match="not held"):
+            check_slots((*consumer(made), releases[0]))
+
+
+def test_a_wait_that_waits_too_little_is_seen(rng):
+    args = gemm_args(rng, gemm_nt, 128, 128, 256)
+    made = program(gemm_nt, *args)
+    loose = edited(made, lambda n: with_attrs(n, pending=1) if n.name == "product_wait" else n)
+    with pytest.raises(PipelineError, match="released while a product reads it"):
+        run(gemm_nt, loose, (1, 1), *args)
+    none = edited(made, lambda n: with_attrs(n, pending=9) if n.name == "product_wait" else
+                  None if n.name == "ring_release" else n)
+    with pytest.raises(PipelineError, match="before its product is complete|deadlock"):
+        run(gemm_nt, none, (1, 1), *args)
+
+
+def test_a_slot_too_few_is_a_deadlock(rng):
+    args = gemm_args(rng, gemm_nt, 128, 128, 512)
+    made = program(gemm_nt, *args, schedule=Schedule(IN_FLIGHT=1))
+    one = replace(made, rings=tuple(replace(r, slots=1) for r in made.rings))
+    with pytest.raises(PipelineError, match="deadlock"):
+        run(gemm_nt, one, (1, 1), *args)
+
+
+def test_a_program_is_text(rng):
+    made = program(attention, *attention_args(rng, 256), 0.1, causal=True)
+    text = print_ir(made.function, lines=False)
+    assert print_ir(parse_ir(text), lines=False) == text
+    assert re.search(r"async_product\(.*\) {a_major=\"K\", b_major=\"M\"", text)
+
+
+# --- intrinsics, on lanes that are columns of an array ------------------------------------------
+class Lanes:
+    """A builder whose values are arrays over lanes: what intrinsics do, without a compiler."""
+
+    def __init__(self, count: int, shared: bytes = b""):
+        self.lane = np.arange(count)
+        self.shared = np.frombuffer(shared, np.uint8)
+        self.stored: list[tuple[np.ndarray, list, np.ndarray]] = []
+
+    def i32(self, x):
+        return np.full(len(self.lane), x, np.int64)
+
+    def const(self, kind, x):
+        return np.full(len(self.lane), x, np.float32 if kind[0] == "f" else np.int64)
+
+    def __getattr__(self, name):
+        return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "udiv": np.floor_divide,
+                "and_": np.bitwise_and, "or_": np.bitwise_or, "xor": np.bitwise_xor,
+                "shl": np.left_shift, "lshr": np.right_shift, "select": np.where,
+                "fadd": np.add, "fmul": np.multiply}[name]
+
+    def compare(self, op, x, y):
+        return {"<": np.less, "==": np.equal, "!=": np.not_equal}[op](x, y)
+
+    def true(self, x):
+        return x != 0
+
+    def to_int(self, x):
+        return x.astype(np.int64)
+
+    def zext(self, x, kind):
+        return x
+
+    def shared_base(self):
+        return self.i32(0)
+
+    def call(self, record, *args):
+        if record.name.startswith("shfl_bfly"):
+            return args[0][self.lane ^ args[1]]
+        if record.name.startswith("pack_"):
+            return args[0] | args[1] << 16
+        if record.name.startswith("ldmatrix_x4"):
+            return self.matrices(args[0])
+        if record.name.startswith("st_global"):
+            return self.stored.append(args)
+        assert record.name in ("sync_warp", "rcp_rn"), record.name
+        return 1 / args[0] if record.name == "rcp_rn" else None
+
+    def matrices(self, at):
+        """Four 8 x 8 tiles of 16 bits: lane l gets row l / 4, columns 2 (l % 4) and on."""
+        out = []
+        for i in range(4):
+            source = at[(self.lane // 32) * 32 + 8 * i + self.lane % 32 // 4]
+            out.append(np.stack([self.shared[source + 4 * (self.lane % 4) + b]
+                                 for b in range(4)], 1).copy().view(np.uint16))
+        return out
+
+
+def body_of(operation):
+    return operation.rule(*[None] * operation.arity).body
+
+
+@pytest.mark.parametrize("extents", [(3, 5), (4, 1), (2, 3, 4)])
+def test_the_order_on_a_gpu_is_the_order(extents):
+    rank, tiles = len(extents), int(np.prod(extents))
+    order, outer = (tuple(range(rank))[::-1], 0) if rank == 2 else ((0, 2, 1), 1)
+    b = Lanes(tiles)
+    made = body_of(hopper_parts.tile_order(order, outer, rank - 1))(
+        b, b.lane, b.i32(2), *map(b.i32, extents))
+    want = OPS["tile_order"].numpy(
+        b.lane.astype(np.int32)[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
+        order=order, outer=outer, reversed=rank - 1)
+    np.testing.assert_array_equal(np.stack(made), np.stack(want)[..., 0])
+
+
+@pytest.mark.parametrize("rows, columns, left", [(128, 64, (128, 64)), (256, 32, (133, 24))])
+def test_stores_of_sixteen_bytes_reach_their_places(rows, columns, left):
+    layout = warpgroups((rows, columns), 2)
+    b = Lanes(256)
+    row = (b.lane >> 2 & 7) | (b.lane >> 5 & 7) << 4
+    column = (b.lane & 3) * 2
+    tile = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
+    x = [tile[row + base[0], column + base[1]] for base in layout.bases]
+    pitch = 2 * 1000
+    body_of(hopper_parts.store_quads(layout.text, layout.shape, "bf16"))(
+        b, x, row * pitch, b.i32(pitch), b.lane & 3, left[0] - row, b.i32(left[1]))
+    found = np.full((rows, columns), -1)
+    for at, words, on in b.stored:
+        for lane in np.flatnonzero(on):
+            r, c = divmod(int(at[lane]), pitch)
+            found[r, c // 2:c // 2 + 8] = [part for word in words for part in (
+                word[lane] & 0xFFFF, word[lane] >> 16)]
+    want = np.full((rows, columns), -1)
+    want[:left[0], :left[1]] = tile[:left[0], :left[1]]
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_held_operands_are_those_that_tma_wrote(columns, rng):
+    """Panels of 64 columns, swizzled, to A's registers: rows 16 w + l / 4 and 8 on."""
+    tile = rng.integers(0, 1 << 16, (128, columns)).astype(np.uint16)
+    memory = np.zeros(256 * columns, np.uint8)
+    for r in range(128):
+        for c in range(columns):
+            at = c // 64 * 128 * 128 + swizzle(r, c % 64 * 2)
+            memory[at:at + 2] = np.frombuffer(tile[r, c].tobytes(), np.uint8)
+    b = Lanes(256, memory.tobytes())
+    found = body_of(hopper_parts.hold(0, 1 << 20, 128 * 128, 2 * columns))(b, b.i32(0), b.lane)
+    assert len(found) == columns // 4
+    row, column = (b.lane >> 5) * 16 + (b.lane & 31) // 4, b.lane % 4 * 2
+    for i, word in enumerate(found):
+        at = row + 8 * (i % 2), column + 16 * (i // 4) + 8 * (i // 2 % 2)
+        want = np.stack([tile[at], tile[at[0], at[1] + 1]], 1)
+        np.testing.assert_array_equal(word, want)
+
+
+def test_a_quotient_of_nothing_is_nothing():
+    b = Lanes(3)
+    x = [np.array([0.0, 2.0, 0.0], np.float32)]
+    y = [np.array([0.0, 4.0, 5.0], np.float32)]
+    with np.errstate(all="ignore"):
+        (found,) = body_of(hopper_parts.quotient((0,), 1))(b, x, y)
+    np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])

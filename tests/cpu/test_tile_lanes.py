@@ -1,0 +1,135 @@
+"""What lanes do on their own, in emulated instructions: as under the interpreter. Needs no GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import emulate_lanes
+import tessera as ts
+import tile_gpu
+from kernels.build import build
+from tessera.numerics import decode
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.compile import emit
+from tessera.tile.cuda.emit import simt
+from tessera.tile.cuda.emit.swizzles import Panel
+from tessera.tile.launch import extent
+from tessera.tile.launch import run as interpret
+from tessera.tile.layout import SharedLayout
+from tessera.tile.types import Tensor
+
+
+def agree(source: str, *args, groups: int = 2, lanes: int = 45, target: str = "sm_80") -> None:
+    kernel = build(source)["k"]
+    bound, function, chosen, count, grid, schedule = tile_gpu.prepare(
+        kernel, copy.deepcopy(args), {}, groups, lanes)
+    _, emitted = emit(function, count, parse_target(target), tile_gpu.facts_of(function, bound),
+                      False, schedule)
+    arrays = {p.value.name: np.array(bound.values[p.value.name].flat) for p in function.params
+              if isinstance(p.type, Tensor)}
+    values = {p.name: extent(p.name, bound) for p in emitted.parameters if p.kind == "dim"}
+    values |= {(p.name, p.axis): 0 for p in emitted.parameters if p.kind == "seed"}
+    emulate_lanes.run(emitted, count, grid, arrays, values)
+    interpret(function, bound, chosen, count, kernel.__name__)
+    for name, got in arrays.items():
+        memory = bound.values[name]
+        tile_gpu.same(*(decode(x, memory.numeric.dtype) for x in (got, memory.flat)), 0, 0, name)
+
+
+def whole(rng, n: int = 90, dtype=np.float32):
+    return rng.integers(-3, 4, n).astype(dtype)
+
+
+def test_divergent_loops_and_stores(rng):
+    agree("""
+@kernel
+def k(x: Tensor["n", f32], y: Tensor["n", f32]):
+    i = tile.linear_id()
+    total = 0.0
+    for j in range(0, i % 7):
+        if x[j] < 0.0:
+            continue
+        total += x[j] * j
+        if total > 9.0:
+            break
+    y[i] = total
+    y[0] = 5.0
+""", whole(rng), np.zeros(90, np.float32))
+
+
+@pytest.mark.parametrize("lanes", [45, 64])
+def test_warps_and_groups(lanes, rng):
+    agree("""
+@kernel
+def k(x: Tensor["n", i32], y: Tensor["m", "n", i32]):
+    i = tile.linear_id()
+    v = x[i]
+    y[0, i] = tile.warp_sum(v)
+    y[1, i] = tile.warp_scan(v)
+    y[2, i] = tile.group_sum(v)
+    y[3, i] = tile.shuffle_down(v, 3)
+    y[4, i] = tile.shuffle(v, v)
+    y[5, i] = tile.popcount(tile.ballot(v > 0))
+    y[6, i] = tile.group_max(v) + int(tile.vote_all(v > -4))
+""", whole(rng, 2 * lanes, np.int32), np.zeros((7, 2 * lanes), np.int32), lanes=lanes)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.float32, np.float64, np.uint16])
+def test_atomics(dtype, rng):
+    agree(f"""
+@kernel
+def k(x: Tensor["n", ts.{np.dtype(dtype).name}], h: Tensor["m", ts.{np.dtype(dtype).name}]):
+    i = tile.linear_id()
+    tile.atomic_add(h, i % 5, x[i])
+    tile.atomic_max(h, 5 + i % 3, x[i])
+    tile.atomic_add(h, 8, 1)
+    if i % 2 == 0:
+        tile.atomic_add(h, 9, 1)
+""", np.abs(whole(rng)).astype(dtype), np.zeros(10, dtype))
+
+
+def test_what_is_done_once_is_told_to_all():
+    agree("""
+@kernel
+def k(c: Tensor["m", i32], y: Tensor["n", i32]):
+    for j in range(0, 3):
+        y[tile.linear_id()] += tile.atomic_add(c, 0, 2)
+""", np.zeros(1, np.int32), np.zeros(45, np.int32), groups=1)
+
+
+def test_random_words_and_stochastic_stores():
+    agree("""
+@kernel
+def k(u: Tensor["n", ts.uint32], y: Tensor["n", f32]):
+    i = tile.linear_id()
+    u[i] = tile.random_bits(i - 3, seed=12345678901)
+    y[i] = tile.random_uniform(i, seed=7)
+""", np.zeros(90, np.uint32), np.zeros(90, np.float32))
+
+
+def test_arrays_of_a_lane_and_vectors(rng):
+    agree("""
+@kernel
+def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32], p: Tensor["m", i32]):
+    r = tile.alloc_register((6,), f32)
+    i = tile.local_id()
+    for j in range(0, 6):
+        r[j] = 1.0 * j
+    tile.store_vector(y[1], tile.load_vector(x[0], width=4))
+    y[0, i] = r[p[i]]
+""", whole(rng, 150).reshape(2, 75), np.zeros((2, 75), np.float32),
+          rng.integers(0, 6, 45).astype(np.int32), groups=1)
+
+
+@pytest.mark.parametrize("columns, dtype", [(32, "f32"), (64, "bf16"), (16, "f64"), (128, "int8"),
+                                            (20, "f32"), (8, "bf16")])
+def test_single_elements_lie_where_the_layout_says(columns, dtype):
+    layout = SharedLayout(40, columns, ts.as_type(dtype).dtype.bits // 8, "xor")
+    row, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[0:40, 0:columns])
+    body = simt.swizzled((40, columns, dtype, "xor")).rule(None, None).body
+    got = body(emulate_lanes.LaneBuilder(None), row, column)
+    np.testing.assert_array_equal(got, layout.offset(row, column))
+    assert Panel(40, columns, dtype, "xor").layout == layout

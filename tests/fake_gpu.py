@@ -1,0 +1,268 @@
+"""A GPU made of host memory: launches run the interpreter on what the launch parameters say.
+
+`Machine code` of the fake compiler is the Tile IR. A launch takes pointers, extents, numbers and
+the grid from the parameters alone, so a result is right only when every one of them arrives where
+it belongs. Arrays of torch and CuPy are stand-ins with the attributes that are read of real ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from math import prod
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fake_driver import Driver
+from fake_driver import driver as driver
+from tessera import config
+from tessera.dims import Dim
+from tessera.runtime import arrays
+from tessera.runtime.module import Kernel as Code
+from tessera.runtime.ptxas import Resources
+from tessera.tile.cuda.emit.emitter import Parameter, kind_of
+from tessera.tile.device import images
+from tessera.tile.ir import Function
+from tessera.tile.machine import Machine
+from tessera.tile.memory import Memory, Place
+from tessera.tile.types import Tensor
+from tessera.tile.values import constant
+
+
+class Compiler:
+    """Stands for tile.cuda.compile: keeps the requests, and runs what it compiled.
+
+    extra: parameters behind those of the function, for kinds that only some kernels have.
+    """
+
+    def __init__(self, driver: Driver):
+        self.driver, self.requests = driver, []  # type: ignore[var-annotated]
+        self.extra: tuple[Parameter, ...] = ()
+        self.sites: tuple = ()
+        self.grid = "groups"
+        self.seen: dict[str, Any] = {}  # values of the extra parameters of the last launch
+        self.after: Any = None  # called with the values by name, when the kernel has run
+        self._programs: dict[str, tuple[Function, tuple[Parameter, ...], int]] = {}
+        self._numbers = itertools.count()
+        driver.run = self.run
+
+    def compile(self, function: Function, request: images.Request) -> Any:
+        self.requests.append(request)
+        name = f"{function.name}_{next(self._numbers)}"
+        parameters = (*parameters_of(function), *self.extra)
+        code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
+                    threads=request.lanes)
+        self.driver.formats[name.encode()] = "".join(
+            {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}[p.abi] for p in parameters)
+        self._programs[name] = (function, parameters, request.lanes)
+        built = SimpleNamespace(kernel=code, resources=Resources(32, 0, 0, 0, 0, 1), ptx="the ptx",
+                                warnings=("a warning",), sass=lambda: "the sass")
+        return SimpleNamespace(built=built, parameters=parameters, grid=self.grid,
+                               function=function, emitted=SimpleNamespace(sites=self.sites),
+                               notes=("a note",), source=f"source for {request.target}",
+                               lanes=request.lanes)
+
+    def run(self, launch: SimpleNamespace) -> None:
+        function, parameters, lanes = self._programs[launch.f.decode()]
+        assert launch.threads == lanes
+        values = {(p.kind, p.name): v for p, v in zip(parameters, launch.values, strict=True)}
+        self.seen = {p.name: values[p.kind, p.name] for p in self.extra}
+        axes = [v for (kind, _), v in sorted(values.items()) if kind == "axis"]
+        assert prod(axes) == launch.grid[0] or self.grid != "groups", "the grid does not fit"
+        env = environment(function, values)
+        groups = np.arange(prod(axes), dtype=np.int64)
+        with np.errstate(all="ignore"):
+            Machine(groups, lanes, tuple(axes), env, key=(0, 0)).run(function.body)
+        if self.after is not None:
+            self.after(values)
+
+
+def parameters_of(function: Function) -> tuple[Parameter, ...]:
+    """Numbers first and tensors last, unlike the signature; then the grid."""
+    numbers, tensors = [], []
+    for p in function.params:
+        if isinstance(p.type, Tensor):
+            tensors.append(Parameter("tensor", p.value.name, "i64"))
+        else:
+            kind = "dim" if p.role == "dim" else "scalar"
+            numbers.append(Parameter(kind, p.value.name, kind_of(p.type.dtype)))
+    count = max(1, len(function.grid)) if function.launch == "axes" else 1
+    if function.launch == "given":
+        count = 2
+    axes = [Parameter("axis", f"groups_{a}", "i32", a) for a in range(count)]
+    return (*numbers[::-1], *tensors[::-1], *axes)
+
+
+def environment(function: Function, values: dict[tuple[str, str], Any]) -> dict[Any, Any]:
+    """What the interpreter begins with, from launch parameters."""
+    sizes = {name: v for (kind, name), v in values.items() if kind == "dim"}
+    sizes |= {n: v for n, v in function.constants if isinstance(v, int)}
+    env: dict[Any, Any] = {}
+    for p in function.params:
+        name = p.value.name
+        if not isinstance(p.type, Tensor):
+            kind = "dim" if p.role == "dim" else "scalar"
+            env[p.value] = constant(_unsigned(values[kind, name], p.type.dtype), p.type.dtype)
+            continue
+        shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in p.type.dims)
+        flat = memory(values["tensor", name], (prod(shape),), p.type.numeric.dtype.numpy)
+        env[p.value] = Place.whole(Memory(name, shape, p.type.numeric, flat))
+    return env
+
+
+def _unsigned(value: Any, dtype: Any) -> Any:
+    return value + (1 << dtype.bits) if dtype.kind == "uint" and value < 0 else value
+
+
+def memory(pointer: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Host memory at an address as an array."""
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    raw = (ctypes.c_char * nbytes).from_address(pointer) if nbytes else b""
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+@pytest.fixture
+def gpu(driver, monkeypatch, tmp_path):
+    """The fake compiler; kernels are cached in an empty folder."""
+    made = Compiler(driver)
+    monkeypatch.setattr(images, "compile_request", made.compile)
+    monkeypatch.setattr(images, "fingerprint", lambda: "of the fake compiler")
+    monkeypatch.setattr(arrays, "_by_class", {})
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
+    with config.scope(cache_dir=tmp_path):
+        yield made
+
+
+# --- arrays of other libraries -------------------------------------------------------------------
+class TorchType:
+    """A torch.dtype."""
+
+    def __init__(self, name: str, numpy: Any):
+        self.name, self.numpy = name, np.dtype(numpy)
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Torch:
+    """A torch.Tensor on cuda:0 (device=-1: in host memory)."""
+
+    def __init__(self, x: Any, device: int = 0):
+        self.x, self.device = np.asarray(x), device
+        self.streams: list[int] = []
+
+    shape = property(lambda self: self.x.shape)
+    dtype = property(lambda self: TORCH_TYPES[self.x.dtype.name])
+
+    def data_ptr(self) -> int:
+        return self.x.ctypes.data
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(s // self.x.itemsize for s in self.x.strides)
+
+    def is_contiguous(self) -> bool:
+        return self.x.flags.c_contiguous
+
+    def get_device(self) -> int:
+        return self.device
+
+    def record_stream(self, stream: int) -> None:
+        self.streams.append(stream)
+
+
+Torch.__module__, Torch.__qualname__ = "torch", "Tensor"
+TORCH_TYPES = {np.dtype(n).name: TorchType(n, n) for n in (
+    "float32", "float64", "float16", "int32", "int64", "int8", "uint8", "uint32")}
+
+
+class Cupy:
+    """A cupy.ndarray on cuda:0."""
+
+    def __init__(self, x: Any, device: int = 0):
+        self.x = np.asarray(x)
+        self.device = SimpleNamespace(id=device)
+        self.data = SimpleNamespace(ptr=self.x.ctypes.data, device_id=device)
+
+    shape = property(lambda self: self.x.shape)
+    strides = property(lambda self: self.x.strides)
+    dtype = property(lambda self: self.x.dtype)
+    itemsize = property(lambda self: self.x.itemsize)
+
+
+Cupy.__module__, Cupy.__qualname__ = "cupy", "ndarray"
+
+
+class Foreign:
+    """An array of a library that we have never heard of."""
+
+    def __init__(self, x: Any):
+        self.x = np.asarray(x)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.x.shape, "typestr": self.x.dtype.str, "version": 3,
+                "data": (self.x.ctypes.data, False), "strides": None}
+
+
+class _Within:
+    def __init__(self, *_: Any):
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def fake_torch() -> ModuleType:
+    made: Any = ModuleType("torch")
+    made.streams = {0: 70, 1: 71}
+    made._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: made.streams[device])
+    made.device = lambda kind, index: index
+    made.empty = lambda shape, dtype, device: Torch(poisoned(shape, dtype.numpy), device)
+    made.cuda = SimpleNamespace(ExternalStream=lambda pointer, device: pointer)
+    for t in TORCH_TYPES.values():
+        setattr(made, t.name, t)
+    return made
+
+
+def fake_cupy() -> ModuleType:
+    made: Any = ModuleType("cupy")
+    made.cuda = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=80 + device),
+                                Device=_Within, ExternalStream=_Within)
+    made.empty = lambda shape, dtype: Cupy(poisoned(shape, dtype))
+    return made
+
+
+def poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory as an allocator gives it: what was there before."""
+    out = aligned(shape, dtype)
+    out[...] = np.nan if out.dtype.kind == "f" else -77
+    return out
+
+
+def aligned(shape: Any, dtype: Any, offset: int = 0) -> np.ndarray:
+    """Zeros that begin `offset` elements behind a multiple of 256 bytes."""
+    dtype = np.dtype(dtype)
+    nbytes = int(prod(shape)) * dtype.itemsize
+    raw = np.zeros(nbytes + 512, np.uint8)
+    start = -raw.ctypes.data % 256 + offset * dtype.itemsize
+    return raw[start:start + nbytes].view(dtype).reshape(shape)
+
+
+def filled(x: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy that begins there."""
+    out = aligned(x.shape, x.dtype, offset)
+    out[...] = x
+    return out
+
+
+__all__ = ["Compiler", "Cupy", "Foreign", "Parameter", "Torch", "aligned", "driver", "filled",
+           "gpu"]

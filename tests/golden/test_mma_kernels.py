@@ -1,0 +1,125 @@
+"""Compiled products: registers, spills, and the mix of machine instructions. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tessera as ts
+import tile_gpu
+from product_kernels import ATTENTION, Gemm, array, make
+from ptx_harness import require_compiler
+from tessera import config
+from tessera.runtime.ptxas import find_tool, sass_counts
+from tessera.tile.cuda.compile import compile_function
+
+require_compiler()
+TARGETS = ("sm_80", "sm_89", "sm_90")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    with config.scope(cache_dir=tmp_path):
+        yield
+
+
+def compiled(kernel, args, groups, lanes, target, stages=None, **kwargs):
+    bound, function, _, lanes, _, _ = tile_gpu.prepare(kernel, args, kwargs, groups, lanes)
+    schedule = ts.Schedule(stages=stages) if stages else None
+    return compile_function(function, lanes, schedule=schedule, target=target,
+                            facts=tile_gpu.facts_of(function, bound))
+
+
+def gemm(block, lanes, target, size=256, stages=None, **options):
+    kernel = Gemm(block=block, **options)
+    args = kernel.arguments(np.random.default_rng(0), size, size, size)
+    return compiled(kernel.kernel, args, kernel.groups(size, size), lanes, target, stages)
+
+
+def sound(made) -> None:
+    found = made.built.resources
+    assert found.spill_store_bytes == found.stack_bytes == 0 and not made.built.warnings
+
+
+def attention(target, lanes, **blocks):
+    rng = np.random.default_rng(0)
+    args = [array(rng, "bf16", (2, 256, 128)) for _ in range(3)]
+    return compiled(make(ATTENTION, "attention"), (*args, array(rng, "f32", (2, 256, 128)), 0.1),
+                    (2, 2), lanes, target, **blocks)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_large_gemm_does_not_spill(target):
+    made = gemm((128, 256, 64) if target != "sm_89" else (128, 128, 64), 256, target)
+    sound(made)
+    assert made.built.resources.registers <= 224
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("target, block", [("sm_80", (128, 128)), ("sm_89", (128, 64)),
+                                           ("sm_90", (128, 128))])
+def test_attention_does_not_spill(target, block, causal):
+    sound(attention(target, 256, BM=block[0], BN=block[1], causal=causal))
+
+
+@pytest.mark.parametrize("gemm_type", [
+    dict(dtype="f16"), dict(dtype="f32"), dict(dtype="f32", precision="tf32"), dict(dtype="f64",
+    sums="f64", result="f64"), dict(dtype="int8", sums="int32", result="int32"),
+    dict(dtype="int32", sums="int64", result="int64"), dict(dtype="fp8_e4m3"),
+    dict(dtype="fp4_e2m1"), dict(dtype="int4", sums="int32", result="int32")],
+    ids=lambda d: "-".join(d.values()))
+@pytest.mark.parametrize("target", TARGETS)
+def test_types_on_every_target(target, gemm_type):
+    sound(gemm((64, 64, 32), 128, target, size=64, **gemm_type))
+
+
+@pytest.mark.parametrize("gemm_type", [dict(dtype="f16"), dict(dtype="f32"),
+                                       dict(dtype="int8", sums="int32", result="int32")],
+                         ids=lambda d: d["dtype"])
+def test_types_on_the_oldest_target(gemm_type):
+    sound(gemm((64, 64, 32), 128, "sm_75", size=64, **gemm_type))
+
+
+@pytest.mark.parametrize("style", ["explicit", "stored", "ring"])
+def test_styles(style):
+    sound(gemm((64, 64, 32), 128, "sm_80", size=128, style=style))
+
+
+def loop_counts(made) -> dict[str, int]:
+    """Opcodes of the loop with the most products."""
+    if find_tool("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    labels, lines, loops = {}, [], []
+    for line in made.built.sass().splitlines():
+        if label := re.match(r"\.(L_x_\d+):", line.strip()):
+            labels[label[1]] = len(lines)
+        elif re.search(r"/\*[0-9a-f]{4,}\*/\s+\S", line):
+            lines.append(line)
+            back = re.search(r"BRA.*?\(\.(L_x_\d+)\)", line)
+            if back and back[1] in labels:
+                loops.append("\n".join(lines[labels[back[1]]:]))
+    return max((sass_counts(text) for text in loops), key=lambda c: total(c, "HMMA"))
+
+
+def total(counts: dict[str, int], start: str) -> int:
+    return sum(n for name, n in counts.items() if name.startswith(start))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("orders", ["NT", "NN", "TN"])
+def test_a_turn_is_mostly_products(target, orders):
+    """128 products of 64 x 64 x 64 per warp, 32 ldmatrix, 12 copies, and little else."""
+    made = gemm((128, 256, 64), 256, target, stages=3, orders=orders)
+    counts = loop_counts(made)
+    assert total(counts, "HMMA") == 128 and total(counts, "LDSM") == 32
+    assert total(counts, "LDGSTS") == 12 and total(counts, "BAR") == 1
+    assert total(counts, "LDS.") == total(counts, "STS") == total(counts, "LDG.") == 0
+    assert sum(counts.values()) < 128 + 32 + 12 + 100
+
+
+def test_attention_keeps_p_in_registers():
+    counts = loop_counts(attention("sm_80", 256, BM=128, BN=128))
+    assert total(counts, "HMMA") == 256 and total(counts, "STS") == 0
+    assert total(counts, "LDSM") == 8 + 2 * 64

@@ -1,0 +1,61 @@
+"""What a schedule's parameters become in compiled kernels; no GPU needed."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+from kernels.build import build
+from ptx_harness import require_compiler
+from tessera import config
+from tessera.tile.device.levels import compiled_for
+from tessera.tile.work import ring_bytes
+
+require_compiler()
+
+GEMM = """@kernel
+def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", f32]):
+    T = tile.context()
+    acc = tile.zeros((T.m, T.n), f32)
+    for k in tile.range(0, K, T.k):
+        a = tile.load(A[tile_m:tile_m+T.m, k:k+T.k])
+        acc = tile.dot(a, tile.load(B[k:k+T.k, tile_n:tile_n+T.n]), acc)
+    C[tile_m:tile_m+T.m, tile_n:tile_n+T.n] = acc
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    with config.scope(cache_dir=tmp_path):
+        yield
+
+
+def compiled(schedule):
+    kernel = build(GEMM)["gemm"].with_schedule(schedule)
+    halves = np.zeros((256, 256), ml_dtypes.bfloat16)
+    function = kernel.lower(halves, halves, np.zeros((256, 256), np.float32))
+    return function, compiled_for(kernel, function, "sm_80")
+
+
+@pytest.mark.row("SCHED-04")
+def test_stages_scale_the_shared_memory_of_the_pipeline():
+    base = ts.Schedule(m=64, n=96, k=32, warps=4)
+    sizes = {}
+    for stages in (2, 4):
+        function, made = compiled(base.stages(stages))
+        sizes[stages] = made.built.kernel.shared_bytes
+        # The cost model knows what the compiler will allocate.
+        assert ring_bytes(function, stages) == stages * (64 * 32 + 32 * 96) * 2
+        assert not made.built.resources.spills
+    assert sizes[4] == 2 * sizes[2] == ring_bytes(function, 4)
+
+
+def test_warps_are_the_threads_of_the_block():
+    for warps in (4, 8):
+        _, made = compiled(ts.Schedule(m=64, n=64, k=32, warps=warps))
+        assert re.search(rf"\.(maxntid|reqntid) {32 * warps}\b", made.built.ptx)
+        assert made.built.kernel.threads == 32 * warps

@@ -1,0 +1,114 @@
+"""Products on a GPU against the interpreter: types, orders, ragged extents, both styles."""
+
+from __future__ import annotations
+
+import pytest
+
+import tile_gpu
+from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+
+MMA = "sm_90"  # mma.sync also where the device has more
+STYLES = ("implicit", "explicit", "stored", "ring")
+
+
+def check(gemm: Gemm, rng, M, N, K, lanes=128, target=None, **options):
+    tile_gpu.compare(gemm.kernel, *gemm.arguments(rng, M, N, K), groups=gemm.groups(M, N),
+                     lanes=lanes, rtol=gemm.tolerance, atol=8 * gemm.tolerance, target=target,
+                     **options)
+
+
+@pytest.fixture(params=[None, MMA], ids=["own", "mma"])
+def target(request):
+    """The target of the device, and the one without its own instructions."""
+    from tessera.runtime.device import device
+
+    if request.param and device().cc != (9, 0):
+        pytest.skip("one target is enough")
+    return request.param
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("orders", ["NT", "NN", "TN", "TT"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_orders(rng, target, dtype, orders, style):
+    check(Gemm(dtype, orders, style=style), rng, 128, 192, 160, target=target)
+
+
+@pytest.mark.parametrize("style", ["implicit", "explicit"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (70, 50, 40), (33, 65, 31), (128, 100, 0),
+                                   (31, 257, 129)], ids=str)
+def test_ragged(rng, target, shape, style):
+    check(Gemm(style=style), rng, *shape, target=target)
+
+
+@pytest.mark.parametrize("block", [(16, 8, 16), (4, 4, 4), (20, 12, 24), (20, 12, 20),
+                                   (64, 48, 48), (16, 8, 7), (128, 256, 64), (256, 128, 32)],
+                         ids=str)
+@pytest.mark.parametrize("style", ["implicit", "explicit"])
+def test_blocks(rng, block, style):
+    if style == "explicit" and block[0] * block[1] > 1 << 14:
+        pytest.skip("two blocks of that size do not fit without a ring")
+    check(Gemm(block=block, style=style), rng, 2 * block[0] + 1, block[1] + 3, 3 * block[2],
+          lanes=256, target=MMA)
+
+
+@pytest.mark.parametrize("lanes", [16, 32, 64, 96, 256, 512])
+def test_lanes(rng, lanes):
+    check(Gemm(block=(64, 64, 32)), rng, 64, 64, 64, lanes=lanes, target=MMA)
+
+
+TYPES = [Gemm("f32"), Gemm("f32", precision="tf32"), Gemm("tf32"), Gemm("f64", sums="f64",
+         result="f64"), Gemm("int8", sums="int32", result="int32"),
+         Gemm("uint8", sums="int32", result="int32"), Gemm("int32", sums="int32", result="int32"),
+         Gemm("int16", sums="int32", result="int32"), Gemm("int32", sums="int64", result="int64"),
+         Gemm("fp8_e4m3"), Gemm("fp8_e5m2"), Gemm("fp8_e4m3", other="fp8_e5m2"),
+         Gemm("bf16", sums="bf16", result="bf16"), Gemm("f16", result="f16")]
+PACKED = [Gemm("fp4_e2m1"), Gemm("fp6_e2m3"), Gemm("fp6_e3m2"), Gemm("fp4_e3m0"),
+          Gemm("int4", sums="int32", result="int32")]
+
+
+def of(gemm: Gemm, **changes) -> Gemm:
+    from dataclasses import replace
+
+    return replace(gemm, **changes)
+
+
+@pytest.mark.parametrize("style", ["implicit", "explicit"])
+@pytest.mark.parametrize("orders", ["NT", "TN"])
+@pytest.mark.parametrize("gemm", TYPES, ids=lambda g: f"{g.dtype}{g.other}-{g.sums}-{g.precision}")
+def test_types(rng, gemm, orders, style):
+    check(of(gemm, orders=orders, style=style, block=(32, 32, 32)), rng, 40, 48, 64, target=MMA)
+
+
+@pytest.mark.parametrize("style", ["implicit", "explicit", "stored"])
+@pytest.mark.parametrize("gemm", PACKED, ids=lambda g: g.dtype)
+def test_packed_types(rng, gemm, style):
+    check(of(gemm, block=(32, 32, 32), style=style), rng, 40, 48, 64, target=MMA)
+
+
+def test_long_sums_of_fp8(rng):
+    check(Gemm("fp8_e4m3", block=(32, 32, 512)), rng, 32, 32, 1024, target=MMA)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("S", [128, 100, 1])
+def test_attention(rng, target, S, causal):
+    kernel = make(ATTENTION, "attention")
+    q, k, v = (array(rng, "bf16", (2, S, 64)) for _ in range(3))
+    tile_gpu.compare(kernel, q, k, v, array(rng, "f32", (2, S, 64)), 0.125, causal=causal,
+                     groups=(-(-S // 64), 2), lanes=128, rtol=2e-2, atol=2e-2, target=target)
+
+
+def test_chain_of_products(rng, target):
+    for t in ("bf16", "f16"):
+        kernel = make(CHAIN.format(t=t), "chain")
+        a, b, d = (array(rng, t, s) for s in ((128, 48), (48, 64), (64, 32)))
+        tile_gpu.compare(kernel, a, b, d, array(rng, "f32", (128, 32)), groups=2, lanes=128,
+                         rtol=2e-2, atol=0.3, target=target)
+
+
+def test_rings_in_a_loop(rng, target):
+    kernel = make(NESTED, "nested")
+    a, b = array(rng, "bf16", (96, 160)), array(rng, "bf16", (100, 160))
+    tile_gpu.compare(kernel, a, b, array(rng, "f32", (96, 100)), groups=3, lanes=64, rtol=3e-4,
+                     atol=3e-3, target=target)

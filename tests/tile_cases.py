@@ -1,0 +1,270 @@
+"""Kernels for every tile op, with arguments: run by the interpreter, the emulator and the GPU.
+
+Each kernel does a whole family on one type, so that few are compiled: results go to the planes of
+O[k, i, j]. Shapes are smaller and larger than the tile, extents that are no powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera.numerics import find_dtype
+
+NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u32": np.uint32,
+         "u64": np.uint64, "i16": np.int16, "i8": np.int8, "u8": np.uint8, "u16": np.uint16,
+         "bool_": np.bool_, "f16": np.float16}
+UNARY = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+         "atan", "tanh", "floor", "ceil", "round", "trunc", "erf", "sigmoid", "abs")
+BINARY = ("x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "tile.maximum(x, y)",
+          "tile.minimum(x, y)", "-x", "tile.where(x < y, x, y)", "tile.where(x != y, 1.0, x)",
+          "tile.fma(x, y, x)", "tile.atan2(x, y)",
+          "tile.where(tile.isnan(x) or tile.isinf(y), y, x)",
+          "tile.abs(x) ** 1.5", "x / tile.row_sum(tile.abs(y))", "tile.exp(x - tile.row_max(x))",
+          "tile.exp(x - tile.row_max(x)[:, None])", "x + tile.col_min(y)[None, :]")
+INTEGER = ("x + y", "x - y", "x * y", "x // y", "x % y", "x & y", "x | y", "x ^ y", "~x", "-x",
+           "x << (y & 7)", "x >> (y & 7)", "tile.maximum(x, y)", "tile.minimum(x, y)",
+           "tile.where(x < y, x, y)", "tile.where(x >= y, x, y)", "tile.abs(x)")
+FOLDS = ("sum", "max", "min", "prod")
+
+
+@dataclass(frozen=True)
+class Case:
+    """source of a kernel `k`, its arguments, and how near the results must be."""
+
+    name: str
+    source: str
+    args: Callable[[np.random.Generator], tuple]
+    lanes: int = 128
+    rtol: float = 1e-5
+    atol: float = 1e-5
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(name: str, source: str, args: Callable, **options: Any) -> None:
+    assert name not in CASES, name
+    CASES[name] = Case(name, source, args, **options)
+
+
+def values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
+    """Numbers of a type with ties, extremes and, for floats, NaN and infinities."""
+    d = find_dtype(name)
+    if d.kind == "float":
+        x = np.round(rng.standard_normal(shape) * 2, 1)
+        if d.special == "ieee":
+            for special in (np.nan, np.inf, -np.inf, -0.0):
+                x[rng.random(shape) < 0.02] = special
+        return x.astype(NUMPY[name]) if name in NUMPY else ts.tensor(x.astype(np.float32), name)
+    if d.kind == "bool":
+        return rng.random(shape) < 0.4
+    some = np.array([d.min, d.max, 0, 1, 2, 3, 5, 7], object)
+    x = some[rng.integers(0, len(some), shape)]
+    return x.astype(NUMPY[name]) if name in NUMPY else ts.tensor(x.astype(np.int8), name)
+
+
+def plain(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    d = find_dtype(name)
+    if d.kind == "float":
+        return rng.uniform(0.2, 3.0, shape).astype(NUMPY[name])
+    return rng.integers(0 if d.kind == "uint" else -50, 50, shape).astype(NUMPY[name])
+
+
+def planes(expressions: tuple[str, ...], type: str, body: str, box: tuple[int, int],
+           result: str | None = None, extra: str = "") -> str:
+    """A kernel that stores each expression to a plane of O."""
+    m, n = box
+    lines = [f"    tile.store(O[{i}, 0:{m}, 0:{n}], {text})" for i, text in enumerate(expressions)]
+    return (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{type}], B: Tensor['M', 'N', ts.{type}], "
+            f"O: Tensor['K', 'M', 'N', ts.{result or type}]{extra}):\n{body}"
+            + "\n".join(lines) + "\n")
+
+
+def load_two(box: tuple[int, int]) -> str:
+    m, n = box
+    return f"    x = tile.load(A[0:{m}, 0:{n}])\n    y = tile.load(B[0:{m}, 0:{n}])\n"
+
+
+def elementwise() -> None:
+    for t, shape, box, lanes in (("f32", (20, 70), (32, 64), 128), ("f64", (5, 40), (8, 64), 64)):
+        for name, expressions in (("unary", tuple(f"tile.{u}(x)" for u in UNARY)),
+                                  ("binary", BINARY)):
+            count = len(expressions)
+            case(f"{name}_{t}", planes(expressions, t, load_two(box), box),
+                 lambda rng, t=t, shape=shape, count=count: (
+                     plain(rng, t, shape), plain(rng, t, shape),
+                     np.zeros((count, *shape), NUMPY[t])), lanes=lanes)
+    for t in ("i32", "u32", "i64", "u64"):
+        expressions = tuple(x for x in INTEGER if t[0] == "i" or not x.startswith("-"))
+        case(f"integer_{t}", planes(expressions, t, load_two((8, 48)), (8, 48)),
+             lambda rng, t=t, e=expressions: (
+                 plain(rng, t, (7, 41)), plain(rng, t, (7, 41)),
+                 np.zeros((len(e), 7, 41), NUMPY[t])), lanes=64)
+    for t in ("f32", "f64", "i32", "u32", "i64", "u64", "bf16", "i8"):
+        signs = ("<", "<=", ">", ">=", "==", "!=")
+        case(f"compare_{t}", planes(tuple(f"x {s} y" for s in signs), t, load_two((16, 32)),
+                                    (16, 32), "bool_"),
+             lambda rng, t=t: (values(rng, t, (13, 30)), values(rng, t, (13, 30)),
+                               np.zeros((6, 13, 30), bool)), lanes=32)
+
+
+def reductions() -> None:
+    for t in ("f32", "f64", "i32", "i64", "u32", "u64"):
+        for shape, box, lanes in (((33, 70), (48, 100), 128), ((5, 300), (8, 512), 256),
+                                  ((64, 9), (64, 16), 96), ((3, 1), (3, 1), 32)):
+            m, n = box
+            lines = [f"    tile.store(R[{i}, 0:{m}], tile.row_{f}(x))\n"
+                     f"    tile.store(C[{i}, 0:{n}], tile.col_{f}(x))\n"
+                     f"    S[{i}] = tile.reduce_{f}(x)\n" for i, f in enumerate(FOLDS)]
+            source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], R: Tensor['K', 'M', ts.{t}], "
+                      f"C: Tensor['K', 'N', ts.{t}], S: Tensor['K', ts.{t}]):\n"
+                      f"    x = tile.load(A[0:{m}, 0:{n}])\n" + "".join(lines))
+            case(f"fold_{t}_{m}x{n}", source, lambda rng, t=t, s=shape: (
+                plain(rng, t, s) if t[0] != "f" else rng.uniform(0.9, 1.1, s).astype(NUMPY[t]),
+                np.zeros((4, s[0]), NUMPY[t]), np.zeros((4, s[1]), NUMPY[t]),
+                np.zeros(4, NUMPY[t])), lanes=lanes, rtol=1e-4)
+    for t in ("f32", "f64", "i32", "i64", "u32", "u64", "i8", "bool_", "f16", "bf16", "fp8_e4m3"):
+        for shape, box, lanes in (((33, 70), (48, 100), 128), ((5, 300), (8, 512), 256)):
+            _positions(t, shape, box, lanes)
+
+
+def _positions(t: str, shape: tuple[int, int], box: tuple[int, int], lanes: int) -> None:
+    m, n = box
+    source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], R: Tensor['K', 'M', ts.i32], "
+              f"C: Tensor['K', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n"
+              f"    for i in range(2):\n"
+              f"        tile.store(R[0, 0:{m}], tile.row_argmax(x))\n"
+              f"    tile.store(R[1, 0:{m}], tile.row_argmin(x))\n"
+              f"    tile.store(C[0, 0:{n}], tile.row_argmax(x.T))\n"
+              f"    tile.store(C[1, 0:{n}], tile.row_argmin(x.T))\n")
+    case(f"argmax_{t}_{m}x{n}", source, lambda rng: (
+        values(rng, t, shape), np.zeros((2, shape[0]), np.int32),
+        np.zeros((2, shape[1]), np.int32)), lanes=lanes)
+
+
+def scans_and_sorts() -> None:
+    for t in ("f32", "f64", "i32", "i64", "u32", "u64"):
+        for shape, box, lanes in (((33, 70), (48, 100), 128), ((5, 300), (8, 512), 256),
+                                  ((3, 1), (3, 1), 32)):
+            expressions = ("tile.cumsum(x)", "tile.cumsum(x, 0)", "tile.cumprod(x)",
+                           "tile.cummax(x)", "tile.cummax(x.T).T")
+            case(f"scan_{t}_{box[0]}x{box[1]}", planes(expressions, t, load_two(box), box),
+                 lambda rng, t=t, s=shape: (
+                     rng.uniform(0.99, 1.01, s).astype(NUMPY[t]) if t[0] == "f"
+                     else plain(rng, t, s), plain(rng, t, s), np.zeros((5, *s), NUMPY[t])),
+                 lanes=lanes, rtol=1e-4)
+    for t in ("f32", "f64", "i32", "i64", "u32", "u64", "i8", "bool_", "f16", "bf16"):
+        for shape, lanes in (((5, 100), 128), ((9, 32), 64), ((1, 3), 32)):
+            _sorted(t, shape, lanes)
+    _sorted("f32", (2, 1024), 128)
+    _sorted("f32", (1, 3000), 256)
+    _sorted("i64", (3, 700), 128)
+
+
+def _sorted(t: str, shape: tuple[int, int], lanes: int) -> None:
+    m, n = shape
+    lines = "".join(
+        f"    tile.store(O[{i}, 0:{m}, 0:{n}], tile.sort(x, descending={d}))\n"
+        f"    tile.store(P[{i}, 0:{m}, 0:{n}], tile.argsort(x, descending={d}))\n"
+        for i, d in enumerate((False, True)))
+    source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], O: Tensor['K', 'M', 'N', ts.{t}], "
+              f"P: Tensor['K', 'M', 'N', ts.i32]):\n    x = tile.load(A[0:{m}, 0:{n}])\n" + lines)
+
+    def args(rng: np.random.Generator) -> tuple:
+        zeros = np.zeros((2, *shape), np.float32)
+        out = zeros.astype(NUMPY[t]) if t in NUMPY else ts.tensor(zeros, t)
+        return values(rng, t, shape), out, np.zeros((2, *shape), np.int32)
+
+    case(f"sort_{t}_{m}x{n}", source, args, lanes=lanes, atol=0, rtol=0)
+
+
+def shapes_of_tiles() -> None:
+    source = """@kernel
+def k(A: Tensor["M", "N", f32], B: Tensor["N", "M", f32], O: Tensor["M", "N", f32],
+      P: Tensor["N", "M", f32], V: Tensor["n", f32]):
+    x = tile.load(A[0:33, 0:70])
+    y = tile.load(B[0:70, 0:33])
+    for i in range(3):
+        x = x + y.T * (i + 1.0)
+    tile.store(O[0:33, 0:70], x)
+    row = tile.cast(tile.arange(33), f32)[None, :]
+    tile.store(P[0:70, 0:33], tile.reshape(x, (70, 33)) + x.T + row)
+    z = tile.reshape(tile.load(V[0:210]), (5, 6, 7))
+    z = tile.cumsum(z, 1) + tile.reduce_max(z, 2)[:, :, None] * 2.0 - tile.full((5, 6, 7), 0.5)
+    tile.store(V[0:210], tile.reshape(z, (210,)))
+"""
+    for lanes in (32, 64, 96, 128, 256):
+        case(f"shapes_{lanes}", source, lambda rng: (
+            *(rng.standard_normal(s).astype(np.float32)
+              for s in ((33, 70), (70, 33), (33, 70), (70, 33), (210,))),), lanes=lanes)
+    source = """@kernel
+def k(A: Tensor["M", "N", f32], B: Tensor["N", "M", bf16], O: Tensor["M", "N", bf16],
+      R: Tensor["M", f32], Q: Tensor["N", ts.f16]):
+    m, n = tile.group_id(0) * 32, tile.group_id(1) * 64
+    x = tile.load(A[m:m+32, n:n+64])
+    y = tile.load(B[n:n+64, m:m+32])
+    s = x + tile.cast(y.T, f32) * tile.load(R[m:m+32])[:, None]
+    tile.store(O[m:m+32, n:n+64], s + tile.load(Q[n:n+64])[None, :])
+"""
+    for shape in ((64, 128), (50, 100), (33, 65), (1, 3)):
+        m, n = shape
+        case(f"blocks_{m}x{n}", source, lambda rng, m=m, n=n: (
+            rng.standard_normal((m, n)).astype(np.float32),
+            ts.tensor(rng.standard_normal((n, m)).astype(np.float32), "bf16"),
+            ts.tensor(np.zeros((m, n), np.float32), "bf16"),
+            rng.standard_normal(m).astype(np.float32), rng.standard_normal(n).astype(np.float16)),
+            rtol=1e-2, options={"groups": (-(-m // 32), -(-n // 64))})
+
+
+def packed() -> None:
+    for t in ("fp4_e2m1", "fp4_e3m0", "int4", "fp6_e3m2", "fp6_e2m3"):
+        wide = "ts.i32" if t == "int4" else "f32"
+        for (M, N), (m, n), (bm, bn), lanes in (
+                ((16, 128), (0, 0), (16, 128), 64), ((13, 77), (0, 0), (16, 128), 64),
+                ((7, 13), (0, 0), (7, 13), 32), ((20, 100), (3, 5), (8, 63), 128)):
+            box = f"{m}:{m + bm}, {n}:{n + bn}"
+            source = f"""@kernel
+def k(A: Tensor["M", "N", ts.{t}], O: Tensor["M", "N", ts.{t}], P: Tensor["M", "N", ts.{t}]):
+    x = tile.load(A[{box}])
+    y = tile.cast(x, {wide})
+    tile.store(O[{box}], tile.cast(tile.minimum(y + y, y + 1), ts.{t}))
+    tile.store(P[{box}].T, x.T)
+"""
+            def args(rng: np.random.Generator, t: str = t, s: tuple = (M, N)) -> tuple:
+                raw = rng.integers(-8, 8, (3, *s)) * (1 if t == "int4" else 0.5)
+                kind = np.int8 if t == "int4" else np.float32
+                return tuple(ts.tensor(x.astype(kind), t) for x in raw)
+
+            case(f"packed_{t}_{M}x{N}_{n}", source, args, lanes=lanes, rtol=0, atol=0)
+
+
+def roundings() -> None:
+    for t in ("bf16", "f16", "fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp4_e2m1"):
+        for how in ("stochastic_round", "saturate", 'rounding("toward_zero")'):
+            source = f"""@kernel
+def k(A: Tensor["M", "N", f32], O: Tensor["M", "N", ts.{t} @ ts.{how}],
+      P: Tensor["N", "M", ts.{t} @ ts.{how}]):
+    x = tile.load(A[0:32, 0:128])
+    tile.store(O[0:32, 0:128], x)
+    tile.store(P[0:128, 0:32], x.T)
+"""
+            policy = getattr(ts, how.split("(")[0])
+            numeric = find_dtype(t) @ (policy("toward_zero") if "(" in how else policy)
+            for s in ((32, 128), (13, 77)):
+                def args(rng: np.random.Generator, s: tuple = s, n: Any = numeric) -> tuple:
+                    x = rng.standard_normal(s) * np.exp2(rng.integers(-12, 12, s))
+                    return (x.astype(np.float32), ts.tensor(np.zeros(s, np.float32), n),
+                            ts.tensor(np.zeros(s[::-1], np.float32), n))
+
+                case(f"store_{t}_{how.split('(')[0]}_{s[0]}x{s[1]}", source, args, lanes=64,
+                     rtol=0, atol=0)
+
+
+for _make in (elementwise, reductions, scans_and_sorts, shapes_of_tiles, packed, roundings):
+    _make()
