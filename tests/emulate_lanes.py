@@ -3,6 +3,9 @@
 A lane is a Python thread that holds the baton until it comes to something that lanes do together
 (a barrier, a shuffle, a vote); what they get is computed when all that are still there have come.
 Lanes of a warp that ended, or never were, take no part.
+
+For kernels by lanes: branches, loops, atomics, votes, reports. Slower than the emulators of whole
+blocks (emulate_ptx, tile_emulator), which need control flow that all threads share.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ An intrinsic's body is given a Builder whose values are NumPy arrays (one number
 instruction is carried out by name. Threads run in lockstep, which hides missing barriers, so each
 byte of shared memory remembers who touched it since the last barrier: another thread's access then
 is an error. A cp.async writes its target no earlier than at the wait for it.
+
+For products and how they are fed: mma, ldmatrix, cp.async and its waits, packed operands, and how
+often each instruction ran (tile_emulated.compare). Conversions and maths to the last bit are for
+tile_emulator, which has no products.
 """
 
 from __future__ import annotations

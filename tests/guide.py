@@ -3,6 +3,7 @@
     ```python            runs; all blocks of a page share one namespace, as if pasted into one file
     ```python nan.py     is written to that file instead
     ```python compiler   runs where the GPU compiler is installed, and is left out elsewhere
+    ```python gpu        runs where a GPU, the compiler and PyTorch are, and is left out elsewhere
     ```sh run            runs in the folder of those files
     ```text              right behind one of these: what it prints, compared. `...` stands for any
                          text of a line, alone on a line for any lines
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import io
 import linecache
 import os
@@ -34,7 +36,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ ]*$", re.M | re.S
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w -]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.S)
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
-COMPILER = ("python", "compiler")
+COMPILER, GPU = ("python", "compiler"), ("python", "gpu")
 EXAMPLE = "example.py"  # the file that the blocks of a page are lines of, in messages
 
 
@@ -56,7 +58,7 @@ class Block:
     def runs(self) -> bool:
         """Whether it prints something here: Python that is not written to a file, or a command."""
         return self.words in (("python",), ("sh", "run")) or (
-            self.words == COMPILER and has_compiler())
+            self.words == COMPILER and has_compiler()) or (self.words == GPU and has_gpu())
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,16 @@ def has_compiler() -> bool:
     except UnsupportedTargetError:
         return False
     return True
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether kernels run on a GPU here, on PyTorch's arrays."""
+    from tessera.runtime import device
+
+    if importlib.util.find_spec("torch") is None or not (has_compiler() and device.has_gpu()):
+        return False
+    return bool(importlib.import_module("torch").cuda.is_available())
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -115,10 +127,11 @@ def run_page(page: str, folder: Path) -> Iterator[Printed]:
     space: dict = {"__name__": "__main__"}
     source = ""
     for i, block in enumerate(blocks):
-        if block.kind == "python" and len(block.words) == 2 and block.words != COMPILER:
+        if block.kind == "python" and len(block.words) == 2 and block.words not in (
+                COMPILER, GPU):
             (folder / block.words[1]).write_text(block.text)
         first = source.count("\n")
-        if block.words in (("python",), COMPILER):  # the lines count, also of one that is left out
+        if block.words in (("python",), COMPILER, GPU):  # its lines count, also when it is left out
             source += block.text + "\n"
         if not block.runs:
             continue

@@ -1,13 +1,16 @@
-"""The tables of the guide, made from the registries: errors, settings, formats, ops, functions."""
+"""The tables of the guide, made from the registries: errors, settings, formats, ops, functions; and
+from what was measured, in benchmarks/results."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import math
 import re
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,12 @@ from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.tile import errors as tile_errors
+from tessera.tile.cuda.lower.hopper.program import Pipeline
 from tessera.tile.ops import OPS as TILE_OPS
 
 PACKAGE = Path(ts.__file__).parent
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -213,7 +219,8 @@ def modules_table() -> str:
     return markdown(("Module", "What it is for", "Names"), rows)
 
 
-MODULES = ("checkpoints", "config", "data", "debug", "optim", "random", "shape", "sparse", "verify")
+MODULES = ("checkpoints", "config", "data", "debug", "dist", "domain", "optim", "random", "shape",
+           "sparse", "verify")
 
 
 def family(fn: Any) -> str:
@@ -226,7 +233,86 @@ def call_text(fn: Callable) -> str:
     return show_call(fn.__name__, inspect.signature(fn))
 
 
-TABLES: dict[str, Callable[[], str]] = {
+# --- figures ----------------------------------------------------------------------------------
+# (part and case in the file, its unit, what is computed, our row, the row beside it, whose that is)
+Figure = tuple[str, str, str, str, str, str, str]
+
+
+def figures() -> Iterator[Figure]:
+    for n in ("4096", "8192"):
+        for ours, theirs, how in (("NT", "cuBLAS", "A Bᵀ"), ("NN", "cuBLAS NN", "A B"),
+                                  ("NT mma.sync", "cuBLAS", "A Bᵀ by `mma.sync`")):
+            yield "gemm", n, "TFLOP/s", f"{how}, {n}³, bf16", ours, theirs, "cuBLAS"
+    for size in ("64x4096", "32x8192", "16x16384"):
+        heads, S = size.split("x")
+        for kind in ("full", "causal"):
+            yield ("attention", f"{size} {kind}", "TFLOP/s", f"attention, {kind}, {heads} heads of "
+                   f"{S} x 128, bf16", "tessera", "cuDNN", "cuDNN")
+    for name in ("copy", "add"):
+        yield "memory", "vectors", "GB/s", f"{name}, 2²⁶ f32", name, "memcpy", "PyTorch's copy_"
+    for name in ("softmax", "rms_norm"):
+        yield ("memory", "rows", "GB/s", f"{name}, 16384 x 4096, bf16", name,
+               f"torch.compile {name}", "torch.compile")
+
+
+IN_SHORT = ("A Bᵀ, 8192³, bf16", "attention, full, 16 heads of 16384 x 128, bf16",
+            "attention, causal, 16 heads of 16384 x 128, bf16", "softmax, 16384 x 4096, bf16",
+            "copy, 2²⁶ f32")
+
+
+def measured_table() -> str | None:
+    """The figures of benchmarks/kernels.py; None while nothing is measured."""
+    return measured(lambda title: True, whole=True)
+
+
+def measured_in_short() -> str | None:
+    return measured(IN_SHORT.__contains__)
+
+
+def measured(shown: Callable[[str], bool], whole: bool = False) -> str | None:
+    """A part that was not run, or failed, has no rows. Ratios are those of the printed figures."""
+    if not MEASURED.exists():
+        return None
+    file = json.loads(MEASURED.read_text())
+    rows = []
+    for part, case, unit, title, ours, theirs, whose in figures():
+        found = file.get(part, {}).get(case, {})
+        if shown(title) and {ours, theirs} <= found.keys():
+            a, b = (found[name][unit] for name in (ours, theirs))
+            rows.append((title, f"{a} {unit}", f"{b} {unit}", whose, f"{a / b:.2f}"))
+    text = f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`.\n\n"
+    text += markdown(("What", "Tessera", "Beside it", "By", "Ratio"), rows)
+    took = file.get("compile", {})
+    if whole and {"first call", "from the disk cache"} <= took.keys():
+        text += (f"\nThe first call of a small kernel takes {took['first call']} ms with its "
+                 f"compilation, and {took['from the disk cache']} ms in a new process that finds "
+                 "it on disk.\n")
+    return text
+
+
+def launches_table() -> str | None:
+    """Of benchmarks/launch_overhead.py; None while nothing is measured."""
+    if not LAUNCHES.exists():
+        return None
+    file = json.loads(LAUNCHES.read_text())
+    counts = file["microseconds_by_arrays"]
+    names = dict.fromkeys(name for row in counts.values() for name in row)
+    rows = [(name, *(f"{row[name]:.1f}" if name in row else "" for row in counts.values()))
+            for name in names]
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`.\n\n"
+            + markdown(("", *counts), rows))
+
+
+def knobs_table() -> str:
+    """The fields of Pipeline as its docstring has them."""
+    lines = (line.split(maxsplit=1) for line in inspect.getdoc(Pipeline).splitlines())  # type: ignore[union-attr]
+    told = {words[0]: words[1] for words in lines if len(words) == 2}
+    spelled = {"stages": "stages", "warpgroups": "warps"}
+    rows = [(f"`{spelled.get(f.name, f.name.upper())}`", told[f.name]) for f in fields(Pipeline)]
+    return markdown(("Parameter", "Meaning"), rows)
+
+
+TABLES: dict[str, Callable[[], str | None]] = {
     "errors": errors_table,
     "special errors": special_errors_table,
     "settings": settings_table,
@@ -239,4 +325,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "modules": modules_table,
     "kernel errors": kernel_errors_table,
     "tile ops": tile_ops_table,
+    "measured": measured_table,
+    "measured in short": measured_in_short,
+    "launches": launches_table,
+    "knobs": knobs_table,
 }

@@ -7,7 +7,7 @@ O[k, i, j]. Shapes are smaller and larger than the tile, extents that are no pow
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -266,5 +266,30 @@ def k(A: Tensor["M", "N", f32], O: Tensor["M", "N", ts.{t} @ ts.{how}],
                      rtol=0, atol=0)
 
 
-for _make in (elementwise, reductions, scans_and_sorts, shapes_of_tiles, packed, roundings):
+def groups_of_no_whole_warps() -> None:
+    """Lanes that share no tiles have the numbers too, and decide by them how often they meet."""
+    source = """@kernel
+def k(A: Tensor["M", "N", f32], y: Tensor["P", f32], z: Tensor["Q", i32]):
+    x = tile.load(A[0:16, 0:64])
+    total, best = tile.reduce_sum(x), tile.reduce_sum(tile.argmax(x))
+    low = tile.reduce_min(tile.row_max(x))
+    t = tile.local_id()
+    y[t] = total
+    y[t + tile.group_size()] = low
+    z[t] = best
+    for i in range(0, int(tile.reduce_max(tile.abs(x)))):
+        A[i, 0:64] = tile.cumsum(tile.load(A[i, 0:64]), axis=0)
+"""
+    for lanes in (1, 3, 8, 24, 31, 33, 40, 48, 65, 96, 100, 127, 200):
+        case(f"numbers_{lanes}_lanes", source, lambda rng, n=lanes: (
+            rng.integers(-7, 8, (16, 64)).astype(np.float32), np.zeros(2 * n, np.float32),
+            np.zeros(n, np.int32)), lanes=lanes, options={"groups": 1})
+    for name in ("fold_f32_64x16", "argmax_f32_8x512", "sort_f32_5x100", "shapes_96"):
+        for lanes in (40, 48):
+            made = replace(CASES[name], name=f"{name}_{lanes}_lanes", lanes=lanes)
+            CASES[made.name] = made
+
+
+for _make in (elementwise, reductions, scans_and_sorts, shapes_of_tiles, packed, roundings,
+              groups_of_no_whole_warps):
     _make()

@@ -1,4 +1,5 @@
-"""A kernel under the interpreter and in emulated machine instructions, on the same arguments."""
+"""A kernel under the interpreter and in emulated machine instructions (emulate_ptx), on the same
+arguments."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@
     with ts.debug.range("attention"): ...      a name for a part of the program
     ts.debug.race_check(kernel, a, b)          and bank_conflicts, coalescing, register_pressure,
                                                roofline, lowering: what a kernel does, and the fix
+    ts.debug.show_sharding(spec, shape, mesh)  which rank holds which part of a tensor
     ts.debug.enable()                          all checks, as with TESSERA_DEBUG=1
 """
 
@@ -39,13 +40,15 @@ from .rooflines import Roofline as Roofline
 from .rooflines import roofline as roofline
 from .sentinel import flags as flags
 from .sentinel import numerics as numerics
+from .sharding import Picture as Picture
+from .sharding import show_sharding as show_sharding
 from .switches import bounds as bounds
 from .switches import enable as enable
 
 __all__ = [
-    "BadValue", "BankReport", "Flags", "Lowering", "MemoryTimeline", "Pressure", "Profile",
-    "RaceReport", "Record", "Roofline", "SectorReport", "bank_conflicts", "bounds",
+    "BadValue", "BankReport", "Flags", "Lowering", "MemoryTimeline", "Picture", "Pressure",
+    "Profile", "RaceReport", "Record", "Roofline", "SectorReport", "bank_conflicts", "bounds",
     "coalescing", "enable", "flags", "inspect_ir", "lowering", "memory_timeline", "numerics",
-    "print", "profile", "race_check", "range", "register_pressure", "roofline", "trace",
-    "verify",
+    "print", "profile", "race_check", "range", "register_pressure", "roofline", "show_sharding",
+    "trace", "verify",
 ]

@@ -56,21 +56,27 @@ def copied(kernel: Kernel, args: tuple, kwargs: dict[str, Any]) -> Bound:
     return kernel.bind(tuple(map(_copy, args)), {k: _copy(v) for k, v in kwargs.items()})
 
 
-def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: Any = None,
-                lanes: int | None = None, most: int | None = None) -> Checked:
-    """Interprets a call. most: only so many groups."""
+def launch_of(kernel: Kernel, bound: Bound, groups: Any = None, lanes: int | None = None
+              ) -> tuple[Function, Config, int, tuple[int, ...]]:
+    """What a call would run: the function, the launch asked for, its lanes and its grid."""
     schedule = kernel.choose(bound)
     function = kernel.specialise(bound, schedule, kernel.grid is not None)
     if groups is None and kernel.grid is not None:
         groups = kernel.grid_for(bound)
     chosen = Config(groups if groups is None or isinstance(groups, tuple) else (groups,), lanes)
     width = lanes_of(function, chosen, schedule.lanes)
-    grid = grid_of(function, bound, chosen, width)
+    return function, chosen, width, grid_of(function, bound, chosen, width)
+
+
+def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: Any = None,
+                lanes: int | None = None, most: int | None = None) -> Checked:
+    """Interprets a call. most: only so many groups."""
+    function, chosen, width, grid = launch_of(kernel, bound, groups, lanes)
     report = Report(checked=True)
     stopped: tuple[KernelError, ...] = ()
     with config.scope(debug=True, numerics="off"):
         try:
-            run(function, bound, chosen, schedule.lanes, kernel.__name__, sanitizer=sanitizer,
+            run(function, bound, chosen, width, kernel.__name__, sanitizer=sanitizer,
                 report=report, most=most)
         except KernelError as error:
             stopped = (error,)

@@ -19,10 +19,10 @@ from ..tile.gpus import DEFAULT, Gpu
 from ..tile.gpus import gpu as find_gpu
 from ..tile.ir import Function
 from ..tile.kernel import Kernel
-from ..tile.launch import Config, extent, grid_of, lanes_of
+from ..tile.launch import extent
 from ..tile.types import Tensor
 from ..tile.work import Work, count
-from .checked import need_kernel
+from .checked import launch_of, need_kernel
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,7 @@ def roofline(kernel: Kernel, *args: Any, gpu: str | Gpu = DEFAULT, groups: Any =
 
 def roofline_of(kernel: Kernel, bound: Bound, gpu: Gpu, groups: Any = None,
                 lanes: int | None = None) -> Roofline:
-    schedule = kernel.choose(bound)
-    function = kernel.specialise(bound, schedule, kernel.grid is not None)
-    if groups is None and kernel.grid is not None:
-        groups = kernel.grid_for(bound)
-    chosen = Config(groups if groups is None or isinstance(groups, tuple) else (groups,), lanes)
-    width = lanes_of(function, chosen, schedule.lanes)
-    grid = grid_of(function, bound, chosen, width)
+    function, _, width, grid = launch_of(kernel, bound, groups, lanes)
     work, many = count(function, bound.sizes, width, grid), prod(grid)
     rows = _traffic(function, bound, work, many)
     products = sum(2.0 * p.M * p.N * p.K * n / gpu.products(p.kind)

@@ -9,8 +9,9 @@ Readers are chosen by the name of the class, so no library is imported to recogn
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
+
+
+def overlap(places: Sequence[tuple[int, int]]) -> bool:
+    """Whether any two of (address, bytes) share a byte."""
+    known = sorted(p for p in places if p[1])
+    return any(at + size > then for (at, size), (then, _) in itertools.pairwise(known))
 
 
 Reader = Callable[[Any, str], Array]

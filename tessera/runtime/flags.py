@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -164,8 +165,10 @@ class PrintedLines:
 
 @functools.cache
 def error_flags(index: int = 0) -> ErrorFlags:
-    made = _flags[index] = ErrorFlags(index)
-    return made
+    with _lock:  # one for a device: kernels of all threads report there
+        if index not in _flags:
+            _flags[index] = ErrorFlags(index)
+        return _flags[index]
 
 
 @functools.cache
@@ -174,6 +177,7 @@ def printed_lines(index: int = 0) -> PrintedLines:
 
 
 _flags: dict[int, ErrorFlags] = {}
+_lock = threading.Lock()
 
 
 def _check_after_wait(index: int) -> None:

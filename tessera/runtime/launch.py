@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from .arrays import HOST, Array, current_stream, read_array
+from .arrays import HOST, Array, current_stream, overlap, read_array
 from .buffer import Buffer, stream_pointer
 from .device import check, device, driver
 from .module import Grid, Kernel
@@ -86,10 +86,18 @@ class Staging:
         if status != bindings.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
             raise ArgumentError("a launch on host arrays cannot be captured in a graph",
                                 hint="pass arrays that lie on the GPU")
-        self._copies = [(i, _host_view(array), Buffer(_nbytes(array), device(index)))
-                        for i, array in host]
-        for _, view, buffer in self._copies:
-            buffer.write(np.ascontiguousarray(view))
+        made: dict[tuple[int, int], Buffer] = {}  # an array that is given twice has one copy
+        self._copies = []
+        for i, array in host:
+            place = (array.pointer, _nbytes(array))
+            if place not in made:
+                made[place] = Buffer(place[1], device(index))
+                made[place].write(np.ascontiguousarray(_host_view(array)))
+            self._copies.append((i, _host_view(array), made[place]))
+        if written and overlap(list(made)):
+            raise ArgumentError("two host arrays share a part of their memory, and one is written: "
+                                "their copies on the GPU would not", hint="pass copies, or arrays "
+                                "that lie on the GPU")
 
     def pointers(self) -> list[tuple[int, int]]:
         return [(i, buffer.pointer) for i, _, buffer in self._copies]

@@ -37,6 +37,24 @@ def _wheels() -> list[str]:
     return found
 
 
+def stamps(folder: Path | str, without: tuple[str, ...] = ()) -> str:
+    """Sizes and time stamps of the same files: while these stay, so does their hash. A tenth of
+    the time that reading them takes.
+
+    Both times: a tool may set the one of the content, nobody that of the last change.
+    """
+    found = []
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.name.endswith(".py"):
+                about = item.stat()
+                found.append(f"{item.path} {about.st_size} {about.st_mtime_ns} "
+                             f"{about.st_ctime_ns}")
+            elif item.name not in (*without, "__pycache__") and item.is_dir():
+                found.append(stamps(item.path, without))
+    return "\n".join(sorted(found))
+
+
 def sources(folder: Path, without: tuple[str, ...] = ()) -> str:
     """The hash of the Python files below a folder, and of where they stand in it.
 

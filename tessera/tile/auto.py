@@ -174,7 +174,7 @@ def _warps(subject: Subject, m: int | None, n: int | None, wide: bool) -> tuple[
         return (1, 2, 4, 8, 16)
     if wide:
         return (4,) if (m or 64) <= 64 else (8,)
-    return (4,) if (m or 64) * (n or 64) < 128 * 128 else (8,)
+    return (4,) if (m or 64) * (n or 64) <= 128 * 128 else (8,)  # 64 x 64 of the sums each
 
 
 def _depth(subject: Subject) -> int:

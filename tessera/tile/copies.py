@@ -23,13 +23,17 @@ _UNCOMMITTED = np.iinfo(np.int32).max
 
 @dataclass
 class Copy:
-    """waiting: [G] groups for which it has not arrived; number: [G] commit group it belongs to."""
+    """waiting: [G] groups for which it has not arrived; number: [G] commit group it belongs to.
+
+    wanted: [G] groups that read the source; the others get zeros. None: all.
+    """
 
     target: Place
     source: Place
     waiting: np.ndarray
     number: np.ndarray
     where: SourceLine | None
+    wanted: np.ndarray | None = None
 
 
 class Copies:
@@ -38,7 +42,8 @@ class Copies:
         self.pending: list[Copy] = []
         self.committed = np.zeros(machine.count, np.int32)  # commit groups so far
 
-    def issue(self, target: Place, source: Place, where: SourceLine | None) -> None:
+    def issue(self, target: Place, source: Place, where: SourceLine | None,
+              wanted: np.ndarray | None = None) -> None:
         m = self.machine
         on = m.active_groups()
         number = np.full(m.count, _UNCOMMITTED, np.int32)
@@ -46,7 +51,9 @@ class Copies:
         access = m.tile_access(target, address, wide(on, address), MANY, where)
         if access is not None and m.sanitizer is not None:
             m.sanitizer.in_flight(access)
-        self.pending.append(Copy(target, source, on.copy(), number, where))
+        if wanted is not None:
+            wanted = np.broadcast_to(np.asarray(wanted).reshape(-1), on.shape)
+        self.pending.append(Copy(target, source, on.copy(), number, where, wanted))
 
     def commit(self, on: np.ndarray) -> None:
         """What these groups issued since the last commit is one commit group."""
@@ -80,13 +87,18 @@ class Copies:
         m = self.machine
         copy.waiting &= ~rows
         source, inside = copy.source.addresses(m.groups)
+        if copy.wanted is not None:
+            inside = inside & wide(copy.wanted, inside)
         live = inside & wide(rows, inside)
         if m.sanitizer is not None:
             access = m.tile_access(copy.source, source, live, GROUP, copy.where)
             assert access is not None
             m.sanitizer.read(access)
+        if not inside.any():  # an empty tensor has nothing to read
+            source = np.zeros_like(source[:0])
         values = copy.source.memory.read(source)
-        values = np.where(inside, values, values.dtype.type(0))
+        values = np.where(inside, values, values.dtype.type(0)) if inside.any() else np.zeros(
+            inside.shape, values.dtype)
         target, _ = copy.target.addresses(m.groups)
         on = wide(rows, target)
         copy.target.memory.write(target[on], values[on])

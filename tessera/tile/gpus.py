@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tessera.errors import UnsupportedTargetError, user_line
+from tessera.runtime.occupancy import WARP, limits_of
 from tessera.runtime.target import KNOWN, parse_target
 
 if TYPE_CHECKING:
@@ -98,9 +99,18 @@ def gpu(name: str | Gpu) -> Gpu:
         cc = parse_target(name).cc
         older = [g for g in GPUS.values() if g.cc <= cc]
         nearest = max(older, key=lambda g: g.cc)
-        return next(g for g in older if g.cc == nearest.cc)
+        first = next(g for g in older if g.cc == nearest.cc)
+        return first if first.cc == cc else _limited(first, name)
     raise UnsupportedTargetError(f"the cost model has no figures of {name!r}", where=user_line(),
                                  hint=f"known: {', '.join(GPUS)}, or a target such as sm_80")
+
+
+def _limited(near: Gpu, target: str) -> Gpu:
+    """The figures of an older GPU for a target without a record, within that target's limits."""
+    top = limits_of(target)
+    return replace(near, target=target, shared_bytes=top.group_shared_bytes,
+                   shared_total_bytes=top.shared_bytes, lanes=WARP * top.warps,
+                   source=f"{near.name}, within the limits of {target}")
 
 
 def gpu_of(device: Device) -> Gpu:

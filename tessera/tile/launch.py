@@ -24,6 +24,7 @@ from tessera.tile.values import constant
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
 MAX_LANES = 1024  # of a CUDA block
+MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,24 @@ class Config:
 
 def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tuple[int, ...]:
     """Extents of the launch grid (Q41 to Q43)."""
+    grid = _grid_of(function, bound, config_, lanes)
+    if prod(grid) * lanes > MOST_LANES:
+        _require_no_numbers(function, prod(grid), lanes)
+    return grid
+
+
+def _require_no_numbers(function: Function, groups: int, lanes: int) -> None:
+    """Numbers of lanes are int32: with more of them nobody asks."""
+    for n in walk(function.body):
+        if isinstance(n, Op) and n.name == "linear_id":
+            raise ArgumentError(
+                f"{function.name}: ts.tile.linear_id() counts to {MOST_LANES - 1}, the launch has "
+                f"{groups} groups of {lanes} lanes", where=n.where or user_line(),
+                hint="give each lane several elements: for i in ts.tile.range(0, N, 1024), or a "
+                     "tensor of two axes")
+
+
+def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tuple[int, ...]:
     given = config_.groups
     if function.launch == "given":
         if given is None:

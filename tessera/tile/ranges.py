@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.numerics import i64
 from tessera.tile.handles import Handle, describe, is_number
 from tessera.tile.ir import For, Op, walk
 from tessera.tile.loops import Loops, resets
@@ -122,10 +123,14 @@ class Ranges(Loops):
         step = self.constant_int(r.step, "the step of a range spread over groups")
         name = self.dim_name(r.hi) or self.extent_text(r.hi)
         axis = self.axis(name, step, self.extent_text(r.lo), stride=True)
-        start = self.arithmetic("mul", (self.group_coordinate(axis), step))
-        count = self.emit("num_groups", [], axis=axis)
+        start = self.arithmetic("mul", (self.counted(self.group_coordinate(axis), name), step))
+        count = self.counted(self.emit("num_groups", [], axis=axis), name)
         self.for_loop(s, self.arithmetic("add", (r.lo, start)), r.hi,
                       self.arithmetic("mul", (count, step)), "groups", body)
+
+    def counted(self, groups: Handle, dim: str) -> Handle:
+        """A number of groups along an extent, wide enough to be multiplied up to the extent."""
+        return self.cast(groups, i64) if dim in self.spec.wide_dims else groups
 
     def order_lanes(self, node: For) -> None:
         """As if in order: what the lanes wrote to shared memory is there after the loop."""
@@ -164,7 +169,8 @@ class Ranges(Loops):
     def block_loop(self, s: Any, r: Range, dim: str, body: list[ast.stmt]) -> None:
         """A kernel that returns a tile runs once per block of its result: the loop is the grid."""
         step = self.constant_int(r.step, "the step of the range over the result's blocks")
-        start = self.arithmetic("mul", (self.group_coordinate(self.axis(dim, step)), step))
+        group = self.counted(self.group_coordinate(self.axis(dim, step)), dim)
+        start = self.arithmetic("mul", (group, step))
         self.origin[dim] = self.env[s.target.id] = self.named(start, s.target.id)
         self.depth += 1
         self.statements(body)

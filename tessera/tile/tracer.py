@@ -35,6 +35,10 @@ class Spec:
     given_grid: bool = False
     fixed_dims: tuple[tuple[str, int], ...] = ()
     wide_dims: frozenset[str] = field(default=frozenset())
+    spelled: tuple[str, ...] = field(init=False, repr=False)  # constants: 1, 1.0 and True differ
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", tuple(repr(v) for _, v in self.constants))
 
 
 def trace(source: Source, fn: Callable, spec: Spec, sizes: dict[str, int]) -> Function:
@@ -196,7 +200,7 @@ class Tracer(Ranges):
         return Context(self.spec.schedule, dims)
 
     # --- rows and keys of attention -----------------------------------------------------------
-    key_extent: Any = None
+    key_extent: Any = None  # of the last range_n
 
     def row_dim(self) -> Any:
         """The extent that the group's rows belong to: that of the first matrix."""

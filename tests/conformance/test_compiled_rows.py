@@ -116,6 +116,17 @@ def k(x: Tensor["M", 1024, {dtype}], y: Tensor["M", 1024, {dtype}]):
     assert loads and set(loads) == {width}
 
 
+@pytest.mark.row("SCHED-05")
+@pytest.mark.parametrize("vector, width", [(1, "b32"), (2, "v2.b32"), (4, "v4.b32")])
+def test_a_schedules_vector_is_the_width_of_every_access(vector, width):
+    k = build("""@kernel
+def k(x: Tensor["M", 1024, f32], y: Tensor["M", 1024, f32]):
+    y[tile_m:tile_m+4, :] = tile.load(x[tile_m:tile_m+4, :]) * 2.0
+""")["k"].with_schedule(ts.Schedule().vector(vector))
+    accesses = re.findall(r"(ld|st)\.global\S*?\.(v\d\.b32|b32)\s", ptx_of(k))
+    assert set(accesses) == {("ld", width), ("st", width)}
+
+
 @pytest.mark.row("TILE-19")
 def test_a_register_is_no_memory():
     k = build("""@kernel

@@ -235,7 +235,7 @@ def test_a_block_of_96_columns(rng):
 
 
 # --- tuning -----------------------------------------------------------------------------------
-@pytest.mark.row("SCHED-18")
+@pytest.mark.row("SCHED-18", "DBG-16")
 def test_the_best_is_the_one_of_least_measured_latency(rng):
     clock = Clock()
     gemm = tuned(clock)
@@ -556,6 +556,7 @@ def attention_score(q: ts.Tile, k: ts.Tile) -> ts.Tile:
 """
 
 
+@pytest.mark.row("DBG-06")
 @pytest.mark.parametrize("shape", [(1, 1), (5, 70), (64, 64), (130, 33)])
 def test_attention_score(shape, rng):
     (s, t), names = shape, build(SCORES)

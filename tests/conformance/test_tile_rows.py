@@ -116,6 +116,23 @@ def k(S: Tensor["Q", "K", f32]):
     assert np.array_equal(np.isneginf(s), ~np.tril(np.ones((40, 40), bool)))
 
 
+@pytest.mark.row("TILE-54", "TILE-55")
+@pytest.mark.parametrize("queries, keys", [(20, 45), (1, 33), (33, 33)])
+def test_the_last_query_sees_every_key(queries, keys):
+    k = build("""@ts.kernel.schedule(ts.Schedule(block=(16, 8)))
+def k(S: Tensor["Q", "T", f32], K: Tensor["T", "D", f32]):
+    ctx = tile.context()
+    for b in tile.range_n(K.shape, ctx.n):
+        t = tile.load(S[tile_q:tile_q+16, b*8:b*8+8])
+        tile.mask_causal(t, tile.row_index(), tile.col_index(b))
+        tile.store(S[tile_q:tile_q+16, b*8:b*8+8], t)
+""")["k"]
+    s = np.ones((queries, keys), np.float32)
+    k(s, np.zeros((keys, 4), np.float32))
+    seen = np.arange(keys) <= keys - queries + np.arange(queries)[:, None]
+    assert np.array_equal(np.isneginf(s), ~seen)
+
+
 @pytest.mark.row("TILE-61")
 def test_every_value_has_a_space():
     function = seeds.gemm.lower(*gemm_arguments())

@@ -6,6 +6,7 @@ import configparser
 import functools
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -17,12 +18,16 @@ from pathlib import Path
 import pytest
 
 import guide
+import guide_tables
 import tessera as ts
 from guide import ACCEPT, PAGES, ROOT
 from guide_tables import TABLES
 from tessera import config
 from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
+from tessera.tile.cuda.emit.maths import BODIES
+from tessera.tile.delegate import LIBRARY
+from tessera.tile.ops import OPS as TILE_OPS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 GUIDE = DOCS / "tessera-programming-model.md"
@@ -42,7 +47,7 @@ WRONG_ON_PURPOSE = {"sofmax"}
 def folder(fresh_config, tmp_path, monkeypatch) -> Iterator[Path]:
     """An empty current directory, default settings, a fresh random state, and registries that are
     given back as they were."""
-    held = [(table, dict(table)) for table in (OPS, PUBLIC, config.SETTINGS)]
+    held = [(table, dict(table)) for table in (OPS, PUBLIC, TILE_OPS, BODIES, config.SETTINGS)]
     state = ts.random.get_state()
     monkeypatch.chdir(tmp_path)
     ts.random.seed(0)
@@ -155,11 +160,38 @@ def test_flags_of_the_training_example_exist():
 
 def test_what_is_said_to_be_missing_is_missing():
     """When a part arrives this fails: write its section then."""
-    missing = README.read_text().partition("These are not here yet")[2]
-    assert "mesh" in missing and not hasattr(ts, "dist")
-    assert "CUDA target" in missing
+    missing = README.read_text().partition("These are not here yet")[2].partition("\n## ")[0]
+    assert "The mesh" in missing and not hasattr(ts.dist, "tensor")
+    assert "Functions of tensors on a GPU" in missing
     with pytest.raises(ts.UnsupportedTargetError):
         ts.jit(target="cuda")(lambda x: x)
+    assert "no standard library of kernels" in missing
+    assert not LIBRARY
+
+
+@ALL_PAGES
+def test_no_page_says_that_kernels_are_not_compiled(path):
+    text = guide.without_blocks(path.read_text())
+    assert not re.search(r"CUDA (target|floor)[^.\n]*\b(not (here|there|in)|missing)\b", text)
+
+
+def test_a_page_keeps_its_figures_while_nothing_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(guide_tables, "MEASURED", tmp_path / "kernels.json")
+    assert TABLES["measured"]() is None and TABLES["measured in short"]() is None
+
+
+def test_figures_come_from_the_file(monkeypatch, tmp_path):
+    """A part that failed has no rows, and ratios are ours by theirs."""
+    file = tmp_path / "kernels.json"
+    monkeypatch.setattr(guide_tables, "MEASURED", file)
+    context = {"device": "a GPU", "date": "2026-01-02", "commit": "abc", "command": "python x.py"}
+    file.write_text(json.dumps(context | {
+        "gemm": {"8192": {"NT": {"TFLOP/s": 300}, "cuBLAS": {"TFLOP/s": 400}}},
+        "attention": {"failed": "OutOfMemory"}}))
+    text = TABLES["measured in short"]()
+    assert text is not None and "a GPU, 2026-01-02, commit abc, `python x.py`" in text
+    assert "| A Bᵀ, 8192³, bf16 | 300 TFLOP/s | 400 TFLOP/s | cuBLAS | 0.75 |" in text
+    assert "attention" not in text and "NN" not in text
 
 
 # --- headings, tables, files ------------------------------------------------------------------
@@ -181,7 +213,7 @@ def test_pages_have_one_title_and_no_heading_twice(path):
 @ALL_PAGES
 def test_tables_are_those_of_the_registries(path):
     text = path.read_text()
-    fresh = guide.TABLE.sub(lambda m: m[1] + TABLES[m["name"]]() + m[4], text)
+    fresh = guide.TABLE.sub(lambda m: m[1] + (TABLES[m["name"]]() or m["text"]) + m[4], text)
     if ACCEPT:
         path.write_text(fresh)
     elif fresh != text:
@@ -204,7 +236,8 @@ def test_every_table_has_its_page():
                                          ("formats", 16), ("names", 15), ("modules", 8),
                                          ("kernel errors", 7), ("tile ops", 100)])
 def test_tables_are_complete_and_say_something(name, least):
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in TABLES[name]().splitlines()[2:]]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1]
+            for line in (TABLES[name]() or "").splitlines()[2:]]
     assert len(rows) >= least
     assert all(len(row) == len(rows[0]) for row in rows)
     if name != "formats":  # its columns are numbers
@@ -294,13 +327,14 @@ class TestTheTools:
         assert command.got == "from a file\n" and command.expected is None
 
     @pytest.mark.parametrize("there", [True, False])
-    def test_blocks_for_the_compiler_run_where_it_is_and_count_as_lines(self, there, tmp_path,
-                                                                         monkeypatch):
-        monkeypatch.setattr(guide, "has_compiler", lambda: there)
-        page = PAGE.replace("```python\nx = 2\n```", "```python\nx = 2\n```\n\n```python compiler\n"
-                            "print(x)\n```\n\n```text\n3\n```")
+    @pytest.mark.parametrize("words", [guide.COMPILER, guide.GPU])
+    def test_blocks_for_the_compiler_run_where_it_is_and_count_as_lines(self, there, words,
+                                                                         tmp_path, monkeypatch):
+        monkeypatch.setattr(guide, f"has_{words[1]}", lambda: there)
+        page = PAGE.replace("```python\nx = 2\n```", "```python\nx = 2\n```\n\n"
+                            f"```{' '.join(words)}\nprint(x)\n```\n\n```text\n3\n```")
         printed = list(guide.run_page(page, tmp_path))
-        assert [p.got for p in printed if p.block.words == guide.COMPILER] == ["2\n"] * there
+        assert [p.got for p in printed if p.block.words == words] == ["2\n"] * there
         assert printed[-2].got == "6\n"  # the line number that the page prints
         assert ("```text\n2\n```" in guide.accepted(page, printed)) is there
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,14 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.build import build
-from tessera.tile.cuda.lower.assign import Hint, assign_layouts, split_warps, without_layouts
+from tessera.tile.cuda.lower.assign import Hint, assign_layouts, split_warps
 from tessera.tile.cuda.lower.order import order
-from tessera.tile.ir import Op, definitions, walk
+from tessera.tile.ir import Def, If, Op, definitions, walk, with_regions
 from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warpgroups, warps_over
 from tessera.tile.passes import verify
 from tessera.tile.types import Tile
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+def bare(d):
+    return Def(d.value, replace(d.type, layout=None)) if isinstance(d.type, Tile) else d
+
+
+def without_layouts(function):
+    """The function as it was before."""
+    def nodes(block):
+        return tuple(node(n) for n in block)
+
+    def node(n):
+        if isinstance(n, Op):
+            return replace(n, outs=tuple(map(bare, n.outs)))
+        name = "outs" if isinstance(n, If) else "carried"
+        return with_regions(replace(n, **{name: tuple(map(bare, getattr(n, name)))}), nodes)
+
+    return replace(function, body=nodes(function.body))
 
 
 @st.composite

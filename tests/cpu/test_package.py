@@ -187,7 +187,7 @@ def test_ci_runs():
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
-@pytest.mark.parametrize("name", ["numerics", "graph", "ad", "debug"])
+@pytest.mark.parametrize("name", ["numerics", "graph", "ad", "mesh", "debug"])
 def test_the_folders_of_the_house_are_packages(name):
     assert importlib.import_module(f"tessera.{name}").__doc__
 
@@ -225,6 +225,8 @@ def test_ts_has_no_internals():
     ("random", "normal uniform seed philox", "LoopKeys key_of Op np"),
     ("optim", "AdamW SGD CosineSchedule", "tree PUBLIC Tensor"),
     ("config", "scope set get reset", "Kind one_of Setting Path"),
+    ("dist", "mesh ShardSpec all_reduce simulate rank", "np Transport transport Tensor"),
+    ("domain", "Rect", "prod Sequence dataclass"),
 ])
 def test_modules_of_ts_declare_their_names(module, inside, outside):
     names = set(getattr(tessera, module).__all__)

@@ -26,14 +26,14 @@ SM80 = parse_target("sm_80")
 
 
 def staged(kernel, args, groups, lanes=128, stages=None, room=163 * KIB, change=None,
-           tolerance=1e-4, **kwargs):
+           tolerance=1e-4, warps=False, **kwargs):
     """Asserts that the staged function leaves what the kernel does; returns it."""
     made = []
     for lowered in (False, True):
         bound, function, chosen, lanes, _, _ = tile_gpu.prepare(
             kernel, copy.deepcopy(args), kwargs, groups, lanes)
         if lowered:
-            function = stage_products(function, SM80, Room(room, stages))
+            function = stage_products(function, SM80, Room(room, stages, warps=warps))
             verify(function)
             function = change(function) if change else function
         with config.scope(debug=True):
@@ -77,8 +77,33 @@ def test_a_turn_has_one_barrier(rng):
     assert loop.body[0].attr["pending"] == 2
 
 
+@given(st.integers(0, 200), st.integers(1, 70), st.integers(1, 70), st.integers(2, 5),
+       st.sampled_from(["NT", "NN", "TN", "TT"]), st.sampled_from([32, 48, 64]),
+       st.integers(0, 2**32 - 1))
+def test_fragments_carried_over_turns_give_the_same(K, M, N, stages, orders, depth, seed):
+    gemm = Gemm(orders=orders, block=(32, 32, depth))
+    args = gemm.arguments(np.random.default_rng(seed), M, N, K)
+    function = staged(gemm.kernel, args, gemm.groups(M, N), stages=stages, warps=True)
+    (loop,) = [n for n in walk(function.body) if isinstance(n, For)]
+    names = [n.name for n in loop.body if isinstance(n, Op)]
+    assert names.count("barrier") == names.count("cp_wait_group") == 1
+    assert names.count("matmul") == depth // 16 and names.count("take_operand") == depth // 8
+    assert names.index("barrier") < names.index("matmul", names.index("barrier"))
+
+
+def test_what_has_no_single_product_is_not_carried(rng):
+    q, k, v = (array(rng, "bf16", (2, 100, 32)) for _ in range(3))
+    function = staged(make(ATTENTION, "attention"), (q, k, v, array(rng, "f32", (2, 100, 32)), 0.1),
+                      (2, 2), causal=False, tolerance=2e-2, warps=True)
+    assert not ops(function, "take_operand")
+    gemm = Gemm(block=(32, 32, 16))  # one step of k: nothing to read ahead inside of a turn
+    function = staged(gemm.kernel, gemm.arguments(rng, 32, 32, 64), (1, 1), warps=True)
+    assert not ops(function, "take_operand")
+
+
+@pytest.mark.parametrize("warps", [False, True])
 @pytest.mark.parametrize("missing", ["barrier", "cp_wait_group"])
-def test_the_detector_sees_what_is_missing(rng, missing):
+def test_the_detector_sees_what_is_missing(rng, missing, warps):
     """So the tests of this file would fail if the pass forgot one."""
     from dataclasses import replace
 
@@ -91,9 +116,9 @@ def test_the_detector_sees_what_is_missing(rng, missing):
 
         return replace(function, body=part(function.body))
 
-    gemm = Gemm(block=(32, 32, 16))
+    gemm = Gemm(block=(32, 32, 16 << warps))
     with pytest.raises((TesseraError, AssertionError)):
-        staged(gemm.kernel, gemm.arguments(rng, 32, 32, 160), (1, 1), change=without)
+        staged(gemm.kernel, gemm.arguments(rng, 32, 32, 320), (1, 1), change=without, warps=warps)
 
 
 @pytest.mark.parametrize("room", [163, 24, 12])

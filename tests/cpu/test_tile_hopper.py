@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera as ts
-from hopper_programs import attention, batched, gemm_nn, gemm_nt, gemm_tn, product, swiglu, window
+from hopper_programs import (
+    accumulated,
+    attention,
+    batched,
+    gemm_nn,
+    gemm_nt,
+    gemm_tn,
+    product,
+    swiglu,
+    window,
+)
 from tessera import Tensor, bf16, f32, fp8_e4m3
 from tessera.tile.cuda.emit import hopper_parts
 from tessera.tile.cuda.lower.hopper import Program, Refusal, lower_hopper
@@ -198,6 +208,13 @@ def test_a_rotated_loop_may_be_empty(first, last, rng):
     run(window, made, (3,), *got, first, last)
     np.testing.assert_allclose(np.asarray(got[3], np.float32), np.asarray(want[3], np.float32),
                                rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("S", [64, 200])
+def test_a_rotated_loop_may_carry_what_is_made_of_a_product(S, rng):
+    args = [random(rng, S, 64) for _ in range(3)] + [poisoned(S, 64)]
+    made = compared(accumulated, (-(-S // 64),), args, 3)
+    assert made.pipeline.overlap
 
 
 def test_three_axes_and_two_blocks_of_rows(rng):

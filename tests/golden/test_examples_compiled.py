@@ -47,6 +47,8 @@ def argument(text: Any) -> Any:
 @pytest.mark.parametrize("module, name, given", CASES, ids=[name for _, name, _ in CASES])
 def test_no_spills(module, name, given, target):
     kernel = getattr(importlib.import_module(f"examples.{module}"), name)
-    pressure = ts.debug.register_pressure(kernel, *map(argument, given), target=target)
+    # an Ada multiprocessor has 100 KB of shared memory: keys come in smaller blocks
+    chosen = {"BN": 64} if (name, target) == ("attention", "sm_89") else {}
+    pressure = ts.debug.register_pressure(kernel, *map(argument, given), target=target, **chosen)
     assert not pressure.spills and not pressure.stack_bytes, str(pressure)
     assert pressure.occupancy.groups >= 1, str(pressure)

@@ -54,7 +54,7 @@ def attention(target, lanes, **blocks):
 def test_a_large_gemm_does_not_spill(target):
     made = gemm((128, 256, 64) if target != "sm_89" else (128, 128, 64), 256, target)
     sound(made)
-    assert made.built.resources.registers <= 224
+    assert made.built.resources.registers <= 240  # 128 sums, two steps' fragments, addresses
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -116,7 +116,8 @@ def test_a_turn_is_mostly_products(target, orders):
     assert total(counts, "HMMA") == 128 and total(counts, "LDSM") == 32
     assert total(counts, "LDGSTS") == 12 and total(counts, "BAR") == 1
     assert total(counts, "LDS.") == total(counts, "STS") == total(counts, "LDG.") == 0
-    assert sum(counts.values()) < 128 + 32 + 12 + 100
+    xors = 12 * {"NT": 0, "NN": 1, "TN": 2}[orders]  # columns of rows that lie along u, each step
+    assert sum(counts.values()) < 128 + 32 + 12 + xors + 95
 
 
 def test_attention_keeps_p_in_registers():

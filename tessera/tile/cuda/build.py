@@ -25,6 +25,7 @@ from .ptx_text import LineMap
 
 KERNELS = DiskCache("kernels")
 SOURCES = DiskCache("sources")
+FLOORS = ("numerics", "runtime", "tile")  # of the package, whose sources decide code
 
 
 @dataclass(frozen=True)
@@ -102,5 +103,10 @@ def _write_source(file: str, source: str) -> None:
 
 @functools.cache
 def environment() -> str:
-    """Everything but the source that decides the code. Imports and runs nothing."""
-    return f"{sources(Path(__file__).parent)}\n{toolchain()}"
+    """Everything but the source that decides the code. Imports and runs nothing.
+
+    What emitted source names are intrinsics, whose bodies also read numerics, layouts and flags.
+    """
+    package = Path(__file__).parents[2]
+    parts = [sources(package / floor) for floor in FLOORS]
+    return "\n".join([*parts, toolchain()])

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tessera.errors import UnsupportedTargetError
+from tessera.runtime.occupancy import limits_of
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, build
 from tessera.tile.cuda.emit.emitter import Emitted, Emitter, Facts, Parameter
 from tessera.tile.cuda.emit.hopper import compile_hopper
+from tessera.tile.cuda.emit.swizzles import stage_bytes
 from tessera.tile.cuda.lower.assign import Hint, assign_layouts
 from tessera.tile.cuda.lower.hopper import Program, Refusal
 from tessera.tile.cuda.lower.order import order
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage import Room, ring_stages, stage_products
-from tessera.tile.gpus import gpu
 from tessera.tile.ir import Function, Op, Value, walk
 from tessera.tile.schedule import Schedule
+from tessera.tile.types import Buffer
 
 # Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
 FULL_LANES = 256
+SM80 = parse_target("sm_80")
 WARP_SPECIALISED = parse_target("sm_90a")
 
 
@@ -49,7 +53,11 @@ class Compiled:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.emitted.notes
+        spilled = self.built.resources.spill_store_bytes
+        if not spilled:
+            return self.emitted.notes
+        return (*self.emitted.notes, f"{spilled} bytes of registers a lane are kept in memory: "
+                "take more warps or smaller tiles")
 
 
 def compile_function(function: Function, lanes: int, *, schedule: Schedule | None = None,
@@ -99,7 +107,8 @@ def lower(function: Function, lanes: int, facts: Facts, target: Target,
     """The passes, in order. stages: of rings, None for as many as there is room for. vector: of
     accesses to global memory, None for as wide as they get."""
     threads = 1 << (lanes.bit_length() - 1)
-    room = Room(gpu(str(target)).shared_bytes, stages, max(1, FULL_LANES // threads))
+    room = Room(limits_of(target).group_shared_bytes, stages, max(1, FULL_LANES // threads),
+                lanes % 32 == 0 and target.runs(SM80))
     function = stage_products(function, target, room, facts.shared)
     function = prefetch_boxes(function)
     function = assign_layouts(function, Hint(threads, chained(function), vector))
@@ -128,13 +137,32 @@ def emit(function: Function, lanes: int, target: Target, facts: Facts,
     """
     asked = schedule.stages_ if schedule is not None else None
     vector = schedule.vector_ if schedule is not None and schedule.source != "auto" else None
-    stages, most = asked, gpu(str(target)).shared_bytes
+    stages, most = asked, limits_of(target).group_shared_bytes
     while True:
         lowered = lower(function, lanes, facts, target, stages, vector)
         emitter = Emitter(lowered, lanes, target, facts, checked, vector)
         emitter.declare()
         emitter.nodes(lowered.body)
         emitted, used = emitter.finish(), ring_stages(lowered)
-        if emitted.shared_bytes <= most or asked is not None or used < 2:
+        if emitted.shared_bytes <= most:
             return lowered, emitted
+        if asked is not None or used < 2:
+            raise too_much_shared(lowered, emitted.shared_bytes, target, most)
         stages = used - 1
+
+
+def too_much_shared(function: Function, shared_bytes: int, target: Target,
+                    most: int) -> UnsupportedTargetError:
+    """For a group that needs more shared memory than the target gives one."""
+    made = [(d.type, d.value.name, node.where) for node in walk(function.body)
+            if isinstance(node, Op) for d in node.outs
+            if isinstance(d.type, Buffer) and d.type.space == "shared"]
+    made.sort(key=lambda m: -stage_bytes(m[0]) * m[0].stages)
+    parts = [f"{name} {'x'.join(map(str, t.shape))} {t.dtype}" + f" x {t.stages}" * (t.stages > 1)
+             for t, name, _ in made[:3]]
+    where = next((w for *_, w in made if w is not None), None) or next(
+        (n.where for n in walk(function.body) if n.where is not None), None)
+    held = f": {', '.join(parts)}" if parts else ""
+    return UnsupportedTargetError(
+        f"{function.name} needs {shared_bytes} bytes of shared memory, a group has {most} on "
+        f"{target}{held}", where=where, hint="use smaller tiles or buffers, or fewer stages")

@@ -296,6 +296,22 @@ def find_instruction(name: str) -> Instruction:
     return INSTRUCTIONS[name]
 
 
+# Name of an instruction -> f(builder, *args): the same on targets that lack it.
+OTHERWISE: dict[str, Callable[..., Any]] = {}
+
+
+def otherwise(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares what older targets do in place of instructions: f(builder, *args)."""
+    def declare(f: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            if name in OTHERWISE:
+                raise ArgumentError(f"what stands for {name!r} is declared twice")
+            OTHERWISE[name] = f
+        return f
+
+    return declare
+
+
 def one_of(what: str, value: Any, known: Any) -> Any:
     """`value`, or an ArgumentError that lists what a family accepts."""
     if value not in known:

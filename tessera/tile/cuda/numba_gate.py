@@ -13,7 +13,9 @@ import keyword
 import linecache
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -27,7 +29,7 @@ from ...errors import (
 )
 from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
-from .instruction import Form, Instruction, Kind, Operand
+from .instruction import OTHERWISE, Form, Instruction, Kind, Operand
 from .ptx_text import LineMap, entry_name, plain, relocate
 
 try:
@@ -188,7 +190,18 @@ class Builder:
         return self._llvm.ptrtoint(module.globals[_SHARED_SYMBOL], _LLVM["i32"])
 
     def call(self, instruction: Instruction, *args: Value) -> Any:
-        """One PTX statement: None, a value, or a list (a tuple result, or several results)."""
+        """One PTX statement: None, a value, or a list (a tuple result, or several results).
+
+        On a target that lacks it, what is declared to do the same (instruction.otherwise).
+        Raises UnsupportedTargetError where nothing is.
+        """
+        target = _compiled_for.get()
+        if target is not None and not target.runs(instruction.target):
+            if instruction.name not in OTHERWISE:
+                raise UnsupportedTargetError(
+                    f"the instruction {instruction.mnemonics[-1]} needs {instruction.target}, the "
+                    f"kernel is compiled for {target}")
+            return OTHERWISE[instruction.name](self, *args)
         given = [x for a in args for x in (a if isinstance(a, list) else [a])]
         out = [_LLVM[o.kind] for o in instruction.results for _ in range(o.registers)]
         result = ir.VoidType() if not out else out[0] if len(out) == 1 else \
@@ -303,6 +316,19 @@ def _packed_one(llvm: Any, operand: Operand, made: Any) -> Any:
 # --- Python -> PTX --------------------------------------------------------------------------------
 
 
+_compiled_for: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+@contextmanager
+def _compiling(target: Target) -> Iterator[None]:
+    """What is built inside is for a target."""
+    token = _compiled_for.set(target)
+    try:
+        yield
+    finally:
+        _compiled_for.reset(token)
+
+
 @dataclass(frozen=True)
 class Ptx:
     """A compiled kernel: its text, its symbol, the target and what it took."""
@@ -331,7 +357,7 @@ def compile_kernel(
     start = time.perf_counter()
     cc = (target.major, target.minor, target.suffix) if target.suffix else target.cc
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _compiling(target):
             warnings.simplefilter("ignore")  # Numba's advice is about its own launcher
             text, _ = cuda.compile_ptx(
                 kernel, tuple(_NUMBA[p] for p in parameters), cc=cc, lineinfo=lineinfo,
@@ -364,9 +390,14 @@ def _compile_error(error: Exception, kernel: FunctionType, target: Target,
     line = _line_of(error, file)
     where = f"{file}:{line}: `{linecache.getline(file, line).strip()}`: " if line else f"{file}: "
     hint = error.hint if isinstance(error, TesseraError) else None
+    origin = source_line(*lines[line]) if line in lines else None
+    if isinstance(error, UnsupportedTargetError):
+        return UnsupportedTargetError(
+            f"{kernel.__name__}: {text}", where=origin,
+            hint=hint or "compile it for a newer target, or run it under the interpreter")
     return CompileError(f"{kernel.__name__} for {target}: {where}{_essence(text)}",
                         hint=hint or "look at the emitted source with inspect_ir('target')",
-                        where=source_line(*lines[line]) if line in lines else None)
+                        where=origin)
 
 
 def _line_of(error: BaseException, file: str) -> int:

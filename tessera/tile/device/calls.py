@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tessera import config as settings
 from tessera.errors import ArgumentError, user_line
-from tessera.runtime.arrays import HOST, Array, read_array
+from tessera.runtime.arrays import HOST, Array, overlap, read_array
 from tessera.runtime.buffer import stream_pointer
 from tessera.runtime.device import device
 from tessera.runtime.launch import Staging
@@ -55,6 +56,9 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
     objects = (*args, *kwargs.values())
     launcher = _launcher(kernel, config, args, kwargs, names, bound)
     recipe = Recipe(image, bound, target, launcher.varying, names)
+    if written.intersection(arrays) and not request.shared:
+        recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
+        recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
     if kernel.key is None:
         launcher.add(launcher.key(*objects), recipe)
     at = recipe.current(place.device) if stream is None else stream_pointer(stream)
@@ -88,9 +92,14 @@ def request_for(schedule: Schedule, bound: Bound, function: Function, lanes: int
     aligned = {p.value.name for p in function.params if p.role == "output"} | {
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
-    pointers = [a.pointer for a in arrays.values()]
+    shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
+        written_parameters(function).isdisjoint(arrays)
     return Request(lanes, schedule, device(target.index).target, frozenset(divisible),
-                   frozenset(aligned), len(set(pointers)) < len(pointers), target.debug)
+                   frozenset(aligned), shared, target.debug)
+
+
+def nbytes(array: Array) -> int:
+    return prod(array.shape) * array.dtype.numpy.itemsize
 
 
 def image_of(kernel: Kernel, function: Function, request: Request) -> Image:

@@ -20,6 +20,7 @@ What a number may be is checked by the packing; when it does not fit, the long w
 from __future__ import annotations
 
 import inspect
+import itertools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -46,12 +47,20 @@ def launch(stream, {arguments}):
         return first(stream, {arguments})
     if recipe is None:
         return first(stream, {arguments})
-    try:
+{apart}    try:
         if stream is None:
             return recipe.run(recipe.current(recipe.device), ({values}), ({arguments}))
         return recipe.run(stream_pointer(stream), ({values}), ({arguments}), True)
     except MISFIT:
         return first(stream, {arguments})
+"""
+
+
+APART = """\
+    if {near}:
+        recipe = recipe.at(({pointers}))
+        if recipe is None:
+            return first(stream, {arguments})
 """
 
 
@@ -79,7 +88,11 @@ class Launcher:
     def add(self, key: tuple, recipe: Recipe) -> None:
         if len(self.recipes) >= KEPT:
             self.recipes.clear()
-        self.recipes[key] = recipe
+        known = self.recipes.get(key)
+        if known is not None and recipe.shared and not known.shared:
+            known.twin = recipe  # the same arrays, but where they share memory
+        else:
+            self.recipes[key] = recipe
 
 
 class _Writer:
@@ -103,8 +116,8 @@ class _Writer:
             self.number(i, kind.dtype)
             if name in in_grid:
                 self.key.append(f"a{i}")
-        else:
-            self.key.append(f"a{i}")
+        else:  # equal numbers may be other constants: 0.0 and -0.0, (1,) and (1.0,)
+            self.key.append(f"repr(a{i})" if isinstance(value, float | tuple) else f"a{i}")
 
     def array(self, i: int, name: str, cls: type) -> None:
         face = face_of(cls)
@@ -129,11 +142,14 @@ class _Writer:
     def source(self, count: int) -> str:
         values = "".join(f"{v}, " for v in self.values)
         arguments = "".join(f"a{i}, " for i in range(count))
-        pointers = [v for v in self.values if v.startswith("p")]
-        if len(pointers) > 1:  # an array that is given twice
-            self.key.append(f"len({{{', '.join(pointers)}}}) < {len(pointers)}")
+        pointers, apart = [v for v in self.values if v.startswith("p")], ""
+        if len(pointers) > 1:
+            self.key.append(f"len({{{', '.join(pointers)}}}) < {len(pointers)}")  # given twice
+            near = " or ".join(f"-recipe.reach < {p} - {q} < recipe.reach"
+                               for p, q in itertools.combinations(pointers, 2))
+            apart = APART.format(near=near, pointers=", ".join(pointers), arguments=arguments)
         return SOURCE.format(
-            arguments=arguments, values=values,
+            arguments=arguments, values=values, apart=apart,
             reads="".join(f"    {line}\n" for line in self.reads),
             key=", ".join([*self.key, "config.debug", "config.device"]))
 

@@ -19,13 +19,15 @@ from tessera.runtime.cache import DiskCache, Entry, content_name
 from tessera.runtime.module import Kernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
-from tessera.runtime.toolchain import sources, toolchain
+from tessera.runtime.toolchain import sources, stamps, toolchain
 from tessera.tile import errors
 from tessera.tile.ir import Function
 from tessera.tile.printing import print_ir
 from tessera.tile.schedule import Schedule
 
 IMAGES = DiskCache("images")
+HASHES = DiskCache("hashes")
+FLOORS = ("tile", "numerics", "runtime")  # whose code decides what is emitted
 
 
 @dataclass(frozen=True)
@@ -152,5 +154,12 @@ def from_entry(entry: Entry, function: Function, request: Request, cached: bool)
 
 @functools.cache
 def fingerprint() -> str:
-    """Of everything but the Tile IR that decides the code: the compiler's own sources and tools."""
-    return f"{sources(Path(__file__).parents[1], without=('device',))}\n{toolchain()}"
+    """Of everything but the Tile IR that decides the code: the compiler's own sources and tools.
+
+    The sources are read only when one of them has another time stamp than before.
+    """
+    package = Path(__file__).parents[2]
+    folders, without = [package / floor for floor in FLOORS], ("device",)
+    entry, _ = HASHES.made(content_name(*(stamps(f, without) for f in folders)),
+                           lambda: Entry({"hash": [sources(f, without) for f in folders]}))
+    return "\n".join([*entry.meta["hash"], toolchain()])

@@ -22,7 +22,7 @@ from tessera import config
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import DType, NumericType, as_key, fold_in
 from tessera.runtime import flags
-from tessera.runtime.arrays import Array, dense_strides, stream_of
+from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
 from tessera.runtime.buffer import Buffer
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.tensormap import tensor_map
@@ -60,11 +60,20 @@ class Target:
 
 
 class Recipe:
-    """One way to launch one image. varying: the parameters whose values are passed to `run`."""
+    """One way to launch one image. varying: the parameters whose values are passed to `run`.
+
+    The code may rely on arrays that lie apart. spans: their bytes, in order; reach: at distances
+    from this on they surely do, 0 when it does not matter.  twin: for arrays that share memory.
+    """
+
+    spans: tuple[int, ...] = ()
+    reach = 0
+    twin: Recipe | None = None
 
     def __init__(self, image: Image, bound: Bound, target: Target, varying: tuple[str, ...],
                  objects: tuple[str, ...]):
         self.image, self.target, self.device = image, target, target.index
+        self.shared = image.request.shared
         self.current = stream_of(target.library)
         self._words = flags.error_flags(target.index).words
         self._kind, self._results = image.function.result[0], image.function.result[1:]
@@ -76,7 +85,7 @@ class Recipe:
         kinds = {s.kind for s in image.slots}
         self._waits = target.debug and "claim" in kinds
         self._prints = "lines" in kinds
-        self._pins = bool(kinds & {"map"})
+        self._pins = bool(kinds & {"map", "counter"})
         self._start = self._prepare(bound, varying)
         plain = self._start and not (self._sources or self._waits or self._prints)
         self.run = self._quick if plain and self._kind in ("none", "param") else self._run
@@ -127,6 +136,10 @@ class Recipe:
                                 f"most {MOST_BLOCKS}", hint="give each group more to do",
                                 where=user_line())
         return blocks
+
+    def at(self, pointers: Sequence[int]) -> Recipe | None:
+        """The recipe for arrays that begin there; None: there is none yet."""
+        return self.twin if overlap(list(zip(pointers, self.spans, strict=True))) else self
 
     # --- running it -----------------------------------------------------------------------------
     def _quick(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
@@ -207,9 +220,19 @@ def as_signed(value: Any, abi: str) -> Any:
     return value - (1 << bits) if value >= 1 << (bits - 1) else value
 
 
+def _extent(recipe: Recipe, slot: Slot, bound: Bound) -> int:
+    """A product of extents is held in 32 bits; one that has a name in as many as it needs."""
+    size = extent(slot.name, bound)
+    if slot.abi == "i32" and size >= 2**31:
+        raise ArgumentError(f"{recipe.image.function.name}: the extent {slot.name} = {size} does "
+                            "not fit 32 bits", where=user_line(),
+                            hint="give it a name of its own in the annotation")
+    return size
+
+
 Fixed = Callable[[Recipe, Slot, Bound], Any]
 FIXED: dict[str, Fixed] = {
-    "dim": lambda r, s, b: extent(s.name, b),
+    "dim": _extent,
     "scalar": lambda r, s, b: np.asarray(b.values[s.name]).item(),
     "axis": lambda r, s, b: r.target.grid[s.axis] if s.axis < len(r.target.grid) else 1,
     "groups": lambda r, s, b: prod(r.target.grid),
@@ -272,22 +295,33 @@ def key_words(seed: int, kernel: str) -> tuple[int, int]:
 
 @dataclass
 class Counters:
-    """Zeroed device memory for one image, a piece for each stream that runs it."""
+    """Zeroed device memory for one image, a piece for each stream that runs it.
+
+    A captured launch gets a piece of its own, which stays for the life of the process: its graph
+    may be replayed at any time and beside others.
+    """
 
     index: int
     pieces: dict[int, Buffer] = field(default_factory=dict)
 
-    def take(self, stream: int) -> int:
-        if stream not in self.pieces:
-            self.pieces[stream] = Buffer(COUNTER_BYTES, device(self.index))
-        at = self.pieces[stream].pointer
-        check(driver().cuMemsetD8Async(at, 0, COUNTER_BYTES, stream), "clear a counter")
-        return at
+    def take(self, call: Call) -> int:
+        piece = None if call.pinned else self.pieces.get(call.stream)
+        if piece is None:
+            piece = Buffer(COUNTER_BYTES, device(self.index))
+            if call.pinned:
+                _captured.append(piece)
+            else:
+                self.pieces[call.stream] = piece
+        check(driver().cuMemsetD8Async(piece.pointer, 0, COUNTER_BYTES, call.stream),
+              "clear a counter")
+        return piece.pointer
+
+
+_captured: list[Buffer] = []
 
 
 def _counter(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
-    counters = Counters(recipe.device)
-    return lambda call: counters.take(call.stream)
+    return Counters(recipe.device).take
 
 
 SOURCES: Mapping[str, Callable[[Recipe, Slot, Bound, tuple[str, ...]], Source]] = {

@@ -18,6 +18,7 @@ import numpy as np
 
 from tessera.errors import DTypeError, user_line
 from tessera.numerics import DType, NumericType, decode, row_bytes, unpack
+from tessera.runtime.arrays import Array, dense_strides, reader
 from tessera.runtime.buffer import Buffer, MappedMemory
 from tessera.runtime.device import check, device, driver
 from tessera.tensor import Tensor
@@ -53,7 +54,7 @@ def _torch(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
     spelled = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bool_": "bool",
                "bf16": "bfloat16", "f16": "float16", "f32": "float32", "tf32": "float32",
                "f64": "float64"}.get(dtype.name, dtype.name)
-    kind = _need(getattr(torch, spelled, None), dtype, "torch")
+    kind = _need(None if dtype.packed else getattr(torch, spelled, None), dtype, "torch")
     options, nbytes = {"dtype": kind, "device": torch.device("cuda", index)}, _nbytes(shape, dtype)
 
     def make(stream: int | None) -> Output:
@@ -88,6 +89,9 @@ def _jax(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
     def make(stream: int | None) -> Output:
         with jax.default_device(where):
             made = jax.numpy.zeros(shape, kind).block_until_ready()
+        if made.dtype != kind:  # narrower: the kernel would write past its end
+            raise DTypeError(f"the kernel returns {dtype}, which jax keeps as {made.dtype}",
+                             hint='jax.config.update("jax_enable_x64", True)', where=user_line())
         return Output(made, made.unsafe_buffer_pointer(), nbytes)
 
     return make
@@ -134,6 +138,9 @@ class Resident:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Raises AttributeError for packed types: elements below a byte have no place in it."""
+        if self.dtype.packed:
+            raise AttributeError(f"{self!r} is packed: other libraries cannot read it")
         return {"shape": self.shape, "typestr": self.dtype.numpy.str, "version": 3,
                 "data": (self.buffer.pointer, False), "strides": None, "stream": 1}
 
@@ -155,6 +162,14 @@ class Resident:
 
     def __repr__(self) -> str:
         return f"<{self.dtype} array {self.shape} on cuda:{self.buffer.device.index}>"
+
+
+@reader("tessera.tile.device.results.Resident", place=lambda x: x.buffer.device.index,
+        pointer="{}.buffer.pointer", facts=("{}.shape", "{}.dtype", "{}.buffer.device.index"))
+def read_resident(x: Any, name: str) -> Array:
+    """A result of one kernel as the argument of another; of types, too, that only we have."""
+    return Array(x.buffer.pointer, x.shape, dense_strides(x.shape), x.dtype,
+                 x.buffer.device.index, "resident", x)
 
 
 class Numbers:

@@ -45,7 +45,7 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     if not isinstance(shape, tuple | list) or len(shape) < 2:
         t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
     size = t.constant_int(n, "the block size of range_n")
-    extent = shape[-2]
+    extent = t.key_extent = shape[-2]
     count = t.arithmetic("floordiv", (t.arithmetic("add", (extent, size - 1)), size))
     return Range(0, count, 1, True, "serial", prefetch)
 
@@ -204,14 +204,17 @@ def cdiv(t: Any, a: Any, b: Any) -> Any:
 @macro()
 def row_index(t: Any) -> Any:
     """Positions of this group's rows as a tile (m,): in key coordinates, when the keys are more
-    than the queries, the last query sees all of them."""
+    than the queries, the last query sees all of them.
+
+    The keys are what the last range_n runs over; without one, rows count from the first.
+    """
     block = t.context().m
     dim = t.row_dim()
     at = t.arithmetic("add", (t.arange_tile(block), t.own_origin(dim, block)))
-    keys = t.key_extent
-    if keys is None:
+    keys, rows = t.key_extent, t.dim_value(dim)
+    if keys is None or keys == rows:
         return at
-    return t.arithmetic("add", (at, t.arithmetic("sub", (keys, t.dim_value(dim)))))
+    return t.arithmetic("add", (at, t.arithmetic("sub", (keys, rows))))
 
 
 @macro()

@@ -38,10 +38,13 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return out
 
 
-@declare(rule=_dot_rule, attrs=("dtype", "precision"), run=True, effect="read", group=True,
+@declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
          public=False)
-def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None) -> Any:
-    """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`."""
+def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any = False) -> Any:
+    """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`.
+
+    taken: both operands were read by take_operand.
+    """
     dtype, precision = op.attr["dtype"], op.attr["precision"]
     x, y = (_operand(m, op, v) for v in (a, b))
     if precision == "tf32":
@@ -54,6 +57,22 @@ def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None) -> Any:
     if accumulator is not None:
         out = out + accumulator
     return convert(out, dtype) if dtype.kind == "float" else out
+
+
+def _take_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+    place, _ = types
+    if not isinstance(place, Buffer | View) or place.space != "shared":
+        raise RuleError(f"take_operand reads shared memory, got {place}")
+    return Tile(place.dtype, place.shape)
+
+
+@declare(rule=_take_rule, attrs=("side", "format"), run=True, effect="read", group=True,
+         public=False)
+def take_operand(m: Any, op: Any, place: Any, accumulator: Any, side: Any = "A",
+                 format: Any = "") -> Any:
+    """An operand of a product in registers, in the form of the tensor cores: for a product whose
+    sums lie as `accumulator` does. side: 'A' or 'B'; format: of the tensor cores."""
+    return np.array(_operand(m, op, place))
 
 
 def _operand(m: Any, op: Any, x: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.numerics import bool_
 from tessera.tile.access import Pattern
 from tessera.tile.copies import wide
 from tessera.tile.errors import BoundsError, RuleError
@@ -271,6 +272,20 @@ def cp_async(m: Any, op: Any, target: Any, source: Any) -> Any:
     Complete after cp_wait_group; visible to the other lanes after the next barrier.
     """
     m.copies.issue(target, source, op.where)
+
+
+def _copy_if_rule(types: Any, attrs: Any) -> Any:
+    wanted = types[2]
+    if not isinstance(wanted, Scalar) or wanted.dtype is not bool_:
+        raise RuleError(f"cp_async_if needs a truth value, got {wanted}")
+    return _copy_rule(types[:2], attrs)
+
+
+@declare(rule=_copy_if_rule, run=True, effect="async", group=True, public=False)
+def cp_async_if(m: Any, op: Any, target: Any, source: Any, wanted: Any) -> Any:
+    """cp_async where `wanted` is true; where not, all becomes 0 and nothing is read. Without a
+    branch, so that the copies of a turn can be spread among its products."""
+    m.copies.issue(target, source, op.where, wanted)
 
 
 @declare(rule=lambda types, attrs: (), run=True, effect="async", group=True)

@@ -12,6 +12,7 @@ from tessera.tile.cuda.emit.buffers import spot_of_layout
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
 from tessera.tile.cuda.emit.lanes import (
     address,
+    checked,
     first_lane,
     guard,
     intrinsic,
@@ -66,7 +67,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
 @emits("atomic_tile")
 def _atomic_tile(e: Emitter, op: Op) -> None:
     target, value = op.args
-    place, layout, attr = place_of(e, target), e.layout(value), op.attr
+    place, layout, attr = checked(e, place_of(e, target)), e.layout(value), op.attr
     guards, bounds = guards_of(e, place, layout)
     owner = e.owner(layout)
     if place.space == "shared":

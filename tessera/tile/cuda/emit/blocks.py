@@ -9,6 +9,7 @@ next step's fragments are read before this one's products, so that they arrive m
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from tessera.numerics import find_dtype
@@ -141,7 +142,23 @@ class _Registers:
         return encode(self.b, find_dtype(STORED[self.kind]), pair)[0]
 
 
-READERS = {"matrix": _Matrix, "elements": _Elements, "registers": _Registers}
+class _Taken:
+    """Fragments of one step that `take` read: in the order of rows_of or columns_of."""
+
+    def __init__(self, side: str, kind: str, K: int, first: tuple[int, ...]):
+        each = EACH[side]
+        self.at = {u: each * i for i, u in enumerate(first)}
+        self.args = (Operand("x", "i32", each * len(first)),)
+
+    def bind(self, b: Builder, values: list[LLVM]) -> None:
+        (self.values,) = values
+
+    def read(self, step: int, u: int, count: int) -> list[LLVM]:
+        return self.values[self.at[u]:self.at[u] + count]
+
+
+READERS = {"matrix": _Matrix, "elements": _Elements, "registers": _Registers, "taken": _Taken}
+EACH = {"A": 4, "B": 2}  # registers of 16 rows of A, of 8 columns of B, for a step of k
 
 
 def round_tf32(b: Builder, x: LLVM) -> LLVM:
@@ -150,6 +167,54 @@ def round_tf32(b: Builder, x: LLVM) -> LLVM:
     moved = b.and_(b.add(b.add(x, b.i32(0xFFF)), odd), b.i32(-0x2000))
     special = b.compare("==", b.and_(x, b.i32(0x7F800000)), b.i32(0x7F800000))
     return b.select(special, x, moved)
+
+
+def rows_of(layout: Layout) -> list[int]:
+    """Where the 16-row blocks of a lane's accumulators begin."""
+    return sorted({base[0] & ~8 for base in layout.bases})
+
+
+def columns_of(layout: Layout) -> list[int]:
+    """Where its 8-column blocks do."""
+    return sorted({base[1] & ~1 for base in layout.bases})
+
+
+def taken(layout: Layout, side: str) -> tuple[str, tuple[int, ...]]:
+    """The reader of what `take` gave for these accumulators."""
+    return "taken", tuple((rows_of if side == "A" else columns_of)(layout))
+
+
+@functools.cache
+def take(side: str, kind: str, layout: str, shape: tuple[int, int], how: tuple) -> Operation:
+    """(operands of the reader) -> the fragments of one step of k.  layout, shape: of the
+    accumulators.  how: (reader, arguments...)."""
+    size, found = bytes_of(kind), Layout.parse(layout, shape)
+    source = READERS[how[0]](side, kind, STEP_BYTES // size, *how[1:])
+
+    def body(b: Builder, *values: Any) -> list[LLVM]:
+        source.bind(b, list(values))
+        if side == "A":
+            return [x for m in rows_of(found) for x in source.read(0, m, 4)]
+        return [x for _, parts in read_columns(source, 0, columns_of(found)) for x in parts]
+
+    count = EACH[side] * len((rows_of if side == "A" else columns_of)(found))
+    form = Form(source.args, (Operand("x", "i32", count),), body)
+    return Operation("take", len(source.args), lambda *_: form)
+
+
+def read_columns(source: Any, step: int, columns: list[int]) -> Iterator[tuple[int, list[LLVM]]]:
+    """(8 columns of B, their registers), 16 columns by one instruction where there are as many."""
+    done: set[int] = set()
+    for n in columns:
+        if n in done:
+            continue
+        if n & 8 == 0 and n + 8 in columns:
+            got = source.read(step, n, 4)
+            yield n, got[:2]
+            yield n + 8, got[2:]
+            done.add(n + 8)
+        else:
+            yield n, source.read(step, n, 2)
 
 
 # --- the product ----------------------------------------------------------------------------------
@@ -171,8 +236,7 @@ class _Product:
         self.A = READERS[a[0]]("A", kinds[0], K, *a[1:])
         self.B = READERS[b[0]]("B", kinds[1], K, *b[1:])
         self.steps = -(-K * bytes_of(kinds[0]) // STEP_BYTES)
-        self.rows = sorted({base[0] & ~8 for base in layout.bases})
-        self.columns = sorted({base[1] & ~1 for base in layout.bases})
+        self.rows, self.columns = rows_of(layout), columns_of(layout)
         self.integer = kinds[0] in ("s8", "u8")
         whole = 0 if not kinds[0].startswith("e") else LONGEST_FP8 // (STEP_BYTES)
         self.fresh = whole if whole and self.steps > whole else 0
@@ -222,20 +286,11 @@ class _Product:
         """
         a: dict[int, list] = {}
         b: dict[int, list] = {}
-        for n in self.columns:
-            if n not in b:
-                self.read_columns(step, n, b)
+        for n, parts in read_columns(self.B, step, self.columns):
+            b[n] = parts
             if not a:
                 a |= {m: self.A.read(step, m, 4) for m in self.rows}
         return a, b
-
-    def read_columns(self, step: int, n: int, b: dict[int, list]) -> None:
-        """8 columns of B, or 16 at once."""
-        if n & 8 == 0 and n + 8 in self.columns:
-            got = self.B.read(step, n, 4)
-            b[n], b[n + 8] = got[:2], got[2:]
-        else:
-            b[n] = self.B.read(step, n, 2)
 
     def multiply(self, b: Builder, ready: Any, tiles: dict[tuple[int, int], list[LLVM]]) -> None:
         left, right = ready
@@ -260,4 +315,4 @@ class _Product:
         return out
 
 
-__all__ = ["READERS", "STORED", "bytes_of", "product"]
+__all__ = ["READERS", "STORED", "bytes_of", "product", "take", "taken"]

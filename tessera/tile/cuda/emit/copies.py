@@ -12,6 +12,7 @@ from typing import cast
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.buffers import Spot, spot_of_layout, store_buffer
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.lanes import checked
 from tessera.tile.cuda.emit.packed_tiles import load_packed
 from tessera.tile.cuda.emit.places import Place, access_width, place_of
 from tessera.tile.cuda.emit.table import emits
@@ -26,10 +27,22 @@ SIZES = (16, 8, 4)  # bytes of one cp.async
 
 @emits("cp_async")
 def _copy(e: Emitter, op: Op) -> None:
-    target, source = (place_of(e, x) for x in op.args)
+    target, source = (checked(e, place_of(e, x)) for x in op.args)
     if source.dtype.packed:
         _copy_codes(e, target, source)
-        return
+    else:
+        copy_box(e, target, source)
+
+
+@emits("cp_async_if")
+def _copy_if(e: Emitter, op: Op) -> None:
+    target, source = (place_of(e, x) for x in op.args[:2])
+    assert not source.dtype.packed, "rings of products hold whole bytes"
+    copy_box(e, target, source, e.name(op.args[2]))
+
+
+def copy_box(e: Emitter, target: Place, source: Place, wanted: str = "") -> None:
+    """wanted: a condition that the source is not read without; zeros then."""
     layout, width = layout_of(e, target, source)
     spot = spot_of_layout(e, target, layout)
     size = width * spot.panel.size
@@ -40,6 +53,8 @@ def _copy(e: Emitter, op: Op) -> None:
         e.note(f"copies to {target.name} go through registers, {size} bytes at once")
     axis = access_width(e, source, layout)[0]
     guards, bounds = guards_of(e, source, layout)
+    if wanted:
+        guards, bounds = narrowed(e, layout, guards, bounds, wanted)
     box, ends = guards_of(e, target, layout)
     owner = e.owner(layout)
     text = (f"use(moves.copy({spot.panel.text}, {source.dtype.name!r}, {layout.text!r}, "
@@ -48,6 +63,16 @@ def _copy(e: Emitter, op: Op) -> None:
     args = [*spot.place, *ends, address(e, source, layout), *strides(e, source, layout, axis),
             *bounds, *([owner] if owner else [])]
     e.line(f"{e.use(f'copy_{source.name}', text)}({', '.join(args)})")
+
+
+def narrowed(e: Emitter, layout: Layout, guards: tuple[str, ...], bounds: list[str],
+             wanted: str) -> tuple[tuple[str, ...], list[str]]:
+    """Guards that nothing passes where `wanted` is false: one bound becomes 0, which costs one
+    select instead of a condition for each access."""
+    where = e.use("where", "use(fragments.where)")
+    if not any(guards):
+        return ("left", *guards[1:]), [f"{where}({wanted}, i32({layout.reach(0)}), i32(0))"]
+    return guards, [*bounds[:-1], f"{where}({wanted}, {bounds[-1]}, i32(0))"]
 
 
 def _copy_codes(e: Emitter, target: Place, source: Place) -> None:

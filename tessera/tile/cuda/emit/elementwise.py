@@ -6,8 +6,6 @@ whether an integer is unsigned its dtype says.
 
 from __future__ import annotations
 
-from math import prod
-
 from tessera.tile.cuda.emit.casts import same_register
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
 from tessera.tile.cuda.emit.narrow import has_instructions
@@ -238,4 +236,4 @@ def _causal_mask(e: Emitter, op: Op) -> None:
     e.define(made, f"{make}({e.name(x)}, {room})")
 
 
-__all__ = ["apply", "full", "number", "operand", "prod", "reordered", "spread"]
+__all__ = ["apply", "full", "number", "operand", "reordered", "spread"]

@@ -7,10 +7,12 @@ is read. What is needed once (intrinsics, thread numbers, strides) stands in fro
 
 from __future__ import annotations
 
+import ast
 import functools
+import keyword
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tessera.dims import Dim
 from tessera.errors import SourceLine, UnsupportedTargetError
@@ -35,7 +37,7 @@ from tessera.tile.ir import (
     uses,
     walk,
 )
-from tessera.tile.layouts import Layout
+from tessera.tile.layouts import WARP_BITS, Layout
 from tessera.tile.ops.registry import OPS
 from tessera.tile.types import Scalar, Tensor, Tile, Type, is_lane
 
@@ -52,11 +54,22 @@ from tessera.tile.cuda.ptx import (arithmetic, atomics, barriers, convert, copy_
                                    memory, mbarrier, mma, tma, warp, wgmma)
 INF, NAN = float("inf"), float("nan")
 """
-RESERVED = ("quotients philox picks prefetches prints rows hopper_parts routes extremes scans "
-            "sorting packed_tiles fragments packed shared use blocks dots moves parts casts "
-            "maths reductions reports simt collect updates INF NAN f32 f64 i32 i64 arithmetic "
-            "atomics barriers convert copy_async matrix memory mbarrier mma tma warp wgmma and "
-            "or not if for while def return float int range min max abs print").split()
+
+
+def bound_names(source: str) -> set[str]:
+    """What a text binds at its top level."""
+    made = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom):
+            made |= {a.asname or a.name for a in node.names}
+        elif isinstance(node, ast.Assign):
+            made |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return made
+
+
+BUILTINS = ("abs", "float", "int", "max", "min", "print", "range")
+# Names that a value of the kernel may not have in the emitted text.
+RESERVED = sorted({*bound_names(HEAD), *keyword.kwlist, *BUILTINS})
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Facts:
     """What holds for the arguments of this compilation.
 
     divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
-    shared: some argument is given twice, so that parameters may be the same memory.
+    shared: some arguments share memory and one is written: any parameters may be the same memory.
     """
 
     divisible: frozenset[str] = frozenset()
@@ -134,6 +147,7 @@ class Emitter:
         self.where: SourceLine | None = None
         self.memo: dict[str, object] = {}  # what a family found out about the function
         self.places: dict[Value, object] = {}  # of views and buffers; see emit/places.py
+        self.wide_extents: set[str] = set()  # variables of extents that may not fit 32 bits
         self.pool: tuple[str, int] | None = None  # of exchanges; see emit/exchange.py
         self._constants = dict(function.constants)
 
@@ -229,7 +243,10 @@ class Emitter:
             return int(self._constants[text])
         declared = self.types.get(Value(text))
         wide = isinstance(declared, Scalar) and declared.dtype.bits == 64
-        return self.param("dim", text, "i64" if wide else "i32")
+        spelled = self.param("dim", text, "i64" if wide else "i32")
+        if wide:
+            self.wide_extents.add(spelled)
+        return spelled
 
     # --- threads ------------------------------------------------------------------------------
     @property
@@ -257,6 +274,13 @@ class Emitter:
             return None
         return self.once("first", f"i32(({self.thread} & {bits}) == 0)")
 
+    @property
+    def warp_bits(self) -> int:
+        """How many of the lowest thread bits lanes may be exchanged by. 0 where the last warp is
+        not whole: its threads would ask lanes that do not exist, so all goes through memory."""
+        whole = self.lanes % (1 << WARP_BITS) == 0 or self.lanes & (self.lanes - 1) == 0
+        return WARP_BITS if whole else 0
+
     def sync(self) -> None:
         """Barrier of the group."""
         self.line(self.use("sync", "use('sync_threads')") + "()")
@@ -266,7 +290,7 @@ class Emitter:
         the first write as well: the turn before may still be read."""
         self.shared_bytes = -(-self.shared_bytes // alignment) * alignment
         at = self.shared_bytes
-        self.shared_bytes += size
+        self.shared_bytes += -(-size // 4) * 4  # codes below a byte are written by whole words
         return self.once("scratch", self.use("shared_at", f"use(shared.address({at}))") + "()")
 
     # --- nodes --------------------------------------------------------------------------------
@@ -402,9 +426,4 @@ def literal(value: object, dtype: DType) -> str:
     return f"{kind}({number})"
 
 
-@functools.cache
-def _families() -> None:
-    load_all()
-
-
-__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "field", "kind_of", "literal"]
+__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "kind_of", "literal"]

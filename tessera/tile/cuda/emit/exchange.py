@@ -47,7 +47,8 @@ def convert_layout(e: Emitter, text: str, before: Layout, after: Layout, dtype: 
             return text
         if all(i is not None for i in indices):
             return f"{e.use('pick', f'use(fragments.pick({indices}))')}({text})"
-    if route.kind == "thread" or (route.kind == "warp" and route.shuffles <= MOST_SHUFFLES):
+    shuffles = MOST_SHUFFLES if e.warp_bits else 0
+    if route.kind == "thread" or (route.kind == "warp" and route.shuffles <= shuffles):
         make = e.use("exchanged", f"use(routes.exchanged({head}))")
         return f"{make}({text}, {e.thread})"
     return _through_memory(e, text, route, head, dtype)

@@ -18,7 +18,7 @@ from tessera.tile.cuda.emit.table import emits
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir import Op
-from tessera.tile.layouts import WARP_BITS, Layout
+from tessera.tile.layouts import Layout
 
 Builder = Any
 LLVM = Any
@@ -37,11 +37,11 @@ def _fold(e: Emitter, op: Op) -> None:
             text = inside_only(e, text, layout, a, kind_of(dtype), neutral(op.name, dtype))
     at = _position(e, layout, axes)
     head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axes}"
-    lanes = tuple(1 << i for i in _bits(layout, axes) if i < WARP_BITS)
+    lanes = tuple(1 << i for i in _bits(layout, axes) if i < e.warp_bits)
     fold = e.use(op.name, f"use(extremes.fold({head}, {lanes}))")
     values, places = e.fresh("best"), e.fresh("at")
     e.line(f"{values}, {places} = {fold}({text}, {at})")
-    if any(i >= WARP_BITS for i in _bits(layout, axes)):
+    if any(i >= e.warp_bits for i in _bits(layout, axes)):
         places = _across_warps(e, op.name, tag, layout, axes, values, places)
     rest = _rest(layout, axes)
     e.define(made, places if rest.shape else
@@ -71,7 +71,7 @@ def _across_warps(e: Emitter, name: str, tag: str, layout: Layout, axes: tuple[i
                   values: str, places: str) -> str:
     """As reduce.across_warps, for pairs: the emitted name of the positions."""
     rest, bits = _rest(layout, axes), _bits(layout, axes)
-    warps = [i for i in bits if i >= WARP_BITS]
+    warps = [i for i in bits if i >= e.warp_bits]
     size = 8 if tag[-2:] == "64" else 4
     count, elements = 1 << len(warps), prod(padded(rest.shape))
     first, second = e.scratch(size * count * elements), e.scratch(4 * count * elements)
@@ -80,7 +80,7 @@ def _across_warps(e: Emitter, name: str, tag: str, layout: Layout, axes: tuple[i
     number = e.once("part_of", "i32({})".format(
         " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))))
     place = flat_index(e, rest)
-    same = sum(1 << i for i in bits if i < WARP_BITS) + sum(1 << i for i in layout.replicas)
+    same = sum(1 << i for i in bits if i < e.warp_bits) + sum(1 << i for i in layout.replicas)
     same += sum(1 << i for i in range(len(layout.threads), (e.lanes - 1).bit_length()))
     writes = e.once("writes", f"i32(({e.thread} & {same}) == 0)")
     for text, at, how, n in ((values, first, tag, size), (places, second, "i32", 4)):

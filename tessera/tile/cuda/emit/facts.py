@@ -79,7 +79,7 @@ class Knowledge:
         if node.name == "where":
             return gcd(*(self.divisor(a) for a in args[1:]))
         if node.name == "convert" and args:
-            return self.divisor(args[0])
+            return self.divisor(args[0]) if self._holds(node, args[0]) else 1
         if node.name == "constant":
             return divisor_of(int(node.attr["value"]))
         return 1
@@ -89,6 +89,12 @@ class Knowledge:
             return 1
         at = [d.value for d in node.outs].index(x)
         return gcd(self.divisor(node.thens[at]), self.divisor(node.elses[at]))
+
+    def _holds(self, convert: Op, x: Operand) -> bool:
+        """Whether a conversion keeps every number that is not negative; others saturate."""
+        source = x.dtype if isinstance(x, Const) else self.types[x].dtype
+        made = convert.outs[0].type.dtype
+        return made.kind != "float" and made.max >= min(source.max, 2**31 - 1)
 
     def _integer(self, x: Operand) -> bool:
         t = Scalar(x.dtype) if isinstance(x, Const) else self.types[x]

@@ -13,7 +13,7 @@ from tessera.tile.cuda.emit.buffers import ACCESS_BYTES, base_of
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
 from tessera.tile.cuda.emit.facts import divisor_of
-from tessera.tile.cuda.emit.lanes import hardware, row_bytes, wide
+from tessera.tile.cuda.emit.lanes import checked, hardware, row_bytes, wide
 from tessera.tile.cuda.emit.picks import Pick
 from tessera.tile.cuda.emit.places import (
     ZERO,
@@ -61,7 +61,7 @@ class Spot:
 
 
 def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) -> Spot:
-    whole, attr, t = place_of(e, op.args[0]), op.attr, e.type(index)
+    whole, attr, t = checked(e, place_of(e, op.args[0])), op.attr, e.type(index)
     assert isinstance(t, Tile)
     count, along = len(t.shape), attr["axis"]
     shape, first = shape_of(t.shape, attr)

@@ -6,6 +6,7 @@ out of range is reported and its access left out; otherwise indices are trusted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tessera.numerics import DType
@@ -53,6 +54,31 @@ def guard(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str | None:
     if place.stage is not None:
         tests.append(_stage_tested(e, place))
     return conditions(e, *tests)
+
+
+def checked(e: Emitter, place: Place) -> Place:
+    """In checked builds: a tile's place with 0 for an index or stage outside, which is reported.
+
+    A box may reach over the ends of its memory, so only indices that choose a row are looked at.
+    """
+    if not e.checked:
+        return place
+    offsets = tuple(x if axis in place.axes else _or_zero(e, x, _tested(e, place, axis, x))
+                    for axis, x in enumerate(place.offsets))
+    stage = place.stage
+    if stage is not None:
+        stage = _or_zero(e, stage, _stage_tested(e, place))
+    return replace(place, offsets=offsets, stage=stage)
+
+
+def _or_zero(e: Emitter, x: Operand, ok: str | None) -> Operand:
+    """x where it is inside; None: it surely is."""
+    if ok is None:
+        return x
+    made = Value(e.fresh("index"))
+    e.types[made], e.spelled[made] = e.type(x), made.name
+    e.line(f"{made.name} = {kind_of(e.dtype(x))}({e.name(x)} * {ok})")
+    return made
 
 
 def _tested(e: Emitter, place: Place, axis: int, x: Operand) -> str | None:

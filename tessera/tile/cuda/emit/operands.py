@@ -14,6 +14,7 @@ from tessera.numerics import DType
 from tessera.tile.cuda.emit.blocks import STORED, bytes_of
 from tessera.tile.cuda.emit.buffers import Spot, spot_of, store_buffer
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.lanes import checked
 from tessera.tile.cuda.emit.places import ZERO, Place, place_of
 from tessera.tile.cuda.emit.swizzles import ALIGNMENT, Panel, stage_bytes
 from tessera.tile.ir import Operand, Value
@@ -52,7 +53,7 @@ def operand_of(e: Emitter, x: Operand, side: str, result: Layout, stored: DType,
     before, between two barriers.  registers: whether A may be a fragment."""
     t = e.type(x)
     if not isinstance(t, Tile):
-        place = place_of(e, x)
+        place = checked(e, place_of(e, x))
         if not place.dtype.packed:
             return Operand_(side, place)
         return _through_memory(e, *_unpacked(e, place), side, stored, stores)

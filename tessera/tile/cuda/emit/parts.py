@@ -164,6 +164,21 @@ def store(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int
     return Operation(f"store_{dtype}", len(args), lambda *_: form)
 
 
+NEAR = 1 << 29  # beyond what any box reaches; twice it still fits 32 bits
+
+
+@functools.cache
+def near() -> Operation:
+    """A distance of 64 bits -> the same in 32, or -NEAR or NEAR where it is further."""
+    def body(b: Builder, x: Any) -> Any:
+        low, high = (b.const("i64", n) for n in (-NEAR, NEAR))
+        x = b.select(b.compare("<", x, low), low, x)
+        return b.trunc(b.select(b.compare(">", x, high), high, x), "i32")
+
+    form = Form((Operand("x", "i64"),), (Operand("d", "i32"),), body)
+    return Operation("near", 1, lambda _: form)
+
+
 # --- registers ----------------------------------------------------------------------------------
 @functools.cache
 def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float) -> Operation:

@@ -166,8 +166,9 @@ def asked(e: Emitter, place: Place, layout: Layout, vector: int | None) -> tuple
     return axis, min(width, wanted)
 
 
-def limits(e: Emitter, place: Place, layout: Layout, axis: int) -> tuple[str, str] | None:
-    """What decides whether base b along a tile axis lies in the tensor; None: all surely do.
+def limits(e: Emitter, place: Place, layout: Layout, axis: int) -> tuple[str, ...] | None:
+    """What decides whether base b along a tile axis lies in the tensor, as expressions of 32 bits;
+    None: all surely do.
 
     ('left', n): where b < n.   ('at', start, extent): where 0 <= start + b < extent.
     """
@@ -179,6 +180,18 @@ def limits(e: Emitter, place: Place, layout: Layout, axis: int) -> tuple[str, st
             return None
     part = e.index(layout, axis)
     start = f"{e.name(offset)} + {part}" if part != "i32(0)" else e.name(offset)
+    if is_wide(e, extent):
+        near = e.use("near", "use(parts.near())")
+        left = f"{near}(i64({extent} - ({start})))"
+        if natural:
+            return "left", left
+        # start cut to +-NEAR, and what then is left above it: b stays on the same side of both ends
+        return "at", f"{near}(i64({start}))", f"i32({near}(i64({start})) + {left})"
     if natural:
         return "left", f"i32({extent} - ({start}))"
-    return "at", f"i32({start})"
+    return "at", f"i32({start})", f"i32({extent})"
+
+
+def is_wide(e: Emitter, extent: str | int) -> bool:
+    """Whether an extent, or a distance to its end, may not fit 32 bits."""
+    return extent >= 1 << 31 if isinstance(extent, int) else extent in e.wide_extents

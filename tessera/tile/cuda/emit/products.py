@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.numerics import DType, f64, find_dtype
+from tessera.numerics import DType, f32, f64, find_dtype
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.emit.blocks import STORED
+from tessera.tile.cuda.emit.blocks import STEP_BYTES, STORED, bytes_of, taken
 from tessera.tile.cuda.emit.elementwise import full
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
 from tessera.tile.cuda.emit.operands import Operand_, Stores, operand_of, reader
@@ -20,8 +20,41 @@ def _matmul(e: Emitter, op: Op) -> None:
     (made,) = op.outs
     assert isinstance(made.type, Tile)
     kinds = unit_of(e, op)
-    text = by_tensor_cores(e, op, kinds) if kinds else by_threads(e, op)
+    if op.attr.get("taken"):
+        assert kinds is not None, "operands were taken for tensor cores"
+        text = of_taken(e, op, kinds)
+    else:
+        text = by_tensor_cores(e, op, kinds) if kinds else by_threads(e, op)
     e.define(made, rounded(e, text, made.type.dtype))
+
+
+@emits("take_operand")
+def _take_operand(e: Emitter, op: Op) -> None:
+    """One step of k of an operand, for the product that has these accumulators."""
+    place, accumulator = op.args
+    (made,), side, kind = op.outs, op.attr["side"], op.attr["format"]
+    result = e.layout(accumulator)
+    assert isinstance(made.type, Tile) and is_accumulator(result), f"{accumulator}: {result.text}"
+    stores: Stores = []
+    operand = operand_of(e, place, side, result, find_dtype(STORED[kind]), stores)
+    K = made.type.shape[operand.axis]
+    how, args = reader(e, operand, kind, result, K, kind == "tf32" and made.type.dtype is f32)
+    assert not stores and K * bytes_of(kind) == STEP_BYTES
+    e.note(f"{side} from {how[0]}, a step of k before its products")
+    make = e.use(f"take_{side}", f"use(blocks.take({side!r}, {kind!r}, {result.text!r}, "
+                                 f"{result.shape}, {how}))")
+    e.define(made, f"{make}({', '.join(args)})")
+
+
+def of_taken(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
+    """The products of one step of k, whose fragments are registers already."""
+    x, y, acc = op.args
+    result, K = e.layout(op.outs[0].value), e.type(x).shape[1]  # type: ignore[union-attr]
+    e.require(SM80, f"mma of {kinds[0]}")
+    e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}")
+    text = (f"use(blocks.product({kinds}, {result.text!r}, {result.shape}, {K}, "
+            f"{taken(result, 'A')}, {taken(result, 'B')}, False))")
+    return f"{e.use('product', text)}({e.name(acc)}, {e.name(x)}, {e.name(y)})"
 
 
 def unit_of(e: Emitter, op: Op) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from tessera.tile.cuda.emit.emitter import Emitter, kind_of
 from tessera.tile.cuda.emit.reductions import padded
 from tessera.tile.cuda.emit.table import emits
 from tessera.tile.ir import Op
-from tessera.tile.layouts import WARP_BITS, Layout
+from tessera.tile.layouts import Layout
 from tessera.tile.ops.reduce import NEUTRAL
 
 COMBINE = {"fold_sum": "add", "fold_max": "maximum", "fold_min": "minimum", "fold_prod": "mul"}
@@ -55,8 +55,8 @@ def inside_only(e: Emitter, text: str, layout: Layout, axis: int, kind: str, fil
 
 def folded(e: Emitter, text: str, layout: Layout, axis: int, name: str, tag: str) -> str:
     """A fragment of layout.drop(axis) with the combined values, in all threads."""
-    lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < WARP_BITS)
-    warps = tuple(i for i in layout.thread_bits(axis) if i >= WARP_BITS)
+    lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
+    warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
     make = e.use(name, f"use(reductions.fold({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
                  f"{axis}, {lanes}))")
     if not warps:
@@ -99,7 +99,7 @@ def flat_index(e: Emitter, layout: Layout) -> str:
 
 def writer(e: Emitter, layout: Layout, axis: int) -> str:
     """Whether this thread writes for its warp: the first among those with the same result."""
-    bits = sum(1 << i for i in layout.thread_bits(axis) if i < WARP_BITS)
+    bits = sum(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     bits |= sum(1 << i for i in layout.replicas)
     for i in range(len(layout.threads), (e.lanes - 1).bit_length()):
         bits |= 1 << i

@@ -23,7 +23,7 @@ from tessera.tile.cuda.emit.table import emits
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir import Op
-from tessera.tile.layouts import WARP_BITS, Layout, bits_of
+from tessera.tile.layouts import Layout, bits_of
 
 Builder = Any
 LLVM = Any
@@ -35,8 +35,8 @@ def _scan(e: Emitter, op: Op) -> None:
     (x,), (made,) = op.args, op.outs
     layout, dtype, axis = e.layout(x), e.dtype(x), op.attr["axis"]
     tag = ("u" if dtype.kind == "uint" else "") + kind_of(dtype)
-    head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axis}"
-    steps = steps_of(layout, axis)
+    head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axis}, {e.warp_bits}"
+    steps = steps_of(layout, axis, e.warp_bits)
     values, totals = e.name(x), ""
     for i, step in enumerate(steps):
         if not step.warps:
@@ -44,7 +44,7 @@ def _scan(e: Emitter, op: Op) -> None:
             args = f"{values}, {totals}" if totals else values
             values, totals = _named(e, f"{within}({args}, {e.thread})")
             continue
-        size, slots = (8 if tag[-2:] == "64" else 4), slots_of(layout, axis, i)
+        size, slots = (8 if tag[-2:] == "64" else 4), slots_of(layout, axis, e.warp_bits, i)
         at, used = pool(e, size * slots.count)
         if used:
             e.sync()
@@ -73,12 +73,14 @@ class Step:
     warps: tuple[int, ...]
 
 
-def steps_of(layout: Layout, axis: int) -> list[Step]:
-    """Begins with a step within warps, perhaps of no bits, which makes the first totals."""
+def steps_of(layout: Layout, axis: int, lanes: int) -> list[Step]:
+    """Begins with a step within warps, perhaps of no bits, which makes the first totals.
+
+    lanes: the thread bits by which lanes may be exchanged; see Emitter.warp_bits."""
     place = {bit[1]: i for i, bit in enumerate(layout.threads) if bit and bit[0] == axis}
     steps = [Step(0, 0, ())]
     for bit in range(bits_of(layout.shape[axis])):
-        warp = (place[bit],) if place.get(bit, 0) >= WARP_BITS else ()
+        warp = (place[bit],) if place.get(bit, -1) >= lanes else ()
         last = steps[-1]
         if bool(last.warps) == bool(warp):
             steps[-1] = Step(last.lo, bit + 1, last.warps + warp)
@@ -117,8 +119,8 @@ class Slots:
 
 
 @functools.cache
-def slots_of(layout: Layout, axis: int, number: int) -> Slots:
-    step = steps_of(layout, axis)[number]
+def slots_of(layout: Layout, axis: int, lanes: int, number: int) -> Slots:
+    step = steps_of(layout, axis, lanes)[number]
     done = {i for i, bit in enumerate(layout.threads)
             if bit is None or (bit[0] == axis and bit[1] < step.lo)}
     others = [i for i in range(len(layout.threads)) if i not in done and i not in step.warps]
@@ -174,10 +176,10 @@ def _neutral(name: str, tag: str) -> float:
 
 @functools.cache
 def within(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-           number: int) -> Operation:
+           lanes: int, number: int) -> Operation:
     """(values, [totals,] thread) -> (values, totals) after a step in registers and lanes."""
     how, kind, combine = Layout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
-    step = steps_of(how, axis)[number]
+    step = steps_of(how, axis, lanes)[number]
     lane = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == axis}
 
     def body(b: Builder, values: list[LLVM], *rest: Any) -> list[list[LLVM]]:
@@ -226,10 +228,10 @@ def _lane_bit(b: Builder, combine: Any, state: _State, kind: str, lane: int, thr
 
 @functools.cache
 def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-        number: int) -> Operation:
+        lanes: int, number: int) -> Operation:
     """(totals, shared address, thread): one thread of each block writes its total."""
     how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
-    slots, size = slots_of(how, axis, number), 8 if kind[-2:] == "64" else 4
+    slots, size = slots_of(how, axis, lanes, number), 8 if kind[-2:] == "64" else 4
 
     def body(b: Builder, totals: list[LLVM], at: LLVM, thread: LLVM) -> None:
         place = _place(b, slots, thread)
@@ -252,10 +254,10 @@ def _place(b: Builder, slots: Slots, thread: LLVM) -> LLVM:
 
 @functools.cache
 def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-           number: int) -> Operation:
+           lanes: int, number: int) -> Operation:
     """(values, shared address, thread) -> (values, totals) after a run of warp bits."""
     how, kind, combine = Layout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
-    step, slots = steps_of(how, axis)[number], slots_of(how, axis, number)
+    step, slots = steps_of(how, axis, lanes)[number], slots_of(how, axis, lanes, number)
     size = 8 if kind[-2:] == "64" else 4
 
     def body(b: Builder, values: list[LLVM], at: LLVM, thread: LLVM) -> list[list[LLVM]]:

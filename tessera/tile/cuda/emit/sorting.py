@@ -40,7 +40,8 @@ def _sort(e: Emitter, op: Op) -> None:
     how = f"{op.name!r}, {tag!r}, {bool(op.attr['descending'])}"
     rows = in_warps(layout)
     words = sum(2 if k == "i64" else 1 for k in kinds_of(op.name, tag))
-    if 1 << bits_of(layout.shape[-1]) <= IN_WARP and rows.count * words <= REGISTERS:
+    short = 1 << bits_of(layout.shape[-1]) <= IN_WARP and rows.count * words <= REGISTERS
+    if short and e.warp_bits:
         text = e.fresh("rows")
         e.line(f"{text} = {convert_layout(e, e.name(x), layout, rows, dtype)}")
         at = e.index(rows, len(rows.shape) - 1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from tessera.numerics import bf16
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.lanes import checked
 from tessera.tile.cuda.emit.narrow import has_instructions
 from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.places import (
@@ -33,7 +33,7 @@ STREAMING = "L1::no_allocate"  # a tile is read once by its group
 @emits("load_tile")
 def _load(e: Emitter, op: Op) -> None:
     (made,) = op.outs
-    place = place_of(e, op.args[0])
+    place = checked(e, place_of(e, op.args[0]))
     layout, fill = e.layout(made.value), op.attr["fill"]
     if place.space == "shared":
         from tessera.tile.cuda.emit.buffers import load_buffer
@@ -59,7 +59,7 @@ def _load(e: Emitter, op: Op) -> None:
 @emits("store_tile")
 def _store(e: Emitter, op: Op) -> None:
     target, value = op.args
-    place = place_of(e, target)
+    place = checked(e, place_of(e, target))
     if isinstance(e.type(value), Tile):
         layout, x = e.layout(value), unrounded(e, value, place)
         exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
@@ -212,16 +212,14 @@ def guards_of(e: Emitter, place: Place, layout: Layout) -> tuple[tuple[str, ...]
                 bounds.append(f"i32({layout.shape[axis]} - {e.index(layout, axis)})")
             continue
         if layout.overhangs(axis):
-            _overhanging(e, layout, axis, found, place, guards, bounds)
+            _overhanging(e, layout, axis, found, bounds)
             continue
-        bounds.append(found[1])
-        if found[0] == "at":
-            bounds.append(f"i32({place.extents[place.axes[axis]]})")
+        bounds += found[1:]
     return tuple(guards), bounds
 
 
-def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, str], place: Place,
-                 guards: list[str], bounds: list[str]) -> None:
+def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, ...],
+                 bounds: list[str]) -> None:
     """The box ends before the registers do, and perhaps the tensor before the box."""
     box = f"i32({layout.shape[axis]} - {e.index(layout, axis)})"
     smaller = e.use("smaller", "use(maths.operation('minimum', 'i32'))")
@@ -229,9 +227,7 @@ def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, str], 
         bounds.append(f"{smaller}({found[1]}, {box})")
         return
     # 0 <= start + b < min(extent, offset + box): the end of the box is start + box, by threads
-    bounds.append(found[1])
-    bounds.append(f"{smaller}(i32({place.extents[place.axes[axis]]}), "
-                  f"i32({found[1]} + {box}))")
+    bounds += [found[1], f"{smaller}({found[2]}, i32({found[1]} + {box}))"]
 
 
-__all__ = ["address", "guards_of", "parts_of", "replace", "strides"]
+__all__ = ["address", "guards_of", "parts_of", "strides"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.lanes import (
+    checked,
     flat,
     flat32,
     guard,
@@ -13,7 +14,7 @@ from tessera.tile.cuda.emit.lanes import (
     row_bytes,
     stage_base,
 )
-from tessera.tile.cuda.emit.places import Place, bytes_of, place_of
+from tessera.tile.cuda.emit.places import Place, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.swizzles import Panel
 from tessera.tile.cuda.emit.table import emits
 from tessera.tile.ir import Op, Operand
@@ -25,7 +26,7 @@ ACCESS_BITS = 128
 @emits("load_vector")
 def _load(e: Emitter, op: Op) -> None:
     (made,), (row, *index) = op.outs, op.args
-    place, width = place_of(e, row), op.attr["width"]
+    place, width = checked(e, place_of(e, row)), op.attr["width"]
     call = e.use(f"load_{place.name}", _intrinsic(e, "load", place, width))
     e.define(made, f"{call}({_arguments(e, place, tuple(index), width)})")
 
@@ -35,7 +36,7 @@ def _store(e: Emitter, op: Op) -> None:
     row, vector, *index = op.args
     t = e.type(vector)
     assert isinstance(t, Vector)
-    place = place_of(e, row)
+    place = checked(e, place_of(e, row))
     saturate = place.space == "global" and place.numeric.policy.saturate
     call = e.use(f"store_{place.name}", _intrinsic(e, "store", place, t.width, saturate=saturate))
     e.line(f"{call}({e.name(vector)}, {_arguments(e, place, tuple(index), t.width)})")
@@ -75,8 +76,10 @@ def _arguments(e: Emitter, place: Place, index: tuple[Operand, ...], width: int)
     """Where the thread's first element is, and how many elements of the row are left there."""
     ok = guard(e, place, index)
     column = e.once("column", f"i32({e.thread} * {width})")
-    left = f"{place.extents[-1]} - {column}"
-    left = f"i32({left})" if ok is None else f"i32(({left}) * {ok})"
+    left = f"i32({place.extents[-1]} - {column})"
+    if is_wide(e, place.extents[-1]):
+        left = f"{e.use('near', 'use(parts.near())')}(i64({place.extents[-1]} - {column}))"
+    left = left if ok is None else f"i32({left} * {ok})"
     if place.space == "shared":
         assert place.buffer is not None
         row = flat32(e, place.buffer.shape[:-1], index)

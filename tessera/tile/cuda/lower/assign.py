@@ -27,10 +27,7 @@ from tessera.tile.ir import (
     Value,
     While,
     definitions,
-    outs_of,
-    regions,
     walk,
-    with_regions,
 )
 from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warps_over
 from tessera.tile.ops.registry import OPS
@@ -46,7 +43,7 @@ FOLDS = frozenset(f"fold_{k}" for k in ("sum", "max", "min", "prod", "argmax", "
 # Ops that take a tile in any layout: they move it through memory or select registers themselves.
 ANY = FOLDS | {"store_tile", "atomic_tile", "matmul", "print", "device_assert", "stop",
                "convert_layout", "async_product", "hold_operand", "pin", "any_differs",
-               "store_rows"}
+               "store_rows", "take_operand"}
 # Ops with a tile of positions: operand -> which one it is.
 INDEX = {"gather": 1, "store_scatter": 2, "atomic_scatter": 2}
 
@@ -357,24 +354,4 @@ class _Rewriter:
         return tuple(body), left
 
 
-def without_layouts(function: Function) -> Function:
-    """The function as it was before: for tests, and for printing the user's level."""
-    def bare(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(_bare(n, bare) for n in nodes)
-
-    return replace(function, body=bare(function.body))
-
-
-def _bare(node: Node, inner: Callable) -> Node:
-    def plain(d: Def) -> Def:
-        return Def(d.value, replace(d.type, layout=None)) if isinstance(d.type, Tile) else d
-
-    if isinstance(node, Op):
-        return replace(node, outs=tuple(map(plain, node.outs)))
-    if isinstance(node, If):
-        return with_regions(replace(node, outs=tuple(map(plain, node.outs))), inner)
-    return with_regions(replace(node, carried=tuple(map(plain, node.carried))), inner)
-
-
-__all__ = ["Hint", "assign_layouts", "is_elementwise", "outs_of", "regions", "split_warps",
-           "without_layouts"]
+__all__ = ["Hint", "assign_layouts", "is_elementwise", "split_warps"]

@@ -94,8 +94,9 @@ class _Orderer:
     def loop(self, node: For | While, pending: Pending, out: list[Node]) -> Pending:
         """The second look at the body knows what the turn before left."""
         test: tuple[Node, ...] = node.test if isinstance(node, While) else ()
-        if isinstance(node, For) and not all(map(self.uniform, (node.lo, node.hi))):
-            out.append(node)
+        bounds = (node.lo, node.hi, node.step) if isinstance(node, For) else (node.cond,)
+        if not all(map(self.uniform, bounds)):
+            out.append(node)  # lanes leave at different turns: a barrier in it would wait for ever
             return pending
         _, once = self.block((*test, *node.body), pending)
         both = pending | once
@@ -118,7 +119,7 @@ class _Orderer:
         return isinstance(t, Scalar) and t.uniform
 
     def access(self, op: Op) -> Access | None:
-        if op.name == "cp_async" and isinstance(op.args[1], Value):
+        if op.name in ("cp_async", "cp_async_if") and isinstance(op.args[1], Value):
             return Access("" if self.overlapping else self.root(op.args[1]).name, False,
                           ("copied", op.args[1]))
         if op.name not in TILES | ELEMENTS | PICKS or not isinstance(op.args[0], Value):

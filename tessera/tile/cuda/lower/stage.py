@@ -11,7 +11,8 @@ turns run while this one multiplies: a ring of `stages` buffers,
             copies of the turn `stages` - 1 ahead, into the buffer that the last turn read
 
 with one barrier a turn. The tensor cores are busy while the copies are issued: the product is cut
-in two along k around them. Other such loads get a buffer of their own. Tile IR in, Tile IR out: the
+in two along k around them. Where a turn has one product, `carry` also reads its operands ahead, and
+spreads the copies. Other such loads get a buffer of their own. Tile IR in, Tile IR out: the
 interpreter runs the result, and its race detector checks the barriers.
 """
 
@@ -22,9 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.errors import SourceLine
-from tessera.numerics import bool_, i32
+from tessera.numerics import DType, as_type, bool_, i32
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.lower.ahead import Ahead
+from tessera.tile.cuda.lower.carry import Carrier, plan
 from tessera.tile.cuda.lower.feeds import Feed, find_feeds
 from tessera.tile.cuda.lower.products import format_of
 from tessera.tile.ir import (
@@ -58,11 +60,13 @@ class Room:
     """shared_bytes: of a group, at most.  stages: asked for, or None.
 
     groups: how many groups should find room on a multiprocessor; fewer rather than one stage.
+    warps: whether groups are whole warps, whose products mma.sync does.
     """
 
     shared_bytes: int
     stages: int | None = None
     groups: int = 1
+    warps: bool = False
 
 
 def stage_products(function: Function, target: Target, room: Room,
@@ -91,6 +95,8 @@ class _Stager:
         self.buffers: list[Node] = []
         self.where: SourceLine | None = None
         self.staged: dict[Value, Buffer] = {}  # places that products read
+        self.made: dict[Value, Any] = {}  # types of what this pass defines
+        self.turn: Carrier | None = None  # does the product of the ring around
         self.midst: Callable[[list[Node]], None] | None = None  # to do amid the next product
         self.coming: set[Value] = set()  # tiles whose copies nobody has waited for
         self.turns: dict[Value, Value] = {}  # transposed tile -> tile
@@ -120,6 +126,7 @@ class _Stager:
     def op(self, out: list[Node], name: str, args: Iterable[Operand], hint: str, type: Any,
            **attrs: Any) -> Value:
         made = Def(self.names.fresh(hint), type)
+        self.made[made.value] = type
         out.append(Op(name, tuple(args), (made,), tuple(sorted(attrs.items())), self.where))
         return made.value
 
@@ -148,6 +155,7 @@ class _Stager:
     def nested(self, node: For | While | If, out: list[Node]) -> None:
         """What stands inside of a node does not interrupt its products for copies around it."""
         midst, self.midst = self.midst, None
+        turn, self.turn = self.turn, None
         if isinstance(node, If):
             out.append(with_regions(node, self.block))
         elif isinstance(node, For) and (ring := self.ring_of(node)):
@@ -156,7 +164,7 @@ class _Stager:
             self.loops += 1
             out.append(with_regions(node, self.block))
             self.loops -= 1
-        self.midst = midst
+        self.midst, self.turn = midst, turn
 
     def statement(self, op: Op, after: tuple[Node, ...], out: list[Node]) -> None:
         made = op.outs[0].value if op.outs else None
@@ -169,7 +177,10 @@ class _Stager:
             self.turns[made] = op.args[0]  # type: ignore[index]
         elif op.name == "matmul":
             self.arrive(out, op.args)
-            self.product(op, out)
+            if self.turn is not None and op is self.turn.plan.op:
+                self.turn.product(out)
+            else:
+                self.product(op, out)
         else:
             out.append(op)
 
@@ -211,11 +222,20 @@ class _Stager:
         place, turned = self.ready[x]
         t: Buffer | View = self.staged[place]
         if count:
-            axis = 1 - axis if turned else axis
-            box = tuple(count if i == axis else n for i, n in enumerate(t.shape))
-            offsets = tuple(Const(start if i == axis else 0, i32) for i in (0, 1))
-            t = View(t.numeric, box, "shared")
-            place = self.op(out, "view", (place, *offsets), place.name, t, box=box, kept=(0, 1))
+            return self.part(out, place, t.dtype, t.shape, turned, axis, start, count)
+        return self.upright(out, place, t, turned)
+
+    def part(self, out: list[Node], place: Value, dtype: DType, shape: tuple[int, ...],
+             turned: bool, axis: int, start: int, count: int) -> Value:
+        """`count` of a place along an axis of the operand that it is."""
+        axis = 1 - axis if turned else axis
+        box = tuple(count if i == axis else n for i, n in enumerate(shape))
+        offsets = tuple(Const(start if i == axis else 0, i32) for i in (0, 1))
+        t = View(as_type(dtype), box, "shared")
+        made = self.op(out, "view", (place, *offsets), place.name, t, box=box, kept=(0, 1))
+        return self.upright(out, made, t, turned)
+
+    def upright(self, out: list[Node], place: Value, t: Buffer | View, turned: bool) -> Value:
         if not turned:
             return place
         return self.op(out, "view_transpose", (place,), place.name,
@@ -267,11 +287,23 @@ class _Stager:
                 and self.feeds[n.outs[0].value].ahead]
 
     def ring(self, node: For, feeds: list[Feed], out: list[Node]) -> None:
+        found = plan(self, node, feeds) if self.room.warps else None
+        if found is not None:
+            Carrier(self, node, feeds, found).run(out)
+        else:
+            self.plain_ring(node, feeds, out)
+        if self.loops:  # the next prologue writes what may still be read, or written: with zeros
+            if found is not None:
+                self.act(out, "cp_wait_group", pending=0)
+            self.act(out, "barrier")
+
+    def plain_ring(self, node: For, feeds: list[Feed], out: list[Node]) -> None:
+        """Copies amid the turn's first product, whatever the loop does with what they bring."""
         buffers = {f.value: self.buffer(f, self.stages) for f in feeds}
         for turn in range(self.stages - 1):
             at = self.moved(out, node.lo, node.step, turn)
             self.copies(out, node, feeds, buffers, at, Const(turn, i32))
-        slot, put = (Def(self.names.fresh(hint), COUNT) for hint in ("slot", "free"))
+        slot, put = (self.counter(hint) for hint in ("slot", "free"))
         body: list[Node] = []
         self.act(body, "cp_wait_group", pending=self.stages - 2)
         self.act(body, "barrier")
@@ -294,8 +326,6 @@ class _Stager:
             node, carried=(*node.carried, slot, put), body=tuple(body),
             inits=(*node.inits, Const(0, i32), Const(self.stages - 1, i32)),
             yields=(*node.yields, *yields)))
-        if self.loops:
-            self.act(out, "barrier")  # the next prologue writes what may still be read
 
     def types_of(self, buffer: Value, feed: Feed) -> Buffer:
         return Buffer(feed.dtype, feed.shape, "shared", self.stages, "chunks", ALIGNMENT)
@@ -312,16 +342,31 @@ class _Stager:
     def copies(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
                at: Operand, slot: Operand) -> None:
         """The copies of the turn whose loop variable is `at`, if there is such a turn."""
-        inside = self.op(out, "lt", (at, node.hi), "more", TRUTH)
         then: list[Node] = []
-        ahead = Ahead(node, at, self.names)
-        for f in feeds:
-            target = self.op(then, "stage", (buffers[f.value], slot), f.tensor.name,
-                             replace(self.types_of(buffers[f.value], f), stages=1))
-            source = ahead.copy(f.view, then)
-            self.act(then, "cp_async", target, source)
+        inside = self.inside(out, at, node)
+        self.copy_turn(then, node, feeds, buffers, at, slot)
         out.append(If(inside, tuple(then), (), (), (), (), self.where))
         self.act(out, "cp_commit_group")
+
+    def copy_turn(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
+                  at: Operand, slot: Operand, inside: Value | None = None) -> None:
+        """inside: whether there is such a turn; None: there is."""
+        ahead = Ahead(node, at, self.names)
+        for f in feeds:
+            target = self.op(out, "stage", (buffers[f.value], slot), f.tensor.name,
+                             replace(self.types_of(buffers[f.value], f), stages=1))
+            source = ahead.copy(f.view, out)
+            if inside is None:
+                self.act(out, "cp_async", target, source)
+            else:
+                self.act(out, "cp_async_if", target, source, inside)
+
+    def inside(self, out: list[Node], at: Operand, node: For) -> Value:
+        """Whether the loop has a turn with that value of its variable."""
+        return self.op(out, "lt", (at, node.hi), "more", TRUTH)
+
+    def counter(self, hint: str) -> Def:
+        return Def(self.names.fresh(hint), COUNT)
 
     def moved(self, out: list[Node], x: Operand, step: Operand, turns: int) -> Operand:
         """x + turns * step"""

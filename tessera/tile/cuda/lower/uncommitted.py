@@ -26,7 +26,7 @@ def _block(nodes: tuple[Node, ...], open_: bool, found: set[int]) -> bool:
 
 
 def _op(op: Op, open_: bool, found: set[int]) -> bool:
-    if op.name == "cp_async":
+    if op.name in ("cp_async", "cp_async_if"):
         return True
     if op.name in ("barrier", "cp_wait_group"):
         if open_:

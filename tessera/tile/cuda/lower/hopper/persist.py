@@ -28,6 +28,10 @@ from tessera.tile.ir import (
 from tessera.tile.types import Tensor
 
 L2_BYTES = 24 << 20  # of the tensors that concurrent tiles share: half of an H200's cache
+# Heads side by side where tiles are of different length. A number that does not divide the heads
+# leaves a short last strip, whose long tiles all end late: 4 and 8 gave causal attention 5 % over
+# the strips of 12, 6 and 3 heads that fill L2, at 4096, 8192 and 16384 keys on an H200.
+UNEVEN_STRIP = 4
 STRIP_ROWS = 2048  # of a product, side by side
 NO_TILE = -1
 
@@ -88,9 +92,9 @@ def choose_order(function: Function, pipeline: Pipeline) -> Order:
     if shared and not any(a in ax for ax in axes for a in rest):
         # Every tile along `rest` reads the same: keep some of the last shared axis together.
         order = (*shared[:-1], shared[-1], *rest)
-        reach = _reach(function, inner, depends)
-        return Order(order, len(shared) - 1, reversed_axis, pipeline.raster or 0,
-                     () if pipeline.raster else reach)
+        raster = pipeline.raster or (UNEVEN_STRIP if uneven(function) else 0)
+        return Order(order, len(shared) - 1, reversed_axis, raster,
+                     () if raster else _reach(function, inner, depends))
     strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
     order = (*shared, strip, *(a for a in rest if a != strip))
     return Order(order, min(len(shared), rank - 1), reversed_axis,

@@ -72,9 +72,10 @@ class _Waits:
         state.running.append(out(op))
 
     def marker(self, state: _State, op: Op) -> None:
+        """What was made of products, and is none itself, has waited for them."""
         (x,) = op.args
         self.need(state, [x])  # type: ignore[list-item]
-        state.table[out(op)] = state.table[x]  # type: ignore[index]
+        state.table[out(op)] = _known(state, x)
 
     def turn(self, state: _State, last: Op, many: int) -> None:
         """The wait of a loop that accumulates."""
