@@ -8,7 +8,9 @@ from . import checkpoints as checkpoints
 from . import config as config
 from . import data as data
 from . import debug as debug
+from . import dist as dist
 from . import graph as graph
+from . import mesh as mesh
 from . import numerics as numerics
 from . import optim as optim
 from . import shape as shape
@@ -17,6 +19,12 @@ from .debug import inspect_ir as inspect_ir
 from .debug import verify as verify
 from .dims import Dim as Dim
 from .dims import sym as sym
+from .dist import ShardSpec as ShardSpec
+from .dist import all_gather as all_gather
+from .dist import all_reduce as all_reduce
+from .dist import all_to_all as all_to_all
+from .dist import current_mesh as current_mesh
+from .dist import reduce_scatter as reduce_scatter
 from .dynamic_scale import DynamicLossScale as DynamicLossScale
 from .effects import effects as effects
 from .effects import pure as pure
@@ -25,6 +33,7 @@ from .graph import random as random
 from .graph import sparse as sparse
 from .graph.jit import jit as jit
 from .graph.tree import register_tree as register_tree
+from .mesh import domain as domain
 from .numerics.public import *  # noqa: F403
 from .tensor import Tensor as Tensor
 from .tensor import param as param

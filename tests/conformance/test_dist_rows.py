@@ -111,11 +111,12 @@ class TestCollectives:
     def test_all_reduce(self, op, meaning, rng):
         terms = rng.standard_normal((6, 5, 3))
         mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 3))
-        got = ts.dist.simulate(lambda: ts.dist.all_reduce(
+        got = ts.dist.simulate(lambda: ts.all_reduce(
             terms[ts.dist.rank()], axis="tp", op=op).numpy(), mesh)
         for rank, y in enumerate(got):
             first = 3 * mesh.coords(rank)[0]
-            np.testing.assert_allclose(y, meaning(terms[first:first + 3], axis=0), rtol=1e-14)
+            meant = meaning(terms[first:first + 3], axis=0)
+            np.testing.assert_allclose(y, meant, rtol=1e-14, atol=1e-14)
 
     @pytest.mark.row("DIST-23", "NUM-42")
     @pytest.mark.parametrize("kind", ["bf16", "fp8_e4m3"])
@@ -126,14 +127,32 @@ class TestCollectives:
         for y in ts.dist.simulate(lambda: ts.dist.all_reduce(terms[ts.dist.rank()]), 4):
             assert y.array.tobytes() == meant.tobytes()
 
+    @pytest.mark.row("DIST-22")
+    @pytest.mark.parametrize("ranks", [1, 3, 4])
+    def test_all_gather_of_uneven_columns(self, ranks, rng):
+        whole = rng.standard_normal((3, 10))
+        columns = np.array_split(whole, ranks, axis=1)
+        with ts.dist.mesh(axes=("tp",), shape=(ranks,)):
+            got = ts.dist.simulate(
+                lambda: ts.all_gather(columns[ts.dist.rank()], axis="tp").numpy(), ranks)
+        assert all((y == whole).all() for y in got)
+
+    @pytest.mark.row("DIST-24")
+    def test_reduce_scatter(self, rng):
+        terms = rng.standard_normal((4, 3, 10))
+        got = ts.dist.simulate(lambda: ts.reduce_scatter(terms[ts.dist.rank()]).numpy(), 4)
+        blocks = np.array_split(terms.sum(0), 4, axis=1)
+        for y, meant in zip(got, blocks, strict=True):
+            np.testing.assert_allclose(y, meant, rtol=1e-14, atol=1e-14, strict=True)
+
     @pytest.mark.row("DIST-25")
     def test_all_to_all_twice_is_the_identity(self, rng):
         x = rng.standard_normal((4, 8, 4))
 
         def program():
             mine = x[ts.dist.rank()]
-            y = ts.dist.all_to_all(mine, split=0, concat=1)
-            return y.numpy(), ts.dist.all_to_all(y, split=1, concat=0).numpy()
+            y = ts.all_to_all(mine, split=0, concat=1)
+            return y.numpy(), ts.all_to_all(y, split=1, concat=0).numpy()
 
         for rank, (y, back) in enumerate(ts.dist.simulate(program, 4)):
             meant = np.concatenate([x[r, 2 * rank:2 * rank + 2] for r in range(4)], axis=1)

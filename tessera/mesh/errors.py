@@ -1,0 +1,29 @@
+"""Errors of running on several ranks. Wrong layouts are ArgumentError, AxisError or ShapeError."""
+
+from __future__ import annotations
+
+from tessera.errors import TesseraError
+
+
+class MeshError(TesseraError, RuntimeError):
+    """Ranks that cannot go on together: a wrong number of them, or a transport that is missing."""
+
+    default_code = "E_MESH"
+
+
+class DisagreementError(MeshError):
+    """Ranks whose next collectives are not the same one."""
+
+    default_code = "E_MESH_ORDER"
+
+
+class StalledError(MeshError):
+    """A rank that did not come to a collective: it hangs, has returned, or waits elsewhere."""
+
+    default_code = "E_MESH_STALLED"
+
+
+class StoppedError(MeshError):
+    """Raised on a rank because another one failed."""
+
+    default_code = "E_MESH_STOPPED"

@@ -1,0 +1,46 @@
+"""mpirun for tests: found beside this Python, or on the path, when mpi4py is there too."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BATTERY = Path(__file__).with_name("battery.py")
+MPIRUN = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
+needs_mpi = pytest.mark.skipif(
+    MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
+    reason="needs mpi4py and mpirun: pip install mpi4py mpich")
+# Open MPI asks before it runs as root or puts more ranks than cores on a machine; MPICH ignores it.
+ALLOW = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished mpirun: exit status, both streams, seconds, and what each rank wrote."""
+
+    status: int
+    text: str
+    seconds: float
+    results: dict[int, str]
+
+
+def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100, **env: str) -> Run:
+    """A program of battery.py on `ranks` processes."""
+    command = [str(MPIRUN), "-n", str(ranks), sys.executable, str(BATTERY), program, str(folder)]
+    env = {**os.environ, **ALLOW, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+           "OPENBLAS_NUM_THREADS": "1", **env}
+    begin = time.monotonic()
+    done = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
+    return Run(done.returncode, done.stdout, time.monotonic() - begin,
+               {int(f.name): f.read_text() for f in folder.iterdir() if f.name.isdigit()})

@@ -1,0 +1,226 @@
+"""Simulated ranks that disagree, fail, wait for nothing or hang: all stop, and say why."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.mesh.world import transport
+
+X = np.ones((2, 3), np.float32)
+
+
+def reduce(x, **attrs):
+    return ts.dist.all_reduce(x, **attrs)
+
+
+DISAGREEMENTS = {
+    "op": (lambda: reduce(X, op="sum"), lambda: reduce(X, op="max"), "op=sum", "op=max"),
+    "collective": (lambda: reduce(X), lambda: ts.dist.broadcast(X), "all_reduce(", "broadcast("),
+    "shape": (lambda: reduce(X), lambda: reduce(X.T), "f32[2, 3]", "f32[3, 2]"),
+    "type": (lambda: reduce(X), lambda: reduce(X.astype(np.float64)), "f32[", "f64["),
+    "policy": (lambda: reduce(ts.cast(X, "bf16 @saturate")), lambda: reduce(ts.cast(X, "bf16")),
+               "bf16 @saturate", "bf16["),
+    "result": (lambda: reduce(X, dtype="bf16"), lambda: reduce(X), "dtype=bf16", "op=sum)"),
+    "dimensions": (lambda: ts.dist.all_gather(X, dim=0), lambda: ts.dist.all_gather(X, dim=1),
+                   "dim=0", "dim=1"),
+    "other extents": (lambda: ts.dist.all_gather(X), lambda: ts.dist.all_gather(X[:1]),
+                      "[2, 3]", "[1, 3]"),
+}
+
+
+@pytest.mark.parametrize("one, other, first, second", DISAGREEMENTS.values(), ids=DISAGREEMENTS)
+def test_ranks_that_disagree_all_learn_what_the_others_do(one, other, first, second):
+    texts = {}
+
+    def program():
+        rank = ts.dist.rank()
+        try:
+            one() if rank != 1 else other()
+        except ts.dist.DisagreementError as error:
+            texts[rank] = str(error)
+            raise
+
+    with pytest.raises(ts.dist.DisagreementError) as info:
+        ts.dist.simulate(program, 3)
+    text = str(info.value)
+    assert "ranks 0, 2: " in text and "rank 1: " in text and first in text and second in text
+    assert text.count("test_failures.py:") == 3 and "depends on the rank" in info.value.hint
+    assert len(texts) >= 1 and info.value.code == "E_MESH_ORDER"
+
+
+def test_the_line_counts():
+    def program():
+        if ts.dist.rank() == 0:
+            return ts.dist.barrier()
+        return ts.dist.barrier()
+
+    with pytest.raises(ts.dist.DisagreementError, match=r"return ts.dist.barrier\(\)"):
+        ts.dist.simulate(program, 2)
+
+
+def test_different_axes_are_found_as_a_circle():
+    """Nobody in rank 1's group of tp knows that rank 1 is in dp: everybody waits."""
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    with pytest.raises(ts.dist.StalledError) as info:
+        ts.dist.simulate(lambda: ts.dist.barrier("dp" if ts.dist.rank() == 1 else "tp"), mesh)
+    text = str(info.value)
+    assert "rank 0 waits for rank 1 in barrier() over tp" in text
+    assert "rank 1 waits for rank 3 in barrier() over dp" in text
+    assert info.value.where.file == __file__
+
+
+def test_a_rank_that_returns_early_is_named():
+    with pytest.raises(ts.dist.StalledError, match="rank 1 has returned"):
+        ts.dist.simulate(lambda: ts.dist.rank() == 1 or ts.dist.barrier(), 3)
+
+
+def test_an_exception_stops_the_others_and_is_raised_with_its_rank():
+    ended = []
+
+    def program():
+        rank = ts.dist.rank()
+        ts.dist.barrier()
+        if rank == 2:
+            raise ValueError("broken")
+        try:
+            ts.dist.barrier()
+        except ts.dist.StoppedError as error:
+            ended.append((rank, str(error)))
+            raise
+
+    with pytest.raises(ValueError, match="broken") as info:
+        ts.dist.simulate(program, 4)
+    assert info.value.__notes__ == ["raised on rank 2 of 4; the other ranks were stopped"]
+    assert sorted(r for r, _ in ended) == [0, 1, 3]
+    assert all("because rank 2 failed: ValueError: broken" in text for _, text in ended)
+
+
+def test_ranks_that_had_not_begun_do_not_begin():
+    began = []
+
+    def program():
+        began.append(ts.dist.rank())
+        raise ValueError("at once")
+
+    with pytest.raises(ValueError, match="at once"):
+        ts.dist.simulate(program, 3)
+    assert began == [0]
+
+
+def test_a_rank_that_swallows_the_stop_is_stopped_again():
+    def program():
+        if ts.dist.rank() == 0:
+            raise KeyError("first")
+        for _ in range(3):
+            try:
+                ts.dist.barrier()
+            except ts.dist.MeshError:
+                pass
+        ts.dist.barrier()
+
+    with pytest.raises(KeyError, match="first"):
+        ts.dist.simulate(program, 3)
+
+
+def test_a_rank_that_hangs_is_named_with_its_line():
+    free = threading.Event()
+
+    def program():
+        ts.dist.barrier()
+        if ts.dist.rank() == 1:
+            free.wait(60)  # here it hangs
+        ts.dist.barrier()
+
+    with ts.config.scope(comm_timeout=1), pytest.raises(ts.dist.StalledError) as info:
+        ts.dist.simulate(program, 3)
+    left = [t for t in threading.enumerate() if t.name.startswith("rank ")]
+    free.set()
+    assert "rank 1" in {t.name for t in left}
+    for thread in left:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert "rank 1 of 3 has not communicated for 1 s" in str(info.value)
+    assert "here it hangs" in info.value.where.text and "TESSERA_COMM_TIMEOUT" in info.value.hint
+
+
+def test_ranks_leave_no_threads_behind():
+    ts.dist.simulate(ts.dist.barrier, 8)
+    with pytest.raises(ZeroDivisionError):
+        ts.dist.simulate(lambda: ts.dist.barrier() or 1 / (ts.dist.rank() - 3), 8)
+    assert not [t for t in threading.enumerate() if t.name.startswith("rank ")]
+
+
+def test_ranks_take_turns():
+    """One runs at a time, in the order of their numbers: no lock is needed around a list."""
+    log = []
+
+    def program():
+        log.append((0, ts.dist.rank()))
+        ts.dist.barrier()
+        log.append((1, ts.dist.rank()))
+
+    ts.dist.simulate(program, 4)
+    assert log[:4] == [(0, r) for r in range(4)] and sorted(log[4:]) == [(1, r) for r in range(4)]
+    first = list(log)
+    log.clear()
+    ts.dist.simulate(program, 4)
+    assert log == first
+
+
+class TestTransport:
+    def test_messages_arrive_in_the_order_in_which_they_were_sent(self):
+        def program():
+            here, got = transport(), np.zeros(1, np.uint8)
+            if here.rank == 0:
+                for n in range(5):
+                    here.send(1, np.array([n], np.uint8))
+                return None
+            found = []
+            for _ in range(5):
+                here.receive(0, got)
+                found.append(int(got[0]))
+            return found
+
+        assert ts.dist.simulate(program, 2)[1] == [0, 1, 2, 3, 4]
+
+    def test_what_is_sent_may_be_overwritten_at_once(self):
+        def program():
+            here, data = transport(), np.zeros(3, np.uint8)
+            if here.rank == 0:
+                here.send(1, data)
+                data[:] = 9
+            else:
+                here.receive(0, data)
+            return data.tolist()
+
+        assert ts.dist.simulate(program, 2) == [[9, 9, 9], [0, 0, 0]]
+
+    @pytest.mark.parametrize("peer", [-1, 0, 2])
+    def test_a_rank_that_is_not_there(self, peer):
+        def program():
+            if ts.dist.rank() == 0:
+                transport().send(peer, np.zeros(1, np.uint8))
+
+        with pytest.raises(ts.dist.MeshError, 
+                           match=f"rank 0 of 2 cannot exchange with rank {peer}"):
+            ts.dist.simulate(program, 2)
+
+    def test_alone_there_is_nobody(self):
+        assert transport().name == "single" and ts.dist.rank() == 0 and ts.dist.world_size() == 1
+        with pytest.raises(ts.dist.MeshError, match="rank 0 of 1 cannot exchange with rank 1"):
+            transport().receive(1, np.zeros(1, np.uint8))
+
+    def test_a_message_of_another_length(self):
+        def program():
+            here = transport()
+            if here.rank == 0:
+                here.send(1, np.zeros(3, np.uint8))
+            else:
+                here.receive(0, np.zeros(4, np.uint8), "this step")
+
+        with pytest.raises(ts.dist.MeshError, match="expects 4 bytes from rank 0 in this step"):
+            ts.dist.simulate(program, 2)
