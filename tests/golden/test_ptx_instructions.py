@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ptx_harness import compile_sample, kernel_source, require_compiler
-from tessera.errors import CompileError
+from tessera.errors import CompileError, UnsupportedTargetError
 from tessera.runtime.ptxas import assemble, sass, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda import ptx  # noqa: F401  registers the records
@@ -46,11 +46,18 @@ def test_there_are_many_and_all_families_have_samples():
     assert len({r.name for r in SAMPLES}) == len(SAMPLES)
 
 
-def test_an_older_target_is_refused_with_the_line():
+def test_an_older_target_is_refused():
     (record,) = [r for r in SAMPLES if r.name == "pack4_e4m3"]
-    compiled = compile_sample(record, parse_target("sm_80"))
-    with pytest.raises(CompileError, match=r"refuses the code for sm_80.*cvt\.rn\.satfinite"):
-        assemble(compiled.text, parse_target("sm_80"))
+    says = r"cvt\.rn\.satfinite\.e4m3x2\.f32 needs sm_89, the kernel is compiled for sm_80"
+    with pytest.raises(UnsupportedTargetError, match=says):
+        compile_sample(record, parse_target("sm_80"))
+
+
+def test_the_assembler_refuses_with_the_line():
+    (record,) = [r for r in SAMPLES if r.name == "pack4_e4m3"]
+    text = compile_sample(record, parse_target("sm_89")).text
+    with pytest.raises(CompileError, match=r"refuses the code for sm_80"):
+        assemble(text, parse_target("sm_80"))
 
 
 @pytest.mark.parametrize("name, opcode", [

@@ -199,7 +199,7 @@ class Builder:
         if target is not None and not target.runs(instruction.target):
             if instruction.name not in OTHERWISE:
                 raise UnsupportedTargetError(
-                    f"the instruction {instruction.mnemonics[-1]} needs {instruction.target}, the "
+                    f"the instruction {instruction.mnemonics[0]} needs {instruction.target}, the "
                     f"kernel is compiled for {target}")
             return OTHERWISE[instruction.name](self, *args)
         given = [x for a in args for x in (a if isinstance(a, list) else [a])]

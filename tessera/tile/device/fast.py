@@ -56,12 +56,18 @@ def launch(stream, {arguments}):
 """
 
 
+# Arrays that a kernel writes must lie where the code believes: known for the pointers of the call
+# before, surely so at a distance, else looked at closely.
 APART = """\
-    if {near}:
-        recipe = recipe.at(({pointers}))
-        if recipe is None:
-            return first(stream, {arguments})
+    if recipe.reach and ({pointers}) != recipe.apart:
+        if {near}:
+            recipe = recipe.at(({pointers}))
+            if recipe is None:
+                return first(stream, {arguments})
+        else:
+            recipe.apart = ({pointers})
 """
+FEW = 4  # arrays of which all pairs are compared in line
 
 
 class Launcher:
@@ -145,8 +151,9 @@ class _Writer:
         pointers, apart = [v for v in self.values if v.startswith("p")], ""
         if len(pointers) > 1:
             self.key.append(f"len({{{', '.join(pointers)}}}) < {len(pointers)}")  # given twice
+            pairs = itertools.combinations(pointers, 2) if len(pointers) <= FEW else ()
             near = " or ".join(f"-recipe.reach < {p} - {q} < recipe.reach"
-                               for p, q in itertools.combinations(pointers, 2))
+                               for p, q in pairs) or "True"
             apart = APART.format(near=near, pointers=", ".join(pointers), arguments=arguments)
         return SOURCE.format(
             arguments=arguments, values=values, apart=apart,

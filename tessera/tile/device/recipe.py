@@ -63,11 +63,13 @@ class Recipe:
     """One way to launch one image. varying: the parameters whose values are passed to `run`.
 
     The code may rely on arrays that lie apart. spans: their bytes, in order; reach: at distances
-    from this on they surely do, 0 when it does not matter.  twin: for arrays that share memory.
+    from this on they surely do, 0 when it does not matter.  apart: pointers that were seen to.
+    twin: for arrays that share memory.
     """
 
     spans: tuple[int, ...] = ()
     reach = 0
+    apart: tuple[int, ...] = ()
     twin: Recipe | None = None
 
     def __init__(self, image: Image, bound: Bound, target: Target, varying: tuple[str, ...],
@@ -139,7 +141,10 @@ class Recipe:
 
     def at(self, pointers: Sequence[int]) -> Recipe | None:
         """The recipe for arrays that begin there; None: there is none yet."""
-        return self.twin if overlap(list(zip(pointers, self.spans, strict=True))) else self
+        if overlap(list(zip(pointers, self.spans, strict=True))):
+            return self.twin
+        self.apart = tuple(pointers)
+        return self
 
     # --- running it -----------------------------------------------------------------------------
     def _quick(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
