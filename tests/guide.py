@@ -118,7 +118,8 @@ def anchor(heading: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    return LINK.findall(without_blocks(page))
+    """Where the page's links lead; what stands in code is none."""
+    return LINK.findall(re.sub(r"`[^`\n]*`", "code", without_blocks(page)))
 
 
 def run_page(page: str, folder: Path) -> Iterator[Printed]:

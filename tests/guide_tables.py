@@ -297,7 +297,7 @@ def launches_table() -> str | None:
     file = json.loads(LAUNCHES.read_text())
     counts = file["microseconds_by_arrays"]
     names = dict.fromkeys(name for row in counts.values() for name in row)
-    rows = [(name, *(f"{row[name]:.1f}" if name in row else "" for row in counts.values()))
+    rows = [(f"`{name}`", *(f"{row[name]:.1f}" if name in row else "" for row in counts.values()))
             for name in names]
     return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`.\n\n"
             + markdown(("", *counts), rows))
