@@ -113,8 +113,9 @@ class Indexing(Emitter, ABC):
     def dim_value(self, dim: Any) -> Any:
         """The value of a named extent."""
 
+    @abstractmethod
     def group_coordinate(self, axis: int) -> Handle:
-        raise NotImplementedError
+        """The number of the group along a grid axis."""
 
     # --- places -------------------------------------------------------------------------------
     def index_place(self, base: Handle, parts: list[Any]) -> Any:
@@ -279,8 +280,9 @@ class Indexing(Emitter, ABC):
             high += c * reach[1 if c > 0 else 0]
         return low, high
 
+    @abstractmethod
     def reach(self, value: Value) -> tuple[int, int] | None:
-        raise NotImplementedError
+        """The smallest and largest number that a value may be, where they are known."""
 
     # --- tiles --------------------------------------------------------------------------------
     def index_tile(self, x: Handle, parts: list[Any]) -> Handle:

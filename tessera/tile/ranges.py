@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,9 @@ class Ranges(Loops):
     output: Handle | None
     origin: dict[str, Any]
 
+    @abstractmethod
     def axis(self, dim: str, block: int, lo: str = "0", stride: bool = False) -> int:
-        raise NotImplementedError
+        """The grid axis over an extent, which is added when there is none."""
 
     def do_For(self, s: ast.For) -> None:
         if s.orelse:

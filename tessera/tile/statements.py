@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -203,8 +204,9 @@ class Statements(Calls):
                       "add a tile (the group's block), or index elements")
         self.update(self.own_block(tensor, value.type.shape), name, value)
 
+    @abstractmethod
     def own_block(self, tensor: Handle, shape: tuple[int, ...]) -> Handle:
-        raise NotImplementedError
+        """The group's own block of a tensor, of a tile's extents."""
 
     # --- branches -----------------------------------------------------------------------------
     def do_If(self, s: ast.If) -> None:

@@ -42,7 +42,6 @@ class Compiled:
     threads: int
     grid: str = "groups"
 
-
     @property
     def source(self) -> str:
         return self.emitted.source
