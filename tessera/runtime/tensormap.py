@@ -135,8 +135,8 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
 
     pinned: it stays there for the life of the process, as a launch that is captured needs.
 
-    promotion_bytes: what L2 fetches at least. 128 and 256 are equal on aligned rows, 128 gains 15 %
-    on rows that are no multiple of 128 bytes (measured, H200: prototypes/gemm_family).
+    promotion_bytes: what L2 fetches at least; more is fetched in vain past the ends of rows that
+    are no multiple of it.
     Raises as check_box, and DeviceError with the driver's words.
     """
     key = (array.pointer, array.shape, array.strides, array.dtype.name, box, swizzle_bytes,

@@ -26,7 +26,7 @@ from tessera.tile.types import Tensor
 from tessera.tile.work import Product, Work, count, register_bytes, ring_bytes, stages_of
 
 LAUNCH_US = 2.0
-LATENCY_US = 0.7  # of global memory: about 1,200 clocks loaded, on an H200
+LATENCY_US = 0.7  # of global memory: what the model assumes, about 1,200 clocks under load
 SHARED_BYTES_PER_CLOCK = 128  # CUDA C++ Programming Guide 13: 32 banks of 4 bytes
 CACHE_BYTES_PER_CLOCK = 47  # of a multiprocessor: 5120 for 108 (NVIDIA A100 whitepaper, 2020)
 MAX_GROUPS = 32  # of a multiprocessor; 16 on sm_86 to sm_89 makes no difference here

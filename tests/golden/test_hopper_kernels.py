@@ -85,7 +85,7 @@ def test_one_consumer_keeps_a_product_in_flight():
     assert total(counts(built), "USETMAXREG") == 0  # 255 registers as launched
 
 
-EX2_BETWEEN_WAITS = range(20, 50)  # of 64: prototype's best kernels have 28 to 45
+EX2_BETWEEN_WAITS = range(20, 50)  # of 64, beside the running product
 
 
 def exponentials_beside_the_product(sass: str) -> list[int]:

@@ -18,7 +18,7 @@ Instruction("sync_warp", "mask:i32", "bar.warp.sync $mask;", isa="9.7.13 bar.war
             effect="converge")
 
 # Arriving with release (the default) is MEMBAR.ALL.GPU in machine code; relaxed is enough at start
-# (after fence_mbarrier_init) and before exit (measured, H200: prototypes/gemm_family).
+# (after fence_mbarrier_init) and before exit.
 Instruction("cluster_arrive", "", "barrier.cluster.arrive.release.aligned;",
             isa="9.7.13 barrier.cluster", effect="converge", cc="90")
 Instruction("cluster_arrive_relaxed", "", "barrier.cluster.arrive.relaxed.aligned;",

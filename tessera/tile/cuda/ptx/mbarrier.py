@@ -21,8 +21,8 @@ Instruction("mbarrier_arrive_count", "at:i32, count:i32",
             "mbarrier.arrive.shared::cta.b64 _, [$at], $count;", isa=f"{_ISA}.arrive", cc="90")
 Instruction("mbarrier_arrive_if", "at:i32, p:pred",
             "@$p mbarrier.arrive.shared::cta.b64 _, [$at];", isa=f"{_ISA}.arrive", cc="90")
-# Of another block of the cluster. Without .release.cluster, which costs a MEMBAR.ALL.GPU
-# (measured, H200: prototypes/NOTES.md); wgmma and TMA order their own accesses.
+# Of another block of the cluster. Without .release.cluster, which is a MEMBAR.ALL.GPU in
+# machine code; wgmma and TMA order their own accesses.
 Instruction("mbarrier_arrive_remote", "at:i32, rank:i32, p:pred",
             ".reg .b32 far;\nmapa.shared::cluster.u32 far, $at, $rank;\n"
             "@$p mbarrier.arrive.shared::cluster.b64 _, [far];", isa=f"{_ISA}.arrive", cc="90")

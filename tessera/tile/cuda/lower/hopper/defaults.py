@@ -56,8 +56,9 @@ def complete(pipeline: Pipeline, function: Function, maker: Maker) -> Pipeline:
 
 def pinned(function: Function) -> int:
     """Registers to pin: half of the tile that becomes an operand. With that much of the softmax in
-    front of the wait the rest of it covers the product's end (prototype: 28 to 45 of 64 best).
-    Three eighths where tiles are of different length: 1 % more of causal attention on an H200."""
+    front of the wait the rest of it covers the product's end.
+    Three eighths where tiles are of different length: 1 % more of causal attention (H200,
+    2026-11-21, benchmarks/kernels.py attention)."""
     packed = max((p.outs[0].type.shape[1]  # type: ignore[union-attr]
                   for p in ops_in(function.body, "pack_operand")), default=0)
     return packed * 3 // 16 if uneven(function) else packed // 4

@@ -30,7 +30,8 @@ from tessera.tile.types import Tensor
 L2_BYTES = 24 << 20  # of the tensors that concurrent tiles share: half of an H200's cache
 # Heads side by side where tiles are of different length. A number that does not divide the heads
 # leaves a short last strip, whose long tiles all end late: 4 and 8 gave causal attention 5 % over
-# the strips of 12, 6 and 3 heads that fill L2, at 4096, 8192 and 16384 keys on an H200.
+# the strips of 12, 6 and 3 heads that fill L2, at 4096, 8192 and 16384 keys (H200, 2026-11-21,
+# benchmarks/kernels.py attention).
 UNEVEN_STRIP = 4
 STRIP_ROWS = 2048  # of a product, side by side
 NO_TILE = -1

@@ -1,8 +1,7 @@
 """Loop splitting: the turns before any mask acts, without the tests, then the rest with all masks.
 
 A branch between a wait and the arithmetic after it makes the assembler wait for everything there,
-and the overlap is gone (prototype: 591 against 671 TFLOP/s). A mask that need not be taken may be:
-it is the identity then.
+and the overlap is gone. A mask that need not be taken may be: it is the identity then.
 """
 
 from __future__ import annotations
