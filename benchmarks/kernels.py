@@ -2,9 +2,9 @@
 
     python benchmarks/kernels.py [memory] [gemm] [attention] [compile]
 
-Times are medians of device events; kernels that are compared run interleaved in random order, so
-that clocks and temperature meet all of them alike. Every result is checked first. Needs torch and
-a GPU. Writes benchmarks/results/kernels.json, or $OUT/kernels.json when OUT is set.
+Times are medians of device events; kernels that are compared run interleaved, each in every
+position, so that clocks and temperature meet all of them alike. Every result is checked first.
+Needs torch and a GPU. Writes benchmarks/results/kernels.json, or $OUT/kernels.json when OUT is set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -37,24 +38,36 @@ products, flash = importlib.import_module("04_gemm"), importlib.import_module("0
 MMA = ts.Schedule(block=(128, 256), k=64, warps=8, stages=3, unit="mma")
 
 
-def interleaved(runs: Runs, turns: int = 25) -> dict[str, float]:
-    """Median milliseconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-        run()
-    for _ in range(turns):
-        events = {}
-        for name in random.sample(list(runs), len(runs)):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            runs[name]()
-            stop.record()
-            events[name] = start, stop
+def interleaved(runs: Runs, rounds: int = 15, warm_s: float = 0.5) -> dict[str, float]:
+    """Milliseconds of each: the median over rounds.
+
+    A round runs each kernel once in every position of the order (a Latin square of a random order),
+    and takes its mean there: what ran before, and how hot that left the GPU, decides 5 to 15 % of a
+    time, and a median over random orders falls on either side. The GPU is first kept busy for
+    warm_s, and then never idle: its clocks are those of lasting work.
+    """
+    start = time.perf_counter()
+    while time.perf_counter() - start < warm_s:
+        for run in runs.values():
+            run()
         torch.cuda.synchronize()
-        for name, (start, stop) in events.items():
-            times[name].append(start.elapsed_time(stop))
-    return {name: sorted(t)[turns // 2] for name, t in times.items()}
+    rows = []
+    for _ in range(rounds):
+        order = random.sample(list(runs), len(runs))
+        square = [order[i:] + order[:i] for i in range(len(order))]
+        rows.append([_timed(name, runs[name]) for line in square for name in line])
+    torch.cuda.synchronize()
+    means = [{name: statistics.fmean(start.elapsed_time(stop) for n, start, stop in row
+                                     if n == name) for name in runs} for row in rows]
+    return {name: statistics.median(mean[name] for mean in means) for name in runs}
+
+
+def _timed(name: str, run: Callable[[], Any]) -> tuple[str, Any, Any]:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    return name, start, stop
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -180,7 +193,7 @@ for call in (lambda: copies.saxpy(x, y, 2.0), lambda: copies.copy(x, y)):
 
 def compile_time() -> dict[str, Any]:
     """Milliseconds of the first calls of two small kernels in a new process, compiled and then from
-    the disk cache. The first kernel of a process also imports the driver's bindings."""
+    the disk cache. Before the first, the process has imported tessera and torch."""
     import tempfile
 
     path = [str(ROOT), str(ROOT / "examples")]

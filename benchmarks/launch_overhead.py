@@ -4,9 +4,11 @@ A call of a @ts.kernel that was made before, and what stands below it: the launc
 
     python benchmarks/launch_overhead.py
 
-Each row is the best of five means over 5000 launches of a kernel that does nothing, in microseconds
-of host time; the queue is drained before each round. Needs a GPU; libraries that are missing are
-left out. Writes $OUT/launch_overhead.json when OUT is set.
+Each row is the best of ten means over 2000 launches of a kernel that does nothing, in microseconds
+of host time; the queue is drained before each mean, and the rows take turns, so that what else the
+machine does meets all of them. Needs torch and a GPU; libraries that are
+missing are left out. Writes benchmarks/results/launch_overhead.json, or $OUT/launch_overhead.json
+when OUT is set.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-LAUNCHES, ROUNDS = 5000, 5
+import record  # noqa: E402
+
+LAUNCHES, ROUNDS = 2000, 10
 
 SOURCE = """\
 from tessera.tile.cuda import use
@@ -35,16 +40,15 @@ def nothing(ARGS, n):
 
 
 def host_us(run: Callable[[], object], drain: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        drain()
-        start = time.perf_counter()
-        for _ in range(LAUNCHES // 10):
-            for _ in range(10):
-                run()
-        best = min(best, (time.perf_counter() - start) / LAUNCHES)
-        drain()
-    return 1e6 * best
+    """The mean of one round."""
+    drain()
+    start = time.perf_counter()
+    for _ in range(LAUNCHES // 10):
+        for _ in range(10):
+            run()
+    took = time.perf_counter() - start
+    drain()
+    return 1e6 * took / LAUNCHES
 
 
 def ours(arrays: list) -> dict[str, Callable[[], object]]:
@@ -133,15 +137,17 @@ def measure(count: int) -> dict[str, float]:
     import torch as library
 
     arrays = [library.zeros(16, device="cuda") for _ in range(count)]
-    rows: dict[str, float] = {}
+    runs: dict[str, Callable[[], object]] = {}
     for make in (ours, triton, cupy, torch):
         try:
-            for name, run in make(arrays).items():
-                run()
-                rows[name] = host_us(run, library.cuda.synchronize)
+            runs |= make(arrays)
         except ImportError as error:
             print(f"left out: {make.__name__}: {error}")
-    return rows
+    for run in runs.values():
+        run()
+    rounds = [{name: host_us(run, library.cuda.synchronize) for name, run in runs.items()}
+              for _ in range(ROUNDS)]
+    return {name: min(times[name] for times in rounds) for name in runs}
 
 
 def main() -> None:
@@ -149,8 +155,16 @@ def main() -> None:
     for count, rows in results.items():
         for name, us in rows.items():
             print(f"{count:>3} arrays  {us:7.2f} us  {name}")
+    import torch as library
+
+    figures = {"device": library.cuda.get_device_name(),
+               "microseconds_by_arrays": {count: {name: round(us, 2) for name, us in rows.items()}
+                                          for count, rows in results.items()}}
     if folder := os.environ.get("OUT"):
-        (Path(folder) / "launch_overhead.json").write_text(json.dumps(results, indent=1))
+        (Path(folder) / "launch_overhead.json").write_text(
+            json.dumps({**record.context(), **figures}, indent=2) + "\n")
+    else:
+        record.write("launch_overhead", figures)
 
 
 if __name__ == "__main__":

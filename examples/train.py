@@ -4,11 +4,13 @@
     python examples/train.py --data my.txt --out runs/mine --sample 400
     python examples/train.py --dtype "bf16 @accum(f32)"       # what the products compute in
     python examples/train.py --out runs/mine --resume         # after Ctrl-C, a crash, a kill
+    mpirun -n 8 python examples/train.py --mesh dp=4,tp=2     # on several processes
+    python examples/train.py --mesh dp=4,tp=2                 # the same mesh, all in this process
+    python -m tessera plan examples/train.py --mesh dp=8,tp=9 # what a large one takes on 72 GPUs
 
-Decoder only, one token per byte. Pre-norm blocks, rotary positions, causal attention, tied
-embedding, no biases. Weights and optimizer state are f32; with --dtype the operands of each product
-are low-precision copies made on the fly, and gradients flow back through that rounding.
-The folder --out receives checkpoints, loss.png and result.json.
+The model is in transformer.py. On a mesh the windows of a batch are split over dp, heads and hidden
+units over tp, blocks over pp; what it computes is the same. The folder --out receives checkpoints,
+loss.png and result.json.
 """
 
 from __future__ import annotations
@@ -18,164 +20,72 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from progress import Progress, draw_curve, interruptible
+from transformer import (
+    Config,
+    dashed,
+    init_params,
+    loss_of,
+    place,
+    place_batch,
+    place_params,
+    stage_params,
+    stages_of,
+)
 
 import tessera as ts
 from tessera.data import VOCABULARY, ByteCorpus, from_file, python_library
 
 
-def flag(default: Any, text: str, *, choices: tuple | None = None, later: bool = False) -> Any:
-    """A setting of the run. `later`: may change when a run is resumed."""
-    return field(default=default, metadata={"help": text, "choices": choices, "later": later})
-
-
-@dataclass(frozen=True)
-class Config:
-    data: str = flag("", "text file; none: the source of Python's standard library")
-    d: int = flag(128, "width of the model")
-    layers: int = flag(4, "blocks")
-    heads: int = flag(4, "attention heads; they divide d into even parts")
-    norm: str = flag("rmsnorm", "normalisation", choices=("rmsnorm", "layernorm"))
-    mlp: str = flag("gelu", "feed-forward part", choices=("gelu", "swiglu"))
-    T: int = flag(128, "bytes the model looks back")
-    B: int = flag(16, "windows per step")
-    steps: int = flag(1500, "training steps", later=True)
-    lr: float = flag(3e-3, "peak learning rate; cosine decay to a tenth of it")
-    warmup: int = flag(50, "steps until the peak")
-    weight_decay: float = flag(0.1, "AdamW's decay of matrices")
-    clip: float = flag(1.0, "largest norm of the gradient")
-    dropout: float = flag(0.0, "part of each block's output that is dropped")
-    dtype: str = flag("f32", 'operands of products: "bf16", "fp8_e4m3 @loss_scale(1024)", ...')
-    seed: int = flag(0, "of the weights, the batches and everything random")
-    eval_every: int = flag(250, "steps between held-out losses", later=True)
-    checkpoint_every: int = flag(250, "steps between checkpoints", later=True)
-    sample: int = flag(300, "bytes to generate at the end", later=True)
-    temperature: float = flag(0.7, "of the sampling; lower is more careful", later=True)
-    numerics: str = flag("off", "NaN and Inf: ignore, report, or stop with the operation's line",
-                         choices=("off", "flag", "raise"), later=True)
-
-    def __post_init__(self) -> None:
-        for name in ("d", "layers", "heads", "T", "B", "steps", "eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ts.ArgumentError(f"--{dashed(name)} must be at least 1")
-        if self.d % (2 * self.heads):
-            raise ts.ArgumentError(f"--d {self.d} is no multiple of twice --heads {self.heads}",
-                                   hint="rotary positions turn pairs of elements of each head")
-        if ts.as_type(self.dtype).dtype.kind != "float":
-            raise ts.DTypeError(f"--dtype {self.dtype}: products with gradients need a float type")
-
-    @property
-    def optimizer(self) -> ts.optim.AdamW:
-        return ts.optim.AdamW(weight_decay=self.weight_decay)
-
-    @property
-    def schedule(self) -> ts.optim.CosineSchedule:
-        warmup = min(self.warmup, self.steps)
-        return ts.optim.CosineSchedule(self.lr, self.steps, warmup, floor=self.lr / 10)
-
-
-# --- the model --------------------------------------------------------------------------------
-def init_params(c: Config) -> dict:
-    """Normal weights of variance 1/fan_in; what adds to the residual stream starts smaller."""
-    quiet = (2 * c.layers) ** -0.5
-
-    def matrix(rows: int, columns: int, scale: float = 1.0) -> ts.Tensor:
-        return ts.param(ts.random.normal((rows, columns), std=scale * rows**-0.5))
-
-    def gain() -> ts.Tensor:
-        return ts.param(ts.ones(c.d))
-
-    hidden = 4 * c.d if c.mlp == "gelu" else -(-8 * c.d // 3 // 32) * 32  # as many weights
-    blocks = [
-        {
-            "norm1": gain(),
-            "qkv": matrix(c.d, 3 * c.d),
-            "out": matrix(c.d, c.d, quiet),
-            "norm2": gain(),
-            "up": matrix(c.d, hidden if c.mlp == "gelu" else 2 * hidden),
-            "down": matrix(hidden, c.d, quiet),
-        }
-        for _ in range(c.layers)
-    ]
-    embedding = ts.param(ts.random.normal((VOCABULARY, c.d), std=0.02))
-    return {"embedding": embedding, "blocks": blocks, "norm": gain()}
-
-
-def linear(c: Config, x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
-    """x w with both operands in the compute type.   x: [N, I]   w: [I, O]   y: f32 [N, O]"""
-    return ts.cast(ts.cast(x, c.dtype) @ ts.cast(w, c.dtype), ts.f32)
-
-
-def normalize(c: Config, x: ts.Tensor, gain: ts.Tensor) -> ts.Tensor:
-    return ts.rmsnorm(x, gain) if c.norm == "rmsnorm" else ts.layernorm(x, gain)
-
-
-def attention(c: Config, x: ts.Tensor, p: dict) -> ts.Tensor:
-    """Causal self-attention with rotary positions.   x, y: [B*T, D]"""
-    BT, D = x.shape
-    qkv = linear(c, x, p["qkv"]).reshape(BT // c.T, c.T, 3 * D)
-    q, k, v = ts.split_qkv(qkv, heads=c.heads)  # each [B, H, T, D/H]
-    q, k = ts.rotary_embedding(q), ts.rotary_embedding(k)
-    y = ts.attention(*(ts.cast(a, c.dtype) for a in (q, k, v)), causal=True)
-    return linear(c, ts.merge_heads(y).reshape(BT, D), p["out"])
-
-
-def feed_forward(c: Config, x: ts.Tensor, p: dict) -> ts.Tensor:
-    """W2 gelu(W1 x), or W3 (silu(W1 x) * W2 x) with W1 and W2 as one matrix.   x, y: [B*T, D]"""
-    h = linear(c, x, p["up"])
-    if c.mlp == "swiglu":
-        gate, up = ts.split(h, 2, axis=1)
-        return linear(c, ts.silu(gate) * up, p["down"])
-    return linear(c, ts.gelu(h), p["down"])
-
-
-def logits_of(c: Config, params: dict, tokens: ts.Tensor, dropout: float = 0.0) -> ts.Tensor:
-    """tokens: [B, T] integers   logits: [B*T, 256], of the byte after each"""
-    x = ts.embedding(params["embedding"], tokens.reshape(-1))  # [B*T, D]
-    for p in params["blocks"]:
-        x = x + ts.dropout(attention(c, normalize(c, x, p["norm1"]), p), dropout)
-        x = x + ts.dropout(feed_forward(c, normalize(c, x, p["norm2"]), p), dropout)
-    return linear(c, normalize(c, x, params["norm"]), params["embedding"].T)
-
-
 # --- one step, one measurement, one sample ----------------------------------------------------
 class Model:
-    """The compiled functions of a run; what they compute on is passed in and handed back."""
+    """The compiled functions of a run; what they compute on is in the run."""
 
     def __init__(self, c: Config):
-        def loss_of(params: dict, tokens: ts.Tensor, targets: ts.Tensor) -> ts.Tensor:
-            return ts.cross_entropy(logits_of(c, params, tokens, c.dropout), targets.reshape(-1))
+        (trained,), (plain,) = stages_of(c, c.dropout), stages_of(c)
+
+        def loss(params: dict, tokens: ts.Tensor, targets: ts.Tensor) -> ts.Tensor:
+            return loss_of(trained(params, tokens), targets)
 
         @ts.jit
         def step(params: dict, state: dict, tokens: ts.Tensor, targets: ts.Tensor, lr: float):
-            loss, grads = ts.value_and_grad(loss_of)(params, tokens, targets)
+            value, grads = ts.value_and_grad(loss)(params, tokens, targets)
             grads, norm = ts.optim.clip_by_global_norm(grads, c.clip)
             params, state = c.optimizer.update(params, grads, state, lr)
-            return params, state, loss, norm
+            return params, state, value, norm
 
         @ts.jit
         def measure(params: dict, tokens: ts.Tensor, targets: ts.Tensor):
-            return ts.cross_entropy(logits_of(c, params, tokens), targets.reshape(-1))
+            return loss_of(plain(params, tokens), targets)
 
-        @ts.jit
-        def logits(params: dict, tokens: ts.Tensor):
-            return logits_of(c, params, tokens)
+        self.c, self.step, self.measure, self.logits = c, step, measure, ts.jit(plain)
 
-        self.c, self.step, self.measure, self.logits = c, step, measure, logits
+    def advance(self, run: Run, batch: tuple, lr: float) -> tuple[float, float]:
+        """One step of training: the loss, and the norm of the gradient before it is clipped."""
+        run.params[0], run.state[0], loss, norm = self.step(
+            run.params[0], run.state[0], *batch, lr)
+        return float(loss), float(norm)
 
-    def held_out_loss(self, params: dict, corpus: ByteCorpus, batches: int) -> float:
+    def loss(self, params: list, batch: tuple) -> float:
+        return float(self.measure(params[0], *place_batch(self.c, batch)))
+
+    def scores(self, params: list, tokens: np.ndarray) -> np.ndarray:
+        """The logits of one window.   tokens: [1, T]   scores: [T, 256]"""
+        return self.logits(params[0], tokens).numpy()[0]
+
+    def held_out_loss(self, params: list, corpus: ByteCorpus, batches: int) -> float:
         """Mean cross-entropy in nats per byte, on the same windows each time."""
         windows = corpus.held_out_batches(batches, B=self.c.B, T=self.c.T)
         with same_randomness():
-            return float(np.mean([float(self.measure(params, *w)) for w in windows]))
+            return float(np.mean([self.loss(params, batch) for batch in windows]))
 
-    def generate(self, params: dict, prompt: bytes, count: int) -> bytes:
+    def generate(self, params: list, prompt: bytes, count: int) -> bytes:
         """The prompt and `count` more bytes, each drawn from the softmax of logits / temperature.
 
         The window is computed anew for each byte, padded to T: causal attention does not see what
@@ -187,10 +97,66 @@ class Model:
             window = text[-self.c.T:]
             tokens = np.zeros((1, self.c.T), np.int64)
             tokens[0, :len(window)] = window
-            scores = self.logits(params, tokens).numpy()[len(window) - 1]
+            scores = self.scores(params, tokens)[len(window) - 1]
             scores = scores.astype(np.float64) / max(self.c.temperature, 1e-6)
             text.append(int(np.argmax(scores + rng.gumbel(size=VOCABULARY))))
         return bytes(text)
+
+
+class Pipelined(Model):
+    """The same for a model in stages, through which the parts of a batch stream."""
+
+    def __init__(self, c: Config):
+        self.c = c
+        twins = [("0.embedding", f"{c.stages - 1}.embedding")]
+
+        def pipe(dropout: float, microbatches: int) -> Any:
+            return ts.pipeline(stages_of(c, dropout), microbatches, mesh=c.grid, tied=twins)
+
+        @ts.jit
+        def update(params: dict, grads: dict, state: dict, lr: float, norm: float):
+            grads, _ = ts.optim.clip_by_global_norm(grads, c.clip, norm)
+            return c.optimizer.update(params, grads, state, lr)
+
+        self.training = pipe(c.dropout, c.microbatches).value_and_grad(loss_of)
+        self.forward, self.one = pipe(0.0, c.microbatches), pipe(0.0, 1)
+        self.update, self.norm = update, ts.jit(ts.optim.global_norm)
+        self.measure = ts.jit(loss_of)
+
+    def advance(self, run: Run, batch: tuple, lr: float) -> tuple[float, float]:
+        loss, grads = self.training(run.params, *batch)
+        norm = self.norm_of(grads)
+        for s, g in enumerate(grads):
+            if g is not None:
+                run.params[s], run.state[s] = self.update(run.params[s], g, run.state[s], lr, norm)
+        return float(loss), norm
+
+    def norm_of(self, grads: list) -> float:
+        """The norm over all stages; the embedding, which two of them have, counts once."""
+        once = [{k: g for k, g in own.items() if s == 0 or k != "embedding"} if own else None
+                for s, own in enumerate(grads)]
+        squares = sum(float(self.norm(own)) ** 2 for own in once if own is not None)
+        if ts.dist.world_size() > 1:
+            total = ts.tensor([squares], ts.f64)
+            squares = ts.dist.all_reduce(total, axis="pp", mesh=self.c.grid).item()
+        return squares**0.5
+
+    def loss(self, params: list, batch: tuple) -> float:
+        logits = self.forward(params, place_batch(self.c, batch)[0])
+        made = np.zeros(()) if logits is None else self.measure(logits, batch[1]).numpy()
+        return float(self.told(made))
+
+    def scores(self, params: list, tokens: np.ndarray) -> np.ndarray:
+        made = self.one(params, tokens)
+        return self.told(np.zeros((self.c.T, VOCABULARY)) if made is None else made.numpy()[0])
+
+    def told(self, found: np.ndarray) -> np.ndarray:
+        """What the last stage has found, on all ranks."""
+        if ts.dist.world_size() == 1:
+            return found
+        found = ts.tensor(found.astype(np.float32))
+        last = self.c.stages - 1
+        return ts.dist.broadcast(found, axis="pp", root=last, mesh=self.c.grid).numpy()
 
 
 @contextlib.contextmanager
@@ -206,10 +172,10 @@ def same_randomness() -> Iterator[None]:
 # --- the run ----------------------------------------------------------------------------------
 @dataclass
 class Run:
-    """Everything that changes while training, and is saved."""
+    """Everything that changes while training, and is saved; weights and optimizer by stage."""
 
-    params: dict
-    state: dict
+    params: list
+    state: list
     step: int = 0
     losses: list[float] = field(default_factory=list)
     held_out: list[tuple[int, float]] = field(default_factory=list)
@@ -217,13 +183,31 @@ class Run:
     def save(self, c: Config, corpus: ByteCorpus, history: ts.checkpoints.History) -> None:
         meta = {"config": asdict(c), "corpus": corpus.sha256, "next_batch": self.step,
                 "schedule": asdict(c.schedule), "losses": self.losses, "held_out": self.held_out}
-        history.save(self.step, {"params": self.params, "optimizer": self.state}, meta=meta)
+        history.save(self.step, merged([self.tree(s) for s in self.here]), meta=meta)
+
+    @property
+    def here(self) -> list[int]:
+        """The stages of this process."""
+        return [s for s, own in enumerate(self.params) if own is not None]
+
+    def tree(self, stage: int) -> dict:
+        return {"params": self.params[stage], "optimizer": self.state[stage]}
+
+
+def merged(trees: list[dict]) -> dict:
+    """Trees with parts in common as one; of what several have, the first's."""
+    found: dict = {}
+    for tree in trees:
+        for name, value in tree.items():
+            found[name] = merged([found[name], value]) if name in found and isinstance(
+                value, dict) else found.get(name, value)
+    return found
 
 
 def new_run(c: Config) -> Run:
     ts.random.seed(c.seed)
-    params = init_params(c)
-    return Run(params, c.optimizer.init(params))
+    params = stage_params(c, init_params(c))
+    return Run(params, [None if p is None else c.optimizer.init(p) for p in params])
 
 
 def resumed_run(c: Config, saved: ts.checkpoints.Checkpoint, corpus: ByteCorpus) -> Run:
@@ -231,24 +215,27 @@ def resumed_run(c: Config, saved: ts.checkpoints.Checkpoint, corpus: ByteCorpus)
     if saved.meta["corpus"] != corpus.sha256:
         raise ts.DataError(f"{corpus.name} is not the text that {saved.path} was trained on",
                            hint="its SHA-256 differs: name the file it was trained on with --data")
-    fresh = new_run(c)
-    trees = saved.tree({"params": fresh.params, "optimizer": fresh.state})
+    run = new_run(c)
+    for s in run.here:
+        found = saved.tree(run.tree(s), part=c.stages > 1)
+        run.params[s], run.state[s] = found["params"], found["optimizer"]
     ts.random.set_state(saved.random)
-    held_out = [tuple(pair) for pair in saved.meta["held_out"]]
-    return Run(trees["params"], trees["optimizer"], saved.step, saved.meta["losses"], held_out)
+    run.step, run.losses = saved.step, saved.meta["losses"]
+    run.held_out = [tuple(pair) for pair in saved.meta["held_out"]]
+    return run
 
 
 def train(c: Config, run: Run, corpus: ByteCorpus, history: ts.checkpoints.History) -> bool:
     """Train until c.steps; False when interrupted. The last state is always saved."""
-    model, saved_at = Model(c), run.step if run.losses else -1
+    model = Model(c) if c.stages == 1 else Pipelined(c)
+    saved_at, stop = run.step if run.losses else -1, False
     with interruptible() as interrupted, Progress(c.steps, run.step, c.B * c.T) as progress:
-        while run.step < c.steps and not interrupted:
-            tokens, targets = corpus.batch(run.step, B=c.B, T=c.T, seed=c.seed)
-            run.params, run.state, loss, norm = model.step(
-                run.params, run.state, tokens, targets, c.schedule(run.step))
+        while run.step < c.steps and not stop:
+            batch = place_batch(c, corpus.batch(run.step, B=c.B, T=c.T, seed=c.seed))
+            loss, norm = model.advance(run, batch, c.schedule(run.step))
             run.step += 1
-            run.losses.append(float(loss))
-            progress.advance(run.step, run.losses[-1], float(norm))
+            run.losses.append(loss)
+            progress.advance(run.step, loss, norm)
             if run.step % c.eval_every == 0 or run.step == c.steps:
                 with progress.aside():
                     evaluate(model, run, corpus, progress)
@@ -256,13 +243,15 @@ def train(c: Config, run: Run, corpus: ByteCorpus, history: ts.checkpoints.Histo
                 with progress.aside():
                     run.save(c, corpus, history)
                 saved_at = run.step
+            stop = ts.dist.share(bool(interrupted))  # all ranks at the same step
         if saved_at != run.step:
             run.save(c, corpus, history)
-    report(c, run, corpus, history.folder, progress)
-    if not interrupted and c.sample:
+    if ts.dist.rank() == 0:
+        report(c, run, corpus, history.folder, progress)
+    if not stop and c.sample:
         text = model.generate(run.params, b"def ", c.sample)
         print(f"\n--- a sample ---\n{text.decode(errors='replace')}\n---")
-    return not interrupted
+    return not stop
 
 
 def evaluate(model: Model, run: Run, corpus: ByteCorpus, progress: Progress) -> None:
@@ -280,7 +269,7 @@ def report(c: Config, run: Run, corpus: ByteCorpus, out: Path, progress: Progres
     draw_curve(out / "loss.png", run.losses, run.held_out)
     result = {
         "config": asdict(c), "corpus": corpus.name, "parameters": sum(
-            p.size for p in ts.optim.named_params(run.params).values()),
+            p.size for p in ts.optim.named_params(init_params(c)).values()),
         "steps": run.step, "tokens_per_s": progress.tokens_per_s,
         "seconds": round(time.perf_counter() - progress.started, 1),
         "held_out": run.held_out, "losses": run.losses,
@@ -289,11 +278,26 @@ def report(c: Config, run: Run, corpus: ByteCorpus, out: Path, progress: Progres
     print(f"{progress.tokens_per_s:.0f} tokens/s; curve and figures: {out}/loss.png, result.json")
 
 
+# --- what it would take elsewhere --------------------------------------------------------------
+PLANNED = Config(d=4608, layers=8, heads=36, mlp="swiglu", T=2048, B=64, dtype="bf16 @accum(f32)")
+
+
+def plan(mesh: ts.dist.Mesh) -> tuple:
+    """A step of PLANNED on a mesh that need not be here: `python -m tessera plan train.py --mesh
+    dp=8,tp=9`. Weights, optimizer and batch are types alone."""
+    if "pp" in mesh.axes:
+        raise ts.ArgumentError("plan of train.py is of one function, and stages are several",
+                               hint="python -m tessera plan --transformer NAME plans them")
+    c = PLANNED
+    params = place_params(mesh, ts.jit(lambda: init_params(c)).infer())
+    lies = {path: p.layout for path, p in ts.optim.named_params(params).items()}
+    state = ts.dist.stand_ins(ts.jit(c.optimizer.init).infer(params),
+                              lambda path, _: lies.get(path.partition(".")[2]), mesh)
+    batch = place(mesh, ts.Tensor[c.B, c.T, ts.int64], ("batch", "T"))
+    return Model(c).step, (params, state, batch, batch, c.lr)
+
+
 # --- the command line -------------------------------------------------------------------------
-def dashed(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
     """(what is not part of Config, the settings that were given)."""
     parser = argparse.ArgumentParser(
@@ -318,27 +322,50 @@ def resumed_config(saved: dict[str, Any], given: dict[str, Any]) -> Config:
             raise ts.ArgumentError(
                 f"the run has --{dashed(name)} {saved[name]}, asked for {given[name]}",
                 hint="leave the flag out when resuming, or begin a new run in another folder")
-    return replace(Config(**saved), **given)
+    return Config(**saved | given)
+
+
+def rank0_first(make: Callable[[], Any]) -> Any:
+    """make() on all ranks, on rank 0 before the others: of what is wrong for all, rank 0's error
+    ends them while they wait, so that it is said once."""
+    if ts.dist.rank():
+        ts.dist.share(None)
+        return make()
+    try:
+        made = make()
+    except SystemExit as left:
+        if not left.code:  # --help
+            ts.dist.share(None)
+        raise
+    ts.dist.share(None)
+    return made
+
+
+def settled(given: dict[str, Any], saved: ts.checkpoints.Checkpoint | None
+            ) -> tuple[Config, ByteCorpus]:
+    """All settings, and the text."""
+    c = resumed_config(saved.meta["config"], given) if saved else Config(**given)
+    corpus = from_file(c.data) if c.data else python_library()
+    corpus.require_window(c.T)
+    return c, corpus
 
 
 def run_command(argv: list[str] | None) -> int:
-    where, given = parse(argv)
-    out = where.out or Path("runs", time.strftime("%Y%m%d-%H%M%S"))
+    where, given = rank0_first(lambda: parse(argv))
+    out = where.out or Path(ts.dist.share(time.strftime("runs/%Y%m%d-%H%M%S")))
     history = ts.checkpoints.History(out, how="--resume {step}")
     if given.get("data"):
         given["data"] = str(Path(given["data"]).absolute())
     saved = None
     if where.resume is not None:
         saved = history.load(None if where.resume < 0 else where.resume)
-    elif history.steps():
-        raise ts.CheckpointError(f"{out} holds a run already, at step {history.steps()[-1]}",
+    elif steps := ts.dist.share(history.steps()):
+        raise ts.CheckpointError(f"{out} holds a run already, at step {steps[-1]}",
                                  hint="--resume continues it; another --out begins a new one")
-    c = resumed_config(saved.meta["config"], given) if saved else Config(**given)
-    corpus = from_file(c.data) if c.data else python_library()
-    corpus.require_window(c.T)
+    c, corpus = rank0_first(lambda: settled(given, saved))
     run = resumed_run(c, saved, corpus) if saved else new_run(c)
     print(f"{corpus.name}: {corpus.train.size:,} bytes, {corpus.held_out.size:,} held out; "
-          f"step {run.step} of {c.steps}; writes to {out}")
+          f"step {run.step} of {c.steps}; writes to {out}" + (f"; on {c.grid}" if c.grid else ""))
     with history.claim(), ts.debug.numerics(c.numerics):
         finished = train(c, run, corpus, history)
     if not finished:
@@ -350,8 +377,14 @@ def run_command(argv: list[str] | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: trained; 1: an error; 130: interrupted."""
     try:
-        return run_command(argv)
-    except (ts.ArgumentError, ts.CheckpointError, ts.DataError, ts.DTypeError) as error:
+        with ts.dist.rank0_only():
+            return run_command(argv)
+    except ts.CheckpointError as error:  # all ranks have it: rank 0 says so, which ends the others
+        if ts.dist.rank():
+            ts.dist.share(None)
+        error.where = None
+        print(f"error: {error}", file=sys.stderr)
+    except (ts.ArgumentError, ts.DataError, ts.DTypeError) as error:
         error.where = None  # the user's line is the command
         print(f"error: {error}", file=sys.stderr)
     except ts.TesseraError as error:

@@ -7,6 +7,7 @@ from math import inf as inf
 from math import pi as pi
 from typing import NoReturn as _NoReturn
 
+from . import array as array
 from . import checkpoints as checkpoints
 from . import config as config
 from . import data as data
@@ -26,6 +27,7 @@ from .dist import ShardSpec as ShardSpec
 from .dist import all_gather as all_gather
 from .dist import all_reduce as all_reduce
 from .dist import all_to_all as all_to_all
+from .dist import alpa_shard as alpa_shard
 from .dist import current_mesh as current_mesh
 from .dist import reduce_scatter as reduce_scatter
 from .dynamic_scale import DynamicLossScale as DynamicLossScale
@@ -38,9 +40,24 @@ from .graph import random as random
 from .graph import sparse as sparse
 from .graph.jit import jit as jit
 from .graph.operand import PUBLIC as _PUBLIC
+from .graph.regions import Region as Region
+from .graph.regions import read as read
+from .graph.regions import reduce_max as reduce_max
+from .graph.regions import reduce_min as reduce_min
+from .graph.regions import reduce_sum as reduce_sum
+from .graph.regions import write as write
 from .graph.tree import register_tree as register_tree
 from .mesh import domain as domain
+from .mesh.named import on as on
+from .mesh.parallel.launches import index_launch as index_launch
+from .mesh.parallel.pipeline import pipeline as pipeline
+from .mesh.parallel.pmap import pmap as pmap
 from .numerics.public import *  # noqa: F403
+from .state import KVCache as KVCache
+from .state import KVCacheManager as KVCacheManager
+from .state import kv_cache as kv_cache
+from .state import prefetch as prefetch
+from .state import rolling_window as rolling_window
 from .tensor import Tensor as Tensor
 from .tensor import param as param
 from .tensor import tensor as tensor
@@ -49,10 +66,12 @@ from .tile.kernel import kernel as kernel
 from .tile.schedule import Schedule as Schedule
 from .tile.schedule import block as block
 
+allreduce = all_reduce
 globals().update(_PUBLIC)
 from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is called tile
 
 tile.repeat, KTile = _PUBLIC["tile"], Tensor
+dropout_in_kernel = tile.dropout_in_kernel
 INF = inf
 __version__ = "0.1.0"
 # What a star-import binds: no name of a Python builtin (ts.max stays ts.max).

@@ -32,6 +32,8 @@ Command("compare", "two files of measurements; fails when one is slower",
         "tessera.debug.regressions")
 Command("inspect", "all levels of a kernel, and what it takes: FILE::KERNEL",
         "tessera.debug.inspection")
+Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
+        "tessera.debug.planning")
 
 
 def usage() -> str:

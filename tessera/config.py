@@ -73,6 +73,7 @@ _BOOLS = {"1": True, "true": True, "yes": True, "on": True,
           "0": False, "false": False, "no": False, "off": False}
 BOOL = Kind("1 | 0 | true | false | yes | no | on | off", _convert_bool)
 PATH = Kind("a path", _convert_path)
+FOLDER = Kind("a folder", lambda value: None if value is None else _convert_path(value))
 
 
 def available_cpus() -> int:
@@ -269,5 +270,11 @@ Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
 Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
 Setting("comm_timeout", "TESSERA_COMM_TIMEOUT", integer(0), 45,
         "seconds a rank of a mesh waits for another before all stop; 0 waits forever")
+Setting("comm", "TESSERA_COMM", one_of("auto", "nccl", "mpi"), "auto",
+        "what moves arrays between GPUs: NCCL where each rank has one of its own, or what is said")
+Setting("rank_output", "TESSERA_RANK_OUTPUT", one_of("all", "first"), "all",
+        "under mpirun, the ranks whose prints are shown: all, or rank 0 alone")
+Setting("rank_logs", "TESSERA_RANK_LOGS", FOLDER, None,
+        "under mpirun, where each rank writes its output: DIR/rank-N.log instead of the terminal")
 
 __all__ = ["chosen", "get", "reset", "scope", "set", "unknown_variables", "unset"]

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from .mesh.collectives import (
+from .mesh.collectives.calls import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -16,19 +16,41 @@ from .mesh.collectives import (
     broadcast,
     permute,
     reduce_scatter,
+    replicated,
 )
+from .mesh.collectives.record import Sent, traffic
 from .mesh.device_mesh import Mesh, current_mesh, mesh
-from .mesh.errors import DisagreementError, MeshError, StalledError, StoppedError
+from .mesh.errors import (
+    DisagreementError,
+    MeshError,
+    PolicyMismatch,
+    StalledError,
+    StoppedError,
+)
 from .mesh.layout import Layout, Split
+from .mesh.parallel.fsdp import fsdp
+from .mesh.parallel.moe import moe
+from .mesh.parallel.ring import ring_attention
+from .mesh.parallel.zero import Zero, zero
 from .mesh.parts import assemble, indices, local_shape, pieces, take
-from .mesh.reshard import Plan, plan
+from .mesh.planning.calls import alpa_shard, plan_report, stand_in, stand_ins
+from .mesh.ranks.messages import share
+from .mesh.ranks.output import rank0_only
+from .mesh.sharding.constraints import shard
+from .mesh.sharding.overlap import overlap
+from .mesh.sharding.program import Program
+from .mesh.sharding.reshard import Plan, plan
 from .mesh.spec import Block, Cyclic, Replicated, ShardSpec, axes_of_names, spec_of
-from .mesh.world import rank, simulate, world_size
+from .mesh.tensor import DistTensor, distribute, tensor
+from .mesh.world import backend, rank, simulate, world_size
 
 __all__ = [
-    "Block", "Cyclic", "DisagreementError", "Layout", "Mesh", "MeshError", "Plan", "Replicated",
-    "ShardSpec", "Split", "StalledError", "StoppedError", "all_gather", "all_reduce",
-    "all_to_all", "assemble", "axes_of_names", "barrier", "broadcast", "current_mesh", "indices",
-    "local_shape", "mesh", "permute", "pieces", "plan", "rank", "reduce_scatter", "simulate",
-    "spec_of", "take", "world_size",
+    "Block", "Cyclic", "DisagreementError", "DistTensor", "Layout", "Mesh", "MeshError", "Plan",
+    "PolicyMismatch", "Program", "Replicated", "Sent", "ShardSpec", "Split", "StalledError",
+    "StoppedError", "Zero", "all_gather", "all_reduce", "all_to_all", "alpa_shard", "assemble",
+    "axes_of_names", "backend", "barrier", "broadcast", "current_mesh", "distribute", "fsdp",
+    "indices", "local_shape", "mesh", "moe", "overlap", "permute", "pieces", "plan", "plan_report",
+    "rank", "rank0_only", "reduce_scatter", "replicated", "ring_attention", "shard", "share",
+    "simulate", "spec_of", "stand_in", "stand_ins", "take", "tensor", "traffic", "world_size",
+    "zero",
 ]

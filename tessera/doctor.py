@@ -25,6 +25,7 @@ from pathlib import Path
 
 from tessera import config
 from tessera.errors import ArgumentError, TesseraError, did_you_mean
+from tessera.runtime.device import check, device, device_count, driver
 from tessera.runtime.ptxas import FIX_GPU, find_ptxas
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
@@ -199,38 +200,20 @@ def check_ptxas() -> Line:
 
 @section("GPU")
 def check_gpu() -> Iterator[Line]:
-    found = package("cuda-bindings", "cuda.bindings.driver", FIX_GPU)
-    yield found
-    if found.status != OK:
-        return
-    from cuda.bindings import driver
-
-    def call(function: Callable[..., tuple], *args: object) -> tuple:
-        status, *results = function(*args)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{function.__name__} answers {status.name}")
-        return tuple(results)
-
     try:
-        call(driver.cuInit, 0)
-        (version,) = call(driver.cuDriverGetVersion)
-        (count,) = call(driver.cuDeviceGetCount)
-    except RuntimeError as error:  # cuda-bindings raises it too, when libcuda is not there
-        yield Line("driver", MISSING, str(error).splitlines()[0],
+        library = driver()
+        version = check(library.cuDriverGetVersion(), "ask for the driver's version")
+    except TesseraError as error:
+        yield Line("driver", MISSING, error.message,
                    "install NVIDIA's driver; CPU and compile-only use need none")
         return
     yield Line("driver", OK, f"supports CUDA {version // 1000}.{version % 1000 // 10}")
+    count = device_count()
     yield Line("devices", OK if count else MISSING, f"{count} visible", "see CUDA_VISIBLE_DEVICES")
-    attribute = driver.CUdevice_attribute
     for i in range(count):
-        (device,) = call(driver.cuDeviceGet, i)
-        (name,) = call(driver.cuDeviceGetName, 80, device)
-        (total_bytes,) = call(driver.cuDeviceTotalMem, device)
-        cc = [call(driver.cuDeviceGetAttribute, a, device)[0] for a in
-              (attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-               attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)]
-        text = name.split(b"\0", 1)[0].decode()  # what follows is anything
-        yield Line(f"cuda:{i}", OK, f"{text}, cc {cc[0]}.{cc[1]}, {total_bytes / 2**30:.0f} GiB")
+        found = device(i)
+        yield Line(f"cuda:{i}", OK, f"{found.name}, cc {found.cc[0]}.{found.cc[1]}, "
+                                    f"{found.total_bytes / 2**30:.0f} GiB")
 
 
 # In a process of its own and without MPI_Init: a wrongly installed MPI may abort its process.

@@ -32,7 +32,8 @@ def effects(*allowed: str) -> Callable[[Callable], Any]:
     def decorate(fn: Callable) -> Any:
         if isinstance(fn, Function):
             return Function(fn.fn, static=tuple(fn.static), name=fn.name, target=fn.target,
-                            allowed=frozenset(allowed))
+                            allowed=frozenset(allowed), cast=fn.cast,
+                            capture_graph=fn.capture_graph)
         return Function(fn, allowed=frozenset(allowed))
 
     return decorate

@@ -13,7 +13,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -29,11 +29,15 @@ _NUMPY_DIR = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the user's program: `file:line` and its text (empty when the source is gone)."""
+    """A line of the user's program: `file:line` and its text (empty when the source is gone).
+
+    hints: what the program asked for around this line (ts.overlap); not part of the text
+    """
 
     file: str
     line: int
     text: str = ""
+    hints: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         where = f"{short_path(self.file)}:{self.line}"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 # ts.<word>
 FUNCTIONS: Mapping[str, str] = {
-    "array": "ts.tensor(data)", "asarray": "ts.tensor(data)", "as_tensor": "ts.tensor(data)",
+    "asarray": "ts.tensor(data)", "as_tensor": "ts.tensor(data)",
     "from_numpy": "ts.tensor(data)", "ndarray": "ts.Tensor", "FloatTensor": "ts.tensor(data)",
     "LongTensor": 'ts.tensor(data, "int64")', "Variable": "ts.param(data)",
     "Parameter": "ts.param(data)", "empty": "ts.zeros(shape)", "empty_like": "ts.zeros_like(x)",

@@ -10,6 +10,9 @@ it passes through `ts.jit` and is saved beside the parameters.
         grads, norm = ts.optim.clip_by_global_norm(grads, 1.0)
         params, state = optimizer.update(params, grads, state, lr)
         return params, state, loss, norm
+
+Of distributed parameters the states lie as the parameters do, and a step's results lie as its
+arguments, so that the next step runs the same compiled program. `ts.dist.zero` splits the states.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from .errors import ArgumentError, DTypeError, ShapeError
 from .graph import tree
 from .graph.operand import PUBLIC, compute_type, convert
 from .graph.signature import is_data
+from .mesh.parallel.alike import counter, lie_as, zeros_as
 from .tensor import Tensor, as_tensor
 
 
@@ -147,11 +151,12 @@ def _first_state(params: Any, moments: Sequence[str]) -> dict[str, Any]:
     wide = {path: compute_type(p.type) for path, p in named.items()}
 
     def zeros() -> dict[str, Tensor]:
-        return {path: PUBLIC["zeros"](p.shape, wide[path]) for path, p in named.items()}
+        return {path: zeros_as(p, wide[path]) for path, p in named.items()}
 
     masters = {path: convert(p, wide[path]) for path, p in named.items()
                if p.dtype is not wide[path].dtype}
-    return {"step": as_tensor(0), **{m: zeros() for m in moments}, "master": masters}
+    step = counter(list(named.values()))
+    return {"step": step, **{m: zeros() for m in moments}, "master": masters}
 
 
 def _stepped(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any],
@@ -172,9 +177,9 @@ def _stepped(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, A
         mine = tuple(convert(r, w.type) for r in now)
         w, made = optimizer._leaf(w, slopes[path], held, mine, decay)
         for m, x in zip(moments, made, strict=True):
-            new[m][path] = x
+            new[m][path] = lie_as(x, state[m][path])
         if path in state["master"]:
-            new["master"][path] = w
+            new["master"][path] = lie_as(w, state["master"][path])
         out.append(_like_param(w, p))
     return tree.unflatten(tree.flatten(params)[1], out), new
 
@@ -187,7 +192,7 @@ def _unbias(b: float, t: Tensor) -> Tensor:
 
 
 def _like_param(w: Tensor, p: Tensor) -> Tensor:
-    out = convert(w, p.type)
+    out = lie_as(convert(w, p.type), p)
     out.is_param = p.is_param
     return out
 
@@ -228,15 +233,17 @@ def global_norm(grads: Any) -> Tensor:
     return PUBLIC["sqrt"](total)
 
 
-def clip_by_global_norm(grads: Any, limit: float) -> tuple[Any, Tensor]:
+def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:
     """(grads, norm): all leaves times limit / norm when the norm before is above the limit.
+
+    norm: that of a larger tree of which these are a part; default the norm of grads.
 
     A norm that is NaN or infinite stays visible: it is returned, and the gradients become NaN.
     Pascanu et al. 2013, arXiv:1211.5063. Raises ArgumentError unless limit > 0.
     """
     if not limit > 0:
         raise ArgumentError(f"clip_by_global_norm: the limit must be positive, got {limit}")
-    norm = global_norm(grads)
+    norm = global_norm(grads) if norm is None else as_tensor(norm)
     scale = PUBLIC["where"](norm > limit, limit / norm, 1.0)
     return tree.map_tree(lambda g: g * scale, grads), norm
 

@@ -19,6 +19,7 @@ from .errors import ArgumentError, ShapeError
 from .graph.annotate import tensor_annotations
 from .graph.jit import Function
 from .graph.signature import callable_name
+from .graph.value_type import ValueType
 from .tensor import Tensor
 
 
@@ -143,7 +144,9 @@ def _enforce(guards: tuple[Guard, ...], kinds: dict, arguments: dict, fn: str) -
     sizes: dict[str, Any] = {}
     for name, kind in kinds.items():
         value = arguments.get(name)
-        if isinstance(value, Tensor) and value.ndim == kind.ndim:
+        if value is None or not (isinstance(value, Tensor) or isinstance(kind, ValueType)):
+            continue
+        if len(value.shape) == len(kind.shape):
             sizes.update((str(d), n) for d, n in zip(kind.shape, value.shape, strict=True)
                          if isinstance(d, Dim) and d.names == {str(d)})
     for g in guards:

@@ -107,6 +107,7 @@ class Tensor:
     __slots__ = ("_buffer", "_shape", "type", "scale", "is_param", "name", "__weakref__")
     __array_priority__ = 1000
     type: NumericType
+    layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
 
     def __init__(
         self,
@@ -526,8 +527,16 @@ _KINDS = {"U": "text (str)", "S": "bytes", "O": "Python objects", "M": "dates", 
 
 
 def param(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
-    """A trainable tensor: `ts.grad` differentiates the arguments that are params."""
-    out = tensor(data, dtype, name=name)
+    """A trainable tensor: `ts.grad` differentiates the arguments that are params.
+
+    data: as for `ts.tensor`. A traced or a distributed tensor stays one: the result is its copy,
+    marked.
+    """
+    if isinstance(data, Tensor) and data.__class__ is not Tensor:
+        out = (data if dtype is None else OPERATORS["astype"](data, dtype)).copy()
+        out.name = name or out.name
+    else:
+        out = tensor(data, dtype, name=name)
     out.is_param = True
     return out
 

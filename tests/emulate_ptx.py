@@ -218,6 +218,8 @@ class Block:
             return getattr(self, found[1])(instruction, *args)
         if found := re.fullmatch(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?", name):
             return self.shuffle(found[1], int(found[2] or 32), *args)
+        if name == "vote_any":
+            return np.repeat(np.asarray(*args).reshape(-1, 32).any(1), 32).astype(np.int32)
         for start in ("ldmatrix", "mma", "cp_async_commit", "cp_async_wait", "cp_async", "sync"):
             if name.startswith(start):
                 return getattr(self, start)(instruction, *args)
@@ -402,7 +404,9 @@ class Block:
 def _scalar(name: str) -> Any:
     """Conversions and arithmetic of one number per thread."""
     def bits(x: Any, dtype: str) -> Any:
-        return encode(np.asarray(x, np.float32), find_dtype(dtype)).view(np.uint16).astype(np.int32)
+        x = np.asarray(x, np.float32)
+        code = encode(x, find_dtype(dtype)).view(np.uint16).astype(np.int32)
+        return np.where(np.isnan(x), np.int32(0x7FFF), code)  # the instruction's own NaN
 
     def number(x: Any, dtype: str) -> Any:
         return decode(np.asarray(x).astype(np.uint16).view(find_dtype(dtype).numpy),
@@ -411,6 +415,13 @@ def _scalar(name: str) -> Any:
     if found := re.fullmatch(r"(bf16|f16)_(low|high)", name):
         shift = 16 * (found[2] == "high")
         return lambda x: number(np.asarray(x) >> shift & 0xFFFF, found[1])
+    if found := re.fullmatch(r"add_(bf16|f16)x2", name):
+        def add(x: Any, y: Any) -> Any:
+            with np.errstate(all="ignore"):
+                low, high = (bits(number(x >> s & 0xFFFF, found[1]) +
+                                  number(y >> s & 0xFFFF, found[1]), found[1]) for s in (0, 16))
+            return low | high << 16
+        return add
     if found := re.fullmatch(r"to_(bf16|f16)_rn", name):
         return lambda x: bits(x, found[1])
     if found := re.fullmatch(r"pack_(bf16|f16)_rn", name):
@@ -431,10 +442,18 @@ def _scalar(name: str) -> Any:
         return {"min": np.minimum, "max": np.maximum, "min_": np.fmin, "max_": np.fmax}[
             found[1] + "_" * (not found[2])]
     table = {"f32_to_f64": lambda x: np.float64(x), "f64_to_f32_rn": lambda x: np.float32(x),
-             "ex2_approx": np.exp2, "prmt": _prmt}
+             "ex2_approx": np.exp2, "prmt": _prmt, "s32_min": np.minimum,
+             "min_s16x2": _min_of_halves}
     if name not in table:
         raise NotImplementedError(f"the emulator does not know {name}")
     return table[name]
+
+
+def _min_of_halves(x: Any, y: Any) -> Any:
+    """Of signed numbers of 16 bits, two in a register."""
+    halves = [np.stack([v << 16 >> 16, v >> 16], -1) for v in (np.asarray(x), np.asarray(y))]
+    least = np.minimum(*halves)
+    return (least[..., 1] << 16 | least[..., 0] & 0xFFFF).astype(np.int32)
 
 
 def _prmt(a: Any, b: Any, selector: Any) -> Any:

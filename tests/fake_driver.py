@@ -13,38 +13,37 @@ from typing import Any
 
 import pytest
 
-from tessera.runtime import arrays, buffer, device, flags, launch, module, tensormap
+from tessera.runtime import (
+    arrays,
+    buffer,
+    device,
+    flags,
+    launch,
+    libcuda,
+    module,
+    tensormap,
+    timing,
+)
 from tessera.tile.device import recipe, results
 
 CONTEXT = 77
-
-
-class Names:
-    """Any enumeration: each member is its name."""
-
-    def __getattr__(self, name: str) -> str:
-        return name
+INVALID_VALUE = 1
 
 
 class Driver:
-    """What cuda.bindings.driver offers, on host memory. `launches` holds what was launched."""
-
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
-    CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
-    cuuint32_t = cuuint64_t = int
+    """What runtime.libcuda offers, on host memory. `launches` holds what was launched."""
 
     def __init__(self) -> None:
         self.launches: list[SimpleNamespace] = []
         self.memory: dict[int, Any] = {}
-        self.status: Any = 0
-        self.capturing = "CU_STREAM_CAPTURE_STATUS_NONE"
+        self.status = 0
+        self.names: dict[int, bytes] = {}  # of statuses
+        self.capturing = libcuda.CAPTURE_STATUS_NONE
         self.current = 0
         self.formats: dict[Any, str] = {}  # by name, or by the machine code
+        self.handles: list[tuple[Any, int]] = []  # functions, and the contexts they belong to
         self.waits = 0
         self.run: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return Names()
 
     def cuCtxGetCurrent(self):
         return 0, self.current
@@ -72,32 +71,35 @@ class Driver:
     def cuDeviceGet(self, index):
         return 0, index
 
-    def cuDeviceGetName(self, length, handle):
+    def cuDeviceGetName(self, name, length, handle):
         """The bytes behind the terminating zero are whatever was there."""
-        return 0, b"NVIDIA H200".ljust(length - 16, b"\0") + 16 * b" "
+        name.raw = b"NVIDIA H200".ljust(length - 16, b"\0") + 16 * b" "
+        return (0,)
 
     def cuDeviceTotalMem(self, handle):
         return 0, 140 << 30
 
     def cuDeviceGetAttribute(self, code, handle):
-        return 0, 9 if code.endswith("CAPABILITY_MAJOR") else 0
+        return 0, 9 if code == libcuda.DEVICE_ATTRIBUTES["COMPUTE_CAPABILITY_MAJOR"] else 0
 
     def cuDevicePrimaryCtxRetain(self, handle):
         return 0, CONTEXT
 
-    def cuTensorMapEncodeTiled(self, type, rank, address, shape, strides, box, steps, *modes):
+    def cuTensorMapEncodeTiled(self, at, type, rank, address, shape, strides, box, steps, *modes):
         """As the driver: strides that are a null pointer are refused, whatever the rank."""
-        if not strides or len(strides) < rank - 1 or any(s % 16 for s in strides):
-            return SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"), None
-        self.map = (ctypes.c_char * 128)(*bytes([rank]))
-        self.encoded = SimpleNamespace(rank=rank, shape=shape, strides=strides, box=box)
-        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(self.map))
+        if at % 64 or not strides or len(strides) < rank - 1 or any(s % 16 for s in strides):
+            return (INVALID_VALUE,)
+        ctypes.memmove(at, bytes([rank]).ljust(128, b"\0"), 128)
+        self.encoded = SimpleNamespace(type=type, rank=rank, shape=list(shape),
+                                       strides=list(strides), box=list(box), modes=modes)
+        return (0,)
 
     def cuModuleLoadData(self, cubin):
         return 0, cubin
 
     def cuModuleGetFunction(self, module, name):
-        return 0, name
+        self.handles.append((name, self.current))
+        return 0, len(self.handles)
 
     def cuFuncSetAttribute(self, *_):
         return (0,)
@@ -125,6 +127,9 @@ class Driver:
     def cuGetErrorString(self, status):
         return 0, b"words of the driver"
 
+    def cuGetErrorName(self, status):
+        return 0, self.names.get(status, b"")
+
     def cuPointerGetAttribute(self, which, pointer):
         return 0, 0
 
@@ -142,28 +147,33 @@ class Driver:
     def cuMemHostGetDevicePointer(self, pointer, flags):
         return 0, pointer
 
-    def cuLaunchKernel(self, f, x, y, z, threads, ty, tz, shared, stream, addresses, extra):
+    def launch(self, config, function, addresses, extra):
+        """As the driver: on the default stream only in the function's own context."""
+        told = libcuda.LaunchConfig.from_address(config.value)
+        name, home = self.handles[function.value - 1]
+        if self.current != home and (not told.stream or not self.current):
+            return libcuda.INVALID_HANDLE if self.current else libcuda.INVALID_CONTEXT
         if self.status:
-            return (self.status,)
-        kinds = self.formats[f]
-        pointers = (ctypes.c_void_p * len(kinds)).from_address(addresses)
+            return self.status
+        kinds = self.formats[name]
+        pointers = (ctypes.c_void_p * len(kinds)).from_address(addresses.value)
         values = [struct.unpack_from("<" + k, ctypes.string_at(p, 8))[0]
                   for k, p in zip(kinds, pointers, strict=True)]
-        self.launches.append(SimpleNamespace(f=f, grid=(x, y, z), threads=threads, shared=shared,
-                                             stream=stream, values=values, context=self.current))
+        said = (libcuda.LaunchAttribute * told.attribute_count).from_address(told.attributes or
+                                                                             config.value)
+        self.launches.append(SimpleNamespace(
+            f=name, grid=(told.x, told.y, told.z), threads=told.threads_x,
+            shared=told.shared_bytes, stream=told.stream or 0, values=values, context=home,
+            attributes={one.id: tuple(one.value[:3]) for one in said}))
         if self.run is not None:
             self.run(self.launches[-1])
-        return (0,)
-
-    def cuLaunchKernelEx(self, config, f, addresses, extra):
-        self.launches.append(SimpleNamespace(f=f, config=config))
-        return (0,)
+        return 0
 
 
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, launch, module, arrays, tensormap, flags, recipe, results):
+    for part in (device, buffer, launch, module, arrays, tensormap, flags, timing, recipe, results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)

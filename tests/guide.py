@@ -5,6 +5,7 @@
     ```python compiler   runs where the GPU compiler is installed, and is left out elsewhere
     ```python gpu        runs where a GPU, the compiler and PyTorch are, and is left out elsewhere
     ```sh run            runs in the folder of those files
+    ```sh mpi            the same where mpirun and mpi4py are, and is left out elsewhere
     ```text              right behind one of these: what it prints, compared. `...` stands for any
                          text of a line, alone on a line for any lines
     <!-- table: NAME -->  ...  <!-- end -->    holds a table of guide_tables.py
@@ -28,6 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mesh.launch import ALLOW, MPIRUN
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ACCEPT = os.environ.get("TESSERA_ACCEPT", "") == "1"
@@ -37,6 +40,7 @@ TABLE = re.compile(r"(<!-- table: (?P<name>[\w -]+) -->\n)(?P<text>.*?)(<!-- end
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 COMPILER, GPU = ("python", "compiler"), ("python", "gpu")
+MPI = ("sh", "mpi")
 EXAMPLE = "example.py"  # the file that the blocks of a page are lines of, in messages
 
 
@@ -58,7 +62,8 @@ class Block:
     def runs(self) -> bool:
         """Whether it prints something here: Python that is not written to a file, or a command."""
         return self.words in (("python",), ("sh", "run")) or (
-            self.words == COMPILER and has_compiler()) or (self.words == GPU and has_gpu())
+            self.words == COMPILER and has_compiler()) or (self.words == GPU and has_gpu()) or (
+            self.words == MPI and has_mpi())
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,12 @@ def has_gpu() -> bool:
     if importlib.util.find_spec("torch") is None or not (has_compiler() and device.has_gpu()):
         return False
     return bool(importlib.import_module("torch").cuda.is_available())
+
+
+@functools.cache
+def has_mpi() -> bool:
+    """Whether mpirun and mpi4py are here."""
+    return importlib.util.find_spec("mpi4py") is not None and MPIRUN is not None
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -164,7 +175,7 @@ def run_python(text: str, source: str, first: int, space: dict) -> str:
 def run_command(text: str, folder: Path) -> str:
     """Standard output and error of shell lines; `python` is the one that runs the tests."""
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path} | ALLOW
     done = subprocess.run(["sh", "-c", text], cwd=folder, env=env, text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.stdout

@@ -26,11 +26,14 @@ def render() -> str:
         line for line in body.splitlines()
         if line.strip() and "__future__" not in line and " as _" not in line
     ]
+    aliases = [line for line in imports if " import " not in line]
+    imports = [line for line in imports if " import " in line]
     functions = [declaration(name) for name in sorted(PUBLIC)]
     lines = [HEAD.rstrip(), "from collections.abc import Callable, Sequence",
+             "from contextlib import AbstractContextManager",
              "from typing import Any", "", *imports,
              "from .tensor import TensorType as TensorType", "", "INF: float", "__version__: str",
-             ""]
+             *aliases, ""]
     return "\n".join(lines + functions) + "\n"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from ..dims import show_shape
 from ..errors import ArgumentError, GradError, ShapeError, did_you_mean
 from ..graph import tree
 from ..graph.decorator import Decorator
+from ..graph.ir import SEEDS
 from ..graph.operand import PUBLIC, compute_type, convert
 from ..graph.signature import callable_name
 from ..numerics import as_type
@@ -75,7 +77,8 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         tape = forward(graph, packed.tensors)
         out = result.build(tape.outputs)
         loss = _loss_of(out, name, has_aux)
-        one = convert(PUBLIC["ones"](()), compute_type(loss.type))
+        start = prod(seed(graph, graph.outputs[0]) for seed in SEEDS)
+        one = PUBLIC["full"]((), start, compute_type(loss.type))
         found = backward(tape, [one] + [None] * (len(tape.outputs) - 1), graph.inputs)
         fixed = _stays(packed)
         grads = [x if stays else materialize(g, x)
@@ -155,7 +158,7 @@ def _holds(value: Any, test: Callable[[Tensor], bool]) -> bool:
 
 
 def _is_distributed(x: Tensor) -> bool:
-    return getattr(x, "sharding", None) is not None
+    return x.layout is not None
 
 
 def _check_differentiable(packed: Packed, fn: str, by_default: bool) -> None:

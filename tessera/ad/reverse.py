@@ -13,7 +13,7 @@ from ..errors import GradError
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.operand import PUBLIC, compute_type
-from ..graph.trace import at_line, replay, run_nodes
+from ..graph.trace import ALIGN, at_line, replay, run_nodes
 from ..tensor import Tensor
 
 
@@ -126,7 +126,9 @@ def no_derivative(node: Node, mode: str, why: NoRule) -> GradError:
 
 
 def materialize(g: Tensor | None, like: Tensor) -> Tensor:
-    """A cotangent as a tensor: zeros where there is none."""
-    if g is not None:
-        return g
-    return PUBLIC["zeros"](like.shape, compute_type(like.type))
+    """A cotangent as a tensor: zeros where there is none; of a distributed tensor, as it lies."""
+    if g is None:
+        g = PUBLIC["zeros"](like.shape, compute_type(like.type))
+    for align in ALIGN:
+        g = align(g, like)
+    return g

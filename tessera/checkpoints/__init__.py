@@ -11,6 +11,8 @@ caller adds as `meta`. The manifest is the commit: data files have names never u
 on the disk (fsync) before one rename makes the new manifest the folder's, so a crash at any moment
 leaves the state before or the state after. Types that safetensors cannot name (fp6, fp4, int4, ...)
 are stored as their raw bytes, U8. `manifest.json` missing means: that save was never finished.
+Several ranks write and read one checkpoint together, each its parts of distributed tensors; what
+fails on one of them is an error on all.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, CheckpointError
+from ..mesh.ranks.messages import raised_on_all, share
+from ..mesh.world import transport
 from .layout import MANIFEST, make_folder, sweep, sync_folder
 from .read import Checkpoint, load
 from .write import save
@@ -55,6 +57,12 @@ class History:
         """Save; then remove what is older than the last `keep`, never finished, or of a later step
         (a run continued from an earlier checkpoint leaves those behind)."""
         path = save(self.path(step), tensors, step=step, meta=meta)
+        with raised_on_all(CheckpointError):
+            if transport().rank == 0:
+                self._tidy(path, step)
+        return path
+
+    def _tidy(self, path: Path, step: int) -> None:
         kept = [s for s in self.steps() if s <= step][-self.keep:]
         try:
             for found, _ in self._found():
@@ -63,15 +71,14 @@ class History:
         except OSError as err:
             raise CheckpointError(f"{path} is saved, but an older one cannot be removed: {err}",
                                   hint="see that the folder and all in it is yours") from err
-        return path
 
     def load(self, step: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a step.
 
         Raises CheckpointError; when the newest is damaged it names an older one that is whole. It
-        is never taken unasked.
+        is never taken unasked. On several ranks all of them call it, and all raise.
         """
-        steps = self.steps()
+        steps = share(self.steps())
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.folder}",
                                   hint="name the folder that the run wrote to")
@@ -103,9 +110,17 @@ class History:
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
         """Hold the folder for one writer; the system lets go of it even when the process is killed.
+        Of several ranks, which all call it, rank 0 holds it for all.
 
-        Raises CheckpointError when another process writes there.
+        Raises CheckpointError, on every rank, when another process writes there.
         """
+        with contextlib.ExitStack() as held:
+            with raised_on_all(CheckpointError):
+                if transport().rank == 0:
+                    held.callback(os.close, self._lock())
+            yield
+
+    def _lock(self) -> int:
         try:
             make_folder(self.folder)
             handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -118,10 +133,7 @@ class History:
             os.close(handle)
             raise CheckpointError(f"another process writes to {self.folder}",
                                   hint="choose another folder, or wait until it has ended") from err
-        try:
-            yield
-        finally:
-            os.close(handle)
+        return handle
 
 
 def _remove(folder: Path) -> None:

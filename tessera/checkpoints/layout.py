@@ -21,7 +21,7 @@ SAFETENSORS = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }
-DATA_FILE = re.compile(r"tensors-[0-9a-f]{8}-\d{5}\.safetensors")
+DATA_FILE = re.compile(r"tensors-[0-9a-f]{8}(-\d{5}){1,2}\.safetensors")
 TEMPORARY = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..dims import show_shape
-from ..errors import CheckpointError, TesseraError
+from ..errors import CheckpointError
 from ..graph import random, tree
-from ..numerics import NumericType, as_type, unpack
+from ..mesh.domain import Rect
+from ..mesh.ranks.messages import raised_on_all, share
+from ..mesh.tensor import DistTensor
+from ..mesh.world import transport
+from ..numerics import NumericType, unpack
 from ..tensor import Tensor
-from .layout import DATA_FILE, FORMAT, MANIFEST, VERSION, digest_of, stored_as
+from .layout import FORMAT, MANIFEST, VERSION, digest_of, stored_as
+from .manifest import SCALE, DataFile, Manifest, Piece, damaged, parse
+from .shards import fill_part
+
+Content = dict[str, dict[str, Any]]  # of a data file: {name: {dtype, shape, data}}
 
 
 @dataclass(frozen=True)
@@ -25,23 +35,41 @@ class Checkpoint:
 
     path: Path
     step: int
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     random: random.RandomState
-    meta: dict[str, Any]
+    meta: Any
 
-    def tree(self, like: Any) -> Any:
-        """The tensors in the structure of `like`, whose shapes and numeric types must agree.
+    def tree(self, like: Any, *, part: bool = False) -> Any:
+        """The tensors in the structure of `like`, whose shapes and numeric types must agree;
+        distributed ones where `like` has them, however they were saved. On several ranks all of
+        them call it; what they ask for may differ.
 
-        Raises CheckpointError that names what is missing, left over or different.
+        part: `like` may ask for some of the tensors only
+
+        Raises CheckpointError, on every rank, that names what is missing, left over or different.
         """
-        leaves, structure = tree.flatten(like)
-        paths = tree.paths(structure)
-        wrong = [f"{p} is not in it" for p in paths if p not in self.tensors]
-        wrong += [f"{p} is in it, but not asked for" for p in self.tensors if p not in set(paths)]
-        for path, leaf in zip(paths, leaves, strict=True):
-            held = self.tensors.get(path)
-            if held is not None and (held.shape, held.type) != (tuple(leaf.shape), leaf.type):
-                wrong.append(f"{path} is {held.type}{show_shape(held.shape)}, "
+        with raised_on_all(CheckpointError):
+            leaves, structure = tree.flatten(like)
+            paths = tree.paths(structure)
+            self._need_fit(dict(zip(paths, leaves, strict=True)), part)
+            found = [self.tensors.parts(p, leaf) if isinstance(leaf, DistTensor)
+                     else self.tensors[p] for p, leaf in zip(paths, leaves, strict=True)]
+            self.tensors.forget()
+        return tree.unflatten(structure, found)
+
+    def _need_fit(self, asked: dict[str, Any], part: bool) -> None:
+        wrong = [f"{p} is not in it" for p in asked if p not in self.tensors]
+        if not part:
+            wrong += [f"{p} is in it, but not asked for" for p in self.tensors if p not in asked]
+        for path, leaf in asked.items():
+            if path not in self.tensors:
+                continue
+            if not isinstance(leaf, Tensor):
+                wrong.append(f"{path} is a tensor, asked for {type(leaf).__name__}")
+                continue
+            shape, numeric = self.tensors.described(path)
+            if (shape, numeric) != (tuple(leaf.shape), leaf.type):
+                wrong.append(f"{path} is {numeric}{show_shape(shape)}, "
                              f"asked for {leaf.type}{show_shape(leaf.shape)}")
         if wrong:
             more = [f"... and {len(wrong) - 5} more"] if len(wrong) > 5 else []
@@ -49,38 +77,131 @@ class Checkpoint:
                 "\n  ".join([f"{self.path} does not fit:", *wrong[:5], *more]),
                 hint="build the model with the settings it was saved with (see its meta)",
             )
-        return tree.unflatten(structure, [self.tensors[p] for p in paths])
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by path. A process alone reads all of them when it loads; on
+    several ranks each then reads the files that it needs."""
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder, self.entries, self.files = folder, manifest.tensors, manifest.files
+        self._stored: dict[str, Content] = {}  # by file
+        self._made: dict[str, Tensor] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.entries if not name.endswith(SCALE))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.entries and not str(path).endswith(SCALE)
+
+    def __getitem__(self, path: str) -> Tensor:
+        if path not in self:
+            raise KeyError(path)
+        if path not in self._made:
+            made = self._whole(path)
+            if path + SCALE in self.entries:
+                made.scale = self._whole(path + SCALE)
+            self._made[path] = made
+        return self._made[path]
+
+    def described(self, path: str) -> tuple[tuple[int, ...], NumericType]:
+        """Shape and numeric type, without reading the tensor."""
+        entry = self.entries[path]
+        return entry.shape, entry.type
+
+    def parts(self, path: str, like: DistTensor) -> DistTensor:
+        """The parts of a tensor that lies as `like` which this process holds."""
+        entry = self.entries[path]
+        if path in self._made:
+            boxes = [(Rect(entry.shape), lambda: self._made[path].array)]
+        else:
+            boxes = [(p.box, partial(self._array, p, entry.type)) for p in entry.pieces]
+        held = {r: Tensor(fill_part(like, r, boxes), like.type) for r in like.held}
+        return DistTensor(held, like.shape, like.type, like.layout, is_param=entry.param,
+                          name=like.name)
+
+    def _whole(self, path: str) -> Tensor:
+        entry = self.entries[path]
+        if entry.is_whole:
+            return Tensor(self._array(entry.pieces[0], entry.type), entry.type,
+                          is_param=entry.param)
+        for piece in entry.pieces:  # their sizes are true before memory is asked for
+            self._held(piece, entry.type)
+        out = np.empty(entry.shape, entry.type.dtype.numpy)
+        for piece in entry.pieces:
+            out[piece.box.slices()] = self._array(piece, entry.type)
+        return Tensor(out, entry.type, is_param=entry.param)
+
+    def _array(self, piece: Piece, numeric: NumericType) -> np.ndarray:
+        """The elements of a piece."""
+        data, dtype, shape = self._held(piece, numeric)["data"], numeric.dtype, piece.box.shape
+        if not dtype.packed:
+            return np.frombuffer(data, dtype.numpy).reshape(shape).copy()
+        codes = np.frombuffer(data, np.uint8).reshape(stored_as(numeric, shape)[1])
+        return unpack(codes, dtype, shape[-1] if shape else 1).reshape(shape)
+
+    def _held(self, piece: Piece, numeric: NumericType) -> dict[str, Any]:
+        """A piece as its file has it, which is what the manifest says."""
+        if piece.file not in self._stored:
+            self._stored[piece.file] = _read_file(self.folder, piece.file, self.files[piece.file])
+        held = self._stored[piece.file].get(piece.name)
+        if held is None:
+            raise damaged(self.folder, f"{piece.file} does not hold {piece.name}")
+        kind, inner, size = stored_as(numeric, piece.box.shape)
+        if (held["dtype"], list(held["shape"]), len(held["data"])) != (kind, inner, size):
+            raise damaged(self.folder, f"{piece.name} is {held['dtype']}{held['shape']} in "
+                                       f"{piece.file}, {kind}{inner} by the manifest")
+        return held
+
+    # --- all of it ------------------------------------------------------------------------------
+    def read_all(self) -> None:
+        """Verify and read everything, then let go of the files' bytes."""
+        self.verify(self.files)
+        for path in self:
+            self[path]
+        self.forget()
+
+    def verify(self, files: Collection[str]) -> None:
+        """These files are what was written, and hold what the manifest says."""
+        for name in files:
+            self._stored[name] = _read_file(self.folder, name, self.files[name])
+        for entry in self.entries.values():
+            for piece in entry.pieces:
+                if piece.file in files:
+                    self._held(piece, entry.type)
+
+    def forget(self) -> None:
+        """Let go of the files' bytes."""
+        self._stored.clear()
 
 
 def load(path: str | os.PathLike) -> Checkpoint:
-    """Read a checkpoint, verifying every size, digest, shape and type. Loads no code.
+    """Read a checkpoint, verifying every size, digest, shape and type. Loads no code. On several
+    ranks all of them call it: each verifies some of the files now, and reads those that it needs,
+    verified again, when it does.
 
-    Raises CheckpointError for a folder that is none, an unfinished one, another version, and
-    whatever is missing, truncated or changed.
+    Raises CheckpointError, on every rank, for a folder that is none, an unfinished one, another
+    version, and whatever is missing, truncated or changed.
     """
-    folder = Path(path)
-    manifest = _read_manifest(folder)
-    try:
-        stored: dict[str, dict] = {}
-        for name, entry in manifest["files"].items():
-            stored |= _read_tensors(folder, name, entry)
-        tensors = {n: _rebuild(folder, n, e, stored) for n, e in manifest["tensors"].items()
-                   if not n.endswith("@scale")}
-        for name in manifest["tensors"]:
-            if name.endswith("@scale"):
-                tensors[name.removesuffix("@scale")].scale = _rebuild(
-                    folder, name, manifest["tensors"][name], stored)
-        state = random.RandomState(**manifest["random"])
-        return Checkpoint(folder, manifest["step"], tensors, state, manifest["meta"])
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
-        if isinstance(err, TesseraError):
-            raise
-        raise _damaged(folder, f"its manifest is malformed ({type(err).__name__}: {err})") from err
-
-
-def _damaged(folder: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {folder} is damaged: {what}",
-                           hint="use another checkpoint, or copy this one again from its source")
+    folder, here = Path(path), transport()
+    plain: dict[str, Any] = {}
+    with raised_on_all(CheckpointError):
+        if here.rank == 0:
+            plain = _read_manifest(folder)
+    plain = share(plain)
+    with raised_on_all(CheckpointError):
+        manifest = parse(folder, plain)
+        tensors = Tensors(folder, manifest)
+        if here.size == 1:
+            tensors.read_all()
+        else:
+            for name in list(manifest.files)[here.rank::here.size]:
+                tensors.verify([name])
+                tensors.forget()
+    return Checkpoint(folder, manifest.step, tensors, manifest.random, manifest.meta)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -93,71 +214,38 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
                               hint="name a folder that ts.checkpoints.save wrote") from err
     try:
         manifest = json.loads(text)
-    except ValueError as err:
-        raise _damaged(folder, f"{MANIFEST} is not JSON ({err})") from err
+    except (ValueError, RecursionError) as err:
+        raise damaged(folder, f"{MANIFEST} is not JSON ({err})") from err
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder / MANIFEST} is not the manifest of a checkpoint",
                               hint=f'its "format" would be "{FORMAT}"')
-    if manifest.get("version") != VERSION:
+    if repr(manifest.get("version")) != repr(VERSION):  # True and 1.0 are none
         raise CheckpointError(
             f"{folder} has format version {manifest.get('version')}, this tessera reads {VERSION}",
             hint="load it with the tessera that wrote it",
         )
     seal = manifest.pop("sha256", None)
     if seal != digest_of(manifest):
-        raise _damaged(folder, f"{MANIFEST} was changed after it was written (SHA-256 differs)")
+        raise damaged(folder, f"{MANIFEST} was changed after it was written (SHA-256 differs)")
     return manifest
 
 
-def _read_tensors(folder: Path, name: str, entry: dict[str, Any]) -> dict[str, dict]:
-    """The tensors of a data file as safetensors gives them: {name: {dtype, shape, data}}."""
+def _read_file(folder: Path, name: str, entry: DataFile) -> Content:
+    """The tensors of a data file as safetensors gives them."""
     import safetensors
 
-    if not DATA_FILE.fullmatch(name):
-        raise _damaged(folder, f"{name!r} is no name of a data file")
     try:
         size = os.stat(folder / name).st_size
-        if size != entry["bytes"]:
-            raise _damaged(folder, f"{name} has {size} bytes, not {entry['bytes']}")
-        data = (folder / name).read_bytes()
+        data = (folder / name).read_bytes() if size == entry.bytes else b""
     except FileNotFoundError as err:
-        raise _damaged(folder, f"{name} is missing") from err
-    except CheckpointError:
-        raise
+        raise damaged(folder, f"{name} is missing") from err
     except OSError as err:
         raise CheckpointError(f"cannot read {folder / name}: {err.strerror}") from err
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise _damaged(folder, f"{name} is not what was written (SHA-256 differs)")
+    if size != entry.bytes:
+        raise damaged(folder, f"{name} has {size} bytes, not {entry.bytes}")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise damaged(folder, f"{name} is not what was written (SHA-256 differs)")
     try:
-        return {n: t | {"file": name} for n, t in safetensors.deserialize(data)}
+        return dict(safetensors.deserialize(data))
     except safetensors.SafetensorError as err:
-        raise _damaged(folder, f"{name} is not a safetensors file ({err})") from err
-
-
-def _rebuild(folder: Path, name: str, entry: dict[str, Any], stored: dict[str, dict]) -> Tensor:
-    held = stored.get(name)
-    if held is None or held["file"] != entry["file"]:
-        raise _damaged(folder, f"{entry['file']} does not hold {name}")
-    numeric, shape = _known_type(folder, name, entry["type"]), tuple(entry["shape"])
-    kind, inner, size = stored_as(numeric, shape)
-    if (held["dtype"], list(held["shape"]), len(held["data"])) != (kind, inner, size):
-        raise _damaged(folder, f"{name} is {held['dtype']}{held['shape']} in {held['file']}, "
-                               f"{kind}{inner} by the manifest")
-    dtype = numeric.dtype
-    if dtype.packed:
-        codes = np.frombuffer(held["data"], np.uint8).reshape(inner)
-        array = unpack(codes, dtype, shape[-1] if shape else 1).reshape(shape)
-    else:
-        array = np.frombuffer(held["data"], dtype.numpy).reshape(shape).copy()
-    return Tensor(array, numeric, is_param=bool(entry["param"]))
-
-
-def _known_type(folder: Path, name: str, text: str) -> NumericType:
-    """A policy class is found only when the program has registered it: nothing is imported."""
-    try:
-        return as_type(text)
-    except TesseraError as err:
-        raise CheckpointError(
-            f"{name} of checkpoint {folder} has a type that is not known here: {err.message}",
-            hint="declare its @ts.precision_policy class before loading",
-        ) from err
+        raise damaged(folder, f"{name} is not a safetensors file ({err})") from err

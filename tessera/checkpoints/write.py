@@ -7,67 +7,144 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..errors import ArgumentError, CheckpointError, TesseraError
 from ..graph import random, tree
+from ..mesh.ranks.messages import first_error, gather, raised_on_all, share
+from ..mesh.ranks.transport import Transport
+from ..mesh.tensor import DistTensor
+from ..mesh.world import patience, transport
 from ..numerics import NumericType, as_type
 from ..tensor import Tensor
 from .layout import FORMAT, MANIFEST, VERSION, make_folder, sealed, stored_as, sweep, sync_folder
+from .manifest import SCALE
+from .shards import need_settled, own_pieces, owners
 
 FILE_BYTES = 1 << 30  # a data file is closed when it has reached this size
 
 
+@patience(first=True)  # a disk takes longer than ranks that compute
 def save(path: str | os.PathLike, tensors: Any, *, step: int = 0, meta: Any = None,
          file_bytes: int = FILE_BYTES) -> Path:
     """Write a tree of tensors as a checkpoint; one that is there already is replaced at once.
 
-    meta: anything JSON can hold. The state of ts.random is saved too. Raises CheckpointError when
-    it cannot be written; then what was there before is still whole.
+    meta: anything JSON can hold. The state of ts.random is saved too. On several ranks all of them
+    call it: each writes its parts of distributed tensors, and what it alone has; of a plain tensor
+    that several have, which is taken to be the same on all, the first of them writes its own. The
+    manifest, with meta and the random state, is rank 0's.
+    Raises CheckpointError, on every rank, when it cannot be written; then what was there before is
+    still whole.
     """
-    folder, named = Path(path), _named_tensors(tensors)
-    manifest = _describe(named, step, meta)
-    made: list[Path] = []
-    committed = False
-    try:
-        make_folder(folder)
-        token = secrets.token_hex(4)
-        for i, names in enumerate(_groups(named, file_bytes)):
-            file = folder / f"tensors-{token}-{i:05d}.safetensors"
-            made.append(file)
-            manifest["files"][file.name] = _write_tensors(file, {n: named[n] for n in names})
-            for n in names:
-                manifest["tensors"][n]["file"] = file.name
-        made.append(folder / f"manifest-{token}.tmp")
-        _write_file(made[-1], [sealed(manifest)])
-        sync_folder(folder)
-        os.replace(made[-1], folder / MANIFEST)
-        committed = True
-        sync_folder(folder)
-        sweep(folder, manifest["files"].keys() | {MANIFEST})
-    except OSError as err:
-        if not committed:
-            for file in made:
-                with contextlib.suppress(OSError):
-                    os.unlink(file)
-        what = "written, but not tidied up" if committed else "not written"
-        raise CheckpointError(
-            f"checkpoint {folder} is {what}: {err}",
-            hint="see that the disk has room and the folder is yours; what was saved before is "
-            "untouched",
-        ) from err
+    folder, here = Path(path), transport()
+    with raised_on_all(CheckpointError):
+        leaves, manifest = _leaves(tensors), _describe(step, meta)
+    named = _named_tensors(leaves, owners(leaves, here), here.rank)
+    manifest["tensors"] = _entries(named)
+    writing = _Writing(folder, manifest, here)
+    token = share(secrets.token_hex(4), here)
+    writing.attempt(lambda: make_folder(folder) if here.rank == 0 else None)
+    if writing.goes_on():
+        writing.attempt(lambda: writing.write_tensors(named, token, file_bytes))
+        writing.gather()
+    if writing.goes_on():
+        writing.attempt(lambda: writing.commit(token) if here.rank == 0 else None)
+    if not writing.goes_on():
+        writing.give_up()
     return folder
 
 
-def _named_tensors(tensors: Any) -> dict[str, Tensor]:
-    """Leaves by path; the scale of a scaled tensor beside it, as `path@scale`."""
+class _Writing:
+    """A save in its phases. After each of them all ranks know whether one has failed."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], here: Transport):
+        self.folder, self.manifest, self.here = folder, manifest, here
+        self.made: list[Path] = []
+        self.committed = False
+        self.error: OSError | None = None
+        self.failed: str | None = None  # of any rank
+
+    def attempt(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except OSError as err:
+            self.error = err
+
+    def goes_on(self) -> bool:
+        if self.failed is None:
+            found = first_error(None if self.error is None else str(self.error), self.here)
+            if found is not None:
+                rank, text = found
+                self.failed = f"on rank {rank}: {text}" if self.here.size > 1 else text
+        return self.failed is None
+
+    def write_tensors(self, named: Mapping[str, Stored], token: str, file_bytes: int) -> None:
+        """This rank's tensors, in files of its own."""
+        rank = f"{self.here.rank:05d}-" if self.here.size > 1 else ""
+        for i, names in enumerate(_groups(named, file_bytes)):
+            file = self.folder / f"tensors-{token}-{rank}{i:05d}.safetensors"
+            self.made.append(file)
+            self.manifest["files"][file.name] = _write_tensors(
+                file, {n: named[n].tensor for n in names})
+            for n in names:
+                named[n].entry["file"] = file.name
+        if self.here.size > 1:  # rank 0 commits what others have written
+            sync_folder(self.folder)
+
+    def gather(self) -> None:
+        """Rank 0 learns what every rank has written."""
+        mine = {k: self.manifest[k] for k in ("files", "tensors")}
+        for told in gather(mine, self.here)[1:]:
+            self.manifest["files"] |= told["files"]
+            for path, entry in told["tensors"].items():
+                held = self.manifest["tensors"].setdefault(path, entry)
+                if "pieces" in entry and held is not entry:
+                    held["pieces"] += entry["pieces"]
+
+    def commit(self, token: str) -> None:
+        """The new manifest becomes the folder's."""
+        self.made.append(self.folder / f"manifest-{token}.tmp")
+        _write_file(self.made[-1], [sealed(self.manifest)])
+        sync_folder(self.folder)
+        os.replace(self.made[-1], self.folder / MANIFEST)
+        self.committed = True
+        sync_folder(self.folder)
+        sweep(self.folder, self.manifest["files"].keys() | {MANIFEST})
+
+    def give_up(self) -> NoReturn:
+        self.committed = share(self.committed, self.here)  # then the files are in use
+        if not self.committed:
+            for file in self.made:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+        what = "written, but not tidied up" if self.committed else "not written"
+        raise CheckpointError(
+            f"checkpoint {self.folder} is {what}: {self.failed}",
+            hint="see that the disk has room and the folder is yours; what was saved before is "
+            "untouched",
+        ) from self.error
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it is written, and the manifest's entry that will name its file: that of a
+    tensor, or that of a box of the distributed tensor `path`, which `whole` describes."""
+
+    tensor: Tensor
+    entry: dict[str, Any]
+    path: str
+    whole: dict[str, Any] | None = None
+
+
+def _leaves(tensors: Any) -> dict[str, Tensor]:
+    """The tensors by path. Raises CheckpointError for what a checkpoint cannot hold."""
     leaves, structure = tree.flatten(tensors)
-    named: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for path, x in zip(tree.paths(structure), leaves, strict=True):
         if not isinstance(x, Tensor) or not _can_be_named(x.type):
             kind = x.type if isinstance(x, Tensor) else type(x).__name__
@@ -76,13 +153,38 @@ def _named_tensors(tensors: Any) -> dict[str, Tensor]:
                 hint="a tensor of a type that a string can name (ts.tensor, ts.dequantize); "
                 "numbers and text belong into meta",
             )
-        if path in named:
+        if path in found:
             raise CheckpointError(f"two tensors have the path {path!r}",
                                   hint="use dict keys without dots")
-        named[path] = x
-        if x.scale is not None:
-            named[f"{path}@scale"] = x.scale
+        if "@" in path:
+            raise CheckpointError(f"the path {path!r} has an @, which begins the names of scales "
+                                  "and parts", hint="use dict keys without @")
+        if isinstance(x, DistTensor):
+            need_settled(path, x)
+        found[path] = x
+    return found
+
+
+def _named_tensors(leaves: Mapping[str, Tensor], owner: Mapping[str, int], rank: int
+                   ) -> dict[str, Stored]:
+    """What this rank writes, by name: tensors by path, the scale of a scaled tensor beside it as
+    `path@scale`, the boxes of a distributed one."""
+    named: dict[str, Stored] = {}
+    for path, x in leaves.items():
+        if isinstance(x, DistTensor):
+            if x.mesh.world_ranks[0] == owner[path]:
+                for name, box, piece in own_pieces(path, x):
+                    entry = {"name": name, "lo": list(box.lo), "shape": list(box.shape)}
+                    named[name] = Stored(piece, entry, path, _entry(x))
+        elif owner[path] == rank:
+            named[path] = Stored(x, _entry(x), path)
+            if x.scale is not None:
+                named[path + SCALE] = Stored(x.scale, _entry(x.scale), path + SCALE)
     return named
+
+
+def _entry(x: Tensor) -> dict[str, Any]:
+    return {"shape": list(x.shape), "type": str(x.type), "param": x.is_param}
 
 
 def _can_be_named(numeric: NumericType) -> bool:
@@ -92,7 +194,7 @@ def _can_be_named(numeric: NumericType) -> bool:
         return False
 
 
-def _describe(named: Mapping[str, Tensor], step: int, meta: Any) -> dict[str, Any]:
+def _describe(step: int, meta: Any) -> dict[str, Any]:
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ArgumentError(f"the step of a checkpoint is an integer >= 0, got {step!r}")
     try:
@@ -100,22 +202,30 @@ def _describe(named: Mapping[str, Tensor], step: int, meta: Any) -> dict[str, An
     except (TypeError, ValueError) as err:
         raise CheckpointError(f"meta is not plain data: {err}",
                               hint="dicts, lists, text, numbers, booleans and None") from err
-    entries = {
-        name: {"shape": list(x.shape), "type": str(x.type), "param": x.is_param}
-        for name, x in named.items()
-    }
     state = asdict(random.get_state())
     return {"format": FORMAT, "version": VERSION, "step": step, "random": state, "meta": plain,
-            "tensors": entries, "files": {}}
+            "tensors": {}, "files": {}}
 
 
-def _groups(named: Mapping[str, Tensor], file_bytes: int) -> Iterator[list[str]]:
+def _entries(named: Mapping[str, Stored]) -> dict[str, Any]:
+    """The manifest's tensors by path; of a distributed one its pieces, each a box of the whole."""
+    found: dict[str, Any] = {}
+    for stored in named.values():
+        if stored.whole is None:
+            found[stored.path] = stored.entry
+        else:
+            held = found.setdefault(stored.path, {**stored.whole, "pieces": []})
+            held["pieces"].append(stored.entry)
+    return found
+
+
+def _groups(named: Mapping[str, Stored], file_bytes: int) -> Iterator[list[str]]:
     """Names per data file."""
     group: list[str] = []
     size = 0
     for name, x in named.items():
         group.append(name)
-        size += x.buffer.nbytes
+        size += x.tensor.buffer.nbytes
         if size >= file_bytes:
             yield group
             group, size = [], 0

@@ -26,6 +26,7 @@ from .kernels import coalescing as coalescing
 from .kernels import race_check as race_check
 from .levels import Lowering as Lowering
 from .levels import lowering as lowering
+from .lowering import FunctionLowering as FunctionLowering
 from .printing import print as print
 from .profiling import MemoryTimeline as MemoryTimeline
 from .profiling import Profile as Profile
@@ -46,9 +47,9 @@ from .switches import bounds as bounds
 from .switches import enable as enable
 
 __all__ = [
-    "BadValue", "BankReport", "Flags", "Lowering", "MemoryTimeline", "Picture", "Pressure",
-    "Profile", "RaceReport", "Record", "Roofline", "SectorReport", "bank_conflicts", "bounds",
-    "coalescing", "enable", "flags", "inspect_ir", "lowering", "memory_timeline", "numerics",
-    "print", "profile", "race_check", "range", "register_pressure", "roofline", "show_sharding",
-    "trace", "verify",
+    "BadValue", "BankReport", "Flags", "FunctionLowering", "Lowering", "MemoryTimeline",
+    "Picture", "Pressure", "Profile", "RaceReport", "Record", "Roofline", "SectorReport",
+    "bank_conflicts", "bounds", "coalescing", "enable", "flags", "inspect_ir", "lowering",
+    "memory_timeline", "numerics", "print", "profile", "race_check", "range",
+    "register_pressure", "roofline", "show_sharding", "trace", "verify",
 ]

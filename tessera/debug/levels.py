@@ -15,6 +15,7 @@ from ..runtime.ptxas import sass
 from ..tile.ir import Function
 from ..tile.kernel import Kernel
 from ..tile.printing import print_ir
+from .lowering import FunctionLowering, function_lowering
 
 TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile": "Tile IR",
           "target": "Target source", "ptx": "PTX", "sass": "Machine code (SASS)"}
@@ -83,12 +84,14 @@ def _bare(text: str) -> str:
     return re.split(r"\s+(?://|#) \S*\d+(?::|$|  )", text)[0]
 
 
-def lowering(fn: Any, *args: Any, target: str | None = None, **kwargs: Any) -> Lowering:
+def lowering(fn: Any, *args: Any, target: str | None = None, **kwargs: Any
+             ) -> Lowering | FunctionLowering:
     """A kernel or compiled function at all its levels, each line linked to the user's.
 
-    A kernel has source, schedule, tile, target, ptx and sass; a @ts.jit function source, graph and
-    schedule. Arguments as in a call; without them the last one counts. target: of a kernel,
-    'sm_80', 'sm_90a', ...; no GPU is needed. What cannot be shown here says why in `.missing`.
+    A kernel has source, schedule, tile, target, ptx and sass. A @ts.jit function has graph,
+    schedule, tile and target, which share the ids of its ops; print() shows them side by side.
+    Arguments as in a call; without them the last one counts. target: 'sm_80', 'sm_90a', ...; no
+    GPU is needed. What cannot be shown here says why in `.missing`.
     """
     if isinstance(fn, Kernel):
         function = fn.lower(*args, **kwargs) if args or kwargs or fn.last is None else fn.last
@@ -96,9 +99,8 @@ def lowering(fn: Any, *args: Any, target: str | None = None, **kwargs: Any) -> L
     if not isinstance(fn, jit.Function):
         raise ArgumentError(f"{callable_name(fn)} is neither a kernel nor compiled",
                             hint="decorate it with @ts.kernel or @ts.jit", where=user_line())
-    texts = {level: fn.inspect_ir(level, *args, **kwargs) for level in jit.INSPECTORS}
-    sections = {level: _commented(level, text, "#") for level, text in texts.items()}
-    return Lowering(fn.name, _source(fn.fn) | sections)
+    traced = fn.traced(*args, **kwargs) if args or kwargs else fn._last_traced()
+    return function_lowering(fn, traced, target)
 
 
 def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> dict[str, Section]:

@@ -15,6 +15,8 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value
+from ..runtime.timeline import KernelEvent, Timeline
+from ..tile.launch import RUN_WATCHERS
 from .record import Recorder, current_path, inside
 
 
@@ -66,11 +68,13 @@ class Profile:
     """What ran in the block: `.records` of ops, `.spans` of ranges, `.graphs` in calling order.
 
     Compiled functions run node by node while they are profiled: an op's time is its NumPy
-    meaning's, not that of a fused loop. Ops outside compiled functions count with 0 ns.
+    meaning's, not that of a fused loop. Ops outside compiled functions count with 0 ns. Kernels
+    run as always: `.kernels` says when each did on its stream, once the block has ended.
     """
 
     recorder: Recorder = field(default_factory=Recorder)
     spans: list[Span] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def records(self) -> list:
@@ -80,6 +84,11 @@ class Profile:
     def graphs(self) -> list[Graph]:
         return self.recorder.graphs
 
+    @property
+    def kernels(self) -> list[KernelEvent]:
+        """Kernels in the order in which they began."""
+        return self.timeline.events
+
     def chrome_trace(self, path: str | Path | None = None) -> str:
         """Chrome's trace-event JSON (times in us); written to `path` when given."""
         events = [_event(s.path[-1], "range", s.start_ns, s.end_ns, s.thread, {})
@@ -88,7 +97,11 @@ class Profile:
             args = {"line": str(r.where), "shapes": str(r), "path": "/".join(r.path)}
             start = r.end_ns if r.start_ns is None else r.start_ns
             events.append(_event(r.op, "op", start, r.end_ns, 0, args))
-        text = json.dumps({"traceEvents": sorted(events, key=lambda e: e["ts"])})
+        for k in self.kernels:
+            events.append(_event(k.name, "kernel", k.start_ns, k.end_ns, k.stream, {})
+                          | {"pid": PROCESSES + k.device})
+        names = [_name(d) for d in sorted({k.device for k in self.kernels})]
+        text = json.dumps({"traceEvents": names + sorted(events, key=lambda e: e["ts"])})
         if path is not None:
             Path(path).write_text(text)
         return text
@@ -112,18 +125,46 @@ def _event(name: str, kind: str, start_ns: int, end_ns: int, thread: int, args: 
             "dur": (end_ns - start_ns) / 1000, "pid": 0, "tid": thread, "args": args}
 
 
+PROCESSES = 2  # trace process of cuda:0; that of the interpreter is before it
+
+
+def _name(device: int) -> dict:
+    """What the viewer calls the tracks of a device: one for each stream."""
+    name = "interpreter" if device < 0 else f"cuda:{device}"
+    return {"name": "process_name", "ph": "M", "pid": PROCESSES + device, "tid": 0,
+            "args": {"name": f"kernels on {name}"}}
+
+
+@contextmanager
+def _interpreted(name: str) -> Iterator[None]:
+    """A kernel under the interpreter, for the profiles that are open."""
+    start = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        event = KernelEvent(name, -1, 0, start, time.perf_counter_ns())
+        for profile in _open_profiles:
+            profile.timeline.add(event)
+
+
 @contextmanager
 def profile() -> Iterator[Profile]:
     """`with ts.debug.profile() as p:` then p.chrome_trace(), p.flamegraph() or
     p.memory_timeline()."""
     made = Profile()
     made.recorder.start()
+    made.timeline.start()
+    if not _open_profiles:
+        RUN_WATCHERS.append(_interpreted)
     _open_profiles.append(made)
     try:
         yield made
     finally:
         _open_profiles.remove(made)
+        if not _open_profiles:
+            RUN_WATCHERS.remove(_interpreted)
         made.recorder.stop()
+        made.timeline.stop()
 
 
 # --- memory -----------------------------------------------------------------------------------

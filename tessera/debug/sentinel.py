@@ -34,7 +34,7 @@ from .. import config
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import execute, jit, operand, trace
-from ..graph.ir import Graph, Node, subgraphs
+from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.convert import cast_ref
 from ..graph.ops.random import get_state
@@ -123,6 +123,7 @@ def _switch(mode: str | None) -> None:
     _set(execute.OBSERVERS, observe_node, on)
     _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
     _set(trace.EXITS, observe_exit, on)
+    _set(trace.SENDING, observe_sending, on)
 
 
 def _set(observers: list, observer: Callable, there: bool) -> None:
@@ -184,6 +185,21 @@ def observe_eager(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
         _count_suspects(made)
 
 
+def observe_sending(op: Op, where: SourceLine | None, operands: Sequence[Any],
+                    arrays: Sequence[np.ndarray]) -> None:
+    """Operands leave for other ranks: bad ones count here, on the rank that made them."""
+    ins = [Seen(v, a, (v.aval if isinstance(v, Value) else v).dtype)
+           for v, a in zip(operands, arrays, strict=True)]
+    for s in ins:
+        suspect = _local.frames[-1].suspects.get(id(s.key))
+        if suspect is not None and suspect.live:
+            _count(suspect.bad)
+        elif suspect is None and _kind(s) == "nan":
+            came_in = _judge(op, lambda: where, ins, s, "nan")
+            if came_in is not None:
+                _count(came_in)
+
+
 @contextmanager
 def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
@@ -227,8 +243,8 @@ def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: lis
            outs: list[Seen], inner: list) -> None:
     if op.name in CASTS:
         _count_cast(attrs, where, ins)
-    if op.name in DELIBERATE:
-        return
+    if op.name in DELIBERATE or "collective" in op.effects:
+        return  # of a collective, see observe_sending: the result is data from other ranks
     suspects = _local.frames[-1].suspects
     held = [x for s in ins if (x := suspects.get(id(s.key))) is not None and x.live]
     bad = [(s, kind) for s in outs if (kind := _kind(s)) is not None]

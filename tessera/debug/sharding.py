@@ -1,4 +1,4 @@
-"""A picture of a layout: which ranks hold which part of a tensor, as text and as HTML.
+"""A picture of a layout: which ranks hold which part of a tensor, as text, HTML and SVG.
 
     print(ts.debug.show_sharding(ShardSpec(("row",), ("dp",)), (8, 4), mesh))
 """
@@ -18,6 +18,7 @@ from ..mesh.layout import Layout
 from ..mesh.parts import group_of, intervals, local_shape
 from ..numerics import DType, as_type
 
+CELL, LINE = 8, 26  # pixels of a letter, with its space, and of a row of the SVG
 MOST = 16  # rows and columns of one grid; further ones are counted
 Cut = tuple[int, int, int]  # lo, hi, number of the part
 
@@ -35,7 +36,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Picture:
-    """A layout of one tensor: print it, or show it in a notebook; `.html()` is the page's part.
+    """A layout of one tensor: print it, or show it in a notebook; `.html()` is the page's part,
+    `.svg()` a file.
 
     A cell names the ranks that hold it: "0, 1" hold the same, "0 + 1" hold terms of a sum.
     """
@@ -73,6 +75,22 @@ class Picture:
         return "\n".join(parts)
 
     _repr_html_ = html
+
+    def svg(self) -> str:
+        """The picture as SVG text, with the same colours."""
+        parts, y = [_text(0, 0, self.head)], LINE
+        for grid in self.grids:
+            if grid.title:
+                parts.append(_text(0, y, grid.title))
+                y += LINE
+            parts += _drawn(grid, self._cell, y)
+            y += LINE * (len(grid.rows) + 1)
+        parts += [_text(0, y + LINE * i, note) for i, note in enumerate(self.notes)]
+        y += LINE * len(self.notes)
+        wide = max([CELL * len(self.head), *(sum(_widths(g, self._cell)) for g in self.grids)])
+        return "\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide + 2}" height="{y + 2}" '
+            'font-family="ui-monospace, monospace" font-size="12">', *parts, "</svg>"])
 
 
 def show_sharding(layout: Any, shape: Sequence[int], mesh: Mesh | None = None, *,
@@ -170,6 +188,36 @@ def _table(grid: Grid, text: Any) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip()
             for line in table]
+
+
+# --- drawing --------------------------------------------------------------------------------------
+def _text(x: float, y: int, text: str, anchor: str = "start", fill: str = "currentColor") -> str:
+    return (f'<text x="{x:g}" y="{y + 17}" text-anchor="{anchor}" fill="{fill}">{escape(text)}'
+            "</text>")
+
+
+def _widths(grid: Grid, text: Any) -> list[int]:
+    """In pixels: of the row headings, then of each column."""
+    table = [(grid.corner, *grid.columns), *(
+        (row, *map(text, cells)) for row, cells in zip(grid.rows, grid.cells, strict=True))]
+    return [CELL * (2 + max(map(len, column))) for column in zip(*table, strict=True)]
+
+
+def _drawn(grid: Grid, text: Any, top: int) -> list[str]:
+    """A table of coloured cells whose first line, the headings, begins at `top`."""
+    widths = _widths(grid, text)
+    left = [sum(widths[:i]) for i in range(len(widths))]
+    parts = [_text(0, top, grid.corner)] if grid.corner else []
+    parts += [_text(x + w / 2, top, name, "middle")
+              for x, w, name in zip(left[1:], widths[1:], grid.columns, strict=True)]
+    for i, (row, cells) in enumerate(zip(grid.rows, grid.cells, strict=True)):
+        y = top + LINE * (i + 1)
+        parts.append(_text(0, y, row))
+        for x, w, ranks in zip(left[1:], widths[1:], cells, strict=True):
+            parts.append(f'<rect x="{x}" y="{y}" width="{w}" height="{LINE}" stroke="#888" '
+                         f'fill="{_colour(ranks)}"/>')
+            parts.append(_text(x + w / 2, y, text(ranks), "middle", "#111"))
+    return parts
 
 
 def _colour(ranks: tuple[int, ...]) -> str:

@@ -18,6 +18,7 @@ from .ops import (
     factorizations,
     gather,
     index,
+    join,
     linalg,
     loss,
     lu,
@@ -34,12 +35,13 @@ from .ops import (
     sparse,
     spectral,
 )
+from .regions.deps import deps
 
 install()
 
 __all__ = [
-    "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "determinants",
-    "einsum", "elementwise", "factorizations", "gather", "index", "linalg", "loss", "lu",
-    "matrix_norms", "nn", "norms", "ops", "random", "reduce", "safe", "scatter", "shape", "softmax",
-    "sort", "sparse", "spectral",
+    "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "deps",
+    "determinants", "einsum", "elementwise", "factorizations", "gather", "index", "join", "linalg",
+    "loss", "lu", "matrix_norms", "nn", "norms", "ops", "random", "reduce", "safe", "scatter",
+    "shape", "softmax", "sort", "sparse", "spectral",
 ]

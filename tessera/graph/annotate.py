@@ -13,6 +13,7 @@ from ..numerics import NumericType, Policy
 from ..tensor import Tensor, TensorType, need_device
 from .operand import PUBLIC
 from .trace import Tracer, apply
+from .value_type import ValueType
 
 STORED = ("scaled", "per_channel", "custom")  # fields of a policy that say what the codes mean
 FREE = ("accum", "rounding", "saturate", "loss_scale", "device")
@@ -93,14 +94,16 @@ def _before_rounding(out: Tensor) -> Tensor:
     return out.builder.unrounded[out.value]
 
 
-def tensor_annotations(fn: Callable) -> dict[str, TensorType]:
-    found = {}
-    for name, kind in getattr(fn, "__annotations__", {}).items():
-        if isinstance(kind, str):
-            kind = _evaluate_annotation(kind, fn)
-        if isinstance(kind, TensorType):
-            found[name] = kind
-    return found
+def tensor_annotations(fn: Callable) -> dict[str, TensorType | ValueType]:
+    """The annotations that say what a value is."""
+    return {n: kind for n, kind in annotations_of(fn).items()
+            if isinstance(kind, TensorType | ValueType)}
+
+
+def annotations_of(fn: Callable) -> dict[str, Any]:
+    """The annotations of fn, postponed ones evaluated; None for those that cannot be."""
+    return {name: _evaluate_annotation(kind, fn) if isinstance(kind, str) else kind
+            for name, kind in getattr(fn, "__annotations__", {}).items()}
 
 
 def _evaluate_annotation(text: str, fn: Callable) -> Any:

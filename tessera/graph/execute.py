@@ -25,6 +25,7 @@ from .lower import lower
 from .ops import random as rng
 from .plan import MemoryPlan, elements, fold_constants, numbers, outputs_of, plan_memory
 from .simplify import simplify
+from .trace import SENDING, at_line
 
 OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
 Step = Callable[[list], None]
@@ -71,6 +72,9 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             inputs = tuple(env[v] for v in node.inputs)
+            if "collective" in node.op.effects:
+                for show in SENDING:
+                    show(node.op, node.where, node.inputs, inputs)
             made = _call(node, inputs)
             env.update(zip(node.outputs, made, strict=True))
             for observe in OBSERVERS:
@@ -80,7 +84,11 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _call(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
     try:
-        made = node.op.ref(*inputs, **node.attrs)
+        if node.op.effects:  # its messages, and other ranks, name the line
+            with at_line(node.where):
+                made = node.op.ref(*inputs, **node.attrs)
+        else:
+            made = node.op.ref(*inputs, **node.attrs)
     except TesseraError as err:
         if not err.located:  # the innermost node knows best: a scan's body, not the scan
             err.where, err.located = node.where or err.where, True

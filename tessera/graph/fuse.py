@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..dims import show_shape, size_of
-from .ir import Graph, Node, Value, uses
+from .ir import Graph, Node, Value, node_effects, uses
 from .lower import can_lower, column_sum_axes, is_last_axis_reduction
+from .simplify import KEEP_EFFECTS
 
 MAX_OPS = 96  # a larger loop compiles slowly and spills
 
@@ -49,6 +50,8 @@ class _Fuser:
     def __init__(self, graph: Graph):
         self.entries: list[_Entry] = []
         self.entry_of: dict[Value, _Entry] = {}
+        self.last: _Entry | None = None  # with an effect whose order counts
+        self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
         self.graph = graph
 
     def run(self) -> list[_Entry]:
@@ -59,18 +62,22 @@ class _Fuser:
     def place(self, node: Node) -> None:
         shape = space_of(node)
         sources = {id(e): e for v in node.inputs if (e := self.entry_of.get(v)) is not None}
+        if node_effects(node) & KEEP_EFFECTS and self.last is not None:
+            sources[id(self.last)] = self.last
         mine = None
         if shape is not None:
             for e in sorted(sources.values(), key=lambda e: -e.index):
                 if e.shape is not None and _fits(node, shape, e.shape) and self.may_join(
                     e, sources.values()
-                ):
+                ) and not self.waits(node, e):
                     mine = e
                     break
         if mine is None:
             mine = _Entry(len(self.entries), [], shape)
             self.entries.append(mine)
         self.join(mine, node, list(sources.values()))
+        if node_effects(node) & KEEP_EFFECTS:
+            self.last = mine
         if shape is not None:
             for e in list(sources.values()):
                 if e is not mine and e.nodes and e.shape == mine.shape:
@@ -84,6 +91,8 @@ class _Fuser:
 
     def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
         e.nodes.append(node)
+        if column_sum_axes(node) is not None:
+            self.leaving.update(node.outputs)
         new = 0
         for s in sources:
             if s is not e:
@@ -91,6 +100,10 @@ class _Fuser:
         for v in node.outputs:
             self.entry_of[v] = e
         self._extend(e, new)
+
+    def waits(self, node: Node, e: _Entry) -> bool:
+        """Whether a node reads what leaves an entry only at its end."""
+        return any(v in self.leaving and self.entry_of[v] is e for v in node.inputs)
 
     def _extend(self, e: _Entry, new: int) -> None:
         if new & ~e.depends == 0:
@@ -103,6 +116,8 @@ class _Fuser:
     def merge(self, a: _Entry, b: _Entry) -> None:
         """Make b part of a unless a path between them runs through a third entry."""
         if len(a.nodes) + len(b.nodes) > MAX_OPS:
+            return
+        if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
             return
         for x, y in ((a, b), (b, a)):
             for other in self.entries:

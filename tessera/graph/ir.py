@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,11 @@ class Graph:
 
     def __str__(self) -> str:
         return _text(self)
+
+
+# The cotangent with which ts.grad begins is the product of what these give for the graph of the
+# function and its loss: 1/n for a loss that n ranks hold. Filled by mesh.
+SEEDS: list[Callable[[Graph, Value], float]] = []
 
 
 def subgraphs(node: Node) -> Iterator[Graph]:
@@ -143,7 +148,8 @@ def _node_lines(node: Node, name: Any, canonical: bool, indent: str) -> list[str
     if node.op.effects:
         line += f" !{','.join(sorted(node.op.effects))}"
     if node.where is not None and not canonical:
-        line += f"    # {node.where}"
+        hints = f"  [{'; '.join(node.where.hints)}]" if node.where.hints else ""
+        line += f"    # {node.where}{hints}"
     inner = [_text(g, canonical, indent + "  ") for g in subgraphs(node)]
     return [line, *inner]
 

@@ -19,12 +19,15 @@ from ..errors import (
     did_you_mean,
 )
 from ..numerics import NumericType
+from ..runtime.device import has_gpu
 from ..tensor import Tensor, TensorType
 from . import tree
 from .annotate import fit_argument, fit_result, tensor_annotations
 from .decorator import Decorator
 from .execute import Executable
 from .ir import Graph, subgraphs
+from .regions.call import Call, Update, check_updates, close_regions, open_regions
+from .regions.types import RegionType, region_annotations
 from .signature import (
     Static,
     callable_name,
@@ -35,22 +38,40 @@ from .signature import (
     leaf_names,
     leaf_slots,
     leaf_tensors,
+    positional_names,
     show_call,
     split_result,
     stand_in,
     type_of,
 )
-from .trace import Tracer, aval_of, current_builder, evaluate, trace
+from .trace import DISTRIBUTED, Tracer, aval_of, current_builder, evaluate, trace
+from .value_type import ValueType
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-EXECUTORS: dict[str, Callable[[Graph], Executable]] = {"cpu": Executable}  # by target
+EXECUTORS: dict[str, Callable[[Graph], Any]] = {"cpu": Executable}  # by target
 # observe(graph) is a context in which the graph runs; it gives a function that is shown the
 # results. Filled by debug.
 RUN_OBSERVERS: list[Callable[[Graph], AbstractContextManager[Callable[[list[Tensor]], None]]]] = []
+# What a trace depends on beside its arguments: each gives something hashable. Filled by mesh.
+SURROUNDINGS: list[Callable[[], Any]] = []
+# (groups, extents): groups(graph) are those of ranks whose extents a trace knows, and
+# extents(groups, leaves, name) is what these ranks call it with now. Filled by mesh.
+TOGETHER: list[tuple[Callable[[Graph], tuple], Callable[[tuple, Sequence[Tensor], str], Any]]] = []
+
+
+def _lowered(level: str, traced: Traced) -> str:
+    """A level below the schedule: that of the graph lowered for a GPU, wherever it runs."""
+    from .cuda import text_of
+
+    return text_of(level, traced.graph)
+
+
 # What inspect_ir prints at each level of a graph function.
 INSPECTORS: dict[str, Callable[[Traced], str]] = {
-    "graph": lambda traced: str(traced.graph),
+    "graph": lambda traced: str(traced.graph) if traced.layouts is None else (
+        f"{traced.graph}\n{traced.program}"),
     "schedule": lambda traced: traced.executable.compiled.describe(),
+    **{level: functools.partial(_lowered, level) for level in ("tile", "target", "ptx", "sass")},
 }
 LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
 LAST: list[Function] = []  # the most recently traced function, for ts.inspect_ir
@@ -59,12 +80,16 @@ LAST: list[Function] = []  # the most recently traced function, for ts.inspect_i
 class Traced:
     """One traced signature: the graph, how results are rebuilt, the executable when needed.
 
-    `params` are the names of the arguments that are ts.params.
+    `params` are the names of the arguments that are ts.params. `updates` are the regions that the
+    graph's last outputs are written back into. `layouts`: how each input and then each capture
+    lies on a mesh, None when no tensor is distributed.
     """
 
     def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
-                 target: str, arguments: dict[str, Any]):
+                 target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
+                 layouts: tuple | None = None):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
+        self.updates, self.layouts = updates, layouts
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
         self.params = frozenset(
@@ -77,22 +102,35 @@ class Traced:
         return tree.unflatten(self.in_tree, self.leaf_types)
 
     @functools.cached_property
-    def executable(self) -> Executable:
+    def executable(self) -> Any:
         return EXECUTORS[self.target](self.graph)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> Any:
-        """The result of the compiled graph on these arrays."""
+    @functools.cached_property
+    def program(self) -> Any:
+        """The graph on the mesh of its distributed tensors."""
+        return DISTRIBUTED[0].program(self.graph, self.layouts)
+
+    def run(self, leaves: Sequence[Tensor], call: Call | None = None) -> Any:
+        """The result of the compiled graph on these tensors; `call` has its regions."""
         if not RUN_OBSERVERS:
-            return self.result(self.executable.tensors(arrays))
+            return self.result(self._tensors(leaves), call)
         with ExitStack() as stack:
             shown = [stack.enter_context(observe(self.graph)) for observe in RUN_OBSERVERS]
-            flat = self.executable.tensors(arrays)
+            flat = self._tensors(leaves)
             for show in shown:
                 show(flat)
-        return self.result(flat)
+        return self.result(flat, call)
 
-    def result(self, flat: Sequence[Tensor]) -> Any:
-        return tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
+    def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        if self.layouts is not None:
+            return self.program.run(leaves)
+        return self.executable.tensors([x.array for x in leaves])
+
+    def result(self, flat: Sequence[Tensor], call: Call | None = None) -> Any:
+        out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
+        if call is None:
+            return out
+        return call.finish(self.updates, flat[len(flat) - len(self.updates):], out)
 
 
 class Function:
@@ -103,19 +141,23 @@ class Function:
     """
 
     def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
-                 target: str = "cpu", allowed: frozenset[str] | None = None, cast: bool = False):
+                 target: str = "cpu", allowed: frozenset[str] | None = None, cast: bool = False,
+                 capture_graph: bool = False):
         if not callable(fn):
             raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.name, self.target = fn, name or callable_name(fn), need_target(target)
-        self.allowed, self.cast = allowed, cast
+        self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
+        self._names = positional_names(self.signature)
         self.static = self._static_names(static)
         self._cache: dict[Any, Traced] = {}
+        self._groups: dict[tuple, tuple] = {}  # by surroundings: see TOGETHER
         self._fast: dict[Any, Traced] = {}
         self._types: list[NumericType] = []
         self._last: Traced | None = None
         self._annotations: dict[str, Any] | None = None
+        self._regions: dict[str, RegionType] | None = None
 
     # --- calling ------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,20 +165,26 @@ class Function:
             fast = self._fast_call(args)
             if fast is not None:
                 return fast
-        leaves, statics, key = self._split(args, kwargs)
+        bound, call = self.bind(args, kwargs), None
+        if self.regions:
+            call = Call(self.name, self.regions, bound[0])
+            bound = call.lend(bound[0]), bound[1]
+        leaves, statics, key = self._split(*bound)
         traced = self._cache.get(key)
         if traced is None:
-            traced = self._cache[key] = self._trace(leaves, statics, key)
-            if not kwargs and not statics:
+            traced = self._new(leaves, statics, key)
+            if not kwargs and not statics and call is None:
                 self._remember(args, leaves, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
-            return traced.result(evaluate(traced.graph, leaves))
-        return traced.run([x.array for x in leaves])
+            return traced.result(evaluate(traced.graph, leaves), call)
+        return traced.run(leaves, call)
 
     def _fast_call(self, args: tuple) -> Any:
         """The hot path: positional plain tensors of a known signature."""
-        key: list[Any] = []
+        if self._groups:
+            return None
+        key: list[Any] = [look() for look in SURROUNDINGS]
         for a in args:
             if type(a) is not Tensor or a.scale is not None:
                 return None
@@ -145,13 +193,14 @@ class Function:
         if traced is None:
             return None
         self._last = traced
-        return traced.run([a.array for a in args])
+        return traced.run(args)
 
     def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
-        if all(type(a) is Tensor and a.scale is None for a in args):
-            key = tuple(k for a in args for k in (a._shape, id(a.type), a.is_param))
+        if not self._groups and all(type(a) is Tensor and a.scale is None for a in args):
+            key = [look() for look in SURROUNDINGS]
+            key += [k for a in args for k in (a._shape, id(a.type), a.is_param)]
             self._types += [a.type for a in args]  # keeps the ids alive
-            self._fast[key] = traced
+            self._fast[tuple(key)] = traced
 
     # --- signatures ---------------------------------------------------------------------------
     def _static_names(self, static: Sequence[str | int]) -> frozenset[str]:
@@ -172,6 +221,8 @@ class Function:
         are constants of the trace. Raises ArgumentError."""
         if self.signature is None:
             return {f"arg{i}": a for i, a in enumerate(args)} | kwargs, set()
+        if not kwargs and self._names is not None and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True)), set()
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as err:
@@ -191,12 +242,12 @@ class Function:
             value, Tensor | np.ndarray
         )
 
-    def _split(self, args: tuple, kwargs: dict) -> tuple[list[Tensor], dict, Any]:
-        """Tensor leaves, {(parameter, path): static value}, and the cache key."""
+    def _split(self, bound: dict[str, Any], defaulted: set[str]
+               ) -> tuple[list[Tensor], dict, Any]:
+        """Of bound arguments: tensor leaves, static values by leaf number, and the cache key."""
         leaves: list[Tensor] = []
         statics: dict[int, Static] = {}
         key: list[Any] = []
-        bound, defaulted = self.bind(args, kwargs)
         flat, treedef = tree.flatten(bound)
         for i, (name, leaf) in enumerate(zip(leaf_names(treedef), flat, strict=True)):
             fixed = name in defaulted and not isinstance(leaf, Tensor | np.ndarray)
@@ -206,9 +257,27 @@ class Function:
                 continue
             for t in leaf_tensors(leaf):
                 leaves.append(t)
-                key.append((tuple(t.shape), t.type))
+                key.append((tuple(t.shape), t.type, t.layout))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
-        return leaves, statics, (treedef, tuple(key), tuple(statics))
+        here = self._surroundings(leaves)
+        return leaves, statics, (treedef, tuple(key), tuple(statics), here)
+
+    def _surroundings(self, leaves: list[Tensor]) -> tuple:
+        here = tuple(look() for look in SURROUNDINGS)
+        known = self._groups.get(here)
+        return (*here, TOGETHER[0][1](known, leaves, self.name)) if known else here
+
+    def _new(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
+        """A new trace, under the key by which it is found again."""
+        traced = self._trace(leaves, statics, key)
+        here = key[3][:len(SURROUNDINGS)]
+        known = self._groups.get(here, ())
+        more = tuple(g for find, _ in TOGETHER for g in find(traced.graph) if g not in known)
+        if more:
+            self._groups[here] = known + more
+            key = (*key[:3], self._surroundings(leaves))
+        self._cache[key] = traced
+        return traced
 
     def _trace(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
         treedef = key[0]
@@ -216,7 +285,7 @@ class Function:
 
         def flat_fn(*tracers: Tensor) -> list[Tensor]:
             for t, leaf in zip(tracers, leaves, strict=True):
-                t.is_param = leaf.is_param
+                t.is_param, t.layout = leaf.is_param, leaf.layout
             it = iter(tracers)
             values: list[Any] = []
             for i, leaf_key in enumerate(leaf_slots(treedef, statics, leaves)):
@@ -230,16 +299,23 @@ class Function:
             bound = tree.unflatten(treedef, values)
             box["arguments"] = dict(bound)
             sizes = self._check_arguments(bound)
+            regions = open_regions(self.regions, bound, sizes, self.name, self.cast)
             out = self._call(bound)
             out = self._check_result(out, sizes)
             flat, box["tree"] = tree.flatten(out)
             tensors, box["rebuild"] = split_result(flat)
-            return tensors
+            box["updates"], held = close_regions(regions, tensors)
+            return tensors + held
 
-        graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name)
+        mesh = next((x.layout.mesh for x in leaves if x.layout is not None), None)
+        graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
         check_effects(graph, self.allowed)
+        check_updates(self.name, box["updates"], self.allowed)
         LAST[:] = [self]
-        return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"])
+        held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
+        layouts = tuple(held) if any(x is not None for x in held) else None
+        return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"],
+                      box["updates"], layouts)
 
     def _call(self, bound: dict[str, Any]) -> Any:
         if self.signature is None:
@@ -254,12 +330,22 @@ class Function:
             self._annotations = tensor_annotations(self.fn)
         return self._annotations
 
+    @property
+    def regions(self) -> dict[str, RegionType]:
+        """The parameters with a privilege, `Region[read]` and the like."""
+        if self._regions is None:
+            self._regions = region_annotations(self.fn)
+        return self._regions
+
     def _check_arguments(self, bound: dict[str, Any]) -> dict[str, int | Dim]:
         sizes: dict[str, int | Dim] = {}
         for name, kind in self.annotations.items():
             if name == "return" or name not in bound:
                 continue
             value = bound[name]
+            if isinstance(kind, ValueType):
+                kind.check(value, sizes, f"{self.name}: argument {name}")
+                continue
             if not isinstance(value, Tensor):
                 raise DTypeError(f"{self.name}: argument {name} is {type(value).__name__}, "
                                  f"its annotation says {kind}")
@@ -271,6 +357,9 @@ class Function:
         kind = self.annotations.get("return")
         if kind is None:
             return out
+        if isinstance(kind, ValueType):
+            kind.check(out, sizes, f"{self.name}: the result")
+            return out
         if not isinstance(out, Tensor):
             raise DTypeError(f"{self.name} returns {type(out).__name__}, "
                              f"its annotation says {kind}")
@@ -279,12 +368,10 @@ class Function:
     # --- looking inside -----------------------------------------------------------------------
     def traced(self, *args: Any, **kwargs: Any) -> Traced:
         """The traced signature of these arguments (tensors, arrays or tensor types)."""
-        leaves, statics, key = self._split(
+        leaves, statics, key = self._split(*self.bind(
             tuple(stand_in(a) for a in args), {k: stand_in(v) for k, v in kwargs.items()}
-        )
-        if key not in self._cache:
-            self._cache[key] = self._trace(leaves, statics, key)
-        self._last = self._cache[key]
+        ))
+        self._last = self._cache.get(key) or self._new(leaves, statics, key)
         return self._last
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
@@ -303,8 +390,8 @@ class Function:
                    **kwargs: Any) -> str:
         """The text of one level for these arguments; of the last call when there are none.
 
-        backward=True: that of the function's gradient. Raises ArgumentError for a level that is
-        unknown or that a graph function does not have.
+        backward=True: that of the function's gradient. Raises ArgumentError for an unknown level,
+        and UnsupportedTargetError below the schedule where an op has no kernel for GPUs.
         """
         _need_level(level)
         traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
@@ -329,8 +416,24 @@ class Function:
 
     @property
     def effects(self) -> frozenset[str]:
-        """The effects of the last traced graph: random, io, state, movement, collective."""
-        return self._last_traced().graph.effects
+        """The effects of the last traced graph: random, io, state, movement, collective. Writing
+        into a region is state."""
+        traced = self._last_traced()
+        return traced.graph.effects | ({"state"} if traced.updates else frozenset())
+
+    @property
+    def plan(self) -> Any:
+        """The collectives of the last call on distributed tensors, in order: op, axes, bytes, why,
+        line. Empty when there are none."""
+        traced = self._last_traced()
+        return () if traced.layouts is None else traced.program.plan
+
+    @property
+    def capture(self) -> str:
+        """Whether calls replay a CUDA graph, `jit(capture_graph=True)`, and if not, why."""
+        if not self.capture_graph:
+            return "off"
+        return f"off: the target {self.target} launches nothing that could be captured"
 
     @property
     def specializations(self) -> int:
@@ -359,19 +462,20 @@ GRADIENT: list[Callable[[Function, Traced], Traced]] = []  # put here by debug/i
 def _need_level(level: str) -> None:
     if level in INSPECTORS:
         return
-    exist = ", ".join(INSPECTORS)
-    if level in LEVELS:
-        raise ArgumentError(f"a graph function has no level {level!r}",
-                            hint=f"levels it has: {exist}", code="E_LEVEL")
     raise ArgumentError(f"there is no level {level!r}: levels are {', '.join(LEVELS)}",
                         hint=did_you_mean(str(level), LEVELS), code="E_LEVEL")
 
 
 def need_target(target: str) -> str:
     """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
-    if target in EXECUTORS:
+    if target == "cuda" and has_gpu():
+        from .cuda.device import DeviceExecutable
+
+        EXECUTORS["cuda"] = DeviceExecutable
         return target
-    exist = ", ".join(EXECUTORS)
+    if target in EXECUTORS and target != "cuda":
+        return target
+    exist = ", ".join(t for t in EXECUTORS if t != "cuda")
     if target == "cuda":
         raise UnsupportedTargetError(f"target 'cuda' cannot run here; targets that can: {exist}",
                                      hint="python -m tessera doctor says what it needs")
@@ -404,10 +508,12 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     static=("name", 2): parameters that are constants of the trace; keyword-only Python values,
     strings and bools are static anyway. Tuples, lists, dicts and registered classes pass through.
     target="cpu" (the default) or another that `EXECUTORS` has. cast=True: arguments of another
-    numeric type than their annotation's are cast, where it is a DTypeError otherwise. Raises
-    UnsupportedTargetError, TraceError where the function needs a value that is only traced.
+    numeric type than their annotation's are cast, where it is a DTypeError otherwise.
+    capture_graph=True: calls replay a captured CUDA graph where there is one; f.capture says
+    whether they do. Raises UnsupportedTargetError, TraceError where the function needs a value
+    that is only traced.
     """
-    known = ("static", "name", "target", "cast")
+    known = ("static", "name", "target", "cast", "capture_graph")
     for option in options.keys() - set(known):
         raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
     if fn is None:

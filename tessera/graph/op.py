@@ -105,8 +105,15 @@ class Op:
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
-            A letter of operands alone is reduced, so its shards give partial results; "1" has
-            extent 1; "_" is an axis that every shard needs whole, or gives whole
+            A letter of operands alone is reduced, so its shards give partial results; one of the
+            result alone is an extent that attributes give; "1" has extent 1; "_" is an axis that
+            every shard needs whole, or gives whole
+    reduces how partial results of shards combine where a letter is reduced: sum | max | min; ""
+            when they cannot
+    linear  "each": a sum passes through each operand alone (products); "joint": through all
+            together (add, reshape); "first": through operand 0; "" when it does not
+    local(attrs, ins, outs) -> the attributes of one shard, from the shapes of its operands and
+            results; without it they are those of the whole op
     """
 
     name: str
@@ -121,6 +128,9 @@ class Op:
     expand: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
     axes: str | Callable[..., str] | None = None
+    reduces: str = ""
+    linear: str = ""
+    local: Callable[..., dict[str, Any]] | None = None
     multi: bool = False
     effects: frozenset[str] = frozenset()
     loop: str | None = None

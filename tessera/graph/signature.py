@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from ..tensor import Tensor, TensorType, as_tensor
 from . import tree
 from .op import Aval
 from .trace import Tracer
+from .value_type import ValueType
 
 F32 = as_type("f32")
 
@@ -50,6 +52,15 @@ def find_signature(fn: Callable) -> inspect.Signature | None:
         return inspect.signature(fn)
     except (TypeError, ValueError):
         return None
+
+
+def positional_names(signature: inspect.Signature | None) -> tuple[str, ...] | None:
+    """The parameters of a function that takes just these, by position; None for any other."""
+    found = signature.parameters.values() if signature is not None else ()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if signature is None or any(p.kind not in plain for p in found):
+        return None
+    return tuple(signature.parameters)
 
 
 def show_call(name: str, signature: inspect.Signature | None) -> str:
@@ -132,13 +143,18 @@ class StandIn(Tracer):
     __slots__ = ()
 
     def __init__(self, aval: Aval):
-        self._shape, self.type = aval.shape, aval.type
+        self._shape, self.type, self.layout = aval.shape, aval.type, None
         self.scale, self.is_param, self.name = None, False, None
+
+    def copy(self) -> StandIn:
+        return copy.copy(self)
 
 
 def stand_in(value: Any) -> Any:
     if isinstance(value, TensorType):
         return StandIn(Aval(value.shape, value.type or F32))
+    if isinstance(value, ValueType):
+        return value.example(stand_in)
     return tree.map_tree(stand_in, value) if isinstance(value, tuple | list | dict) else value
 
 

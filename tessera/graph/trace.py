@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,10 +23,16 @@ from .op import Aval, Op, infer
 class _State(threading.local):
     builder: Builder | None = None
     where: SourceLine | None = None  # set while a graph is re-evaluated: the original line
+    hints: tuple[str, ...] = ()  # of the open `with` blocks, noted on the lines within
 
 
 _state = _State()
 EAGER_OBSERVERS: list[Callable[[Op, tuple, dict, tuple], None]] = []  # filled by debug
+ALIGN: list[Callable[[Tensor, Tensor], Tensor]] = []  # align(g, x): g as x lies; filled by mesh
+DISTRIBUTED: list[Any] = []  # runs ops and graphs of distributed tensors; put here by mesh
+# Shown a collective before it runs: (op, line, what stands for each operand, its array). What
+# leaves for other ranks is looked at here. Filled by debug.
+SENDING: list[Callable[[Op, SourceLine | None, Sequence[Any], Sequence[np.ndarray]], None]] = []
 EXITS: list[Callable[[Any], None]] = []  # shown what a graph or a public function that ran op by
 # op has given; filled by debug
 
@@ -33,10 +40,10 @@ EXITS: list[Callable[[Any], None]] = []  # shown what a graph or a public functi
 class Tracer(Tensor):
     """A tensor known by shape and type only, while a function is traced."""
 
-    __slots__ = ("builder", "value")
+    __slots__ = ("builder", "value", "layout")
 
     def __init__(self, builder: Builder, value: Value):
-        self.builder, self.value = builder, value
+        self.builder, self.value, self.layout = builder, value, None
         self._shape, self.type = value.aval.shape, value.aval.type
         self.scale, self.is_param, self.name = None, False, None
 
@@ -67,6 +74,13 @@ class Tracer(Tensor):
 
     def tolist(self) -> Any:
         self._concrete("tolist()")
+
+    def copy(self) -> Tracer:
+        """The same value, by another handle: values do not change."""
+        made = Tracer(self.builder, self.value)
+        made.layout, made.scale = self.layout, self.scale
+        made.is_param, made.name = self.is_param, self.name
+        return made
 
     def __float__(self) -> float:
         self._concrete("float()")
@@ -111,6 +125,7 @@ class Builder:
         self.rng: Any = None  # keys of a body that is an attribute of an op; see ops/random.py
         self.streams = 0  # random streams drawn so far
         self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
+        self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
 
     def add_input(self, aval: Aval) -> Tracer:
         value = Value(aval)
@@ -130,6 +145,8 @@ class Builder:
             )
         held = self.captures.get(id(x))
         if held is None:
+            if x.layout is not None:
+                self.mesh = x.layout.mesh
             held = self.captures[id(x)] = (Value(Aval(x.shape, x.type)), x)
         return held[0]
 
@@ -152,6 +169,8 @@ class Builder:
                 need_device(aval.type)
         outputs = tuple(Value(a) for a in avals)
         where = _state.where or user_line()
+        if _state.hints and where is not None and not where.hints:
+            where = replace(where, hints=_state.hints)
         self.nodes.append(Node(op, inputs, attrs, outputs, where))
         made = tuple(Tracer(self, v) for v in outputs)
         return made if op.multi else made[0]
@@ -181,7 +200,7 @@ def current_line() -> SourceLine | None:
     return _state.where
 
 
-def apply(op: Op, *args: Tensor, **attrs: Any) -> Any:
+def apply(op: Op, /, *args: Tensor, **attrs: Any) -> Any:
     """op(*args): a node when anything is traced, else its NumPy meaning, now."""
     builder = _state.builder
     if builder is not None:
@@ -197,7 +216,12 @@ def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
                 f"a traced {a.aval} is used outside its trace",
                 hint="return it from the traced function instead of storing it outside",
             )
+    if any(a.layout is not None for a in args):
+        return DISTRIBUTED[0].run_op(op, args, attrs)
     avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
+    if SENDING and "collective" in op.effects:
+        for show in SENDING:
+            show(op, _state.where or user_line(), args, [a.array for a in args])
     try:
         with np.errstate(all="ignore"):
             arrays = op.ref(*[a.array for a in args], **attrs)
@@ -220,11 +244,15 @@ def _size_bytes(aval: Aval) -> int:
     return int(size_of(aval.shape)) * aval.dtype.bits // 8
 
 
-def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None) -> Graph:
-    """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors."""
+def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh: Any = None
+          ) -> Graph:
+    """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors.
+
+    mesh: that of distributed tensors among the arguments, else that of the enclosing trace."""
     builder = Builder(name)
     builder.rng = rng
     outer, _state.builder = _state.builder, builder
+    builder.mesh = mesh if mesh is not None or outer is None else outer.mesh
     where, _state.where = _state.where, None
     try:
         return builder.finish(fn(*[builder.add_input(a) for a in avals]))
@@ -266,6 +294,26 @@ def run_nodes(
         env.update(zip(node.outputs, outs, strict=True))
     for leave in EXITS:
         leave([env[v] for v in graph.outputs])
+
+
+class hinted:
+    """While active, the lines of recorded nodes carry a hint, which follows them into derivatives
+    and through every pass."""
+
+    def __init__(self, *hints: str):
+        self.hints = hints
+
+    def __enter__(self) -> None:
+        self.before = _state.hints
+        _state.hints = tuple(dict.fromkeys((*self.before, *self.hints)))
+
+    def __exit__(self, *exc: object) -> None:
+        _state.hints = self.before
+
+
+def current_hints() -> tuple[str, ...]:
+    """The hints of the open blocks: what a trace depends on beside its arguments."""
+    return _state.hints
 
 
 class at_line:

@@ -1,7 +1,9 @@
 """Meshes: named grids of devices, how tensors lie on them, and what their ranks exchange.
 
-`ts.dist` has the public names; `ts.mesh(devices, ...)` is `ts.dist.mesh`. No module here starts
-MPI before a rank needs to communicate.
+Here: meshes, layouts, parts and distributed tensors. ranks/: who takes part and how bytes travel.
+collectives/: what ranks exchange. sharding/: from a graph to what each rank runs. parallel/:
+pipelines and other forms. planning/: what a program will cost elsewhere. `ts.dist` has the public
+names; `ts.mesh(devices, ...)` is `ts.dist.mesh`. No module starts MPI before a rank communicates.
 """
 
 from __future__ import annotations
@@ -10,8 +12,16 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import abort
+from tessera.graph.ir import SEEDS
+from tessera.graph.jit import SURROUNDINGS, TOGETHER
+
+from .collectives import merge as merge
+from .collectives import ops as ops
+from .collectives.replicated import seed
+from .collectives.together import extents, groups
 from .device_mesh import Mesh, mesh
+from .ranks import abort
+from .world import surroundings
 
 
 class _MeshModule(ModuleType):
@@ -23,4 +33,7 @@ class _MeshModule(ModuleType):
 
 MODULE: Any = sys.modules[__name__]
 MODULE.__class__ = _MeshModule
+SEEDS.append(seed)
+SURROUNDINGS.append(surroundings)
+TOGETHER.append((groups, extents))
 abort.install()

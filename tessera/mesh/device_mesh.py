@@ -2,6 +2,9 @@
 
 Entry i of `devices` is mesh rank i; ranks are row-major, the last axis fastest. Building a mesh
 asks for no device and no process. Running on it needs one rank per entry (see world.py).
+
+A mesh numbers its ranks from 0. The program has numbers of its own for them, its world ranks: the
+same ones for a whole mesh, and those in `ranks` for a part of one, `mesh.sub(pp=1)`.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tessera.errors import ArgumentError, AxisError, ShapeError, did_you_mean
 
 # The meshes whose blocks are open, outermost first. A context variable: the threads that simulate
 # ranks run in copies of the context that started them.
 _open: ContextVar[tuple[Mesh, ...]] = ContextVar("open meshes", default=())
+_created: WeakValueDictionary[int, Mesh] = WeakValueDictionary()  # by id
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,67 @@ class Mesh:
     shape: tuple[int, ...]
     topology: str | None = None
     rules: tuple[tuple[str, Any], ...] = ()  # the layout dict of `with mesh(..., layout=)`
+    ranks: tuple[int, ...] | None = None  # of a part: the world rank of each of its ranks
+    world: int | None = None  # of a part: how many ranks the whole mesh has
+
+    @property
+    def world_ranks(self) -> Sequence[int]:
+        """The world rank of each rank of this mesh: 0, 1, 2, ... unless it is part of another."""
+        return range(self.size()) if self.ranks is None else self.ranks
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks a program needs to run on this mesh: those of the whole one."""
+        return self.size() if self.world is None else self.world
+
+    def has(self, rank: int) -> bool:
+        """Whether a world rank belongs to this mesh."""
+        return rank in self.world_ranks
+
+    def sub(self, **places: int) -> Mesh:
+        """The part of this mesh at these places, on the axes that are left: `mesh.sub(pp=1)`.
+
+        Its ranks are numbered from 0 anew, in the same order. Of the mesh's layout dict, names
+        that an axis splits which is not left are replicated. Raises AxisError for an axis or a
+        place that is not there.
+        """
+        for axis, at in places.items():
+            extent = self.shape[self.position(axis)]
+            if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < extent:
+                raise AxisError(f"{self} has no place {axis}={at!r}",
+                                hint=f"{axis} goes from 0 to {extent - 1}")
+        left = [i for i, axis in enumerate(self.axes) if axis not in places]
+        found = [r for r in range(self.size()) if all(
+            self.index(r, (axis,)) == at for axis, at in places.items())]
+        return Mesh(
+            tuple(self.devices[r] for r in found), tuple(self.axes[i] for i in left),
+            tuple(self.shape[i] for i in left), self.topology,
+            tuple((name, _without(entry, places)) for name, entry in self.rules),
+            tuple(self.world_ranks[r] for r in found), self.world_size)
+
+    def shard(self, x: Any, which: Any, *, dims: Sequence[str] | None = None) -> Any:
+        """x distributed over this mesh: `mesh.shard(W, {"d_model"}, dims=("vocab", "d_model"))`.
+
+        which: a set of dimensions, split over the mesh's last axis, or a dict that names the axes,
+        {"d_model": "tp"}. A dimension is a name of `dims`, "row", "col" or a number.
+        x: a tensor or array that is the same on all ranks, or a distributed tensor; or a type,
+        Tensor["vocab", "d_model"], whose ShardSpec is the result
+        Raises AxisError for a dimension or an axis that is not there.
+        """
+        from .named import shard_named  # made of meshes, as tensors are
+
+        return shard_named(self, x, which, dims)
+
+    @property
+    def backend(self) -> str:
+        """What carries arrays of GPUs between this mesh's ranks: "nccl" where each has a GPU of its
+        own, "mpi" elsewhere under mpirun, "local" in a simulation, "single" without other ranks.
+
+        The first look is a collective: all ranks of the mesh take it.
+        """
+        from .ranks.nccl import backend_of
+
+        return backend_of(self)
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -104,7 +170,7 @@ class Mesh:
 
     def __str__(self) -> str:
         grid = ", ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape, strict=True))
-        return f"mesh({grid})"
+        return f"mesh({grid})" + (f" of ranks {_short(self.ranks)}" if self.ranks else "")
 
 
 def mesh(
@@ -133,7 +199,20 @@ def mesh(
     if len(set(names)) != len(names) or not all(names):
         raise ArgumentError(f"the axes of a mesh need different names, got {names}")
     rules = tuple((layout or {}).items())
-    return Mesh(found, names, extents, topology, rules)
+    made = Mesh(found, names, extents, topology, rules)
+    _created[id(made)] = made
+    return made
+
+
+def _without(entry: Any, gone: Mapping[str, int]) -> Any:
+    """An entry of a layout dict on a part that has lost some axes."""
+    named = (entry,) if isinstance(entry, str) else tuple(entry)
+    return "replicate" if any(a in gone for a in named) else entry
+
+
+def _short(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4]))
+    return f"{shown}, ... {ranks[-1]}" if len(ranks) > 4 else shown
 
 
 def _names(axis: str | Sequence[str]) -> tuple[str, ...]:
@@ -185,3 +264,8 @@ def current_mesh() -> Mesh | None:
     """The mesh of the innermost open `with mesh:`, None outside of any."""
     opened = _open.get()
     return opened[-1] if opened else None
+
+
+def created_meshes() -> list[Mesh]:
+    """The different meshes that `mesh` has made and that something still holds."""
+    return list(dict.fromkeys(_created.values()))

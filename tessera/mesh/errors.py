@@ -17,6 +17,12 @@ class DisagreementError(MeshError):
     default_code = "E_MESH_ORDER"
 
 
+class PolicyMismatch(DisagreementError):
+    """Ranks that make a distributed tensor of different types, shapes or layouts."""
+
+    default_code = "E_MESH_POLICY"
+
+
 class StalledError(MeshError):
     """A rank that did not come to a collective: it hangs, has returned, or waits elsewhere."""
 

@@ -24,20 +24,25 @@ class Split:
     """What splits one dimension: mesh axes, the last fastest; none: every rank has it whole.
 
     cyclic: 0 for one balanced block per part; k deals out runs of k elements in turn.
+    unit: blocks are balanced in whole runs of so many elements: with unit=64 a dimension of
+    heads x 64 is cut between heads.
     """
 
     axes: tuple[str, ...] = ()
     cyclic: int = 0
+    unit: int = 1
 
     def __str__(self) -> str:
         text = "*".join(self.axes) or "-"
-        return f"{text} cyclic {self.cyclic}" if self.cyclic else text
+        by = f" by {self.unit}" if self.unit > 1 else ""
+        return (f"{text} cyclic {self.cyclic}" if self.cyclic else text) + by
 
 
 @dataclass(frozen=True)
 class Layout:
     """One Split per dimension of the tensor, and the axes over which a reduction is pending.
 
+    regather: axes over which a value is gathered for each use anew, and freed after it (fsdp)
     Raises AxisError for an axis that the mesh does not have, ArgumentError for one used twice.
     """
 
@@ -45,6 +50,7 @@ class Layout:
     splits: tuple[Split, ...]
     pending: tuple[str, ...] = ()
     op: str | None = None
+    regather: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         used = [a for split in self.splits for a in split.axes] + list(self.pending)
@@ -57,8 +63,13 @@ class Layout:
         if bool(self.pending) != (self.op is not None) or (self.op and self.op not in REDUCTIONS):
             raise ArgumentError(f"a pending reduction needs axes and one of "
                                 f"{', '.join(REDUCTIONS)}; got {self.op!r} over {self.pending}")
+        if any(self.dim_of(axis) is None for axis in self.regather):
+            raise ArgumentError(f"regather={self.regather} of {self._text()}: only what is split "
+                                "over an axis can be gathered over it")
         if any(split.cyclic < 0 for split in self.splits):
             raise ArgumentError("cyclic is the length of a run, at least 1; 0 for blocks")
+        if any(split.unit < 1 for split in self.splits):
+            raise ArgumentError("unit is a number of elements that stay together, at least 1")
 
     @property
     def ndim(self) -> int:
@@ -91,21 +102,43 @@ class Layout:
         self.mesh.position(axis)
         return next((d for d, s in enumerate(self.splits) if axis in s.axes), None)
 
-    def with_split(self, dim: int, axes: Sequence[str] = (), cyclic: int = 0) -> Layout:
+    def with_split(self, dim: int, axes: Sequence[str] = (), cyclic: int = 0, unit: int = 1
+                   ) -> Layout:
         """This layout with another split of one dimension."""
         if not -self.ndim <= dim < self.ndim:
             raise AxisError(f"{self} has {self.ndim} dimensions, asked for {dim}")
         splits = list(self.splits)
-        splits[dim] = Split(tuple(axes), cyclic)
-        return replace(self, splits=tuple(splits))
+        splits[dim] = Split(tuple(axes), cyclic, unit)
+        left = {a for split in splits for a in split.axes}
+        return replace(self, splits=tuple(splits),
+                       regather=tuple(a for a in self.regather if a in left))
 
     def settled(self) -> Layout:
         """This layout after its pending reduction: the axes repeat."""
         return replace(self, pending=(), op=None)
 
+    def unmarked(self) -> Layout:
+        """This layout without `regather`: which rank has what, and nothing else."""
+        return replace(self, regather=()) if self.regather else self
+
+    def gathered(self, axes: Sequence[str]) -> Layout:
+        """This layout with no dimension split over these axes."""
+        found = self
+        for d, s in enumerate(self.splits):
+            if set(axes) & set(s.axes):
+                left = tuple(a for a in s.axes if a not in axes)
+                found = found.with_split(d, left, *((s.cyclic, s.unit) if left else ()))
+        return found.unmarked()
+
     def _text(self) -> str:
         text = "(" + ", ".join(map(str, self.splits)) + ")"
-        return f"{text} + {self.op} over {', '.join(self.pending)}" if self.pending else text
+        if self.pending:
+            text += f" + {self.op} over {', '.join(self.pending)}"
+        return f"{text} regather {', '.join(self.regather)}" if self.regather else text
+
+    def describe(self) -> str:
+        """The layout without its mesh: "(dp, -)", "(-, -) + sum over tp"."""
+        return self._text()
 
     def __str__(self) -> str:
         return f"{self._text()} on {self.mesh}"

@@ -11,11 +11,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
+from typing import cast
 
 import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, ShapeError
+from tessera.graph.op import Aval
 from tessera.numerics import DType
 
 from .domain import Rect
@@ -28,6 +31,11 @@ class Piece:
 
     box: Rect
     at: tuple[int, ...]
+
+
+def extents(aval: Aval) -> tuple[int, ...]:
+    """The extents of a value on a mesh: numbers, since a call has given the names theirs."""
+    return cast("tuple[int, ...]", aval.shape)
 
 
 def group_of(dtype: DType | None) -> int:
@@ -52,6 +60,7 @@ def intervals(layout: Layout, dim: int, extent: int, part: int, group: int = 1
               ) -> tuple[tuple[int, int], ...]:
     """What part number `part` has of one dimension, in order; () when it has none."""
     parts, run = layout.parts(dim), layout.splits[dim].cyclic
+    group = lcm(group, layout.splits[dim].unit)
     if run:
         return tuple(dealt(extent, parts, part, -(-run // group) * group))
     lo, hi = balanced(extent, parts, group)[part]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from tessera import config
 from tessera.errors import ArgumentError
+from tessera.graph.ops import random
 
-from .device_mesh import Mesh
+from .device_mesh import Mesh, current_mesh
 from .errors import MeshError
-from .local import run_ranks
-from .transport import Single, Transport
+from .ranks.local import run_ranks
+from .ranks.transport import Single, Transport
 
 # How launchers tell a process how many there are, and which it is: Open MPI, MPICH.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -43,7 +46,7 @@ def transport() -> Transport:
 def _process_transport() -> Transport:
     if launched_size() == 1:
         return Single()
-    from .mpi import MpiTransport
+    from .ranks.mpi import MpiTransport
 
     return MpiTransport()
 
@@ -53,39 +56,95 @@ def rank() -> int:
     return transport().rank
 
 
+def rank_of_program() -> int:
+    """This rank's number, without starting MPI for it."""
+    here = _simulated.get()
+    return launched_rank() if here is None else here.rank
+
+
+def backend() -> str:
+    """What carries bytes between this program's ranks: "mpi" under mpirun, "local" in a
+    simulation, "single" for a program that runs alone."""
+    return transport().name
+
+
 def world_size() -> int:
     """The number of ranks that run this program."""
     return transport().size
+
+
+def surroundings() -> Any:
+    """What a traced function depends on beside its arguments: the open mesh, and in a simulation,
+    whose ranks share the functions of this process, the rank."""
+    here = _simulated.get()
+    return current_mesh(), here and (here.rank, here.size)
+
+
+COMPILE_S = 600
+
+
+@contextmanager
+def patience(first: bool) -> Iterator[None]:
+    """While active, ranks of mpirun wait for each other as long as compiling may take, if this is
+    the `first` run of something: many ranks on few cores do not get there together."""
+    if not first or not config.comm_timeout or transport().name != "mpi":
+        yield
+        return
+    with config.scope(comm_timeout=max(config.comm_timeout, COMPILE_S)):
+        yield
 
 
 def simulate(program: Callable[..., Any], ranks: int | Mesh, *args: Any) -> list[Any]:
     """program(*args) on every rank of a mesh, or on so many ranks, all in this process.
 
     Ranks take turns at their collectives, so that a run is the same every time. A mesh is the
-    current one inside. Returns the results by rank; an error of a rank stops the others and is
-    raised here. Raises StalledError when ranks wait for each other, or one hangs.
+    current one inside. Returns the results by rank; of a part of a mesh, those of its ranks, and
+    only they run. An error of a rank stops the others and is raised here. Raises StalledError when
+    ranks wait for each other, or one hangs.
     """
-    size = ranks.size() if isinstance(ranks, Mesh) else ranks
+    size = ranks.world_size if isinstance(ranks, Mesh) else ranks
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ArgumentError(f"simulate runs on a mesh or on 1 or more ranks, got {ranks!r}")
 
     def one(simulated: Transport) -> Any:
         _simulated.set(simulated)
-        if isinstance(ranks, Mesh):
-            with ranks:
-                return program(*args)
-        return program(*args)
+        random.isolate()
+        if not isinstance(ranks, Mesh):
+            return program(*args)
+        if not ranks.has(simulated.rank):
+            return None
+        with ranks:
+            return program(*args)
 
-    return run_ranks(size, one)
+    results = run_ranks(size, one)
+    return [results[r] for r in ranks.world_ranks] if isinstance(ranks, Mesh) else results
 
 
 def need_world(mesh: Mesh) -> Transport:
-    """The transport, when it has one rank per entry of the mesh; else MeshError."""
-    here = transport()
-    if here.size != mesh.size():
+    """The transport, when it has the ranks that the mesh, or the one it is a part of, asks for;
+    else MeshError."""
+    here, needed = transport(), mesh.world_size
+    if here.size != needed:
         raise MeshError(
-            f"{mesh} has {mesh.size()} ranks and this program runs on {here.size}",
-            hint=f"start {mesh.size()}: mpirun -n {mesh.size()} python train.py, simulate them: "
+            f"{mesh} has {needed} ranks and this program runs on {here.size}"
+            if mesh.ranks is None else
+            f"{mesh} is part of a mesh of {needed} ranks and this program runs on {here.size}",
+            hint=f"start {needed}: mpirun -n {needed} python train.py, simulate them: "
             "ts.dist.simulate(program, mesh), or build a mesh of "
             f"{here.size}")
     return here
+
+
+def mesh_rank(mesh: Mesh) -> int:
+    """This rank's number in the mesh. Raises MeshError on a rank that is not in it, and when the
+    program runs on another number of ranks than the mesh asks for."""
+    here = need_world(mesh)
+    if not mesh.has(here.rank):
+        raise MeshError(f"rank {here.rank} is not in {mesh}",
+                        hint="only its ranks may communicate on it: if mesh.has(ts.dist.rank()):")
+    return mesh.world_ranks.index(here.rank)
+
+
+def is_here(mesh: Mesh) -> bool:
+    """Whether this rank is one of the mesh. Raises MeshError as need_world does."""
+    return mesh.has(need_world(mesh).rank)

@@ -8,7 +8,9 @@ expression, the string grammar (parse.py) and the printed form all come from the
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,10 +104,54 @@ class Modifier:
     def __rmatmul__(self, left: Any) -> NumericType:
         return as_type(left) @ self  # a precision_policy class on the left
 
+    def __enter__(self) -> Modifier:
+        if self.kind.name not in BLOCKS:
+            raise PolicyError(f"{self} is a policy of a type, it opens no block",
+                              hint="with device(gpu): ...")
+        block = BLOCKS[self.kind.name](self.value)
+        block.__enter__()
+        _open.blocks.append(block)
+        return self
+
+    def __exit__(self, *exc: Any) -> Any:
+        return _open.blocks.pop().__exit__(*exc)
+
     def __str__(self) -> str:
         return self.kind.text(self.value)
 
     __repr__ = __str__
+
+
+# name of a modifier -> value -> a context; `with device(gpu):` is one. Filled by upper floors.
+BLOCKS: dict[str, Callable[[Any], AbstractContextManager]] = {}
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.blocks: list[AbstractContextManager] = []
+
+
+_open = _Open()  # blocks of modifiers that have been entered, innermost last
+
+
+@dataclass(frozen=True)
+class Family:
+    """Devices of one kind: `device(gpu)` is this process's own, `device(gpu[1])` one by number."""
+
+    name: str
+    member: str  # how one of them is named
+
+    def __getitem__(self, index: int) -> str:
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+            raise PolicyError(f"{self.name}[{index!r}]: devices have numbers from 0")
+        return self.member.format(index)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+gpu = Family("gpu", "cuda:{}")
+cpu = Family("cpu", "cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +247,11 @@ def _check_axis(value: Any) -> int:
 
 
 def _check_device(value: Any) -> str:
+    value = value.name if isinstance(value, Family) else value
     allowed = isinstance(value, str) and value and all(c.isalnum() or c in "_:." for c in value)
     if not allowed:
-        raise PolicyError(f"@device needs a name such as 'cpu' or 'cuda:0'; got {value!r}")
+        raise PolicyError(f"@device needs gpu, gpu[0], cpu, or a name such as 'cuda:0'; got "
+                          f"{value!r}")
     return value
 
 

@@ -9,6 +9,7 @@ Readers are chosen by the name of the class, so no library is imported to recogn
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -75,6 +76,12 @@ class Face:
     place: Callable[[Any], int]
     pointer: str = ""
     facts: tuple[str, ...] = ()
+    library: str = ""
+
+    @functools.cached_property
+    def address(self) -> Callable[[Any], int] | None:
+        """array -> its pointer, where that costs less than reading all of it."""
+        return eval(f"lambda x: {self.pointer.format('x')}") if self.pointer else None  # noqa: S307
 
 
 FACES: dict[str, Face] = {}  # by qualified class name
@@ -88,7 +95,7 @@ def reader(*names: str, place: Callable[[Any], int] = lambda x: HOST, pointer: s
         for name in names:
             if name in FACES:
                 raise ArgumentError(f"a reader for {name} is declared twice")
-            FACES[name] = Face(read, place, pointer, facts)
+            FACES[name] = Face(read, place, pointer, facts, name.partition(".")[0])
         return read
 
     return declare
@@ -245,12 +252,12 @@ _DLPACK = Face(read_dlpack, _place_of_dlpack)
 
 def device_of_pointer(pointer: int) -> int:
     from .device import check, driver
+    from .libcuda import POINTER_DEVICE_ORDINAL
 
     if not pointer:
         return 0
-    bindings = driver()
-    ordinal = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(check(bindings.cuPointerGetAttribute(ordinal, pointer), "find an array's device"))
+    return check(driver().cuPointerGetAttribute(POINTER_DEVICE_ORDINAL, pointer),
+                 "find an array's device")
 
 
 def check_array(array: Array, name: str, *, dtype: DType | None = None, ndim: int | None = None,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from . import libcuda
 from .device import Device, check, device, driver, outside_capture
 
 
@@ -24,24 +25,24 @@ class Buffer:
     def __init__(self, nbytes: int, on: Device):
         with on.current(), outside_capture():
             made = check(driver().cuMemAlloc(max(nbytes, 1)), f"allocate {nbytes} bytes on {on}")
-        self.pointer, self.nbytes, self.device = int(made), nbytes, on
+        self.pointer, self.nbytes, self.device = made, nbytes, on
         weakref.finalize(self, _free, self.pointer, on.index).atexit = False
 
     def write(self, array: np.ndarray, at: int = 0) -> None:
         """Copy a contiguous array's bytes to byte `at` of the buffer; done when it returns."""
-        bindings, stream = driver(), _copies(self.device.index)
+        library, stream = driver(), _copies(self.device.index)
         with self.device.current(), outside_capture():
-            check(bindings.cuMemcpyHtoDAsync(self.pointer + at, array.ctypes.data, array.nbytes,
+            check(library.cuMemcpyHtoDAsync(self.pointer + at, array.ctypes.data, array.nbytes,
                                              stream), "copy to the GPU")
-            check(bindings.cuStreamSynchronize(stream), "copy to the GPU")
+            check(library.cuStreamSynchronize(stream), "copy to the GPU")
 
     def read(self, array: np.ndarray) -> None:
         """Fill a contiguous array from the start of the buffer."""
-        bindings, stream = driver(), _copies(self.device.index)
+        library, stream = driver(), _copies(self.device.index)
         with self.device.current(), outside_capture():
-            check(bindings.cuMemcpyDtoHAsync(array.ctypes.data, self.pointer, array.nbytes, stream),
+            check(library.cuMemcpyDtoHAsync(array.ctypes.data, self.pointer, array.nbytes, stream),
                   "copy from the GPU")
-            check(bindings.cuStreamSynchronize(stream), "copy from the GPU")
+            check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 
 def _free(pointer: int, index: int) -> None:
@@ -52,10 +53,8 @@ def _free(pointer: int, index: int) -> None:
 @functools.cache
 def _copies(index: int) -> int:
     """A non-blocking stream of the device for the runtime's own copies."""
-    bindings = driver()
     with device(index).current(), outside_capture():
-        flags = bindings.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(check(bindings.cuStreamCreate(flags), "make a stream"))
+        return check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING), "make a stream")
 
 
 class MappedMemory:
@@ -64,13 +63,11 @@ class MappedMemory:
     __slots__ = ("pointer", "raw", "words", "_host")
 
     def __init__(self, words: int, on: Device):
-        bindings = driver()
-        flags = bindings.CU_MEMHOSTALLOC_PORTABLE | bindings.CU_MEMHOSTALLOC_DEVICEMAP
+        flags = libcuda.MEMHOSTALLOC_PORTABLE | libcuda.MEMHOSTALLOC_DEVICEMAP
         with on.current(), outside_capture():
-            made = check(bindings.cuMemHostAlloc(8 * words, flags), "allocate host memory")
-            self._host = int(made)
-            self.pointer = int(check(bindings.cuMemHostGetDevicePointer(self._host, 0),
-                                     "map host memory"))
+            self._host = check(driver().cuMemHostAlloc(8 * words, flags), "allocate host memory")
+            self.pointer = check(driver().cuMemHostGetDevicePointer(self._host, 0),
+                                 "map host memory")
         self.raw = (ctypes.c_int64 * words).from_address(self._host)  # raw[i]: the quickest look
         self.words = np.frombuffer(memoryview(self.raw), np.int64)
         self.words[:] = 0

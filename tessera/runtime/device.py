@@ -5,6 +5,7 @@ The primary context of each device is used, so pointers and streams of CuPy, tor
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -13,35 +14,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
-from .ptxas import FIX_GPU
+from . import libcuda
 from .target import Target, target_of_device
 
 
 @functools.cache
 def driver() -> Any:
-    """The module cuda.bindings.driver, initialised.
+    """The driver's functions, initialised.
 
-    Raises UnsupportedTargetError when the package, the driver library or a GPU is missing.
+    Raises UnsupportedTargetError when its library, or a GPU, is missing.
     """
     try:
-        from cuda.bindings import driver as bindings
-    except ImportError as error:
-        raise UnsupportedTargetError(f"cuda-bindings does not import: {error}",
-                                     hint=FIX_GPU) from error
-    try:
-        status = bindings.cuInit(0)[0]
-    except (RuntimeError, ImportError, OSError) as error:  # libcuda is not there
+        library = libcuda.open_library()
+    except (OSError, AttributeError) as error:
         raise UnsupportedTargetError(
-            f"no GPU driver here: {str(error).splitlines()[0]}",
+            f"no GPU driver of CUDA 12 or later here: {str(error).splitlines()[0]}",
             hint="run kernels under the interpreter (device='cpu'), or install NVIDIA's driver; "
                  "python -m tessera doctor shows what is there",
         ) from error
-    if status != bindings.CUresult.CUDA_SUCCESS:
+    status = library.cuInit(0)[0]
+    if status != libcuda.SUCCESS:
         raise UnsupportedTargetError(
-            f"the GPU driver does not start: cuInit answers {status.name}",
+            f"the GPU driver does not start: cuInit answers {error_name(library, status)}",
             hint="see nvidia-smi and CUDA_VISIBLE_DEVICES; device='cpu' needs no GPU",
         )
-    return bindings
+    return library
+
+
+def error_name(library: Any, status: int) -> str:
+    """CUDA_ERROR_..., or the number of a status that the driver does not know."""
+    name = library.cuGetErrorName(status)[1]
+    return name.decode() if name else f"status {status}"
 
 
 def check(answer: tuple, what: str) -> Any:
@@ -61,17 +64,16 @@ _STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR
            "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_LAUNCH_TIMEOUT"}
 
 
-def _failure(status: Any, what: str) -> Exception:
-    bindings = driver()
-    text = bindings.cuGetErrorString(status)[1]
-    words = text.decode() if isinstance(text, bytes) else str(text)
-    if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
+def _failure(status: int, what: str) -> Exception:
+    library = driver()
+    words = (library.cuGetErrorString(status)[1] or b"unknown to this driver").decode()
+    if status == libcuda.OUT_OF_MEMORY:
         return OutOfMemoryError(f"{what}: {words}", hint="free arrays, or use a smaller problem")
-    hint = None
-    if status.name in _STICKY:
+    name, hint = error_name(library, status), None
+    if name in _STICKY:
         hint = "an earlier kernel failed and its context is lost: run it under ts.debug.bounds() " \
                "or the interpreter to see where, in a new process"
-    return DeviceError(f"{what}: {status.name}, {words}", hint=hint)
+    return DeviceError(f"{what}: {name}, {words}", hint=hint)
 
 
 # Called with the number of a device that was waited for: errors that its kernels reported show now.
@@ -106,11 +108,10 @@ class Device:
         Returns the one to `restore` (other libraries take the current context for their current
         device), 0 when this one was current already or none was.
         """
-        bindings = driver()
-        before = int(bindings.cuCtxGetCurrent()[1])
+        before = driver().cuCtxGetCurrent()[1]
         if before == self.context:
             return 0
-        check(bindings.cuCtxSetCurrent(self.context), f"use {self}")
+        check(driver().cuCtxSetCurrent(self.context), f"use {self}")
         return before
 
     @contextmanager
@@ -160,27 +161,34 @@ _devices: dict[int, Device] = {}
 
 
 def _open(index: int) -> Device:
-    bindings, count = driver(), device_count()
+    library, count = driver(), device_count()
     if count == 0:
         raise UnsupportedTargetError("the driver shows no GPU", hint="see CUDA_VISIBLE_DEVICES")
     if not 0 <= index < count:
         raise ArgumentError(f"there is no cuda:{index}", hint=f"this machine has {count} GPUs")
-    handle = check(bindings.cuDeviceGet(index), f"open cuda:{index}")
-    attributes = bindings.CUdevice_attribute
+    handle = check(library.cuDeviceGet(index), f"open cuda:{index}")
 
     def read(name: str) -> int:
-        code = getattr(attributes, "CU_DEVICE_ATTRIBUTE_" + name)
-        return check(bindings.cuDeviceGetAttribute(code, handle), f"read {name} of cuda:{index}")
+        code = libcuda.DEVICE_ATTRIBUTES[name]
+        return check(library.cuDeviceGetAttribute(code, handle), f"read {name} of cuda:{index}")
 
-    name = check(bindings.cuDeviceGetName(96, handle), "read the GPU's name")
-    context = check(bindings.cuDevicePrimaryCtxRetain(handle), f"open a context on cuda:{index}")
+    name = ctypes.create_string_buffer(96)
+    check(library.cuDeviceGetName(name, len(name), handle), "read the GPU's name")
+    context = check(library.cuDevicePrimaryCtxRetain(handle), f"open a context on cuda:{index}")
     return Device(
-        index, name.split(b"\0", 1)[0].decode(),
+        index, name.value.decode(),  # up to the first zero: what follows is anything
         (read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
-        check(bindings.cuDeviceTotalMem(handle), "read the GPU's memory"),
+        check(library.cuDeviceTotalMem(handle), "read the GPU's memory"),
         read("MULTIPROCESSOR_COUNT"), read("L2_CACHE_SIZE"),
         read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        int(context))
+        context)
+
+
+def gpu_id(index: int) -> bytes:
+    """16 bytes that no other GPU has."""
+    handle, found = check(driver().cuDeviceGet(index), f"open cuda:{index}"), (ctypes.c_char * 16)()
+    check(driver().cuDeviceGetUuid(found, handle), f"identify cuda:{index}")
+    return found.raw
 
 
 def has_gpu() -> bool:
@@ -195,10 +203,9 @@ def has_gpu() -> bool:
 def outside_capture() -> Iterator[None]:
     """Calls that a stream capture of this thread would forbid (loading, allocating) but that do
     not belong to it: they are made in relaxed mode."""
-    bindings = driver()
-    relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = check(bindings.cuThreadExchangeStreamCaptureMode(relaxed), "enter relaxed capture")
+    exchange = driver().cuThreadExchangeStreamCaptureMode
+    before = check(exchange(libcuda.CAPTURE_MODE_RELAXED), "enter relaxed capture")
     try:
         yield
     finally:
-        check(bindings.cuThreadExchangeStreamCaptureMode(before), "leave relaxed capture")
+        check(exchange(before), "leave relaxed capture")

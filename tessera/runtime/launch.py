@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from .arrays import HOST, Array, current_stream, overlap, read_array
+from .arrays import HOST, Array, current_stream, face_of, overlap, read_array
 from .buffer import Buffer, stream_pointer
 from .device import check, device, driver
 from .module import Grid, Kernel
+from .timing import is_capturing
 
 _SCALARS = (int, float, bool, np.generic)
 
@@ -31,25 +32,32 @@ def launch(kernel: Kernel, grid: Grid, args: Sequence[Any], *, names: Sequence[s
     """
     values: list[Any] = []
     arrays: list[tuple[int, Array]] = []
+    places: list[tuple[int, int, str]] = []  # argument, device, library
     for i, value in enumerate(args):
         if isinstance(value, _SCALARS):
             values.append(value)
-        else:
-            array = read_array(value, names[i] if names else str(i))
-            arrays.append((i, array))
-            values.append(array.pointer)
-    index, library = _place(arrays, names, on)
-    at = stream_pointer(stream) if stream is not None else current_stream(library, index)
+            continue
+        face = face_of(type(value))
+        if face is not None and face.address is not None and (at := face.place(value)) != HOST:
+            values.append(face.address(value))
+            places.append((i, at, face.library))
+            continue
+        array = read_array(value, names[i] if names else str(i))
+        arrays.append((i, array))
+        places.append((i, array.device, array.library))
+        values.append(array.pointer)
+    index, library = _place(places, names, on)
+    queue = stream_pointer(stream) if stream is not None else current_stream(library, index)
     host = [(i, array) for i, array in arrays if array.device == HOST]
     for i in written:
         _check_written(dict(arrays).get(i), names[i] if names else str(i))
     if not host:
-        kernel.launch(grid, values, stream=at, device=index)
+        kernel.launch(grid, values, stream=queue, device=index)
         return
-    staged = Staging(host, index, at, set(written))
+    staged = Staging(host, index, queue, set(written))
     for i, pointer in staged.pointers():
         values[i] = pointer
-    kernel.launch(grid, values, stream=at, device=index)
+    kernel.launch(grid, values, stream=queue, device=index)
     staged.copy_back()
 
 
@@ -59,20 +67,20 @@ def _check_written(array: Array | None, name: str) -> None:
                             hint="pass an array that may be written")
 
 
-def _place(arrays: list[tuple[int, Array]], names: Sequence[str],
+def _place(places: list[tuple[int, int, str]], names: Sequence[str],
            on: int | None) -> tuple[int, str]:
     """Device and library of the launch: those of the arrays on a GPU, which must agree."""
     index, library = on, ""
-    for i, array in arrays:
-        if array.device == HOST:
+    for i, at, of in places:
+        if at == HOST:
             continue
         if index is None:
-            index = array.device
-        if array.device != index:
+            index = at
+        if at != index:
             raise ArgumentError(
-                f"argument {names[i] if names else i} lies on cuda:{array.device}, the kernel runs "
-                f"on cuda:{index}", hint="move it there first")
-        library = library or array.library
+                f"argument {names[i] if names else i} lies on cuda:{at}, the kernel runs on "
+                f"cuda:{index}", hint="move it there first")
+        library = library or of
     return index or 0, library
 
 
@@ -81,9 +89,7 @@ class Staging:
 
     def __init__(self, host: list[tuple[int, Array]], index: int, stream: int, written: set[int]):
         self._stream, self._written, self._index = stream, written, index
-        bindings = driver()
-        status = check(bindings.cuStreamIsCapturing(stream), "ask about graph capture")
-        if status != bindings.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        if is_capturing(stream):
             raise ArgumentError("a launch on host arrays cannot be captured in a graph",
                                 hint="pass arrays that lie on the GPU")
         made: dict[tuple[int, int], Buffer] = {}  # an array that is given twice has one copy

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, DTypeError
+from . import libcuda
 from .arrays import Array
 from .buffer import Buffer
 from .device import check, device, driver
@@ -34,8 +35,6 @@ TYPES = {
     "int16": "UINT16", "uint16": "UINT16", "int32": "INT32", "uint32": "UINT32",
     "int64": "INT64", "uint64": "UINT64", "bool_": "UINT8",
 }
-SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
-PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 
 Key = tuple[Any, ...]
 
@@ -150,25 +149,19 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
 
 
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:
-    bindings, rank = driver(), len(box)
-
-    def member(kind: str, prefix: str, word: str) -> Any:
-        return getattr(getattr(bindings, kind), prefix + word)
-
-    made = bindings.cuTensorMapEncodeTiled(
-        member("CUtensorMapDataType", "CU_TENSOR_MAP_DATA_TYPE_", TYPES[array.dtype.name]),
-        rank, array.pointer,
-        [bindings.cuuint64_t(e) for e in reversed(array.shape)],
-        [bindings.cuuint64_t(s) for s in _strides_bytes(array)],
-        [bindings.cuuint32_t(e) for e in reversed(box)],
-        [bindings.cuuint32_t(1)] * rank,
-        member("CUtensorMapInterleave", "CU_TENSOR_MAP_INTERLEAVE_", "NONE"),
-        member("CUtensorMapSwizzle", "CU_TENSOR_MAP_SWIZZLE_", SWIZZLES[swizzle_bytes]),
-        member("CUtensorMapL2promotion", "CU_TENSOR_MAP_L2_PROMOTION_",
-               PROMOTIONS[promotion_bytes]),
-        member("CUtensorMapFloatOOBfill", "CU_TENSOR_MAP_FLOAT_OOB_FILL_", "NONE"))
-    found = check(made, f"describe tiles {box} of an array {array.shape} of {array.dtype}")
-    return ctypes.string_at(found.getPtr(), MAP_BYTES)
+    rank = len(box)
+    memory = ctypes.create_string_buffer(2 * MAP_BYTES)  # the driver writes at a multiple of 64
+    at = -(-ctypes.addressof(memory) // MAP_BYTES) * MAP_BYTES
+    words, halves = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+    strides = (ctypes.c_uint64 * max(rank - 1, 1))(*_strides_bytes(array))
+    answer = driver().cuTensorMapEncodeTiled(
+        at, libcuda.TENSOR_MAP_TYPES[TYPES[array.dtype.name]], rank, array.pointer,
+        words(*reversed(array.shape)), strides, halves(*reversed(box)), halves(*(1,) * rank),
+        0,  # not interleaved
+        libcuda.TENSOR_MAP_SWIZZLES[swizzle_bytes], libcuda.TENSOR_MAP_PROMOTIONS[promotion_bytes],
+        0)  # zeros outside of the array
+    check(answer, f"describe tiles {box} of an array {array.shape} of {array.dtype}")
+    return ctypes.string_at(at, MAP_BYTES)
 
 
 def _strides_bytes(array: Array) -> list[int]:

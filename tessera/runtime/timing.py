@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from . import libcuda
 from .buffer import Buffer
 from .device import check, device, driver
 
@@ -32,7 +33,7 @@ class Timing:
 def is_capturing(stream: int) -> bool:
     """Whether the stream is being captured into a graph, where nothing can be timed."""
     status = check(driver().cuStreamIsCapturing(stream), "ask about graph capture")
-    return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+    return status != libcuda.CAPTURE_STATUS_NONE
 
 
 class EventTimer:
@@ -47,8 +48,7 @@ class EventTimer:
         self.device, self.stream = device(index), stream
         self._scratch = Buffer(2 * self.device.l2_bytes, self.device)
         with self.device.current():
-            flags = driver().CUevent_flags.CU_EVENT_DEFAULT
-            self._begin, self._end = (check(driver().cuEventCreate(flags), "make an event")
+            self._begin, self._end = (check(driver().cuEventCreate(0), "make an event")
                                       for _ in range(2))
         self._covers = 1
 
@@ -79,7 +79,7 @@ class EventTimer:
     def _elapsed(self) -> float:
         with self.device.current():
             check(driver().cuEventSynchronize(self._end), "wait for the kernel")
-            return float(check(driver().cuEventElapsedTime(self._begin, self._end), "read a time"))
+            return check(driver().cuEventElapsedTime(self._begin, self._end), "read a time")
 
     def _warm(self, launch: Callable[[], Any]) -> None:
         """Loads the module and fills instruction caches; finds how long the cover has to last."""

@@ -12,7 +12,7 @@ from tessera.errors import ArgumentError, did_you_mean, user_line
 from tessera.numerics import DType, NumericType
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
-from tessera.tile import device
+from tessera.tile import device, records
 from tessera.tile.arguments import Bound, Tile, bind
 from tessera.tile.auto import propose
 from tessera.tile.device import levels as device_levels
@@ -60,7 +60,8 @@ class Kernel(Kernel_):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
         self.fn, self.grid = fn, grid
         self.source: Source = capture(fn)
-        self.signature = inspect.signature(fn)
+        self.given = inspect.signature(fn)  # as written; `signature` has records apart
+        self._signature: inspect.Signature | None = None
         self._schedule = schedule
         self._cache: dict[Any, Function] = {}
         self._untold: set[int] = set()  # functions that no observer knows
@@ -76,7 +77,7 @@ class Kernel(Kernel_):
         self.__module__ = fn.__module__
 
     def _check_signature(self) -> None:
-        for p in self.signature.parameters.values():
+        for p in self.given.parameters.values():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise TileError(f"{self.fn.__name__} takes {p}: kernels have named parameters",
                                 where=self.source.site(self.source.tree))
@@ -122,8 +123,19 @@ class Kernel(Kernel_):
         return Kernel(self.fn, schedule=schedule, grid=self.grid)
 
     @property
+    def signature(self) -> inspect.Signature:
+        """The parameters, a record's arrays one by one."""
+        if self._signature is None:
+            self._signature = records.flat_signature(self.given, self._written_annotations())
+        return self._signature
+
+    @property
     def annotations(self) -> dict[str, Any]:
-        """Annotations as objects, also under `from __future__ import annotations`."""
+        """Annotations as objects, also under `from __future__ import annotations`; a record's
+        arrays one by one."""
+        return records.flat_annotations(self._written_annotations())
+
+    def _written_annotations(self) -> dict[str, Any]:
         scope = closure_of(self.fn)
         out = {}
         for name, value in self.fn.__annotations__.items():
@@ -134,10 +146,10 @@ class Kernel(Kernel_):
 
     # --- calls --------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        ready = self._ready.get(form_of(args, kwargs) if kwargs else tuple(map(type, args)))
-        if ready is not None:
-            return ready.launch(None, *args, *kwargs.values())
-        return self.run(_DEFAULT, args, kwargs)
+        if kwargs:
+            return self._launch(_DEFAULT, args, kwargs)
+        ready = self._ready.get(tuple(map(type, args)))
+        return self.run(_DEFAULT, args, kwargs) if ready is None else ready.launch(*args)
 
     def __getitem__(self, config: Any) -> Callable[..., Any]:
         """k[groups], k[groups, lanes]; a grid of several axes is a tuple: k[(gx, gy), lanes]."""
@@ -174,12 +186,16 @@ class Kernel(Kernel_):
         """A call, the short way when there was one like it on a GPU."""
         ready = self.launchers.get(config, {}).get(form_of(args, kwargs))
         if ready is not None:
-            return ready.launch(stream, *args, *kwargs.values())
+            return ready.launch(*args, *kwargs.values(), stream=stream)
         return self.run(config, args, kwargs, stream)
 
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
             target: str | None = None) -> Any:
         """A call, the long way: where it runs is found, its arguments are bound and checked."""
+        if records.among(args, kwargs):
+            args, kwargs = records.spread(self.__name__, self.given, args, kwargs)
+            if target is None:
+                return self._launch(config, args, kwargs, stream)
         arguments = self._arguments(args, kwargs)
         place = device.placement(self.__name__, arguments, target)
         bound = self._bind(arguments, place)
@@ -209,6 +225,8 @@ class Kernel(Kernel_):
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> Bound:
         """Arguments by the signature, checked against the annotations."""
+        if records.among(args, kwargs):
+            args, kwargs = records.spread(self.__name__, self.given, args, kwargs)
         arguments = self._arguments(args, kwargs)
         return self._bind(arguments, device.placement(self.__name__, arguments, "auto"))
 
@@ -216,7 +234,7 @@ class Kernel(Kernel_):
         try:
             given = self.signature.bind(*args, **kwargs)
         except TypeError as err:
-            raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.signature}",
+            raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.given}",
                                 where=user_line()) from None
         given.apply_defaults()
         return given.arguments
@@ -275,6 +293,8 @@ class Kernel(Kernel_):
         return Spec(tuple(bound.types.items()), tuple(bound.constants.items()),
                     self.annotations.get("return"), schedule,
                     given_grid=self.grid is not None if given_grid is None else given_grid,
+                    records=tuple((n, tuple(f)) for n, f in records.fields_of(
+                        self._written_annotations()).items()),
                     wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
 
     def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
@@ -333,7 +353,7 @@ class Kernel(Kernel_):
                                 hint=f'k.inspect_ir("tile", {err.args[0]}=128)') from None
 
     def __repr__(self) -> str:
-        return f"<kernel {self.__name__}{self.signature}>"
+        return f"<kernel {self.__name__}{self.given}>"
 
 
 def _groups(groups: Any) -> tuple[int, ...] | None:

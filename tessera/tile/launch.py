@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,6 +25,8 @@ from tessera.tile.types import Buffer, Scalar, Tensor, Tile
 from tessera.tile.values import constant
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
+# Contexts around each run of the interpreter, by the kernel's name. Filled by debug.
+RUN_WATCHERS: list[Callable[[str], AbstractContextManager[Any]]] = []
 MAX_LANES = 1024  # of a CUDA block
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
@@ -150,7 +154,9 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
         order = np.random.default_rng(seed).permutation(order)
     order = order[:most]
     key = fold_in(as_key(seed), zlib.crc32(name.encode()))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), ExitStack() as watched:
+        for watch in RUN_WATCHERS:
+            watched.enter_context(watch(name))
         for part in _batches(order, function, lanes):
             machine = Machine(part, lanes, grid, env, sanitizer=sanitizer, report=report, key=key,
                               seed=seed, raise_nan=config.numerics == "raise")

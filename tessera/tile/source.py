@@ -36,7 +36,7 @@ class Source:
         start = getattr(node, "col_offset", 0) + self.indent
         same = getattr(node, "end_lineno", line) == line
         stop = getattr(node, "end_col_offset", 0) + self.indent if same else 0
-        return Site(self.file, self.first + line - 1, text, start, stop)
+        return Site(self.file, self.first + line - 1, text, start=start, stop=stop)
 
 
 def capture(fn: Callable) -> Source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.dims import Dim
-from tessera.numerics import i32, i64
+from tessera.numerics import NumericType, i32, i64
 from tessera.tensor import TensorType
 from tessera.tile import origins
 from tessera.tile.exits import RETURN, Exits
@@ -18,6 +18,7 @@ from tessera.tile.loops import stored_names
 from tessera.tile.ops.registry import OPS
 from tessera.tile.parameters import Context
 from tessera.tile.ranges import DimInt, Ranges, walk_ops
+from tessera.tile.records import Fields
 from tessera.tile.schedule import Schedule
 from tessera.tile.source import Source
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, Type, View
@@ -35,6 +36,7 @@ class Spec:
     given_grid: bool = False
     fixed_dims: tuple[tuple[str, int], ...] = ()
     wide_dims: frozenset[str] = field(default=frozenset())
+    records: tuple[tuple[str, tuple[str, ...]], ...] = ()  # parameters with several arrays
     spelled: tuple[str, ...] = field(init=False, repr=False)  # constants: 1, 1.0 and True differ
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class Tracer(Ranges):
         for name, t in self.spec.params:
             if isinstance(t, Tensor):
                 self.env[name] = replace(self.env[name], hidden=self.grid_dims(t))
+        for name, fields in self.spec.records:
+            self.env[name] = Fields({f: self.env[f"{name}_{f}"] for f in fields})
         if isinstance(self.spec.result, TensorType):
             kind = self.spec.result
             assert kind.type is not None
@@ -270,10 +274,25 @@ class Tracer(Ranges):
         if all(isinstance(v, Handle) and isinstance(v.type, Tensor) for v in items):
             self.result = ("param", *(v.value.name for v in items))
             return
+        if self.output is None and self.spec.result is None and isinstance(value, Handle):
+            self.output = self.like_the_rows(value)
         if self.output is not None:
             self.return_tile(value)
         else:
             self.return_number(value)
+
+    def like_the_rows(self, value: Handle) -> Handle | None:
+        """The result of a kernel without an annotation for it, when the tile it returns is the
+        group's own block of its first matrix: a tensor like that, with the tile's elements."""
+        first = next((t for _, t in self.spec.params if isinstance(t, Tensor)), None)
+        if first is None or not isinstance(value.type, Tile):
+            return None
+        hidden = self.grid_dims(first)
+        own = first.dims[len(hidden):]
+        if len(own) != len(value.type.shape) or str(own[0]) not in self.origin:
+            return None
+        t = Tensor(NumericType(value.type.dtype), first.dims)
+        return replace(self.parameter("result", t, "output"), hidden=hidden)
 
     def return_tile(self, value: Any) -> None:
         if isinstance(value, Row):

@@ -152,6 +152,7 @@ def test_saving_again_replaces_all_and_leaves_nothing_behind(tmp_path, rng):
     ({"x": 3.0}, "x is float"),
     ({"x": "text"}, "x is str"),
     ({"a": {"b": ts.tensor([1.0])}, "a.b": ts.tensor([2.0])}, "two tensors have the path 'a.b'"),
+    ({"a": {"x@scale": ts.tensor([1.0])}}, "the path 'a.x@scale' has an @"),
 ])
 def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path, value, words):
     with pytest.raises(ts.CheckpointError, match=words):
@@ -177,6 +178,8 @@ def test_a_model_of_another_shape_or_type_is_refused(tmp_path, rng):
     for words in ("w is f32[3, 4], asked for f32[4, 3]", "b is f32[4], asked for bf16[4]",
                   "new is not in it", "old is in it, but not asked for", "hint:"):
         assert words in text
+    with pytest.raises(ts.CheckpointError, match="w is a tensor, asked for float"):
+        load(tmp_path / "c").tree({"w": 1.0}, part=True)
 
 
 def flip_byte(file: Path, at: int) -> None:
@@ -196,6 +199,7 @@ DAMAGES = {
     "manifest cut": (lambda c: os.truncate(c / MANIFEST, 40), "not JSON"),
     "manifest empty": (lambda c: os.truncate(c / MANIFEST, 0), "not JSON"),
     "manifest missing": (lambda c: (c / MANIFEST).unlink(), "no manifest.json"),
+    "manifest too deep": (lambda c: (c / MANIFEST).write_text("[" * 100_000), "not JSON"),
     "other JSON": (lambda c: (c / MANIFEST).write_text("[1]"), "not the manifest of a checkpoint"),
     "other version": (lambda c: rewrite_manifest(c, lambda m: m.update(version=2)),
                       "format version 2, this tessera reads 1"),
@@ -205,7 +209,7 @@ DAMAGES = {
     "other shape": (lambda c: rewrite_manifest(
         c, lambda m: m["tensors"]["w"].update(shape=[3, 5])), "by the manifest"),
     "negative shape": (lambda c: rewrite_manifest(
-        c, lambda m: m["tensors"]["w"].update(shape=[-5, -3])), "by the manifest"),
+        c, lambda m: m["tensors"]["w"].update(shape=[-5, -3])), "malformed.*tensors.w.shape"),
     "unknown type": (lambda c: rewrite_manifest(
         c, lambda m: m["tensors"]["w"].update(type="f33")), "w of .* has a type that is not known"),
     "shape of text": (lambda c: rewrite_manifest(

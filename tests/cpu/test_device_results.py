@@ -19,7 +19,7 @@ from tessera.runtime.arrays import overlap
 from tessera.tile import accuracy
 from tessera.tile.device import recipe, results
 
-CAPTURING = "CU_STREAM_CAPTURE_STATUS_ACTIVE"
+CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 @ts.kernel

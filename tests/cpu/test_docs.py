@@ -12,9 +12,11 @@ import re
 import subprocess
 import sys
 import tomllib
+import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import guide
@@ -22,11 +24,11 @@ import guide_tables
 import tessera as ts
 from guide import ACCEPT, PAGES, ROOT
 from guide_tables import TABLES
+from mesh.launch import needs_mpi
 from tessera import config
 from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
 from tessera.tile.cuda.emit.maths import BODIES
-from tessera.tile.delegate import LIBRARY
 from tessera.tile.ops import OPS as TILE_OPS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -41,6 +43,13 @@ MODULE = re.compile(r"`tessera((?:\.[A-Za-z_]\w*)+)`")
 FILE = re.compile(r"\b((?:tessera|tests|examples|docs|benchmarks)/[\w./-]+\.\w+)\b")
 VARIABLE = re.compile(r"\bTESSERA_[A-Z_]+[A-Z]\b")
 WRONG_ON_PURPOSE = {"sofmax"}
+
+
+def section(title: str) -> str:
+    """A section of the README."""
+    found = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert found, f"the README has no section {title!r}"
+    return found
 
 
 @pytest.fixture
@@ -88,6 +97,67 @@ def test_the_readme_shows_the_ir(folder):
     for p in shown:
         assert p.expected is not None and guide.agrees(p.got, p.expected.text)
     assert "def scores" in shown[0].block.text and "= gelu(%0)" in shown[0].got
+
+
+@pytest.mark.row("CORE-28")
+def test_the_readme_tunes_a_kernel_and_profiles_a_function(folder):
+    """And it names the settings and the trace by which one goes on."""
+    text = section("Tune and profile")
+    assert "@ts.kernel.autotune(" in text and "tuning_trace" in text
+    shown = {name: p for p in guide.run_page(README.read_text(), folder)
+             for name in ("autotune", "profile") if f"{name}(" in p.block.text}
+    for p in shown.values():
+        assert p.expected is not None and guide.agrees(p.got, p.expected.text)
+    found = re.match(r"(\d+) candidates, (\d+) of them cannot run; chosen: {",
+                     shown["autotune"].got)
+    assert found and int(found[1]) > int(found[2]) > 0
+    assert "/gelu" in shown["profile"].got and " bytes at most" in shown["profile"].got
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {"forward", "gelu", "div"} <= {e["name"] for e in events}
+
+
+@needs_mpi
+@pytest.mark.row("CORE-27")
+def test_the_commands_of_the_readme_train_on_several_processes(folder):
+    """On four, and on from there on two: the first and the last line, of a small model."""
+    lines = re.findall(r"^(mpirun -n \d .*?)(?:  +#.*)?$", section("Several GPUs or processes"),
+                       re.M)
+    assert len(lines) > 2 and "--resume" in lines[-1] and "-n 2" in lines[-1]
+    (folder / "text.txt").write_text(README.read_text() * 8)
+    small = ("--d 32 --layers 2 --heads 2 --T 32 --B 4 --checkpoint-every 1 --steps 2 --sample 0 "
+             "--data text.txt")
+    first, last = (guide.run_command(line.replace("examples/", f"{ROOT}/examples/") + " " + more,
+                                     folder)
+                   for line, more in ((lines[0], small), (lines[-1], "--steps 3")))
+    for printed, words in ((first, ("step 0 of 2", "mesh(dp=2, tp=2)", "step 2: held-out loss")),
+                           (last, ("step 2 of 3", "mesh(tp=2)", "step 3: held-out loss"))):
+        for word in words:
+            assert printed.count(word) == 1, printed
+
+
+def test_the_readme_says_what_happens_when_a_rank_fails():
+    text = section("Several GPUs or processes")
+    assert "stops all ranks" in text and "TESSERA_COMM_TIMEOUT" in text
+    assert f"({config.SETTINGS['comm_timeout'].default})" in text and "TESSERA_RANK_LOGS" in text
+
+
+def test_the_picture_of_a_layout_is_the_one_that_is_made():
+    file, mesh = DOCS / "layout.svg", ts.dist.mesh(axes=("dp", "tp"), shape=(2, 3))
+    grid = ts.ShardSpec(("row", "col"), ("dp", "tp"))
+    made = ts.debug.show_sharding(grid, (5, 8), mesh).svg() + "\n"
+    if ACCEPT:
+        file.write_text(made)
+    assert file.read_text() == made, TO_ACCEPT
+    root = xml.fromstring(made)
+    cells = [c for c in root if c.tag.endswith("rect")]
+    assert len(cells) == len({c.get("fill") for c in cells}) == 6  # a colour for each holder
+    texts = [t.text for t in root if t.tag.endswith("text")]
+    assert texts[0] == "[5, 8] in (dp, tp) on mesh(dp=2, tp=3)" and {*"012345"} <= {*texts}
+    for side, length, whole in (("x", "width", "width"), ("y", "height", "height")):
+        assert all(float(c.get(side)) + float(c.get(length)) <= float(root.get(whole))
+                   for c in cells)
+    assert "![" in (DOCS / "mesh.md").read_text() and "(layout.svg)" in (
+        DOCS / "mesh.md").read_text()
 
 
 @pytest.mark.row("DOC-06")
@@ -150,23 +220,27 @@ def test_modules_files_variables_and_targets_exist(path):
 
 
 def test_flags_of_the_training_example_exist():
-    section = README.read_text().partition("## Training")[2].partition("\n## ")[0]
-    used = set(re.findall(r"--[A-Za-z][A-Za-z-]*", section)) - {"--help"}
+    text = section("Training") + section("Several GPUs or processes")
+    used = set(re.findall(r"--[A-Za-z][A-Za-z-]*", text)) - {"--help"}
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     shown = subprocess.run([sys.executable, ROOT / "examples" / "train.py", "--help"], env=env,
                            capture_output=True, text=True, check=True).stdout
-    assert {"--resume", "--data", "--T"} <= used <= set(re.findall(r"--[A-Za-z][A-Za-z-]*", shown))
+    known = set(re.findall(r"--[A-Za-z][A-Za-z-]*", shown))
+    assert {"--resume", "--data", "--T", "--mesh", "--zero"} <= used <= known
 
 
 def test_what_is_said_to_be_missing_is_missing():
     """When a part arrives this fails: write its section then."""
     missing = README.read_text().partition("These are not here yet")[2].partition("\n## ")[0]
-    assert "The mesh" in missing and not hasattr(ts.dist, "tensor")
-    assert "Functions of tensors on a GPU" in missing
-    with pytest.raises(ts.UnsupportedTargetError):
-        ts.jit(target="cuda")(lambda x: x)
-    assert "no standard library of kernels" in missing
-    assert not LIBRARY
+    assert "gathers, random numbers, scans and sorts" in missing
+    x = ts.Tensor[8, ts.f32]
+    for f in (lambda x: ts.take(x, ts.tensor([1, 2]), axis=0), lambda x: ts.dropout(x, 0.5),
+              lambda x: ts.scan(lambda c, y: (c + y, c), 0.0, x)[1], ts.sort):
+        with pytest.raises(ts.UnsupportedTargetError, match="no kernel for GPUs"):
+            ts.jit(f).inspect_ir("tile", x)
+    assert "they lie in host memory" in missing
+    made = ts.dist.tensor((2,), None, ts.dist.mesh(["cuda:0", "cuda:1"]))
+    assert isinstance(made.local.buffer, np.ndarray)
 
 
 @ALL_PAGES
@@ -337,6 +411,12 @@ class TestTheTools:
         assert [p.got for p in printed if p.block.words == words] == ["2\n"] * there
         assert printed[-2].got == "6\n"  # the line number that the page prints
         assert ("```text\n2\n```" in guide.accepted(page, printed)) is there
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_commands_of_several_processes_run_where_mpirun_is(self, there, tmp_path, monkeypatch):
+        monkeypatch.setattr(guide, "has_mpi", lambda: there)
+        page = "# Title\n\n```sh mpi\necho $OMPI_ALLOW_RUN_AS_ROOT\n```\n"
+        assert [p.got for p in guide.run_page(page, tmp_path)] == ["1\n"] * there
 
     def test_accepting_writes_what_was_printed(self, tmp_path):
         page = guide.accepted(PAGE, list(guide.run_page(PAGE, tmp_path)))

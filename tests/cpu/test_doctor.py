@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from enum import Enum
 from importlib import metadata
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 import tessera
+from fake_driver import Driver
+from fake_driver import driver as driver
 from tessera import config, doctor
 from tessera.__main__ import COMMANDS, Command, main
 from tessera.doctor import BROKEN, MISSING, OK, Report, Section
 from tessera.errors import ArgumentError
+from tessera.runtime import device, libcuda
 
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -98,54 +100,34 @@ def test_ptxas_of_the_path_is_run(monkeypatch, tmp_path, script, status):
     assert line.status == status and str(ptxas) in line.detail
 
 
-class FakeDriver:
-    """cuda.bindings.driver of a machine with one device: each call answers (status, *results)."""
+class OneDevice(Driver):
+    """A machine with one device."""
 
-    CUresult = Enum("CUresult", "CUDA_SUCCESS CUDA_ERROR_NO_DEVICE")
-    CUdevice_attribute = Enum(
-        "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR "
-        "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR CU_DEVICE_ATTRIBUTE_WARP_SIZE")
+    def cuDriverGetVersion(self):
+        return 0, 12080
 
-    def __init__(self, init_status: str = "CUDA_SUCCESS"):
-        ok = self.CUresult.CUDA_SUCCESS
-        values = {"CAPABILITY_MAJOR": 9, "CAPABILITY_MINOR": 0}
-
-        def cuInit(flags):
-            return (self.CUresult[init_status],)
-
-        self.cuInit = cuInit
-        self.cuDriverGetVersion = lambda: (ok, 12080)
-        self.cuDeviceGetCount = lambda: (ok, 1)
-        self.cuDeviceGet = lambda i: (ok, f"device {i}")
-        self.cuDeviceGetName = lambda length, device: (
-            ok, b"NVIDIA H200".ljust(length - 16, b"\0") + 16 * b" ")
-        self.cuDeviceTotalMem = lambda device: (ok, 141 * 2**30)
-        self.cuDeviceGetAttribute = lambda a, device: (ok, values[a.name[-16:].lstrip("_")])
+    def cuDeviceTotalMem(self, handle):
+        return 0, 141 * 2**30
 
 
-@pytest.fixture
-def with_driver(monkeypatch):
-    def install(driver: FakeDriver) -> dict[str, doctor.Line]:
-        modules = {name: ModuleType(name) for name in ("cuda", "cuda.bindings")}
-        modules["cuda.bindings"].driver = driver
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setattr(doctor, "package", lambda name, module, fix: doctor.Line(name, OK, ""))
-        return findings("GPU")
-
-    return install
-
-
-def test_a_gpu_is_described(with_driver):
-    lines = with_driver(FakeDriver())
+def test_a_gpu_is_described(driver, monkeypatch):
+    one = OneDevice()
+    monkeypatch.setattr(doctor, "driver", lambda: one)
+    monkeypatch.setattr(device, "driver", lambda: one)
+    monkeypatch.setattr(device, "_devices", {})
+    lines = findings("GPU")
     assert lines["driver"] == doctor.Line("driver", OK, "supports CUDA 12.8")
     assert lines["cuda:0"] == doctor.Line("cuda:0", OK, "NVIDIA H200, cc 9.0, 141 GiB")
 
 
-def test_a_driver_that_refuses_is_missing_and_says_why(with_driver):
-    lines = with_driver(FakeDriver("CUDA_ERROR_NO_DEVICE"))
-    assert list(lines) == ["cuda-bindings", "driver"] and lines["driver"].status == MISSING
-    assert lines["driver"].detail == "cuInit answers CUDA_ERROR_NO_DEVICE"
+def test_a_driver_that_refuses_is_missing_and_says_why(monkeypatch):
+    refuses = SimpleNamespace(cuInit=lambda flags: (100,),
+                              cuGetErrorName=lambda status: (0, b"CUDA_ERROR_NO_DEVICE"))
+    monkeypatch.setattr(doctor, "driver", device.driver.__wrapped__)  # not what is kept of before
+    monkeypatch.setattr(libcuda, "open_library", lambda: refuses)
+    lines = findings("GPU")
+    assert list(lines) == ["driver"] and lines["driver"].status == MISSING
+    assert "cuInit answers CUDA_ERROR_NO_DEVICE" in lines["driver"].detail
 
 
 def test_only_core_sections_decide_the_exit_code():

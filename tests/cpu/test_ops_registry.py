@@ -129,6 +129,9 @@ def refuses(op: Op, place: int, arg: Arg) -> bool:
 # --- the record -------------------------------------------------------------------------------
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_record_is_complete(op: Op) -> None:
+    if op.name.startswith("mesh_"):  # of the graph of one rank: its attributes are layouts on a
+        assert op.doc and not op.differentiable  # mesh; tests/mesh runs them
+        return
     assert op.samples, "an op without samples is an op without tests"
     assert op.doc or hasattr(np, op.name) or hasattr(math, op.name), "say what it computes"
     if op.differentiable:
@@ -446,7 +449,7 @@ def test_index_letters_fit_the_shapes(op: Op, s: Sample, rng: np.random.Generato
         if "..." in spec and s.args:
             assert rest == np.broadcast_shapes(*rests)
     assert all(len(extents) == 1 for extents in sizes.values()), sizes
-    if s.args:
+    if s.args and "shape" not in s.attrs:  # whose extents the result has of its own
         assert set(sizes) == given, "a letter of the result that no operand has"
 
 

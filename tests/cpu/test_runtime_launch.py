@@ -14,7 +14,7 @@ from fake_driver import CONTEXT, Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
-from tessera.runtime import arrays, buffer, device, launch, module, tensormap
+from tessera.runtime import arrays, buffer, device, launch, libcuda, module, tensormap
 from tessera.runtime.module import Kernel
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda import build as building
@@ -54,6 +54,41 @@ def test_the_context_of_others_is_left_as_it_was(driver):
     assert driver.current == CONTEXT and driver.launches[0].context == CONTEXT + 1
 
 
+def test_a_launch_in_another_context_is_repeated_in_its_own(driver, monkeypatch):
+    """Prepared launches too; an explicit stream says itself to which device it belongs."""
+    calls, real = [], driver.launch
+    monkeypatch.setattr(driver, "launch", lambda *given: calls.append(real(*given)) or calls[-1])
+    start = kernel(driver, "i32").prepare((1,), {}, (0,))
+    driver.current = 0
+    start(0, 5)
+    assert calls == [libcuda.INVALID_CONTEXT, 0] and driver.current == CONTEXT
+    driver.current = CONTEXT + 1
+    start(0, 6)
+    assert calls[2:] == [libcuda.INVALID_HANDLE, 0] and driver.current == CONTEXT + 1
+    start(9, 7)
+    assert calls[4:] == [0]
+    assert [(x.context, x.values) for x in driver.launches] == [(CONTEXT, [v]) for v in (5, 6, 7)]
+
+
+def test_a_handle_that_is_wrong_everywhere_is_an_error(driver):
+    k = kernel(driver, "i32")
+    k.launch((1,), (1,))
+    driver.status, driver.names = libcuda.INVALID_HANDLE, {400: b"CUDA_ERROR_INVALID_HANDLE"}
+    with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_HANDLE"):
+        k.launch((1,), (1,), stream=1234)
+
+
+@pytest.mark.parametrize("options, attributes", [
+    ({}, {}), ({"cluster": (2, 1)}, {libcuda.LAUNCH_CLUSTER_DIMENSION: (2, 1, 1)}),
+    ({"dependent": True}, {libcuda.LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION: (1, 0, 0)})])
+def test_what_a_launch_says_besides_its_grid(driver, options, attributes):
+    k = kernel(driver, "i64", **options)
+    k.launch((4, 3), (1,), stream=8)
+    k.launch((2,), (1,))
+    assert [x.attributes for x in driver.launches] == [attributes] * 2
+    assert [(x.grid, x.stream) for x in driver.launches] == [((4, 3, 1), 8), ((2, 1, 1), 0)]
+
+
 @pytest.mark.parametrize("values, says", [
     ((1,), r"takes \(i64, i32\), is given \(1,\)"), ((1, 2, 3), "is given"),
     ((1, 2**31), "is given"), ((1, 0.5), "is given"), (("a", 1), "is given"),
@@ -76,29 +111,29 @@ def test_too_much_shared_memory_says_how_much_there_is(driver):
 
 
 def test_driver_errors_name_the_kernel(driver):
-    status = SimpleNamespace(name="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+    driver.names = {701: b"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", 700: b"CUDA_ERROR_ILLEGAL_ADDRESS"}
     k = kernel(driver, "i32")
-    driver.status = status
+    driver.status = 701
     with pytest.raises(DeviceError, match=r"launch k with grid \(7,\), 128 threads.*OUT_OF_RESOUR"):
         k.launch((7,), (1,))
-    driver.status = SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS")
+    driver.status = 700
     with pytest.raises(DeviceError) as caught:
         k.launch((7,), (1,))
     assert "bounds()" in caught.value.hint
-    driver.status = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+    driver.status = libcuda.OUT_OF_MEMORY
     with pytest.raises(OutOfMemoryError):
         k.launch((7,), (1,))
 
 
 def test_threads_do_not_share_parameters(driver, monkeypatch):
     """The driver lets other threads run while it reads the parameters."""
-    real = driver.cuLaunchKernel
+    real = driver.launch
 
     def slow(*args):
         time.sleep(1e-4)
         return real(*args)
 
-    monkeypatch.setattr(driver, "cuLaunchKernel", slow)
+    monkeypatch.setattr(driver, "launch", slow)
     k = kernel(driver, "i64", "i64")
     threads = [threading.Thread(target=lambda n=n: [k.launch((1,), (n, n)) for _ in range(100)])
                for n in range(4)]
@@ -167,23 +202,23 @@ def test_a_build_for_less_than_it_needs_is_refused(driver, target, needs, says):
 def test_numpy_arrays_are_copied_there_and_back(driver, monkeypatch):
     x, y = np.arange(6.0).reshape(2, 3), np.zeros((3, 2)).T
     k = kernel(driver, "i64", "i64", "i32")
-    real = driver.cuLaunchKernel
+    real = driver.launch
 
     def double(*args):
-        real(*args)
+        assert real(*args) == libcuda.SUCCESS
         source, target, n = driver.launches[-1].values
         values = np.ctypeslib.as_array((ctypes.c_double * n).from_address(source))
         np.ctypeslib.as_array((ctypes.c_double * n).from_address(target))[:] = 2 * values
-        return (0,)
+        return libcuda.SUCCESS
 
-    monkeypatch.setattr(driver, "cuLaunchKernel", double)
+    monkeypatch.setattr(driver, "launch", double)
     launch.launch(k, (1,), (x, y, 6), written=(1,))
     np.testing.assert_array_equal(y, 2 * x)
     np.testing.assert_array_equal(x, np.arange(6.0).reshape(2, 3))
 
 
 def test_host_arrays_cannot_be_captured(driver):
-    driver.capturing = "CU_STREAM_CAPTURE_STATUS_ACTIVE"
+    driver.capturing = 1
     with pytest.raises(ArgumentError, match="cannot be captured"):
         launch.launch(kernel(driver, "i64"), (1,), (np.zeros(3),))
 
@@ -218,7 +253,7 @@ def test_a_read_only_array_is_not_written(driver):
 
 def test_host_time_of_a_launch(driver, on_gpu, monkeypatch):
     """All but the driver's own time; a GPU test has the whole."""
-    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *_: (0,))
+    monkeypatch.setattr(driver, "launch", lambda *_: 0)
     k = kernel(driver, "i64", "i64", "i64", "i32")
     args = (OnGpu(0), OnGpu(0), OnGpu(0), 5)
     best = float("inf")

@@ -69,3 +69,42 @@ def test_an_accumulate_type_of_its_own_leaves_no_cast_in_the_graph():
     casts = [n for n in f.graph().nodes if n.op.name in ("cast", "retype")]
     assert len(casts) == 1 and casts[0].attrs["source"].dtype is ts.bf16
     assert (low + low).type == low.type and str(low.type) == "bf16 @accum(f32)"
+
+
+class TestParams:
+    """ts.param of a tensor that is not simply an array: it stays what it is, and is marked."""
+
+    def test_a_traced_value_is_marked(self, rng):
+        x = ts.tensor(rng.standard_normal((3,)).astype(np.float32))
+        made = ts.jit(lambda x: (ts.param(x * 2.0, name="w"), x))(x)
+        assert [t.is_param for t in made] == [True, False] and not x.is_param
+        assert made[0].tolist() == (2.0 * x.array).tolist()
+        assert ts.jit(lambda x: ts.param(x, "bf16")).infer(x) == ts.Tensor[3, ts.bf16]
+
+    def test_the_value_itself_is_not(self):
+        """Only the handle that ts.param gives: the gradient is of w, not of x."""
+        def f(x):
+            w = ts.param(x)
+            assert w.is_param and not x.is_param
+            return ts.grad(lambda x, w: ts.sum(x * x * w))(x, w)
+
+        assert ts.jit(f)(ts.tensor([1.0, 3.0])).tolist() == [1.0, 9.0]
+
+    def test_weights_by_type_alone(self):
+        def init(n):
+            return {"w": ts.param(ts.random.normal((n, 4))), "b": ts.param(ts.zeros(4))}
+
+        made = ts.jit(lambda: init(10**6)).infer()
+        assert made == {"w": ts.Tensor[10**6, 4, ts.f32], "b": ts.Tensor[4, ts.f32]}
+
+    def test_a_distributed_tensor_stays_one(self):
+        mesh = ts.dist.mesh(axes=("dp",), shape=(2,))
+        x = ts.dist.tensor((4, 2), ts.ShardSpec(("row",), ("dp",)), mesh, init=1.0)
+        w = ts.param(x)
+        assert isinstance(w, ts.dist.DistTensor) and w.layout == x.layout
+        assert w.is_param and not x.is_param
+        w[:] = np.zeros((4, 2), np.float32)
+        assert (x.numpy() == 1).all()  # as ts.param of any tensor: a copy
+        assert ts.param(x, "bf16").type == ts.as_type("bf16")
+        stands = ts.dist.stand_in((4, 2), None, mesh)
+        assert ts.param(stands).is_param and not stands.is_param

@@ -24,7 +24,7 @@ from tessera.tile.device.written import written_parameters
 from tessera.tile.errors import BoundsError, KernelAssertionError
 from tolerance import assert_close
 
-CAPTURING = "CU_STREAM_CAPTURE_STATUS_ACTIVE"
+CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 def fresh(kernel):
@@ -519,7 +519,7 @@ def test_asserts_are_those_of_the_interpreter(gpu, driver, rng):
     driver.capturing = CAPTURING
     with config.scope(debug=True):
         kernel(a)  # a captured launch is not waited for
-    driver.capturing = "CU_STREAM_CAPTURE_STATUS_NONE"
+    driver.capturing = 0
     with pytest.raises(KernelAssertionError):
         fresh(double)(a)  # the next launch of any kernel
 
@@ -620,9 +620,8 @@ def test_host_time_of_a_repeated_call(gpu, driver, monkeypatch, rng):
             z[i] = a * x[i] + y[i]
 
     x, y, z = (Torch(floats(rng, 256)) for _ in range(3))
+    monkeypatch.setattr(driver, "launch", lambda *_: 0)
     three(x, y, z, 2.0)
-    monkeypatch.setattr(driver, "run", None)
-    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *_: (0,))
     best, rounds = float("inf"), 0
     while rounds < 5 or best > 20e-6 and rounds < 200:  # a busy machine has quiet moments
         start = time.perf_counter()

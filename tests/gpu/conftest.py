@@ -12,18 +12,19 @@ import pytest
 @pytest.fixture(autouse=True)
 def context_survives():
     """After a fault that loses the context a worker of pytest-xdist ends; a new one goes on."""
-    from tessera.runtime.device import driver, has_gpu
+    from tessera.runtime import libcuda
+    from tessera.runtime.device import driver, error_name, has_gpu
 
     if not has_gpu():
         pytest.skip("no GPU on this machine")
     yield
     status = driver().cuCtxSynchronize()[0]
-    if status.name in ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_NOT_INITIALIZED"):
+    if status in (libcuda.INVALID_CONTEXT, libcuda.NOT_INITIALIZED):
         return  # nothing ran on the GPU yet
     if status != 0 and "PYTEST_XDIST_WORKER" in os.environ:
-        print(f"the context is lost: {status.name}", flush=True)
+        print(f"the context is lost: {error_name(driver(), status)}", flush=True)
         os._exit(1)
-    assert status == 0
+    assert status == libcuda.SUCCESS
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from gpu_harness import require_gpu
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.runtime.device import device, driver
+from tessera.runtime.device import device
 from tolerance import assert_close
 
 require_gpu()
@@ -279,7 +279,7 @@ def test_the_goals_attention(queries, keys, causal, blocks, rng):
 # --- launches -------------------------------------------------------------------------------------
 def launched(call: Callable[[Any], None]) -> list[tuple[tuple, tuple]]:
     """(grid, block) of each kernel that call(stream) launches, from a graph that captures it."""
-    d = driver()
+    from cuda.bindings import driver as d
 
     def done(result: tuple) -> Any:
         assert int(result[0]) == 0, result[0]
@@ -287,7 +287,7 @@ def launched(call: Callable[[Any], None]) -> list[tuple[tuple, tuple]]:
 
     stream = done(d.cuStreamCreate(1))
     d.cuStreamBeginCapture(stream, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    call(stream)
+    call(int(stream))
     graph = done(d.cuStreamEndCapture(stream))
     _, count = done(d.cuGraphGetNodes(graph, 0))
     nodes, _ = done(d.cuGraphGetNodes(graph, count))

@@ -46,7 +46,9 @@ def test_a_correct_program(program, pytestconfig, capsys):
     there, here = numbers(got), numbers(wanted)
     assert there.keys() == here.keys()
     for name, want in here.items():
-        np.testing.assert_allclose(there[name], want, rtol=1e-4, atol=1e-4, err_msg=name)
+        # sums in another order: results of 16 bits may round to a neighbour
+        rtol = 2.0**-7 if np.asarray(wanted[name]).dtype.itemsize == 2 else 1e-4
+        np.testing.assert_allclose(there[name], want, rtol=rtol, atol=1e-4, err_msg=name)
 
 
 def check(program: Program, seed: int) -> None:

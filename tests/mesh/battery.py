@@ -15,10 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-import tessera as ts
-from tessera.mesh.collective import COLLECTIVES
-from tessera.mesh.reshard import plan, reshard
-from tessera.mesh.world import transport
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # mpirun starts this file alone
+
+import tessera as ts  # noqa: E402
+from mesh import programs  # noqa: E402
+from tessera.mesh.collectives.record import COLLECTIVES  # noqa: E402
+from tessera.mesh.sharding.reshard import plan, reshard  # noqa: E402
+from tessera.mesh.world import transport  # noqa: E402
 
 TYPES = ("f64", "f32", "bf16", "f16", "fp8_e4m3", "fp6_e3m2", "fp4_e2m1", "int64", "int8", "int4",
          "bf16 @accum(bf16)", "bf16 @stochastic_round", "fp8_e4m3 @saturate", "bool_")
@@ -74,14 +77,18 @@ def axes() -> str:
 def rows() -> str:
     """What the conformance rows ask of collectives under mpirun; any failure stops all ranks."""
     rank, size = ts.dist.rank(), ts.dist.world_size()
-    terms = [operand((6, 5), "bf16", r) for r in range(size)]
-    exact = np.sum([t.numpy().astype(np.float64) for t in terms], axis=0)
-    wide = ts.dist.all_reduce(terms[rank], dtype="f32").numpy()
-    scale = np.sum([np.abs(t.numpy().astype(np.float64)) for t in terms], axis=0)
-    assert (np.abs(wide - exact) <= 1e-5 * scale).all()
-    assert np.linalg.norm(wide - exact) <= 1e-5 * np.linalg.norm(exact)
-    assert (ts.dist.all_reduce(terms[rank]).array == ts.cast(ts.tensor(wide), "bf16").array).all()
-    return hashlib.sha256(wide.tobytes()).hexdigest()
+    digest = hashlib.sha256()
+    for kind in ("bf16", "fp6"):
+        terms = [operand((6, 5), kind, r) for r in range(size)]
+        exact = np.sum([t.numpy().astype(np.float64) for t in terms], axis=0)
+        wide = ts.dist.all_reduce(terms[rank], dtype="f32").numpy()
+        scale = np.sum([np.abs(t.numpy().astype(np.float64)) for t in terms], axis=0)
+        assert (np.abs(wide - exact) <= 1e-5 * scale).all()
+        assert np.linalg.norm(wide - exact) <= 1e-5 * np.linalg.norm(exact)
+        stored = ts.dist.all_reduce(terms[rank])
+        assert (stored.array == ts.cast(ts.tensor(wide), kind).array).all()
+        digest.update(wide.tobytes())
+    return digest.hexdigest()
 
 
 def chatter(steps: int, rank: int) -> None:
@@ -136,6 +143,101 @@ def killed() -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     chatter(1000, 0)
     return "unreached"
+
+
+def leave_with_3() -> str:
+    """sys.exit on one rank, after another that is caught."""
+    chatter(2, 0)
+    if ts.dist.rank() == 1:
+        try:
+            sys.exit(5)
+        except SystemExit:
+            sys.exit(3)
+    chatter(1000, 0)
+    return "unreached"
+
+
+def leave_early_with_3() -> str:
+    """Before MPI has started on the rank that leaves."""
+    if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 1:
+        sys.exit(3)
+    chatter(1000, 0)
+    return "unreached"
+
+
+def catch_an_exit() -> str:
+    """An exit that somebody catches, and one that says that all is well, end nothing."""
+    try:
+        sys.exit(5)
+    except SystemExit as caught:
+        assert caught.code == 5
+    ts.dist.barrier()
+    (Path(sys.argv[2]) / str(ts.dist.rank())).write_text("well")
+    sys.exit(0)
+
+
+def talk() -> str:
+    """Prints of every rank, of rank 0 alone, and of the libraries below Python."""
+    rank = ts.dist.rank()
+    print(f"rank {rank} speaks")
+    with ts.dist.rank0_only():
+        print(f"rank {rank} speaks in the block")
+    os.write(1, f"rank {rank} writes\n".encode())
+    print(f"rank {rank} warns", file=sys.stderr)
+    ts.dist.barrier()
+    return "talked"
+
+
+def talk_and_fail() -> str:
+    talk()
+    if ts.dist.rank() == 1:
+        raise ValueError("broken on purpose")
+    chatter(1000, 0)
+    return "unreached"
+
+
+def nan() -> str:
+    """A NaN on rank 2, in a compiled function with a collective; the sentinels raise."""
+    ts.debug.numerics("raise")
+    rank = ts.dist.rank()
+
+    @ts.jit
+    def step(x):
+        y = ts.log(x)  # here rank 2 has a negative number
+        return ts.all_reduce(ts.sum(y))
+
+    x = np.ones((4, 4), np.float32)
+    for _ in range(2):
+        step(x)
+    x[1, 2] = -1.0 if rank == 2 else 2.0
+    for _ in range(1000):
+        step(x)
+    return "unreached"
+
+
+def gradients() -> str:
+    """Gradients by hand-called collectives: their bits, once they are right."""
+    digest = hashlib.sha256()
+    for name, (got, meant) in sorted(programs.gradients().items()):
+        np.testing.assert_allclose(got, meant, rtol=1e-9, atol=1e-9, err_msg=name)
+        digest.update(got.tobytes())
+    return digest.hexdigest()
+
+
+def backend() -> str:
+    return ts.dist.backend()
+
+
+def seed_snippet() -> str:
+    """The guide's distributed_loss: each rank's gradient is its shard of that of one process."""
+    rank, size = ts.dist.rank(), ts.dist.world_size()
+    rng = np.random.default_rng(3)
+    x, whole = rng.standard_normal((3, 4)), rng.standard_normal((4, 7))
+    parts, loss = np.array_split(whole, size, axis=1), programs.distributed_loss()
+    with ts.dist.mesh(axes=("tp",), shape=(size,)):
+        got = ts.grad(loss)(x, ts.param(parts[rank])).numpy()
+    np.testing.assert_allclose(got, 2 * x.T @ (x @ parts[rank]), rtol=1e-12)
+    return "right"
 
 
 if __name__ == "__main__":

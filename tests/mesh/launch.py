@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,13 @@ class Run:
     results: dict[int, str]
 
 
-def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100, **env: str) -> Run:
-    """A program of battery.py on `ranks` processes."""
-    command = [str(MPIRUN), "-n", str(ranks), sys.executable, str(BATTERY), program, str(folder)]
-    env = {**os.environ, **ALLOW, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
+           battery: Path = BATTERY, flags: Sequence[str] = (), **env: str) -> Run:
+    """A program of battery.py, or of another file that takes flags, on `ranks` processes."""
+    command = [str(MPIRUN), "-n", str(ranks), sys.executable, str(battery), program, str(folder),
+               *flags]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    env = {**os.environ, **ALLOW, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
            "OPENBLAS_NUM_THREADS": "1", **env}
     begin = time.monotonic()
     done = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE,

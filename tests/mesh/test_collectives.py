@@ -7,8 +7,8 @@ import pytest
 
 import tessera as ts
 from mesh.battery import TYPES, collectives, legal, operand
-from tessera.mesh.collective import COLLECTIVES, Collective
-from tessera.mesh.local import LocalTransport
+from tessera.mesh.collectives.record import COLLECTIVES, Collective
+from tessera.mesh.ranks.local import LocalTransport
 from tessera.numerics import decode, encode
 
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -142,7 +142,7 @@ class TestMovement:
 
 def counting(exchange, sent: list):
     """`exchange`, noting the bytes of data; what ranks tell each other first is not data."""
-    from tessera.mesh.ledger import RECORD
+    from tessera.mesh.ranks.ledger import RECORD
 
     def counted(self, sends, receives, what):
         sent.extend(d.size for d in sends.values() if d.size != RECORD.itemsize)
@@ -182,12 +182,14 @@ def test_a_second_record_of_a_name_is_refused():
     (lambda x: ts.dist.all_reduce(x > 0), ts.DTypeError, "no sum of bool_ over ranks"),
     (lambda x: ts.dist.all_reduce(ts.cast(x, "int8"), op="mean"), ts.DTypeError, "no mean of int8"),
     (lambda x: ts.dist.all_reduce(ts.cast(x, "int8 @scaled('amax')")), ts.DTypeError, "scaled"),
-    (lambda x: ts.jit(ts.all_reduce)(x), ts.TraceError, "of a traced value (f32[2, 3])"),
+    (lambda x: ts.jit(ts.all_reduce).infer(ts.Tensor["B", 3, ts.f32]), ts.TraceError,
+     "all_reduce of f32[B, 3]: ranks compare extents when they trace"),
     (lambda x: ts.dist.all_gather(x, dim=2), ts.AxisError, "dim=2 of a tensor with 2"),
     (lambda x: ts.dist.all_gather(ts.tensor(1.0)), ts.AxisError, "with 0 dimensions"),
     (lambda x: ts.dist.broadcast(x, root=1), ts.AxisError, "root=1 of 1 ranks"),
     (lambda x: ts.dist.permute(x, pairs=[(0, 1)]), ts.ArgumentError, "on 1 ranks"),
-    (lambda x: ts.dist.all_reduce(x, "tp"), ts.ArgumentError, "of no mesh"),
+    (lambda x: ts.jit(lambda x: ts.all_reduce(x, op="mean"))(ts.cast(x, "int8")), ts.DTypeError,
+     "no mean of int8"),
     (lambda x: ts.dist.all_reduce(x, mesh=ts.dist.mesh(axes=("tp",), shape=(2,))),
      ts.dist.MeshError, "has 2 ranks and this program runs on 1"),
     (lambda x: ts.dist.all_reduce(x, "dp", mesh=ts.mesh(["a"])), ts.AxisError, "no axis 'dp'"),

@@ -1,13 +1,15 @@
-"""Simulated ranks that disagree, fail, wait for nothing or hang: all stop, and say why."""
+"""Ranks that disagree, fail, leave, wait for nothing or hang: all stop, and say why."""
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import tessera as ts
+from mesh.launch import mpirun, needs_mpi
 from tessera.mesh.world import transport
 
 X = np.ones((2, 3), np.float32)
@@ -224,3 +226,131 @@ class TestTransport:
 
         with pytest.raises(ts.dist.MeshError, match="expects 4 bytes from rank 0 in this step"):
             ts.dist.simulate(program, 2)
+
+
+class TestNumerics:
+    """NaN made on rank 2, with sentinels that raise: that rank stops all, before it sends it."""
+
+    @staticmethod
+    def step(x):
+        y = ts.log(x)  # here a rank has a negative number
+        return ts.all_reduce(ts.sum(y))
+
+    @pytest.mark.row("DBG-22")
+    @pytest.mark.parametrize("wrap", [ts.jit, lambda f: f, lambda f: ts.grad(f)])
+    def test_the_rank_that_made_it_is_named(self, wrap):
+        def program():
+            rank, f = ts.dist.rank(), wrap(self.step)
+            f(ts.ones((4,)))
+            return f(ts.tensor([1.0, 2.0, -1.0 if rank == 2 else 1.0]))
+
+        with ts.config.scope(numerics="raise"), pytest.raises(ts.NumericsError) as info:
+            ts.dist.simulate(program, 4)
+        assert info.value.__notes__ == ["raised on rank 2 of 4; the other ranks were stopped"]
+        assert "here a rank has a negative number" in str(info.value)
+        assert str(info.value.message).startswith("log: nan")
+
+    def test_what_came_in_with_the_data_counts_where_it_came_in(self):
+        def program():
+            x = np.full(3, np.nan if ts.dist.rank() == 1 else 1.0, np.float32)
+            return ts.jit(lambda x: ts.all_gather(x) + 1)(x)
+
+        with ts.config.scope(numerics="raise"), pytest.raises(ts.NumericsError) as info:
+            ts.dist.simulate(program, 3)
+        assert info.value.__notes__ == ["raised on rank 1 of 3; the other ranks were stopped"]
+
+    def test_a_mask_may_be_sent(self):
+        def program():
+            x = ts.where(ts.arange(3) > 0, 1.0, -float("inf"))
+            return ts.all_reduce(x, op="max").tolist()
+
+        with ts.config.scope(numerics="raise"):
+            assert ts.dist.simulate(program, 2) == [[-np.inf, 1, 1]] * 2
+
+    @needs_mpi
+    @pytest.mark.row("DBG-22")
+    def test_under_mpirun_all_stop_and_the_report_names_the_rank(self, tmp_path):
+        run = mpirun(4, "nan", tmp_path)
+        print(f"all stopped after {run.seconds:.1f} s with status {run.status}")
+        assert run.status != 0 and run.seconds < 60 and not run.results, run.text
+        assert "rank 2 of 4 failed; stopping all ranks" in run.text
+        assert "NumericsError: [E_NAN_INF] log: nan in f32[4, 4] at [1, 2]" in run.text
+        assert "here rank 2 has a negative number" in run.text
+        assert run.text.count("NumericsError") == 1, "others report what rank 2 made"
+
+
+class TestLeaving:
+    def test_an_exit_on_a_simulated_rank_ends_the_program_with_its_status(self):
+        def program():
+            if ts.dist.rank() == 1:
+                sys.exit(3)
+            ts.dist.barrier()
+
+        with pytest.raises(SystemExit) as info:
+            ts.dist.simulate(program, 3)
+        assert info.value.code == 3
+
+    @needs_mpi
+    @pytest.mark.parametrize("program", ["leave_with_3", "leave_early_with_3"])
+    def test_an_exit_on_one_rank_ends_all_with_its_status(self, program, tmp_path):
+        run = mpirun(3, program, tmp_path)
+        print(f"all stopped after {run.seconds:.1f} s")
+        assert run.status == 3 and run.seconds < 30 and not run.results, run.text
+        assert "rank 1 of 3 has left by sys.exit(3); stopping all ranks" in run.text
+
+    @needs_mpi
+    def test_an_exit_that_is_caught_or_is_0_ends_nothing(self, tmp_path):
+        run = mpirun(3, "catch_an_exit", tmp_path)
+        assert run.status == 0 and set(run.results.values()) == {"well"} and not run.text, run.text
+
+
+class TestOutput:
+    def test_simulated_ranks_print_or_only_the_first_does(self, capsys):
+        def program():
+            print("all", ts.dist.rank())
+            with ts.dist.rank0_only():
+                ts.dist.barrier()
+                print("block", ts.dist.rank())
+                print("error", ts.dist.rank(), file=sys.stderr)
+                ts.dist.barrier()
+            print("after", ts.dist.rank())
+
+        stdout = sys.stdout
+        ts.dist.simulate(program, 3)
+        out, err = capsys.readouterr()
+        assert sorted(out.splitlines()) == sorted(
+            [f"{w} {r}" for w in ("all", "after") for r in range(3)] + ["block 0"])
+        assert sorted(err.splitlines()) == [f"error {r}" for r in range(3)]
+        assert sys.stdout is stdout
+
+    @needs_mpi
+    def test_under_mpirun_every_rank_prints(self, tmp_path):
+        run = mpirun(3, "talk", tmp_path)
+        assert run.status == 0, run.text
+        for rank in range(3):
+            for words in ("speaks", "writes", "warns"):
+                assert f"rank {rank} {words}" in run.text
+        assert run.text.count("in the block") == 1 and "rank 0 speaks in the block" in run.text
+
+    @needs_mpi
+    def test_only_rank_0_when_asked(self, tmp_path):
+        run = mpirun(3, "talk", tmp_path, TESSERA_RANK_OUTPUT="first")
+        assert run.status == 0 and run.text.count("rank 0 speaks") == 2, run.text
+        assert not {f"rank {r} speaks" in run.text for r in (1, 2)} - {False}
+        assert run.text.count(" warns") == 3
+
+    @needs_mpi
+    def test_a_file_for_each_rank_and_errors_on_the_terminal_too(self, tmp_path):
+        logs, folder = tmp_path / "logs" / "today", tmp_path / "results"
+        folder.mkdir()
+        run = mpirun(3, "talk_and_fail", folder, TESSERA_RANK_LOGS=str(logs))
+        assert run.status != 0 and not run.results and "speaks" not in run.text, run.text
+        assert sorted(f.name for f in logs.iterdir()) == [f"rank-{r}.log" for r in range(3)]
+        texts = [(logs / f"rank-{r}.log").read_text() for r in range(3)]
+        for rank, text in enumerate(texts):
+            for words in ("speaks", "writes", "warns"):
+                assert f"rank {rank} {words}" in text
+            assert f"rank {(rank + 1) % 3}" not in text.replace("rank 1 of 3", "")
+        for text in (run.text, texts[1]):
+            assert "rank 1 of 3 failed; stopping all ranks" in text
+            assert "ValueError: broken on purpose" in text

@@ -12,7 +12,7 @@ from mesh.layouts import layouts, meshes, problems
 from tessera.mesh.layout import Layout, Split, replicated
 from tessera.mesh.parts import assemble, balanced, dealt, group_of, indices, local_shape, take
 from tessera.mesh.parts import pieces as pieces_of
-from tessera.mesh.reshard import execute, plan, reshard
+from tessera.mesh.sharding.reshard import execute, plan, reshard
 from tessera.mesh.world import transport
 
 

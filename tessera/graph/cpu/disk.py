@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -32,11 +33,12 @@ def entry_name(source: str) -> str:
     return content_name(environment(), source)
 
 
-def read(name: str) -> tuple[str, bytes] | None:
-    """Symbol and object code, or None when there is no sound entry."""
-    entry = LOOPS.read(name)
-    return (entry.meta["symbol"], entry.parts["code"]) if entry else None
+def obtain(name: str, compiled: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:
+    """Symbol and object code: those on disk, else what `compiled` gives. Of several processes that
+    need an entry at once, one compiles it and the others wait."""
+    def make() -> Entry:
+        symbol, code = compiled()
+        return Entry({"symbol": symbol}, {"code": code})
 
-
-def write(name: str, symbol: str, code: bytes) -> None:
-    LOOPS.write(name, Entry({"symbol": symbol}, {"code": code}))
+    entry, _ = LOOPS.made(name, make)
+    return entry.meta["symbol"], entry.parts["code"]

@@ -196,11 +196,11 @@ def _obtain(source: str) -> Any:
     from .load import load_object
 
     name = disk.entry_name(source)
-    entry = disk.read(name)
-    if entry is None:
+
+    def compiled() -> tuple[str, bytes]:
         from .compile import compile_source
 
-        entry = compile_source(source, f"loops_{name[:12]}")
-        disk.write(name, *entry)
-    symbol, code = entry
+        return compile_source(source, f"loops_{name[:12]}")
+
+    symbol, code = disk.obtain(name, compiled)
     return load_object(code, symbol)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,9 @@ from .elementwise import broadcast_shapes, where
 from .reduce import accumulate_dtype
 from .softmax import softmax_compute
 
+# What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
+# scale=, mask=, dropout=, key=). Filled by state.
+HELD: dict[type, Callable[..., Tensor]] = {}
 BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
 
 
@@ -158,14 +162,19 @@ def flash_attention(q: Any, k: Any, v: Any = None, *, causal: bool | None = None
                     dropout: float = 0.0, key: Any = None) -> Tensor:
     """Causal attention by default: `flash_attention(q, k, v)`. See `ts.attention` for shapes.
 
+    With a cache, `flash_attention(q, cache)`, the queries are the last of its entries, and the
+    heads come back side by side: [B, S, H D].
     causal and is_causal are one option; true when neither is given. Raises ArgumentError when they
     contradict each other, or when keys and values are missing.
     """
-    if v is None:
-        raise ArgumentError(
-            f"flash_attention takes queries, keys and values, got queries and a "
-            f"{type(k).__name__}", hint="flash_attention(q, k, v), three tensors [B, H, S, D]")
     if causal is not None and is_causal is not None and causal != is_causal:
         raise ArgumentError(f"causal={causal} and is_causal={is_causal} contradict each other")
     chosen = next((c for c in (causal, is_causal) if c is not None), True)
+    if v is None and type(k) in HELD:
+        return HELD[type(k)](q, k, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key)
+    if v is None:
+        raise ArgumentError(
+            f"flash_attention takes queries, keys and values, got queries and a "
+            f"{type(k).__name__}", hint="flash_attention(q, k, v), three tensors "
+            "[B, H, S, D]; or a KVCache for both")
     return attention(q, k, v, causal=chosen, scale=scale, mask=mask, dropout=dropout, key=key)

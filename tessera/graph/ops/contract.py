@@ -105,6 +105,7 @@ MATMUL = Op(
     jvp=_matmul_jvp,
     batch=_matmul_batch,
     axes="...mk,...kn->...mn",
+    reduces="sum",
     samples=(
         sample((3, 4), (4, 5), accum=_F32),
         sample((2, 3, 4), (2, 4, 2), accum=_F32),
@@ -180,16 +181,19 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 @public
-def gemm(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+def gemm(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 1.0,
+         out: Any = None) -> Tensor:
     """alpha a b + beta c, with matmul's types and broadcasting; c may be absent.
 
     a: [..., M, K]   b: [..., K, N]   c: broadcasts to [..., M, N]
+    out: of tensors on a mesh, how the result is to lie: "replicate" or a layout; by default as it
+    is made, sums over ranks scattered
     """
-    out = matmul(a, b)
-    out = out if alpha == 1.0 else out * alpha
-    if c is None:
-        return out
-    return out + (c if beta == 1.0 else as_tensor(c) * beta)
+    y = matmul(a, b)
+    y = y if alpha == 1.0 else y * alpha
+    if c is not None:
+        y = y + (c if beta == 1.0 else as_tensor(c) * beta)
+    return y if out is None else PUBLIC["shard"](y, out)
 
 
 @public

@@ -42,9 +42,10 @@ def cast_ref(
     source: NumericType,
     to: NumericType,
     counts: CastCounts | None = None,
+    index: np.ndarray | None = None,
 ) -> np.ndarray:
     """The NumPy meaning of a cast: decode from `source`, round once to `to`. `counts` gets what
-    was lost."""
+    was lost; `index` is where each element of a part stands in the whole."""
     if source.dtype is to.dtype:
         return x
     policy = to.policy
@@ -59,6 +60,7 @@ def cast_ref(
         saturate=policy.saturate,
         key=key,
         counts=counts,
+        index=index if stochastic else None,
     )
 
 

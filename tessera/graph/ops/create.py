@@ -40,6 +40,7 @@ FULL = Op(
     shape=lambda shape, value, type: Aval(shape, type),
     ref=lambda shape, value, type: np.full(shape, _elements(value, type)),
     axes="->...",
+    local=lambda attrs, ins, outs: {**attrs, "shape": outs[0]},
     always_trace=True,
     differentiable=False,
     samples=(sample(shape=(2, 3), value=1.5, type=as_type("bf16")),),

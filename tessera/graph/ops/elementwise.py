@@ -139,6 +139,7 @@ def elementwise(
     result: str | None = None,
     samples: tuple[Sample, ...] | None = None,
     smooth: bool = True,
+    linear: str = "",
     doc: str = "",
 ) -> Op:
     """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
@@ -154,6 +155,7 @@ def elementwise(
         jvp=_jvp(partials) if partials else None,
         batch=_batch(name),
         axes=",".join(["..."] * arity) + "->...",
+        linear=linear,
         loop=loop,
         smooth=smooth and partials is not None,
         differentiable=partials is not None,
@@ -163,15 +165,16 @@ def elementwise(
 
 
 # --- arithmetic -------------------------------------------------------------------------------
-ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2, doc="a + b")
+ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2,
+                  linear="joint", doc="a + b")
 SUB = elementwise("sub", np.subtract, "{0} - {1}", lambda y, a, b: (ONE, MINUS), arity=2,
-                  doc="a - b")
+                  linear="joint", doc="a - b")
 MUL = elementwise("mul", np.multiply, "{0} * {1}", lambda y, a, b: (lambda: b, lambda: a), arity=2,
-                  doc="a * b")
+                  linear="each", doc="a * b")
 DIV = elementwise("div", np.true_divide, "{0} / {1}",
                   lambda y, a, b: (lambda: 1.0 / b, lambda: -(y / b)), arity=2, draw="positive",
-                  doc="a / b")
-NEG = elementwise("neg", np.negative, "-{0}", lambda y, x: (MINUS,), doc="-x")
+                  linear="first", doc="a / b")
+NEG = elementwise("neg", np.negative, "-{0}", lambda y, x: (MINUS,), linear="joint", doc="-x")
 
 
 def _pow_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -232,6 +232,7 @@ SEGMENT_SUM = Op(
     ),
     batch=_segment_batch,
     axes=_segment_axes,
+    reduces="sum",
     samples=(
         sample((4, 3), ((4,), "index:5"), axis=0, extent=5),
         sample((2, 3, 2, 4), ((3, 2), "index:5"), axis=1, extent=5),
@@ -366,6 +367,7 @@ ADD_ALONG = Op(
               axis=axis + 1, extent=extent), True,
     ),
     axes=_add_along_axes,
+    reduces="sum",
     samples=(sample((2, 3), ((2, 3), "index:4"), axis=1, extent=4),
              sample((5, 2), ((5, 2), "index:3"), axis=0, extent=3)),
     doc="y[i, ids[i, j]] += u[i, j] along an axis, from zeros: the adjoint of take_along",

@@ -8,6 +8,7 @@ value in the graph: backward passes and recomputation read the same key and so s
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,31 +39,45 @@ class _Holder:
     state: RandomState | None = None
 
 
-_holder = _Holder()
+_process = _Holder()
+_own: ContextVar[_Holder | None] = ContextVar("random state of a simulated rank", default=None)
+
+
+def _current() -> _Holder:
+    return _own.get() or _process
+
+
+def isolate() -> None:
+    """From here on this context has a state of its own, equal to the one so far: ranks simulated
+    in one process draw as those of several do."""
+    holder = _Holder()
+    holder.state = get_state()
+    _own.set(holder)
 
 
 def get_state() -> RandomState:
     """The seed and the step, for a checkpoint."""
-    if _holder.state is None:
-        _holder.state = RandomState(int(config.get("seed")))
-    return _holder.state
+    holder = _current()
+    if holder.state is None:
+        holder.state = RandomState(int(config.get("seed")))
+    return holder.state
 
 
 def set_state(state: RandomState) -> None:
     """Continue from a state that get_state returned."""
-    _holder.state = state
+    _current().state = state
 
 
 def seed(value: int) -> None:
     """Start again from this seed, at step 0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ArgumentError(f"a seed is an integer, got {value!r}")
-    _holder.state = RandomState(int(value) & (2**64 - 1))
+    _current().state = RandomState(int(value) & (2**64 - 1))
 
 
 def next_step() -> None:
     """Advance the step: once per call of a compiled function that draws."""
-    _holder.state = replace(get_state(), step=get_state().step + 1)
+    _current().state = replace(get_state(), step=get_state().step + 1)
 
 
 def key_of(stream: int) -> np.ndarray:
@@ -103,7 +118,7 @@ FOLD_IN = Op(
     shape=lambda key, data: Aval((2,), U32),
     ref=lambda key, data: _keyed(data, key),
     batch=lambda size, batched, key, data: _fold_in_rows(size, batched, key, data),
-    axes="k,->k",
+    axes="_,->_",
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False), Arg((), "int", False))),),
     doc="a key derived from a key and a number",
@@ -175,6 +190,7 @@ def _bits_batch(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
 BITS = Op(
     "random_bits",
     shape=lambda key, shape: Aval(shape, U32),
+    axes=lambda key, shape: "_->" + "abcdefghijklmnop"[: len(shape)],
     ref=_bits_ref,
     batch=_bits_batch,
     differentiable=False,

@@ -104,6 +104,8 @@ SUM = Op(
     jvp=lambda ts, y, x, **a: apply(SUM, ts[0], **a),
     batch=_batch("reduce_sum"),
     axes=_letters,
+    reduces="sum",
+    linear="joint",
     samples=tuple(
         type(s)(s.args, {**s.attrs, "accum": as_type("f32").dtype}) for s in _AXES
     ),
@@ -161,6 +163,7 @@ def _extremum(name: str, ref: Callable, doc: str) -> Op:
         ),
         batch=_batch(name),
         axes=_letters,
+        reduces=name.removeprefix("reduce_"),
         smooth=False,
         samples=_APART,
         doc=doc,
@@ -213,6 +216,9 @@ CUMSUM = Op(
     ),
     jvp=lambda ts, y, x, axis: apply(CUMSUM, ts[0], axis=axis),
     batch=lambda size, batched, x, axis: (apply(CUMSUM, x, axis=axis + 1), True),
+    axes=lambda x, axis: "{0}->{0}".format(
+        "".join("_" if d == axis else c for d, c in enumerate("abcdefgh"[: x.ndim]))),
+    linear="joint",
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
     doc="running sums along an axis",
 )

@@ -240,6 +240,7 @@ DYNAMIC_SLICE = Op(
     jvp=lambda ts, y, x, starts, sizes: apply(DYNAMIC_SLICE, ts[0], starts, sizes=sizes),
     batch=_dynamic_slice_batch,
     axes=lambda x, starts, sizes: "{0},_->{0}".format(_block_names(x.shape, sizes)),
+    local=lambda attrs, ins, outs: {"sizes": outs[0]},
     samples=(
         sample((5,), ((1,), "index:3"), sizes=(3,)),
         sample((4, 6), ((2,), "index:3"), sizes=(2, 3)),

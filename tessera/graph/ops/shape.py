@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...dims import Dim, divide, show_shape, size_of
-from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
-from ...tensor import OPERATORS, Tensor, as_tensor
+from ...errors import ArgumentError, AxisError, ShapeError
+from ...tensor import OPERATORS, Tensor
 from ..op import Aval, Op, sample
 from ..operand import (
     PUBLIC,
@@ -19,10 +19,8 @@ from ..operand import (
     convert,
     literal,
     plain,
-    promote,
     public,
     shape_tuple,
-    store,
 )
 from ..trace import apply
 
@@ -45,6 +43,8 @@ RESHAPE = Op(
     vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
     jvp=lambda ts, y, x, shape: reshape(ts[0], shape),
     batch=lambda size, batched, x, shape: (reshape(x, (size, *shape)), True),
+    linear="joint",
+    local=lambda attrs, ins, outs: {"shape": outs[0]},
     view=True,
     samples=(sample((2, 3), shape=(3, 2)), sample((4,), shape=(2, 1, 2)), sample((), shape=(1,))),
     doc="the same elements in row-major order under other extents",
@@ -127,6 +127,7 @@ TRANSPOSE = Op(
     jvp=lambda ts, y, x, axes: transpose(ts[0], axes),
     batch=lambda size, batched, x, axes: (transpose(x, (0, *(a + 1 for a in axes))), True),
     axes=lambda x, axes: "abcdefgh"[: x.ndim] + "->" + "".join("abcdefgh"[a] for a in axes),
+    linear="joint",
     view=True,
     samples=(sample((2, 3), axes=(1, 0)), sample((2, 3, 4), axes=(2, 0, 1))),
     doc="permute the axes",
@@ -196,6 +197,14 @@ def _broadcast_vjp(g: Tensor, y: Tensor, x: Tensor, shape: tuple) -> tuple:
     return (unbroadcast(g, tuple(x.shape)),)
 
 
+def _broadcast_letters(x: Aval, shape: tuple) -> str:
+    out = "abcdefghijklmnop"[: len(shape)]
+    lead = len(shape) - x.ndim
+    own = ("1" if n != m else c
+           for c, n, m in zip(out[lead:], x.shape, shape[lead:], strict=True))
+    return f"{''.join(own)}->{out}"
+
+
 BROADCAST_TO = Op(
     "broadcast_to",
     shape=_broadcast_shape,
@@ -203,6 +212,9 @@ BROADCAST_TO = Op(
     vjp=_broadcast_vjp,
     jvp=lambda ts, y, x, shape: broadcast_to(ts[0], shape),
     batch=_broadcast_batch,
+    axes=_broadcast_letters,
+    linear="joint",
+    local=lambda attrs, ins, outs: {"shape": outs[0]},
     view=True,
     samples=(sample((3,), shape=(2, 3)), sample((2, 1), shape=(2, 4)), sample((), shape=(2,))),
     doc="stretch axes of extent 1 and add leading axes",
@@ -217,7 +229,7 @@ def broadcast_to(x: Any, shape: Any) -> Tensor:
 
 
 # --- slice, flip ------------------------------------------------------------------------------
-def _slice_of(starts: tuple, stops: tuple, steps: tuple) -> tuple[slice, ...]:
+def slices_of(starts: tuple, stops: tuple, steps: tuple) -> tuple[slice, ...]:
     return tuple(
         slice(a, None if b < 0 else b, s) for a, b, s in zip(starts, stops, steps, strict=True)
     )
@@ -243,16 +255,36 @@ def _slice_vjp(g: Tensor, y: Tensor, x: Tensor, starts: tuple, stops: tuple, ste
     return (apply(PAD, g, literal(0.0, g), before=before, after=after, holes=holes),)
 
 
+def whole_axes(x: Aval, whole: Sequence[bool]) -> str:
+    """Letters for the axes that an op leaves alone, "_" for those that are `whole`."""
+    return "".join("_" if w else c for w, c in zip(whole, "abcdefghijklmnop", strict=False))
+
+
+def _slice_letters(x: Aval, starts: tuple, stops: tuple, steps: tuple) -> str:
+    own = whole_axes(x, [n != m for n, m in zip(
+        x.shape, _slice_shape(x, starts, stops, steps).shape, strict=True)])
+    return f"{own}->{own}"
+
+
+def _slice_local(attrs: dict, ins: Sequence[tuple], outs: Sequence[tuple]) -> dict:
+    """The axes that are taken whole have other extents in a shard."""
+    stops = [n if n == m else s for n, m, s in zip(ins[0], outs[0], attrs["stops"], strict=True)]
+    return {**attrs, "stops": tuple(stops)}
+
+
 SLICE = Op(
     "slice",
     shape=_slice_shape,
-    ref=lambda x, starts, stops, steps: x[_slice_of(starts, stops, steps)],
+    ref=lambda x, starts, stops, steps: x[slices_of(starts, stops, steps)],
     vjp=_slice_vjp,
     jvp=lambda ts, y, x, **a: apply(SLICE, ts[0], **a),
     batch=lambda size, batched, x, starts, stops, steps: (
         apply(SLICE, x, starts=(0, *starts), stops=(size, *stops), steps=(1, *steps)),
         True,
     ),
+    axes=_slice_letters,
+    linear="joint",
+    local=_slice_local,
     view=True,
     samples=(
         sample((5,), starts=(1,), stops=(4,), steps=(1,)),
@@ -268,6 +300,8 @@ FLIP = Op(
     vjp=lambda g, y, x, axis: (flip(g, axis),),
     jvp=lambda ts, y, x, axis: flip(ts[0], axis),
     batch=lambda size, batched, x, axis: (flip(x, tuple(a + 1 for a in axis)), True),
+    axes=lambda x, axis: "{0}->{0}".format(whole_axes(x, [d in axis for d in range(x.ndim)])),
+    linear="joint",
     view=True,
     samples=(sample((3,), axis=(0,)), sample((2, 3), axis=(0, 1))),
     doc="reverse the order along axes",
@@ -337,6 +371,11 @@ def _pad_batch(size: Any, batched: tuple, x: Tensor, value: Tensor, before: tupl
     return PUBLIC["where"](inside, y, reshape(value, (size,) + (1,) * (y.ndim - 1))), True
 
 
+def _pad_letters(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple) -> str:
+    own = whole_axes(x, [any(p) for p in zip(before, after, holes, strict=True)])
+    return f"{own},->{own}"
+
+
 PAD = Op(
     "pad",
     shape=_pad_shape,
@@ -349,6 +388,7 @@ PAD = Op(
         **a,
     ),
     batch=_pad_batch,
+    axes=_pad_letters,
     samples=(
         sample((2, 3), (), before=(1, 0), after=(0, 2), holes=(0, 0)),
         sample((3,), (), before=(0,), after=(1,), holes=(2,)),
@@ -410,176 +450,6 @@ def _pad_pairs(width: Any, ndim: int) -> list[tuple[int, int]]:
         raise ArgumentError(f"pad width {width!r} does not fit {ndim} axes",
                             hint="an int, (before, after), or a pair per axis")
     return [tuple(p) for p in items]
-
-
-# --- concatenate, split -----------------------------------------------------------------------
-def _concat_shape(*xs: Aval, axis: int) -> Aval:
-    first = xs[0]
-    for i, x in enumerate(xs[1:], 1):
-        same = x.ndim == first.ndim and all(
-            a == b for j, (a, b) in enumerate(zip(x.shape, first.shape, strict=True)) if j != axis
-        )
-        if not same:
-            raise ShapeError(
-                f"operand {i} {show_shape(x.shape)} does not fit operand 0 "
-                f"{show_shape(first.shape)} along axis {axis}",
-                hint="all extents but that of the axis must be equal",
-            )
-        if x.type.dtype is not first.type.dtype:
-            raise DTypeError(f"operands of one type needed, got {first.type} and {x.type}")
-    total = sum((x.shape[axis] for x in xs[1:]), start=first.shape[axis])
-    return Aval((*first.shape[:axis], total, *first.shape[axis + 1:]), first.type)
-
-
-def _concat_vjp(g: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple:
-    return tuple(split(g, [x.shape[axis] for x in xs], axis=axis))
-
-
-def _concat_batch(size: Any, batched: tuple, *xs: Tensor, axis: int) -> tuple:
-    full = [
-        x if b else broadcast_to(expand_dims(x, 0), (size, *x.shape))
-        for x, b in zip(xs, batched, strict=True)
-    ]
-    return apply(CONCATENATE, *full, axis=axis + 1), True
-
-
-CONCATENATE = Op(
-    "concatenate",
-    shape=_concat_shape,
-    ref=lambda *xs, axis: np.concatenate(xs, axis),
-    vjp=_concat_vjp,
-    jvp=lambda ts, y, *xs, axis: apply(
-        CONCATENATE,
-        *[PUBLIC["zeros"](x.shape, compute_type(y.type)) if t is None else t
-          for t, x in zip(ts, xs, strict=True)],
-        axis=axis,
-    ),
-    batch=_concat_batch,
-    samples=(sample((2, 3), (1, 3), axis=0), sample((2, 1), (2, 2), (2, 3), axis=1)),
-    doc="join along an axis",
-)
-
-
-@public
-def concatenate(tensors: Sequence[Any], axis: int = 0) -> Tensor:
-    """Tensors joined along an axis; their other extents must agree. Raises ShapeError."""
-    if not isinstance(tensors, tuple | list) or not tensors:
-        raise ArgumentError("concatenate needs a non-empty list of tensors",
-                            hint="ts.concatenate([a, b], axis=0)")
-    xs = [as_tensor(t) for t in tensors]
-    if any(x.type != xs[0].type for x in xs) or xs[0].scale is not None:
-        wide, numeric = promote(*xs)
-        xs = [store(x, numeric) for x in wide]
-    return apply(CONCATENATE, *xs, axis=axis_index(axis, xs[0].ndim))
-
-
-@public
-def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new axis. Raises ShapeError."""
-    if not isinstance(tensors, tuple | list) or not tensors:
-        raise ArgumentError("stack needs a non-empty list of tensors")
-    xs = [plain(t) for t in tensors]
-    place = axis_index(axis, xs[0].ndim + 1)
-    for i, x in enumerate(xs):
-        if x.shape != xs[0].shape:
-            raise ShapeError(
-                f"tensor {i} has shape {show_shape(x.shape)}, tensor 0 {show_shape(xs[0].shape)}"
-            )
-    return concatenate([expand_dims(x, place) for x in xs], axis=place)
-
-
-def _split_bounds(x: Any, sizes: tuple, axis: int) -> list[dict[str, tuple]]:
-    """The slice of each part."""
-    out, at = [], 0
-    for size in sizes:
-        starts = tuple(at if i == axis else 0 for i in range(len(x.shape)))
-        stops = tuple(at + size if i == axis else n for i, n in enumerate(x.shape))
-        out.append({"starts": starts, "stops": stops, "steps": (1,) * len(x.shape)})
-        at = at + size
-    return out
-
-
-def _split_shape(x: Aval, sizes: tuple, axis: int) -> tuple[Aval, ...]:
-    if sum(sizes[1:], start=sizes[0]) != x.shape[axis]:
-        raise ShapeError(
-            f"parts {list(sizes)} do not add up to extent {x.shape[axis]} of axis {axis}"
-        )
-    return tuple(Aval((*x.shape[:axis], n, *x.shape[axis + 1:]), x.type) for n in sizes)
-
-
-def _split_vjp(g: tuple, y: tuple, x: Tensor, sizes: tuple, axis: int) -> tuple:
-    like = next(p for p in g if p is not None)
-    parts = [PUBLIC["zeros"](p.shape, like.type) if q is None else q
-             for p, q in zip(y, g, strict=True)]
-    return (apply(CONCATENATE, *parts, axis=axis),)
-
-
-SPLIT = Op(
-    "split",
-    shape=_split_shape,
-    ref=lambda x, sizes, axis: tuple(
-        x[_slice_of(**b)].copy() for b in _split_bounds(x, sizes, axis)
-    ),
-    vjp=_split_vjp,
-    jvp=lambda ts, y, x, **a: apply(SPLIT, ts[0], **a),
-    batch=lambda size, batched, x, sizes, axis: (
-        apply(SPLIT, x, sizes=sizes, axis=axis + 1), True
-    ),
-    expand=lambda x, sizes, axis: tuple(
-        apply(SLICE, x, **b) for b in _split_bounds(x, sizes, axis)
-    ),
-    multi=True,
-    samples=(sample((5,), sizes=(2, 3), axis=0), sample((2, 6), sizes=(2, 2, 2), axis=1)),
-    doc="cut along an axis into parts; its derivative joins their cotangents once",
-)
-
-
-@public
-def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
-    """x cut along an axis into `sections` equal parts, or into parts of these extents.
-
-    Raises ShapeError when the extent does not divide or the parts do not add up.
-    """
-    x = plain(x)
-    a = axis_index(axis, x.ndim)
-    return list(apply(SPLIT, x, sizes=tuple(_split_sizes(x.shape[a], sections, a)), axis=a))
-
-
-def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
-    if not isinstance(sections, tuple | list):
-        size = divide(extent, sections)
-        if size is None:
-            raise ShapeError(f"axis {axis} of extent {extent} does not split into {sections}",
-                             hint="give the extents of the parts as a list")
-        return [size] * sections
-    if sum(sections[1:], start=sections[0]) != extent:
-        raise ShapeError(f"parts {list(sections)} do not add up to extent {extent} of axis {axis}")
-    return list(sections)
-
-
-@public
-def tile(x: Any, repeats: Any) -> Tensor:
-    """x repeated `repeats` times, per axis when a sequence: np.tile."""
-    x = plain(x)
-    reps = (repeats,) if isinstance(repeats, int) else tuple(repeats)
-    ndim = max(x.ndim, len(reps))
-    reps = (1,) * (ndim - len(reps)) + reps
-    shape = (1,) * (ndim - x.ndim) + tuple(x.shape)
-    paired = [d for n in shape for d in (1, n)]
-    target = [d for r, n in zip(reps, shape, strict=True) for d in (r, n)]
-    out = broadcast_to(reshape(x, paired), target)
-    return reshape(out, [r * n for r, n in zip(reps, shape, strict=True)])
-
-
-@public
-def repeat(x: Any, repeats: int, axis: int) -> Tensor:
-    """Each element along an axis repeated `repeats` times in place: np.repeat."""
-    x = plain(x)
-    a = axis_index(axis, x.ndim)
-    wide = expand_dims(x, a + 1)
-    target = (*x.shape[: a + 1], repeats, *x.shape[a + 1:])
-    return reshape(broadcast_to(wide, target),
-                   (*x.shape[:a], x.shape[a] * repeats, *x.shape[a + 1:]))
 
 
 OPERATORS.update(

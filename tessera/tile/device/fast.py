@@ -4,15 +4,17 @@ One Python function is written for each kernel, launch configuration and tuple o
 classes, since a loop over the arguments costs as much as the rest. For torch tensors x and y and a
 number it reads
 
-    def launch(stream, a0, a1, a2):
+    def launch(a0, a1, a2, stream=None):
         p0 = a0.data_ptr()
         p1 = a1.data_ptr()
-        recipe = find((p0 & 15, a0.shape, a0.is_contiguous(), ..., config.debug, config.device))
+        recipe = find((a0.shape, a0.is_contiguous(), ..., (p0 | p1) & 15 and (p0 & 15, p1 & 15),
+                       config.debug, config.device))
         if recipe is None:
             return first(stream, a0, a1, a2)
-        if stream is None:
-            return recipe.run(recipe.current(recipe.device), (p0, p1, a2), (a0, a1, a2))
-        ...
+        at = recipe.current(recipe.device) if stream is None else stream_pointer(stream)
+        if recipe.quick and not recipe.words[0]:
+            recipe.quick(at, p0, p1, a2)
+            ...
 
 What a number may be is checked by the packing; when it does not fit, the long way says why.
 """
@@ -40,17 +42,19 @@ SOURCE = """\
 def key({arguments}):
 {reads}    return ({key},)
 
-def launch(stream, {arguments}):
+def launch({arguments}stream=None):
 {reads}    try:
         recipe = find(({key},))
     except TypeError:  # a constant that cannot be one
         return first(stream, {arguments})
     if recipe is None:
         return first(stream, {arguments})
-{apart}    try:
-        if stream is None:
-            return recipe.run(recipe.current(recipe.device), ({values}), ({arguments}))
-        return recipe.run(stream_pointer(stream), ({values}), ({arguments}), True)
+{apart}    at = recipe.current(recipe.device) if stream is None else stream_pointer(stream)
+    try:
+        if recipe.quick and not recipe.words[0]:
+            recipe.quick(at, {values})
+            return recipe.returned(({arguments})) if recipe.returns else None
+        return recipe.run(at, ({values}), ({arguments}), stream is not None)
     except MISFIT:
         return first(stream, {arguments})
 """
@@ -136,7 +140,7 @@ class _Writer:
             pointer = "{}.pointer"
             facts = ("{}.shape", "{}.strides", "{}.dtype", "{}.device", "{}.writable")
         self.reads.append(f"p{i} = {pointer.format(given)}")
-        self.key += [f"p{i} & {ALIGNMENT_BYTES - 1}", *(fact.format(given) for fact in facts)]
+        self.key += [fact.format(given) for fact in facts]
 
     def number(self, i: int, dtype: DType) -> None:
         if dtype.kind == "float" or dtype.name in ("int32", "int64"):
@@ -149,9 +153,14 @@ class _Writer:
         values = "".join(f"{v}, " for v in self.values)
         arguments = "".join(f"a{i}, " for i in range(count))
         pointers, apart = [v for v in self.values if v.startswith("p")], ""
+        if pointers:  # most begin at whole accesses
+            low = ALIGNMENT_BYTES - 1
+            each = "".join(f"{p} & {low}, " for p in pointers)
+            self.key.append(f"({' | '.join(pointers)}) & {low} and ({each})")
         if len(pointers) > 1:
-            self.key.append(f"len({{{', '.join(pointers)}}}) < {len(pointers)}")  # given twice
-            pairs = itertools.combinations(pointers, 2) if len(pointers) <= FEW else ()
+            pairs = list(itertools.combinations(pointers, 2)) if len(pointers) <= FEW else []
+            self.key.append(" or ".join(f"{p} == {q}" for p, q in pairs)  # given twice
+                            or f"len({{{', '.join(pointers)}}}) < {len(pointers)}")
             near = " or ".join(f"-recipe.reach < {p} - {q} < recipe.reach"
                                for p, q in pairs) or "True"
             apart = APART.format(near=near, pointers=", ".join(pointers), arguments=arguments)

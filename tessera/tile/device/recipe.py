@@ -26,6 +26,7 @@ from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
 from tessera.runtime.buffer import Buffer
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.tensormap import tensor_map
+from tessera.runtime.timing import is_capturing
 from tessera.tile.arguments import Bound
 from tessera.tile.device.images import Image, Slot
 from tessera.tile.device.results import NAN_BYTE, WAITED_FOR, Maker, maker, numbers
@@ -62,6 +63,10 @@ class Target:
 class Recipe:
     """One way to launch one image. varying: the parameters whose values are passed to `run`.
 
+    quick: (stream, *values) -> None, when the values are the parameters and there is nothing to do
+    but launch; then the call returns returned(objects), where there are any. words[0]: a kernel
+    reported, and `run` raises it.
+
     The code may rely on arrays that lie apart. spans: their bytes, in order; reach: at distances
     from this on they surely do, 0 when it does not matter.  apart: pointers that were seen to.
     twin: for arrays that share memory.
@@ -77,9 +82,9 @@ class Recipe:
         self.image, self.target, self.device = image, target, target.index
         self.shared = image.request.shared
         self.current = stream_of(target.library)
-        self._words = flags.error_flags(target.index).words
+        self.words = flags.error_flags(target.index).words
         self._kind, self._results = image.function.result[0], image.function.result[1:]
-        self._returned = [objects.index(n) for n in self._results] if self._kind == "param" else []
+        self.returns = [objects.index(n) for n in self._results] if self._kind == "param" else []
         self._makers: dict[str, Maker] = {}
         self._numbers = numbers(target.index)
         self._numeric = self._declare_output(bound)
@@ -90,7 +95,7 @@ class Recipe:
         self._pins = bool(kinds & {"map", "counter"})
         self._start = self._prepare(bound, varying)
         plain = self._start and not (self._sources or self._waits or self._prints)
-        self.run = self._quick if plain and self._kind in ("none", "param") else self._run
+        self.quick = self._start if plain and self._kind in ("none", "param") else None
 
     # --- writing it -----------------------------------------------------------------------------
     def _declare_output(self, bound: Bound) -> NumericType | None:
@@ -147,21 +152,8 @@ class Recipe:
         return self
 
     # --- running it -----------------------------------------------------------------------------
-    def _quick(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
-               foreign: bool = False) -> Any:
-        """Pointers and numbers are the parameters; the result is an argument, or nothing."""
-        if self._words[0]:
-            flags.error_flags(self.device).check()
-        self._start(stream, *values)  # type: ignore[misc]
-        returned = self._returned
-        if not returned:
-            return None
-        if len(returned) == 1:
-            return objects[returned[0]]
-        return tuple(objects[i] for i in returned)
-
-    def _run(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
-             foreign: bool = False) -> Any:
+    def run(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
+            foreign: bool = False) -> Any:
         """Any launch. foreign: the stream is not the current one of the arrays' library."""
         flags.error_flags(self.device).check()
         captured = (self._waits or self._prints or self._pins or self._kind == "scalar"
@@ -176,8 +168,7 @@ class Recipe:
         return self._result(call, objects)
 
     def _is_captured(self, stream: int) -> bool:
-        status = check(driver().cuStreamIsCapturing(stream), "ask about graph capture")
-        captured = status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        captured = is_capturing(stream)
         if captured and self._kind == "scalar":
             raise ArgumentError(
                 f"{self.image.function.name} returns a number, which is read back: it cannot be "
@@ -211,7 +202,11 @@ class Recipe:
             return self._numbers.give(call.outputs[self._results[0]], self._numeric.dtype)
         if self._kind == "tensor":
             return call.outputs[self._results[0]].array
-        found = tuple(objects[i] for i in self._returned)
+        return self.returned(objects)
+
+    def returned(self, objects: Sequence[Any]) -> Any:
+        """The arguments that the kernel returns: one bare, several as a tuple, or None."""
+        found = tuple(objects[i] for i in self.returns)
         return found[0] if len(found) == 1 else found or None
 
 

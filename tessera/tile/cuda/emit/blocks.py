@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera.numerics import find_dtype
-from tessera.tile.cuda.emit.formats import access, decode, encode
+from tessera.tile.cuda.emit.formats import access, decode, operand
 from tessera.tile.cuda.emit.moves import PLACE
 from tessera.tile.cuda.emit.swizzles import Addresses, Panel
 from tessera.tile.cuda.instruction import Form, Operand, Operation
@@ -97,9 +97,9 @@ class _Elements:
         return registers
 
     def _register(self, u: int, k: int) -> LLVM:
-        words = encode(self.b, find_dtype(STORED[self.kind]),
+        word = operand(self.b, find_dtype(STORED[self.kind]),
                        [self._element(u, k + j) for j in range(self.per)])
-        return round_tf32(self.b, words[0]) if self.rounded else words[0]
+        return round_tf32(self.b, word) if self.rounded else word
 
     def _element(self, u: int, k: int) -> LLVM:
         b, d = self.b, find_dtype(self.panel.dtype)
@@ -139,7 +139,7 @@ class _Registers:
         if (u, k) not in self.number:
             return self.b.i32(0)
         pair = [self.values[self.number[(u, k + i)]] for i in (0, 1)]
-        return encode(self.b, find_dtype(STORED[self.kind]), pair)[0]
+        return operand(self.b, find_dtype(STORED[self.kind]), pair)
 
 
 class _Taken:

@@ -15,6 +15,7 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.emit.formats import decode, encode_half
 from tessera.tile.cuda.emit.narrow import (
     FP8,
+    NAN,
     decode_narrow,
     encode_narrow,
     round_narrow,
@@ -25,6 +26,7 @@ Builder = Any
 HALVES = frozenset({"bf16", "f16"})  # rounded two at a time
 ROUND = {"nearest_even": "rn", "toward_zero": "rz"}
 F32 = find_dtype("f32")
+QUIET_F64 = 0x7FF8 << 48
 
 
 @functools.cache
@@ -68,6 +70,8 @@ def contains(z: DType, a: DType, saturate: bool) -> bool:
     """Whether a float format has every number of another, inf and NaN too."""
     if z is F32:
         return True
+    if a.bits == 16:  # its NaNs have payloads, of which no other format keeps any
+        return False
     if a.special != "none" and (z.special != "ieee" or saturate):
         return False
     return a.man <= z.man and a.max <= z.max and a.smallest >= z.smallest
@@ -140,7 +144,10 @@ def _to_f64(b: Builder, a: DType, v: Any, rounding: str, saturate: bool) -> Any:
     if a.kind != "float":
         return b.call(find_instruction(f"{_integer(a)}_to_f64_{ROUND[rounding]}"), v)
     wide = b.bitcast(b.call(find_instruction("f32_to_f64"), v), "i64")
-    sign = b.shl(b.zext(b.and_(b.bitcast(v, "i32"), b.i32(0x80000000)), "i64"), b.const("i64", 32))
+    bits = b.zext(b.bitcast(v, "i32"), "i64")
+    payload = b.and_(b.shl(bits, b.const("i64", 29)), b.const("i64", 0x000FFFFFFFFFFFFF))
+    wide = b.select(b.compare("!=", v, v), b.or_(payload, b.const("i64", QUIET_F64)), wide)
+    sign = b.and_(b.shl(bits, b.const("i64", 32)), b.const("i64", -(1 << 63)))
     out = b.bitcast(b.or_(wide, sign), "f64")
     return _clamped(b, out, find_dtype("f64").max) if saturate else out
 
@@ -149,6 +156,11 @@ def _to_f32(b: Builder, a: DType, v: Any, rounding: str, saturate: bool) -> Any:
     if a.kind != "float":
         return b.call(find_instruction(f"{_integer(a)}_to_f32_{ROUND[rounding]}"), v)
     out = b.call(find_instruction(f"f64_to_f32_{ROUND[rounding]}"), v)
+    # to nearest the upper bits of the payload stay, as in NumPy's cast, which numerics uses there
+    upper = b.trunc(b.lshr(b.bitcast(v, "i64"), b.const("i64", 29)), "i32")
+    payload = b.and_(upper, b.i32(0x007FFFFF)) if rounding == "nearest_even" else b.i32(0)
+    nan = b.bitcast(b.or_(payload, b.i32(NAN)), "f32")
+    out = b.select(b.compare("!=", v, v), nan, out)
     out = _or_bits(b, out, _sign_of_f64(b, v))
     return _clamped(b, out, F32.max) if saturate else out
 

@@ -15,6 +15,7 @@ from tessera.tile.cuda.emit.narrow import (
     decode_narrow,
     encode_code,
     encode_narrow,
+    f16_to_f32,
     integer_field,
     joined,
 )
@@ -22,7 +23,6 @@ from tessera.tile.cuda.instruction import find_instruction
 
 Builder = Any
 LLVM = Any
-SIGN = 0x80000000
 
 
 def decode(b: Builder, dtype: DType, words: list[LLVM], count: int,
@@ -42,11 +42,7 @@ def _element(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool) -> L
     if dtype.name == "bf16":
         return bf16_to_f32(b, word, at)
     if dtype.name == "f16":
-        value = b.call(find_instruction("f16_high" if at else "f16_low"), word)
-        sign = word if at else b.shl(word, b.i32(16))
-        # the conversion drops the sign of NaN
-        bits = b.or_(b.bitcast(value, "i32"), b.and_(sign, b.i32(SIGN)))
-        return b.bitcast(bits, "f32")
+        return f16_to_f32(b, word, at)
     if dtype.kind == "float":
         return decode_narrow(b, dtype, word, at, hardware)
     return integer_field(b, dtype, word, dtype.bits * at)
@@ -88,7 +84,7 @@ def _together(b: Builder, values: list[LLVM], bits: int) -> LLVM:
 
 def encode_half(b: Builder, name: str, values: list[LLVM], rounding: str = "nearest_even",
                 saturate: bool = False, random: Sequence[LLVM] | None = None) -> list[LLVM]:
-    """bf16 or f16, two a word; a NaN keeps its sign.
+    """bf16 or f16, two a word; a NaN becomes the format's one with its sign.
 
     rounding='exact': the values are bf16 numbers already, and their upper halves are moved.
     """
@@ -105,14 +101,30 @@ def encode_half(b: Builder, name: str, values: list[LLVM], rounding: str = "near
     how = {"nearest_even": "rn", "toward_zero": "rz"}[rounding]
     out = []
     for i in range(0, len(values) - 1, 2):
-        word = b.call(find_instruction(f"pack_{name}_{how}"), given[i], given[i + 1])
+        word = _one_nan(b, name, b.call(find_instruction(f"pack_{name}_{how}"), *given[i:i + 2]))
         signs = _upper_halves(b, values[i], values[i + 1])
         out.append(b.or_(word, b.and_(signs, b.i32(0x80008000))))
     if len(values) % 2:
-        code = b.call(find_instruction(f"to_{name}_{how}"), given[-1])
+        code = _one_nan(b, name, b.call(find_instruction(f"to_{name}_{how}"), given[-1]))
         sign = b.and_(b.lshr(b.bitcast(values[-1], "i32"), b.i32(16)), b.i32(0x8000))
         out.append(b.or_(code, sign))
     return out
+
+
+def _one_nan(b: Builder, name: str, word: LLVM) -> LLVM:
+    """Converted halves with NaN as numerics encodes it: 0x7FFF, which the instruction makes, is the
+    only one above. As signed numbers those below zero are below, too."""
+    code = find_dtype(name).nan_code
+    assert code is not None
+    return b.call(find_instruction("min_s16x2"), word, b.i32(code << 16 | code))
+
+
+def operand(b: Builder, dtype: DType, values: list[LLVM]) -> LLVM:
+    """One register of an operand of a product: encoded, but with whatever NaN, for a product with
+    a NaN is a NaN."""
+    if dtype.name in ("bf16", "f16"):
+        return b.call(find_instruction(f"pack_{dtype.name}_rn"), *values)
+    return encode(b, dtype, values)[0]
 
 
 def _upper_halves(b: Builder, low: LLVM, high: LLVM | None = None) -> LLVM:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+from tessera.tile.cuda.emit.formats import encode_half
 from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation, find_instruction
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
 from tessera.tile.layouts import Layout
@@ -177,18 +179,23 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
 
 @functools.cache
 def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Operation:
-    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from swizzled panels of
-    128-byte rows. All lanes have read when it ends: the slot may go back."""
+    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels as wide as the
+    rows, at most 128 bytes, swizzled as wide. All lanes have read when it ends: the slot may go
+    back."""
+    width = min(row_bytes, 128)
+    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
+
     def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
         lane = b.and_(thread, b.i32(31))
         row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
         base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
-        base = b.add(base, b.shl(row, b.i32(7)))
-        half, line = b.lshr(lane, b.i32(4)), b.and_(lane, b.i32(7))
+        base = b.add(base, b.shl(row, b.i32(7 - shift)))
+        half = b.lshr(lane, b.i32(4))
+        line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
         out: list[Any] = []
         for step in range(row_bytes // 32):
-            chunk = b.xor(b.or_(half, b.i32(2 * (step % 4))), line)
-            at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // 4 * panel_bytes))
+            chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
+            at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
             out += b.call(matrix.ldmatrix(4), at)
         b.call(find_instruction("sync_warp"), b.i32(-1))
         return out
@@ -287,9 +294,12 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
 
     Four lanes share a row and each holds two columns of every eight; a 4 x 4 transpose among them
     gives each lane eight neighbouring columns of its own.
+
+    The packing instruction makes a NaN of its own. So what is stored is summed up, which costs less
+    than mending it, and a warp that met a NaN stores once more with NaN as casts make it.
     """
     whole = Layout.parse(layout, shape)
-    pack = find_instruction(f"pack_{dtype}_rn")
+    pack, add = find_instruction(f"pack_{dtype}_rn"), find_instruction(f"add_{dtype}x2")
     names = {"at": "i64", "pitch": "i64", "quad": "i32", "rows": "i32", "columns": "i32"}
 
     def body(b: Builder, x: list[Any], at: Any, pitch: Any, quad: Any, rows: Any,
@@ -297,20 +307,40 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
         odd, high = (b.true(b.and_(quad, b.i32(m))) for m in QUAD)
         at = b.add(at, b.shl(b.zext(quad, "i64"), b.const("i64", 4)))
         left = b.sub(columns, b.shl(quad, b.i32(3)))
-        for row, parts in rows_of(whole).items():
-            line = b.add(at, b.mul(pitch, b.const("i64", row)))
-            inside = b.compare("<", b.i32(row), rows)
-            words = [b.call(pack, x[parts[i]], x[parts[i + 1]]) for i in range(0, len(parts), 2)]
-            for first in range(0, len(words), 4):
-                four = _transposed(b, words[first:first + 4], odd, high)
-                on = b.and_(inside, b.compare("<", b.i32(8 * first), left))
-                b.call(memory.st("global", "b32", 4, guarded=True),
-                       b.add(line, b.const("i64", 16 * first)), four, b.to_int(on))
+
+        def write(words_of: Callable[[list[Any]], list[Any]]) -> None:
+            for row, parts in rows_of(whole).items():
+                line = b.add(at, b.mul(pitch, b.const("i64", row)))
+                inside = b.compare("<", b.i32(row), rows)
+                for first in range(0, len(parts), 8):
+                    words = words_of([x[i] for i in parts[first:first + 8]])
+                    on = b.and_(inside, b.compare("<", b.i32(8 * (first // 2)), left))
+                    b.call(memory.st("global", "b32", 4, guarded=True),
+                           b.add(line, b.const("i64", 8 * first)),
+                           _transposed(b, words, odd, high), b.to_int(on))
+
+        met: list[Any] = []
+
+        def quick(part: list[Any]) -> list[Any]:
+            words = [b.call(pack, *part[i:i + 2]) for i in range(0, len(part), 2)]
+            met[:] = [functools.reduce(lambda a, c: b.call(add, a, c), [*met, *words])]
+            return words
+
+        write(quick)
+        again = b.call(find_instruction("vote_any"), b.to_int(_holds_nan(b, met[0])))
+        with b.when(b.true(again)):
+            write(lambda part: encode_half(b, dtype, part))
 
     args = (Operand("x", "f32", whole.count),
             *(Operand(n, k) for n, k in names.items()))  # type: ignore[arg-type]
     form = Form(args, (), body)
     return Operation("store_quads", len(args), lambda *_: form)
+
+
+def _holds_nan(b: Builder, word: Any) -> Any:
+    """Whether either half is the NaN that instructions make: 0x7FFF."""
+    halves = (b.and_(word, b.i32(0xFFFF)), b.lshr(word, b.i32(16)))
+    return functools.reduce(b.or_, [b.compare("==", h, b.i32(0x7FFF)) for h in halves])
 
 
 def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:

@@ -3,7 +3,8 @@
 The arithmetic is that of tessera.numerics.round_bits, specialised to f32: below the target's
 smallest normal an addition of a power of two rounds (its unit in the last place is the target's
 smallest subnormal), above it the mantissa is rounded where it stands. fp8 has instructions from
-sm_89 on; `hardware` says that they may be used. NaN keeps its sign.
+sm_89 on; `hardware` says that they may be used. NaN keeps its sign and gets the payload that
+tessera.numerics gives it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tessera.tile.cuda.ptx import convert
 
 Builder = Any
 LLVM = Any
-MAN, BIAS, INF = 23, 127, 0x7F800000  # of f32
+MAN, BIAS, INF, NAN = 23, 127, 0x7F800000, 0x7FC00000  # of f32
 SIGN, MAGNITUDE = 0x80000000, 0x7FFFFFFF
 FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
@@ -34,7 +35,7 @@ def decode_narrow(b: Builder, dtype: DType, word: LLVM, at: int, hardware: bool 
         pair = word if at < 2 else b.lshr(word, b.i32(16))
         halves = b.call(convert.fp8_to_f16x2(FP8[dtype.name]), pair)
         value = b.call(find_instruction("f16_high" if at % 2 else "f16_low"), halves)
-        return _with_sign(b, value, _moved(b, word, 8 * at + 7, 31))
+        return _with_sign(b, _one_nan(b, value), _moved(b, word, 8 * at + 7, 31))
     return decode_field(b, dtype, word, dtype.bits * at)
 
 
@@ -46,12 +47,12 @@ def decode_field(b: Builder, dtype: DType, word: LLVM, at: int) -> LLVM:
     if dtype.name == "fp8_e5m2":  # the upper byte of an f16
         value = b.call(find_instruction("f16_low"),
                        b.and_(_moved(b, word, at, 8), b.i32(0xFF00)))
-        return _with_sign(b, value, sign)
+        return _with_sign(b, _one_nan(b, value), sign)
     mask = ((1 << dtype.sign_shift) - 1) << (MAN - dtype.man)
     field = b.and_(_moved(b, word, at, MAN - dtype.man), b.i32(mask))
     value = b.fmul(b.bitcast(field, "f32"), b.const("f32", 2.0 ** (BIAS - dtype.bias)))
     if dtype.special == "fn":
-        nan = b.bitcast(b.i32(0x7FC00000), "f32")
+        nan = b.bitcast(b.i32(NAN), "f32")
         value = b.select(b.compare("==", field, b.i32(mask)), nan, value)
     return _with_sign(b, value, sign)
 
@@ -70,6 +71,24 @@ def _moved(b: Builder, word: LLVM, at: int, to: int) -> LLVM:
     if to > at:
         return b.shl(word, b.i32(to - at))
     return b.lshr(word, b.i32(at - to)) if at > to else word
+
+
+def f16_to_f32(b: Builder, word: LLVM, at: int) -> LLVM:
+    """The number of half `at` of a word; a NaN keeps its payload, as it does in numerics."""
+    value = b.call(find_instruction("f16_high" if at else "f16_low"), word)
+    half = word if at else b.shl(word, b.i32(16))
+    # exponent and mantissa in their places: that exponent is 31 of 255
+    field = b.and_(b.lshr(half, b.i32(16 + 10 - MAN)), b.i32(0x0FFFE000))
+    bits = b.select(b.compare("!=", value, value), b.or_(field, b.i32(0x70000000)),
+                    b.bitcast(value, "i32"))
+    return _with_sign(b, b.bitcast(bits, "f32"), half)
+
+
+def _one_nan(b: Builder, value: LLVM) -> LLVM:
+    """A converted number, its NaN 0x7FC00000: the 0x7FFFFFFF of the instruction is the only one
+    above, and as signed integers numbers below zero are below, too."""
+    return b.bitcast(b.call(find_instruction("s32_min"), b.bitcast(value, "i32"), b.i32(NAN)),
+                     "f32")
 
 
 def _with_sign(b: Builder, value: LLVM, word: LLVM) -> LLVM:
@@ -109,6 +128,9 @@ def _by_instruction(b: Builder, dtype: DType, values: list[LLVM], saturate: bool
     full = values + [b.const("f32", 0)] * (-len(values) % 2)
     pairs = [b.call(convert.pack_fp8(name), full[i], full[i + 1]) for i in range(0, len(full), 2)]
     word = pairs[0] if len(pairs) == 1 else b.or_(pairs[0], b.shl(pairs[1], b.i32(16)))
+    if name == "e5m2":  # NaN, 0x7F of the instruction, to 0x7E: bit 7 of the sum is its alone
+        ones = b.add(b.and_(word, b.i32(0x7F7F7F7F)), b.i32(0x01010101))
+        word = b.sub(word, b.and_(b.lshr(ones, b.i32(7)), b.i32(0x01010101)))
     if not saturate:
         # the tie above the largest number: its code is even in e4m3 (stays) and odd in e5m2
         limit, sign = (464.0, ">") if name == "e4m3" else (61440.0, ">=")
@@ -203,11 +225,11 @@ def round_narrow(b: Builder, dtype: DType, value: LLVM, rounding: str = "nearest
     """The f32 that is nearest in a format of fewer bits, under a rounding."""
     code = encode_code(b, dtype, value, rounding, saturate)
     if dtype.name == "f16":
-        return _with_sign(b, b.call(find_instruction("f16_low"), code), _moved(b, code, 15, 31))
+        return f16_to_f32(b, code, 0)
     if dtype.bias == BIAS:  # bf16, tf32: the upper bits of an f32
         return b.bitcast(b.shl(code, b.i32(MAN - dtype.man)), "f32")
     return decode_field(b, dtype, code, 0)
 
 
-__all__ = ["decode_field", "decode_narrow", "encode_code", "encode_narrow", "has_instructions",
-           "integer_field", "joined", "round_narrow"]
+__all__ = ["decode_field", "decode_narrow", "encode_code", "encode_narrow", "f16_to_f32",
+           "has_instructions", "integer_field", "joined", "round_narrow"]

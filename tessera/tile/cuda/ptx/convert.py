@@ -1,9 +1,10 @@
 """Conversions between number formats.
 
-NaN: these instructions canonicalise (bf16 and f16 0x7FFF, e4m3 0x7F, e5m2 0x7F), where our numerics
-keep the sign of the NaN (tessera.numerics.encode). The emitter that wants bits equal for NaN too
-selects on the input's sign; everything else is equal bit for bit to `encode` with the same
-rounding, with saturate=True for the forms marked satfinite.
+NaN: these instructions give one of their own (bf16 and f16 0x7FFF, fp8 0x7F, f32 0x7FFFFFFF), where
+our numerics keep the sign and give the one with the least mantissa (tessera.numerics.encode), or
+keep the payload where a format is widened. The emitter mends that where the bits are seen
+(emit/formats.py, narrow.py, casts.py); everything else is equal bit for bit to `encode` with the
+same rounding, with saturate=True for the forms marked satfinite.
 """
 
 from __future__ import annotations

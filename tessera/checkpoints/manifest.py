@@ -1,0 +1,210 @@
+"""The manifest as records: every field is checked before anything acts on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import CheckpointError, TesseraError
+from ..graph import random
+from ..mesh.domain import Rect
+from ..numerics import NumericType, as_type
+from .layout import DATA_FILE
+
+SCALE = "@scale"  # ends the name of what scales a tensor
+_MOST_ELEMENTS = 1 << 56  # of a tensor; more would not have an address
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, as `name` in a data file."""
+
+    name: str
+    file: str
+    box: Rect
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor and the pieces that cover it, each element once; one piece when it was saved whole.
+    """
+
+    shape: tuple[int, ...]
+    type: NumericType
+    param: bool
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.pieces) == 1 and self.pieces[0].box.shape == self.shape
+
+
+@dataclass(frozen=True)
+class DataFile:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds. tensors: by path, scales among them as `path@scale`."""
+
+    step: int
+    random: random.RandomState
+    meta: Any
+    tensors: dict[str, Entry]
+    files: dict[str, DataFile]
+
+
+def damaged(folder: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {folder} is damaged: {what}",
+                           hint="use another checkpoint, or copy this one again from its source")
+
+
+def parse(folder: Path, plain: dict[str, Any]) -> Manifest:
+    """The records of a manifest. Raises CheckpointError that names the field that is wrong."""
+    top = _Fields(folder, plain, "")
+    state = top.object("random")
+    files = {name: _data_file(folder, top.object("files"), name)
+             for name in top.object("files").plain}
+    tensors = {path: _entry(folder, top.object("tensors"), path, files)
+               for path in top.object("tensors").plain}
+    for path in tensors:
+        if path.endswith(SCALE) and path.removesuffix(SCALE) not in tensors:
+            raise top.wrong("tensors", f"{path} scales a tensor that is not there")
+    return Manifest(top.count("step"), random.RandomState(state.count("seed"), state.count("step")),
+                    top.value("meta"), tensors, files)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """An object of the manifest; `at` says where it stands, for messages."""
+
+    folder: Path
+    plain: dict[str, Any]
+    at: str
+
+    def wrong(self, key: str, what: str) -> CheckpointError:
+        return damaged(self.folder, f"its manifest is malformed: {self.at}{key}: {what}")
+
+    def value(self, key: str) -> Any:
+        if key not in self.plain:
+            raise self.wrong(key, "it is not there")
+        return self.plain[key]
+
+    def of(self, key: str, kind: type, name: str) -> Any:
+        found = self.value(key)
+        if type(found) is not kind:
+            raise self.wrong(key, f"{name} is needed, it is {str(found)[:60]!r}")
+        return found
+
+    def object(self, key: str) -> _Fields:
+        return _Fields(self.folder, self.of(key, dict, "an object"), f"{self.at}{key}.")
+
+    def count(self, key: str) -> int:
+        found = self.of(key, int, "an integer")
+        if found < 0:
+            raise self.wrong(key, f"an integer >= 0 is needed, it is {found}")
+        return found
+
+    def extents(self, key: str) -> tuple[int, ...]:
+        found = self.of(key, list, "a list")
+        if any(type(n) is not int or n < 0 for n in found) or \
+                math.prod(max(n, 1) for n in found) > _MOST_ELEMENTS:
+            raise self.wrong(key, f"extents of a tensor are needed, they are {str(found)[:60]}")
+        return tuple(found)
+
+
+def _data_file(folder: Path, files: _Fields, name: str) -> DataFile:
+    if not DATA_FILE.fullmatch(name):
+        raise damaged(folder, f"{name!r} is no name of a data file")
+    entry = files.object(name)
+    digest = entry.of("sha256", str, "a digest")
+    if not _DIGEST.fullmatch(digest):
+        raise entry.wrong("sha256", f"64 hexadecimal digits are needed, it is {digest[:70]!r}")
+    return DataFile(entry.count("bytes"), digest)
+
+
+def _entry(folder: Path, tensors: _Fields, path: str, files: dict[str, DataFile]) -> Entry:
+    entry = tensors.object(path)
+    shape, text = entry.extents("shape"), entry.of("type", str, "a numeric type")
+    numeric, param = _known_type(folder, path, text), entry.of("param", bool, "true or false")
+    if "pieces" in entry.plain:
+        found = entry.of("pieces", list, "a list")
+        pieces = tuple(_piece(entry, path, i, found, shape, files) for i in range(len(found)))
+        _need_cover(entry, shape, pieces)
+    else:
+        pieces = (Piece(path, _file(entry, files), Rect(shape)),)
+    return Entry(shape, numeric, param, pieces)
+
+
+def _piece(entry: _Fields, path: str, i: int, found: list, shape: tuple[int, ...],
+           files: dict[str, DataFile]) -> Piece:
+    if type(found[i]) is not dict:
+        raise entry.wrong(f"pieces.{i}", f"an object is needed, it is {str(found[i])[:60]!r}")
+    fields = _Fields(entry.folder, found[i], f"{entry.at}pieces.{i}.")
+    name = fields.of("name", str, "a name")
+    if not name.startswith(f"{path}@"):
+        raise fields.wrong("name", f"{name[:60]!r} is no piece of {path}")
+    lo, extents = fields.extents("lo"), fields.extents("shape")
+    if len(lo) != len(shape) or len(extents) != len(shape) or any(
+            a + n > e for a, n, e in zip(lo, extents, shape, strict=True)):
+        raise fields.wrong("lo", f"{show_shape(extents)} from {show_shape(lo)} on does not lie in "
+                                 f"{show_shape(shape)}")
+    return Piece(name, _file(fields, files), Rect(extents, lo))
+
+
+def _file(fields: _Fields, files: dict[str, DataFile]) -> str:
+    name = fields.of("file", str, "a file")
+    if name not in files:
+        raise fields.wrong("file", f"the manifest does not list {name[:60]!r}")
+    return name
+
+
+def _known_type(folder: Path, path: str, text: str) -> NumericType:
+    """A policy class is found only when the program has registered it: nothing is imported."""
+    try:
+        return as_type(text)
+    except TesseraError as err:
+        raise CheckpointError(
+            f"{path} of checkpoint {folder} has a type that is not known here: {err.message}",
+            hint="declare its @ts.precision_policy class before loading",
+        ) from err
+
+
+def _need_cover(entry: _Fields, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
+    """Raise CheckpointError unless each element is in one piece."""
+    if not pieces:
+        raise entry.wrong("pieces", "there are none")
+    if len({p.name for p in pieces}) < len(pieces):
+        raise entry.wrong("pieces", "two have the same name")
+    whole, held = Rect(shape), sum(p.box.size for p in pieces)
+    boxes = [p.box for p in pieces if p.box.size]
+    if held != whole.size:
+        raise entry.wrong("pieces", f"they hold {held} elements, the tensor has {whole.size}")
+    if boxes and not _tile(boxes, whole, 0):
+        raise entry.wrong("pieces", "some lie on others")
+
+
+def _tile(boxes: Sequence[Rect], whole: Rect, dim: int) -> bool:
+    """Whether each index of `whole` is in one box, in dimensions from `dim` on: between two
+    neighbouring ends of boxes, those that lie there are to do so in the dimensions that follow."""
+    if dim == whole.ndim:
+        return len(boxes) == 1
+    begin, ends = defaultdict(list), {whole.shape[dim]}
+    for box in boxes:
+        begin[box.lo[dim]].append(box)
+        ends.add(box.hi[dim])
+    inside: list[Rect] = []
+    for at in sorted({0, *begin, *ends})[:-1]:
+        inside = [b for b in inside if b.hi[dim] > at] + begin[at]
+        if not _tile(inside, whole, dim + 1):
+            return False
+    return True

@@ -1,0 +1,18 @@
+"""Graph functions on GPUs: Graph IR -> Schedule IR -> tile kernels -> machine code.
+
+    prepare.py     simplified, attention and products found, large ops opened
+    units.py       which nodes run as one kernel             lower.py    their Schedule IR
+    kernels.py     the text of each group's kernel           run.py      running them
+    levels.py      the text of every level, with op ids
+
+Imported when a level below the graph is asked for, or a function runs on a GPU.
+"""
+
+from __future__ import annotations
+
+from .levels import LEVELS, program_of, text_of
+from .run import Program
+from .schedule import Buffer, Group, Operand, Plan, Step
+
+__all__ = ["LEVELS", "Buffer", "Group", "Operand", "Plan", "Program", "Step", "program_of",
+           "text_of"]

@@ -1,0 +1,97 @@
+"""Blocks, stages and warps of a group's kernel."""
+
+from __future__ import annotations
+
+from ...kernels.gemm import default_block
+from ...kernels.softmax import LONGEST
+from ...numerics import NumericType
+from ...tile.schedule import Schedule
+
+LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each lane
+LIGHT = frozenset({"cast", "add", "sub", "mul", "neg", "relu", "maximum", "minimum"})
+STEP = 2048  # columns of a pass over rows that are longer than LONGEST
+KEPT_BYTES = 24 << 10  # of shared memory, for what follows a product
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def chosen(m: int | None, n: int, k: int | None = None, *, warps: int, stages: int = 1) -> Schedule:
+    values = {"m": m, "n": n, "k": k}
+    return Schedule(**{a: b for a, b in values.items() if b is not None}, warps=warps,
+                    stages=stages)
+
+
+def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
+    """One access of 16 bytes for each lane, along the last axis first."""
+    total = LANES * max(1, 128 // max(bits, 8))
+    n = min(power(extents[-1]), total)
+    m = min(power(extents[-2]), max(1, total // n)) if len(extents) > 1 else None
+    return chosen(m, n, warps=max(1, min(4, n * (m or 1) * 4 // total)))
+
+
+def for_rows(extents: tuple[int, ...]) -> Schedule:
+    """32 elements in each lane; short rows share a group, long ones are passed over."""
+    n = extents[-1] if extents[-1] <= LONGEST else STEP
+    wide = power(n)
+    m = min(power(extents[-2]), max(1, 1024 // wide))
+    return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))
+
+
+def for_columns(extents: tuple[int, ...]) -> Schedule:
+    """Blocks of rows, added up while they stream through."""
+    n = min(power(extents[-1]), 128)
+    return chosen(min(power(extents[-2]), 4096 // n), n, warps=4)
+
+
+def for_product(numeric: NumericType, M: int, N: int, shared_bytes: int, heavy: bool) -> Schedule:
+    """The library's block, narrower where two stages of operands do not fit shared memory; then as
+    many stages as it takes, four at most.
+
+    heavy: what follows needs registers beside the sums. 128 x 256 of them leave none to spare: a
+    gelu, or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
+    """
+    m, n, k = default_block(numeric, M, N)
+    n = min(n, 128) if heavy else n
+    bits, room = numeric.dtype.bits, shared_bytes - KEPT_BYTES
+    while n > 64 and 2 * (m + n) * k * bits // 8 > room:
+        n //= 2
+    stages = max(2, min(4, room // ((m + n) * k * bits // 8))) if bits <= 16 else 2
+    return chosen(m, n, k, warps=8 if m * n > 64 * 128 else 4, stages=stages)
+
+
+def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -> Schedule:
+    """128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
+    keys and values of two stages do not fit shared memory."""
+    if numeric.dtype.bits > 16:
+        return chosen(32, 32, warps=4, stages=1)
+    m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
+    while n > 32 and (4 * n + m) * width * 2 > shared_bytes:
+        n //= 2
+    return chosen(m, n, warps=m // 16, stages=2)
+
+
+def for_move(extents: tuple[int, ...], tiles: tuple[int, ...]) -> Schedule:
+    """Squares where the order of elements changes, so that both sides move in runs."""
+    if not tiles:
+        return chosen(None, 1, warps=1)
+    n = min(power(extents[tiles[-1]]), 64 if len(tiles) > 1 else 1024)
+    m = min(power(extents[tiles[0]]), 32) if len(tiles) > 1 else None
+    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128)))
+
+
+def blocks(extent: int, size: int) -> int:
+    return -(-extent // size)
+
+
+def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
+    """Groups per axis: single elements of outer axes, blocks of the last two."""
+    if m is None:
+        return (*extents[:-1], blocks(extents[-1], n))
+    return (*extents[:-2], blocks(extents[-2], m), blocks(extents[-1], n))
+
+
+__all__ = ["blocks", "for_attention", "for_columns", "for_loop", "for_move", "for_product",
+           "for_rows", "grid_of"]

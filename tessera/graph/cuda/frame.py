@@ -1,0 +1,98 @@
+"""Axes of a kernel: those of a group's space, with neighbours merged that all operands treat alike.
+
+A residual [B, S, N], a bias [N] and a column [B, S, 1] over the space [B, S, N] give the axes
+(B S) and N: the residual lies along both, the bias along the second, the column along the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from ..ir import Node, Value
+
+Extents = tuple[int, ...]
+Pattern = tuple[bool, ...]  # per axis of a frame: whether an operand lies along it
+
+
+def extents_of(v: Value) -> Extents:
+    """The extents of a value whose shape is concrete, as those of a lowered graph are."""
+    return cast(Extents, tuple(v.aval.shape))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """space: the extents that operands broadcast to.  members: the axes of each merged axis."""
+
+    space: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(prod(self.space[a] for a in m) for m in self.members)
+
+    def pattern(self, shape: tuple[int, ...]) -> Pattern | None:
+        """Along which axes an operand of this shape lies; None when it does so along part of one.
+        """
+        if len(shape) > len(self.space):
+            return None
+        full = (1,) * (len(self.space) - len(shape)) + shape
+        if any(n not in (1, s) for n, s in zip(full, self.space, strict=True)):
+            return None
+        out = []
+        for m in self.members:
+            real = [a for a in m if self.space[a] != 1]
+            along = {full[a] != 1 for a in real}
+            if len(along) > 1:
+                return None
+            out.append(along == {True})
+        return tuple(out)
+
+
+def merged(space: tuple[int, ...], shapes: Iterable[tuple[int, ...]], rows: bool) -> Frame:
+    """The fewest axes along which operands of these shapes lie. rows: the last axis stays apart."""
+    full = [(1,) * (len(space) - len(s)) + s for s in shapes]
+    last = len(space) - 1
+    members: list[tuple[int, ...]] = []
+    before: tuple[bool, ...] | None = None
+    for a, extent in enumerate(space):
+        apart = rows and a == last
+        if extent == 1 and not apart:
+            if members:
+                members[-1] += (a,)
+            continue
+        along = tuple(s[a] != 1 for s in full)
+        if before == along and not apart:
+            members[-1] += (a,)
+        else:
+            members.append((a,))
+        before = along
+    return Frame(space, tuple(members))
+
+
+def anchor_frame(anchor: Node, space: tuple[int, ...]) -> Frame | None:
+    """The axes of a product's or attention's result for a loop over `space` behind it: (M, N),
+    (Z, M, N), or (head, S, E); None when the space is another one."""
+    extents = anchor_extents(anchor)
+    n = len(space)
+    if len(extents) == 2:
+        if not n or space[-1] != extents[1] or prod(space[:-1]) != extents[0]:
+            return None
+        return Frame(space, (tuple(range(n - 1)), (n - 1,)))
+    if n < 2 or space[-2:] != extents[1:] or prod(space[:-2]) != extents[0]:
+        return None
+    return Frame(space, (tuple(range(n - 2)), (n - 2,), (n - 1,)))
+
+
+def anchor_extents(anchor: Node) -> tuple[int, ...]:
+    """(M, N) of one product, (Z, M, N) of a batch, (heads, S, E) of attention."""
+    if anchor.op.name == "flash_attention":
+        q, v = extents_of(anchor.inputs[0]), extents_of(anchor.inputs[2])
+        return prod(q[:-2]), q[-2], v[-1]
+    shape = extents_of(anchor.outputs[0])
+    return shape if len(shape) == 2 else (prod(shape[:-2]), *shape[-2:])
+
+
+__all__ = ["Extents", "Frame", "Pattern", "anchor_extents", "anchor_frame", "extents_of", "merged"]

@@ -1,0 +1,206 @@
+"""Schedule, Tile and Target level of a graph function, each line with the op that it came from.
+
+Nothing here needs a GPU. The Target's source needs no compiler either; PTX and machine code do.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.device import device, has_gpu
+from ...runtime.target import Target, parse_target
+from ...tile.device.images import Request, compile_request
+from ...tile.ir import Function
+from ...tile.launch import Config, lanes_of
+from ...tile.printing import print_ir
+from ...tile.types import Tensor
+from ..ir import Graph
+from .run import DEFAULT_TARGET, Launch, Program
+from .text import Origin, mark
+
+_programs: weakref.WeakKeyDictionary[Graph, dict[Target, Program]] = weakref.WeakKeyDictionary()
+
+
+def program_of(graph: Graph, target: str | None = None) -> Program:
+    """The lowered graph, kept as long as the graph. Raises UnsupportedTargetError."""
+    made, at = _programs.setdefault(graph, {}), target_named(target)
+    if at not in made:
+        made[at] = Program(graph, at)
+    return made[at]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a level. ops: ids of the graph's ops that it does; at: the group's name."""
+
+    text: str
+    ops: tuple[str, ...] = ()
+    at: str = ""
+
+
+def target_named(target: str | None) -> Target:
+    """The target asked for; else this machine's GPU, else sm_90a."""
+    if target is not None and target != "cuda":
+        return parse_target(target)
+    return device().target if has_gpu() else parse_target(DEFAULT_TARGET)
+
+
+# --- schedule ---------------------------------------------------------------------------------
+def schedule_lines(program: Program) -> list[Line]:
+    """The Schedule IR; a line of a group belongs to the step or operand that it shows."""
+    steps = {s.name: s.ops for g in program.plan.groups for s in g.steps}
+    out, at = [], ""
+    for text in str(program.plan).splitlines():
+        words = text.split()
+        if re.match(r"  g\d+ ", text):
+            at = words[0]
+        name = words[0].rstrip(":") if words else ""
+        if name.startswith("%"):
+            out.append(Line(text, (name,)))
+        else:
+            out.append(Line(text, steps.get(name, ()) if text.startswith("    v") else (), at))
+    return out
+
+
+# --- tile -------------------------------------------------------------------------------------
+def tile_lines(program: Program) -> list[Line]:
+    """The Tile IR of each group's kernel."""
+    out: list[Line] = []
+    for launch in program.launches:
+        out.append(Line(f"// {launch.group.name}: {' '.join(launch.group.ops)}"))
+        for text in print_ir(launch.kernel.function()).splitlines():
+            out.append(_linked(launch, text, "//"))
+    return out
+
+
+_LINK = re.compile(r"  // (.*):(\d+)$")
+
+
+def _linked(launch: Launch, text: str, comment: str) -> Line:
+    found = _LINK.search(text)
+    if found is None:
+        return Line(text, at=launch.group.name)
+    origin = origin_of(launch, found[1], int(found[2]))
+    return Line(f"{text[:found.start()]}  {comment} {_shown(launch, origin)}".rstrip(),
+                origin.ops, launch.group.name)
+
+
+def origin_of(launch: Launch, file: str, line: int) -> Origin:
+    """The ops that a line of a kernel does: of the library's own lines those of the anchor; of
+    lines that say where the group works, all of the group's."""
+    if file != launch.source.file:
+        anchor = launch.group.steps[0]
+        return Origin(anchor.ops, anchor.where)
+    return launch.source.origins.get(line) or Origin(launch.group.ops, None)
+
+
+def _shown(launch: Launch, origin: Origin) -> str:
+    if origin.where is None and origin.ops == launch.group.ops:
+        return launch.group.name
+    return mark(origin.ops, origin.where)
+
+
+# --- target -----------------------------------------------------------------------------------
+def request_of(launch: Launch, target: Target) -> Request:
+    """What the compiler may know: extents by 16, and arrays that begin where allocators put them.
+    """
+    function = launch.kernel.function()
+    lanes = lanes_of(function, Config(), launch.group.schedule.lanes)
+    tensors = [p for p in function.params if isinstance(p.type, Tensor)]
+    extents = {str(d): n for p, (_, shape) in zip(tensors, launch.arguments, strict=True)
+               for d, n in zip(p.type.dims, shape, strict=True)}  # type: ignore[union-attr]
+    divisible = {d for d, n in extents.items() if n % 16 == 0 and not d.isdigit()}
+    return Request(lanes, launch.group.schedule, target, frozenset(divisible),
+                   frozenset(p.value.name for p in tensors))
+
+
+def emitted_of(launch: Launch, target: Target) -> Any:
+    """The source that a kernel becomes, without compiling it."""
+    from ...tile.cuda.compile import WARP_SPECIALISED, emit
+    from ...tile.cuda.emit.emitter import Facts
+    from ...tile.cuda.emit.hopper import compile_hopper
+    from ...tile.cuda.lower.hopper import Refusal
+
+    r, function = request_of(launch, target), launch.kernel.function()
+    facts = Facts(r.divisible, r.aligned)
+    if target.runs(WARP_SPECIALISED):
+        made = compile_hopper(function, r.lanes, r.schedule, target, facts)
+        if not isinstance(made, Refusal):
+            return made[1]
+    return emit(function, r.lanes, target, facts, schedule=r.schedule)[1]
+
+
+def target_lines(program: Program) -> list[Line]:
+    """The emitted Numba-CUDA source of each group, below what was decided."""
+    out: list[Line] = []
+    for launch in program.launches:
+        emitted = emitted_of(launch, program.target)
+        name = launch.group.name
+        out.append(Line(f"# {name}: {' '.join(launch.group.ops)}"))
+        out += [Line(f"# {note}", at=name) for note in emitted.notes]
+        for i, text in enumerate(emitted.source.rstrip("\n").splitlines(), 1):
+            out.append(_emitted_line(launch, text, emitted.lines.get(i)))
+    return out
+
+
+def _emitted_line(launch: Launch, text: str, at: tuple[str, int] | None) -> Line:
+    if at is None:
+        return Line(text, at=launch.group.name)
+    origin = origin_of(launch, *at)
+    bare = text.split(f"  # {at[1]}: ")[0]
+    return Line(f"{bare}  # {_shown(launch, origin)}".rstrip(), origin.ops, launch.group.name)
+
+
+def ptx_lines(program: Program) -> list[Line]:
+    """The PTX of each group. Raises UnsupportedTargetError without the compiler."""
+    return list(_compiled(program, lambda c: c.built.ptx))
+
+
+def sass_lines(program: Program) -> list[Line]:
+    """The machine code of each group. Raises UnsupportedTargetError without the compiler."""
+    return list(_compiled(program, lambda c: c.built.sass()))
+
+
+def _compiled(program: Program, read: Callable[[Any], str]) -> Iterator[Line]:
+    for launch in program.launches:
+        made = compiled_of(launch, program.target)
+        name = launch.group.name
+        yield Line(f"// {name}: {' '.join(launch.group.ops)}")
+        for text in read(made).rstrip("\n").splitlines():
+            yield Line(text, at=name)
+
+
+def compiled_of(launch: Launch, target: Target) -> Any:
+    """The compiler's own record of a group's kernel."""
+    return compile_request(launch.kernel.function(), request_of(launch, target))
+
+
+LEVELS: dict[str, Callable[[Program], list[Line]]] = {
+    "schedule": schedule_lines, "tile": tile_lines, "target": target_lines, "ptx": ptx_lines,
+    "sass": sass_lines,
+}
+
+
+def text_of(level: str, graph: Graph, target: str | None = None) -> str:
+    """The text of one level of a graph, lowered for GPUs."""
+    return "\n".join(line.text for line in LEVELS[level](program_of(graph, target)))
+
+
+# --- ids --------------------------------------------------------------------------------------
+def tile_ids(function: Function, launch: Launch) -> dict[int, tuple[str, ...]]:
+    """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
+    from ...tile.ir import walk
+
+    found = {}
+    for i, node in enumerate(walk(function.body)):
+        file, line = (node.where.file, node.where.line) if node.where is not None else ("", 0)
+        found[i] = origin_of(launch, file, line).ops
+    return found
+
+
+__all__ = ["LEVELS", "Line", "compiled_of", "emitted_of", "program_of", "request_of",
+           "target_named", "text_of", "tile_ids"]

@@ -1,0 +1,355 @@
+"""Graph IR to Schedule IR: groups with their blocks, and a buffer for every value between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...errors import UnsupportedTargetError
+from ...runtime.occupancy import limits_of
+from ...runtime.target import Target
+from ...tensor import Tensor
+from ..ir import Graph, Node, Value
+from ..plan import numbers
+from . import choose
+from .frame import Frame, anchor_extents, anchor_frame, extents_of, merged
+from .memory import Places
+from .moves import moves_of
+from .numbering import fates, id_of, line_of, number
+from .prepare import prepare
+from .schedule import Buffer, Group, Operand, Plan, Step
+from .spell import REDUCTIONS, template
+from .units import Unit, units_of
+
+
+class Lowered:
+    """A function's Schedule IR, and the arrays it has inside.
+
+    constants: by buffer.  captures: tensors of the surrounding program, read at each call.
+    """
+
+    def __init__(self, plan: Plan, inputs: tuple[str, ...], constants: dict[str, np.ndarray],
+                 captures: dict[str, Tensor]):
+        self.plan, self.inputs = plan, inputs
+        self.constants, self.captures = constants, captures
+
+
+def lower(graph: Graph, target: Target) -> Lowered:
+    """The Schedule IR of a graph for a GPU. Raises UnsupportedTargetError, with op and line, where
+    something has no kernel."""
+    return _Lowering(graph, target).run()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, target: Target):
+        self.target, self.shared_bytes = target, limits_of(target).group_shared_bytes
+        if graph.effects - {"random"}:
+            raise _effects(graph)
+        self.numbered = number(graph)
+        self.graph, self.known = prepare(self.numbered)
+        self.numbers: dict[Value, Any] = numbers(self.known)
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+        self.groups: list[Group] = []
+        self.buffers: dict[str, Buffer] = {}
+        self.views: dict[Value, Value] = {}
+        self.stored: dict[str, Value] = {}
+
+    def run(self) -> Lowered:
+        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
+        for i, v in enumerate(given):
+            self._name(v, f"v{i}")
+        units = units_of(self.graph)
+        for unit in units:
+            for node in unit.nodes:
+                self._name_outputs(node)
+        for unit in units:
+            self._unit(unit)
+        results = tuple(self._memory(v) for v in self.graph.outputs)
+        constants = self._place(given, units)
+        return Lowered(self._plan(results), tuple(self.names[v] for v in self.graph.inputs),
+                       constants, {self.names[v]: t for v, t in self.graph.captures})
+
+    # --- names --------------------------------------------------------------------------------
+    def _name(self, v: Value, wanted: str) -> str:
+        if v not in self.names:
+            name, n = wanted, 1
+            while name in self.taken:
+                n += 1
+                name = f"{wanted}_{n}"
+            self.taken.add(name)
+            self.names[v] = name
+        return self.names[v]
+
+    def _name_outputs(self, node: Node) -> None:
+        """v7 for what op %7 gives; parts of it, and what is made of numbers, are told apart."""
+        ids = id_of(node).split()
+        for v in node.outputs:
+            self._name(v, f"v{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
+
+    def _memory(self, v: Value) -> str:
+        """The buffer of a value that is read from memory; constants get theirs now."""
+        if v in self.known and v not in self.names:
+            self._name(v, f"c{len(self.names)}")
+        return self.names[v]
+
+    def _arg(self, v: Value) -> Any:
+        return self.numbers[v] if v in self.numbers else self._memory(v)
+
+    def _operand(self, v: Value, shape: tuple[int, ...] | None = None) -> Operand:
+        own = extents_of(v) if shape is None else shape
+        return Operand(self._memory(v), own, v.aval.type)
+
+    # --- groups -------------------------------------------------------------------------------
+    def _unit(self, unit: Unit) -> None:
+        MAKERS[unit.kind](self, unit)
+
+    def _add(self, kind: str, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
+             steps: list[Step], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
+        self.groups.append(Group(f"g{len(self.groups)}", kind, space, tuple(reads), tuple(writes),
+                                 tuple(steps), schedule, grid, tuple(sorted(attrs.items()))))
+
+    def _reads(self, unit: Unit) -> list[Value]:
+        return [v for v in unit.inputs if v not in self.numbers]
+
+    def _step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> Step:
+        out = node.outputs[0]
+        attrs = _attrs(node)
+        return Step(self.names[out], node.op.name,
+                    tuple(self._arg(v) for v in node.inputs) if args is None else args,
+                    tuple(sorted(attrs.items())), extents_of(out) if shape is None else shape,
+                    out.aval.type, tuple(id_of(node).split()), line_of(node.where))
+
+    def loop(self, unit: Unit) -> None:
+        reads = [self._operand(v) for v in self._reads(unit)]
+        writes = [self._operand(v) for v in unit.outputs]
+        frame = merged(unit.space, [o.shape for o in (*reads, *writes)], False)
+        if not frame.members:
+            frame = Frame(unit.space, (tuple(range(len(unit.space))),))
+        bits = min(o.type.dtype.bits for o in (*reads, *writes))
+        s = choose.for_loop(frame.extents, bits)
+        self._add("loop", unit.space, reads, writes, [self._step(n) for n in unit.nodes], s,
+                  choose.grid_of(frame.extents, s.m, s.n), axes=frame.members)
+
+    def rows(self, unit: Unit) -> None:
+        if len(unit.nodes) == 1 and unit.nodes[0].op.name in REDUCTIONS:
+            return self._one_fold(unit)
+        reads = [self._operand(v) for v in self._reads(unit)]
+        writes = [self._operand(v) for v in unit.outputs]
+        self._rows(unit.space, reads, writes, [self._step(n) for n in unit.nodes])
+
+    def _rows(self, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
+              steps: list[Step]) -> None:
+        frame = merged(space, [o.shape for o in (*reads, *writes)], True)
+        if len(frame.members) == 1:
+            frame = Frame(space, ((), *frame.members))
+        s = choose.for_rows(frame.extents)
+        grid = (*frame.extents[:-2], choose.blocks(frame.extents[-2], s.m))
+        self._add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
+
+    def _one_fold(self, unit: Unit) -> None:
+        """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""
+        (node,) = unit.nodes
+        first = node.attrs["axis"][0]
+        space = (prod(unit.space[:first]), prod(unit.space[first:]))
+        x = self._operand(node.inputs[0], space)
+        y = self._operand(node.outputs[0], (space[0], 1))
+        self._rows(space, [x], [y], [self._step(node, shape=(space[0], 1))])
+
+    def columns(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        axis = node.attrs["axis"]
+        A, R = prod(unit.space[:axis[0]]), prod(unit.space[axis[0]:axis[-1] + 1])
+        C = prod(unit.space[axis[-1] + 1:])
+        x, y = self._operand(node.inputs[0], (A, R, C)), self._operand(node.outputs[0], (A, C))
+        s = choose.for_columns((R, C))
+        self._add("columns", (A, R, C), [x], [y], [self._step(node, shape=(A, C))], s,
+                  (A, choose.blocks(C, s.n)))
+
+    def gemm(self, unit: Unit) -> None:
+        anchor = unit.anchor
+        assert anchor is not None
+        frame = anchor_frame(anchor, unit.space)
+        assert frame is not None
+        extents, (a, b) = anchor_extents(anchor), anchor.inputs
+        lead = extents_of(anchor.outputs[0])[:-2]
+        own, batch = [], []
+        for v in (a, b):
+            shape = extents_of(v)
+            flat = (prod(shape[:-2]), *shape[-2:]) if lead else shape
+            own.append(self._operand(v, flat))
+            batch.append(_matrix_index(lead, shape[:-2]) if lead else "None")
+        s = choose.for_product(a.aval.type, extents[-2], extents[-1], self.shared_bytes,
+                               _heavy(unit, frame))
+        grid = choose.grid_of(extents, s.m, s.n)
+        self._anchored("gemm", unit, frame, own, s, grid, layout=anchor.attrs["layout"],
+                       batch=tuple(batch))
+
+    def attention(self, unit: Unit) -> None:
+        anchor = unit.anchor
+        assert anchor is not None
+        frame = anchor_frame(anchor, unit.space) or _head_frame(anchor)
+        heads, S, E = anchor_extents(anchor)
+        q, k, v = anchor.inputs
+        group = anchor.attrs["group"]
+        shapes = [(heads, S, extents_of(q)[-1]), (heads // group, *extents_of(k)[-2:]),
+                  (heads // group, *extents_of(v)[-2:])]
+        own = [self._operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
+        s = choose.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
+                                 self.shared_bytes)
+        scale = anchor.attrs["scale"] * float(np.log2(np.e))
+        self._anchored("attention", unit, frame, own, s, (choose.blocks(S, s.m), heads),
+                       scale=scale, causal=anchor.attrs["causal"], group=group)
+
+    def _anchored(self, kind: str, unit: Unit, frame: Frame, own: list[Operand], schedule: Any,
+                  grid: tuple[int, ...], **attrs: Any) -> None:
+        """A product or attention and the steps behind it; views between them do nothing."""
+        anchor = unit.anchor
+        assert anchor is not None
+        nodes = [n for n in unit.nodes if n is not anchor]
+        for n in nodes:
+            if n.op.name == "reshape":
+                self.names[n.outputs[0]] = self.names[n.inputs[0]]
+        inner = [n for n in nodes if n.op.name != "reshape"]
+        reads = [self._operand(v) for v in self._reads(unit)
+                 if any(v in n.inputs for n in inner)]
+        writes = [self._operand(v, _in_space(v, frame)) for v in unit.outputs]
+        first = self._step(anchor, tuple(o.name for o in own))
+        views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
+        steps = [first, *(self._step(n) for n in inner)]
+        if views:
+            steps[0] = Step(first.name, first.op, first.args, first.attrs, first.shape, first.type,
+                            (*views, *first.ops), first.where)
+        self._add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
+                  axes=frame.members, **attrs)
+
+    def move(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        for i, j, move in moves_of(node, self.numbers):
+            reads = [] if i is None else [self._operand(node.inputs[i])]
+            y = self._operand(node.outputs[j])
+            tiles = move.tile_axes()
+            s = choose.for_move(move.region, tiles)
+            sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
+            grid = tuple(choose.blocks(n, sizes.get(o, 1)) for o, n in enumerate(move.region))
+            args = tuple(r.name for r in reads) or (move.fill,)
+            step = self._step(node, args, y.shape)
+            step = Step(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
+            self._add("move", move.region, reads, [y], [step], s, grid or (1,), tile=tiles,
+                      region=move.region, offset=move.offset, fill=move.fill,
+                      **{"from": move.axes})
+
+    def view(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        self.views[node.outputs[0]] = node.inputs[0]
+
+    def empty(self, unit: Unit) -> None:
+        """No elements, no kernel."""
+
+    # --- buffers ------------------------------------------------------------------------------
+    def _place(self, given: list[Value], units: list[Unit]) -> dict[str, np.ndarray]:
+        """A buffer for everything that lies in memory; temporaries share places."""
+        constants = {self.names[v]: np.ascontiguousarray(a) for v, a in self.known.items()
+                     if v in self.names}
+        n = len(self.graph.inputs)
+        for i, v in enumerate(given):
+            self._buffer(v, "input" if i < n else "capture")
+        for v in self.known:
+            if v in self.names:
+                self._buffer(v, "constant")
+        results = {self._root(v) for v in self.graph.outputs}
+        places = Places(units, self._root)
+        for unit in units:
+            if unit.kind == "view":
+                (node,) = unit.nodes
+                base = self.names[self._root(node.inputs[0])]
+                self._buffer(node.outputs[0], "view", f"of {base}", node)
+                places.next()
+                continue
+            for v in unit.outputs:
+                made = next(n for n in unit.nodes if v in n.outputs)
+                kind = "result" if v in results else "temporary"
+                place = places.take(v) if kind == "temporary" else ""
+                self._buffer(v, kind, place, made)
+            places.next()
+        return constants
+
+    def _buffer(self, v: Value, kind: str, place: str = "", node: Node | None = None) -> None:
+        shape = extents_of(v)
+        ops = tuple(id_of(node).split()) if node is not None else ()
+        name = self.names[v]
+        self.buffers[name] = Buffer(name, shape, v.aval.type, kind, place, ops)
+
+    def _root(self, v: Value) -> Value:
+        while v in self.views:
+            v = self.views[v]
+        return v
+
+    def _plan(self, results: tuple[str, ...]) -> Plan:
+        homes = {i: g.name for g in self.groups for i in g.ops}
+        homes |= {i: f"{b.name}, {b.kind} {b.place}".strip() for b in self.buffers.values()
+                  if b.kind == "view" for i in b.ops if i not in homes}
+        return Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
+                    tuple(self.groups), results, tuple(fates(self.numbered, homes).items()))
+
+
+def _attrs(node: Node) -> dict[str, Any]:
+    """What the text of a step needs: its expression, the kinds of its operands, its numbers."""
+    text = template(node)
+    if text is not None:
+        plain = {k: v for k, v in node.attrs.items() if isinstance(v, int | float)}
+        return {**plain, "text": text, "kinds": tuple(v.aval.dtype.kind for v in node.inputs)}
+    if node.op.name in REDUCTIONS:
+        sums = {"accum": node.attrs["accum"]} if "accum" in node.attrs else {}
+        return {**sums, "kinds": (node.inputs[0].aval.dtype.kind,)}
+    return {}
+
+
+def _heavy(unit: Unit, frame: Frame) -> bool:
+    """Whether what follows a product needs many registers: tiles beside its own, or functions."""
+    behind = [n for n in unit.nodes if n is not unit.anchor and n.op.name != "reshape"]
+    full = [v for v in unit.inputs if any(v in n.inputs for n in behind)
+            and all(frame.pattern(extents_of(v)) or ())]
+    return bool(full) or any(n.op.name not in choose.LIGHT for n in behind)
+
+
+def _matrix_index(lead: tuple[int, ...], own: tuple[int, ...]) -> str:
+    """Which matrix of an operand belongs to matrix z of the result, leading axes broadcast."""
+    full = (1,) * (len(lead) - len(own)) + own
+    if prod(full) == 1:
+        return "0"
+    if full == lead:
+        return "z"
+    terms, inner, stride = [], 1, 1
+    for n, mine in zip(reversed(lead), reversed(full), strict=True):
+        if mine != 1:
+            terms.append(f"z // {inner} % {n} * {stride}")
+            stride *= mine
+        inner *= n
+    return " + ".join(reversed(terms))
+
+
+def _head_frame(anchor: Node) -> Frame:
+    return Frame(anchor_extents(anchor), ((0,), (1,), (2,)))
+
+
+def _in_space(v: Value, frame: Frame) -> tuple[int, ...]:
+    """The extents of a result in the frame's space."""
+    shape = extents_of(v)
+    return shape if frame.pattern(shape) is not None else frame.space
+
+
+def _effects(graph: Graph) -> UnsupportedTargetError:
+    node = next(n for n in graph.nodes if n.op.effects - {"random"} or n.op.graph_attrs)
+    kinds = ", ".join(sorted(graph.effects - {"random"}))
+    return UnsupportedTargetError(
+        f"{node.op.name} has the effect {kinds}, which kernels for GPUs do not have",
+        where=node.where, hint='run the function with target="cpu"')
+
+
+MAKERS: dict[str, Callable[[_Lowering, Unit], None]] = {
+    k: getattr(_Lowering, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
+                                       "view", "empty")}

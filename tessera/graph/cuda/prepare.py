@@ -1,0 +1,123 @@
+"""A traced graph made ready for kernels: simplified, attention and products found, ops opened.
+
+Every pass keeps the ids of the ops (see numbering.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ir import Graph, Node, Value
+from ..plan import fold_constants
+from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
+from ..trace import trace
+from .anchors import match_attention, match_product, replace_calls
+
+Pass = Callable[[Graph], Graph]
+
+
+def open_ops(graph: Graph) -> Graph:
+    """Every op that has an `expand` rule replaced by that rule's ops, on the op's own line."""
+    while any(n.op.expand is not None for n in graph.nodes):
+        graph = _open_once(graph)
+    return graph
+
+
+def _open_once(graph: Graph) -> Graph:
+    env: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    captures = list(graph.captures)
+    for node in graph.nodes:
+        inputs = tuple(env.get(v, v) for v in node.inputs)
+        if node.op.expand is None:
+            nodes.append(Node(node.op, inputs, node.attrs, node.outputs, node.where))
+            continue
+        inner = _traced(node)
+        inside: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
+        captures += inner.captures
+        for n in inner.nodes:
+            nodes.append(Node(n.op, tuple(inside.get(v, v) for v in n.inputs), n.attrs, n.outputs,
+                              node.where))
+        made = (inside.get(v, v) for v in inner.outputs)
+        env.update(zip(node.outputs, made, strict=True))
+    outputs = tuple(env.get(v, v) for v in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
+
+
+def _traced(node: Node) -> Graph:
+    def body(*xs: Any) -> list:
+        assert node.op.expand is not None
+        made = node.op.expand(*xs, **node.attrs)
+        return list(made) if node.op.multi else [made]
+
+    return trace(body, [v.aval for v in node.inputs], node.op.name)
+
+
+# --- reductions of several runs of axes --------------------------------------------------------
+def split_reductions(graph: Graph) -> Graph:
+    """Reductions over axes that do not lie together become one for each run, kept, last first."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name not in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
+            return None
+        runs = _runs(node.attrs["axis"])
+        if len(runs) < 2 and node.attrs["keepdims"]:
+            return None
+        rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
+        out = inputs[0]
+        for run in reversed(runs):
+            out = rw.emit(node.op.name, out, axis=run, keepdims=True, **rest)
+        if node.attrs["keepdims"]:
+            return out
+        return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return rebuild(graph, visit)
+
+
+def _runs(axis: tuple[int, ...]) -> list[tuple[int, ...]]:
+    runs: list[tuple[int, ...]] = []
+    for a in sorted(axis):
+        if runs and runs[-1][-1] == a - 1:
+            runs[-1] += (a,)
+        else:
+            runs.append((a,))
+    return runs
+
+
+def find_attention(graph: Graph) -> Graph:
+    return replace_calls(graph, match_attention)
+
+
+def find_products(graph: Graph) -> Graph:
+    return replace_calls(graph, match_product)
+
+
+PIPELINE: list[Pass] = [
+    remove_dead,
+    find_attention,  # as it was written: later passes merge its transpositions with others
+    remove_dead,
+    canonicalize,
+    merge_common,
+    open_ops,
+    canonicalize,
+    merge_common,
+    canonicalize,
+    merge_common,
+    remove_dead,
+    split_reductions,
+]
+
+
+def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
+    """The graph after every pass, and the values that depend on nothing but constants."""
+    for step in PIPELINE:
+        graph = step(graph)
+    known, rest = fold_constants(graph)
+    graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+    return remove_dead(find_products(graph)), known
+
+
+__all__ = ["PIPELINE", "open_ops", "prepare", "split_reductions"]

@@ -1,0 +1,86 @@
+"""Running a lowered function: its kernels, one after another, on memory that is planned.
+
+`Program.run` takes host arrays and runs every kernel under the interpreter, which is what they
+mean. `DeviceProgram` runs the same kernels on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...runtime.target import Target, parse_target
+from ...tensor import Tensor
+from ..ir import Graph
+from .kernels import kernel_of, source_of
+from .lower import Lowered, lower
+from .schedule import Buffer, Group, Plan
+from .text import GroupKernel, Source
+
+DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A group's kernel, and the arrays it is called with: (buffer, extents)."""
+
+    group: Group
+    source: Source
+    kernel: GroupKernel
+    arguments: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @staticmethod
+    def of(group: Group) -> Launch:
+        source = source_of(group)
+        names = [o.name for o in (*group.reads, *group.writes)]
+        return Launch(group, source, kernel_of(source, group),
+                      tuple(zip(names, source.shapes, strict=True)))
+
+
+class Program:
+    """The kernels of a graph. `.plan` is its Schedule IR, `.launches` the calls in order."""
+
+    def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET):
+        self.target = parse_target(target)
+        self.lowered: Lowered = lower(graph, self.target)
+        self.plan: Plan = self.lowered.plan
+        self.launches = tuple(map(Launch.of, self.plan.groups))
+        self.bases = {b.name: b.place.removeprefix("of ") for b in self.plan.buffers
+                      if b.kind == "view"}
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Results on host memory, poisoned first: what no kernel writes is seen."""
+        memory = self._host_memory(arrays)
+        types = {b.name: b.type for b in self.plan.buffers}
+        for launch in self.launches:
+            given = [Tensor(memory[self.base(name)].reshape(shape), types[name])
+                     for name, shape in launch.arguments]
+            launch.kernel(*given)
+        return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
+                for name in self.plan.results]
+
+    def base(self, name: str) -> str:
+        return self.bases.get(name, name)
+
+    def _host_memory(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        memory = {n: np.ascontiguousarray(a) for n, a in zip(self.lowered.inputs, arrays,
+                                                            strict=True)}
+        memory |= {n: np.ascontiguousarray(t.array) for n, t in self.lowered.captures.items()}
+        memory |= self.lowered.constants
+        for b in self.plan.buffers:
+            if b.kind in ("temporary", "result"):
+                memory[b.name] = poisoned(b)
+        return memory
+
+
+def poisoned(b: Buffer) -> np.ndarray:
+    """NaN, or the largest integer's bits."""
+    raw = np.full(max(b.nbytes, 1), 0xFF, np.uint8)[:b.nbytes]
+    return raw.view(b.type.dtype.numpy).reshape(b.shape)
+
+
+
+
+__all__ = ["Launch", "Program"]

@@ -1,0 +1,200 @@
+"""Schedule IR: the groups that run as one kernel each, their blocks and pipelines, and the buffers
+between them.
+
+Values have the names of the ops that made them: `%7` of the graph is `v7` here and in kernels. The
+text has one group after another in the order in which they run; it determines the kernels, and its
+hash names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...dims import show_shape, size_of
+from ...errors import SourceLine, short_path
+from ...numerics import NumericType
+from ...tile.schedule import Schedule
+from ..ir import show_attr
+
+VERSION = 1
+ALIGN_BYTES = 256
+HIDDEN = ("text", "kinds")  # attributes of steps that follow from op and types
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a value. kind: input | capture | constant | temporary | result | view.
+
+    place: the temporary's number among those that are reused, or the value that a view lies in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: NumericType
+    kind: str
+    place: str = ""
+    ops: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return int(size_of(self.shape)) * self.type.dtype.numpy.itemsize
+
+    def __str__(self) -> str:
+        what = f"{self.kind} {self.place}".rstrip()
+        return f"{self.name}: {self.type}{show_shape(self.shape)} {what}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a group reads or writes, with the extents it has in the group's space."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: NumericType
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}{show_shape(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op inside a group. args: names of values, or numbers."""
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    shape: tuple[int, ...]
+    type: NumericType
+    ops: tuple[str, ...] = ()
+    where: SourceLine | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        args = ", ".join(str(a) if isinstance(a, str) else repr(a) for a in self.args)
+        attrs = "".join(f" {k}={show_attr(v)}" for k, v in self.attrs
+                        if k not in HIDDEN)
+        return f"{self.name}: {self.type}{show_shape(self.shape)} = {self.op}({args}){attrs}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that run as one kernel.
+
+    kind: loop | rows | columns | gemm | attention | move.  space: what its grid covers.
+    schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
+    """
+
+    name: str
+    kind: str
+    space: tuple[int, ...]
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    steps: tuple[Step, ...]
+    schedule: Schedule
+    grid: tuple[int, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Ids of the graph's ops that it does, each once, in the order of the graph."""
+        return tuple(sorted({i for s in self.steps for i in s.ops}, key=lambda i: int(i[1:])))
+
+    @property
+    def kernel(self) -> str:
+        """Its name: that of what it does, behind the group's."""
+        names = list(dict.fromkeys(s.op for s in self.steps))
+        return "_".join([self.name, *(names[:4] if len(names) > 5 else names)])
+
+    @property
+    def where(self) -> SourceLine | None:
+        return next((s.where for s in self.steps if s.where is not None), None)
+
+    def attr(self, name: str) -> Any:
+        return dict(self.attrs)[name]
+
+    def lines(self, canonical: bool = False) -> list[str]:
+        s = self.schedule
+        blocks = "x".join(str(v) for v in (s.m, s.n, s.k_) if v is not None)
+        head = (f"{self.name} {self.kind} over {show_shape(self.space)}  block {blocks}  "
+                f"stages {s.value('stages_')}  warps {s.value('warps_')}  "
+                f"groups {'x'.join(map(str, self.grid))}")
+        extra = "".join(f"  {k} {show_attr(v)}" for k, v in self.attrs)
+        out = [head + extra, f"  ops {' '.join(self.ops)}",
+               *(f"  read {r}" for r in self.reads)]
+        for step in self.steps:
+            mark = "" if canonical else _mark(step)
+            out.append(f"  {step}{mark}")
+        return [*out, *(f"  write {w}" for w in self.writes)]
+
+
+def _mark(step: Step) -> str:
+    """`    # %7 file.py:12`"""
+    at = step.where
+    where = f"{short_path(at.file)}:{at.line}" if at is not None and at.file else ""
+    text = " ".join([*step.ops[-1:], where]).strip()
+    return f"    # {text}" if text else ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The Schedule IR of a function. fates: what became of each op of its graph."""
+
+    name: str
+    target: str
+    buffers: tuple[Buffer, ...]
+    groups: tuple[Group, ...]
+    results: tuple[str, ...]
+    fates: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    @property
+    def temporary_bytes(self) -> int:
+        """What temporaries take: each place is as large as the largest that lies there."""
+        return sum(place_bytes(self.buffers).values())
+
+    @property
+    def unshared_bytes(self) -> int:
+        return sum(aligned(b) for b in self.buffers if b.kind == "temporary")
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of everything that determines the kernels and their order."""
+        return hashlib.sha256("\n".join(self._lines(canonical=True)).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self, canonical: bool = False) -> list[str]:
+        title = "" if canonical else f" {self.name}"
+        out = [f"schedule{title} v{VERSION} target={self.target} groups={len(self.groups)}"]
+        out += [f"  {b}" for b in self.buffers]
+        for g in self.groups:
+            out += [f"  {line}" for line in g.lines(canonical)]
+        if not canonical:
+            inside = {i for g in self.groups for i in g.ops}
+            out += [f"  {i}: {fate}" for i, fate in self.fates if i not in inside]
+            out.append(f"  memory: temporaries {self.temporary_bytes} bytes, "
+                       f"{self.unshared_bytes} without reuse")
+        return [*out, "  return " + ", ".join(self.results)]
+
+
+def aligned(b: Buffer) -> int:
+    return -(-max(b.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def place_bytes(buffers: Iterable[Buffer]) -> dict[str, int]:
+    """Bytes of each place that temporaries share."""
+    sizes: dict[str, int] = {}
+    for b in buffers:
+        if b.kind == "temporary":
+            sizes[b.place] = max(sizes.get(b.place, 0), aligned(b))
+    return sizes
+
+
+__all__ = ["ALIGN_BYTES", "HIDDEN", "Buffer", "Group", "Operand", "Plan", "Step", "aligned",
+           "place_bytes"]

@@ -1,0 +1,179 @@
+"""Steps of a group as statements: operands are loaded where they are first used.
+
+A value is a number for the group, a row of the block (BN,) as [1, BN], a column (BM,), or a tile;
+which of them follows from the axes its operands lie along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...numerics import DType
+from .frame import Frame, Pattern
+from .schedule import HIDDEN, Operand, Step
+from .spell import COMBINE, REDUCTIONS, literal
+from .text import Writer, capital
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value in a kernel: its expression, and whether it varies along rows and columns."""
+
+    text: str
+    m: bool
+    n: bool
+
+
+@dataclass
+class Block:
+    """The block of a frame that a kernel works on, and what it holds of it.
+
+    rows, columns: slices of the two last axes ("" when the frame has one).  index: of the others.
+    """
+
+    frame: Frame
+    rows: str
+    columns: str
+    index: tuple[str, ...]
+    BM: int
+    BN: int
+    operands: dict[str, Operand]
+    held: dict[str, Held] = field(default_factory=dict)
+    suffix: str = ""  # of names in a further pass over the same elements
+
+    @property
+    def flat(self) -> bool:
+        """One axis: tiles have one too."""
+        return len(self.frame.members) == 1
+
+    @property
+    def shape(self) -> str:
+        return f"({self.BN},)" if self.flat else f"({self.BM}, {self.BN})"
+
+    def pattern(self, operand: Operand) -> Pattern:
+        found = self.frame.pattern(operand.shape)
+        assert found is not None, f"{operand} does not lie along {self.frame}"
+        return tuple(p or e == 1 for p, e in zip(found, self.frame.extents, strict=True))
+
+    def dims(self, operand: Operand) -> tuple[int, ...]:
+        """The extents in which an operand is passed: those that it lies along."""
+        along = self.pattern(operand)
+        return tuple(e for e, p in zip(self.frame.extents, along, strict=True) if p) or (1,)
+
+    def place(self, operand: Operand) -> tuple[str, bool, bool]:
+        """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns."""
+        along = self.pattern(operand)
+        slices = (*self.index, *((self.columns,) if self.flat else (self.rows, self.columns)))
+        parts = [s for s, p in zip(slices, along, strict=True) if p] or ["0"]
+        m = not self.flat and along[-2]
+        return f"{capital(operand.name)}[{', '.join(parts)}]", m, along[-1]
+
+
+def value(w: Writer, b: Block, arg: Any, kind: str, step: Step) -> Held:
+    """An operand of a step: held already, a number, or loaded now."""
+    if not isinstance(arg, str):
+        return Held(literal(arg, kind), False, False)
+    if arg in b.held:
+        return b.held[arg]
+    operand = b.operands[arg]
+    place, m, n = b.place(operand)
+    name = arg + b.suffix
+    text = place if not (m or n) else f"tile.load({place})"
+    if n and not m and not b.flat:
+        text += "[None, :]"
+    w.line(f"{name} = {text}", step)
+    b.held[arg] = Held(name, m, n)
+    return b.held[arg]
+
+
+def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
+    """One elementwise step as a statement."""
+    kinds = dict(step.attrs)["kinds"]
+    args = [value(w, b, a, k, step) for a, k in zip(step.args, kinds, strict=True)]
+    m, n = any(a.m for a in args), any(a.n for a in args)
+    texts = [a.text for a in args]
+    if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
+        texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
+    known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
+    if step.op == "cast":
+        known["to"] = w.type(step.type)
+    text = template.format(*map(_bracketed, texts), **known)
+    name = step.name + b.suffix
+    w.line(f"{name} = {text}", step)
+    b.held[step.name] = Held(name, m, n)
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text
+
+
+def store(w: Writer, b: Block, operand: Operand, step: Step | None) -> None:
+    """A value into its tensor; one that does not vary along an axis is repeated."""
+    held = b.held[operand.name]
+    place, m, n = b.place(operand)
+    text = held.text
+    if (held.m, held.n) != (m, n) and (held.m or held.n):
+        text = f"tile.broadcast({text}, {b.shape})"
+    w.line(f"{place} = {text}", step)
+
+
+# --- reductions -------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Fold:
+    """A reduction over columns: sum | max | min | prod, kept in `type`."""
+
+    step: Step
+    way: str
+    kept: DType
+    source: DType
+
+    @staticmethod
+    def of(step: Step) -> Fold:
+        kept = dict(step.attrs).get("accum", step.type.dtype)
+        return Fold(step, REDUCTIONS[step.op], kept, step.type.dtype)
+
+    @property
+    def neutral(self) -> str:
+        """The value that changes nothing."""
+        if self.kept.kind == "float" or self.way in ("sum", "prod"):
+            text = COMBINE[self.way][1]
+            return text if self.kept.kind == "float" else text.split(".")[0]
+        return str(int(self.kept.min if self.way == "max" else self.kept.max))
+
+
+def fold_rows(w: Writer, b: Block, fold: Fold, edge: str = "") -> str:
+    """The expression of a block's row statistic. edge: columns inside, when the block is ragged."""
+    (arg,) = fold.step.args
+    held = value(w, b, arg, fold.source.kind, fold.step)
+    text = held.text
+    if not (held.m and held.n):
+        text = f"tile.broadcast({text}, {b.shape})"
+        if edge and not held.n:
+            inside = f"tile.arange(0, {b.BN})[None, :] < {edge}"
+            text = f"tile.where({inside}, {text}, {fold.neutral})"
+    if fold.kept is not fold.source:
+        text = f"tile.cast({text}, {_kept(w, fold)})"
+    return f"tile.row_{fold.way}({text})"
+
+
+def finished(w: Writer, fold: Fold, text: str) -> str:
+    """A statistic in the type of the step."""
+    return text if fold.kept is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
+
+
+def _kept(w: Writer, fold: Fold) -> str:
+    w.scope[fold.kept.name] = fold.kept
+    return fold.kept.name
+
+
+def combined(fold: Fold, a: str, b: str) -> str:
+    return COMBINE[fold.way][0].format(a, b)
+
+
+def start(w: Writer, fold: Fold, shape: str) -> str:
+    return f"tile.full({shape}, {fold.neutral}, {_kept(w, fold)})"
+
+
+__all__ = ["Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows", "start",
+           "store", "value"]

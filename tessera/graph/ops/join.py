@@ -1,0 +1,193 @@
+"""Ops that put tensors together and take them apart: concatenate, stack, split, tile, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dims import divide, show_shape
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...tensor import Tensor, as_tensor
+from ..op import Aval, Op, sample
+from ..operand import PUBLIC, axis_index, compute_type, plain, promote, public, store
+from ..trace import apply
+from .shape import SLICE, broadcast_to, expand_dims, reshape, slices_of, whole_axes
+
+
+# --- concatenate, split -----------------------------------------------------------------------
+def _concat_shape(*xs: Aval, axis: int) -> Aval:
+    first = xs[0]
+    for i, x in enumerate(xs[1:], 1):
+        same = x.ndim == first.ndim and all(
+            a == b for j, (a, b) in enumerate(zip(x.shape, first.shape, strict=True)) if j != axis
+        )
+        if not same:
+            raise ShapeError(
+                f"operand {i} {show_shape(x.shape)} does not fit operand 0 "
+                f"{show_shape(first.shape)} along axis {axis}",
+                hint="all extents but that of the axis must be equal",
+            )
+        if x.type.dtype is not first.type.dtype:
+            raise DTypeError(f"operands of one type needed, got {first.type} and {x.type}")
+    total = sum((x.shape[axis] for x in xs[1:]), start=first.shape[axis])
+    return Aval((*first.shape[:axis], total, *first.shape[axis + 1:]), first.type)
+
+
+def _concat_vjp(g: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple:
+    return tuple(split(g, [x.shape[axis] for x in xs], axis=axis))
+
+
+def _concat_batch(size: Any, batched: tuple, *xs: Tensor, axis: int) -> tuple:
+    full = [
+        x if b else broadcast_to(expand_dims(x, 0), (size, *x.shape))
+        for x, b in zip(xs, batched, strict=True)
+    ]
+    return apply(CONCATENATE, *full, axis=axis + 1), True
+
+
+def _concat_letters(*xs: Aval, axis: int) -> str:
+    own = whole_axes(xs[0], [d == axis for d in range(xs[0].ndim)])
+    return ",".join([own] * len(xs)) + "->" + own
+
+
+CONCATENATE = Op(
+    "concatenate",
+    shape=_concat_shape,
+    ref=lambda *xs, axis: np.concatenate(xs, axis),
+    vjp=_concat_vjp,
+    jvp=lambda ts, y, *xs, axis: apply(
+        CONCATENATE,
+        *[PUBLIC["zeros"](x.shape, compute_type(y.type)) if t is None else t
+          for t, x in zip(ts, xs, strict=True)],
+        axis=axis,
+    ),
+    batch=_concat_batch,
+    axes=_concat_letters,
+    linear="joint",
+    samples=(sample((2, 3), (1, 3), axis=0), sample((2, 1), (2, 2), (2, 3), axis=1)),
+    doc="join along an axis",
+)
+
+
+@public
+def concatenate(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Tensors joined along an axis; their other extents must agree. Raises ShapeError."""
+    if not isinstance(tensors, tuple | list) or not tensors:
+        raise ArgumentError("concatenate needs a non-empty list of tensors",
+                            hint="ts.concatenate([a, b], axis=0)")
+    xs = [as_tensor(t) for t in tensors]
+    if any(x.type != xs[0].type for x in xs) or xs[0].scale is not None:
+        wide, numeric = promote(*xs)
+        xs = [store(x, numeric) for x in wide]
+    return apply(CONCATENATE, *xs, axis=axis_index(axis, xs[0].ndim))
+
+
+@public
+def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new axis. Raises ShapeError."""
+    if not isinstance(tensors, tuple | list) or not tensors:
+        raise ArgumentError("stack needs a non-empty list of tensors")
+    xs = [plain(t) for t in tensors]
+    place = axis_index(axis, xs[0].ndim + 1)
+    for i, x in enumerate(xs):
+        if x.shape != xs[0].shape:
+            raise ShapeError(
+                f"tensor {i} has shape {show_shape(x.shape)}, tensor 0 {show_shape(xs[0].shape)}"
+            )
+    return concatenate([expand_dims(x, place) for x in xs], axis=place)
+
+
+def _split_bounds(x: Any, sizes: tuple, axis: int) -> list[dict[str, tuple]]:
+    """The slice of each part."""
+    out, at = [], 0
+    for size in sizes:
+        starts = tuple(at if i == axis else 0 for i in range(len(x.shape)))
+        stops = tuple(at + size if i == axis else n for i, n in enumerate(x.shape))
+        out.append({"starts": starts, "stops": stops, "steps": (1,) * len(x.shape)})
+        at = at + size
+    return out
+
+
+def _split_shape(x: Aval, sizes: tuple, axis: int) -> tuple[Aval, ...]:
+    if sum(sizes[1:], start=sizes[0]) != x.shape[axis]:
+        raise ShapeError(
+            f"parts {list(sizes)} do not add up to extent {x.shape[axis]} of axis {axis}"
+        )
+    return tuple(Aval((*x.shape[:axis], n, *x.shape[axis + 1:]), x.type) for n in sizes)
+
+
+def _split_vjp(g: tuple, y: tuple, x: Tensor, sizes: tuple, axis: int) -> tuple:
+    like = next(p for p in g if p is not None)
+    parts = [PUBLIC["zeros"](p.shape, like.type) if q is None else q
+             for p, q in zip(y, g, strict=True)]
+    return (apply(CONCATENATE, *parts, axis=axis),)
+
+
+SPLIT = Op(
+    "split",
+    shape=_split_shape,
+    ref=lambda x, sizes, axis: tuple(
+        x[slices_of(**b)].copy() for b in _split_bounds(x, sizes, axis)
+    ),
+    vjp=_split_vjp,
+    jvp=lambda ts, y, x, **a: apply(SPLIT, ts[0], **a),
+    batch=lambda size, batched, x, sizes, axis: (
+        apply(SPLIT, x, sizes=sizes, axis=axis + 1), True
+    ),
+    expand=lambda x, sizes, axis: tuple(
+        apply(SLICE, x, **b) for b in _split_bounds(x, sizes, axis)
+    ),
+    multi=True,
+    samples=(sample((5,), sizes=(2, 3), axis=0), sample((2, 6), sizes=(2, 2, 2), axis=1)),
+    doc="cut along an axis into parts; its derivative joins their cotangents once",
+)
+
+
+@public
+def split(x: Any, sections: Any, axis: int = 0) -> list[Tensor]:
+    """x cut along an axis into `sections` equal parts, or into parts of these extents.
+
+    Raises ShapeError when the extent does not divide or the parts do not add up.
+    """
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    return list(apply(SPLIT, x, sizes=tuple(_split_sizes(x.shape[a], sections, a)), axis=a))
+
+
+def _split_sizes(extent: Any, sections: Any, axis: int) -> list:
+    if not isinstance(sections, tuple | list):
+        size = divide(extent, sections)
+        if size is None:
+            raise ShapeError(f"axis {axis} of extent {extent} does not split into {sections}",
+                             hint="give the extents of the parts as a list")
+        return [size] * sections
+    if sum(sections[1:], start=sections[0]) != extent:
+        raise ShapeError(f"parts {list(sections)} do not add up to extent {extent} of axis {axis}")
+    return list(sections)
+
+
+@public
+def tile(x: Any, repeats: Any) -> Tensor:
+    """x repeated `repeats` times, per axis when a sequence: np.tile."""
+    x = plain(x)
+    reps = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    ndim = max(x.ndim, len(reps))
+    reps = (1,) * (ndim - len(reps)) + reps
+    shape = (1,) * (ndim - x.ndim) + tuple(x.shape)
+    paired = [d for n in shape for d in (1, n)]
+    target = [d for r, n in zip(reps, shape, strict=True) for d in (r, n)]
+    out = broadcast_to(reshape(x, paired), target)
+    return reshape(out, [r * n for r, n in zip(reps, shape, strict=True)])
+
+
+@public
+def repeat(x: Any, repeats: int, axis: int) -> Tensor:
+    """Each element along an axis repeated `repeats` times in place: np.repeat."""
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    wide = expand_dims(x, a + 1)
+    target = (*x.shape[: a + 1], repeats, *x.shape[a + 1:])
+    return reshape(broadcast_to(wide, target),
+                   (*x.shape[:a], x.shape[a] * repeats, *x.shape[a + 1:]))

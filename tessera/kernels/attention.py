@@ -1,0 +1,114 @@
+"""Flash attention, forward: softmax(scale Q K') V without ever holding the scores.
+
+Scores stay in base 2: `scale` holds log2(e) beside the caller's factor, and exp2 is what hardware
+has. The running maximum may lag behind by `slack`; the result does not depend on it, since the sum
+and the output are relative to the same maximum, and rescaling is mostly avoided.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import DTypeError, ShapeError
+from ..numerics import DType, f32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.kernel import kernel
+from .routine import empty_like, reshaped, routine, type_of
+
+SLACK = 8.0  # powers of two by which the running maximum may lag
+
+
+@kernel
+def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
+    """Rows [q0:q0+BM] of one head's output. Other kernels call it.
+
+    group: query heads that read one head of K and V.  ahead: keys before the first query's own.
+    """
+    q = tile.load(Q[head, q0:q0+BM, :])
+    m = tile.full((BM,), -math.inf)
+    z = tile.zeros((BM,))
+    o = tile.zeros((BM, V.shape[-1]))
+    for k0 in range(0, min(keys, q0 + BM + ahead) if causal else keys, BN):
+        k = tile.load(K[head // group, k0:k0+BN, :])
+        s = tile.dot(q, k.T)
+        s = tile.causal_mask(s, q0 + ahead, k0) if causal else s
+        m_new = tile.running_max(m, tile.row_max(s) * scale, slack)
+        alpha = tile.exp2(m - m_new)
+        p = tile.exp2(s * scale - m_new)
+        z = z * alpha + tile.row_sum(p)
+        v = tile.load(V[head // group, k0:k0+BN, :])
+        o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
+        m = m_new
+    return o / z
+
+
+@kernel(grid=lambda S, B, BM: (-(-S // BM), B))
+def attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "S", "D"], V: Tensor["C", "S", "E"],
+              out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128, causal=False):
+    q0, head = tile.group_id(0) * BM, tile.group_id(1)
+    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, S, 0, scale, BM, BN, causal, SLACK)
+
+
+@kernel(grid=lambda S, B, BM: (-(-S // BM), B))
+def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
+                    out: Tensor["B", "S", "E"], scale: f32, group=1, BM=128, BN=128,
+                    causal=False):
+    q0, head = tile.group_id(0) * BM, tile.group_id(1)
+    out[head, q0:q0+BM, :] = attend(Q, K, V, head, group, q0, T, T - S, scale, BM, BN, causal,
+                                    SLACK)
+
+
+@routine(attention, cross_attention)
+def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
+                      scale: float | None = None) -> Any:
+    """y = softmax(scale q k') v, softmax along the keys.
+
+    q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, E]   y: [B, H, S, E], of q's type; or without
+    B, then H = Hk. H is a multiple of Hk: query head h reads key head h // (H / Hk).
+    scale: 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
+    All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
+    type before the second product, the result once. Memory beside the result: none.
+    Raises ShapeError, DTypeError. Dao 2023, arXiv:2307.08691, algorithm 1.
+    """
+    heads, group = _check(run, q, k, v)
+    (S, D), (T, E) = tuple(q.shape)[-2:], tuple(v.shape)[-2:]
+    out = empty_like(q, (*tuple(q.shape)[:-1], E))
+    if 0 in tuple(out.shape):
+        return out
+    m, n = default_block(type_of(q, "q").dtype, max(D, E))
+    factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
+    run.run("attention" if S == T else "cross_attention", reshaped(q, (heads, S, D)),
+            reshaped(k, (heads // group, T, D)), reshaped(v, (heads // group, T, E)),
+            reshaped(out, (heads, S, E)), factor, group=group, BM=run.size("m", m),
+            BN=run.size("n", n), causal=bool(causal))
+    return out
+
+
+def _check(run: Any, q: Any, k: Any, v: Any) -> tuple[int, int]:
+    """Query heads in all, and how many of them share a head of keys."""
+    a, b, c = (tuple(x.shape) for x in (q, k, v))
+    shapes = ", ".join(map(show_shape, (a, b, c)))
+    if not len(a) == len(b) == len(c) or len(a) not in (3, 4):
+        run.fail(f"three arrays of 3 or 4 axes, got {shapes}", "[B, H, S, D]", ShapeError)
+    if b[:-1] != c[:-1] or a[-1] != b[-1] or a[:-3] != b[:-3] or (
+            a[-3] % b[-3] if b[-3] else a[-3]):
+        run.fail(f"queries, keys and values do not fit: {shapes}",
+                 "q [B, H, S, D], k [B, Hk, T, D], v [B, Hk, T, E], H a multiple of Hk", ShapeError)
+    if len(a) == 3 and a[0] != b[0]:
+        run.fail(f"the leading extents differ: {shapes}", "grouped heads need 4 axes", ShapeError)
+    kinds = [type_of(x, n).dtype for x, n in ((q, "q"), (k, "k"), (v, "v"))]
+    if len(set(kinds)) > 1 or kinds[0].kind != "float" or kinds[0].bits > 32:
+        run.fail(f"q, k and v are {', '.join(map(str, kinds))}", "one float type of up to 32 bits",
+                 DTypeError)
+    batch = a[0] if len(a) == 4 else 1
+    return batch * a[-3], a[-3] // b[-3] if b[-3] else 1
+
+
+def default_block(dtype: DType, width: int) -> tuple[int, int]:
+    """Queries and keys of a block: what registers and shared memory hold of heads this wide."""
+    if dtype.bits > 16:
+        return 32, 32
+    return 128, 128 if width <= 128 else 64

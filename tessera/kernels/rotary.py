@@ -1,0 +1,76 @@
+"""Rotary positions: each pair of a head's elements is turned by its position times a frequency."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import DTypeError, ShapeError
+from ..numerics import f32, f64, i32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.kernel import kernel
+from .routine import empty_like, reshaped, routine, type_of
+
+TURN = 2.0 * math.pi
+
+
+@kernel
+def turned(x, y, z, s, at, half, rate, BM):
+    """Rows [s:s+BM] of matrix z, turned to the positions `at` (BM,). Other kernels call it.
+
+    The angle is reduced to one turn in f64, so that far positions keep their digits.
+    """
+    frequency = tile.exp2(tile.cast(tile.arange(0, half), f64) * rate)      # base^(-i / half)
+    turns = tile.cast(at, f64)[:, None] * frequency[None, :] * (1.0 / TURN)
+    angle = tile.cast((turns - tile.floor(turns)) * TURN, f32)
+    c, d = tile.cos(angle), tile.sin(angle)
+    a, b = tile.load(x[z, s:s+BM, 0:half]), tile.load(x[z, s:s+BM, half:2*half])
+    y[z, s:s+BM, 0:half] = a * c - b * d
+    y[z, s:s+BM, half:2*half] = b * c + a * d
+
+
+@kernel(grid=lambda S, Z, BM: (-(-S // BM), Z))
+def rotary(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], start: i32, half: int, rate: float,
+           BM=32):
+    s = tile.group_id(0) * BM
+    turned(x, y, tile.group_id(1), s, tile.arange(0, BM) + s + start, half, rate, BM)
+
+
+@kernel(grid=lambda S, Z, BM: (-(-S // BM), Z))
+def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Tensor["S", i32],
+              half: int, rate: float, BM=32):
+    s = tile.group_id(0) * BM
+    turned(x, y, tile.group_id(1), s, tile.load(positions[s:s+BM]), half, rate, BM)
+
+
+@routine(rotary, rotary_at)
+def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any = None,
+                     start: int = 0) -> Any:
+    """(a, b) -> (a cos t - b sin t, b cos t + a sin t), t = position base^(-i / (D/2))
+
+    x: [..., S, D], D even; a and b are the halves of the last axis, i counts within a half.
+    y: same shape and type. positions: [S] int32, or start, start + 1, ... when None.
+    Angles are f64 up to one turn, the rest f32; rounded once. Norms are kept up to rounding.
+    Raises ShapeError, DTypeError. Su et al. 2021, arXiv:2104.09864, eq. 34.
+    """
+    shape = tuple(x.shape)
+    if len(shape) < 2 or shape[-1] % 2:
+        run.fail(f"x is {show_shape(shape)}", "[..., S, D] with an even D", ShapeError)
+    dtype = type_of(x, "x").dtype
+    if dtype.kind != "float" or dtype.bits > 32:
+        run.fail(f"x is {dtype}", "a float of up to 32 bits", DTypeError)
+    if positions is not None and tuple(positions.shape) != shape[-2:-1]:
+        run.fail(f"positions are {show_shape(tuple(positions.shape))}, x is {show_shape(shape)}",
+                 "one position for each row", ShapeError)
+    out = empty_like(x)
+    if 0 in shape:
+        return out
+    half, flat = shape[-1] // 2, (math.prod(shape[:-2]), *shape[-2:])
+    at = {"half": half, "rate": -math.log2(base) / half, "BM": run.size("m", 32)}
+    if positions is None:
+        run.run("rotary", reshaped(x, flat), reshaped(out, flat), int(start), **at)
+    else:
+        run.run("rotary_at", reshaped(x, flat), reshaped(out, flat), positions, **at)
+    return out

@@ -1,0 +1,1 @@
+"""The collectives: records, calls, ops with derivative rules; sums in one type and order."""

@@ -1,0 +1,268 @@
+"""The record of a collective, and how one is run.
+
+A collective is one Collective record: what it means on the arrays of all ranks, how one rank does
+it, which extents may differ between ranks, what it sends, and samples. Tests iterate over
+`COLLECTIVES`. Its op in a graph, with the derivative rules, is in ops.py.
+
+A call is checked twice. Where it is written the ranks compare it and learn each other's extents:
+in a traced function that is when it is traced. Where it runs they compare it again, extents
+included, unless that is the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.dims import Dim, show_shape
+from tessera.errors import ArgumentError, AxisError, DTypeError, SourceLine, TraceError
+from tessera.graph.op import OPS
+from tessera.graph.trace import EXITS, apply, current_builder
+from tessera.numerics import NumericType, as_key, as_type
+from tessera.runtime.arrays import HOST, place_of
+from tessera.tensor import Tensor, as_tensor
+
+from ..device_mesh import Mesh
+from ..errors import MeshError
+from ..ranks.group import Group, Shape, find_mesh, make_group
+from ..ranks.ledger import Call, agree, call
+from ..ranks.wire import byte_count
+from .reduce import key_missing, need_reducible, needs_key
+
+COLLECTIVES: dict[str, Collective] = {}
+# What a call in the global view becomes: run(record, x, axes, mesh, **attrs). Filled by what
+# distributes tensors.
+GLOBAL_VIEW: list[Callable[..., Any]] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """What one rank brings to a collective, and what it is to get."""
+
+    group: Group
+    array: np.ndarray  # elements of `type`
+    type: NumericType
+    out: NumericType
+    key: Any = None
+    index: np.ndarray | None = None
+    what: str = ""
+    rounds: list[tuple[str, int]] = field(default_factory=list)  # type and bytes of what was sent
+
+    def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape],
+             numeric: NumericType | None = None) -> list[np.ndarray]:
+        """arrays[j] to member j, and an array of shapes[j] from it."""
+        dtype = (numeric or self.type).dtype
+        sent = sum(byte_count(a.size, dtype) for a in arrays)
+        sent -= byte_count(arrays[self.group.index].size, dtype)
+        self.rounds.append((dtype.name, sent))
+        return self.group.swap(arrays, shapes, dtype, self.what)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Attributes, and the shape of each rank's array: a function of (rank, ranks)."""
+
+    shape: Callable[[int, int], Shape]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """One collective operation.
+
+    meaning(arrays, **attrs) -> arrays: every rank's result from every rank's numbers, in NumPy
+    run(operand, **attrs, **extents) -> array: this rank's result, by exchanging with the group
+    varies(ndim, sized, **attrs) -> the dimensions whose extents may differ between ranks, before
+                              and after (`sized`) the extents of all are attributes
+    check(shape, members, **attrs) -> attrs, normalised; raises for what cannot be
+    extents(shapes, index, dtype, **attrs) -> further attributes, from the shapes of all members
+    sends(elements, members) -> elements that the busiest rank sends, of `elements` it holds
+    shared: the extents that are the same on all members, so that ranks can compare them
+    reduces: whether values are combined, so that the result is rounded
+    """
+
+    name: str
+    meaning: Callable[..., list[np.ndarray]]
+    run: Callable[..., np.ndarray]
+    sends: Callable[[int, int], float]
+    varies: Callable[..., Iterable[int]] = lambda ndim, sized, **attrs: ()
+    check: Callable[..., dict[str, Any]] = lambda shape, members, **attrs: attrs
+    extents: Callable[..., dict[str, Any]] = lambda shapes, index, dtype, **attrs: {}
+    shared: tuple[str, ...] = ()
+    reduces: bool = False
+    samples: tuple[Sample, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name in COLLECTIVES:
+            raise ArgumentError(f"a collective named {self.name!r} is registered already")
+        COLLECTIVES[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"Collective({self.name})"
+
+
+# --- what was sent ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Sent:
+    """One collective that ran on this rank: the types on the way, and the bytes it sent."""
+
+    op: str
+    axis: str
+    types: tuple[str, ...]
+    sent_bytes: int
+    where: SourceLine | None
+
+
+_traffic: ContextVar[list[Sent] | None] = ContextVar("traffic", default=None)
+
+
+@contextmanager
+def traffic() -> Iterator[list[Sent]]:
+    """A list that gets a record of every collective that this rank runs in the block.
+
+    Each says the op, the mesh axis, the types on the way, the bytes sent and the line.
+    """
+    found: list[Sent] = []
+    token = _traffic.set(found)
+    try:
+        yield found
+    finally:
+        _traffic.reset(token)
+
+
+def record_sent(sent: Sent) -> None:
+    """Into the list of `traffic`, where there is one."""
+    log = _traffic.get()
+    if log is not None:
+        log.append(sent)
+
+
+# --- running ------------------------------------------------------------------------------------
+def run_collective(which: Collective, array: np.ndarray, key: Any = None, index: Any = None, *,
+                   axis: tuple[str, ...] | None, mesh: Mesh | None, type: NumericType,
+                   to: NumericType | None = None, agreed: bool = False, **attrs: Any
+                   ) -> np.ndarray:
+    """A collective on this rank's array: compare with the group unless it has `agreed`, exchange.
+
+    attrs: those of the call and its extents
+    """
+    group = make_group(mesh, axis)
+    extents = {k: attrs[k] for k in which.shared}
+    mine = call(group, which.name, array.shape, type, _shown(which, attrs, type, to), extents)
+    if not agreed:
+        agree(group, mine, which.varies(array.ndim, True, **_of_call(which, attrs)))
+    operand = Operand(group, array, type, to or type, key, index, str(mine))
+    out = which.run(operand, **attrs)
+    types = tuple(dict.fromkeys(name for name, _ in operand.rounds))
+    record_sent(Sent(which.name, group.axis, types, sum(n for _, n in operand.rounds), mine.where))
+    return out
+
+
+def _of_call(which: Collective, attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that a call gives, without the extents."""
+    return {k: attrs[k] for k in which.samples[0].attrs}
+
+
+def _shown(which: Collective, attrs: dict[str, Any], type: NumericType, to: NumericType | None
+           ) -> dict[str, Any]:
+    return _of_call(which, attrs) | ({"dtype": str(to)} if to not in (None, type) else {})
+
+
+def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: Any = None,
+            key: Any = None, index: Any = None, **attrs: Any) -> Tensor:
+    """A collective on this rank's tensor: check, agree with the group, exchange; in a traced
+    function check and agree, and record the op."""
+    if not isinstance(x, Tensor) and place_of(x) not in (None, HOST):
+        from ..ranks.nccl import collect_on_gpu  # it stands on the runtime of GPUs, which few need
+
+        return collect_on_gpu(which, x, axis, mesh, dtype=dtype, key=key, index=index, **attrs)
+    x = as_tensor(x)
+    _need_plain(which, x)
+    if x.layout is not None or traces_whole_tensors():
+        return _in_global_view(which, x, axis, mesh, dtype=dtype, key=key, index=index, **attrs)
+    mesh, axes = find_mesh(axis, mesh)
+    group = make_group(mesh, axes)
+    attrs = which.check(tuple(x.shape), group.size, **attrs)
+    to = x.type if dtype is None else as_type(dtype)
+    rest = _rounding_operands(which, x, to, key, index, attrs)
+    traced = current_builder() is not None
+    mine = _call_here(group, which, x, to, attrs, traced)
+    shapes = agree(group, mine, which.varies(x.ndim, False, **attrs))
+    attrs |= which.extents(shapes, group.index, x.dtype, **attrs)
+    if which.reduces:
+        attrs["to"] = to
+    if not traced:
+        attrs["agreed"] = True
+    y = apply(OPS[which.name], x, *rest, axis=axes, mesh=mesh, index=group.index, type=x.type,
+              **attrs)
+    for leave in EXITS:
+        leave(y)
+    return y
+
+
+def traces_whole_tensors() -> bool:
+    """Whether a trace is going on in which extents are those of whole, distributed tensors."""
+    builder = current_builder()
+    return builder is not None and builder.mesh is not None
+
+
+def _need_plain(which: Collective, x: Tensor) -> None:
+    if x.scale is not None:
+        raise DTypeError(f"{which.name} of a scaled tensor ({x.type}): every rank has a scale of "
+                         "its own", hint="ts.dequantize it first, and quantize the result")
+    if any(isinstance(n, Dim) for n in x.shape):
+        raise TraceError(f"{which.name} of {x.type}{show_shape(x.shape)}: ranks compare extents "
+                         "when they trace, so these must be numbers",
+                         hint="trace with tensors or types of known extents")
+
+
+def _in_global_view(which: Collective, x: Tensor, *args: Any, **attrs: Any) -> Any:
+    if not GLOBAL_VIEW:
+        raise MeshError(f"{which.name} of a distributed tensor: nothing here runs those")
+    return GLOBAL_VIEW[0](which, x, *args, **attrs)
+
+
+def _call_here(group: Group, which: Collective, x: Tensor, to: NumericType, attrs: dict,
+               traced: bool) -> Call:
+    name = f"trace of {which.name}" if traced else which.name
+    return call(group, name, tuple(x.shape), x.type, _shown(which, attrs, x.type, to))
+
+
+def _rounding_operands(which: Collective, x: Tensor, to: NumericType, key: Any, index: Any,
+                       attrs: dict) -> list[Tensor]:
+    """The key and the element indices as operands, as far as stochastic rounding reads them."""
+    checked = _index(index, x)
+    if not which.reduces:
+        return []
+    need_reducible(x.type, attrs["op"])
+    if not needs_key(x.type, to):
+        return []
+    if key is None:
+        raise key_missing(to)
+    given = key if isinstance(key, Tensor) else Tensor(as_key(key), as_type("uint32"))
+    return [given] if checked is None else [given, checked]
+
+
+def _index(index: Any, x: Tensor) -> Tensor | None:
+    if index is None:
+        return None
+    index = as_tensor(index)
+    if tuple(index.shape) != tuple(x.shape) or index.dtype.kind not in ("int", "uint"):
+        raise ArgumentError(f"index has {index.type}{show_shape(index.shape)}, the operand is "
+                            f"{show_shape(x.shape)}",
+                            hint="the index in the whole tensor of each element, as integers")
+    return index
+
+
+def axis_of(dim: int, ndim: int, what: str) -> int:
+    """`dim` from 0; AxisError when there is no such dimension."""
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -ndim <= dim < ndim:
+        raise AxisError(f"{what}: dim={dim!r} of a tensor with {ndim} dimensions",
+                        hint=f"dim from {-ndim} to {ndim - 1}" if ndim else
+                        "a scalar has none: reshape it to (1,)")
+    return dim % ndim

@@ -1,0 +1,1 @@
+"""Parallel forms: pipelines, ZeRO and FSDP, experts, ring attention, launches over parts."""

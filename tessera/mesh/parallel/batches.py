@@ -1,0 +1,146 @@
+"""A batch in parts: microbatches of a pipeline; sums of gradients over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.ad.reverse import is_differentiable
+from tessera.errors import ArgumentError, ShapeError
+from tessera.graph import tree
+from tessera.graph.signature import is_data
+from tessera.tensor import Tensor, as_tensor
+
+from ..parts import balanced
+from ..tensor import DistTensor, distribute
+
+
+def rows_of(value: Any, what: str) -> int:
+    """The extent of the first dimension, which all tensors of a tree have in common."""
+    found = {}
+    flat, structure = tree.flatten(value)
+    for name, leaf in zip(tree.paths(structure, what), flat, strict=True):
+        shape = as_tensor(leaf).shape
+        if not shape:
+            raise ShapeError(f"{name} is a scalar: it has no batch")
+        found[shape[0]] = name
+    if len(found) != 1:
+        shown = ", ".join(f"{name} has {rows}" for rows, name in found.items())
+        raise ShapeError(f"the batch of {what} has no size: {shown or 'there is no tensor'}",
+                         hint="the first dimension of every tensor is the batch")
+    return next(iter(found))
+
+
+def batch_rows(value: Any, count: int, what: str) -> list[int]:
+    """The rows of each of the `count` parts that split_batch makes.
+
+    Raises ArgumentError for tensors that it would cut at different rows, and for parts without any.
+    """
+    flat, structure = tree.flatten(value)
+    found = {}
+    for name, leaf in zip(tree.paths(structure, what), flat, strict=True):
+        t = as_tensor(leaf)
+        axes = t.layout.axes_of(0) if t.layout is not None else ()
+        found[axes, tuple(map(sum, zip(*_cuts(t, count), strict=True)))] = name
+    if len(found) > 1:
+        (one, _), (other, _), *_ = found
+        names = list(found.values())
+        shown = [f"{name} over {'*'.join(axes) or 'no axis'}"
+                 for name, axes in zip(names, (one, other), strict=False)]
+        raise ArgumentError(f"the rows of a batch are split in different ways: {shown[0]}, "
+                            f"{shown[1]}", hint="distribute x and the targets alike")
+    (_, rows), = found
+    if not all(rows):
+        raise ArgumentError(f"{count} microbatches of {what}, whose ranks have too few rows: "
+                            f"microbatches of {', '.join(map(str, rows))} rows",
+                            hint="fewer microbatches, or a larger batch")
+    return list(rows)
+
+
+def _cuts(t: Tensor, count: int) -> list[list[int]]:
+    """The rows of each microbatch, for every part of the first dimension."""
+    parts = 1 if t.layout is None else t.layout.parts(0)
+    return [[hi - lo for lo, hi in balanced(own_hi - own_lo, count)]
+            for own_lo, own_hi in balanced(t.shape[0], parts)]
+
+
+def split_batch(value: Any, count: int) -> list[Any]:
+    """The value in `count` parts along the first dimension, balanced.
+
+    Of a distributed tensor whose rows are split, each rank's own rows are: none changes ranks.
+    """
+    flat, structure = tree.flatten(value)
+    cut = [_split(as_tensor(t), count) for t in flat]
+    return [tree.unflatten(structure, [parts[i] for parts in cut]) for i in range(count)]
+
+
+def _split(t: Tensor, count: int) -> Sequence[Tensor]:
+    if not isinstance(t, DistTensor):
+        return [Tensor(t.array[lo:hi], t.type) for lo, hi in balanced(t.shape[0], count)]
+    first = t.layout.splits[0]
+    if first.cyclic or first.unit > 1:
+        raise ArgumentError(f"a batch in the layout {t.layout} cannot be cut into microbatches",
+                            hint="blocks of rows: ts.ShardSpec((\"row\",), (\"dp\",))")
+    cut = {r: _split(p, count) for r, p in t.held.items()}
+    rows = _cuts(t, count)
+    return [DistTensor({r: parts[i] for r, parts in cut.items()},
+                       (sum(own[i] for own in rows), *t.shape[1:]), t.type, t.layout)
+            for i in range(count)]
+
+
+def join_batches(values: Sequence[Any]) -> Any:
+    """The inverse of split_batch."""
+    flats = [tree.flatten(v)[0] for v in values]
+    structure = tree.flatten(values[0])[1]
+    return tree.unflatten(structure, [_join(ts) for ts in zip(*flats, strict=True)])
+
+
+def _join(ts: Sequence[Tensor]) -> Tensor:
+    first = ts[0]
+    if not first.ndim:
+        raise ShapeError("the last stage gives a scalar: it has no batch to join",
+                         hint="a loss belongs into pipe.value_and_grad(loss_fn)")
+    if not isinstance(first, DistTensor):
+        return Tensor(np.concatenate([t.array for t in ts]), first.type)
+    parts: Sequence[Any] = ts
+    held = {r: _join([t.held[r] for t in parts]) for r in first.held}
+    return DistTensor(held, (sum(t.shape[0] for t in ts), *first.shape[1:]), first.type,
+                      first.layout)
+
+
+# --- sums over microbatches ----------------------------------------------------------------------
+def arrays_of(t: Tensor) -> list[np.ndarray]:
+    """What this process holds of a tensor: its array, or the parts of a distributed one."""
+    return [p.array for p in t.held.values()] if isinstance(t, DistTensor) else [t.array]
+
+
+def with_arrays(t: Tensor, arrays: Sequence[np.ndarray]) -> Tensor:
+    """A tensor like t that holds these instead."""
+    if not isinstance(t, DistTensor):
+        return Tensor(arrays[0], t.type)
+    held = {r: Tensor(a, t.type) for r, a in zip(t.held, arrays, strict=True)}
+    return DistTensor(held, t.shape, t.type, t.layout)
+
+
+def own_copy(value: Any) -> Any:
+    """The tree with arrays of its own, to add into."""
+    return tree.map_tree(lambda t: with_arrays(t, [a.copy() for a in arrays_of(t)]), value)
+
+
+def add_into(total: Any, more: Any) -> None:
+    """total += more, in place. Gradients are f32 or f64, so that is what sums are made in."""
+    for t, g in zip(tree.flatten(total)[0], tree.flatten(more)[0], strict=True):
+        for a, b in zip(arrays_of(t), arrays_of(g), strict=True):
+            np.add(a, b, out=a)
+
+
+def like_params(grads: Any, params: Any) -> Any:
+    """Gradients with those of distributed parameters in the layout of these."""
+    flat, structure = tree.flatten(grads)
+    trained = [p for p in tree.flatten(params)[0]
+               if is_data(p) and is_differentiable(as_tensor(p))] if flat else []
+    return tree.unflatten(structure, [
+        distribute(g, p.layout) if isinstance(p, DistTensor) else g
+        for g, p in zip(flat, trained, strict=True)])

@@ -1,0 +1,140 @@
+"""ZeRO: what data parallel ranks would all hold the same is split over them.
+
+    optimizer = ts.dist.zero(ts.optim.AdamW(), stage=2, axis="dp")
+    state = optimizer.init(params)                  each rank holds its part of the moments
+    params, state = optimizer.update(params, grads, state, lr)
+
+Stage 1 splits the states of the optimizer, stage 2 gradients too, stage 3 the parameters too. The
+weights after a step are those of a run without it.
+Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tessera.errors import ArgumentError
+from tessera.graph import tree
+from tessera.graph.op import Op, sample
+from tessera.graph.operand import describe
+from tessera.graph.ops.gather import stretch
+from tessera.graph.trace import apply
+from tessera.tensor import Tensor
+
+from ..sharding.steps import CONSTRAINTS
+from .alike import is_distributed, lie_as, split_over
+from .fsdp import fsdp
+
+
+class Optimizer(Protocol):
+    """What `zero` wraps: `ts.optim.AdamW`, or anything with these two methods."""
+
+    def init(self, params: Any) -> Any: ...
+
+    def update(self, params: Any, grads: Any, state: Any, lr: Any) -> tuple[Any, Any]: ...
+
+
+SPLIT = Op(
+    "zero_split",
+    shape=lambda x, like, axis: x,
+    ref=lambda x, like=None, axis="": x,
+    vjp=lambda g, y, x, like, axis: (g, None),
+    jvp=lambda ts, y, x, like, axis: ts[0],
+    batch=lambda size, batched, x, like, axis: (
+        apply(SPLIT, stretch(x, size, batched[0]), stretch(like, size, batched[1]), axis=axis),
+        True),
+    view=True,
+    samples=(sample((2, 3), (2, 3), axis="dp"),),
+    doc="what belongs to a parameter, split over an axis along which that is repeated",
+)
+CONSTRAINTS["zero_split"] = lambda node, at: split_over(
+    at[1].settled().unmarked(), node.inputs[1].aval.shape, node.attrs["axis"])
+
+
+@dataclass(frozen=True)
+class Zero:
+    """An optimizer whose states are split over data parallel ranks. Make one with
+    `ts.dist.zero`."""
+
+    optimizer: Optimizer
+    stage: int
+    axis: str = "dp"
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2, 3):
+            raise ArgumentError(f"zero has stages 1, 2 and 3, got {self.stage!r}",
+                                hint="1: states, 2: gradients too, 3: parameters too")
+        for name in ("init", "update"):
+            if not callable(getattr(self.optimizer, name, None)):
+                raise ArgumentError(f"zero wraps an optimizer, got {self.optimizer!r}",
+                                    hint='ts.dist.zero(ts.optim.AdamW(), stage=2, axis="dp")')
+
+    def shard(self, params: Any) -> Any:
+        """The parameters as the training step is to get them: split over the axis at stage 3, and
+        gathered where they are used (ts.dist.fsdp); as they are before that."""
+        _need_distributed(params, self.axis)
+        return fsdp(params, axis=self.axis) if self.stage == 3 else params
+
+    def init(self, params: Any) -> Any:
+        """The state before the first step, each tensor split over the axis. No rank holds a whole
+        one at any time, where the optimizer makes states that lie as their parameter does."""
+        _need_distributed(params, self.axis)
+        parts = tree.map_tree(lambda p: _flagged(self._split(p, p), p), params)
+        return tree.map_tree(lambda x: self._split(x, x), self.optimizer.init(parts))
+
+    def update(self, params: Any, grads: Any, state: Any, lr: Any) -> tuple[Any, Any]:
+        """(params, state) after one step; both lie as before. From stage 2 on each rank gets its
+        part of the gradients alone. Inside `ts.jit`, together with the backward pass, that is one
+        reduce_scatter; gradients that were made before have been all-reduced by then.
+        """
+        if self.stage > 1:
+            grads = tree.map_tree(self._split, grads, params)
+        new, made = self.optimizer.update(params, grads, state, lr)
+        return _as_before(new, params), _as_before(made, state)
+
+    def _split(self, x: Tensor, like: Tensor) -> Tensor:
+        return apply(SPLIT, x, like, axis=self.axis) if is_distributed(x, like) else x
+
+
+def zero(optimizer: Optimizer, stage: int, axis: str = "dp") -> Zero:
+    """An optimizer with its states (stage 1), gradients (2) and parameters (3) split over the ranks
+    of an axis.
+
+    optimizer: `ts.optim.AdamW()`, or anything with init(params) and update(params, grads, state,
+    lr)   params: a tree of distributed tensors, repeated along the axis
+    The first dimension that is not split yet is, in blocks that differ by one element at most; a
+    tensor without one of as many elements as there are ranks stays whole. Stage 3: train with
+    params = optimizer.shard(params).
+    Sends per step and rank, for parameters of P bytes and gradients of G on n ranks: 1: gradients
+    all-reduced and parameters gathered, (2 G + P)(n - 1)/n; 2: (G + P)(n - 1)/n; 3: G + 2 P, times
+    that. Raises ArgumentError for another stage.
+    Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
+    """
+    return Zero(optimizer, stage, axis)
+
+
+def _need_distributed(params: Any, axis: str) -> None:
+    leaves, structure = tree.flatten(params)
+    for path, p in zip(tree.paths(structure), leaves, strict=True):
+        if not isinstance(p, Tensor) or not is_distributed(p):
+            what = describe(p) if isinstance(p, Tensor) else type(p).__name__
+            raise ArgumentError(f"parameter {path!r} is {what}, which lies on no mesh",
+                                hint="ts.dist.distribute(p, None, mesh=mesh) repeats it on all "
+                                "ranks; ts.dist.tensor(...) makes it there")
+        if p.layout is not None:
+            p.layout.mesh.position(axis)
+
+
+def _as_before(new: Any, old: Any) -> Any:
+    """A tree that lies as the one it replaces."""
+
+    return tree.map_tree(lambda x, y: _flagged(lie_as(x, y), y), new, old)
+
+
+def _flagged(x: Tensor, like: Tensor) -> Tensor:
+    x.is_param = like.is_param
+    return x
+
+
+__all__ = ["Zero", "zero"]

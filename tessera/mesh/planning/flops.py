@@ -1,0 +1,404 @@
+"""What a graph computes and moves: operations and bytes of each unit that runs, and who is alive.
+
+    work = count_graph(graph)              a list of Work, one for each loop or library call
+    held = peak_memory(graph)              bytes by role at the moment when most is held
+
+Both take `local`, the extents that one rank has of a value: a graph with global shapes then gives
+the figures of the rank with the largest parts. A multiply-add is two operations. Bytes are those of
+global memory: a fused loop reads its inputs and writes its results once, a view moves nothing.
+
+The graph says in which type an op computes: bf16 operands are widened to f32 before a product. A
+device's product reads them as they are stored, so a widening cast is free here and the product is
+one of bf16; and a product that is only read by a narrowing cast is written in the narrow type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import log2, prod
+from typing import Any
+
+from tessera.dims import Dim, show_shape
+from tessera.errors import ArgumentError, SourceLine
+from tessera.graph.fuse import Group, Unit, fuse
+from tessera.graph.ir import Graph, Node, Value, subgraphs
+from tessera.graph.trace import trace
+from tessera.numerics import DType, row_bytes
+
+Shape = tuple[int, ...]
+Local = Callable[[Value], Shape]
+FREE = frozenset({"full", "constant", "iota", "rng_key", "fold_in"})
+# Ops that say how a value is to lie, or what it is: the value is the same.
+SAME = frozenset({"retype", "shard", "shard_like", "constrain", "lie_as", "zero_split"})
+GATHERS = frozenset({"take", "take_along", "dynamic_slice", "slice"})  # read what they give
+
+
+@dataclass(frozen=True)
+class Work:
+    """One unit of a graph on one rank.
+
+    products: operations of matrix products by the type of the operands   other: all further ones
+    bytes: read and written   times: how often it runs (in a loop)
+    """
+
+    name: str
+    products: tuple[tuple[DType, float], ...]
+    other: float
+    bytes: float
+    where: SourceLine | None = None
+    times: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """All its operations, over all times that it runs."""
+        return self.times * (sum(n for _, n in self.products) + self.other)
+
+
+def whole(value: Value) -> Shape:
+    """The extents of a value; its own, not a rank's. Raises ArgumentError for symbolic ones."""
+    if any(isinstance(d, Dim) for d in value.aval.shape):
+        raise ArgumentError(f"a plan needs extents, {value.aval.type}"
+                            f"{show_shape(value.aval.shape)} has symbols",
+                            hint="trace the function for types with numbers: Tensor[32, 128, f32]")
+    return value.aval.shape  # type: ignore[return-value]
+
+
+def bytes_of(shape: Sequence[int], dtype: DType) -> int:
+    """Bytes of a tensor, packed rows included."""
+    if not shape:
+        return row_bytes(1, dtype)
+    return prod(shape[:-1]) * row_bytes(shape[-1], dtype)
+
+
+# --- how values are stored ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Storage:
+    """The type in which each value lies in memory, and the value in whose memory it lies.
+
+    literals: numbers and ranges, made where they are needed
+    """
+
+    dtypes: dict[Value, DType]
+    owners: dict[Value, Value]
+    literals: set[Value]
+
+    def dtype(self, v: Value) -> DType:
+        return self.dtypes.get(v, v.aval.dtype)
+
+    def owner(self, v: Value) -> Value:
+        return self.owners.get(v, v)
+
+    def size(self, v: Value, local: Local) -> int:
+        return 0 if self.owner(v) in self.literals else bytes_of(local(v), self.dtype(v))
+
+
+def storage_of(graph: Graph) -> Storage:
+    """Views and widening casts lie in what they are of; see above for products."""
+    made = Storage({}, {}, {v for n in graph.nodes if n.op.name in FREE for v in n.outputs})
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            readers.setdefault(v, []).append(node)
+        if _is_alias(node):
+            source, v = node.inputs[0], node.outputs[0]
+            made.owners[v] = made.owner(source)
+            made.dtypes[v] = made.dtype(source)
+    kept = set(graph.outputs)
+    for node in graph.nodes:
+        if node.op.name == "matmul" and node.outputs[0] not in kept:
+            rounds = readers.get(node.outputs[0], [])
+            if len(rounds) == 1 and rounds[0].op.name == "cast":
+                made.dtypes[node.outputs[0]] = rounds[0].outputs[0].aval.dtype
+    return made
+
+
+def _is_alias(node: Node) -> bool:
+    if node.op.view or node.op.name in SAME:
+        return True
+    if node.op.name != "cast":
+        return False
+    source, to = node.inputs[0].aval.dtype, node.outputs[0].aval.dtype
+    return source.kind == to.kind == "float" and source.bits < to.bits
+
+
+# --- operations of an op --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Call:
+    """A node with the extents that a rank has of its values."""
+
+    node: Node
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    stored: Storage
+
+    @property
+    def operand(self) -> DType:
+        """The wider of the types in which the two operands of a product are stored."""
+        return max((self.stored.dtype(v) for v in self.node.inputs[:2]), key=lambda t: t.bits)
+
+    @property
+    def out(self) -> int:
+        return prod(self.outputs[0])
+
+    @property
+    def n(self) -> int:
+        """The last extent of the first operand: the order of a matrix."""
+        return self.inputs[0][-1]
+
+    @property
+    def matrices(self) -> int:
+        return prod(self.inputs[0][:-2])
+
+
+def _matmul(c: _Call) -> float:
+    """2 m n k; k as the rank with least of it has: operands that are not split alike are cut."""
+    return 2.0 * c.out * min(c.inputs[0][-1], c.inputs[1][-2])
+
+
+def _ring(c: _Call) -> float:
+    """Scores and values of a rank's rows with all rows, 2 S T (D + Dv) a head; backward the scores
+    again and four products more; half of it when causal."""
+    q, k, v = c.inputs[:3]  # [B, H, G, S, D], [B, H, S, D], [B, H, S, Dv]
+    rows = c.node.attrs.get("rows")
+    T = k[2] if rows is None else sum(map(len, rows))
+    back = c.node.attrs.get("name", c.node.op.name) == "ring_attention_back"
+    widths = 3 * q[-1] + 2 * v[-1] if back else q[-1] + v[-1]
+    return 2.0 * prod(q[:-1]) * T * widths * (0.5 if c.node.attrs["causal"] else 1.0)
+
+
+PRODUCTS: dict[str, Callable[[_Call], float]] = {
+    "matmul": _matmul, **dict.fromkeys(
+        ("ring_attention", "ring_attention_back", "mesh_ring_attention"), _ring),
+}
+
+
+def _per_input(c: _Call) -> float:
+    return float(sum(map(prod, c.inputs[:1])))
+
+
+def _fft(c: _Call) -> float:
+    """5 n log2 n of a complex transform, half of it of a real one (FFTW's convention)."""
+    n = max(s[-1] for s in (*c.inputs, *c.outputs))
+    lines = max(prod(s[:-1]) for s in c.outputs)
+    return 5.0 * lines * n * log2(max(n, 2)) * (1.0 if c.node.op.name == "fft" else 0.5)
+
+
+def _cubic(factor: float) -> Callable[[_Call], float]:
+    """factor n^3 for each matrix: Golub and Van Loan, Matrix Computations, 4th ed. 2013."""
+    return lambda c: factor * c.matrices * float(c.n) ** 3
+
+
+def _solve(c: _Call) -> float:
+    return c.matrices * (2 / 3 * float(c.n) ** 3 + 2.0 * c.n**2 * c.inputs[1][-1])
+
+
+def _triangular(c: _Call) -> float:
+    return float(c.matrices) * c.n**2 * c.inputs[1][-1]
+
+
+def _qr(c: _Call) -> float:
+    """Householder, and Q formed: 2 (2 m n^2 - 2/3 n^3)."""
+    m, n = max(c.inputs[0][-2:]), min(c.inputs[0][-2:])
+    return c.matrices * 2 * (2.0 * m * n**2 - 2 / 3 * float(n) ** 3)
+
+
+OPERATIONS: dict[str, Callable[[_Call], float]] = {
+    "fft": _fft, "rfft": _fft, "irfft": _fft, "dct": _fft,
+    "cholesky": _cubic(1 / 3), "lu": _cubic(2 / 3), "det": _cubic(2 / 3), "slogdet": _cubic(2 / 3),
+    "inv": _cubic(2), "cofactor": _cubic(2), "eigh": _cubic(9), "eig": _cubic(25),
+    "svd": _cubic(21), "qr": _qr, "solve": _solve, "triangular_solve": _triangular,
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any",
+                     "reduce_all", "argmax", "argmin", "cumsum", "cumprod", "cumargmax",
+                     "segment_sum", "scatter_set", "add_along"), _per_input),
+    "linear_recurrence": lambda c: 2.0 * c.out,
+    **dict.fromkeys(("reshape", "transpose", "broadcast_to", "slice", "flip", "pad", "concatenate",
+                     "take", "take_along", "dynamic_slice", "dynamic_update_slice", "diagonal",
+                     "diagonal_embed", "unfold", "retype", "stop_gradient", *FREE), lambda c: 0.0),
+}
+
+
+def _operations(call: _Call) -> tuple[dict[DType, float], float]:
+    """(products by type, other operations) of one node; one for each element of an elementwise op
+    and of those that have no rule of their own."""
+    node = call.node
+    if node.op.name in PRODUCTS:
+        return {call.operand: PRODUCTS[node.op.name](call)}, 0.0
+    if node.op.name in OPERATIONS:
+        return {}, OPERATIONS[node.op.name](call)
+    if node.op.expand is not None:
+        return _opened(call)
+    return {}, float(sum(map(prod, call.outputs)))
+
+
+def _opened(call: _Call) -> tuple[dict[DType, float], float]:
+    """Of an op that is a chain of others: the chain's, in proportion to what the rank has of it."""
+    node, expand = call.node, call.node.op.expand
+    assert expand is not None
+
+    def body(*xs: Any) -> list:
+        made = expand(*xs, **node.attrs)
+        return list(made) if node.op.multi else [made]
+
+    inner = count_graph(trace(body, [v.aval for v in node.inputs], node.op.name))
+    part = sum(map(prod, call.outputs)) / max(1, sum(prod(whole(v)) for v in node.outputs))
+    products: dict[DType, float] = {}
+    for work in inner:
+        for dtype, count in work.products:
+            products[dtype] = products.get(dtype, 0.0) + part * count
+    return products, part * sum(w.other for w in inner)
+
+
+# --- units ----------------------------------------------------------------------------------------
+def count_graph(graph: Graph, local: Local = whole) -> list[Work]:
+    """The work of every loop and library call of a graph, in order; views and constants apart."""
+    found: list[Work] = []
+    stored = storage_of(graph)
+    for unit in fuse(graph):
+        found += _unit_work(unit, local, stored)
+    return found
+
+
+def _unit_work(unit: Unit, local: Local, stored: Storage) -> list[Work]:
+    nodes = unit.nodes if isinstance(unit, Group) else [unit]
+    if not isinstance(unit, Group):
+        if unit.op.graph_attrs:
+            return _nested(unit)
+        sends = "collective" in unit.op.effects and unit.op.name not in PRODUCTS
+        if unit.op.name in FREE or sends:
+            return []
+    if all(map(_is_alias, nodes)):
+        return []
+    products: dict[DType, float] = {}
+    other = 0.0
+    for node in nodes:
+        call = _Call(node, tuple(map(local, node.inputs)), tuple(map(local, node.outputs)),
+                     stored)
+        made, more = _operations(call)
+        other += more
+        for dtype, count in made.items():
+            products[dtype] = products.get(dtype, 0.0) + count
+    return [Work(_name(unit), tuple(products.items()), other, _moved(unit, local, stored),
+                 nodes[-1].where)]
+
+
+def _name(unit: Unit) -> str:
+    if isinstance(unit, Node):
+        return unit.op.name
+    names = list(dict.fromkeys(n.op.name for n in unit.nodes))
+    return "loop " + " ".join(names[:4]) + (" ..." if len(names) > 4 else "")
+
+
+def _moved(unit: Unit, local: Local, stored: Storage) -> float:
+    gathers = isinstance(unit, Node) and unit.op.name in GATHERS
+    read = sum(stored.size(v, local) for v in unit.inputs[1 if gathers else 0:])
+    written = sum(stored.size(v, local) for v in unit.outputs if stored.owner(v) is v)
+    return read + written * (2 if gathers else 1)
+
+
+def _nested(node: Node) -> list[Work]:
+    """Of an op that holds graphs: a scan's body as often as it turns, the costlier branch of a
+    cond, one turn of a while_loop (how many there are depends on data), any other's first graph."""
+    graphs = [count_graph(g) for g in subgraphs(node)]
+    if node.op.name == "cond":
+        return max(graphs, key=lambda works: sum(w.flops for w in works))
+    times = float(node.attrs["length"]) if node.op.name == "scan" else 1.0
+    held = graphs if node.op.name == "while_loop" else graphs[:1]
+    return [Work(w.name, w.products, w.other, w.bytes, w.where, w.times * times)
+            for works in held for w in works]
+
+
+# --- who is alive ---------------------------------------------------------------------------------
+@dataclass
+class Held:
+    """Bytes of one rank at the moment when it holds most; roles as peak_memory names them."""
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    where: SourceLine | None = None  # the unit at which that is
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> Held:
+    """The bytes that a rank holds at the peak, by role.
+
+    roles: of inputs and captures: "parameters", "optimizer", "data". Those are held all the time,
+    and a result of an argument's type is written over it, as a training step does. Of the rest,
+    at the peak: "gradients" has the extents of a parameter, "workspace" is what the unit at the
+    peak reads for the last time and writes, "activations" is what is kept for later.
+    """
+    given = [*graph.inputs, *(v for v, _ in graph.captures)]
+    base: dict[str, int] = {}
+    for v in given:
+        role = roles.get(v, "data")
+        base[role] = base.get(role, 0) + bytes_of(local(v), v.aval.dtype)
+    units, stored = fuse(graph), storage_of(graph)
+    lives = _lives(units, graph, stored, set(given))
+    over = _overwrites(graph, stored, given)
+    sizes = {v: 0 if v in over else stored.size(v, local) for v in lives}
+    most = _busiest(lives, sizes, len(units))
+    shapes = {tuple(v.aval.shape) for v in given if roles.get(v) == "parameters" and v.aval.ndim}
+    held = dict(base)
+    for v, (birth, end) in lives.items():
+        if birth <= most <= end and sizes[v]:
+            now = birth == most or end == most
+            role = "gradients" if tuple(v.aval.shape) in shapes else (
+                "workspace" if now else "activations")
+            held[role] = held.get(role, 0) + sizes[v]
+    unit = units[most] if units else None
+    node = unit.nodes[-1] if isinstance(unit, Group) else unit
+    return Held(held, node.where if node is not None else None)
+
+
+def _lives(units: Sequence[Unit], graph: Graph, stored: Storage, given: set[Value]
+           ) -> dict[Value, tuple[int, int]]:
+    """Of each value with memory of its own: the unit that makes it, and the last that reads it."""
+    lives: dict[Value, tuple[int, int]] = {}
+    for i, unit in enumerate(units):
+        if isinstance(unit, Node) and unit.op.name in FREE:
+            continue
+        for v in unit.outputs:
+            root = stored.owner(v)
+            if root not in given:  # in a loop, the root of what leaves it may stay inside
+                lives.setdefault(root, (i, i))
+        for v in (*unit.inputs, *unit.outputs):
+            root = stored.owner(v)
+            if root in lives:
+                lives[root] = (lives[root][0], i)
+    for v in graph.outputs:
+        root = stored.owner(v)
+        if root in lives:
+            lives[root] = (lives[root][0], len(units))
+    return lives
+
+
+def _overwrites(graph: Graph, stored: Storage, given: Sequence[Value]) -> set[Value]:
+    """Results that take an argument's place: one for each argument of that type."""
+    free = [v.aval for v in given]
+    over: set[Value] = set()
+    for v in graph.outputs:
+        root = stored.owner(v)
+        if v.aval in free and root not in over and root not in given:
+            free.remove(v.aval)
+            over.add(root)
+    return over
+
+
+def _busiest(lives: dict[Value, tuple[int, int]], sizes: dict[Value, int], units: int) -> int:
+    """The unit at which most bytes are alive."""
+    change = [0] * (units + 2)
+    for v, (birth, end) in lives.items():
+        change[birth] += sizes[v]
+        change[end + 1] -= sizes[v]
+    now = most = at = 0
+    for i in range(units):
+        now += change[i]
+        if now > most:
+            most, at = now, i
+    return at
+
+
+__all__ = ["Held", "Local", "Storage", "Work", "bytes_of", "count_graph", "peak_memory",
+           "storage_of", "whole"]

@@ -1,0 +1,1 @@
+"""From a graph of distributed tensors to what each rank runs: layouts and collectives."""

@@ -1,0 +1,219 @@
+"""Ops that say how a distributed value is to lie; the value itself stays the same.
+
+`ts.shard(x, spec)` puts a value in a layout. A collective called by hand on a distributed tensor
+is such a constraint too: the tensor is the whole one on every rank, so all_gather can only mean
+"not split over that axis", reduce_scatter "split over it", all_reduce "added up". Gradients are
+aligned with what they are gradients of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tessera.errors import ArgumentError
+from tessera.graph.expand import expand
+from tessera.graph.ir import Graph, Node
+from tessera.graph.op import Op, sample
+from tessera.graph.operand import PUBLIC, plain, public
+from tessera.graph.trace import ALIGN, apply, current_builder, evaluate, run_nodes, trace
+from tessera.tensor import Tensor
+
+from ..collectives.record import GLOBAL_VIEW, Collective
+from ..device_mesh import Mesh
+from ..layout import Layout, Split
+from ..spec import ShardSpec
+from .steps import CONSTRAINTS
+
+
+# --- shard ---------------------------------------------------------------------------------------
+def _batched_layout(layout: Layout) -> Layout:
+    """The layout of every element of a batch, whose new first dimension is whole."""
+    return replace(layout, splits=(Split(), *layout.splits))
+
+
+SHARD = Op(
+    "shard",
+    shape=lambda x, layout: x,
+    ref=lambda x, layout: x,
+    vjp=lambda g, y, x, layout: (apply(LIKE, g, x),),
+    jvp=lambda ts, y, x, layout: apply(SHARD, ts[0], layout=layout),
+    batch=lambda size, batched, x, layout: (
+        apply(SHARD, x, layout=_batched_layout(layout)), True),
+    view=True,
+    samples=(sample((2, 3), layout=Layout(Mesh(("cpu:0",), ("dp",), (1,)),
+                                          (Split(("dp",)), Split()))),),
+    doc="a value in a layout of its mesh",
+)
+CONSTRAINTS["shard"] = lambda node, at: node.attrs["layout"]
+
+
+@public
+def shard(x: Any, layout: Any, mesh: Any = None) -> Tensor:
+    """x in another layout: a constraint inside a compiled function, a move of its parts outside.
+
+    x: a distributed tensor, or a value made of some
+    layout: as for `ts.dist.tensor`, or "replicate": the whole on every rank, as a plain tensor is
+    Sends what ranks lack, nothing when they have it. Raises ArgumentError where no mesh is known.
+    """
+    from ..tensor import distribute, need_mesh, resolve
+
+    x = plain(x)
+    builder = getattr(x, "builder", None)
+    known = mesh or (x.layout.mesh if x.layout is not None else getattr(builder, "mesh", None))
+    if layout == "replicate":
+        if known is None:
+            return x
+        layout = ShardSpec(replicate=True)
+    found = layout if isinstance(layout, Layout) else \
+        resolve(layout, need_mesh(known), x.shape, x.type)
+    if x.layout is None and builder is None:
+        return distribute(x, found)
+    return apply(SHARD, x, layout=found)
+
+
+# --- like ----------------------------------------------------------------------------------------
+LIKE = Op(
+    "shard_like",
+    shape=lambda g, x: g,
+    ref=lambda g, x=None: g,  # a view is made of its first operand alone
+    vjp=lambda g, y, a, x: (g, None),
+    jvp=lambda ts, y, a, x: ts[0],
+    batch=lambda size, batched, g, x: (
+        apply(LIKE, g, x) if all(batched) else g, batched[0]),
+    view=True,
+    samples=(sample((2, 3), (2, 3)),),
+    doc="a value in the layout of another",
+)
+CONSTRAINTS["shard_like"] = lambda node, at: at[1].settled().unmarked()
+
+
+def _align(g: Tensor, x: Tensor) -> Tensor:
+    builder = getattr(g, "builder", None)
+    return apply(LIKE, g, x) if getattr(builder, "mesh", None) is not None else g
+
+
+ALIGN.append(_align)
+
+
+# --- collectives on whole tensors ----------------------------------------------------------------
+def _constrained(node: Node, at: Sequence[Layout]) -> Layout:
+    """The layout that a collective called by hand leaves its operand in."""
+    home, attrs = at[0], node.attrs
+    axes, kind = attrs["axes"], attrs["kind"]
+    if len(at) > 1:
+        return at[1].settled()
+    settled = home.settled()
+    if kind == "all_reduce":
+        return settled
+    if kind == "all_gather":
+        for d in range(settled.ndim):
+            split = settled.splits[d]
+            if any(a in split.axes for a in axes):
+                left = tuple(a for a in split.axes if a not in axes)
+                settled = settled.with_split(d, left, split.cyclic, split.unit)
+        return settled
+    d = attrs["dim"] % settled.ndim
+    if kind == "reduce_scatter":
+        settled = settled.gathered(axes)
+        return settled.with_split(d, (*settled.axes_of(d), *axes))
+    other = attrs["concat"] % settled.ndim
+    if not set(axes) <= set(settled.axes_of(other)):
+        return settled
+    left = tuple(a for a in settled.axes_of(other) if a not in axes)
+    return settled.with_split(other, left).with_split(d, (*settled.axes_of(d), *axes))
+
+
+CONSTRAINTS["constrain"] = _constrained
+_BACK = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
+         "all_reduce": "all_reduce", "all_to_all": "all_to_all"}
+
+
+def _constrain_batch(size: Any, batched: tuple, x: Tensor, *like: Tensor, **attrs: Any) -> tuple:
+    dims = {k: attrs[k] + (attrs[k] >= 0) for k in ("dim", "concat")}
+    return apply(CONSTRAIN, x, *(y for y in like if all(batched)), **{**attrs, **dims}), batched[0]
+
+
+CONSTRAIN = Op(
+    "constrain",
+    shape=lambda x, *like, **attrs: x,
+    ref=lambda x, *like, **attrs: x,
+    vjp=lambda g, y, x, *like, **attrs: (
+        apply(CONSTRAIN, g, x, **{**attrs, "kind": _BACK[attrs["kind"]]}),
+        *(None for _ in like)),
+    jvp=lambda ts, y, x, *like, **attrs: (
+        None if ts[0] is None else apply(CONSTRAIN, ts[0], *like, **attrs)),
+    batch=_constrain_batch,
+    view=True,
+    samples=(sample((2, 3), kind="all_reduce", axes=("dp",), dim=-1, concat=-1),
+             sample((2, 3), kind="all_gather", axes=("dp", "tp"), dim=-1, concat=-1),
+             sample((2, 3), kind="reduce_scatter", axes=("dp",), dim=0, concat=-1)),
+    doc="a collective called by hand on a distributed value: where it is to lie",
+)
+
+
+def constrain(kind: str, x: Tensor, axes: Sequence[str], *, dim: int = -1, concat: int = -1
+              ) -> Tensor:
+    """A collective called by hand on a distributed value. Raises ArgumentError for those that say
+    nothing about a whole tensor."""
+    if kind not in _BACK:
+        raise ArgumentError(f"{kind} of a distributed tensor: it is the same whole on all ranks",
+                            hint="x.local is this rank's part; or ts.shard(x, spec)")
+    return apply(CONSTRAIN, x, kind=kind, axes=tuple(axes), dim=dim, concat=concat)
+
+
+def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, *, dtype: Any = None,
+                    key: Any = None, index: Any = None, dim: int = -1, op: str = "sum",
+                    split: int = 0, concat: int = -1, **attrs: Any) -> Tensor:
+    """A collective of collectives/calls.py on a value that is whole: see `constrain`."""
+    known = x.layout.mesh if x.layout is not None else getattr(current_builder(), "mesh", mesh)
+    axes = known.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in axes:
+        known.position(name)
+    at = split if which.name == "all_to_all" else dim
+    y = constrain(which.name, x, axes, dim=at, concat=concat)
+    return y if dtype is None else PUBLIC["cast"](y, dtype)
+
+
+GLOBAL_VIEW.append(_in_global_view)
+
+
+# --- graphs held by calls ------------------------------------------------------------------------
+_BODIES = {"custom_vjp_call": "primal", "custom_jvp_call": "primal"}
+
+
+def open_calls(graph: Graph) -> Graph:
+    """The graph with what functions with rules of their own compute in place: derivatives have
+    been taken."""
+    while any(node.op.name in _BODIES for node in graph.nodes):
+        graph = expand(_opened(graph))
+    return graph
+
+
+def _opened(graph: Graph) -> Graph:
+    held = [v for v, _ in graph.captures]
+
+    def visit(node: Node, inputs: list) -> Any:
+        body = _BODIES.get(node.op.name)
+        if body is None:
+            return replay_as_is(node, inputs)
+        return tuple(evaluate(node.attrs[body], inputs, replay_as_is))
+
+    def body(*args: Any) -> list:
+        env = dict(zip((*graph.inputs, *held), args, strict=True))
+        run_nodes(graph, env, visit)
+        return [env[v] for v in graph.outputs]
+
+    new = trace(body, [v.aval for v in (*graph.inputs, *held)], graph.name)
+    n = len(graph.inputs)
+    captures = zip(new.inputs[n:], (t for _, t in graph.captures), strict=True)
+    return replace(new, inputs=new.inputs[:n], captures=(*captures, *new.captures))
+
+
+def replay_as_is(node: Node, inputs: list) -> Any:
+    """A node again, random streams by their own number."""
+    return apply(node.op, *inputs, **node.attrs)
+
+
+__all__ = ["CONSTRAIN", "LIKE", "SHARD", "constrain", "open_calls", "shard"]

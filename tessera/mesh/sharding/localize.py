@@ -1,0 +1,223 @@
+"""The graph of one rank: the steps of a partitioned program on that rank's parts.
+
+Extents and the attributes that hold them become those of the part. Draws of random numbers become
+those of the part's elements in the whole tensor, so that a result does not depend on the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.ad.bodies import close_together
+from tessera.errors import SourceLine, TesseraError
+from tessera.graph.ir import Graph, Node, Value
+from tessera.graph.op import OPS, Aval, Op
+from tessera.graph.operand import PUBLIC
+from tessera.graph.ops.convert import cast_ref
+from tessera.graph.trace import apply, at_line, trace
+from tessera.numerics import as_type, random_bits_at
+from tessera.tensor import Tensor
+
+from ..layout import Layout
+from ..parts import extents, indices, local_shape
+from .boxes import PLACE, place_attrs
+from .masked import is_masked, run_masked
+from .move_ops import ALL_REDUCE, MOVES
+from .moves import Hop, block
+from .propagate import Propagated
+from .steps import CONSTRAINTS, EXCHANGES, Held, Move, Run, Together, own_exchanges
+
+U32 = as_type("uint32")
+
+
+def localize(made: Propagated, rank: int) -> Graph:
+    """What a rank runs: a graph of its parts of the inputs, captures last, to those of the
+    outputs."""
+
+    def body(*parts: Tensor) -> list[Tensor]:
+        env: dict[Held, Tensor] = dict(zip(made.inputs, parts, strict=True))
+        line = made.graph.nodes[0].where if made.graph.nodes else None
+        for step in made.steps:
+            line = _line(step) or line
+            with at_line(line):
+                _take(step, env, rank)
+        return [env[held] for held in made.outputs]
+
+    avals = [_part(v, layout, rank) for v, layout in made.inputs]
+    return trace(body, avals, f"{made.graph.name} on rank {rank}")
+
+
+def _part(v: Value, layout: Layout, rank: int) -> Aval:
+    return Aval(local_shape(layout, extents(v.aval), rank, v.aval.dtype),
+                v.aval.type)
+
+
+def _line(step: Run | Move | Together) -> SourceLine | None:
+    if isinstance(step, Run):
+        return step.node.where
+    return step.moves[0].where if isinstance(step, Together) else step.where
+
+
+def _take(step: Run | Move | Together, env: dict[Held, Tensor], rank: int) -> None:
+    if isinstance(step, Run):
+        env.update(zip(step.makes, _run(step, env, rank), strict=True))
+    elif isinstance(step, Together):
+        _reduce(step.moves, env, rank)
+    elif step.hop.kind == "all_reduce":
+        _reduce((step,), env, rank)
+    else:
+        env[step.value, step.hop.target] = _move(step, env[step.value, step.hop.source], rank)
+
+
+# --- moves ---------------------------------------------------------------------------------------
+def _reduce(moves: Sequence[Move], env: dict[Held, Tensor], rank: int) -> None:
+    hop = moves[0].hop
+    parts = [env[m.value, m.hop.source] for m in moves]
+    made = apply(ALL_REDUCE, *parts, hop=hop, rank=rank, type=parts[0].type,
+                 what=_what(moves[0]))
+    env.update(zip(((m.value, m.hop.target) for m in moves), made, strict=True))
+
+
+def _move(step: Move, x: Tensor, rank: int) -> Tensor:
+    hop, shape = step.hop, extents(step.value.aval)
+    if hop.kind == "term":
+        first = hop.target.mesh.index(rank, hop.axes) == 0
+        return x if first else PUBLIC["zeros"](tuple(x.shape), x.type)
+    if hop.kind == "slice":
+        return _slice(x, hop, shape, rank)
+    return apply(MOVES[hop.kind], x, hop=hop, rank=rank, shape=shape, type=x.type,
+                 what=_what(step))
+
+
+def _what(step: Move) -> str:
+    line = f", line {step.where}" if step.where else ""
+    return f"{step.hop} of {step.value.aval}{line}"
+
+
+def _slice(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
+    """The part of a part."""
+    starts, stops = [], []
+    for d in range(len(shape)):
+        if hop.source.splits[d] == hop.target.splits[d]:
+            starts.append(0)
+            stops.append(x.shape[d])
+            continue
+        if hop.target.splits[d].cyclic:
+            return _pick(x, hop, shape, rank)
+        lo, hi = block(hop.target, rank, d, shape, x.dtype)
+        base = block(hop.source, rank, d, shape, x.dtype)[0] if hi > lo else lo
+        starts.append(lo - base)
+        stops.append(hi - base)
+    if tuple(starts) == (0,) * len(shape) and tuple(stops) == tuple(x.shape):
+        return x
+    return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops),
+                 steps=(1,) * len(shape))
+
+
+def _pick(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
+    """Runs of a dimension that is there whole: by index."""
+    for d, (have, want) in enumerate(zip(hop.source.splits, hop.target.splits, strict=True)):
+        if have == want:
+            continue
+        own = Layout(hop.target.mesh, (want,))
+        index = indices(own, (shape[d],), rank)
+        x = apply(OPS["take"], x, Tensor(index, as_type("int64")), axis=d)
+    return x
+
+
+# --- ops -----------------------------------------------------------------------------------------
+def _run(step: Run, env: dict[Held, Tensor], rank: int) -> tuple[Tensor, ...]:
+    node = step.node
+    parts = [env[held] for held in zip(node.inputs, step.ins, strict=True)]
+    if node.op.name in CONSTRAINTS:
+        return (parts[0],)
+    if step.bodies:
+        return _run_held(step, parts, rank)
+    if own_exchanges(step):
+        return EXCHANGES[node.op.name].run(step, parts, rank)
+    if step.placed is not None:
+        return (apply(PLACE, *parts, type=parts[0].type,
+                      **place_attrs(node, step.ins, step.outs[0], rank)),)
+    special = SPECIAL.get(node.op.name)
+    if special is not None and any(at.splits and not at.is_replicated for at in step.outs):
+        return (special(node, parts, step.outs[0], rank),)
+    attrs = node.attrs
+    if is_masked(node, step.ins, step.outs):
+        own = _part(node.outputs[0], step.outs[0], rank)
+        return (run_masked(node, parts, step.ins, step.outs, rank, extents(own)),)
+    wanted = [_part(v, at, rank) for v, at in zip(node.outputs, step.outs, strict=True)]
+    if node.op.local is not None:
+        attrs = {**attrs, **node.op.local(attrs, [tuple(p.shape) for p in parts],
+                                          [a.shape for a in wanted])}
+    out = apply(node.op, *parts, **attrs)
+    outs = out if node.op.multi else (out,)
+    for y, a in zip(outs, wanted, strict=True):
+        if tuple(y.shape) != a.shape:
+            raise TesseraError(
+                f"{node.op.name} gives {list(y.shape)} on the parts of rank {rank}, its layout "
+                f"asks for {list(a.shape)}: its index letters or its local rule are wrong",
+                where=node.where)
+    return outs
+
+
+def _run_held(step: Run, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
+    """An op on the local graphs of its bodies; what those capture become operands."""
+    node = step.node
+    graphs, captured = close_together(*(localize(body, rank) for body in step.bodies))
+    bodies = dict(zip(node.op.graph_attrs, graphs, strict=True))
+    return apply(node.op, *parts, *captured, **{**node.attrs, **bodies})
+
+
+def _iota(node: Node, parts: Sequence[Tensor], layout: Layout, rank: int) -> Tensor:
+    whole = apply(node.op, **node.attrs)
+    index = indices(layout, (node.attrs["size"],), rank)
+    if not index.size:
+        return apply(OPS["slice"], whole, starts=(0,), stops=(0,), steps=(1,))
+    if layout.splits[0].cyclic:
+        return apply(OPS["take"], whole, Tensor(index, as_type("int64")), axis=0)
+    return apply(OPS["slice"], whole, starts=(int(index[0]),), stops=(int(index[-1]) + 1,),
+                 steps=(1,))
+
+
+def _random_bits(node: Node, parts: Sequence[Tensor], layout: Layout, rank: int) -> Tensor:
+    return apply(PART_BITS, parts[0], layout=layout, whole=node.attrs["shape"], rank=rank)
+
+
+def _cast_stochastic(node: Node, parts: Sequence[Tensor], layout: Layout, rank: int) -> Tensor:
+    return apply(PART_CAST, *parts, layout=layout, whole=extents(node.inputs[0].aval), rank=rank,
+                 **node.attrs)
+
+
+SPECIAL: dict[str, Callable[[Node, Sequence[Tensor], Layout, int], Tensor]] = {
+    "iota": _iota,
+    "random_bits": _random_bits,
+    "cast_stochastic": _cast_stochastic,
+}
+
+
+def _bits_of_part(key: np.ndarray, layout: Layout, whole: tuple, rank: int) -> np.ndarray:
+    return random_bits_at(key, indices(layout, whole, rank))
+
+
+PART_BITS = Op(
+    "mesh_random_bits",
+    shape=lambda key, layout, whole, rank: Aval(local_shape(layout, whole, rank), U32),
+    ref=_bits_of_part, differentiable=False, always_trace=True,
+    doc="the random bits of a part: those of its elements in the whole",
+)
+
+
+def _cast_part(x: np.ndarray, key: np.ndarray, source: Any, to: Any, layout: Layout, whole: tuple,
+               rank: int) -> np.ndarray:
+    return cast_ref(x, key, source=source, to=to, index=indices(layout, whole, rank))
+
+
+PART_CAST = Op(
+    "mesh_cast_stochastic",
+    shape=lambda x, key, source, to, **attrs: Aval(x.shape, to),
+    ref=_cast_part, differentiable=False, always_trace=True,
+    doc="stochastic rounding of a part, by the index of each element in the whole",
+)

@@ -1,0 +1,48 @@
+"""Ops that are written in others when what they reduce is split, so that no operand is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tessera.graph.ir import Graph, Node
+from tessera.graph.op import OPS
+from tessera.graph.operand import PUBLIC
+from tessera.graph.simplify import simplify
+from tessera.graph.trace import apply, at_line, trace
+from tessera.tensor import Tensor
+
+from ..layout import Layout
+
+
+def rewritten(node: Node, given: Sequence[Layout]) -> Graph | None:
+    """The graph in place of a node whose operands lie so, None for one that stays."""
+    rule = RULES.get(node.op.name)
+    if rule is None or not any(given[0].axes_of(d) for d in node.attrs["axis"]):
+        return None
+
+    def body(*xs: Tensor) -> list[Tensor]:
+        with at_line(node.where):
+            return [rule(*xs, **node.attrs)]
+
+    return simplify(trace(body, [v.aval for v in node.inputs], node.op.name))
+
+
+def _arg(extremum: str) -> Callable[..., Tensor]:
+    """The first index at which the extremum, or NaN, is: two small reductions."""
+    def rule(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+        best = apply(OPS[extremum], x, axis=axis, keepdims=True)
+        hit = PUBLIC["equal"](x, best)
+        if x.dtype.kind == "float":
+            hit = PUBLIC["logical_or"](hit, PUBLIC["isnan"](x))
+        shape: list[Any] = [1] * x.ndim
+        shape[axis[0]] = x.shape[axis[0]]
+        places = PUBLIC["reshape"](PUBLIC["arange"](x.shape[axis[0]]), tuple(shape))
+        found = PUBLIC["where"](hit, places, x.shape[axis[0]])
+        return apply(OPS["reduce_min"], found, axis=axis, keepdims=keepdims)
+
+    return rule
+
+
+RULES: dict[str, Callable[..., Tensor]] = {"argmax": _arg("reduce_max"),
+                                           "argmin": _arg("reduce_min")}

@@ -1,0 +1,337 @@
+"""Distributed tensors: one global shape, of which every rank of a mesh has a part.
+
+    W = ts.dist.tensor((8192, 8192), ts.ShardSpec(("col",), ("tp",)), mesh, "bf16", init="normal")
+    W.shape is global, W.local is this rank's part, W.layout how it lies; ops on it are on the whole
+
+Under mpirun, and in `ts.dist.simulate`, a rank holds its own part. In a program that runs alone
+the process holds all of them, and runs every rank in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera.dims import show_shape
+from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.graph.operand import PUBLIC, shape_tuple
+from tessera.graph.ops import random as rng
+from tessera.numerics import NumericType, as_type, encode, random_bits_at
+from tessera.tensor import Tensor, as_tensor, encode_value
+
+from .device_mesh import Mesh, current_mesh
+from .errors import DisagreementError, MeshError, PolicyMismatch
+from .layout import Layout, Split, replicated
+from .parts import assemble, group_of, indices, local_shape, take
+from .ranks.group import find_group
+from .ranks.ledger import agree, call
+from .sharding.reshard import plan, reshard
+from .spec import Distribution, spec_of
+from .world import is_here, mesh_rank, transport
+
+
+class DistTensor(Tensor):
+    """A tensor whose parts lie on the ranks of a mesh. Make one with `ts.dist.tensor`.
+
+    shape, type: of the whole   layout: which rank has what   local: this rank's part
+    parts: the parts that this process holds, by rank of the mesh
+    """
+
+    __slots__ = ("layout", "held")
+
+    def __init__(self, held: Mapping[int, Tensor], shape: Sequence[int], numeric: NumericType,
+                 layout: Layout, *, is_param: bool = False, name: str | None = None):
+        self._shape, self.type, self.layout = tuple(shape), numeric, layout
+        self.held = dict(held)
+        self.scale, self.is_param, self.name = None, is_param, name
+
+    # --- what it is ---------------------------------------------------------------------------
+    @property
+    def mesh(self) -> Mesh:
+        return self.layout.mesh
+
+    @property
+    def parts(self) -> _Parts:
+        """The parts held here, by rank: `W.parts[0]`; `W.parts("tp")` is the list along an axis
+        that `ts.index_launch` takes."""
+        return _Parts(self)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's part; rank 0's in a program that runs alone. Raises MeshError on a rank that
+        is not in the mesh."""
+        if len(self.held) == 1:
+            return next(iter(self.held.values()))
+        rank = 0 if transport().size == 1 else mesh_rank(self.mesh)
+        if rank not in self.held:
+            raise MeshError(f"no part of a tensor on {self.mesh} is held here")
+        return self.held[rank]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts that this process holds."""
+        return sum(part.nbytes for part in self.held.values())
+
+    @property
+    def buffer(self) -> np.ndarray:
+        raise ArgumentError("a distributed tensor has one buffer per rank",
+                            hint="x.local.buffer is this rank's; x.numpy() gathers the whole")
+
+    @property
+    def array(self) -> np.ndarray:
+        """The whole tensor's elements. Under mpirun every rank of the mesh must ask for them."""
+        return whole(self)
+
+    def numpy(self) -> np.ndarray:
+        return Tensor(self.array, self.type).numpy()
+
+    def copy(self) -> DistTensor:
+        return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
+                          self.layout, is_param=self.is_param, name=self.name)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Overwrite the whole: `x[:] = value`, a tensor of the same layout, or an array."""
+        if index not in (Ellipsis, slice(None)):
+            raise ArgumentError("a part of a distributed tensor cannot be assigned to",
+                                hint="x[:] = value sets the whole; x.local[...] this rank's part")
+        if not isinstance(value, DistTensor) or value.layout != self.layout:
+            value = distribute(value, self.layout, self.type)
+        for rank, part in self.held.items():
+            part[...] = value.held[rank]
+
+    def __repr__(self) -> str:
+        head = f"DistTensor{list(self.shape)} {self.type}{' param' if self.is_param else ''}"
+        held = ", ".join(f"rank {r}: {show_shape(p.shape)}" for r, p in list(self.held.items())[:4])
+        more = f", {len(self.held) - 4} more" if len(self.held) > 4 else ""
+        return f"{head} {self.layout}\n{held}{more}"
+
+
+class _Parts(Mapping[int, Tensor]):
+    """The parts held here; called with an axis, the list of parts along it."""
+
+    def __init__(self, x: DistTensor):
+        self.x = x
+
+    def __getitem__(self, rank: int) -> Tensor:
+        return self.x.held[rank]
+
+    def __iter__(self) -> Any:
+        return iter(self.x.held)
+
+    def __len__(self) -> int:
+        return len(self.x.held)
+
+    def __call__(self, axis: str) -> list[Tensor | None]:
+        """One entry per place along the axis: the part that is held here, None elsewhere."""
+        mesh = self.x.mesh
+        found: list[Tensor | None] = [None] * mesh.size(axis)
+        for rank, part in self.x.held.items():
+            at = mesh.index(rank, (axis,))
+            found[at] = part if found[at] is None else found[at]
+        return found
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+# --- which ranks are here ------------------------------------------------------------------------
+def held_ranks(mesh: Mesh) -> tuple[int, ...]:
+    """The ranks of a mesh whose parts this process holds: its own, none if it is not in the mesh,
+    all of them in a program that runs alone."""
+    if transport().size == 1 and mesh.world_size > 1:
+        return tuple(range(mesh.size()))
+    return (mesh_rank(mesh),) if is_here(mesh) else ()
+
+
+# --- making --------------------------------------------------------------------------------------
+def tensor(shape: Any, layout: Any = None, mesh: Mesh | None = None, dtype: Any = "f32",
+           init: Any = None, *, seed: int | None = None, param: bool = False,
+           name: str | None = None, dims: Sequence[str] | None = None) -> DistTensor:
+    """A distributed tensor of a global shape.
+
+    layout: ShardSpec, Block, Cyclic, Replicated, a Layout, or a dict of logical names, for which
+    `dims` names the dimensions; None: replicated, or what `with mesh(..., layout=)` says of `dims`
+    mesh: default the one whose `with` block is open
+    init: None (zeros), a number, "normal" or "uniform" (standard), an array of the whole, or a
+    function of the index arrays of a part: init(i, j) -> values. Random values are drawn by index
+    in the whole, so they do not depend on the mesh; `seed` names their stream.
+    Raises ArgumentError, AxisError for a layout that does not fit, DTypeError for a scaled type.
+    """
+    mesh = need_mesh(mesh)
+    extents = _numbers(shape)
+    numeric = need_plain(as_type(dtype))
+    resolved = resolve(layout, mesh, extents, numeric, dims)
+    agree_on(extents, numeric, resolved)
+    if isinstance(init, np.ndarray | Tensor | list | tuple):
+        made = distribute(init, resolved, numeric)
+        if made.shape != extents:
+            raise ShapeError(f"init has {show_shape(made.shape)}, the tensor {show_shape(extents)}")
+        made.is_param, made.name = param, name
+        return made
+    fill = _filler(init, numeric, seed)
+    held = {r: Tensor(fill(resolved, extents, r), numeric) for r in held_ranks(mesh)}
+    return DistTensor(held, extents, numeric, resolved, is_param=param, name=name)
+
+
+def _numbers(shape: Any) -> tuple[int, ...]:
+    extents = shape_tuple(shape)
+    if not all(isinstance(n, int) for n in extents):
+        raise ShapeError(f"a distributed tensor needs numbers for extents, got {extents}")
+    return extents  # type: ignore[return-value]
+
+
+def need_mesh(mesh: Mesh | None) -> Mesh:
+    found = mesh if mesh is not None else current_mesh()
+    if found is None:
+        raise ArgumentError("a distributed tensor needs a mesh: none is given and no `with mesh:` "
+                            "is open", hint='mesh=ts.dist.mesh(axes=("dp", "tp"), shape=(4, 2))')
+    return found
+
+
+def need_plain(numeric: NumericType) -> NumericType:
+    policy = numeric.policy
+    if policy.scaled or policy.per_channel is not None or policy.custom is not None:
+        raise DTypeError(f"a distributed tensor of type {numeric}: each rank would need a scale of "
+                         "its own", hint="distribute the values in a plain type and quantize the "
+                         "parts where they are used")
+    return numeric
+
+
+def resolve(layout: Any, mesh: Mesh, shape: Sequence[int], numeric: NumericType,
+            dims: Sequence[str] | None = None) -> Layout:
+    """What users write as a Layout, with no packed byte cut."""
+    if layout is None:
+        layout = mesh.layout if mesh.layout and dims else None
+    if layout is None:
+        found = replicated(mesh, len(shape))
+    elif isinstance(layout, Layout):
+        found = layout
+    elif isinstance(layout, Mapping):
+        if dims is None:
+            raise ArgumentError("a layout dict needs the names of the dimensions",
+                                hint='dims=("batch", "d_model")')
+        found = spec_of(layout, dims, mesh).resolve(mesh, len(shape), dims)
+    elif hasattr(layout, "resolve"):
+        spec: Distribution = layout
+        found = spec.resolve(mesh, len(shape), dims)
+    else:
+        raise ArgumentError(f"{layout!r} is no layout",
+                            hint='ts.ShardSpec(partition=("col",), mesh_axes=("tp",)), a dict, '
+                            "Block, Cyclic or Replicated")
+    if found.ndim != len(shape):
+        raise ShapeError(f"the layout {found} is for {found.ndim} dimensions, the tensor has "
+                         f"{len(shape)}")
+    return whole_bytes(found, numeric)
+
+
+def whole_bytes(layout: Layout, numeric: NumericType) -> Layout:
+    """The layout with the last dimension cut between bytes of a packed type."""
+    group = group_of(numeric.dtype)
+    if group == 1 or not layout.ndim or not layout.axes_of(-1 % layout.ndim):
+        return layout
+    last = layout.splits[-1]
+    if last.unit % group == 0:
+        return layout
+    splits = (*layout.splits[:-1], Split(last.axes, last.cyclic, last.unit * group))
+    return replace(layout, splits=splits)
+
+
+Filler = Callable[[Layout, tuple[int, ...], int], np.ndarray]
+
+
+def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
+    """How a rank makes its part: a function of layout, global shape and rank."""
+    dtype = numeric.dtype
+    if init is None or isinstance(init, int | float):
+        value = encode(np.float32(init or 0), dtype) if dtype.kind == "float" else init or 0
+        return lambda layout, shape, rank: np.full(
+            local_shape(layout, shape, rank, dtype), value, dtype.numpy)
+    if callable(init):
+        return lambda layout, shape, rank: encode_value(
+            np.asarray(init(*_coordinates(layout, shape, rank, dtype))), numeric)
+    if init in ("normal", "uniform"):
+        key = rng.key_of(seed) if seed is not None else PUBLIC["next_key"]().array
+        draw = _normal if init == "normal" else _uniform
+        return lambda layout, shape, rank: encode_value(
+            draw(key, indices(layout, shape, rank, dtype)), numeric)
+    raise ArgumentError(f"init={init!r}", hint='None, a number, "normal", "uniform", an array, or '
+                        "a function of index arrays")
+
+
+def _coordinates(layout: Layout, shape: tuple[int, ...], rank: int, dtype: Any) -> list[np.ndarray]:
+    flat = indices(layout, shape, rank, dtype)
+    return list(np.unravel_index(flat, shape)) if shape else []
+
+
+def _uniform(key: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """In [0, 1): 24 bits of each element's word."""
+    return (random_bits_at(key, index) >> 8).astype(np.float32) * np.float32(2**-24)
+
+
+def _normal(key: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Box and Muller (1958): two words per element."""
+    u = (random_bits_at(key, index * 2) >> 8).astype(np.float64) + 1.0
+    v = (random_bits_at(key, index * 2 + 1) >> 8).astype(np.float64)
+    radius = np.sqrt(-2.0 * np.log(u * 2.0**-24))
+    return (radius * np.cos(2.0 * np.pi * v * 2.0**-24)).astype(np.float32)
+
+
+# --- between whole and parts ---------------------------------------------------------------------
+def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
+               dims: Sequence[str] | None = None) -> DistTensor:
+    """A tensor that every rank has whole, or a distributed one, in a layout.
+
+    x: array or tensor, the same on all ranks   layout, mesh, dims: as `ts.dist.tensor`
+    A distributed x is moved: only what a rank lacks is sent.
+    """
+    x = as_tensor(x)
+    numeric = need_plain(x.type if dtype is None else as_type(dtype))
+    if isinstance(layout, Layout):
+        mesh = layout.mesh
+    elif isinstance(x, DistTensor) and mesh is None:
+        mesh = x.mesh
+    resolved = resolve(layout, need_mesh(mesh), x.shape, numeric, dims)
+    if isinstance(x, DistTensor) and x.mesh == resolved.mesh:
+        return _relay(x, resolved, numeric)
+    array = encode_value(Tensor(x.array, x.type), numeric)
+    held = {r: Tensor(take(array, resolved, r, numeric.dtype), numeric)
+            for r in held_ranks(resolved.mesh)}
+    return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
+
+
+def _relay(x: DistTensor, layout: Layout, numeric: NumericType) -> DistTensor:
+    """A distributed tensor in another layout of its mesh."""
+    y = PUBLIC["shard"](x, layout) if x.layout != layout else x
+    made = y if y.type == numeric else PUBLIC["cast"](y, numeric)
+    return DistTensor(made.held, x.shape, numeric, made.layout, is_param=x.is_param, name=x.name)
+
+
+def whole(x: DistTensor) -> np.ndarray:
+    """The elements of the whole tensor. Under mpirun a collective of the mesh, unless every rank
+    has everything."""
+    layout = x.layout
+    if layout.is_replicated and x.held:
+        return next(iter(x.held.values())).array
+    if len(x.held) == layout.mesh.size():
+        return assemble([x.held[r].array for r in sorted(x.held)], layout, x.shape, x.dtype)
+    made = plan(layout, replicated(layout.mesh, x.ndim), x.shape, x.dtype)
+    return reshard(transport(), made, x.local.array, x.dtype)
+
+
+def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout) -> None:
+    """Raise PolicyMismatch on every rank of the mesh when they are about to make different
+    tensors."""
+    mesh = layout.mesh
+    if transport().size == 1 or not is_here(mesh):
+        return
+    group = find_group(None, mesh)
+    attrs = {"type": str(numeric), "shape": tuple(shape), "layout": layout.describe()}
+    try:
+        agree(group, call(group, "dist.tensor", (), None, attrs))
+    except DisagreementError as err:
+        raise PolicyMismatch(f"the ranks make different tensors:\n{err.message}",
+                             hint="shape, numeric type and layout must be the same on all ranks; "
+                             "look for one that depends on the rank", where=err.where) from err

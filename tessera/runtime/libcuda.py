@@ -1,0 +1,178 @@
+"""The CUDA driver library through ctypes: the functions and constants that the runtime uses.
+
+    library = open_library()
+    status, pointer = library.cuMemAlloc(4096)      # a status, then what is given back
+    status = library.launch(config, function, addresses, None)  # pointers, passed on as they are
+
+ctypes and not cuda-bindings: that takes 15 to 30 ms to import, which is most of what the first
+kernel of a process from the disk cache takes, and 1.2 us more for a launch (NVIDIA H200,
+2026-11-21, benchmarks/launch_overhead.py and kernels.py).
+
+Signatures and numbers: CUDA driver API 13.0, cuda.h. CUDA 12 has the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError
+
+NAME = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
+# --- numbers: of CUresult, and members of enumerations by their names without CU_ ---------------
+SUCCESS, OUT_OF_MEMORY = 0, 2
+NOT_INITIALIZED, INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED = 3, 201, 400, 709
+
+DEVICE_ATTRIBUTES = {
+    "MULTIPROCESSOR_COUNT": 16, "L2_CACHE_SIZE": 38, "COMPUTE_CAPABILITY_MAJOR": 75,
+    "COMPUTE_CAPABILITY_MINOR": 76, "MAX_REGISTERS_PER_MULTIPROCESSOR": 82,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97}
+FUNC_LOCAL_SIZE_BYTES, FUNC_NUM_REGS, FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES = 3, 4, 8
+FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+POINTER_DEVICE_ORDINAL = 9
+STREAM_NON_BLOCKING = 1
+CAPTURE_STATUS_NONE, CAPTURE_MODE_RELAXED = 0, 2
+MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
+LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
+    "UINT8", "UINT16", "UINT32", "INT32", "UINT64", "INT64", "FLOAT16", "FLOAT32", "FLOAT64",
+    "BFLOAT16", "FLOAT32_FTZ", "TFLOAT32"))}
+TENSOR_MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # by bytes
+TENSOR_MAP_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute; the value is a union of 64 bytes, of which three ints are used."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint),
+                ("threads_x", ctypes.c_uint), ("threads_y", ctypes.c_uint),
+                ("threads_z", ctypes.c_uint), ("shared_bytes", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+                ("attribute_count", ctypes.c_uint))
+
+
+# --- functions -----------------------------------------------------------------------------------
+_TYPES: dict[str, Any] = {
+    "int": ctypes.c_int, "uint": ctypes.c_uint, "byte": ctypes.c_ubyte, "size": ctypes.c_size_t,
+    "float": ctypes.c_float, "ptr": ctypes.c_void_p, "text": ctypes.c_char_p}
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of the library. symbol: with the version of its interface.
+
+    signature: the parameters in the order of cuda.h, by type; `*` before one that is given back
+    and not passed, `&` before one that is both.
+    """
+
+    symbol: str
+    signature: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name in FUNCTIONS:
+            raise ArgumentError(f"the driver's function {self.name} is declared twice")
+        FUNCTIONS[self.name] = self
+
+    @property
+    def name(self) -> str:
+        return self.symbol.partition("_v")[0]
+
+    def of(self, library: Any) -> Callable[..., tuple]:
+        """(*given) -> (status, *given back)."""
+        words = self.signature.split()
+        types = [_TYPES[w.lstrip("*&")] for w in words]
+        out = [(i, types[i], w[0] == "&") for i, w in enumerate(words) if w[0] in "*&"]
+        symbol = library[self.symbol]
+        symbol.argtypes = [ctypes.POINTER(t) if w[0] in "*&" else t
+                           for w, t in zip(words, types, strict=True)]
+
+        count = sum(w[0] != "*" for w in words)
+
+        def call(*given: Any) -> tuple:
+            if len(given) != count:
+                raise TypeError(f"{self.name} takes ({self.signature}), is given {given}")
+            if not out:
+                return (symbol(*given),)
+            passed, back = list(given), []
+            for i, kind, both in out:
+                back.append(kind(passed.pop(i)) if both else kind())
+                passed.insert(i, ctypes.byref(back[-1]))
+            return symbol(*passed), *(0 if cell.value is None else cell.value for cell in back)
+
+        return call
+
+
+FUNCTIONS: dict[str, Function] = {}
+Function("cuInit", "uint")
+Function("cuDriverGetVersion", "*int")
+Function("cuGetErrorName", "int *text")
+Function("cuGetErrorString", "int *text")
+Function("cuDeviceGetCount", "*int")
+Function("cuDeviceGet", "*int int")
+Function("cuDeviceGetName", "text int int")
+Function("cuDeviceTotalMem_v2", "*size int")
+Function("cuDeviceGetAttribute", "*int int int")
+Function("cuDeviceGetUuid_v2", "text int")
+Function("cuDevicePrimaryCtxRetain", "*ptr int")
+Function("cuCtxGetCurrent", "*ptr")
+Function("cuCtxSetCurrent", "ptr")
+Function("cuCtxSynchronize")
+Function("cuThreadExchangeStreamCaptureMode", "&int")
+Function("cuModuleLoadData", "*ptr text")
+Function("cuModuleGetFunction", "*ptr ptr text")
+Function("cuFuncGetAttribute", "*int int ptr")
+Function("cuFuncSetAttribute", "ptr int int")
+Function("cuOccupancyMaxActiveBlocksPerMultiprocessor", "*int ptr int size")
+Function("cuMemGetInfo_v2", "*size *size")
+Function("cuMemAlloc_v2", "*ptr size")
+Function("cuMemFree_v2", "ptr")
+Function("cuMemHostAlloc", "*ptr size uint")
+Function("cuMemHostGetDevicePointer_v2", "*ptr ptr uint")
+Function("cuMemcpyHtoDAsync_v2", "ptr ptr size ptr")
+Function("cuMemcpyDtoHAsync_v2", "ptr ptr size ptr")
+Function("cuMemsetD8Async", "ptr byte size ptr")
+Function("cuPointerGetAttribute", "*int int ptr")
+Function("cuStreamCreate", "*ptr uint")
+Function("cuStreamSynchronize", "ptr")
+Function("cuStreamIsCapturing", "ptr *int")
+Function("cuEventCreate", "*ptr uint")
+Function("cuEventDestroy_v2", "ptr")
+Function("cuEventRecord", "ptr ptr")
+Function("cuEventSynchronize", "ptr")
+Function("cuEventElapsedTime", "*float ptr ptr")
+Function("cuTensorMapEncodeTiled", "ptr int uint ptr ptr ptr ptr ptr int int int int")
+
+
+class Library:
+    """The functions as attributes, each bound at its first use."""
+
+    def __init__(self, library: Any):
+        self._library = library
+        # cuLaunchKernelEx(CUlaunchConfig*, CUfunction, void** parameters, void** extra): without
+        # argtypes, since c_void_p objects made once are passed on as they are.
+        self.launch: Callable[..., int] = library["cuLaunchKernelEx"]
+
+    def __getattr__(self, name: str) -> Callable[..., tuple]:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"the driver's function {name} is not declared here")
+        made = FUNCTIONS[name].of(self._library)
+        setattr(self, name, made)
+        return made
+
+
+def open_library() -> Library:
+    """Raises OSError where there is no driver, AttributeError for one before CUDA 12."""
+    return Library(ctypes.CDLL(NAME))
+
+
+__all__ = ["FUNCTIONS", "Function", "LaunchAttribute", "LaunchConfig", "Library", "open_library"]

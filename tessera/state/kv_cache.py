@@ -1,0 +1,343 @@
+"""A cache of keys and values: what attention has seen so far, [B, H, S_max, D_h] of each.
+
+Entry j, counted from the first one appended since the last prune, lies in slot j mod S_max. The
+number appended is a tensor, so a compiled decoding step is traced once and not once per length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dims import Dim, show_shape
+from ..errors import ArgumentError, DTypeError, ShapeError, TraceError
+from ..graph.operand import PUBLIC
+from ..graph.ops.attention import HELD, attention
+from ..graph.trace import Tracer, current_builder
+from ..graph.tree import register_tree
+from ..numerics import DType, as_type
+from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
+from ..tile.records import RECORDS, Record
+from .effect import changes, moves
+from .kv_type import EXTENTS, KVCacheType
+
+AXIS = 2  # of the entries
+
+
+class Storage:
+    """The memory of a cache, which its handles share. `newest`: how many entries the handle
+    appended to last has seen, so that an append to an older one is noticed."""
+
+    def __init__(self, K: Tensor, V: Tensor, newest: int | None):
+        self.K, self.V, self.newest = K, V, newest
+
+
+class KVCache:
+    """Keys and values of up to S_max entries: `KVCache["B", "H", "S_max", "D_h", bf16]`.
+
+    `KVCache[...]` is a type; calling it with the extents, or `ts.kv_cache(...)`, makes one.
+    cache.append(k, v) gives the longer cache, cache.prune(last=n) a shorter one. Handles share
+    storage: outside of a trace an append writes in place, and an append to an older handle copies.
+    cache.K and cache.V are the entries so far, oldest first; cache.length their number.
+    A full cache raises on append, or with `@rolling_window` gives up its oldest entries.
+    """
+
+    def __init__(self, kind: KVCacheType, storage: Storage, count: Tensor, place: str = "device"):
+        self.kind, self._storage, self._count, self.place = kind, storage, count, place
+
+    def __class_getitem__(cls, items: Any) -> KVCacheType:
+        return KVCacheType.of(items)
+
+    @classmethod
+    def empty(cls, kind: KVCacheType) -> KVCache:
+        K, V = (PUBLIC["zeros"](kind.dims, kind.numeric) for _ in range(2))
+        count = PUBLIC["zeros"]((), "int64")
+        return cls(kind, Storage(K, V, None if isinstance(K, Tracer) else 0), count)
+
+    # --- what it is ---------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple:
+        """(B, H, S_max, D_h)"""
+        return self.kind.dims
+
+    @property
+    def capacity(self) -> int:
+        return self.shape[AXIS]
+
+    @property
+    def dtype(self) -> DType:
+        assert self.kind.numeric is not None
+        return self.kind.numeric.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._storage.K.nbytes + self._storage.V.nbytes
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether its length is data of a trace, and so not known now."""
+        return isinstance(self._count, Tracer)
+
+    @property
+    def length(self) -> int:
+        """How many entries it holds. Raises TraceError for a cache that a trace has appended to."""
+        if self.is_traced:
+            raise TraceError(
+                "the length of a cache is data while a function is traced",
+                hint="ts.flash_attention(q, cache) leaves out what is not filled; read the length "
+                "of the cache that the function returns")
+        return min(int(self._count), self.capacity)
+
+    @property
+    def K(self) -> Tensor:
+        """The keys so far, oldest first: [B, H, length, D_h]."""
+        return self._entries(self._storage.K)
+
+    @property
+    def V(self) -> Tensor:
+        """The values so far, oldest first: [B, H, length, D_h]."""
+        return self._entries(self._storage.V)
+
+    def _entries(self, held: Tensor) -> Tensor:
+        length, count = self.length, int(self._count)
+        self._need_intact()
+        if count <= self.capacity:
+            return OPERATORS["__getitem__"](held, (slice(None), slice(None), slice(0, length)))
+        slots = np.arange(count - length, count) % self.capacity
+        return PUBLIC["take"](held, slots, axis=AXIS)
+
+    def _need_intact(self) -> None:
+        """Raise ArgumentError when later appends have overwritten entries of this handle."""
+        newest = self._storage.newest
+        if newest is None or self.is_traced:
+            return
+        count = int(self._count)
+        if count < newest and max(count - self.capacity, 0) < newest - self.capacity:
+            raise ArgumentError(
+                f"entries of this cache are gone: it has seen {count}, and a handle with the same "
+                f"storage has appended up to {newest}", code="E_STALE",
+                hint="use what append returns: cache = cache.append(k, v)")
+
+    def __repr__(self) -> str:
+        held = "traced" if self.is_traced else f"{self.length} of {self.capacity}"
+        return f"{self.kind}, {held} entries"
+
+    # --- what changes it ----------------------------------------------------------------------
+    def append(self, k: Any, v: Any) -> KVCache:
+        """The cache with further entries. k, v: [B, H, s, D_h], converted to the cache's type.
+
+        Raises ShapeError; ArgumentError (E_OVERFLOW), when it runs, if they do not fit and the type
+        has no rolling window.
+        """
+        k, v = self._operand(k, "k"), self._operand(v, "v")
+        if k.shape != v.shape:
+            raise ShapeError(f"append: k is {show_shape(k.shape)} and v {show_shape(v.shape)}")
+        more = k.shape[AXIS]
+        changes("append", self._count, more, None if self.kind.rolling else self.capacity)
+        traced = current_builder() is not None
+        held = self._written(k, v) if traced else self._write(k, v)
+        count = self._count + more if traced else tensor(int(self._count) + more, "int64")
+        newest = None if traced else int(count)
+        if not traced and held[0] is self._storage.K:
+            self._storage.newest = newest
+            return KVCache(self.kind, self._storage, count, self.place)
+        return KVCache(self.kind, Storage(*held, newest), count, self.place)
+
+    def _operand(self, x: Any, name: str) -> Tensor:
+        x = as_tensor(x)
+        B, H, _, D = self.shape
+        if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, H, D):
+            raise ShapeError(f"append: {name} is {show_shape(x.shape)}, the cache holds "
+                             f"{show_shape(self.shape)}", hint=f"{name}: [{B}, {H}, s, {D}]")
+        return PUBLIC["cast"](x, self.kind.numeric)
+
+    def _slots(self, more: int) -> Tensor:
+        """The slots of the next entries: of the last S_max of them, when there are more."""
+        kept = min(more, self.capacity)
+        first = self._count + (more - kept) if more > kept else self._count
+        ids = PUBLIC["arange"](kept, dtype="int64") + first
+        return PUBLIC["remainder"](ids, self._window())
+
+    def _window(self) -> int:
+        """S_max as a modulus. Raises TraceError for one that is symbolic."""
+        if isinstance(self.capacity, Dim):
+            raise TraceError(f"a cache with the symbolic capacity {self.capacity} cannot roll or "
+                             "be pruned", hint="trace with a number for it")
+        return max(self.capacity, 1)
+
+    def _written(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with further entries, as new values of the graph."""
+        K, V = self._storage.K, self._storage.V
+        symbolic = isinstance(self.capacity, Dim) or isinstance(k.shape[AXIS], Dim)
+        if not self.kind.rolling and (symbolic or k.shape[AXIS] <= self.capacity):
+            zero = PUBLIC["zeros"]((), "int64")
+            starts = PUBLIC["stack"]([zero, zero, self._count, zero])
+            return (PUBLIC["dynamic_update_slice"](K, k, starts),
+                    PUBLIC["dynamic_update_slice"](V, v, starts))
+        slots = self._slots(k.shape[AXIS])
+        last = (slice(None), slice(None), slice(k.shape[AXIS] - slots.shape[0], None))
+        k, v = (OPERATORS["__getitem__"](x, last) for x in (k, v))
+        return (PUBLIC["scatter"](K, slots, k, axis=AXIS),
+                PUBLIC["scatter"](V, slots, v, axis=AXIS))
+
+    def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with further entries, in place unless another handle has gone further."""
+        self._need_intact()
+        K, V = self._storage.K, self._storage.V
+        if self._storage.newest != int(self._count):
+            K, V = K.copy(), V.copy()
+        slots = self._slots(k.shape[AXIS]).array
+        first = k.shape[AXIS] - slots.size
+        for held, new in ((K, k), (V, v)):
+            held[:, :, slots] = OPERATORS["__getitem__"](new, (slice(None), slice(None),
+                                                               slice(first, None)))
+        return K, V
+
+    def prune(self, last: int | None = None, keep: Any = None) -> KVCache:
+        """A cache with fewer entries: the most recent `last`, or those at the positions `keep`.
+
+        keep: integers among 0 .. length - 1, oldest first, or a bool for each entry. The entries
+        are copied. Raises ArgumentError, and AxisError for a position that is not there.
+        """
+        if (last is None) == (keep is None):
+            raise ArgumentError("prune takes last= or keep=, one of them",
+                                hint="cache.prune(last=128), cache.prune(keep=[0, 1, 5])")
+        changes("prune", self._count)
+        self._need_intact()
+        if last is not None:
+            if not isinstance(last, int) or isinstance(last, bool) or last < 0:
+                raise ArgumentError(f"prune(last={last!r}): a number of entries >= 0")
+            kept = min(last, self._window(), self.capacity)
+            count = PUBLIC["minimum"](self._count, kept)
+            ids = PUBLIC["arange"](kept, dtype="int64") + (self._count - count)
+        else:
+            ids = self._positions(keep)
+            kept = ids.shape[0]
+            count = PUBLIC["full"]((), kept, "int64")
+        slots = PUBLIC["remainder"](ids, self._window())
+        rest = self.capacity - kept
+        K, V = _gathered(self._storage.K, slots, rest), _gathered(self._storage.V, slots, rest)
+        newest = None if isinstance(K, Tracer) else int(count)
+        return KVCache(self.kind, Storage(K, V, newest), count, self.place)
+
+    def _positions(self, keep: Any) -> Tensor:
+        """The numbers of the entries at these positions."""
+        if self.is_traced:
+            raise TraceError("prune(keep=...) of a cache whose length is data",
+                             hint="cache.prune(last=n), or prune outside of the trace")
+        wanted = np.asarray(keep)
+        if wanted.dtype == np.bool_ and wanted.shape == (self.length,):
+            wanted = wanted.nonzero()[0]
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise DTypeError(f"prune: keep is {wanted.dtype}{list(wanted.shape)}",
+                             hint="positions, or one bool for each entry")
+        bad = wanted[(wanted < 0) | (wanted >= self.length)]
+        if bad.size:
+            raise ArgumentError(f"prune: there is no entry {bad[0]}", code="E_AXIS",
+                                hint=f"0 .. {self.length - 1}")
+        return as_tensor(wanted.astype(np.int64) + (int(self._count) - self.length))
+
+    # --- where it lies ------------------------------------------------------------------------
+    def offload(self, to: str = "host") -> KVCache:
+        """The cache, its entries to lie in host memory until they are used."""
+        moves("offload", "KVCache", (self._storage.K, self._storage.V), to, None)
+        return KVCache(self.kind, self._storage, self._count, to)
+
+    def prefetch(self, into: str = "device", overlap: str | None = "compute") -> KVCache:
+        """The cache, its entries to lie where the next use wants them."""
+        moves("prefetch", "KVCache", (self._storage.K, self._storage.V), into, overlap)
+        return KVCache(self.kind, self._storage, self._count, into)
+
+
+def kv_cache(shape: Sequence[int], dtype: Any = "f32", *, rolling: bool = False) -> KVCache:
+    """An empty cache of keys and values. shape: (B, H, S_max, D_h). See `ts.KVCache`."""
+    return KVCacheType(tuple(shape), as_type(dtype), rolling)()
+
+
+# --- as a tree --------------------------------------------------------------------------------
+def _flatten(cache: KVCache) -> tuple[tuple, tuple]:
+    cache._need_intact()
+    return (cache._storage.K, cache._storage.V, cache._count), (cache.kind, cache.place)
+
+
+def _unflatten(data: tuple, children: Sequence[Any]) -> KVCache:
+    K, V, count = children
+    known = type(count) is Tensor
+    return KVCache(data[0], Storage(K, V, int(count) if known else None), count, data[1])
+
+
+register_tree(KVCache, _flatten, _unflatten)
+
+
+# --- in a graph -------------------------------------------------------------------------------
+def _gathered(held: Tensor, slots: Tensor, rest: int) -> Tensor:
+    """The entries in these slots in front, zeros behind them."""
+    front = PUBLIC["take"](held, slots, axis=AXIS)
+    shape = (*held.shape[:AXIS], rest, *held.shape[AXIS + 1:])
+    return PUBLIC["concatenate"]([front, PUBLIC["zeros"](shape, held.type)], axis=AXIS)
+
+
+def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -> Tensor:
+    """Attention of queries over a cache, heads side by side.
+
+    q: [B, Hq, S, D_h], the last S positions of the cache   y: [B, S, Hq D_h]
+    causal: query i sees the entries up to its own, count - S + i.
+    """
+    q = as_tensor(q)
+    if not cache.is_traced:
+        return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, **options))
+    if mask is not None:
+        raise ArgumentError("a mask over a cache whose length is data",
+                            hint="leave the mask out: causal=True, and entries that are not filled "
+                            "are not seen")
+    seen = _seen(cache, q.shape[-2], causal)
+    return _merged(attention(q, cache._storage.K, cache._storage.V, causal=False, mask=seen,
+                             **options))
+
+
+def _merged(y: Tensor) -> Tensor:
+    return PUBLIC["merge_heads"](y)
+
+
+def _seen(cache: KVCache, S: Any, causal: bool) -> Tensor:
+    """Which slots each query sees: those that are filled, and not later than it. [S, S_max]"""
+    count = cache._count
+    slots = PUBLIC["arange"](cache.capacity, dtype="int64")
+    entry = slots  # the number of the entry that lies in each slot
+    if cache.kind.rolling:
+        entry = count - 1 - PUBLIC["remainder"](count - 1 - slots, cache._window())
+    seen = PUBLIC["logical_and"](entry >= 0, entry < count)
+    if not causal:
+        return PUBLIC["broadcast_to"](PUBLIC["expand_dims"](seen, 0), (S, cache.capacity))
+    rows = PUBLIC["expand_dims"](PUBLIC["arange"](S, dtype="int64") + (count - S), -1)
+    return PUBLIC["logical_and"](PUBLIC["expand_dims"](seen, 0),
+                                 PUBLIC["less_equal"](PUBLIC["expand_dims"](entry, 0), rows))
+
+
+HELD[KVCache] = attend
+
+
+# --- in a kernel ------------------------------------------------------------------------------
+def _kinds(name: str, annotation: Any) -> dict[str, TensorType]:
+    """cache.K and cache.V in a kernel: [B*H, length, D_h], a matrix for each group of the grid."""
+    kind = annotation if isinstance(annotation, KVCacheType) else KVCacheType.of(EXTENTS)
+    B, H, _, D = kind.dims
+    heads = B * H if isinstance(B, Dim) and isinstance(H, Dim) else Dim.of("B*H")
+    matrix = TensorType((heads, Dim.of(f"{name}_length"), D), kind.numeric)
+    return {"K": matrix, "V": matrix}
+
+
+def _arrays(cache: KVCache) -> dict[str, Tensor]:
+    """Its entries so far as matrices, which a kernel may read."""
+    B, H, _, D = cache.shape
+    made = {}
+    for name, held in (("K", cache.K), ("V", cache.V)):
+        matrices = held.array.reshape(B * H, cache.length, D)
+        matrices.flags.writeable = False
+        made[name] = Tensor(matrices, held.type)
+    return made
+
+
+RECORDS[KVCache] = RECORDS[KVCacheType] = Record(_kinds, _arrays)

@@ -1,0 +1,190 @@
+"""Graph functions as tile kernels: the interpreter runs what would run on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import CASES, arrays, check, expected
+from lowering_cases import apart as apart
+from tessera import Tensor, bf16, f32
+from tessera.errors import UnsupportedTargetError
+from tessera.graph.cuda import Program, program_of
+from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.schedule import aligned
+from tessera.graph.plan import ALIGN_BYTES
+from tolerance import assert_close
+
+
+def program(fn, *inputs, target="sm_90a"):
+    return Program(ts.jit(fn).graph(*inputs), target)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_compute_what_the_graph_means(name, rng):
+    case = CASES[name]
+    inputs = arrays(case, rng)
+    made = program(case.fn, *inputs)
+    check(case, made.run([x.array for x in inputs]), inputs)
+    if case.kinds:
+        assert [g.kind for g in made.plan.groups] == case.kinds.split()
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].axes < 3])
+def test_through_the_driver(name, rng, gpu, apart):
+    """Memory on the device, arguments of the launches, results copied back: on a fake driver."""
+    case = CASES[name]
+    inputs = arrays(case, rng)
+    executable = DeviceExecutable(ts.jit(case.fn).graph(*inputs))
+    for _ in range(2):  # the second call runs in the same memory
+        check(case, executable.run([x.array for x in inputs]), inputs)
+
+
+def test_target_cuda_runs_where_there_is_a_gpu(gpu, rng, apart):
+    @ts.jit(target="cuda")
+    def f(x, w):
+        return ts.softmax(x @ w)
+
+    x, w = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((20, 30), (30, 40)))
+    assert_close(f(x, w).array, ts.softmax(x @ w).array, "f32", n=40)
+    text = f.inspect_ir("schedule")
+    assert "gemm over [20, 40]" in text and "rows over [20, 40]" in text
+
+
+def test_captured_tensors_are_read_at_each_call(gpu, apart):
+    table = ts.ones(5)
+    f = ts.jit(lambda x: x + table, target="cuda")
+    assert f(ts.zeros(5)).tolist() == [1.0] * 5
+    table[0] = 7.0
+    assert f(ts.zeros(5)).tolist() == [7.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_without_a_gpu_the_target_is_refused():
+    with pytest.raises(UnsupportedTargetError, match="'cuda' cannot run here") as info:
+        ts.jit(lambda x: x, target="cuda")
+    assert "doctor" in info.value.hint
+
+
+# --- what has no kernel -------------------------------------------------------------------------
+@pytest.mark.parametrize("name, fn, shape", [
+    ("argsort", lambda x: ts.sort(x), (4, 8)),
+    ("cumsum", lambda x: ts.cumsum(x, axis=1), (4, 8)),
+    ("argmax", lambda x: ts.argmax(x), (4, 8)),
+    ("scan", lambda x: ts.scan(lambda c, y: (c + y, c), 0.0, x)[1], (8,)),
+    ("rfft", lambda x: ts.rfft(x)[0], (8,)),
+])
+def test_an_op_without_a_kernel_is_an_error_at_its_line(name, fn, shape):
+    with pytest.raises(UnsupportedTargetError, match="has no kernel for GPUs") as info:
+        program(fn, ts.ones(shape))
+    assert info.value.where.file.endswith("test_lowering.py")
+    assert info.value.message.startswith(f"{name}(")
+    assert 'target="cpu"' in info.value.hint
+
+
+def test_effects_are_refused():
+    def f(x):
+        ts.debug.print("x = {}", x)
+        return x * 2.0
+
+    with pytest.raises(UnsupportedTargetError, match="effect io"):
+        program(f, ts.ones(3))
+    with pytest.raises(UnsupportedTargetError, match="random numbers"):
+        program(lambda x: x + ts.random.normal((3,)), ts.ones(3))
+
+
+def test_symbolic_extents_are_refused():
+    graph = ts.jit(lambda x: ts.exp(x).T).graph(Tensor["n", 4, f32])
+    with pytest.raises(UnsupportedTargetError, match="symbolic"):
+        Program(graph)
+
+
+# --- plans ------------------------------------------------------------------------------------
+def test_temporaries_share_places():
+    """A chain of five products needs two places at a time, whatever its length."""
+    def chain(x, w):
+        for _ in range(5):
+            x = ts.softmax(x @ w)
+        return x
+
+    plan = program(chain, ts.ones((64, 64)), ts.ones((64, 64))).plan
+    temporary = [b for b in plan.buffers if b.kind == "temporary"]
+    assert len(temporary) == 9 and {b.place for b in temporary} == {"t0", "t1"}
+    assert plan.temporary_bytes == 2 * aligned(temporary[0]) < plan.unshared_bytes
+    assert aligned(temporary[0]) % ALIGN_BYTES == 0
+
+
+def test_no_two_live_values_share_a_place(rng):
+    """Each value is read only while its place is its own: checked over the order of the groups."""
+    for name in ("heads", "sums", "feed forward", "gradient", "softmax of columns"):
+        case = CASES[name]
+        plan = program(case.fn, *arrays(case, rng)).plan
+        places = {b.name: b.place for b in plan.buffers if b.kind == "temporary"}
+        bases = {b.name: b.place.removeprefix("of ") for b in plan.buffers if b.kind == "view"}
+        holds: dict[str, str] = {}
+        for g in plan.groups:
+            for r in g.reads:
+                read = bases.get(r.name, r.name)
+                assert read not in places or holds[places[read]] == read, (name, g.name)
+            holds.update((places[w.name], w.name) for w in g.writes if w.name in places)
+
+
+def test_the_hash_follows_what_decides_the_kernels():
+    def hash_of(scale, extent):
+        return program(lambda x: ts.exp(x) * scale, ts.ones(extent)).plan.hash
+
+    assert hash_of(2.0, 8) == hash_of(2.0, 8)
+    assert len({hash_of(2.0, 8), hash_of(3.0, 8), hash_of(2.0, 9)}) == 3
+
+
+def test_blocks_follow_the_target():
+    """Less shared memory: fewer keys and fewer stages."""
+    types = (Tensor[4096, 4096, bf16],) * 2
+    graph = ts.jit(lambda a, b: a @ b).graph(*types)
+    stages = {t: Program(graph, t).plan.groups[0].schedule.value("stages_")
+              for t in ("sm_90a", "sm_89")}
+    assert stages["sm_90a"] == 4 and 2 <= stages["sm_89"] < 4
+
+
+def test_equal_groups_share_a_kernel():
+    one, two = (program(lambda x: ts.exp(x) + 1.0, ts.ones((64, 64))) for _ in range(2))
+    assert one.launches[0].kernel is two.launches[0].kernel
+
+
+def test_kernels_of_functions_are_not_the_users_last(rng):
+    """ts.inspect_ir without a function means what the user compiled."""
+    f = ts.jit(lambda x: ts.exp(x) * 2.0)
+    f(ts.ones(5))
+    program_of(f.graph()).run([np.ones(5, np.float32)])
+    assert ts.inspect_ir("graph") == f.inspect_ir("graph")
+
+
+# --- special values -----------------------------------------------------------------------------
+def test_special_values_as_in_the_graph():
+    x = np.array([[np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38, -1e38, 1e-42]], np.float32)
+    for fn in (lambda x: ts.exp(x - x), lambda x: x / ts.sum(x, axis=-1, keepdims=True),
+               lambda x: ts.maximum(x, 0.0) + ts.sign(x), lambda x: ts.isfinite(x),
+               lambda x: (x - x) / (x - x), lambda x: ts.max(x, axis=-1)):
+        want = ts.jit(fn)(ts.tensor(x)).array
+        (got,) = program(fn, ts.tensor(x)).run([x])
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_sum_over_columns_and_what_reads_it_in_one_function():
+    """On the CPU too: the sum leaves its loop before the loop that reads it."""
+    x = ts.random.normal((200, 300))
+    with ts.config.scope(loop_min_elements=0):
+        f = ts.jit(lambda x: ts.softmax(x, axis=0))
+        assert_close(f(x).array, ts.softmax(x, axis=0).array, "f32", n=200)
+        assert len([line for line in f.inspect_ir("schedule").splitlines() if "loop" in line]) == 2
+
+
+def test_the_oracle_is_the_node_by_node_graph(rng):
+    """`expected` must not run fused loops, or two errors could agree."""
+    case = CASES["chain of five"]
+    (x,) = arrays(case, rng)
+    (got,) = expected(case, [x])
+    want = np.tanh(np.exp(x.array * np.float32(0.5)) + np.float32(1.0)) - x.array
+    np.testing.assert_array_equal(got.array, want)

@@ -1,0 +1,150 @@
+"""Timelines of kernels: on a fake GPU with a clock, and under the interpreter."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import Cupy
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
+from tessera import Tensor, f32
+from tessera.runtime import libcuda, module
+
+
+@ts.kernel
+def double(x: Tensor["n", f32]):
+    x[tile_n:tile_n+64] = 2.0 * ts.tile.load(x[tile_n:tile_n+64])
+
+
+@ts.kernel
+def add(x: Tensor["n", f32], y: Tensor["n", f32]):
+    x[tile_n:tile_n+64] = ts.tile.load(x[tile_n:tile_n+64]) + ts.tile.load(y[tile_n:tile_n+64])
+
+
+def fresh(kernel):
+    """The same kernel, never called: it meets this test's fake driver."""
+    return ts.kernel(kernel.fn)
+
+
+@pytest.fixture
+def clock(driver, monkeypatch):
+    """Events of the fake driver: each has the time at which it was recorded. `made` and `freed`
+    count them; `streams` are those they were recorded on."""
+    driver.made, driver.freed, driver.streams, times = 0, 0, [], {}
+
+    def create(flags):
+        driver.made += 1
+        return 0, driver.made
+
+    def record(event, stream):
+        time.sleep(1e-4)  # a kernel is never faster than the clock
+        times[event] = time.perf_counter()
+        driver.streams.append(stream)
+        return (0,)
+
+    def destroy(event):
+        driver.freed += 1
+        del times[event]
+        return (0,)
+
+    for name, function in {
+        "cuEventCreate": create, "cuEventRecord": record, "cuEventDestroy": destroy,
+        "cuEventSynchronize": lambda event: (0,),
+        "cuEventElapsedTime": lambda a, b: (0, 1e3 * (times[b] - times[a])),
+    }.items():
+        monkeypatch.setattr(driver, name, function, raising=False)
+    return driver
+
+
+def kernel_events(profile):
+    trace = json.loads(profile.chrome_trace())["traceEvents"]
+    return [e for e in trace if e.get("cat") == "kernel"], [e for e in trace if e["ph"] == "M"]
+
+
+@pytest.mark.row("DBG-15")
+class TestTimeline:
+    def test_kernels_on_their_streams(self, gpu, clock):
+        """Two streams, interleaved: one track for each, in the order of the launches."""
+        x, y = Cupy(np.ones(200, np.float32)), Cupy(np.ones(200, np.float32))
+        twice, plus = fresh(double), fresh(add)
+        before = time.perf_counter_ns()
+        with ts.debug.profile() as p:
+            twice.launch(x, stream=5)
+            plus.launch(x, y, stream=7)
+            twice.launch(x, stream=5)
+            twice.launch(y, stream=7)
+        after = time.perf_counter_ns()
+        events, names = kernel_events(p)
+        assert [(e["name"].split("_")[0], e["tid"]) for e in events] == [
+            ("double", 5), ("add", 7), ("double", 5), ("double", 7)]
+        assert all(e["dur"] > 0 for e in events)
+        starts = [e["ts"] for e in events]
+        assert starts == sorted(starts)
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(events, events[1:], strict=False))
+        assert before <= 1e3 * starts[0] and 1e3 * starts[-1] <= after  # on the host's clock
+        assert [n["args"]["name"] for n in names] == ["kernels on cuda:0"]
+        assert {e["pid"] for e in events} == {names[0]["pid"]}
+        assert x.x[0] == 6.0 and y.x[0] == 2.0
+
+    def test_a_compiled_function_shows_its_groups(self, gpu, clock, rng, apart):
+        f = ts.jit(lambda x, w: ts.softmax(x @ w), target="cuda")
+        x, w = (ts.tensor(rng.standard_normal((30, 30)).astype(np.float32)) for _ in range(2))
+        f(x, w)
+        with ts.debug.profile() as p:
+            f(x, w)
+        assert [k.name.rpartition("_")[0] for k in p.kernels] == [
+            "g0_product", "g1_reduce_max_sub_exp_reduce_sum_div"]  # _0, _1 by the fake compiler
+
+    def test_nothing_stays_behind(self, gpu, clock):
+        """Events are freed, and a launch afterwards goes straight to the driver."""
+        x, twice = Cupy(np.ones(100, np.float32)), fresh(double)
+        twice(x)
+        with ts.debug.profile():
+            twice(x)
+            assert clock.made == 3  # one to begin with, and two around the launch
+        assert clock.freed == clock.made
+        twice(x)
+        assert clock.made == 3 and not module._watchers
+        assert x.x[0] == 8.0
+
+    def test_profiles_nest(self, gpu, clock):
+        x, twice = Cupy(np.ones(100, np.float32)), fresh(double)
+        with ts.debug.profile() as outer:
+            twice(x)
+            with ts.debug.profile() as inner:
+                twice(x)
+            twice(x)
+        assert (len(outer.kernels), len(inner.kernels)) == (3, 1)
+        assert clock.freed == clock.made
+
+    def test_what_is_captured_does_not_run(self, gpu, clock):
+        x, twice = Cupy(np.ones(100, np.float32)), fresh(double)
+        twice(x)
+        clock.capturing = libcuda.CAPTURE_STATUS_NONE + 1
+        with ts.debug.profile() as p:
+            twice(x)
+        assert not p.kernels and clock.made == 0
+
+    def test_the_interpreter_has_a_track_too(self, tmp_path):
+        x = np.ones(200, np.float32)
+        with ts.debug.profile() as p:
+            double(x)
+            with ts.debug.range("second"):
+                add(x, x)
+        events, names = kernel_events(p)
+        assert [e["name"] for e in events] == ["double", "add"]
+        assert all(e["dur"] > 0 for e in events)
+        assert events[0]["ts"] + events[0]["dur"] <= events[1]["ts"]
+        assert [n["args"]["name"] for n in names] == ["kernels on interpreter"]
+        double(x)
+        assert len(p.kernels) == 2  # only while the block is open
+        text = p.chrome_trace(tmp_path / "trace.json")
+        assert (tmp_path / "trace.json").read_text() == text
+        (span,) = [e for e in json.loads(text)["traceEvents"] if e.get("cat") == "range"]
+        assert span["ts"] <= events[1]["ts"] <= span["ts"] + span["dur"]

@@ -1,0 +1,112 @@
+"""The standard library, and kernels of graph functions, compiled: nothing spills, no GPU needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from ptx_harness import require_compiler
+from tessera import Tensor, bf16, f32
+from tessera.graph.cuda import Program
+from tessera.graph.cuda.levels import compiled_of
+from tessera.kernels import ROUTINES
+
+require_compiler()
+
+
+def half(*shape: int) -> ts.Tensor:
+    return ts.zeros(shape, bf16)
+
+
+def full(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+HEADS = (2, 512, 128)
+# routine, kernel, arguments, constants
+CASES: list[tuple[str, str, list[Any], dict[str, Any]]] = [
+    ("gemm", "gemm_nn", [half(512, 512)] * 3 + [f32], {}),
+    ("gemm", "gemm_nt", [half(512, 512)] * 3 + [f32], {}),
+    ("gemm", "gemm_nn", [full(512, 512)] * 3 + [f32], {"BM": 64, "BN": 64, "BK": 16}),
+    ("stable_softmax", "softmax", [half(64, 4096)] * 2, {}),
+    ("stable_softmax", "softmax", [full(64, 16384)] * 2, {}),
+    ("stable_softmax", "long_softmax", [half(64, 32768)] * 2, {}),
+    ("efficient_layernorm", "layernorm", [half(64, 4096), half(4096), half(4096), half(64, 4096),
+                                          1e-5], {}),
+    ("efficient_layernorm", "long_layernorm", [half(64, 32768), half(32768), half(32768),
+                                               half(64, 32768), 1e-5], {}),
+    ("flash_attention_2", "attention", [half(*HEADS)] * 4 + [1.0], {"causal": True, "BN": 64}),
+    ("flash_attention_2", "cross_attention", [half(*HEADS), half(2, 1024, 128),
+                                              half(2, 1024, 128), half(*HEADS), 1.0],
+     {"causal": True, "BN": 64}),
+    ("flash_attention_2", "attention", [full(2, 512, 64)] * 4 + [1.0], {"BM": 32, "BN": 32}),
+    ("fused_adam", "adam", [full(4096) for _ in range(4)] + [1.0] * 7, {}),
+    ("rotary_embedding", "rotary", [half(*HEADS)] * 2 + [0], {"half": 64, "rate": -0.1}),
+    ("rotary_embedding", "rotary_at", [half(*HEADS)] * 2 + [np.zeros(512, np.int32)],
+     {"half": 64, "rate": -0.1}),
+]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", CASES, ids=[f"{c[1]}{i}" for i, c in enumerate(CASES)])
+def test_library_kernels(case, target):
+    routine, name, arguments, constants = case
+    kernel = ROUTINES[routine].kernels[name]
+    pressure = ts.debug.register_pressure(kernel, *arguments, target=target, **constants)
+    assert not pressure.spills and not pressure.stack_bytes, str(pressure)
+    assert pressure.occupancy.groups >= 1
+
+
+def test_attention_and_gemm_are_warp_specialised():
+    for routine, name, arguments, constants in (CASES[0], CASES[8]):
+        kernel = ROUTINES[routine].kernels[name]
+        kernel.lower(*arguments, **constants)
+        assert "products by wgmma, loads by TMA" in kernel.inspect_ir("target", target="sm_90a")
+
+
+def mlp(x, w, b, r):
+    return ts.gelu(x @ w + b) + r
+
+
+FUNCTIONS = {
+    "chain": (lambda x, y: ts.tanh(x * y) + ts.exp(x), (Tensor[4096, 1024, f32],
+                                                       Tensor[1024, f32])),
+    "softmax": (ts.softmax, (Tensor[512, 4096, bf16],)),
+    "softmax in passes": (ts.softmax, (Tensor[64, 40000, bf16],)),
+    "layernorm": (ts.layernorm, (Tensor[512, 4096, bf16], Tensor[4096, bf16], Tensor[4096, bf16])),
+    "column sums": (lambda x: ts.sum(x, axis=0), (Tensor[4096, 1024, f32],)),
+    "mlp": (mlp, (Tensor[512, 256, bf16], Tensor[256, 1024, bf16], Tensor[1024, bf16],
+                  Tensor[512, 1024, bf16])),
+    "f32 product": (lambda a, b: ts.relu(a @ b), (Tensor[512, 256, f32], Tensor[256, 512, f32])),
+    "batch": (lambda a, b: a @ b, (Tensor[8, 256, 128, bf16], Tensor[8, 128, 256, bf16])),
+    "attention": (lambda q, k, v: ts.attention(q, k, v, causal=True), (
+        Tensor[2, 8, 1024, 128, bf16],) * 3),
+    "transpose": (lambda x: ts.transpose(x, (0, 2, 1, 3)), (Tensor[2, 128, 8, 64, bf16],)),
+    "gradient": (lambda w, x: ts.grad(lambda w, x: ts.mean(ts.tanh(x @ w) ** 2))(w, x), (
+        Tensor[256, 256, f32], Tensor[128, 256, f32])),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_of_graph_functions(name, target):
+    fn, types = FUNCTIONS[name]
+    program = Program(ts.jit(fn).graph(*types), target)
+    for launch in program.launches:
+        made = compiled_of(launch, program.target)
+        assert made.built.resources.spill_store_bytes == 0, (name, launch.group.kernel, made.notes)
+
+
+@pytest.mark.parametrize("name, unit", [("mlp", "wgmma"), ("attention", "wgmma"),
+                                        ("batch", "wgmma")])
+def test_products_of_graph_functions_reach_the_tensor_cores(name, unit):
+    fn, types = FUNCTIONS[name]
+    f = ts.jit(fn)
+    f.graph(*types)
+    assert "wgmma.mma_async" in f.inspect_ir("ptx")
+    assert "specialised" in f.inspect_ir("target")
+    assert f.inspect_ir("ptx").count(".version") == 1
+    assert "HGMMA" in f.inspect_ir("sass")

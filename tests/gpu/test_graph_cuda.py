@@ -1,0 +1,114 @@
+"""Graph functions on the GPU: the same cases as under the interpreter, and their timelines."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from gpu_harness import require_gpu
+from lowering_cases import CASES, arrays, check
+from tessera.graph.cuda.device import DeviceExecutable
+from tolerance import assert_close
+
+require_gpu()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gpu_computes_what_the_graph_means(name, rng):
+    case = CASES[name]
+    inputs = arrays(case, rng)
+    executable = DeviceExecutable(ts.jit(case.fn).graph(*inputs))
+    for _ in range(2):  # the second call runs in the same memory
+        check(case, executable.run([x.array for x in inputs]), inputs)
+
+
+@pytest.mark.parametrize("S, causal", [(256, False), (1024, True), (1000, True)])
+def test_attention_of_many_queries(S, causal, rng):
+    """Blocks of queries are one kernel; f32 scores against f64."""
+    from library_cases import attention
+
+    q, k, v = (ts.tensor(rng.standard_normal((2, 4, S, 128)).astype(np.float32), "bf16")
+               for _ in range(3))
+    f = ts.jit(lambda q, k, v: ts.attention(q, k, v, causal=causal), target="cuda")
+    want = attention(*(x.array.astype(np.float64) for x in (q, k, v)), causal=causal)
+    assert_close(f(q, k, v).array, want, "bf16", 16)
+    assert f.inspect_ir("schedule").count(" attention over") == 1
+
+
+@pytest.mark.row("PAR-06")
+def test_a_chain_of_five_ops_is_one_kernel(rng):
+    def chain(x):
+        return ts.sqrt(ts.abs(ts.sin(x * 2.0) + 1.0))
+
+    x = ts.tensor(rng.standard_normal((500, 700)).astype(np.float32))
+    f = ts.jit(chain, target="cuda")
+    f(x)
+    with ts.debug.profile() as p:
+        got = f(x)
+    assert len(p.kernels) == 1
+    assert_close(got.array, chain(x).array, "f32", 4)
+
+
+def test_larger_extents(rng):
+    """More groups than the GPU has multiprocessors, and extents that are no multiples of blocks."""
+    x, w, b = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16")
+               for s in ((1030, 520), (520, 2050), (2050,)))
+
+    def layer(x, w, b):
+        return ts.softmax(ts.gelu(x @ w + b))
+
+    with ts.config.scope(loop_min_elements=10**9):
+        want = ts.jit(layer)(x, w, b)
+    assert_close(ts.jit(layer, target="cuda")(x, w, b).array, want.array, "bf16", 16)
+
+
+def test_equal_calls_give_equal_bits(rng):
+    x, w = (ts.tensor(rng.standard_normal((300, 300)).astype(np.float32)) for _ in range(2))
+    f = ts.jit(lambda x, w: ts.softmax(x @ w), target="cuda")
+    assert f(x, w).array.tobytes() == f(x, w).array.tobytes()
+
+
+@pytest.mark.row("DBG-15")
+def test_kernel_timeline(rng):
+    """Two groups of a function, after each other on the default stream."""
+    x, w = (ts.tensor(rng.standard_normal((1024, 1024)).astype(np.float32), "bf16")
+            for _ in range(2))
+    f = ts.jit(lambda x, w: ts.softmax(x @ w), target="cuda")
+    f(x, w)
+    with ts.debug.profile() as p:
+        f(x, w)
+    trace = json.loads(p.chrome_trace())["traceEvents"]
+    events = [e for e in trace if e.get("cat") == "kernel"]
+    assert [e["name"][:2] for e in events] == ["g0", "g1"]
+    assert all(0 < e["dur"] < 1e4 for e in events)  # microseconds
+    first, second = events
+    assert first["tid"] == second["tid"] == 0
+    assert second["ts"] >= first["ts"] + 0.9 * first["dur"]
+
+
+@pytest.mark.row("DBG-15")
+def test_timeline_of_two_streams():
+    torch = pytest.importorskip("torch")
+
+    @ts.kernel
+    def double(x: ts.Tensor["n", ts.f32]):
+        x[tile_n:tile_n+1024] = 2.0 * ts.tile.load(x[tile_n:tile_n+1024])
+
+    x, y = (torch.ones(1 << 24, device="cuda") for _ in range(2))
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    double(x)
+    torch.cuda.synchronize()
+    with ts.debug.profile() as p:
+        for _ in range(2):
+            double.launch(x, stream=one)
+            double.launch(y, stream=two)
+    assert {k.stream for k in p.kernels} == {one.cuda_stream, two.cuda_stream}
+    for stream in (one, two):
+        a, b = [k for k in p.kernels if k.stream == stream.cuda_stream]
+        assert a.start_ns < a.end_ns <= b.start_ns + 2000 and b.start_ns < b.end_ns
+    starts = [k.start_ns for k in p.kernels]
+    assert starts == sorted(starts)
+    assert float(x[0]) == 8.0 and float(y[0]) == 4.0

@@ -1,0 +1,210 @@
+"""Graph functions that are lowered to kernels, for tests with and without a GPU.
+
+A case is compared with the same function on the CPU, node by node in NumPy. `rounds`: the coarsest
+type that anything is rounded to on the way, `terms` the longest sum; both set the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import kernels
+from tolerance import assert_close
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Kernels of graph functions that no other test has launched: on a fake driver of their own."""
+    monkeypatch.setattr(kernels, "_kernels", {})
+
+
+@dataclass(frozen=True)
+class Case:
+    fn: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "f32"
+    rounds: str = "f32"
+    terms: int = 1
+    kinds: str = ""  # of the groups, in order, when they are part of the case
+    draw: str = "normal"
+    axes: int = 2  # of the largest grid
+    scale: float = 1.0  # of the inputs: small weights keep deep functions well conditioned
+
+
+def arrays(case: Case, rng: Any) -> list[ts.Tensor]:
+    made = []
+    for shape in case.shapes:
+        if case.draw == "int":
+            made.append(ts.tensor(rng.integers(-20, 20, shape).astype(np.int32)))
+            continue
+        x = case.scale * rng.standard_normal(shape)
+        x = rng.uniform(-0.9, 0.9, shape) if case.draw == "unit" else x
+        x = np.abs(x) + 0.1 if case.draw == "positive" else x
+        made.append(ts.tensor(x.astype(np.float64 if case.dtype == "f64" else np.float32),
+                              case.dtype))
+    return made
+
+
+def expected(case: Case, inputs: list[ts.Tensor]) -> list[Any]:
+    """Node by node, which is what the graph means."""
+    fn = ts.jit(case.fn)
+    with ts.config.scope(loop_min_elements=10**9):
+        out = fn(*inputs)
+    return [out] if isinstance(out, ts.Tensor) else list(out)
+
+
+def check(case: Case, got: list[np.ndarray], inputs: list[ts.Tensor]) -> None:
+    want = expected(case, inputs)
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        a = a.array if isinstance(a, ts.Tensor) else a
+        assert a.dtype == b.array.dtype and a.shape == b.shape
+        kind = b.type.dtype.kind
+        dtype = case.rounds if kind == "float" else b.type.dtype.name
+        assert_close(a, b.array, dtype, case.terms if kind == "float" else 1)
+
+
+def layer(x, w1, b1, w2):
+    return ts.gelu(x @ w1 + b1) @ w2 + x
+
+
+def heads(x, w):
+    """What a transformer does before attention: one product, split, and the heads in front."""
+    parts = ts.split(x @ w, 3, axis=-1)
+    return [ts.transpose(ts.reshape(t, (2, 9, 4, 8)), (0, 2, 1, 3)) for t in parts]
+
+
+def transformer(x, n1, qkv, o, n2, b2, w1, w2):
+    """A block with four heads: norm, attention, norm, feed-forward."""
+    B, S, D = x.shape
+    parts = ts.reshape(ts.rmsnorm(x, n1) @ qkv, (B, S, 3, 4, D // 4))
+    q, k, v = (ts.transpose(parts[:, :, i], (0, 2, 1, 3)) for i in range(3))
+    y = ts.transpose(ts.attention(q, k, v, causal=True), (0, 2, 1, 3))
+    x = x + ts.reshape(y, (B, S, D)) @ o
+    return x + ts.gelu(ts.layernorm(x, n2, b2) @ w1) @ w2
+
+
+def transformer_gradients(*arrays):
+    return ts.grad(lambda *xs: ts.mean(transformer(*xs) ** 2), argnums=tuple(range(8)))(*arrays)
+
+
+BLOCK = ((2, 40, 32), (32,), (32, 96), (32, 32), (32,), (32,), (32, 64), (64, 32))
+
+
+def loss(w, x):
+    return ts.mean(ts.square(ts.tanh(x @ w)))
+
+
+def gradient(w, x):
+    return ts.grad(loss)(w, x)
+
+
+CASES: dict[str, Case] = {
+    # elementwise
+    "chain of five": Case(lambda x: ts.tanh(ts.exp(x * 0.5) + 1.0) - x, ((37, 50),), kinds="loop",
+                          terms=2),
+    "bias and column": Case(lambda x, b, c: x * b + c, ((7, 5, 33), (33,), (7, 1, 1)),
+                            kinds="loop", axes=3, terms=2),
+    "middle axis broadcast": Case(lambda x, b: x - b, ((3, 5, 33), (3, 1, 33)), kinds="loop",
+                                  axes=3),
+    "scalar operand": Case(lambda x, s: x * s + 1.0, ((13, 9), ()), kinds="loop", terms=2),
+    "one element": Case(lambda x: ts.exp(x), ((1,),), kinds="loop"),
+    "no axes": Case(lambda x, y: x * y + 2.0, ((), ()), kinds="loop"),
+    "two results": Case(lambda x: (ts.exp(x), ts.exp(x) + 1.0), ((300,),), kinds="loop"),
+    "bf16 chain": Case(lambda x, y: ts.relu(x * y) + y, ((19, 130), (130,)), "bf16", "bf16"),
+    "f16 chain": Case(lambda x: ts.sqrt(ts.abs(x)) / (1.0 + x * x), ((200,),), "f16", "f16"),
+    "f64 chain": Case(lambda x: ts.exp(x) - ts.log1p(ts.abs(x)), ((200,),), "f64", "f64",
+                      terms=2),
+    "comparisons": Case(lambda x, y: (x > y, ts.where(x < y, x, -y), ts.isfinite(x)),
+                        ((13, 9), (9,))),
+    "integers": Case(lambda x: (ts.where(x > 3, x * 2, x // 3), x % 5, x & 6), ((13, 9),),
+                     draw="int"),
+    "integers to floats": Case(lambda x: ts.cast(x, "f32") / 3.0, ((13, 9),), draw="int"),
+    "floats to integers": Case(lambda x: ts.cast(x * 10.0, "int32"), ((13, 9),)),
+    # rows
+    "softmax": Case(lambda x: ts.softmax(x), ((9, 70),), kinds="rows", terms=70),
+    "softmax bf16": Case(lambda x: ts.softmax(x), ((5, 1000),), "bf16", "bf16", kinds="rows"),
+    "softmax of one row": Case(lambda x: ts.softmax(x), ((70,),), kinds="rows", terms=70),
+    "softmax of columns": Case(lambda x: ts.softmax(x, axis=0), ((9, 70),), terms=9),
+    "safe softmax": Case(lambda x: ts.softmax_safe(ts.where(x > 0.0, x, -ts.inf)), ((9, 17),),
+                         terms=17),
+    "masked row": Case(lambda x: ts.softmax(x - ts.inf), ((3, 8),)),
+    "log softmax": Case(lambda x: (ts.log_softmax(x), ts.logsumexp(x)), ((11, 300),), terms=300),
+    "layernorm": Case(lambda x, a, b: ts.layernorm(x, a, b), ((3, 9, 70), (70,), (70,)),
+                      kinds="rows", terms=70),
+    "rmsnorm bf16": Case(lambda x, a: ts.rmsnorm(x, a), ((9, 130), (130,)), "bf16", "bf16",
+                         kinds="rows", terms=16),
+    "rows in passes": Case(lambda x: ts.softmax(x * 2.0), ((3, 17000),), kinds="rows", terms=170),
+    "norm in passes": Case(lambda x: ts.layernorm(x) + ts.sum(x, axis=-1, keepdims=True),
+                           ((2, 16500),), kinds="rows", terms=16500),
+    # reductions
+    "sum of all": Case(lambda x: ts.sum(x * x), ((100, 77),), terms=7700),
+    "sum of a vector": Case(lambda x: ts.sum(x), ((1000,),), terms=1000),
+    "sums": Case(lambda x: (ts.mean(x, axis=1), ts.var(x, axis=(0, 2)), ts.sum(x, axis=(0, 1))),
+                 ((4, 32, 5),), terms=128),
+    "extrema": Case(lambda x: (ts.max(x, axis=0), ts.min(x, axis=(1, 2)), ts.max(x)),
+                    ((4, 32, 5),)),
+    "integer sums": Case(lambda x: (ts.sum(x, axis=0), ts.max(x, axis=1), ts.min(x, axis=0)),
+                         ((40, 7),), draw="int"),
+    # products
+    "gemm": Case(lambda a, b: ts.gemm(a, b), ((70, 50), (50, 90)), terms=50, kinds="gemm"),
+    "gemm bias gelu": Case(lambda a, b, c: ts.gelu(ts.gemm(a, b) + c), ((70, 50), (50, 90), (90,)),
+                           "bf16", "bf16", terms=4, kinds="gemm"),
+    "gemm of transposes": Case(lambda a, b: ts.gemm(a.T, b.T), ((50, 70), (90, 50)), "f16", "f16",
+                               terms=4, kinds="gemm"),
+    "gemm and residual": Case(lambda a, b, r: ts.relu(a @ b) + r, ((2, 35, 50), (50, 90),
+                                                                  (2, 35, 90)), terms=50),
+    "square residual": Case(lambda x, w: x @ w + x, ((64, 64), (64, 64)), terms=64, kinds="gemm"),
+    "vector by matrix": Case(lambda x, w: x @ w, ((50,), (50, 33)), terms=50),
+    "batch of products": Case(lambda a, b: (a @ b) * 2.0, ((2, 3, 20, 30), (3, 30, 10)), terms=30,
+                              axes=3),
+    "grouped product": Case(lambda a, b: a @ b, ((2, 3, 20, 30), (2, 1, 30, 10)), terms=30, axes=3),
+    "f64 product": Case(lambda a, b: ts.softmax(a @ b), ((13, 9), (9, 20)), "f64", "f64", terms=20),
+    "feed forward": Case(layer, ((30, 64), (64, 128), (128,), (128, 64)), terms=128),
+    "transformer block": Case(transformer, BLOCK, terms=64, axes=4, scale=0.3, kinds=(
+        "rows gemm" + 6 * " move" + " attention move gemm rows gemm gemm")),
+    "gradients of a block": Case(transformer_gradients, BLOCK, terms=1280, axes=4, scale=0.3),
+    "gradient": Case(gradient, ((20, 30), (50, 20)), terms=50),
+    # attention
+    "attention": Case(lambda q, k, v: ts.attention(q, k, v), ((3, 40, 16), (3, 55, 16),
+                                                             (3, 55, 16)), terms=55,
+                      kinds="attention"),
+    "causal bf16": Case(lambda q, k, v: ts.attention(q, k, v, causal=True), ((2, 4, 70, 32),) * 3,
+                        "bf16", "bf16", terms=16, kinds="attention"),
+    "grouped heads": Case(lambda q, k, v: ts.attention(q, k, v, causal=True),
+                          ((2, 4, 70, 32), (2, 2, 70, 32), (2, 2, 70, 32)), terms=70,
+                          kinds="attention"),
+    "causal with a past": Case(lambda q, k, v: ts.attention(q, k, v, causal=True, scale=0.3),
+                               ((1, 2, 20, 16), (1, 2, 50, 16), (1, 2, 50, 24)), terms=50,
+                               kinds="attention"),
+    "blocks of queries": Case(lambda q, k, v: ts.attention(q, k, v, causal=True),
+                              ((1, 600, 16),) * 3, terms=600, kinds="attention"),
+    "attention with a mask": Case(lambda q, k, v, m: ts.attention(q, k, v, mask=m),
+                                  ((2, 20, 16), (2, 30, 16), (2, 30, 16), (2, 20, 30)), terms=30,
+                                  axes=3),
+    # moves
+    "transpose": Case(lambda x: (x.T, ts.transpose(x, (1, 0, 2))), ((4, 7, 50),), axes=3),
+    "slices": Case(lambda x: (x[:, 1:3], x[1, ::2], ts.flip(x, 1)), ((4, 7, 50),), axes=3),
+    "concatenate": Case(lambda x, y: ts.concatenate([x, y * 2.0, x], axis=1), ((5, 40), (5, 33))),
+    "split": Case(lambda x: ts.split(x, [3, 4], axis=0), ((7, 50),)),
+    "pad": Case(lambda x: (ts.pad(x, ((1, 2), (0, 3), (40, 0))), ts.pad(x, 2, value=-1.5)),
+                ((3, 5, 70),), axes=3),
+    "gradient of a slice": Case(lambda x: ts.grad(lambda x: ts.sum(x[1:, 2:5] ** 2))(x),
+                                ((4, 9),)),
+    "broadcast": Case(lambda x: ts.broadcast_to(x, (3, 4, 65)), ((4, 1),), axes=3),
+    "heads": Case(heads, ((2, 9, 32), (32, 96)), terms=32, axes=4),
+}
+UNARY = {
+    "normal": ("exp", "expm1", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "relu",
+               "floor", "ceil", "round", "trunc", "abs", "sign", "gelu", "silu", "softplus"),
+    "positive": ("log", "log1p", "sqrt", "rsqrt"), "unit": ("asin", "acos"),
+}
+for _draw, _names in UNARY.items():
+    for _name in _names:
+        CASES[_name] = Case(getattr(ts, _name), ((5, 40),), draw=_draw, kinds="loop", terms=4)

@@ -1,0 +1,141 @@
+"""Fully sharded data parallel: parameters are whole only while they are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from mesh import training
+from mesh.launch import mpirun, needs_mpi
+from mesh.training import ROWS, held_bytes, mesh_of
+from tessera.graph.simplify import simplify
+from tolerance import assert_close
+
+PROGRAMS = Path(training.__file__)
+LAYERS, WIDTH, BATCH = 6, 40, 202
+
+
+def model(rng: np.random.Generator, dtype: str = "f32") -> tuple[list, np.ndarray]:
+    weights = [rng.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH) for _ in range(LAYERS)]
+    return [ts.param(w, dtype) for w in weights], rng.normal(size=(BATCH, WIDTH)).astype("f")
+
+
+def deep(weights: list, x: ts.Tensor) -> ts.Tensor:
+    for w in weights:
+        x = ts.tanh(x @ w)
+    return ts.mean(x**2)
+
+
+def whole_first(weights: list, x: ts.Tensor) -> ts.Tensor:
+    """The same with every parameter gathered before the first use."""
+    return deep([ts.dist.all_gather(w, "dp") for w in weights], x)
+
+
+def peak_bytes(f: ts.graph.jit.Function, *args) -> int:
+    """What rank 0 holds at most beside the arguments."""
+    graph = simplify(f.traced(*args).program.local(0).graph)
+    given = sum(4 * int(np.prod(v.aval.shape)) for v in graph.inputs)
+    return ts.debug.memory_timeline(graph).peak_bytes - given
+
+
+@pytest.mark.row("DIST-42")
+def test_gradients_equal_and_the_peak_is_that_of_one_layer(rng):
+    mesh = mesh_of(dp=4)
+    plain, x = model(rng)
+    params, rows = ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(x, ROWS, mesh=mesh)
+    assert all(p.is_param and p.layout.describe() == "(dp, -) regather dp" for p in params)
+    assert held_bytes(params, 0) == sum(p.nbytes for p in plain) / 4
+
+    want = ts.grad(deep)(plain, ts.tensor(x))
+    step, early = (ts.jit(ts.grad(f)) for f in (deep, whole_first))
+    grads = step(params, rows)
+    for g, w in zip(grads, want, strict=True):
+        assert g.layout.describe() == "(dp, -)"
+        assert_close(g.numpy(), w.numpy(), "f32", n=WIDTH)
+    stored = [ts.dist.distribute(p, g.layout) for p, g in zip(params, grads, strict=True)]
+    for g, w in zip(early(stored, rows), want, strict=True):
+        assert_close(g.numpy(), w.numpy(), "f32", n=WIDTH)
+
+    # each layer is gathered forward, all but the first once more backward; each gradient is split
+    assert Counter(c.op for c in step.plan) == {"all_gather": 2 * LAYERS - 1,
+                                                "reduce_scatter": LAYERS}
+    peaks = peak_bytes(step, params, rows), peak_bytes(early, stored, rows)
+    print(f"peak of rank 0: {peaks[0]} bytes, {peaks[1]} with all gathered first")
+    layer = WIDTH * WIDTH * 4
+    assert peaks[1] - peaks[0] > (LAYERS - 2) * layer
+
+
+def test_a_narrow_type_is_gathered_before_it_is_widened(rng):
+    mesh = mesh_of(dp=4)
+    plain, x = model(rng, "bf16")
+    params, rows = ts.dist.fsdp(plain, mesh=mesh), ts.dist.distribute(x, ROWS, mesh=mesh)
+    step = ts.jit(ts.grad(deep))
+    for g, w in zip(step(params, rows), ts.grad(deep)(plain, ts.tensor(x)), strict=True):
+        assert_close(g.numpy(), w.numpy(), "f32", n=WIDTH)
+    gathers = [c for c in step.plan if c.op == "all_gather"]
+    assert len(gathers) == 2 * LAYERS - 1 and {c.dtype for c in gathers} == {"bf16"}
+    assert {c.bytes for c in gathers} == {WIDTH * WIDTH * 2 * 3 // 4}
+
+
+def test_the_mark_goes_with_the_tensor(rng):
+    mesh = mesh_of(dp=2, tp=3)
+    w = ts.dist.distribute(ts.param(rng.normal(size=(5, 7))), training.COLUMNS, mesh=mesh)
+    (p,) = ts.dist.fsdp([w])
+    assert p.layout.describe() == "(dp, tp) regather dp" and p.layout.regather == ("dp",)
+    assert ts.dist.fsdp([p])[0].layout == p.layout == p.copy().layout
+    assert p.parts[0].shape == (3, 3) and (p.numpy() == w.numpy()).all()
+
+    x = ts.dist.distribute(rng.normal(size=(8, 5)).astype("f"), ROWS, mesh=mesh)
+    product = ts.jit(lambda p, x: x @ p)
+    y = product(p, x)
+    assert [(c.op, c.axes) for c in product.plan] == [("all_gather", ("dp",))]
+    assert y.layout.describe() == "(dp, tp)"
+    assert_close(y.numpy(), x.numpy() @ w.numpy(), "f32", n=5)
+
+    one = ts.jit(lambda p, x: x @ p)  # cheaper to add up a row of results, and yet it is gathered
+    row = ts.dist.distribute(x.numpy()[:1], None, mesh=mesh)
+    assert_close(one(p, row).numpy(), x.numpy()[:1] @ w.numpy(), "f32", n=5)
+    assert [(c.op, c.axes) for c in one.plan] == [("all_gather", ("dp",))]
+
+    captured = ts.jit(lambda x: x @ p)
+    assert (captured(x).numpy() == y.numpy()).all()
+    assert [(c.op, c.axes) for c in captured.plan] == [("all_gather", ("dp",))]
+    halves = ts.jit(lambda p: p * 0.5)
+    assert halves(p).layout.describe() == "(dp, tp)" and not halves.plan
+    assert ts.dist.shard(p, training.COLUMNS).layout == w.layout
+
+
+def test_what_is_too_small_stays_whole(rng):
+    mesh = mesh_of(dp=4)
+    params = ts.dist.fsdp({"b": ts.param(rng.normal(size=(3,))), "s": ts.param(1.5)}, mesh=mesh)
+    assert {k: p.layout.describe() for k, p in params.items()} == {"b": "(-)", "s": "()"}
+
+
+def test_errors():
+    mesh = mesh_of(dp=2)
+    with pytest.raises(ts.AxisError, match="has no axis 'tp'"):
+        ts.dist.fsdp([ts.ones(4)], axis="tp", mesh=mesh)
+    with pytest.raises(ts.ArgumentError, match="parameter '0' is float, not a tensor"):
+        ts.dist.fsdp([1.0], mesh=mesh)
+    with pytest.raises(ts.ArgumentError, match="only what is split over an axis"):
+        ts.dist.Layout(mesh, (ts.dist.Split(),), regather=("dp",))
+
+
+@pytest.mark.row("DIST-42")
+def test_simulated_ranks_train_beside_tensor_parallel_layers():
+    texts = [text.split() for text in ts.dist.simulate(training.fsdp, 4)]
+    assert len({digest for digest, *_ in texts}) == 1
+    split = sum(training.problem()[k].nbytes for k in ("w1", "b", "w2"))
+    assert sum(int(held) for _, held, _ in texts) >= split
+
+
+@needs_mpi
+@pytest.mark.row("DIST-42")
+def test_mpi_trains_to_the_bits_of_the_simulation(tmp_path):
+    run = mpirun(4, "fsdp", tmp_path, battery=PROGRAMS)
+    assert run.status == 0, run.text
+    assert run.results == dict(enumerate(ts.dist.simulate(training.fsdp, 4)))

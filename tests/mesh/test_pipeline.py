@@ -1,0 +1,553 @@
+"""Pipelines: schedules as data, gradients equal to those of the whole model, what ran when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from mesh import parallel
+from mesh.launch import mpirun, needs_mpi
+from mesh.parallel import MODEL, TIED, model_batch, model_params, squares, train
+from tessera.mesh.parallel.halves import Halves
+from tessera.mesh.parallel.schedules import Backward, Forward, needs, play, schedule
+from tolerance import tolerance
+
+PROGRAMS = Path(parallel.__file__)
+KINDS = pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+
+
+def whole_model(params, tokens, targets):
+    h = tokens
+    for stage, own in zip(MODEL, params, strict=True):
+        h = stage(own, h)
+    return squares(h, targets)
+
+
+def reference(batch=None, dtype: str = "f32") -> dict:
+    """The loss and gradients without a pipeline; a tied parameter has the sum."""
+    params = model_params(dtype=dtype)
+    loss, grads = ts.value_and_grad(whole_model)(params, *(batch or model_batch()))
+    embed = ts.tensor(grads[0]["embed"] + grads[3]["embed"])
+    grads[0]["embed"] = grads[3]["embed"] = embed
+    return {"loss": loss.array} | {f"{s}.{k}": g.array for s, own in enumerate(grads)
+                                   for k, g in own.items()}
+
+
+def check(found: dict, meant: dict, names=None) -> None:
+    assert found.keys() == (meant.keys() if names is None else names)
+    for name, value in found.items():
+        assert value.dtype == meant[name].dtype
+        np.testing.assert_allclose(value, meant[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+class TestSchedules:
+    @given(kind=st.sampled_from(["1f1b", "gpipe"]), ranks=st.integers(1, 6),
+           chunks=st.integers(1, 3), microbatches=st.integers(1, 12))
+    def test_every_step_once_and_after_what_it_needs(self, kind, ranks, chunks, microbatches):
+        plan = schedule(kind, ranks * chunks, microbatches, ranks)
+        every = {make(i, s) for make in (Forward, Backward) for i in range(microbatches)
+                 for s in range(ranks * chunks)}
+        assert sum(map(len, plan.steps)) == len(every)
+        assert {s for own in plan.steps for s in own} == every
+        for rank, own in enumerate(plan.steps):
+            assert all(s.stage % ranks == rank for s in own)
+        done = set()
+        for step in plan.order:
+            assert done.issuperset(needs(step, ranks * chunks)), step
+            done.add(step)
+        ends = {}
+        for rank, own in enumerate(plan.steps):  # the timeline is what the lists allow
+            spans = [s for s in plan.timeline.spans if s.row == rank]
+            assert all(a.end <= b.begin for a, b in zip(spans, spans[1:], strict=False))
+            ends |= dict(zip(own, spans, strict=True))
+        for step, span in ends.items():
+            assert all(ends[n].end <= span.begin for n in needs(step, ranks * chunks))
+
+    @given(ranks=st.integers(1, 8), chunks=st.integers(1, 3), microbatches=st.integers(1, 20))
+    def test_live_activations(self, ranks, chunks, microbatches):
+        stages = ranks * chunks
+        one, all_first = (schedule(k, stages, microbatches, ranks) for k in ("1f1b", "gpipe"))
+        for rank in range(ranks):
+            assert one.peak(rank) == min(stages - rank, microbatches * chunks) <= stages
+            assert all_first.peak(rank) == microbatches * chunks
+
+    @given(ranks=st.integers(1, 8), chunks=st.integers(1, 3), rounds=st.integers(1, 4),
+           kind=st.sampled_from(["1f1b", "gpipe"]))
+    def test_the_bubble(self, ranks, chunks, rounds, kind):
+        p, m = ranks, ranks * rounds
+        assert schedule(kind, p * chunks, m, p).bubble == pytest.approx(
+            (p - 1) / (chunks * m + p - 1), abs=1e-12)
+        assert schedule(kind, p, m + 1).bubble == pytest.approx((p - 1) / (m + p), abs=1e-12)
+
+    @given(ranks=st.integers(1, 6), chunks=st.integers(2, 4), microbatches=st.integers(1, 15),
+           units=st.integers(1, 3))
+    def test_more_forward_steps_ahead_shorten_nothing(self, ranks, chunks, microbatches, units):
+        stages = ranks * chunks
+        plan = schedule("1f1b", stages, microbatches, ranks)
+        further = []
+        for rank, own in enumerate(plan.steps):
+            forward = [s for s in own if isinstance(s, Forward)]
+            backward = [s for s in own if isinstance(s, Backward)]
+            ahead = min(2 * (ranks - 1 - rank) + (chunks - 1) * ranks, len(forward))
+            steps = forward[:ahead]
+            for pair in zip(forward[ahead:], backward, strict=False):
+                steps += pair
+            further.append((*steps, *backward[len(forward) - ahead:]))
+        lengths = []
+        for steps in (plan.steps, further):
+            try:
+                lengths.append(max(end for *_, end in play(stages, steps, units)))
+            except ts.ArgumentError:  # some counts of microbatches do not go through at all
+                lengths.append(float("inf"))
+        assert lengths[0] <= lengths[1]
+
+    def test_1f1b_written_out(self):
+        plan = schedule("1f1b", 3, 4)
+        assert [" ".join(map(str, own)) for own in plan.steps] == [
+            "F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+
+    def test_picture(self):
+        assert str(schedule("1f1b", 3, 3)) == (
+            "1f1b: 3 stages, 3 microbatches, 40 % idle\n"
+            "stage 0  F0 F1 F2             B0---    B1---    B2---\n"
+            "stage 1     F0 F1       B0--- F2 B1---    B2---\n"
+            "stage 2        F0 B0--- F1 B1--- F2 B2---")
+        svg = schedule("gpipe", 4, 2, 2).timeline.svg()
+        assert svg.count("<rect") == 16 and "F1b" in svg and svg.endswith("</svg>")
+
+    @pytest.mark.parametrize("given, words", [
+        (("2f2b", 2, 2), "no pipeline schedule '2f2b'"), (("1f1b", 0, 2), "stages is an integer"),
+        (("1f1b", 2, True), "microbatches is an integer"),
+        (("gpipe", 3, 2, 2), "3 stages cannot be spread over 2 ranks.*4")])
+    def test_what_cannot_be(self, given, words):
+        with pytest.raises(ts.ArgumentError, match=f"(?s){words}"):
+            schedule(*given)
+
+
+class TestHalves:
+    def test_residuals_are_what_backward_reads_and_no_copies_of_parameters(self, rng):
+        def stage(p, x):
+            return ts.tanh(x @ ts.transpose(ts.cast(p["w"], "f32")) + p["b"])
+
+        params = {"w": ts.tensor(rng.standard_normal((5, 4)), "bf16"),
+                  "b": ts.tensor(rng.standard_normal(5), "f32")}
+        x, g = (ts.tensor(rng.standard_normal(s), "f32") for s in ((3, 4), (3, 5)))
+        halves = Halves(stage, params, x)
+        value, kept = halves.run(params, x)
+        assert kept.nbytes == value.nbytes  # tanh's derivative needs its result, nothing else
+        assert {id(t) for t in kept.inputs} == {id(params["w"]), id(x)}
+        y, pull = ts.vjp(stage, params, x)
+        assert (value.array == y.array).all()
+        (dp, dx), (mp, mx) = halves.pull(kept, [g]), pull(g)
+        for a, b in [(dp["w"], mp["w"]), (dp["b"], mp["b"]), (dx, mx)]:
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=tolerance(ts.f32, 16),
+                                       atol=1e-6)
+
+    def test_random_draws_are_the_same_in_both_halves(self, rng):
+        def stage(p, x):
+            return ts.dropout(x * p, 0.5)
+
+        x = ts.tensor(rng.uniform(1, 2, (64, 8)), "f32")
+        p = ts.tensor(rng.uniform(1, 2, 8), "f32")
+        halves = Halves(stage, p, x)
+        y, kept = halves.run(p, x)
+        _, dx = halves.pull(kept, [ts.ones(y.shape)])
+        assert ((dx.numpy() != 0) == (y.numpy() != 0)).all() and 0 < (y.numpy() == 0).mean() < 1
+        again, _ = halves.run(p, x)
+        assert ((again.numpy() == 0) != (y.numpy() == 0)).any()
+
+
+    def test_a_rematerialised_stage_keeps_its_inputs_only(self, rng):
+        def stage(p, x):
+            return ts.tanh(ts.tanh(x @ p) @ p)
+
+        p, x, g = (ts.tensor(rng.standard_normal((6, 6)), "f32") for _ in range(3))
+        plain, again = Halves(stage, p, x), Halves(ts.remat(stage), p, x)
+        (_, kept), (_, less) = plain.run(p, x), again.run(p, x)
+        assert less.nbytes == 0 < kept.nbytes
+        for a, b in zip(plain.pull(kept, [g]), again.pull(less, [g]), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+    def test_what_a_stage_prints_is_printed_once(self, capsys):
+        def stage(p, x):
+            ts.debug.print("mean {}", ts.mean(x))
+            return x * p
+
+        halves = Halves(stage, ts.ones(()), ts.ones(3))
+        _, kept = halves.run(ts.ones(()), ts.ones(3))
+        assert capsys.readouterr().out.count("mean 1.0") == 1
+        halves.pull(kept, [ts.ones(3)])
+        assert capsys.readouterr().out == ""
+
+
+class TestTraining:
+    @pytest.mark.row("DIST-28")
+    @KINDS
+    def test_gradients_equal_those_without_a_pipeline(self, kind):
+        """10 rows in 4 microbatches: 3, 3, 2 and 2 rows, weighted by them."""
+        meant = reference()
+        check(train(kind), meant)
+        mesh = ts.dist.mesh(axes=("pp",), shape=(4,))
+        with mesh:
+            check(train(kind), meant)  # alone, the stages take turns here
+        for rank, found in enumerate(ts.dist.simulate(train, mesh, kind)):
+            own = {n for n in meant if n.startswith(f"{rank}.")} | {"loss"}
+            check(found, meant, own)
+
+    @KINDS
+    def test_several_stages_per_rank(self, kind):
+        meant, mesh = reference(), ts.dist.mesh(axes=("pp",), shape=(2,))
+        for rank, found in enumerate(ts.dist.simulate(train, mesh, kind)):
+            own = {n for n in meant if n[0] in (str(rank), str(rank + 2))} | {"loss"}
+            check(found, meant, own)
+
+    @KINDS
+    @pytest.mark.parametrize("microbatches", [1, 3, 10])
+    def test_schedules_give_the_same_bits(self, kind, microbatches):
+        first = train("1f1b", microbatches)
+        found = train(kind, microbatches)
+        assert all((found[k] == first[k]).all() for k in first)
+        for own in ts.dist.simulate(train, ts.dist.mesh(axes=("pp",), shape=(4,)), kind,
+                                    microbatches):
+            assert all((own[k] == first[k]).all() for k in own)
+
+    @pytest.mark.parametrize("numerics", ["off", "raise"])
+    def test_gradients_that_share_memory_are_added_up_apart(self, numerics):
+        """Under sentinels a graph runs node by node, and its results may be one array."""
+        pipe = ts.pipeline([lambda p, x: x + (p["a"] + p["b"])], 4)
+        params = {k: ts.zeros(3) for k in "ab"}
+        with ts.config.scope(numerics=numerics):
+            _, (grads,) = pipe.value_and_grad(lambda y: ts.mean(y))([params], ts.ones((8, 3)))
+        for g in grads.values():
+            np.testing.assert_allclose(g.numpy(), np.full(3, 1 / 3), rtol=1e-6)
+
+    def test_gradients_of_bf16_parameters_add_up_in_f32(self):
+        """256 microbatches of equal gradients 2^-9: a sum in bf16 stops at 1/2."""
+        pipe = ts.pipeline([lambda p, x: p * x], microbatches=256)
+        x = ts.full((256,), 0.5, "bf16")
+        loss, (g,) = pipe.value_and_grad(lambda y: ts.mean(ts.cast(y, "f32")))(
+            [ts.ones((), "bf16")], x)
+        assert g.type == ts.as_type("f32") and g.item() == 0.5 and loss.item() == 0.5
+
+    def test_f64(self):
+        batch = model_batch(dtype="f64")
+        pipe = ts.pipeline(MODEL, 4, tied=TIED)
+        loss, grads = pipe.value_and_grad(squares)(model_params(dtype="f64"), *batch)
+        meant = reference(batch, "f64")
+        assert loss.dtype is ts.f64 and grads[1]["w"].dtype is ts.f64
+        np.testing.assert_allclose(grads[0]["embed"].numpy(), meant["0.embed"], rtol=1e-12)
+
+    def test_no_rank_needs_the_parameters_of_others(self):
+        mesh, meant = ts.dist.mesh(axes=("pp",), shape=(4,)), reference()
+
+        def program():
+            params = [p if s == ts.dist.rank() else None for s, p in enumerate(model_params())]
+            pipe = ts.pipeline(MODEL, 4, tied=TIED)
+            loss, grads = pipe.value_and_grad(squares)(params, *model_batch())
+            assert [g is None for g in grads] == [p is None for p in params]
+            return loss.item()
+
+        np.testing.assert_allclose(ts.dist.simulate(program, mesh), meant["loss"], rtol=1e-6)
+
+    @pytest.mark.row("DIST-28")
+    def test_five_steps_of_training(self):
+        """Weights after five steps, tied ones among them, equal those of the whole model."""
+        def whole(weights, tokens, targets):
+            return whole_model([*weights, {"embed": weights[0]["embed"]}], tokens, targets)
+
+        weights = model_params()[:3]
+        optimizer = ts.optim.AdamW(weight_decay=0.1)
+        state = optimizer.init(weights)
+        for seed in range(5):
+            _, grads = ts.value_and_grad(whole)(weights, *model_batch(seed))
+            weights, state = optimizer.update(weights, grads, state, 0.02)
+
+        def program():
+            params, me = model_params(), ts.dist.rank()
+            own, step = params[me], ts.pipeline(MODEL, 3, tied=TIED).value_and_grad(squares)
+            state = optimizer.init(own)
+            for seed in range(5):
+                mine = [own if s == me else None for s in range(4)]
+                _, grads = step(mine, *model_batch(seed))
+                own, state = optimizer.update(own, grads[me], state, 0.02)
+            return {k: v.numpy() for k, v in own.items()}
+
+        found = ts.dist.simulate(program, ts.dist.mesh(axes=("pp",), shape=(4,)))
+        assert (found[0]["embed"] == found[3]["embed"]).all()
+        for own, meant in zip(found, weights, strict=False):
+            for name, value in own.items():
+                np.testing.assert_allclose(value, meant[name].numpy(), rtol=1e-3, atol=1e-4)
+        assert np.abs(found[0]["embed"] - model_params()[0]["embed"].numpy()).max() > 0.05
+
+    def test_evaluation(self):
+        params, (tokens, _) = model_params(), model_batch()
+        meant = tokens
+        for stage, own in zip(MODEL, params, strict=True):
+            meant = stage(own, meant)
+        pipe = ts.pipeline(MODEL, 3)
+        np.testing.assert_allclose(pipe(params, tokens).numpy(), meant.numpy(), rtol=1e-5)
+        for ranks in (2, 4):
+            mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
+            *others, last = ts.dist.simulate(lambda: pipe(params, tokens), mesh)
+            assert others == [None] * (ranks - 1)
+            np.testing.assert_allclose(last.numpy(), meant.numpy(), rtol=1e-5)
+
+    def test_live_residuals_follow_the_schedule(self, monkeypatch):
+        """What a 1F1B stage keeps at the same time, counted while it runs."""
+        live, most = {}, {}
+        run, pull = Halves.run, Halves.pull
+
+        def counted_run(self, *args):
+            me = ts.dist.rank()
+            live[me] = live.get(me, 0) + 1
+            most[me] = max(most.get(me, 0), live[me])
+            return run(self, *args)
+
+        def counted_pull(self, *args):
+            live[ts.dist.rank()] -= 1
+            return pull(self, *args)
+
+        monkeypatch.setattr(Halves, "run", counted_run)
+        monkeypatch.setattr(Halves, "pull", counted_pull)
+        mesh = ts.dist.mesh(axes=("pp",), shape=(4,))
+        ts.dist.simulate(train, mesh, "1f1b", 8)
+        assert most == {0: 4, 1: 3, 2: 2, 3: 1} and set(live.values()) == {0}
+        most.clear()
+        ts.dist.simulate(train, mesh, "gpipe", 8)
+        assert set(most.values()) == {8}
+
+
+class TestOtherAxes:
+    def test_data_parallel_ranks_have_batches_of_their_own(self):
+        mesh = ts.dist.mesh(axes=("dp", "pp"), shape=(2, 2))
+        meant = reference()
+
+        def program():
+            place = mesh.coords(ts.dist.rank())
+            tokens, targets = model_batch()
+            rows = slice(0, 5) if place[0] == 0 else slice(5, 10)
+            pipe = ts.pipeline(MODEL, 2, tied=TIED)
+            loss, grads = pipe.value_and_grad(squares)(model_params(), tokens[rows], targets[rows])
+            mean = {f"{s}.{k}": ts.dist.all_reduce(g, "dp", op="mean").array
+                    for s, own in enumerate(grads) if own for k, g in own.items()}
+            return {"loss": ts.dist.all_reduce(loss, "dp", op="mean").array, **mean}
+
+        for rank, found in enumerate(ts.dist.simulate(program, mesh)):
+            check(found, meant, {n for n in meant if n[0] in (str(rank % 2), str(rank % 2 + 2))}
+                  | {"loss"})
+
+    def test_stages_may_communicate_on_the_axes_that_are_left(self, rng):
+        """Two stages, each with its first matrix cut in columns and its second in rows."""
+        w = [[ts.tensor(rng.standard_normal(s) / 3, "f32") for s in ((6, 8), (8, 6))]
+             for _ in range(2)]
+        x, t = (ts.tensor(rng.standard_normal((8, 6)), "f32") for _ in range(2))
+
+        def loss_fn(y, t):
+            return ts.mean((y - t) ** 2)
+
+        def whole(w):
+            h = x
+            for a, b in w:
+                h = ts.tanh(h @ a) @ b
+            return loss_fn(h, t)
+
+        loss, grads = ts.value_and_grad(whole)(w)
+        mesh = ts.dist.mesh(axes=("tp", "pp"), shape=(2, 2))
+
+        def stage(p, h):
+            return ts.dist.all_reduce(ts.tanh(h @ p[0]) @ p[1], "tp")
+
+        def tp_loss(y, t):
+            return loss_fn(y, ts.dist.replicated(t, "tp"))
+
+        def program():
+            tp, pp = mesh.coords(ts.dist.rank())
+            cut = slice(4 * tp, 4 * tp + 4)
+            params = [None, None]
+            params[pp] = [w[pp][0][:, cut], w[pp][1][cut]]
+            pipe = ts.pipeline([stage, stage], 3)
+            found, grads = pipe.value_and_grad(tp_loss)(params, x, t)
+            return found.item(), [g.numpy() for g in grads[pp]]
+
+        for rank, (found, (da, db)) in enumerate(ts.dist.simulate(program, mesh)):
+            tp, pp = mesh.coords(rank)
+            cut = slice(4 * tp, 4 * tp + 4)
+            assert found == pytest.approx(loss.item(), rel=1e-5)
+            np.testing.assert_allclose(da, grads[pp][0].numpy()[:, cut], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(db, grads[pp][1].numpy()[cut], rtol=1e-4, atol=1e-6)
+
+
+    @pytest.mark.parametrize("places", [1, 2])
+    def test_a_loss_that_several_ranks_have_counts_once(self, places, rng):
+        """That it is the same on all is known from the stage before the last."""
+        w = ts.tensor(rng.standard_normal((6, 6)), "f32")
+        x, t = (ts.tensor(rng.standard_normal((8, 6)), "f32") for _ in range(2))
+        meant = ts.grad(lambda w: squares(ts.tanh(x @ w), t))(w)
+        mesh = ts.dist.mesh(axes=("tp", "pp"), shape=(2, places))
+
+        def rows(p, h):
+            half = slice(3 * mesh.coords(ts.dist.rank())[0], None)
+            return ts.dist.all_reduce(h[:, half][:, :3] @ p, "tp")
+
+        def program():
+            tp, pp = mesh.coords(ts.dist.rank())
+            pipe = ts.pipeline([rows, lambda p, h: ts.tanh(h)], 2)
+            _, grads = pipe.value_and_grad(lambda y, t: squares(y, ts.dist.replicated(t, "tp")))(
+                [w[3 * tp:3 * tp + 3], None], x, t)
+            return None if grads[0] is None else grads[0].numpy()
+
+        for rank, found in enumerate(ts.dist.simulate(program, mesh)):
+            tp, pp = mesh.coords(rank)
+            assert (found is None) == (pp == 1)
+            if found is not None:
+                np.testing.assert_allclose(found, meant.numpy()[3 * tp:3 * tp + 3], rtol=1e-4,
+                                           atol=1e-6)
+
+    def test_distributed_tensors_keep_their_layouts(self):
+        """Weights split over tp, 10 rows over dp, stages over pp: as one process computes it. The
+        microbatches have 4, 4 and 2 rows: each of the two ranks has 2, 2 and 1."""
+        weights, x, t = parallel.blocks_of()
+
+        def whole(weights):
+            h = ts.tensor(x)
+            for own in weights:
+                h = parallel.block(own, h)
+            return squares(h, ts.tensor(t)), h
+
+        (loss, y), grads = ts.value_and_grad(whole, has_aux=True)(
+            [[ts.tensor(w) for w in own] for own in weights])
+        meant = {"loss": loss.array, "y": y.array} | {
+            f"{s}.{k}": g.array for s, own in enumerate(grads) for k, g in enumerate(own)}
+        check(parallel.distributed(), meant)
+        for rank, found in enumerate(ts.dist.simulate(parallel.distributed, 8)):
+            mine = {f"{rank % 2}.0", f"{rank % 2}.1", "loss"} | ({"y"} if rank % 2 else set())
+            check(found, meant, mine)
+
+
+class TestTrace:
+    def test_what_ran_when(self):
+        mesh = ts.dist.mesh(axes=("pp",), shape=(3,))
+
+        def program():
+            pipe = ts.pipeline([lambda p, x: x * p] * 3, 4)
+            with pytest.raises(ts.ArgumentError, match="has not run yet"):
+                pipe.trace()
+            pipe.value_and_grad(lambda y: ts.mean(y))([ts.ones(()) for _ in range(3)], ts.ones(8))
+            return pipe.trace()
+
+        timelines = ts.dist.simulate(program, mesh)
+        assert timelines[0] == timelines[1] == timelines[2]
+        for rank, own in enumerate(schedule("1f1b", 3, 4).steps):
+            assert [s.label for s in timelines[0].spans if s.row == rank] == list(map(str, own))
+        assert "3 stages, 4 microbatches" in str(timelines[0]) and "ms" in str(timelines[0])
+
+    @pytest.mark.row("DIST-28")
+    @needs_mpi
+    def test_stages_overlap(self, tmp_path):
+        run = mpirun(2, "overlap", tmp_path, battery=PROGRAMS)
+        assert run.status == 0, run.text
+        print(run.results[0])
+        assert float(run.results[0].split("\n")[0]) > 0.2
+
+    @needs_mpi
+    @pytest.mark.parametrize("program, ranks", [
+        ("pipelines", 2), ("pipelines", 4), ("distributed_pipeline", 8)])
+    def test_mpi_gives_the_bits_of_the_simulation(self, program, ranks, tmp_path):
+        run = mpirun(ranks, program, tmp_path, battery=PROGRAMS)
+        assert run.status == 0, run.text
+        meant = ts.dist.simulate(getattr(parallel, program), ranks)
+        assert run.results == dict(enumerate(meant))
+
+
+def two(**options):
+    return ts.pipeline([lambda p, x: x * p, lambda p, x: x + p], 2, **options)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("make, words", [
+        (lambda: ts.pipeline([], 2), "needs a list of functions"),
+        (lambda: ts.pipeline(squares, 2), "needs a list of functions"),
+        (lambda: ts.pipeline([squares, 3], 2), "needs a list of functions"),
+        (lambda: two(schedule="zb"), "no pipeline schedule 'zb'"),
+        (lambda: two(tied=[("0.w", "2.w")]), "'2.w' names no parameter of 2 stages"),
+        (lambda: two()([1.0], ts.ones(4)), "one tree of parameters per stage, got 1 entries"),
+        (lambda: two()([1.0, 2.0], ts.ones(1)), "2 microbatches of the batch, .* of 1, 0 rows"),
+        (lambda: two().value_and_grad(3), "needs a loss function, got 3"),
+        (lambda: two(tied=[("0", "1.w")]).value_and_grad(ts.mean)(
+            [ts.ones(()), ts.ones(())], ts.ones(4)), "stage 1 has no parameter 'w'"),
+    ])
+    def test_arguments(self, make, words):
+        with pytest.raises(ts.ArgumentError, match=words):
+            make()
+
+    def test_shapes(self):
+        with pytest.raises(ts.ShapeError, match="x is a scalar"):
+            two()([1.0, 2.0], 3.0)
+        with pytest.raises(ts.ShapeError, match="x.0 has 4, x.1 has 3"):
+            two()([1.0, 2.0], (ts.ones(4), ts.ones(3)))
+        with pytest.raises(ts.ShapeError, match="x has 4 rows, the targets 3"):
+            two().value_and_grad(squares)([1.0, 2.0], ts.ones(4), ts.ones(3))
+
+    def test_a_loss_that_is_none(self):
+        with pytest.raises(ts.GradError, match=r"must return a float scalar, it returns f32\[2\]"):
+            two().value_and_grad(lambda y: y)([ts.ones(()), ts.ones(())], ts.ones(4))
+
+    def test_the_same_tensor_in_two_stages_must_be_tied(self):
+        w = ts.ones(())
+        with pytest.raises(ts.ArgumentError, match="stages 0 and 1 have the same tensor") as info:
+            two().value_and_grad(ts.mean)([{"w": w}["w"], w], ts.ones(4))
+        assert 'tied=[("0", "1")]' in info.value.hint
+
+    def test_batches_that_are_split_in_different_ways(self):
+        mesh = ts.dist.mesh(axes=("dp", "pp"), shape=(2, 2))
+        rows = ts.ShardSpec(("row",), ("dp",))
+        x = ts.dist.tensor((8, 3), rows, mesh, init=1.0)
+        step = two(mesh=mesh).value_and_grad(squares)
+        params = [ts.ones(()), ts.ones(())]
+        with pytest.raises(ts.ArgumentError, match="the batch.0 over dp, the batch.1 over no axis"):
+            step(params, x, ts.ones((8, 3)))
+        few = ts.dist.tensor((2, 3), rows, mesh, init=1.0)
+        with pytest.raises(ts.ArgumentError, match="too few rows: microbatches of 2, 0 rows"):
+            step(params, few, few)
+
+    def test_distributed_tensors_that_lie_elsewhere(self):
+        mesh = ts.dist.mesh(axes=("dp", "pp"), shape=(2, 2))
+        x, (p, q) = ts.ones(4), (ts.dist.tensor((), mesh=mesh.sub(pp=s)) for s in (0, 1))
+        with mesh:
+            with pytest.raises(ts.dist.MeshError, match="is used by a stage on mesh.*ranks 1, 3"):
+                two()([p, p], x)
+            rows = ts.dist.tensor((4, 1), ts.ShardSpec(("row",), ("pp",)), mesh)
+            with pytest.raises(ts.ArgumentError, match="cannot be used by one stage") as info:
+                two()([p, q], rows)
+        assert "may be split over 'pp'" in info.value.hint
+
+    def test_inside_jit(self):
+        with pytest.raises(ts.TraceError, match="a pipeline cannot be traced"):
+            ts.jit(lambda x: two()([1.0, 2.0], x))(ts.ones(4))
+
+    def test_a_mesh_without_the_axis(self):
+        with pytest.raises(ts.AxisError, match="has no axis 'pp'"):
+            two(mesh=ts.dist.mesh(axes=("dp",), shape=(2,)))
+
+    def test_ranks_with_different_batches(self):
+        def program():
+            return two()([1.0, 2.0], ts.ones(4 + ts.dist.rank()))
+
+        with pytest.raises(ts.dist.DisagreementError, match="(?s)rows=4.*rows=5"):
+            ts.dist.simulate(program, ts.dist.mesh(axes=("pp",), shape=(2,)))
+
+    def test_a_stage_that_fails_stops_all(self):
+        def broken(p, x):
+            raise ValueError("broken stage")
+
+        def program():
+            return ts.pipeline([lambda p, x: x, broken], 2)([1.0, 2.0], ts.ones(4))
+
+        with pytest.raises(ValueError, match="broken stage") as info:
+            ts.dist.simulate(program, ts.dist.mesh(axes=("pp",), shape=(2,)))
+        assert "raised on rank 1 of 2" in info.value.__notes__[0]
