@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -35,6 +36,7 @@ from transformer import (
     place,
     place_batch,
     place_params,
+    stage,
     stage_params,
     stages_of,
 )
@@ -64,7 +66,7 @@ class Model:
         def measure(params: dict, tokens: ts.Tensor, targets: ts.Tensor):
             return loss_of(plain(params, tokens), targets)
 
-        self.c, self.step, self.measure, self.logits = c, step, measure, ts.jit(plain)
+        self.c, self.step, self.measure = c, step, measure
 
     def advance(self, run: Run, batch: tuple, lr: float) -> tuple[float, float]:
         """One step of training: the loss, and the norm of the gradient before it is clipped."""
@@ -75,32 +77,11 @@ class Model:
     def loss(self, params: list, batch: tuple) -> float:
         return float(self.measure(params[0], *place_batch(self.c, batch)))
 
-    def scores(self, params: list, tokens: np.ndarray) -> np.ndarray:
-        """The logits of one window.   tokens: [1, T]   scores: [T, 256]"""
-        return self.logits(params[0], tokens).numpy()[0]
-
     def held_out_loss(self, params: list, corpus: ByteCorpus, batches: int) -> float:
         """Mean cross-entropy in nats per byte, on the same windows each time."""
         windows = corpus.held_out_batches(batches, B=self.c.B, T=self.c.T)
         with same_randomness():
             return float(np.mean([self.loss(params, batch) for batch in windows]))
-
-    def generate(self, params: list, prompt: bytes, count: int) -> bytes:
-        """The prompt and `count` more bytes, each drawn from the softmax of logits / temperature.
-
-        The window is computed anew for each byte, padded to T: causal attention does not see what
-        stands behind.
-        """
-        rng = np.random.default_rng(self.c.seed)
-        text = bytearray(prompt)
-        for _ in range(count):
-            window = text[-self.c.T:]
-            tokens = np.zeros((1, self.c.T), np.int64)
-            tokens[0, :len(window)] = window
-            scores = self.scores(params, tokens)[len(window) - 1]
-            scores = scores.astype(np.float64) / max(self.c.temperature, 1e-6)
-            text.append(int(np.argmax(scores + rng.gumbel(size=VOCABULARY))))
-        return bytes(text)
 
 
 class Pipelined(Model):
@@ -119,7 +100,7 @@ class Pipelined(Model):
             return c.optimizer.update(params, grads, state, lr)
 
         self.training = pipe(c.dropout, c.microbatches).value_and_grad(loss_of)
-        self.forward, self.one = pipe(0.0, c.microbatches), pipe(0.0, 1)
+        self.forward = pipe(0.0, c.microbatches)
         self.update, self.norm = update, ts.jit(ts.optim.global_norm)
         self.measure = ts.jit(loss_of)
 
@@ -146,10 +127,6 @@ class Pipelined(Model):
         made = np.zeros(()) if logits is None else self.measure(logits, batch[1]).numpy()
         return float(self.told(made))
 
-    def scores(self, params: list, tokens: np.ndarray) -> np.ndarray:
-        made = self.one(params, tokens)
-        return self.told(np.zeros((self.c.T, VOCABULARY)) if made is None else made.numpy()[0])
-
     def told(self, found: np.ndarray) -> np.ndarray:
         """What the last stage has found, on all ranks."""
         if ts.dist.world_size() == 1:
@@ -157,6 +134,40 @@ class Pipelined(Model):
         found = ts.tensor(found.astype(np.float32))
         last = self.c.stages - 1
         return ts.dist.broadcast(found, axis="pp", root=last, mesh=self.c.grid).numpy()
+
+
+def sampled(c: Config, run: Run) -> str:
+    """Text of the model, generated on rank 0 with all weights."""
+    if c.stages > 1 and ts.dist.world_size() > 1:
+        return "(each rank has its stages alone: --resume in one process samples the whole model)"
+    params = whole(merged(run.params))
+    text = generate(c, params, b"def ", c.sample) if ts.dist.rank() == 0 else b""
+    return ts.dist.share(text.decode(errors="replace"))
+
+
+def whole(params: dict) -> dict:
+    """The weights as tensors of this process; every rank of a mesh must ask for them."""
+    return {k: whole(p) if isinstance(p, dict) else ts.tensor(p.numpy(), p.type)
+            for k, p in params.items()}
+
+
+def generate(c: Config, params: dict, prompt: bytes, count: int) -> bytes:
+    """The prompt and `count` more bytes, each drawn from the softmax of logits / temperature.
+
+    The window is computed anew for each byte, padded to T: causal attention does not see what
+    stands behind.
+    """
+    logits = ts.jit(functools.partial(stage, c=c, first=True, last=True, dropout=0.0))
+    rng = np.random.default_rng(c.seed)
+    text = bytearray(prompt)
+    for _ in range(count):
+        window = text[-c.T:]
+        tokens = np.zeros((1, c.T), np.int64)
+        tokens[0, :len(window)] = window
+        scores = logits(params, tokens).numpy()[0, len(window) - 1]
+        scores = scores.astype(np.float64) / max(c.temperature, 1e-6)
+        text.append(int(np.argmax(scores + rng.gumbel(size=VOCABULARY))))
+    return bytes(text)
 
 
 @contextlib.contextmanager
@@ -249,14 +260,14 @@ def train(c: Config, run: Run, corpus: ByteCorpus, history: ts.checkpoints.Histo
     if ts.dist.rank() == 0:
         report(c, run, corpus, history.folder, progress)
     if not stop and c.sample:
-        text = model.generate(run.params, b"def ", c.sample)
-        print(f"\n--- a sample ---\n{text.decode(errors='replace')}\n---")
+        print(f"\n--- a sample ---\n{sampled(c, run)}\n---")
     return not stop
 
 
 def evaluate(model: Model, run: Run, corpus: ByteCorpus, progress: Progress) -> None:
-    """The held-out loss now, on more text at the end; and what the sentinels counted."""
-    last = run.step == model.c.steps
+    """The held-out loss now, on more text at the end of a longer run; and what the sentinels
+    counted."""
+    last = run.step == model.c.steps >= 100
     loss = model.held_out_loss(run.params, corpus, batches=32 if last else 8)
     run.held_out.append((run.step, loss))
     progress.say(f"step {run.step}: held-out loss {loss:.4f} nats/byte")

@@ -88,7 +88,7 @@ def test_the_figures_are_those_of_the_model(train, text, tmp_path):
     assert result(out)["parameters"] == sum(w.size for w in weights.values())
     corpus = ts.data.from_file(text)
     losses = [reference_loss(weights, *w, layers=2, heads=2)
-              for w in corpus.held_out_batches(32, B=4, T=16)]
+              for w in corpus.held_out_batches(8, B=4, T=16)]
     assert saved.meta["held_out"][-1][1] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
