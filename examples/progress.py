@@ -4,6 +4,7 @@ the loss curve."""
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import time
@@ -107,16 +108,14 @@ def interruptible() -> Iterator[list[int]]:
 
 def draw_curve(file: Path, losses: list[float], held_out: list[tuple[int, float]]) -> None:
     """Loss per step, a running mean of it, and the held-out losses, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     mean, means = losses[0] if losses else 0.0, []
     for loss in losses:
         mean += 0.05 * (loss - mean)
         means.append(mean)
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=110)
+    figure = Figure(figsize=(8, 4.5), dpi=110, layout="tight")
+    axes = figure.subplots()
     steps = range(1, len(losses) + 1)
     axes.plot(steps, losses, color="#b8c4d6", linewidth=0.8, label="batch")
     axes.plot(steps, means, color="#1f4e8c", linewidth=1.6, label="running mean")
@@ -125,6 +124,9 @@ def draw_curve(file: Path, losses: list[float], held_out: list[tuple[int, float]
     axes.set(xlabel="step", ylabel="loss in nats per byte", ylim=(0, None))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(file)
-    pyplot.close(figure)
+
+
+if __name__ == "__main__":  # progress.py result.json loss.png
+    made = json.loads(Path(sys.argv[1]).read_text())
+    draw_curve(Path(sys.argv[2]), made["losses"], made["held_out"])

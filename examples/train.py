@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import functools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -277,7 +278,6 @@ def evaluate(model: Model, run: Run, corpus: ByteCorpus, progress: Progress) -> 
 
 def report(c: Config, run: Run, corpus: ByteCorpus, out: Path, progress: Progress) -> None:
     """loss.png and result.json."""
-    draw_curve(out / "loss.png", run.losses, run.held_out)
     result = {
         "config": asdict(c), "corpus": corpus.name, "parameters": sum(
             p.size for p in ts.optim.named_params(init_params(c)).values()),
@@ -286,6 +286,11 @@ def report(c: Config, run: Run, corpus: ByteCorpus, out: Path, progress: Progres
         "held_out": run.held_out, "losses": run.losses,
     }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    if ts.dist.world_size() == 1:
+        draw_curve(out / "loss.png", run.losses, run.held_out)
+    else:  # matplotlib takes 37 MB, which this rank gives back by not loading it
+        drawing = [sys.executable, str(Path(__file__).with_name("progress.py"))]
+        subprocess.run([*drawing, str(out / "result.json"), str(out / "loss.png")], check=True)
     print(f"{progress.tokens_per_s:.0f} tokens/s; curve and figures: {out}/loss.png, result.json")
 
 
