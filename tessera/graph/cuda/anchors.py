@@ -35,33 +35,22 @@ PRODUCT, ATTENTION = Call("product"), Call("flash_attention")
 NARROW = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2", "int8"})  # widened exactly by a product
 
 
-class Users:
-    """Who makes and who reads each value of a graph."""
+class Makers:
+    """Who makes each value of a graph."""
 
     def __init__(self, graph: Graph):
         self.maker: dict[Value, Node] = {v: n for n in graph.nodes for v in n.outputs}
-        self.readers: dict[Value, list[Node]] = {}
-        for n in graph.nodes:
-            for v in n.inputs:
-                self.readers.setdefault(v, []).append(n)
-        self.kept = set(graph.outputs)
 
     def made_by(self, v: Value, *names: str) -> Node | None:
         node = self.maker.get(v)
         return node if node is not None and node.op.name in names else None
 
-    def only_reader(self, v: Value) -> Node | None:
-        """The one node that reads v, when nothing else needs it."""
-        found = self.readers.get(v, [])
-        return found[0] if len(found) == 1 and v not in self.kept else None
-
-
-Matcher = Callable[[Users, Node], Node | None]
+Matcher = Callable[[Makers, Node], Node | None]
 
 
 def replace_calls(graph: Graph, match: Matcher) -> Graph:
     """The graph with each node for which `match` gives a call replaced by it."""
-    users = Users(graph)
+    users = Makers(graph)
     nodes = [match(users, node) or node for node in graph.nodes]
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
@@ -75,7 +64,7 @@ def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
 
 
 # --- products ---------------------------------------------------------------------------------
-def match_product(users: Users, node: Node) -> Node | None:
+def match_product(users: Makers, node: Node) -> Node | None:
     """matmul of operands as they lie in memory: narrow types and transposed matrices included."""
     if node.op.name != "matmul":
         return None
@@ -95,7 +84,7 @@ class _Side:
     parts: list[Node]
 
 
-def _operand(users: Users, v: Value) -> _Side:
+def _operand(users: Makers, v: Value) -> _Side:
     transposed, parts = False, list[Node]()
     while True:
         if (cast := users.made_by(v, "cast")) and _widens(cast):
@@ -119,7 +108,7 @@ def _swaps_last(axes: tuple[int, ...]) -> bool:
 
 
 # --- attention --------------------------------------------------------------------------------
-def match_attention(users: Users, node: Node) -> Node | None:
+def match_attention(users: Makers, node: Node) -> Node | None:
     """softmax(scale q k', causal or not) v as ts.attention writes it; None for all else.
 
     Blocks of queries that are concatenated are one call.
@@ -148,7 +137,7 @@ class _Block:
     parts: list[Node]
 
 
-def _block(users: Users, node: Node) -> _Block | None:
+def _block(users: Makers, node: Node) -> _Block | None:
     """The parts of one product of weights and values, from its end to its beginning."""
     parts: list[Node] = [node]
     if node.op.name != "matmul":
@@ -177,7 +166,7 @@ def _block(users: Users, node: Node) -> _Block | None:
     return _operands(users, scores, v, (scale, causal, last), soft, parts)
 
 
-def _operands(users: Users, scores: Node, v: Value, rule: Any, soft: Node,
+def _operands(users: Makers, scores: Node, v: Value, rule: Any, soft: Node,
               parts: list[Node]) -> _Block | None:
     """Queries, keys and values as they lie: before slices of blocks, casts and grouping."""
     q = _through(users, scores.inputs[0], parts, "reshape")
@@ -203,7 +192,7 @@ def _heads(q: Value, k: Value, v: Value) -> bool:
         a[:-3] == b[:-3]) and a[-3] % b[-3] == 0
 
 
-def _unmasked(users: Users, s: Value, parts: list[Node]) -> tuple[Value, bool, int]:
+def _unmasked(users: Makers, s: Value, parts: list[Node]) -> tuple[Value, bool, int]:
     """Scores before the causal mask, whether there is one, and the last key of the first row."""
     chosen = users.made_by(s, "where")
     if chosen is None or _number(users, chosen.inputs[2]) != -math.inf:
@@ -227,12 +216,12 @@ def _unmasked(users: Users, s: Value, parts: list[Node]) -> tuple[Value, bool, i
     return chosen.inputs[1], True, last
 
 
-def _number(users: Users, v: Value) -> float | None:
+def _number(users: Makers, v: Value) -> float | None:
     node = users.made_by(v, "constant")
     return None if node is None else float(node.attrs["value"])
 
 
-def _through(users: Users, v: Value, parts: list[Node], name: str) -> Value:
+def _through(users: Makers, v: Value, parts: list[Node], name: str) -> Value:
     while node := users.made_by(v, name):
         if name == "cast" and not _widens(node):
             return v
@@ -241,7 +230,7 @@ def _through(users: Users, v: Value, parts: list[Node], name: str) -> Value:
     return v
 
 
-def _split_part(users: Users, q: Value, parts: list[Node]) -> tuple[Value, int]:
+def _split_part(users: Makers, q: Value, parts: list[Node]) -> tuple[Value, int]:
     """The queries that a block is a part of, and its first row."""
     split = users.made_by(q, "split")
     if split is None or split.attrs["axis"] != q.aval.ndim - 2:
@@ -250,7 +239,7 @@ def _split_part(users: Users, q: Value, parts: list[Node]) -> tuple[Value, int]:
     return split.inputs[0], sum(split.attrs["sizes"][:split.outputs.index(q)])
 
 
-def _sliced(users: Users, x: Value, parts: list[Node]) -> Value:
+def _sliced(users: Makers, x: Value, parts: list[Node]) -> Value:
     """The keys that a causal block sees the first of."""
     cut = users.made_by(x, "slice")
     whole = cut is not None and not any(cut.attrs["starts"]) and set(cut.attrs["steps"]) == {1}
@@ -262,7 +251,7 @@ def _sliced(users: Users, x: Value, parts: list[Node]) -> Value:
     return cut.inputs[0]
 
 
-def _joined_blocks(users: Users, node: Node) -> Node | None:
+def _joined_blocks(users: Makers, node: Node) -> Node | None:
     if node.attrs["axis"] != node.outputs[0].aval.ndim - 2:
         return None
     blocks, heads = [], []
@@ -291,7 +280,7 @@ def _consecutive(blocks: list[_Block]) -> bool:
     return at == blocks[0].queries.aval.shape[-2]
 
 
-def _call(users: Users, node: Node, blocks: list[_Block], more: list[Node] | None = None) -> Node:
+def _call(users: Makers, node: Node, blocks: list[_Block], more: list[Node] | None = None) -> Node:
     b = blocks[0]
     parts = [n for one in blocks for n in one.parts] + (more or []) + [node]
     parts = sorted(set(parts), key=lambda n: int(id_of(n).split()[-1].lstrip("%!") or 0))
@@ -302,5 +291,5 @@ def _call(users: Users, node: Node, blocks: list[_Block], more: list[Node] | Non
                 node.outputs, joined(node.where, parts))
 
 
-__all__ = ["ATTENTION", "PRODUCT", "Call", "Users", "joined", "match_attention", "match_product",
+__all__ = ["ATTENTION", "PRODUCT", "Call", "Makers", "joined", "match_attention", "match_product",
            "replace_calls"]

@@ -102,8 +102,6 @@ def _constrained(node: Node, at: Sequence[Layout]) -> Layout:
     """The layout that a collective called by hand leaves its operand in."""
     home, attrs = at[0], node.attrs
     axes, kind = attrs["axes"], attrs["kind"]
-    if len(at) > 1:
-        return at[1].settled()
     settled = home.settled()
     if kind == "all_reduce":
         return settled
@@ -130,20 +128,26 @@ _BACK = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
          "all_reduce": "all_reduce", "all_to_all": "all_to_all"}
 
 
-def _constrain_batch(size: Any, batched: tuple, x: Tensor, *like: Tensor, **attrs: Any) -> tuple:
+def _constrain_batch(size: Any, batched: tuple, x: Tensor, **attrs: Any) -> tuple:
     dims = {k: attrs[k] + (attrs[k] >= 0) for k in ("dim", "concat")}
-    return apply(CONSTRAIN, x, *(y for y in like if all(batched)), **{**attrs, **dims}), batched[0]
+    return apply(CONSTRAIN, x, **{**attrs, **dims}), True
+
+
+def _constrain_vjp(g: Tensor, y: Tensor, x: Tensor, *, kind: str, dim: int, concat: int,
+                   **attrs: Any) -> tuple:
+    """The adjoint's constraint; all_to_all takes the split back to where it was."""
+    if kind == "all_to_all":
+        dim, concat = concat, dim
+    return (apply(CONSTRAIN, g, kind=_BACK[kind], dim=dim, concat=concat, **attrs),)
 
 
 CONSTRAIN = Op(
     "constrain",
-    shape=lambda x, *like, **attrs: x,
-    ref=lambda x, *like, **attrs: x,
-    vjp=lambda g, y, x, *like, **attrs: (
-        apply(CONSTRAIN, g, x, **{**attrs, "kind": _BACK[attrs["kind"]]}),
-        *(None for _ in like)),
-    jvp=lambda ts, y, x, *like, **attrs: (
-        None if ts[0] is None else apply(CONSTRAIN, ts[0], *like, **attrs)),
+    shape=lambda x, **attrs: x,
+    ref=lambda x, **attrs: x,
+    vjp=_constrain_vjp,
+    jvp=lambda ts, y, x, **attrs: (
+        None if ts[0] is None else apply(CONSTRAIN, ts[0], **attrs)),
     batch=_constrain_batch,
     view=True,
     samples=(sample((2, 3), kind="all_reduce", axes=("dp",), dim=-1, concat=-1),

@@ -1,6 +1,6 @@
 """Running a graph of distributed tensors: partition it once, then every rank its own part.
 
-`run_op` runs one op outside of any graph, `program` a compiled function. Both are handed to the
+`run_op` runs one op outside of any graph, `Program` a compiled function. Both are handed to the
 graph layer, which knows nothing of meshes.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -153,10 +153,6 @@ def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:
                     "other's mesh, x.numpy() is an array that every rank has whole")
 
 
-def program(graph: Graph, layouts: Sequence[Layout | None]) -> Program:
-    return Program(graph, layouts)
-
-
 # --- one op, now ---------------------------------------------------------------------------------
 _PROGRAMS: dict[Any, Program] = {}
 _MOST = 512
@@ -189,9 +185,9 @@ def _key(op: Op, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
 class _Runner:
     """What the graph layer calls."""
 
-    program: Callable[..., Program] = staticmethod(program)
-    run_op: Callable[..., Any] = staticmethod(run_op)
+    program = Program
+    run_op = staticmethod(run_op)
 
 
 DISTRIBUTED.append(_Runner)
-__all__ = ["Program", "program", "run_op"]
+__all__ = ["Program", "run_op"]

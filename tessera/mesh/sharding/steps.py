@@ -229,8 +229,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         keys = list(dict.fromkeys(where[held] for held in _reads(step) if held in where))
         if isinstance(step, Run) and step.node.op.name in CONSTRAINTS and keys:
-            first = where[step.node.inputs[0], step.ins[0]] if \
-                (step.node.inputs[0], step.ins[0]) in where else None
+            first = where.get((step.node.inputs[0], step.ins[0]))
             if first is not None and keys == [first]:
                 buckets[first].after.append(step)
                 where[step.node.outputs[0], step.outs[0]] = first
