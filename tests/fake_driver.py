@@ -1,5 +1,8 @@
 """The GPU driver on host memory, for tests that need no GPU: it keeps what it is given.
 
+What is asked for is done at once. With `late` set to "copies" or "kernels", these are done only
+when something waits for them, so a wait that is missing shows in the results.
+
 A test module takes the fixture by `from fake_driver import driver`; `run` of the driver may be set
 to what a launch does.
 """
@@ -7,7 +10,9 @@ to what a launch does.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +21,7 @@ import pytest
 from tessera.runtime import (
     arrays,
     buffer,
+    copies,
     device,
     flags,
     launch,
@@ -44,6 +50,57 @@ class Driver:
         self.handles: list[tuple[Any, int]] = []  # functions, and the contexts they belong to
         self.waits = 0
         self.run: Any = None
+        self.late = ""
+        self.streams = itertools.count(3)
+        self.queues: dict[int, list[Callable[[], Any]]] = {}  # by stream: what is still to be done
+        self.begun: dict[int, int] = {}  # by stream: how much has been asked for
+        self.events: dict[int, tuple[int, int]] = {}  # stream, and how much of it came before
+
+    # --- streams and events ----------------------------------------------------------------------
+    def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
+        self.begun[stream] = self.begun.get(stream, 0) + 1
+        if late:
+            self.queues.setdefault(stream, []).append(work)
+        else:
+            work()
+
+    def _flush(self, stream: int, upto: int | None = None) -> None:
+        """Do what was asked of a stream, or the first `upto` of it."""
+        queue, begun = self.queues.get(stream, []), self.begun.get(stream, 0)
+        while queue and (upto is None or begun - len(queue) < upto):
+            queue.pop(0)()
+
+    def cuStreamCreate(self, flags):
+        return 0, next(self.streams)
+
+    def cuStreamDestroy(self, stream):
+        return (0,)
+
+    def cuStreamSynchronize(self, stream):
+        self.waits += 1
+        self._flush(stream)
+        return (0,)
+
+    def cuCtxSynchronize(self):
+        self.waits += 1
+        for stream in self.queues:
+            self._flush(stream)
+        return (0,)
+
+    def cuEventCreate(self, flags):
+        self.events[len(self.events) + 1] = 0, 0
+        return 0, len(self.events)
+
+    def cuEventDestroy(self, event):
+        return (0,)
+
+    def cuEventRecord(self, event, stream):
+        self.events[event] = stream, self.begun.get(stream, 0)
+        return (0,)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self._flush(*self.events[event])
+        return (0,)
 
     def cuCtxGetCurrent(self):
         return 0, self.current
@@ -57,13 +114,6 @@ class Driver:
 
     def cuStreamIsCapturing(self, stream):
         return 0, self.capturing
-
-    def cuStreamCreate(self, flags):
-        return 0, 3
-
-    def cuStreamSynchronize(self, stream):
-        self.waits += 1
-        return (0,)
 
     def cuDeviceGetCount(self):
         return 0, 1
@@ -119,7 +169,7 @@ class Driver:
         return (0,)
 
     def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
-        ctypes.memmove(target, source, nbytes)
+        self._do(stream, lambda: ctypes.memmove(target, source, nbytes), self.late == "copies")
         return (0,)
 
     cuMemcpyDtoHAsync = cuMemcpyHtoDAsync
@@ -132,10 +182,6 @@ class Driver:
 
     def cuPointerGetAttribute(self, which, pointer):
         return 0, 0
-
-    def cuCtxSynchronize(self):
-        self.waits += 1
-        return (0,)
 
     def cuMemsetD8Async(self, pointer, byte, nbytes, stream):
         ctypes.memset(pointer, byte, nbytes)
@@ -166,20 +212,23 @@ class Driver:
             shared=told.shared_bytes, stream=told.stream or 0, values=values, context=home,
             attributes={one.id: tuple(one.value[:3]) for one in said}))
         if self.run is not None:
-            self.run(self.launches[-1])
+            this = self.launches[-1]
+            self._do(this.stream, lambda: self.run(this), self.late == "kernels")
         return 0
 
 
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, launch, module, arrays, tensormap, flags, timing, recipe, results):
+    for part in (device, buffer, copies, launch, module, arrays, tensormap, flags, timing, recipe,
+                 results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
     two = device.Device(1, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT + 1)
     monkeypatch.setattr(device, "_devices", {0: one, 1: two})
-    monkeypatch.setattr(buffer, "_free", lambda *_: None)  # it may come when the fake is gone
+    for part, name in ((buffer, "_free"), (copies, "_free_host"), (copies, "_close")):
+        monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
     kept = (buffer._copies, flags.error_flags, flags.printed_lines, results.numbers)
     for made in kept:
         made.cache_clear()

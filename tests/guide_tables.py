@@ -28,6 +28,7 @@ from tessera.tile.ops import OPS as TILE_OPS
 PACKAGE = Path(ts.__file__).parent
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
+OFFLOAD = RESULTS / "offload.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -303,6 +304,23 @@ def launches_table() -> str | None:
             + markdown(("", *counts), rows))
 
 
+def offload_table() -> str | None:
+    """Of benchmarks/offload.py; None while nothing is measured."""
+    if not OFFLOAD.exists():
+        return None
+    file = json.loads(OFFLOAD.read_text())
+    kept = {"nothing": "everything", "remat": "inputs of layers, `ts.remat`",
+            "offload": "those on the host, `ts.remat(offload=True)`"}
+    rows = [(text, f"{file['rows'][name]['device_mib']}", f"{file['rows'][name]['host_mib']}",
+             f"{file['rows'][name]['ms']:.1f}") for name, text in kept.items()]
+    alone = file["rows"]["offload"]["copies_alone_ms"]
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`: "
+            f"{file['layers']} layers of x + gelu(x W1) W2 in bf16, {file['tokens']} tokens, width "
+            f"{file['width']}. The copies alone take {alone:.1f} ms; {100 * file['hidden']:.0f} % "
+            "of that is hidden behind kernels.\n\n"
+            + markdown(("Kept", "GPU memory, MiB", "host memory, MiB", "ms"), rows))
+
+
 def knobs_table() -> str:
     """The fields of Pipeline as its docstring has them."""
     lines = (line.split(maxsplit=1) for line in inspect.getdoc(Pipeline).splitlines())  # type: ignore[union-attr]
@@ -328,5 +346,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "measured": measured_table,
     "measured in short": measured_in_short,
     "launches": launches_table,
+    "offload": offload_table,
     "knobs": knobs_table,
 }

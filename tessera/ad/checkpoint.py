@@ -2,6 +2,9 @@
 
 The forward pass runs f as one op that keeps nothing of its inside; the backward pass runs f's ops
 again just before their derivatives. Griewank and Walther 2000, doi:10.1145/347837.347846.
+
+What is kept passes through the op `saved`: passes join nothing across it, so that the inside is
+not computed once for both, and a GPU may have it in host memory meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, did_you_mean
+from ..graph import tree
 from ..graph.decorator import Decorator
+from ..graph.expand import inline
 from ..graph.ir import Graph, Node
-from ..graph.op import OPS, Arg, Aval, Op, Sample
+from ..graph.op import OPS, Arg, Aval, Op, Sample, sample
 from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
@@ -88,24 +93,30 @@ def _named_policy(policy: Any) -> Policy:
     return policy
 
 
-def _checkpoint(fn: Callable | None = None, *, policy: Any = None) -> Any:
+def _checkpoint(fn: Callable | None = None, *, policy: Any = None, offload: bool = False) -> Any:
     """f with a backward pass that recomputes f's inside instead of keeping it.
 
     policy: which results are kept all the same; a name or member of `ts.remat_policies`, or a
     function of a graph node (node.op.name, node.outputs). None keeps only the inputs.
+    offload: what is kept lies in host memory between the forward and the backward pass, where the
+    function runs on a GPU; copies run beside the kernels. Small values and arguments of the whole
+    function stay where they are. With policy="save_everything" nothing is computed again.
     Values and gradients are those of f. Random draws are the same in both runs; io and state
     changes happen once. Costs one more evaluation of f.
     """
     rule = _named_policy(policy)
     if fn is None:
-        return Decorator(functools.partial(_checkpoint, policy=rule), "checkpoint(...)")
+        return Decorator(functools.partial(_checkpoint, policy=rule, offload=offload),
+                         "checkpoint(...)")
     need_function(fn, "checkpoint")
+    if not isinstance(offload, bool):
+        raise ArgumentError(f"offload is True or False, got {offload!r}")
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if current_builder() is None:
             return fn(*args, **kwargs)
-        return _record(fn, args, kwargs, rule)
+        return _record(fn, args, kwargs, rule, "host" if offload else "device")
 
     call.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
     return call
@@ -115,7 +126,7 @@ checkpoint = Decorator(_checkpoint, "checkpoint")
 remat = Decorator(_checkpoint, "remat")
 
 
-def _record(fn: Callable, args: tuple, kwargs: dict, policy: Policy) -> Any:
+def _record(fn: Callable, args: tuple, kwargs: dict, policy: Policy, place: str) -> Any:
     packed, box = Packed([list(args), kwargs], numbers=False), list[Result]()
 
     def body(*tracers: Tensor) -> list[Tensor]:
@@ -125,7 +136,7 @@ def _record(fn: Callable, args: tuple, kwargs: dict, policy: Policy) -> Any:
 
     avals = [aval_of(x) for x in packed.tensors]
     graph, captured = close_graph(trace_body(body, avals, callable_name(fn)))
-    out = apply(CHECKPOINT, *packed.tensors, *captured, body=graph, policy=policy)
+    out = apply(CHECKPOINT, *packed.tensors, *captured, body=graph, policy=policy, place=place)
     return box[0].build(out)
 
 
@@ -134,18 +145,41 @@ def _keeper(body: Graph, policy: Policy) -> Keeper:
                             for v in node.outputs])
 
 
-def _ref(*arrays: np.ndarray, body: Graph, policy: Policy) -> tuple:
+# --- what is kept --------------------------------------------------------------------------------
+SAVED = Op(
+    "saved",
+    shape=lambda x, place: x,
+    ref=lambda x, place: x,
+    vjp=lambda g, y, x, place: (g,),
+    jvp=lambda ts, y, x, place: ts[0],
+    batch=lambda size, batched, x, place: (apply(SAVED, x, place=place), True),
+    axes="...->...",
+    linear="joint",
+    view=True,
+    samples=(sample((2, 3), place="device"), sample((2, 3), place="host")),
+    doc="x, as a backward pass will read it: kept until then on the device, or on the host",
+)
+
+
+def _saved(x: Tensor, place: str) -> Tensor:
+    return apply(SAVED, x, place=place)
+
+
+# --- the op --------------------------------------------------------------------------------------
+def _ref(*arrays: np.ndarray, body: Graph, policy: Policy, place: str) -> tuple:
     return own(run_graph(body, arrays), arrays)
 
 
-def _residual(*xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, Any]:
+def _residual(*xs: Tensor, body: Graph, policy: Policy, place: str) -> tuple[tuple, Any]:
     keeper = _keeper(body, policy)
-    return keeper.split(apply(CHECKPOINT, *xs, body=keeper.graph, policy=policy))
+    args = [_saved(x, place) for x in xs]
+    outs, kept = keeper.split(apply(CHECKPOINT, *xs, body=keeper.graph, policy=policy, place=place))
+    return outs, {"args": args, "kept": tree.map_tree(lambda t: _saved(t, place), kept)}
 
 
 def _vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: Any, wanted: tuple, body: Graph,
-         policy: Policy) -> tuple:
-    tape = _keeper(body, policy).resume(xs, saved)
+         policy: Policy, place: str) -> tuple:
+    tape = _keeper(body, policy).resume(saved["args"], saved["kept"])
     places = [i for i, (w, x) in enumerate(zip(wanted, xs, strict=True)) if w and is_float(x)]
     found = backward(tape, gs, [body.inputs[i] for i in places])
     grads: list[Tensor | None] = [None] * len(xs)
@@ -154,15 +188,15 @@ def _vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: Any, wanted: tuple, body: Gra
     return tuple(grads)
 
 
-def _again(xs: Sequence[Tensor], run: Callable, body: Graph, policy: Policy, name: str
+def _again(xs: Sequence[Tensor], run: Callable, body: Graph, name: str, **attrs: Any
            ) -> tuple[Tensor, ...]:
     """A checkpoint around a program derived from the body."""
     avals = [aval_of(x) for x in xs]
     graph, captured = close_graph(trace_body(run, avals, f"{body.name}_{name}"))
-    return apply(CHECKPOINT, *xs, *captured, body=graph, policy=policy)
+    return apply(CHECKPOINT, *xs, *captured, body=graph, **attrs)
 
 
-def _push(ts: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, tuple]:
+def _push(ts: tuple, *xs: Tensor, body: Graph, **attrs: Any) -> tuple[tuple, tuple]:
     moved = [i for i, t in enumerate(ts) if t is not None]
     places: list[int] = []
 
@@ -174,7 +208,7 @@ def _push(ts: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, t
         places[:] = [j for j, t in enumerate(touts) if t is not None]
         return [*outs, *(touts[j] for j in places)]  # type: ignore[list-item]
 
-    out = _again([*xs, *(ts[i] for i in moved)], run, body, policy, "jvp")
+    out = _again([*xs, *(ts[i] for i in moved)], run, body, "jvp", **attrs)
     n = len(body.outputs)
     tangents: list[Tensor | None] = [None] * n
     for j, t in zip(places, out[n:], strict=True):
@@ -182,12 +216,12 @@ def _push(ts: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple[tuple, t
     return tuple(out[:n]), tuple(tangents)
 
 
-def _batch(size: Any, batched: tuple, *xs: Tensor, body: Graph, policy: Policy) -> tuple:
+def _batch(size: Any, batched: tuple, *xs: Tensor, body: Graph, **attrs: Any) -> tuple:
     def run(*args: Tensor) -> list[Tensor]:
         outs, marks = batch_graph(body, size, args, batched)
         return [stretch(y, size, b) for y, b in zip(outs, marks, strict=True)]
 
-    return _again(xs, run, body, policy, "batch"), True
+    return _again(xs, run, body, "batch", **attrs), True
 
 
 def _samples() -> tuple[Sample, ...]:
@@ -195,19 +229,20 @@ def _samples() -> tuple[Sample, ...]:
     body = trace_body(lambda x, w: [PUBLIC["sin"](PUBLIC["tanh"](x) * w)],
                       [Aval((3,), f32), Aval((), f32)], "body")
     args = (Arg((3,)), Arg(()))
-    return tuple(Sample(args, {"body": body, "policy": p})
-                 for p in (remat_policies.save_nothing, remat_policies.save_everything))
+    return tuple(Sample(args, {"body": body, "policy": p, "place": place}) for p, place in (
+        (remat_policies.save_nothing, "device"), (remat_policies.save_everything, "host")))
 
 
 CHECKPOINT = Op(
     "checkpoint",
-    shape=lambda *xs, body, policy: check_inputs(body, xs),
+    shape=lambda *xs, body, policy, place: check_inputs(body, xs),
     ref=_ref,
     vjp=_vjp,
     jvp=lambda ts, y, *xs, **attrs: _push(ts, *xs, **attrs)[1],
     push=_push,
     batch=_batch,
     residual=_residual,
+    expand=lambda *xs, body, **attrs: inline(body, xs),
     multi=True,
     always_trace=True,
     graph_attrs=("body",),

@@ -8,6 +8,7 @@ from typing import Any
 from ..dims import show_shape
 from ..errors import GradError, ShapeError
 from ..graph import tree
+from ..graph.expand import inline
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
 from ..graph.operand import PUBLIC, convert
@@ -144,6 +145,7 @@ CUSTOM_JVP = Op(
     "custom_jvp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
     ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
+    expand=lambda *xs, primal, **attrs: inline(primal, xs),
     vjp=_jvp_vjp,
     jvp=lambda ts, y, *xs, **attrs: _jvp_push(ts, *xs, **attrs)[1],
     push=_jvp_push,

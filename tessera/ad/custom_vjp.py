@@ -8,6 +8,7 @@ from typing import Any
 from ..dims import show_shape
 from ..errors import GradError
 from ..graph import tree
+from ..graph.expand import inline
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, NoRule, Op, Sample
 from ..graph.operand import PUBLIC, convert
@@ -196,6 +197,7 @@ CUSTOM_VJP = Op(
     "custom_vjp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
     ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),
+    expand=lambda *xs, primal, **attrs: inline(primal, xs),
     vjp=_vjp_vjp,
     no_jvp=NoRule(
         "the rule of {primal.name} is one for reverse mode",

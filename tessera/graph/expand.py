@@ -2,15 +2,18 @@
 
 Softmax and the norms have short derivative rules as a whole, and are chains of elementwise ops and
 reductions for a compiler. A graph keeps the whole op while it is differentiated; before it is
-compiled, `expand` opens it, so that fusion sees the chain.
+compiled, `expand` opens it, so that fusion sees the chain. Ops that hold a graph for the sake of
+its derivatives (a checkpoint, a function with a rule of its own) are opened by `inline`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ..tensor import Tensor
 from .ir import Graph, Node
-from .trace import apply, run_nodes, trace
+from .trace import apply, evaluate, run_nodes, trace
 
 
 def expand(graph: Graph) -> Graph:
@@ -39,3 +42,8 @@ def _open(node: Node, inputs: list) -> Any:
     if node.op.expand is None:
         return apply(node.op, *inputs, **node.attrs)
     return node.op.expand(*inputs, **node.attrs)
+
+
+def inline(graph: Graph, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results of a held graph, its nodes recorded in place, each on the user's line."""
+    return tuple(evaluate(graph, args, lambda node, xs: apply(node.op, *xs, **node.attrs)))

@@ -35,6 +35,7 @@ FUNC_LOCAL_SIZE_BYTES, FUNC_NUM_REGS, FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES = 3, 4,
 FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 POINTER_DEVICE_ORDINAL = 9
 STREAM_NON_BLOCKING = 1
+EVENT_DISABLE_TIMING = 2
 CAPTURE_STATUS_NONE, CAPTURE_MODE_RELAXED = 0, 2
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
@@ -138,12 +139,15 @@ Function("cuMemAlloc_v2", "*ptr size")
 Function("cuMemFree_v2", "ptr")
 Function("cuMemHostAlloc", "*ptr size uint")
 Function("cuMemHostGetDevicePointer_v2", "*ptr ptr uint")
+Function("cuMemFreeHost", "ptr")
 Function("cuMemcpyHtoDAsync_v2", "ptr ptr size ptr")
 Function("cuMemcpyDtoHAsync_v2", "ptr ptr size ptr")
 Function("cuMemsetD8Async", "ptr byte size ptr")
 Function("cuPointerGetAttribute", "*int int ptr")
 Function("cuStreamCreate", "*ptr uint")
+Function("cuStreamDestroy_v2", "ptr")
 Function("cuStreamSynchronize", "ptr")
+Function("cuStreamWaitEvent", "ptr ptr uint")
 Function("cuStreamIsCapturing", "ptr *int")
 Function("cuEventCreate", "*ptr uint")
 Function("cuEventDestroy_v2", "ptr")

@@ -96,7 +96,7 @@ class TestScheduleIR:
     def test_it_is_a_value_with_a_hash(self):
         a, b = program_of("block").plan, program_of("block").plan
         assert a == b and a.hash == b.hash
-        changed = replace(a, groups=(replace(a.groups[0], schedule=ts.Schedule(m=32)),))
+        changed = replace(a, steps=(replace(a.groups[0], schedule=ts.Schedule(m=32)),))
         assert changed.hash != a.hash
 
 

@@ -81,7 +81,7 @@ def test_numbers_are_those_of_nvidias_bindings():
     for width, number in libcuda.TENSOR_MAP_PROMOTIONS.items():
         assert named[f"CU_TENSOR_MAP_L2_PROMOTION_{f'L2_{width}B' if width else 'NONE'}"] == number
     prefixes = {"FUNC_": "CU_FUNC_ATTRIBUTE_", "POINTER_": "CU_POINTER_ATTRIBUTE_",
-                "STREAM_": "CU_STREAM_", "CAPTURE_": "CU_STREAM_CAPTURE_",
+                "STREAM_": "CU_STREAM_", "EVENT_": "CU_EVENT_", "CAPTURE_": "CU_STREAM_CAPTURE_",
                 "LAUNCH_": "CU_LAUNCH_ATTRIBUTE_"}
     for ours, theirs in prefixes.items():
         numbers = [n for n in vars(libcuda) if re.match(ours + "[A-Z_]+$", n)]

@@ -1,20 +1,23 @@
-"""Graph functions on a GPU: the planned memory on the device, and the kernels of each call."""
+"""Graph functions on a GPU: the planned memory, and the kernels and copies of each call."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...kernels.routine import View
 from ...runtime.buffer import Buffer as Memory
+from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...tensor import Tensor
 from ..ir import Graph
-from .run import Program
-from .schedule import Buffer, place_bytes
+from .offload import waits
+from .run import Launch, Program
+from .schedule import Buffer, Transfer, place_bytes
 
 
 class DeviceExecutable:
@@ -50,15 +53,24 @@ class DeviceExecutable:
 
 
 class Workspace:
-    """Device memory of a program: one block for temporaries, one for each other buffer; and the
-    arguments of every launch, made once."""
+    """Memory of a program: one block for temporaries, one for each other buffer; and the arguments
+    of every launch and copy, made once."""
 
     def __init__(self, program: Program, on: Device):
         self.program, self.device = program, on
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         self._place()
-        self.launches = [(launch, [self._argument(n, s) for n, s in launch.arguments])
-                         for launch in program.launches]
+        self.steps = self._steps()
+
+    @property
+    def device_bytes(self) -> int:
+        """What was allocated on the device."""
+        owners = {id(owner): owner for _, owner in self.memory.values()}
+        return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
+
+    @functools.cached_property
+    def copies(self) -> CopyQueue:
+        return CopyQueue(self.device, len(self.program.plan.transfers))
 
     def _place(self) -> None:
         sizes = place_bytes(self.program.plan.buffers)
@@ -70,16 +82,49 @@ class Workspace:
         for b in self.program.plan.buffers:
             if b.kind == "temporary":
                 self.memory[b.name] = places[b.place], block
+            elif b.kind == "host":
+                held = PinnedMemory(b.nbytes, self.device)
+                self.memory[b.name] = held.pointer, held
             elif b.kind != "view":
                 own = Memory(b.nbytes, self.device)
                 self.memory[b.name] = own.pointer, own
         for name, array in self.program.lowered.constants.items():
             self._write(name, array)
 
+    def _steps(self) -> list[Callable[[], Any]]:
+        """What a call does, in order: kernels go to the default stream, copies to their own."""
+        found: list[Callable[[], Any]] = []
+        places = {b.name: b.place for b in self.program.plan.buffers if b.kind == "temporary"}
+
+        def place_of(name: str) -> str:
+            base = self.program.base(name)
+            return places.get(base, base)
+
+        numbers = iter(range(len(self.program.plan.transfers)))
+        awaited = waits(self.program.plan.steps, place_of)
+        for step, copy in zip(self.program.steps, awaited, strict=True):
+            if copy is not None:
+                found.append(functools.partial(self.copies.wait, copy))
+            found.append(self._launch(step) if isinstance(step, Launch)
+                         else self._copy(step, next(numbers)))
+        return found
+
+    def _launch(self, launch: Launch) -> Callable[[], Any]:
+        return functools.partial(launch.kernel, *(self._argument(n, shape)
+                                                  for n, shape in launch.arguments))
+
+    def _copy(self, step: Transfer, number: int) -> Callable[[], Any]:
+        pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]
+        if step.kind == "offload":
+            return functools.partial(self.copies.to_host, number, pointer, held)
+        return functools.partial(self.copies.to_device, number, held, pointer)
+
+    def _at(self, name: str) -> tuple[int, Any]:
+        return self.memory[self.program.base(name)]
+
     def _argument(self, name: str, shape: tuple[int, ...]) -> View:
-        base = self.program.base(name)
-        pointer, owner = self.memory[base]
-        dtype = self.program.plan.buffer(base).type.dtype
+        pointer, owner = self._at(name)
+        dtype = self.program.plan.buffer(self.program.base(name)).type.dtype
         return View(pointer, shape, dtype, self.device.index, owner)
 
     def _write(self, name: str, array: np.ndarray) -> None:
@@ -92,15 +137,16 @@ class Workspace:
             self._write(name, array)
         for name, tensor in lowered.captures.items():
             self._write(name, tensor.array)
-        for launch, arguments in self.launches:  # they go to the default stream, in order
-            launch.kernel(*arguments)
+        with self.device.current():
+            for step in self.steps:
+                step()
         self.device.synchronize()
         return [self._read(self.program.plan.buffer(name)) for name in self.program.plan.results]
 
     def _read(self, b: Buffer) -> np.ndarray:
         out = np.empty(b.shape, b.type.dtype.numpy)
         if out.size:
-            self.memory[self.program.base(b.name)][1].read(out)
+            self._at(b.name)[1].read(out)
         return out
 
 

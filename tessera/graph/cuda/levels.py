@@ -53,6 +53,7 @@ def target_named(target: str | None) -> Target:
 def schedule_lines(program: Program) -> list[Line]:
     """The Schedule IR; a line of a group belongs to the step or operand that it shows."""
     steps = {s.name: s.ops for g in program.plan.groups for s in g.steps}
+    copies = {t.name: t.ops for t in program.plan.transfers}
     out, at = [], ""
     for text in str(program.plan).splitlines():
         words = text.split()
@@ -61,6 +62,8 @@ def schedule_lines(program: Program) -> list[Line]:
         name = words[0].rstrip(":") if words else ""
         if name.startswith("%"):
             out.append(Line(text, (name,)))
+        elif name in copies:
+            out.append(Line(text, copies[name], name))
         else:
             out.append(Line(text, steps.get(name, ()) if text.startswith("    v") else (), at))
     return out

@@ -16,11 +16,12 @@ from ..ir import Graph, Node, Value
 from ..plan import numbers
 from . import choose
 from .frame import Frame, anchor_extents, anchor_frame, extents_of, merged
-from .memory import Places
+from .memory import Places, nbytes
 from .moves import moves_of
 from .numbering import fates, id_of, line_of, number
+from .offload import place_saved
 from .prepare import prepare
-from .schedule import Buffer, Group, Operand, Plan, Step
+from .schedule import Buffer, Group, Operand, Plan, Step, Transfer
 from .spell import REDUCTIONS, template
 from .units import Unit, units_of
 
@@ -53,7 +54,7 @@ class _Lowering:
         self.numbers: dict[Value, Any] = numbers(self.known)
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
-        self.groups: list[Group] = []
+        self.steps: list[Group | Transfer] = []
         self.buffers: dict[str, Buffer] = {}
         self.views: dict[Value, Value] = {}
         self.stored: dict[str, Value] = {}
@@ -62,10 +63,10 @@ class _Lowering:
         given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
         for i, v in enumerate(given):
             self._name(v, f"v{i}")
-        units = units_of(self.graph)
+        units = place_saved(units_of(self.graph), self.graph)
         for unit in units:
             for node in unit.nodes:
-                self._name_outputs(node)
+                self._name_outputs(node, "h" if unit.kind == "offload" else "v")
         for unit in units:
             self._unit(unit)
         results = tuple(self._memory(v) for v in self.graph.outputs)
@@ -84,11 +85,11 @@ class _Lowering:
             self.names[v] = name
         return self.names[v]
 
-    def _name_outputs(self, node: Node) -> None:
+    def _name_outputs(self, node: Node, letter: str) -> None:
         """v7 for what op %7 gives; parts of it, and what is made of numbers, are told apart."""
         ids = id_of(node).split()
         for v in node.outputs:
-            self._name(v, f"v{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
+            self._name(v, f"{letter}{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
 
     def _memory(self, v: Value) -> str:
         """The buffer of a value that is read from memory; constants get theirs now."""
@@ -109,8 +110,9 @@ class _Lowering:
 
     def _add(self, kind: str, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
              steps: list[Step], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
-        self.groups.append(Group(f"g{len(self.groups)}", kind, space, tuple(reads), tuple(writes),
-                                 tuple(steps), schedule, grid, tuple(sorted(attrs.items()))))
+        number = sum(isinstance(s, Group) for s in self.steps)
+        self.steps.append(Group(f"g{number}", kind, space, tuple(reads), tuple(writes),
+                                tuple(steps), schedule, grid, tuple(sorted(attrs.items()))))
 
     def _reads(self, unit: Unit) -> list[Value]:
         return [v for v in unit.inputs if v not in self.numbers]
@@ -246,6 +248,14 @@ class _Lowering:
         (node,) = unit.nodes
         self.views[node.outputs[0]] = node.inputs[0]
 
+    def transfer(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        number = sum(isinstance(s, Transfer) for s in self.steps)
+        source, target = self._memory(node.inputs[0]), self._memory(node.outputs[0])
+        self.steps.append(Transfer(f"x{number}", unit.kind, source, target,
+                                   nbytes(node.outputs[0]), tuple(id_of(node).split()),
+                                   line_of(node.where)))
+
     def empty(self, unit: Unit) -> None:
         """No elements, no kernel."""
 
@@ -271,7 +281,8 @@ class _Lowering:
                 continue
             for v in unit.outputs:
                 made = next(n for n in unit.nodes if v in n.outputs)
-                kind = "result" if v in results else "temporary"
+                kind = "host" if unit.kind == "offload" else (
+                    "result" if v in results else "temporary")
                 place = places.take(v) if kind == "temporary" else ""
                 self._buffer(v, kind, place, made)
             places.next()
@@ -289,11 +300,11 @@ class _Lowering:
         return v
 
     def _plan(self, results: tuple[str, ...]) -> Plan:
-        homes = {i: g.name for g in self.groups for i in g.ops}
+        homes = {i: s.name for s in self.steps for i in s.ops}
         homes |= {i: f"{b.name}, {b.kind} {b.place}".strip() for b in self.buffers.values()
                   if b.kind == "view" for i in b.ops if i not in homes}
         return Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
-                    tuple(self.groups), results, tuple(fates(self.numbered, homes).items()))
+                    tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
 
 
 def _attrs(node: Node) -> dict[str, Any]:
@@ -353,3 +364,4 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
 MAKERS: dict[str, Callable[[_Lowering, Unit], None]] = {
     k: getattr(_Lowering, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                        "view", "empty")}
+MAKERS |= dict.fromkeys(("offload", "fetch"), _Lowering.transfer)

@@ -15,6 +15,7 @@ from ..plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from ..trace import trace
 from .anchors import match_attention, match_product, replace_calls
+from .numbering import inside
 
 Pass = Callable[[Graph], Graph]
 
@@ -22,26 +23,37 @@ Pass = Callable[[Graph], Graph]
 def open_ops(graph: Graph) -> Graph:
     """Every op that has an `expand` rule replaced by that rule's ops, on the op's own line."""
     while any(n.op.expand is not None for n in graph.nodes):
-        graph = _open_once(graph)
+        graph = _open_once(graph, lambda n: n.op.expand is not None)
     return graph
 
 
-def _open_once(graph: Graph) -> Graph:
+def open_calls(graph: Graph) -> Graph:
+    """Graphs that are held for the sake of their derivatives in place, each op on its line."""
+    def is_call(n: Node) -> bool:
+        return n.op.expand is not None and bool(n.op.graph_attrs)
+
+    while any(map(is_call, graph.nodes)):
+        graph = _open_once(graph, is_call)
+    return graph
+
+
+def _open_once(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
     env: dict[Value, Value] = {}
     nodes: list[Node] = []
     captures = list(graph.captures)
     for node in graph.nodes:
         inputs = tuple(env.get(v, v) for v in node.inputs)
-        if node.op.expand is None:
+        if not chosen(node):
             nodes.append(Node(node.op, inputs, node.attrs, node.outputs, node.where))
             continue
         inner = _traced(node)
-        inside: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
+        given: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
         captures += inner.captures
         for n in inner.nodes:
-            nodes.append(Node(n.op, tuple(inside.get(v, v) for v in n.inputs), n.attrs, n.outputs,
-                              node.where))
-        made = (inside.get(v, v) for v in inner.outputs)
+            where = inside(node, n.where) if node.op.graph_attrs else node.where
+            nodes.append(Node(n.op, tuple(given.get(v, v) for v in n.inputs), n.attrs, n.outputs,
+                              where))
+        made = (given.get(v, v) for v in inner.outputs)
         env.update(zip(node.outputs, made, strict=True))
     outputs = tuple(env.get(v, v) for v in graph.outputs)
     return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
@@ -97,6 +109,8 @@ def find_products(graph: Graph) -> Graph:
 
 PIPELINE: list[Pass] = [
     remove_dead,
+    open_calls,
+    remove_dead,
     find_attention,  # as it was written: later passes merge its transpositions with others
     remove_dead,
     canonicalize,
@@ -120,4 +134,4 @@ def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
     return remove_dead(find_products(graph)), known
 
 
-__all__ = ["PIPELINE", "open_ops", "prepare", "split_reductions"]
+__all__ = ["PIPELINE", "open_calls", "open_ops", "prepare", "split_reductions"]

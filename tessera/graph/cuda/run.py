@@ -1,7 +1,7 @@
 """Running a lowered function: its kernels, one after another, on memory that is planned.
 
 `Program.run` takes host arrays and runs every kernel under the interpreter, which is what they
-mean. `DeviceProgram` runs the same kernels on a GPU.
+mean. `DeviceExecutable` runs the same kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...tensor import Tensor
 from ..ir import Graph
 from .kernels import kernel_of, source_of
 from .lower import Lowered, lower
-from .schedule import Buffer, Group, Plan
+from .schedule import Buffer, Group, Plan, Transfer
 from .text import GroupKernel, Source
 
 DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
@@ -40,13 +40,13 @@ class Launch:
 
 
 class Program:
-    """The kernels of a graph. `.plan` is its Schedule IR, `.launches` the calls in order."""
+    """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
     def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET):
         self.target = parse_target(target)
         self.lowered: Lowered = lower(graph, self.target)
         self.plan: Plan = self.lowered.plan
-        self.launches = tuple(map(Launch.of, self.plan.groups))
+        self.steps = tuple(Launch.of(s) if isinstance(s, Group) else s for s in self.plan.steps)
         self.bases = {b.name: b.place.removeprefix("of ") for b in self.plan.buffers
                       if b.kind == "view"}
 
@@ -54,12 +54,21 @@ class Program:
         """Results on host memory, poisoned first: what no kernel writes is seen."""
         memory = self._host_memory(arrays)
         types = {b.name: b.type for b in self.plan.buffers}
-        for launch in self.launches:
+        for step in self.steps:
+            if isinstance(step, Transfer):
+                memory[step.target][...] = memory[self.base(step.source)].reshape(
+                    self.plan.buffer(step.target).shape)
+                continue
             given = [Tensor(memory[self.base(name)].reshape(shape), types[name])
-                     for name, shape in launch.arguments]
-            launch.kernel(*given)
+                     for name, shape in step.arguments]
+            step.kernel(*given)
         return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
                 for name in self.plan.results]
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The steps that are kernels."""
+        return tuple(s for s in self.steps if isinstance(s, Launch))
 
     def base(self, name: str) -> str:
         return self.bases.get(name, name)
@@ -70,7 +79,7 @@ class Program:
         memory |= {n: np.ascontiguousarray(t.array) for n, t in self.lowered.captures.items()}
         memory |= self.lowered.constants
         for b in self.plan.buffers:
-            if b.kind in ("temporary", "result"):
+            if b.kind in ("temporary", "result", "host"):
                 memory[b.name] = poisoned(b)
         return memory
 
@@ -79,8 +88,6 @@ def poisoned(b: Buffer) -> np.ndarray:
     """NaN, or the largest integer's bits."""
     raw = np.full(max(b.nbytes, 1), 0xFF, np.uint8)[:b.nbytes]
     return raw.view(b.type.dtype.numpy).reshape(b.shape)
-
-
 
 
 __all__ = ["Launch", "Program"]

@@ -1,5 +1,5 @@
-"""Schedule IR: the groups that run as one kernel each, their blocks and pipelines, and the buffers
-between them.
+"""Schedule IR: the groups that run as one kernel each, their blocks and pipelines, the buffers
+between them, and the copies of what lies on the host meanwhile.
 
 Values have the names of the ops that made them: `%7` of the graph is `v7` here and in kernels. The
 text has one group after another in the order in which they run; it determines the kernels, and its
@@ -26,9 +26,10 @@ HIDDEN = ("text", "kinds")  # attributes of steps that follow from op and types
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a value. kind: input | capture | constant | temporary | result | view.
+    """Memory of a value. kind: input | capture | constant | temporary | result | view | host.
 
     place: the temporary's number among those that are reused, or the value that a view lies in.
+    host: page-locked memory of the host, all others on the device.
     """
 
     name: str
@@ -130,7 +131,7 @@ class Group:
         return [*out, *(f"  write {w}" for w in self.writes)]
 
 
-def _mark(step: Step) -> str:
+def _mark(step: Step | Transfer) -> str:
     """`    # %7 file.py:12`"""
     at = step.where
     where = f"{short_path(at.file)}:{at.line}" if at is not None and at.file else ""
@@ -139,15 +140,53 @@ def _mark(step: Step) -> str:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A copy beside the kernels. kind: offload, to the host | fetch, back to the device."""
+
+    name: str
+    kind: str
+    source: str
+    target: str
+    nbytes: int
+    ops: tuple[str, ...] = ()
+    where: SourceLine | None = field(default=None, compare=False)
+
+    @property
+    def on_device(self) -> str:
+        """Its buffer on the device."""
+        return self.source if self.kind == "offload" else self.target
+
+    @property
+    def on_host(self) -> str:
+        return self.target if self.kind == "offload" else self.source
+
+    def lines(self, canonical: bool = False) -> list[str]:
+        text = f"{self.name} {self.kind} {self.source} -> {self.target}  {self.nbytes} bytes"
+        return [text if canonical else text + _mark(self)]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The Schedule IR of a function. fates: what became of each op of its graph."""
+    """The Schedule IR of a function. steps: in the order in which they start.
+
+    fates: what became of each op of its graph.
+    """
 
     name: str
     target: str
     buffers: tuple[Buffer, ...]
-    groups: tuple[Group, ...]
+    steps: tuple[Group | Transfer, ...]
     results: tuple[str, ...]
     fates: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The steps that are kernels."""
+        return tuple(s for s in self.steps if isinstance(s, Group))
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Transfer))
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
@@ -162,6 +201,11 @@ class Plan:
         return sum(aligned(b) for b in self.buffers if b.kind == "temporary")
 
     @property
+    def host_bytes(self) -> int:
+        """What lies on the host between a copy there and the one back."""
+        return sum(aligned(b) for b in self.buffers if b.kind == "host")
+
+    @property
     def hash(self) -> str:
         """SHA-256 of everything that determines the kernels and their order."""
         return hashlib.sha256("\n".join(self._lines(canonical=True)).encode()).hexdigest()
@@ -173,13 +217,14 @@ class Plan:
         title = "" if canonical else f" {self.name}"
         out = [f"schedule{title} v{VERSION} target={self.target} groups={len(self.groups)}"]
         out += [f"  {b}" for b in self.buffers]
-        for g in self.groups:
-            out += [f"  {line}" for line in g.lines(canonical)]
+        for step in self.steps:
+            out += [f"  {line}" for line in step.lines(canonical)]
         if not canonical:
-            inside = {i for g in self.groups for i in g.ops}
+            inside = {i for s in self.steps for i in s.ops}
             out += [f"  {i}: {fate}" for i, fate in self.fates if i not in inside]
             out.append(f"  memory: temporaries {self.temporary_bytes} bytes, "
                        f"{self.unshared_bytes} without reuse")
+            out += [f"  host memory: {self.host_bytes} bytes"] if self.transfers else []
         return [*out, "  return " + ", ".join(self.results)]
 
 
@@ -196,5 +241,5 @@ def place_bytes(buffers: Iterable[Buffer]) -> dict[str, int]:
     return sizes
 
 
-__all__ = ["ALIGN_BYTES", "HIDDEN", "Buffer", "Group", "Operand", "Plan", "Step", "aligned",
-           "place_bytes"]
+__all__ = ["ALIGN_BYTES", "HIDDEN", "Buffer", "Group", "Operand", "Plan", "Step", "Transfer",
+           "aligned", "place_bytes"]

@@ -23,7 +23,8 @@ ANCHORS = frozenset({"product", "flash_attention"})
 
 @dataclass(eq=False)
 class Unit:
-    """Nodes of one kernel, or a view. kind: loop | rows | columns | gemm | attention | move | view.
+    """Nodes of one kernel, or a view. kind: loop | rows | columns | gemm | attention | move | view
+    | saved, which offload.py makes a view or a pair of offload | fetch.
 
     anchor: the product or attention that the loop behind it runs on.
     """
@@ -94,6 +95,8 @@ def _from_node(node: Node) -> list[Unit]:
     shape = _concrete(node)
     if name in VIEWS or 0 in shape:
         return [Unit("view" if name in VIEWS else "empty", shape, [node])]
+    if name == "saved":
+        return [Unit("saved", shape, [node])]
     if name in ANCHORS:
         _check_anchor(node)
         return [Unit("gemm" if name == "product" else "attention", shape, [node], anchor=node)]

@@ -214,7 +214,8 @@ OPERATIONS: dict[str, Callable[[_Call], float]] = {
     "linear_recurrence": lambda c: 2.0 * c.out,
     **dict.fromkeys(("reshape", "transpose", "broadcast_to", "slice", "flip", "pad", "concatenate",
                      "take", "take_along", "dynamic_slice", "dynamic_update_slice", "diagonal",
-                     "diagonal_embed", "unfold", "retype", "stop_gradient", *FREE), lambda c: 0.0),
+                     "diagonal_embed", "unfold", "retype", "saved", "stop_gradient", *FREE),
+                    lambda c: 0.0),
 }
 
 

@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.errors import ArgumentError
-from tessera.graph.expand import expand
-from tessera.graph.ir import Graph, Node
+from tessera.graph.ir import Node
 from tessera.graph.op import Op, sample
 from tessera.graph.operand import PUBLIC, plain, public
-from tessera.graph.trace import ALIGN, apply, current_builder, evaluate, run_nodes, trace
+from tessera.graph.trace import ALIGN, apply, current_builder
 from tessera.tensor import Tensor
 
 from ..collectives.record import GLOBAL_VIEW, Collective
@@ -183,41 +182,4 @@ def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, *, dtype
 GLOBAL_VIEW.append(_in_global_view)
 
 
-# --- graphs held by calls ------------------------------------------------------------------------
-_BODIES = {"custom_vjp_call": "primal", "custom_jvp_call": "primal"}
-
-
-def open_calls(graph: Graph) -> Graph:
-    """The graph with what functions with rules of their own compute in place: derivatives have
-    been taken."""
-    while any(node.op.name in _BODIES for node in graph.nodes):
-        graph = expand(_opened(graph))
-    return graph
-
-
-def _opened(graph: Graph) -> Graph:
-    held = [v for v, _ in graph.captures]
-
-    def visit(node: Node, inputs: list) -> Any:
-        body = _BODIES.get(node.op.name)
-        if body is None:
-            return replay_as_is(node, inputs)
-        return tuple(evaluate(node.attrs[body], inputs, replay_as_is))
-
-    def body(*args: Any) -> list:
-        env = dict(zip((*graph.inputs, *held), args, strict=True))
-        run_nodes(graph, env, visit)
-        return [env[v] for v in graph.outputs]
-
-    new = trace(body, [v.aval for v in (*graph.inputs, *held)], graph.name)
-    n = len(graph.inputs)
-    captures = zip(new.inputs[n:], (t for _, t in graph.captures), strict=True)
-    return replace(new, inputs=new.inputs[:n], captures=(*captures, *new.captures))
-
-
-def replay_as_is(node: Node, inputs: list) -> Any:
-    """A node again, random streams by their own number."""
-    return apply(node.op, *inputs, **node.attrs)
-
-
-__all__ = ["CONSTRAIN", "LIKE", "SHARD", "constrain", "open_calls", "shard"]
+__all__ = ["CONSTRAIN", "LIKE", "SHARD", "constrain", "shard"]

@@ -1,9 +1,9 @@
-"""Partitioning ops that hold graphs: checkpoint, cond, scan and while_loop.
+"""Partitioning ops that hold graphs: cond, scan and while_loop.
 
 Their bodies are partitioned as graphs of their own, so that collectives happen inside, where the
-values are: a checkpoint keeps nothing of its inside, an iteration gathers what it uses. All ranks
-run the same iterations and take the same branch, so they meet at the same collectives. A carry
-lies in one layout in all iterations: the one that an iteration gives when it is given it.
+values are: an iteration gathers what it uses. All ranks run the same iterations and take the same
+branch, so they meet at the same collectives. A carry lies in one layout in all iterations: the one
+that an iteration gives when it is given it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tessera.graph.simplify import simplify
 from ..device_mesh import Mesh
 from ..layout import Layout, Split, replicated
 from ..parts import extents
-from .constraints import open_calls
 from .propagate import HELD, Propagated, propagate
 from .steps import merge_reductions
 
@@ -36,10 +35,10 @@ class Inside:
 
 
 def ready(graph: Graph) -> Graph:
-    """A held graph as it is partitioned: simplified, with no calls left."""
+    """A held graph as it is partitioned: simplified, calls opened."""
     kept: dict[str, Any] = graph.__dict__
     if "ready_for_mesh" not in kept:
-        object.__setattr__(graph, "ready_for_mesh", open_calls(simplify(graph)))
+        object.__setattr__(graph, "ready_for_mesh", simplify(graph))
     return kept["ready_for_mesh"]
 
 
@@ -55,12 +54,7 @@ def _at(body: Propagated) -> list[Layout]:
     return [layout for _, layout in body.outputs]
 
 
-# --- checkpoint, cond ----------------------------------------------------------------------------
-def _checkpoint(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
-    body = partition(ready(node.attrs["body"]), given, mesh)
-    return Inside(tuple(given), tuple(_at(body)), (body,))
-
-
+# --- cond ----------------------------------------------------------------------------------------
 def _cond(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
     """Both branches give results in the layouts of the first, where they agree on them."""
     graphs = [ready(node.attrs[side]) for side in ("on_true", "on_false")]
@@ -167,6 +161,6 @@ def _with_first(at: Layout) -> Layout:
     return replace(at, splits=(Split(), *at.splits))
 
 
-HELD.update({"checkpoint": _checkpoint, "cond": _cond, "scan": _scan, "while_loop": _while})
+HELD.update({"cond": _cond, "scan": _scan, "while_loop": _while})
 
 __all__ = ["Inside", "partition", "ready"]

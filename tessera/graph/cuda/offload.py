@@ -1,0 +1,160 @@
+"""Values that a backward pass reads later, in host memory meanwhile: which leave, when they return.
+
+A value that is `saved(place="host")` is copied to the host behind the kernel that made it, and back
+ahead of its first reader: at least by one kernel, and as early as what is on its way, and not read
+yet, is no more than the largest of such values. So while kernels work on one layer's values, the
+next layer's arrive.
+
+    units = place_saved(units, graph)   # units of kind `saved` become offload and fetch, or views
+    waits(steps, place_of)              # per step, which copy it must wait for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..ir import Graph, Node, Value
+from .anchors import Call
+from .frame import extents_of
+from .memory import nbytes
+from .schedule import Group, Transfer
+from .units import Unit
+
+LEAST_BYTES = 1 << 16  # a copy of less takes the time of its launch and saves next to nothing
+OFFLOAD, FETCH = Call("offload"), Call("fetch")
+
+
+def place_saved(units: Sequence[Unit], graph: Graph) -> list[Unit]:
+    """The units with the copies of what is saved on the host, in the order in which they start.
+
+    What needs no kernel memory of its own in between (arguments, results, values that another
+    kernel reads as late) and what is small stays where it is: its unit becomes a view.
+    """
+    life = _Life(units)
+    fixed = {*graph.inputs, *(v for v, _ in graph.captures)}
+    fixed |= {life.root(v) for v in graph.outputs} | set(graph.outputs)
+    leaving: list[_Copy] = []
+    for at, unit in enumerate(units):
+        if unit.kind != "saved":
+            continue
+        (node,) = unit.nodes
+        (x,), (y,) = node.inputs, node.outputs
+        source, used = life.root(x), life.first(y)
+        if used is None or node.attrs["place"] == "device" or nbytes(y) < LEAST_BYTES:
+            continue
+        if source in life.made and not fixed & {source, y} and life.last(source) < used:
+            leaving.append(_Copy(at, used, node))
+    return _woven(units, leaving)
+
+
+class _Copy:
+    """A value that leaves at one unit, by position, and is used again at another."""
+
+    def __init__(self, at: int, used: int, node: Node):
+        (x,), (y,) = node.inputs, node.outputs
+        self.at, self.used, self.nbytes = at, used, nbytes(y)
+        held = Value(y.aval)
+        self.offload = _unit(OFFLOAD, x, held, node)
+        self.fetch = _unit(FETCH, held, y, node)
+
+
+def _unit(call: Call, x: Value, y: Value, of: Node) -> Unit:
+    node = Node(call, (x,), {}, (y,), of.where)  # type: ignore[arg-type]
+    return Unit(call.name, extents_of(y), [node], [x], [y])
+
+
+def _woven(units: Sequence[Unit], leaving: list[_Copy]) -> list[Unit]:
+    ahead: dict[int, list[Unit]] = {}
+    kernels = [at for at, unit in enumerate(units) if unit.kind not in ("view", "saved", "empty")]
+    for copy, at in _starts(leaving, kernels):
+        ahead.setdefault(at, []).append(copy.fetch)
+    offloads = {copy.at: copy.offload for copy in leaving}
+    out: list[Unit] = []
+    for at, unit in enumerate(units):
+        out += ahead.get(at, [])
+        if at in offloads:
+            out.append(offloads[at])
+        elif unit.kind == "saved":
+            out.append(Unit("view", unit.space, unit.nodes, unit.inputs, unit.outputs))
+        else:
+            out.append(unit)
+    return out
+
+
+def _starts(leaving: list[_Copy], kernels: list[int]) -> list[tuple[_Copy, int]]:
+    """In the order in which they are read, ahead of which unit each copy back begins: the first
+    reader of an earlier one, or the kernel before its own. kernels: the positions of kernels."""
+    order = sorted(leaving, key=lambda c: (c.used, c.at))
+    window = max((c.nbytes for c in leaving), default=0)
+    found = []
+    for j, copy in enumerate(order):
+        start, coming = copy.used, copy.nbytes
+        for earlier in reversed(order[:j]):
+            if coming > window or earlier.used <= copy.at:
+                break
+            start, coming = earlier.used, coming + earlier.nbytes
+        if start == copy.used:
+            start = max((k for k in kernels if copy.at < k < copy.used), default=start)
+        found.append((copy, start))
+    return found
+
+
+class _Life:
+    """Where values are made and read, views being what they are views of."""
+
+    def __init__(self, units: Sequence[Unit]):
+        self.views: dict[Value, Value] = {}
+        self.made: set[Value] = set()
+        self.reads: dict[Value, list[int]] = {}
+        for at, unit in enumerate(units):
+            node = unit.nodes[0]
+            if unit.kind == "view" or unit.kind == "saved" and node.attrs["place"] == "device":
+                self.views[node.outputs[0]] = node.inputs[0]
+                continue
+            self.made.update(unit.outputs)
+            for v in unit.inputs:
+                self.reads.setdefault(self.root(v), []).append(at)
+
+    def root(self, v: Value) -> Value:
+        while v in self.views:
+            v = self.views[v]
+        return v
+
+    def first(self, v: Value) -> int | None:
+        """The first unit that reads it."""
+        return self.reads[v][0] if v in self.reads else None
+
+    def last(self, v: Value) -> int:
+        """The last unit that reads it; that which saves it is one."""
+        return self.reads[v][-1]
+
+
+# --- when kernels wait ---------------------------------------------------------------------------
+def waits(steps: Sequence[Group | Transfer], place_of: Callable[[str], str]) -> list[int | None]:
+    """Per step the number of the copy that it must wait for, None when it need not. Copies run in
+    order beside the kernels, so that to wait for one is to wait for all before it.
+
+    place_of: the memory in which a buffer lies. A kernel may read what is being copied out of it,
+    not write it; it may do neither where a copy writes.
+    """
+    leaving: dict[str, int] = {}
+    coming: dict[str, int] = {}
+    out: list[int | None] = []
+    count, waited = 0, -1
+    for step in steps:
+        if isinstance(step, Transfer):
+            touched = leaving if step.kind == "offload" else coming
+            touched[place_of(step.on_device)] = count
+            count += 1
+            out.append(None)
+            continue
+        reads = {place_of(o.name) for o in step.reads}
+        writes = {place_of(o.name) for o in step.writes}
+        need = max([coming.get(p, -1) for p in reads | writes]
+                   + [leaving.get(p, -1) for p in writes], default=-1)
+        out.append(need if need > waited else None)
+        waited = max(waited, need)
+    return out
+
+
+__all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "place_saved", "waits"]

@@ -1,0 +1,91 @@
+"""Copies between the device and the host beside kernels: on a stream of their own, in order.
+
+    queue = CopyQueue(device, count)
+    queue.to_host(0, pointer, host)      # behind the kernels that were launched before
+    queue.to_device(1, pointer, host)
+    queue.wait(1)                        # kernels launched from here on find copies 0 and 1 done
+
+Kernels run on the default stream. An event behind each copy, and one behind the kernels, order the
+two streams; the host waits for neither.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from . import libcuda
+from .device import Device, check, device, driver, outside_capture
+
+
+class PinnedMemory:
+    """`nbytes` of page-locked host memory, which the GPU copies from and to without the CPU. Freed
+    with the object."""
+
+    __slots__ = ("pointer", "nbytes", "__weakref__")
+
+    def __init__(self, nbytes: int, on: Device):
+        with on.current(), outside_capture():
+            self.pointer = check(
+                driver().cuMemHostAlloc(max(nbytes, 1), libcuda.MEMHOSTALLOC_PORTABLE),
+                f"allocate {nbytes} bytes of page-locked host memory")
+        self.nbytes = nbytes
+        weakref.finalize(self, _free_host, self.pointer, on.index).atexit = False
+
+
+def _free_host(pointer: int, index: int) -> None:
+    with device(index).current(), outside_capture():
+        driver().cuMemFreeHost(pointer)  # a lost context has freed it already
+
+
+class CopyQueue:
+    """Up to `count` numbered copies, each begun once between two synchronisations of the device.
+
+    They start in the order in which they are asked for. One stream serves both directions: what is
+    fetched first has been offloaded last.
+    """
+
+    def __init__(self, on: Device, count: int):
+        self.device = on
+        with on.current(), outside_capture():
+            self._stream = check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING),
+                                 "make a stream")
+            self._kernels, *self._done = (
+                check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
+                for _ in range(1 + count))
+        weakref.finalize(self, _close, self._stream, (self._kernels, *self._done),
+                         on.index).atexit = False
+
+    def to_host(self, number: int, source: int, target: PinnedMemory) -> None:
+        """Begin copy `number`, of what the kernels launched so far leave at a device pointer."""
+        self._after_kernels()
+        check(driver().cuMemcpyDtoHAsync(target.pointer, source, target.nbytes, self._stream),
+              "copy from the GPU")
+        self._end(number)
+
+    def to_device(self, number: int, source: PinnedMemory, target: int) -> None:
+        """Begin copy `number`, to where the kernels launched so far have done their work."""
+        self._after_kernels()
+        check(driver().cuMemcpyHtoDAsync(target, source.pointer, source.nbytes, self._stream),
+              "copy to the GPU")
+        self._end(number)
+
+    def wait(self, number: int) -> None:
+        """Let the default stream wait for a copy, and so for all before it."""
+        check(driver().cuStreamWaitEvent(0, self._done[number], 0), "wait for a copy")
+
+    def _after_kernels(self) -> None:
+        check(driver().cuEventRecord(self._kernels, 0), "record an event")
+        check(driver().cuStreamWaitEvent(self._stream, self._kernels, 0), "wait for kernels")
+
+    def _end(self, number: int) -> None:
+        check(driver().cuEventRecord(self._done[number], self._stream), "record an event")
+
+
+def _close(stream: int, events: tuple[int, ...], index: int) -> None:
+    with device(index).current(), outside_capture():
+        for event in events:
+            driver().cuEventDestroy(event)
+        driver().cuStreamDestroy(stream)
+
+
+__all__ = ["CopyQueue", "PinnedMemory"]
