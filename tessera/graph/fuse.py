@@ -3,7 +3,8 @@
 A group has one iteration space, the shape of its full values. In it run elementwise ops whose
 result has that shape or is constant along the last axis, reductions over the last axis, and sums
 over all leading axes, which leave as outputs. Nodes join the groups of their producers as long as
-no path leaves the group and comes back.
+no path leaves the group and comes back, and the group reads few enough full values: all of these
+lie in memory until the last is made, so a long sum, of a weight's gradients say, is taken in parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .lower import can_lower, column_sum_axes, is_last_axis_reduction
 from .simplify import KEEP_EFFECTS
 
 MAX_OPS = 96  # a larger loop compiles slowly and spills
+MAX_READS = 8  # values of the whole space that a loop reads
 
 
 @dataclass(eq=False)
@@ -44,6 +46,7 @@ class _Entry:
     nodes: list[Node]
     shape: tuple[int, ...] | None = None  # iteration space of a group
     depends: int = 0
+    reads: frozenset[Value] = frozenset()  # of the whole space, made elsewhere
 
 
 class _Fuser:
@@ -68,7 +71,7 @@ class _Fuser:
         if shape is not None:
             for e in sorted(sources.values(), key=lambda e: -e.index):
                 if e.shape is not None and _fits(node, shape, e.shape) and self.may_join(
-                    e, sources.values()
+                    node, e, sources.values()
                 ) and not self.waits(node, e):
                     mine = e
                     break
@@ -83,14 +86,20 @@ class _Fuser:
                 if e is not mine and e.nodes and e.shape == mine.shape:
                     self.merge(mine, e)
 
-    def may_join(self, e: _Entry, sources: object) -> bool:
+    def may_join(self, node: Node, e: _Entry, sources: object) -> bool:
         """No other source depends on e: else e would wait for itself."""
-        if len(e.nodes) >= MAX_OPS:
+        if len(e.nodes) >= MAX_OPS or len(e.reads | self.full(node, e)) > MAX_READS:
             return False
         return all(s is e or not s.depends >> e.index & 1 for s in sources)  # type: ignore
 
+    def full(self, node: Node, e: _Entry) -> set[Value]:
+        """What a node of e reads of the whole space from elsewhere."""
+        return {v for v in node.inputs
+                if self.entry_of.get(v) is not e and tuple(v.aval.shape) == e.shape}
+
     def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
         e.nodes.append(node)
+        e.reads |= self.full(node, e)
         if column_sum_axes(node) is not None:
             self.leaving.update(node.outputs)
         new = 0
@@ -115,7 +124,8 @@ class _Fuser:
 
     def merge(self, a: _Entry, b: _Entry) -> None:
         """Make b part of a unless a path between them runs through a third entry."""
-        if len(a.nodes) + len(b.nodes) > MAX_OPS:
+        reads = {v for v in a.reads | b.reads if self.entry_of.get(v) not in (a, b)}
+        if len(a.nodes) + len(b.nodes) > MAX_OPS or len(reads) > MAX_READS:
             return
         if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
             return
@@ -129,7 +139,7 @@ class _Fuser:
         for node in b.nodes:
             for v in node.outputs:
                 self.entry_of[v] = a
-        b.nodes = []
+        a.reads, b.nodes = frozenset(reads), []
         deps = (a.depends | b.depends) & ~both
         a.depends = deps
         for other in self.entries:

@@ -225,6 +225,24 @@ def test_a_chain_needs_two_buffers(rng):
     assert plan.arena_bytes == 2 * one
 
 
+@pytest.mark.row("PAR-08")
+def test_a_long_sum_is_taken_in_parts(rng):
+    """Of twenty products: one loop would need them all in memory."""
+    ws = [normal(rng, 16, 16) for _ in range(20)]
+
+    def total(x, ws):
+        y = x
+        for w in ws:
+            y = y + x @ w
+        return y
+
+    x, one = normal(rng, 16, 16), 16 * 16 * 4
+    plan, units = memory_of(total, x, ws)
+    loops = [u for u in units if isinstance(u, Group)]
+    assert plan.arena_bytes <= 9 * one and max(len(u.inputs) for u in loops) == 8
+    assert_close(ts.jit(total)(x, ws).array, total(x, ws).array, "f32", 16)
+
+
 def test_live_ranges_do_not_overlap(rng):
     def f(x):
         a, b = ts.tanh(x) @ x, ts.exp(-x) @ x
