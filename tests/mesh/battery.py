@@ -19,7 +19,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # mpirun starts this 
 
 import tessera as ts  # noqa: E402
 from mesh import programs  # noqa: E402
+from mesh.launch import processes_of_run  # noqa: E402
 from tessera.mesh.collectives.record import COLLECTIVES  # noqa: E402
+from tessera.mesh.ranks.messages import gather, share  # noqa: E402
 from tessera.mesh.sharding.reshard import plan, reshard  # noqa: E402
 from tessera.mesh.world import transport  # noqa: E402
 
@@ -112,6 +114,12 @@ def fail() -> str:
     return "unreached"
 
 
+def fails() -> str:
+    """A mistake that every rank makes."""
+    ts.jit(lambda x: x @ ts.ones((3, 3)))(ts.ones((4, 4)))
+    return "unreached"
+
+
 def disagree() -> str:
     x = ts.ones((4,))
     chatter(2, 0)
@@ -140,9 +148,49 @@ def leave() -> str:
 def killed() -> str:
     chatter(2, 0)
     if ts.dist.rank() == 1:
+        time.sleep(0.5)  # the others are in the next one
         os.kill(os.getpid(), signal.SIGKILL)
     chatter(1000, 0)
     return "unreached"
+
+
+def killed_as_it_waits() -> str:
+    """By another rank, which waits for nothing."""
+    pids = share(gather(os.getpid()))
+    chatter(2, 0)
+    if ts.dist.rank() == 2:
+        time.sleep(0.3)  # the others are in the next one
+        os.kill(pids[1], signal.SIGKILL)
+        time.sleep(60)
+    chatter(1000, 0)
+    return "unreached"
+
+
+def killed_with_a_child() -> str:
+    """A child that lives on has all that its parent had open."""
+    chatter(2, 0)
+    if ts.dist.rank() == 1:
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        os._exit(0)
+    chatter(1000, 0)
+    return "unreached"
+
+
+def unwatched() -> str:
+    """Where the process that watches cannot start."""
+    sys.executable = "/nowhere/python"
+    ts.dist.barrier()
+    return "done"
+
+
+def watchers() -> str:
+    """How many processes of this run watch it."""
+    chatter(2, 0)
+    count = sum("watcher.py" in p for p in processes_of_run(os.environ["RUN_OF_TEST"]))
+    ts.dist.barrier()
+    return str(count)
 
 
 def leave_with_3() -> str:

@@ -25,6 +25,19 @@ ALLOW = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
          "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 
+def processes_of_run(mark: str) -> list[str]:
+    """Command lines of the processes that were started with RUN_OF_TEST=mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"RUN_OF_TEST={mark}\0".encode() in \
+                    (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it has ended
+            continue
+    return found
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished mpirun: exit status, both streams, seconds, and what each rank wrote."""

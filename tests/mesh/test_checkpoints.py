@@ -429,6 +429,9 @@ def test_a_rank_that_is_killed_while_it_writes_loses_nothing(tmp_path):
     run = launch(4, "killed_while_writing", tmp_path)
     print(f"all stopped after {run.seconds:.1f} s with status {run.status}")
     assert run.status != 0 and not run.results and run.seconds < 60, run.text
+    assert run.text.count("was killed") == 1 and "tessera: rank 1 of 4 (pid " in run.text, run.text
+    assert "() at " in run.text and "saving.py:" in run.text, run.text
+    assert 'save(folder / "c", some_tree(1), step=4, file_bytes=64)' in run.text, run.text
     files = len(list((tmp_path / "c").iterdir()))
     saving.read(tmp_path)
     saving.write(tmp_path)

@@ -37,7 +37,9 @@ FAILURES = {
                  "battery.py", "ts.dist.all_gather(x)"],
     "hang": ["has waited 3 s for rank 1 in all_reduce(f32[4], op=sum)", "battery.py"],
     "leave": ["has waited 3 s for rank 1 in barrier()", "battery.py"],
-    "killed": [],  # mpirun says it, in words of its own
+    "killed": ["rank 1 of 3 (pid ", " after all_reduce(f32[4], op=sum) over all ranks at ",
+               "ranks 0, 2: in all_reduce(f32[4], op=sum) over all ranks at ", "battery.py:",
+               "checkpoints that were complete are whole"],
 }
 
 
@@ -50,6 +52,15 @@ def test_all_ranks_stop(program, tmp_path):
     assert not {0, 2} & run.results.keys(), run.text
     for words in FAILURES[program]:
         assert words in run.text, run.text
+    assert run.text.count("(pid ") == (program == "killed"), run.text
+
+
+@needs_mpi
+def test_ranks_that_fail_alike_say_it_once(tmp_path):
+    run = mpirun(4, "fails", tmp_path)
+    assert run.status != 0 and run.seconds < 30, run.text
+    assert run.text.count("failed; stopping all ranks") == 1, run.text
+    assert run.text.count("matmul:") == 1 and "battery.py:" in run.text, run.text
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess:

@@ -22,6 +22,8 @@ from .output import also_on_terminal, log_to_file, silence_other_ranks
 
 # Ranks that notice the same thing do so within this time of each other; each is to say its part.
 _GRACE_S: dict[type[BaseException], float] = {DisagreementError: 0.5, StalledError: 2.0}
+# Others speak in turn: of ranks that fail alike, rank 0 has ended the others when it is theirs.
+_FIRST_TURN_S, _TURN_S, _LAST_TURN_S = 0.5, 0.05, 3.0
 _LEFT: list[int] = []  # the status with which sys.exit has ended this rank, unless it is 0
 
 
@@ -45,6 +47,8 @@ _print = sys.excepthook
 
 def _stop_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     rank, size = launched_rank(), launched_size()
+    if kind not in _GRACE_S and rank:
+        time.sleep(min(_FIRST_TURN_S + rank * _TURN_S, _LAST_TURN_S))
     with also_on_terminal():
         print(f"tessera: rank {rank} of {size} failed; stopping all ranks", file=sys.stderr)
         _print(kind, error, trace)
@@ -91,6 +95,9 @@ def _end_all(status: int, grace_s: float) -> None:
     sys.stdout.flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        from . import board  # what it needs is not loaded before there are ranks
+
+        board.stop_all()
         time.sleep(grace_s)
         mpi.COMM_WORLD.Abort(status)
     elif "PMI_FD" in os.environ:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, user_line
 
 from ..world import patience, transport
 from .transport import Transport
@@ -23,6 +23,7 @@ _LENGTH, _TEXT = "the length of a message", "a message"
 def gather(message: Any, here: Transport | None = None) -> list[Any]:
     """Every rank's message, by rank, on rank 0; an empty list on others."""
     here = here or transport()
+    _note(here, "gather")
     if here.rank:
         data = _encoded(message)
         here.send(0, _length(data), _LENGTH)
@@ -34,6 +35,7 @@ def gather(message: Any, here: Transport | None = None) -> list[Any]:
 def share(message: Any, here: Transport | None = None) -> Any:
     """Rank 0's message, on all ranks: `out = ts.dist.share(out)`. What JSON can hold."""
     here = here or transport()
+    _note(here, "share")
     if here.rank:
         return _received(here, 0)
     if here.size > 1:
@@ -70,6 +72,11 @@ def raised_on_all(kind: type[TesseraError]) -> Iterator[None]:
     if found is not None:
         rank, (message, hint) = found
         raise kind(f"on rank {rank}: {message}", hint=hint)
+
+
+def _note(here: Transport, name: str) -> None:
+    if here.size > 1:
+        here.note(f"{name}() at {user_line()}")
 
 
 def _encoded(message: Any) -> np.ndarray:

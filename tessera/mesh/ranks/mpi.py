@@ -18,6 +18,7 @@ from tessera.config import available_cpus
 
 from ..errors import MeshError, StalledError
 from ..world import launched_rank, launched_size
+from . import board
 from .transport import Request, Transport
 
 _TAG = 7
@@ -70,12 +71,13 @@ class MpiTransport(Transport):
         self.rank, self.size = self._comm.rank, self._comm.size
         here = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self._polling = OWN_CORE if here.size <= available_cpus() else SHARED_CORE
-        here.Free()
         if self.size != launched_size():
             raise MeshError(
                 f"mpirun started {launched_size()} processes, and mpi4py sees {self.size}",
                 hint="mpirun and mpi4py belong to different MPI libraries: use the mpirun of the "
                 f"one that mpi4py loaded ({self._mpi.Get_library_version().split(chr(10))[0]})")
+        board.join(here, self.rank, self.size)
+        here.Free()
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray],
                  what: str) -> None:
@@ -97,10 +99,17 @@ class MpiTransport(Transport):
         begun = self._comm.Irecv([buffer, self._mpi.BYTE], source, _FIRST_TAG + tag)
         return MpiRequest(self, begun, source, what, buffer)
 
+    def note(self, call: str) -> None:
+        board.note(call)
+
     def wait(self, requests: list, peers: list[int], what: str) -> None:
         """Until all are done. Raises StalledError after config.comm_timeout seconds."""
-        if self._mpi.Request.Testall(requests):
-            return
+        board.enter(what)
+        if not self._mpi.Request.Testall(requests):
+            self._poll(requests, peers, what)
+        board.resume()
+
+    def _poll(self, requests: list, peers: list[int], what: str) -> None:
         begin, sleep, polls = time.monotonic(), 0.0, 0
         while not self._mpi.Request.Testall(requests):
             polls += 1

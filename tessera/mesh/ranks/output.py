@@ -85,6 +85,11 @@ def log_to_file(folder: Path, rank: int) -> None:
     os.close(file)
 
 
+def error_streams() -> list[int]:
+    """The descriptors that errors go to: stderr, and the terminal if stderr is a file of ours."""
+    return [2, *(terminal.fileno() for terminal in _terminal)]
+
+
 @contextmanager
 def also_on_terminal() -> Iterator[None]:
     """What is written to stderr in the block goes to the log and to the terminal."""

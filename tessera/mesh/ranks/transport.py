@@ -58,6 +58,10 @@ class Transport(ABC):
     def irecv(self, source: int, buffer: np.ndarray, tag: int, what: str = "receive") -> Request:
         """Begin to receive: the buffer holds the message when the request is done."""
 
+    def note(self, call: str) -> None:  # noqa: B027  most have nobody to tell
+        """The call that the next messages belong to, with its line, for what is said of a rank that
+        is killed."""
+
     def send(self, to: int, data: np.ndarray, what: str = "send") -> None:
         """Send bytes to a rank."""
         self.exchange({to: data}, {}, what)
