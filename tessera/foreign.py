@@ -58,7 +58,6 @@ METHODS: Mapping[str, str] = {
     "amin": "x.min(axis)", "numel": "x.size", "dim": "x.ndim", "at": "ts.scatter(x, ids, updates)",
     "masked_fill": "ts.where(condition, value, x)", "topk": "ts.top_k(x, k)",
     "gather": "ts.take_along_axis(x, ids, axis)", "itemsize": "x.dtype.bits // 8",
-    "device": "x.policy.device",
 }
 
 # f(<word>=): the names it may have here; the first that the function has is meant.

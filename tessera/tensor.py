@@ -36,6 +36,7 @@ from .numerics import (
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
 FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
+PLAIN: set[type] = set()  # Tensor and subclasses that differ in where their buffer lies
 DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's runtime adds it
 
 
@@ -154,6 +155,11 @@ class Tensor:
     @property
     def policy(self) -> Any:
         return self.type.policy
+
+    @property
+    def device(self) -> str:
+        """Where the buffer lies: "cpu", "cuda:0"."""
+        return "cpu"
 
     @property
     def nbytes(self) -> int:
@@ -409,9 +415,13 @@ class Tensor:
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:
         head = f"Tensor{list(self.shape)} {self.type}"
+        head += f" on {self.device}" if self.device != "cpu" else ""
         values = self._plain()
         body = np.array2string(values, precision=4, threshold=24, edgeitems=2, max_line_width=88)
         return f"{head}{' param' if self.is_param else ''}{summarize(values)}\n{body}"
+
+
+PLAIN.add(Tensor)
 
 
 def _attributes() -> list[str]:

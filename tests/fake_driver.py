@@ -24,13 +24,14 @@ from tessera.runtime import (
     copies,
     device,
     flags,
+    graphs,
     launch,
     libcuda,
     module,
     tensormap,
     timing,
 )
-from tessera.tile.device import recipe, results
+from tessera.tile.device import recipe, resident, results
 
 CONTEXT = 77
 INVALID_VALUE = 1
@@ -51,13 +52,20 @@ class Driver:
         self.waits = 0
         self.run: Any = None
         self.late = ""
-        self.streams = itertools.count(3)
+        self.numbers = itertools.count(3)
         self.queues: dict[int, list[Callable[[], Any]]] = {}  # by stream: what is still to be done
         self.begun: dict[int, int] = {}  # by stream: how much has been asked for
         self.events: dict[int, tuple[int, int]] = {}  # stream, and how much of it came before
+        self.recording: list[Callable[[], Any]] | None = None
+        self.graphs: list[list[Callable[[], Any]]] = []
+        self.graph_launches = 0
 
     # --- streams and events ----------------------------------------------------------------------
     def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
+        if self.recording is not None:
+            assert stream, "the default stream cannot be recorded"
+            self.recording.append(work)
+            return
         self.begun[stream] = self.begun.get(stream, 0) + 1
         if late:
             self.queues.setdefault(stream, []).append(work)
@@ -71,7 +79,7 @@ class Driver:
             queue.pop(0)()
 
     def cuStreamCreate(self, flags):
-        return 0, next(self.streams)
+        return 0, next(self.numbers)
 
     def cuStreamDestroy(self, stream):
         return (0,)
@@ -99,7 +107,30 @@ class Driver:
         return (0,)
 
     def cuStreamWaitEvent(self, stream, event, flags):
-        self._flush(*self.events[event])
+        if self.recording is None:
+            self._flush(*self.events[event])
+        return (0,)
+
+    # --- graphs: what is recorded runs in the order in which it was asked for ---------------------
+    def cuStreamBeginCapture(self, stream, mode):
+        self.recording = []
+        return (0,)
+
+    def cuStreamEndCapture(self, stream):
+        self.graphs.append(self.recording)
+        self.recording = None
+        return 0, len(self.graphs)
+
+    def cuGraphInstantiateWithParams(self, graph, parameters):
+        return 0, graph
+
+    def cuGraphDestroy(self, graph):
+        return (0,)
+
+    def cuGraphLaunch(self, graph, stream):
+        self.graph_launches += 1
+        for work in self.graphs[graph - 1]:
+            self._do(stream, work, self.late == "kernels")
         return (0,)
 
     def cuCtxGetCurrent(self):
@@ -113,7 +144,7 @@ class Driver:
         return 0, mode
 
     def cuStreamIsCapturing(self, stream):
-        return 0, self.capturing
+        return 0, int(self.recording is not None and stream != 0) or self.capturing
 
     def cuDeviceGetCount(self):
         return 0, 1
@@ -168,11 +199,29 @@ class Driver:
     def cuMemFree(self, pointer):
         return (0,)
 
-    def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
-        self._do(stream, lambda: ctypes.memmove(target, source, nbytes), self.late == "copies")
+    def cuMemAllocAsync(self, nbytes, stream):
+        return self.cuMemAlloc(nbytes)
+
+    def cuDeviceGetDefaultMemPool(self, handle):
+        return 0, 55
+
+    def cuMemPoolSetAttribute(self, pool, attribute, value):
         return (0,)
 
-    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync
+    def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
+        late = "copies" if stream else "kernels"  # those of the default stream are among kernels
+        self._do(stream, lambda: ctypes.memmove(target, source, nbytes), self.late == late)
+        return (0,)
+
+    cuMemcpyDtoDAsync = cuMemcpyDtoHAsync
+
+    def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
+        """What lies in pageable memory is read before this returns, on the default stream."""
+        if stream:
+            return self.cuMemcpyDtoHAsync(target, source, nbytes, stream)
+        held = ctypes.string_at(source, nbytes)
+        self._do(stream, lambda: ctypes.memmove(target, held, nbytes), self.late == "kernels")
+        return (0,)
 
     def cuGetErrorString(self, status):
         return 0, b"words of the driver"
@@ -220,16 +269,19 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, copies, launch, module, arrays, tensormap, flags, timing, recipe,
-                 results):
+    for part in (device, buffer, copies, graphs, launch, module, arrays, tensormap, flags, timing,
+                 recipe, resident, results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
     two = device.Device(1, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT + 1)
     monkeypatch.setattr(device, "_devices", {0: one, 1: two})
-    for part, name in ((buffer, "_free"), (copies, "_free_host"), (copies, "_close")):
+    monkeypatch.setattr(buffer, "_spare", {})
+    for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
+                       (copies, "_close"), (graphs, "_destroy")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
-    kept = (buffer._copies, flags.error_flags, flags.printed_lines, results.numbers)
+    kept = (buffer._copies, buffer._keep_pool, flags.error_flags, flags.printed_lines,
+            results.numbers)
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})

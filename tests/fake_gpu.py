@@ -160,6 +160,9 @@ class Torch:
     shape = property(lambda self: self.x.shape)
     dtype = property(lambda self: TORCH_TYPES[self.x.dtype.name])
 
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("its memory is the device's")
+
     def data_ptr(self) -> int:
         return self.x.ctypes.data
 
@@ -193,6 +196,7 @@ class Cupy:
     strides = property(lambda self: self.x.strides)
     dtype = property(lambda self: self.x.dtype)
     itemsize = property(lambda self: self.x.itemsize)
+    __dlpack__ = Torch.__dlpack__
 
 
 Cupy.__module__, Cupy.__qualname__ = "cupy", "ndarray"

@@ -60,8 +60,8 @@ class Executable:
             return interpret(self.graph, arrays)
         return self.compiled.run(arrays)
 
-    def tensors(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-        out = self.run(arrays)
+    def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        out = self.run([x.array for x in leaves])
         return [Tensor(a, v.aval.type) for a, v in zip(out, self.graph.outputs, strict=True)]
 
 

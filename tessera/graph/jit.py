@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..numerics import NumericType
 from ..runtime.device import has_gpu
-from ..tensor import Tensor, TensorType
+from ..tensor import PLAIN, Tensor, TensorType
 from . import tree
 from .annotate import fit_argument, fit_result, tensor_annotations
 from .decorator import Decorator
@@ -48,7 +48,11 @@ from .trace import DISTRIBUTED, Tracer, aval_of, current_builder, evaluate, trac
 from .value_type import ValueType
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-EXECUTORS: dict[str, Callable[[Graph], Any]] = {"cpu": Executable}  # by target
+# By target, (graph, capture) -> what runs it. Filled by need_target.
+EXECUTORS: dict[str, Callable[[Graph, bool], Any]] = {
+    "cpu": lambda graph, capture: Executable(graph)}
+# What a target makes of a leaf of its arguments, by the parameter's name.
+ARGUMENTS: dict[str, Callable[[Any, str], Any]] = {"cpu": lambda leaf, name: leaf}
 # observe(graph) is a context in which the graph runs; it gives a function that is shown the
 # results. Filled by debug.
 RUN_OBSERVERS: list[Callable[[Graph], AbstractContextManager[Callable[[list[Tensor]], None]]]] = []
@@ -87,9 +91,9 @@ class Traced:
 
     def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
-                 layouts: tuple | None = None):
+                 layouts: tuple | None = None, capture: bool = False):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
-        self.updates, self.layouts = updates, layouts
+        self.updates, self.layouts, self.capture = updates, layouts, capture
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
         self.params = frozenset(
@@ -103,7 +107,7 @@ class Traced:
 
     @functools.cached_property
     def executable(self) -> Any:
-        return EXECUTORS[self.target](self.graph)
+        return EXECUTORS[self.target](self.graph, self.capture)
 
     @functools.cached_property
     def program(self) -> Any:
@@ -124,7 +128,7 @@ class Traced:
     def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         if self.layouts is not None:
             return self.program.run(leaves)
-        return self.executable.tensors([x.array for x in leaves])
+        return self.executable.tensors(leaves)
 
     def result(self, flat: Sequence[Tensor], call: Call | None = None) -> Any:
         out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
@@ -186,7 +190,7 @@ class Function:
             return None
         key: list[Any] = [look() for look in SURROUNDINGS]
         for a in args:
-            if type(a) is not Tensor or a.scale is not None:
+            if type(a) not in PLAIN or a.scale is not None:
                 return None
             key += (a._shape, id(a.type), a.is_param)
         traced = self._fast.get(tuple(key))
@@ -196,7 +200,8 @@ class Function:
         return traced.run(args)
 
     def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
-        if not self._groups and all(type(a) is Tensor and a.scale is None for a in args):
+        if not self._groups and all(
+                type(a) in PLAIN and a.scale is None for a in args):
             key = [look() for look in SURROUNDINGS]
             key += [k for a in args for k in (a._shape, id(a.type), a.is_param)]
             self._types += [a.type for a in args]  # keeps the ids alive
@@ -255,7 +260,7 @@ class Function:
                 statics[i] = Static(leaf)
                 key.append(hashable(statics[i], self.name, name))
                 continue
-            for t in leaf_tensors(leaf):
+            for t in leaf_tensors(ARGUMENTS[self.target](leaf, name)):
                 leaves.append(t)
                 key.append((tuple(t.shape), t.type, t.layout))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
@@ -315,7 +320,7 @@ class Function:
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
         return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"],
-                      box["updates"], layouts)
+                      box["updates"], layouts, self.capture_graph)
 
     def _call(self, bound: dict[str, Any]) -> Any:
         if self.signature is None:
@@ -433,7 +438,10 @@ class Function:
         """Whether calls replay a CUDA graph, `jit(capture_graph=True)`, and if not, why."""
         if not self.capture_graph:
             return "off"
-        return f"off: the target {self.target} launches nothing that could be captured"
+        if self.target == "cpu":
+            return "off: the target cpu launches nothing that could be captured"
+        what = self._last.executable.captured if self._last is not None else ""
+        return f"on: {what} in one launch" if what else "on: from the second call of a signature"
 
     @property
     def specializations(self) -> int:
@@ -469,9 +477,11 @@ def _need_level(level: str) -> None:
 def need_target(target: str) -> str:
     """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
     if target == "cuda" and has_gpu():
+        from ..tile.device.resident import adopted
         from .cuda.device import DeviceExecutable
 
-        EXECUTORS["cuda"] = DeviceExecutable
+        EXECUTORS["cuda"] = lambda graph, capture: DeviceExecutable(graph, capture=capture)
+        ARGUMENTS["cuda"] = adopted
         return target
     if target in EXECUTORS and target != "cuda":
         return target
@@ -509,9 +519,9 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     strings and bools are static anyway. Tuples, lists, dicts and registered classes pass through.
     target="cpu" (the default) or another that `EXECUTORS` has. cast=True: arguments of another
     numeric type than their annotation's are cast, where it is a DTypeError otherwise.
-    capture_graph=True: calls replay a captured CUDA graph where there is one; f.capture says
-    whether they do. Raises UnsupportedTargetError, TraceError where the function needs a value
-    that is only traced.
+    capture_graph=True: with target="cuda", calls of a signature after its first are one launch, of
+    a CUDA graph with the new arguments; f.capture says whether they are.
+    Raises UnsupportedTargetError, TraceError where the function needs a value that is only traced.
     """
     known = ("static", "name", "target", "cast", "capture_graph")
     for option in options.keys() - set(known):

@@ -73,8 +73,7 @@ def show_call(name: str, signature: inspect.Signature | None) -> str:
 
 def is_data(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray | int | float | np.generic) or hasattr(
-        value, "__dlpack__"
-    )
+        value, "__dlpack__") or hasattr(type(value), "__cuda_array_interface__")
 
 
 def hashable(static: Static, fn: str, name: str) -> Static:

@@ -159,9 +159,9 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """An array of any library in another shape, on the same memory."""
     if tuple(x.shape) == shape:
         return x
-    if isinstance(x, Tensor):
+    if type(x) is Tensor:
         return Tensor(x.array.reshape(shape), x.type)
-    if hasattr(type(x), "reshape"):
+    if not isinstance(x, Tensor) and hasattr(type(x), "reshape"):
         return x.reshape(shape)
     array = read_array(x, "x")
     return View(array.pointer, shape, array.dtype, array.device, x)

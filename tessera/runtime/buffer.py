@@ -16,6 +16,8 @@ from ..errors import ArgumentError
 from . import libcuda
 from .device import Device, check, device, driver, outside_capture
 
+DEFAULT = 0  # the stream on which kernels run that were given none
+
 
 class Buffer:
     """`nbytes` of device memory, freed with the object."""
@@ -27,6 +29,17 @@ class Buffer:
             made = check(driver().cuMemAlloc(max(nbytes, 1)), f"allocate {nbytes} bytes on {on}")
         self.pointer, self.nbytes, self.device = made, nbytes, on
         weakref.finalize(self, _free, self.pointer, on.index).atexit = False
+
+    def load(self, array: np.ndarray) -> None:
+        """Copy a contiguous array's bytes to the buffer, behind what was launched before; the
+        array may be changed when this returns."""
+        check(driver().cuMemcpyHtoDAsync(self.pointer, array.ctypes.data, array.nbytes, DEFAULT),
+              "copy to the GPU")
+
+    def copy(self, other: Buffer) -> None:
+        """Copy another buffer's bytes to this one, behind what was launched before."""
+        check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer, self.nbytes, DEFAULT),
+              "copy on the GPU")
 
     def write(self, array: np.ndarray, at: int = 0) -> None:
         """Copy a contiguous array's bytes to byte `at` of the buffer; done when it returns."""
@@ -45,16 +58,82 @@ class Buffer:
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 
+class PooledBuffer(Buffer):
+    """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
+    ones of each size are kept here, which is quicker still.
+
+    For work on the default stream: what is freed may be taken again behind what was launched there.
+    """
+
+    __slots__ = ("_spare",)
+
+    def __init__(self, nbytes: int, on: Device):
+        self._spare = _spare.setdefault((on.index, nbytes), [])
+        self.nbytes, self.device = nbytes, on
+        try:
+            self.pointer = self._spare.pop()
+        except IndexError:
+            self.pointer = _from_pool(nbytes, on)
+
+    def __del__(self) -> None:
+        if not hasattr(self, "pointer"):  # there was no memory
+            return
+        if self.nbytes <= _SMALL_BYTES and len(self._spare) < _MOST_SPARE:
+            self._spare.append(self.pointer)
+        else:
+            _to_pool(self.pointer, self.device.index)
+
+
+class Borrowed(Buffer):
+    """Memory of somebody else, who is kept alive."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, pointer: int, nbytes: int, on: Device, owner: Any):
+        self.pointer, self.nbytes, self.device, self.owner = pointer, nbytes, on, owner
+
+
+_SMALL_BYTES, _MOST_SPARE = 1 << 20, 64
+_spare: dict[tuple[int, int], list[int]] = {}  # pointers, by device and bytes
+
+
+def _from_pool(nbytes: int, on: Device) -> int:
+    with on.current(), outside_capture():
+        _keep_pool(on.index)
+        return check(driver().cuMemAllocAsync(max(nbytes, 1), DEFAULT),
+                     f"allocate {nbytes} bytes on {on}")
+
+
+def _to_pool(pointer: int, index: int) -> None:
+    with device(index).current(), outside_capture():
+        driver().cuMemFreeAsync(pointer, DEFAULT)  # a lost context has freed it already
+
+
+@functools.cache
+def _keep_pool(index: int) -> None:
+    """Let a device's pool keep freed memory when the device is waited for."""
+    pool = check(driver().cuDeviceGetDefaultMemPool(check(
+        driver().cuDeviceGet(index), "find a device")), "find the memory pool")
+    most = ctypes.c_uint64(2**64 - 1)
+    check(driver().cuMemPoolSetAttribute(pool, libcuda.MEMPOOL_RELEASE_THRESHOLD,
+                                         ctypes.addressof(most)), "set up the memory pool")
+
+
 def _free(pointer: int, index: int) -> None:
     with device(index).current(), outside_capture():
         driver().cuMemFree(pointer)  # a lost context has freed it already
 
 
+def new_stream(on: Device) -> int:
+    """A stream that does not wait for the default one."""
+    with on.current(), outside_capture():
+        return check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING), "make a stream")
+
+
 @functools.cache
 def _copies(index: int) -> int:
-    """A non-blocking stream of the device for the runtime's own copies."""
-    with device(index).current(), outside_capture():
-        return check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING), "make a stream")
+    """A stream of the device for the runtime's own copies."""
+    return new_stream(device(index))
 
 
 class MappedMemory:

@@ -5,8 +5,8 @@
     queue.to_device(1, pointer, host)
     queue.wait(1)                        # kernels launched from here on find copies 0 and 1 done
 
-Kernels run on the default stream. An event behind each copy, and one behind the kernels, order the
-two streams; the host waits for neither.
+An event behind each copy, and one behind the kernels, order the two streams; the host waits for
+neither.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class CopyQueue:
     """Up to `count` numbered copies, each begun once between two synchronisations of the device.
 
     They start in the order in which they are asked for. One stream serves both directions: what is
-    fetched first has been offloaded last.
+    fetched first has been offloaded last. beside: the stream of the kernels.
     """
 
-    def __init__(self, on: Device, count: int):
-        self.device = on
+    def __init__(self, on: Device, count: int, beside: int = 0):
+        self.device, self.beside = on, beside
         with on.current(), outside_capture():
             self._stream = check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING),
                                  "make a stream")
@@ -70,11 +70,11 @@ class CopyQueue:
         self._end(number)
 
     def wait(self, number: int) -> None:
-        """Let the default stream wait for a copy, and so for all before it."""
-        check(driver().cuStreamWaitEvent(0, self._done[number], 0), "wait for a copy")
+        """Let the kernels' stream wait for a copy, and so for all before it."""
+        check(driver().cuStreamWaitEvent(self.beside, self._done[number], 0), "wait for a copy")
 
     def _after_kernels(self) -> None:
-        check(driver().cuEventRecord(self._kernels, 0), "record an event")
+        check(driver().cuEventRecord(self._kernels, self.beside), "record an event")
         check(driver().cuStreamWaitEvent(self._stream, self._kernels, 0), "wait for kernels")
 
     def _end(self, number: int) -> None:

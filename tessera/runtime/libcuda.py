@@ -36,7 +36,8 @@ FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 POINTER_DEVICE_ORDINAL = 9
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
-CAPTURE_STATUS_NONE, CAPTURE_MODE_RELAXED = 0, 2
+MEMPOOL_RELEASE_THRESHOLD = 4
+CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
@@ -50,6 +51,13 @@ class LaunchAttribute(ctypes.Structure):
     """CUlaunchAttribute; the value is a union of 64 bytes, of which three ints are used."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class GraphParams(ctypes.Structure):
+    """CUDA_GRAPH_INSTANTIATE_PARAMS."""
+
+    _fields_ = (("flags", ctypes.c_ulonglong), ("upload_stream", ctypes.c_void_p),
+                ("failed_node", ctypes.c_void_p), ("result", ctypes.c_int))
 
 
 class LaunchConfig(ctypes.Structure):
@@ -137,11 +145,16 @@ Function("cuOccupancyMaxActiveBlocksPerMultiprocessor", "*int ptr int size")
 Function("cuMemGetInfo_v2", "*size *size")
 Function("cuMemAlloc_v2", "*ptr size")
 Function("cuMemFree_v2", "ptr")
+Function("cuMemAllocAsync", "*ptr size ptr")
+Function("cuMemFreeAsync", "ptr ptr")
+Function("cuDeviceGetDefaultMemPool", "*ptr int")
+Function("cuMemPoolSetAttribute", "ptr int ptr")
 Function("cuMemHostAlloc", "*ptr size uint")
 Function("cuMemHostGetDevicePointer_v2", "*ptr ptr uint")
 Function("cuMemFreeHost", "ptr")
 Function("cuMemcpyHtoDAsync_v2", "ptr ptr size ptr")
 Function("cuMemcpyDtoHAsync_v2", "ptr ptr size ptr")
+Function("cuMemcpyDtoDAsync_v2", "ptr ptr size ptr")
 Function("cuMemsetD8Async", "ptr byte size ptr")
 Function("cuPointerGetAttribute", "*int int ptr")
 Function("cuStreamCreate", "*ptr uint")
@@ -149,6 +162,12 @@ Function("cuStreamDestroy_v2", "ptr")
 Function("cuStreamSynchronize", "ptr")
 Function("cuStreamWaitEvent", "ptr ptr uint")
 Function("cuStreamIsCapturing", "ptr *int")
+Function("cuStreamBeginCapture_v2", "ptr int")
+Function("cuStreamEndCapture", "ptr *ptr")
+Function("cuGraphInstantiateWithParams", "*ptr ptr ptr")
+Function("cuGraphLaunch", "ptr ptr")
+Function("cuGraphDestroy", "ptr")
+Function("cuGraphExecDestroy", "ptr")
 Function("cuEventCreate", "*ptr uint")
 Function("cuEventDestroy_v2", "ptr")
 Function("cuEventRecord", "ptr ptr")

@@ -19,7 +19,6 @@ from tessera.numerics import DType, decode
 from tessera.runtime.arrays import read_array
 from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound
-from tessera.tile.device.results import Resident
 from tessera.tile.device.written import written_parameters
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.types import Tile
@@ -115,9 +114,8 @@ def outputs(function: Function, given: dict[str, Any], result: Any) -> dict[str,
 
 def on_host(x: Any) -> np.ndarray:
     """An array or number as NumPy's."""
-    if isinstance(x, Array | Resident):
-        return _plain(np.asarray(decode(x.numpy() if isinstance(x, Resident) else x.array,
-                                        x.dtype)))
+    if isinstance(x, Array):
+        return _plain(np.asarray(decode(x.array, x.dtype)))
     library = type(x).__module__.partition(".")[0]
     if library == "torch":
         x = x.detach().cpu()

@@ -89,9 +89,9 @@ def test_a_result_is_an_argument_of_the_next_kernel(gpu, rng):
 
 
 def test_packed_results_are_not_taken_for_whole_bytes(driver):
-    made = results.Resident((3, 5), ts.fp4_e2m1, 0)
-    assert made.buffer.nbytes == 9 and not hasattr(made, "__cuda_array_interface__")
-    assert hasattr(results.Resident((3, 5), ts.f32, 0), "__cuda_array_interface__")
+    made = results.Resident((3, 5), as_type("fp4_e2m1"), 0)
+    assert made.memory.nbytes == 9 and not hasattr(made, "__cuda_array_interface__")
+    assert hasattr(results.Resident((3, 5), as_type("f32"), 0), "__cuda_array_interface__")
 
 
 def test_a_graph_keeps_its_counters(gpu, driver, rng, monkeypatch):

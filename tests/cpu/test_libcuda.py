@@ -53,8 +53,8 @@ def test_wrong_calls_are_refused():
     made = library(cuMemFree_v2=lambda pointer: 0)
     with pytest.raises(TypeError, match=r"cuMemFree takes \(ptr\), is given \(1, 2\)"):
         made.cuMemFree(1, 2)
-    with pytest.raises(AttributeError, match="cuGraphLaunch is not declared"):
-        made.cuGraphLaunch  # noqa: B018
+    with pytest.raises(AttributeError, match="cuGraphClone is not declared"):
+        made.cuGraphClone  # noqa: B018
     with pytest.raises(ArgumentError, match="cuMemFree is declared twice"):
         Function("cuMemFree_v3", "ptr")
 
@@ -65,6 +65,7 @@ def test_records_lie_as_in_the_header():
     assert LaunchConfig.shared_bytes.offset == 24 and LaunchConfig.stream.offset == 32
     assert LaunchConfig.attributes.offset == 40 and LaunchConfig.attribute_count.offset == 48
     assert LaunchAttribute.value.offset == 8
+    assert ctypes.sizeof(libcuda.GraphParams) == 32 and libcuda.GraphParams.result.offset == 24
 
 
 def test_numbers_are_those_of_nvidias_bindings():
@@ -81,7 +82,8 @@ def test_numbers_are_those_of_nvidias_bindings():
     for width, number in libcuda.TENSOR_MAP_PROMOTIONS.items():
         assert named[f"CU_TENSOR_MAP_L2_PROMOTION_{f'L2_{width}B' if width else 'NONE'}"] == number
     prefixes = {"FUNC_": "CU_FUNC_ATTRIBUTE_", "POINTER_": "CU_POINTER_ATTRIBUTE_",
-                "STREAM_": "CU_STREAM_", "EVENT_": "CU_EVENT_", "CAPTURE_": "CU_STREAM_CAPTURE_",
+                "STREAM_": "CU_STREAM_", "EVENT_": "CU_EVENT_",
+                "MEMPOOL_": "CU_MEMPOOL_ATTR_", "CAPTURE_": "CU_STREAM_CAPTURE_",
                 "LAUNCH_": "CU_LAUNCH_ATTRIBUTE_"}
     for ours, theirs in prefixes.items():
         numbers = [n for n in vars(libcuda) if re.match(ours + "[A-Z_]+$", n)]

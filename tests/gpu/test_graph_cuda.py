@@ -97,6 +97,92 @@ def test_offloaded_activations_leave_the_gpu(rng):
     assert same == want and also == want
 
 
+# --- what lies on the GPU ------------------------------------------------------------------------
+def mlp(params, x):
+    for w, b in params:
+        x = ts.tanh(x @ w + b)
+    return ts.mean(ts.square(x))
+
+
+def descend(params, x):
+    loss, grads = ts.value_and_grad(mlp)(params, x)
+    return [(w - 0.1 * gw, b - 0.1 * gb)
+            for (w, b), (gw, gb) in zip(params, grads, strict=True)], loss
+
+
+def draw_mlp(rng, layers, width):
+    return [(ts.tensor(rng.standard_normal((width, width)).astype(np.float32) / width**0.5),
+             ts.tensor(rng.standard_normal(width).astype(np.float32)))
+            for _ in range(layers)]
+
+
+@pytest.mark.row("RT-05", "RT-06")
+@pytest.mark.parametrize("capture", [False, True])
+def test_training_where_the_parameters_lie(capture, rng):
+    """Against the CPU, step by step; batches of two sizes; the same bits with and without capture.
+    """
+    step = ts.jit(descend, target="cuda", capture_graph=capture)
+    plain = ts.jit(descend, target="cuda")
+    params = there = also = draw_mlp(rng, 3, 96)
+    for i in range(6):
+        x = ts.tensor(rng.standard_normal((64 if i % 2 else 40, 96)).astype(np.float32))
+        params, loss = ts.jit(descend)(params, x)
+        there, got = step(there, x)
+        also, _ = plain(also, x)
+        assert got.device == there[0][0].device == "cuda:0"
+        assert_close(got.array, loss.array, "f32", 96)
+    for (a, b), (c, d), (e, f) in zip(there, params, also, strict=True):
+        assert_close(a.array, c.array, "f32", 400)
+        assert_close(b.array, d.array, "f32", 400)
+        assert a.array.tobytes() == e.array.tobytes() and b.array.tobytes() == f.array.tobytes()
+    assert step.capture.endswith("in one launch") == capture
+
+
+def test_arrays_of_other_libraries_go_in_and_out(rng):
+    torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
+    x, w = (rng.standard_normal((33, 33)).astype(np.float32) for _ in range(2))
+    f = ts.jit(lambda x, w: ts.tanh(x @ w), target="cuda")
+    want = np.tanh(x.astype(np.float64) @ w)
+    for a, b in ((torch.tensor(x).cuda(), cupy.asarray(w)), (x, torch.tensor(w).cuda())):
+        for _ in range(3):
+            y = f(a, b)
+        assert_close(y.array, want, "f32", 33)
+        assert_close(torch.as_tensor(y, device="cuda").cpu().numpy(), want, "f32", 33)
+        assert_close(cupy.asarray(y).get(), want, "f32", 33)
+    with torch.cuda.stream(torch.cuda.Stream()):  # work of other streams is waited for
+        big = torch.randn(4096, 4096, device="cuda")
+        for _ in range(20):
+            big = torch.sin(big @ big)
+        same = torch.tensor(x).cuda() + 0 * big[:33, :33]
+        assert_close(f(same, w).array, want, "f32", 33)
+
+
+def test_call_overhead(rng):
+    """Host time of a small step: kernel by kernel, and as one launch; arguments lie there."""
+    import time
+
+    from tessera.runtime.device import device
+
+    found = {}
+    for capture in (False, True):
+        step = ts.jit(descend, target="cuda", capture_graph=capture)
+        params, x = draw_mlp(rng, 4, 64), ts.ones((32, 64))
+        x = ts.jit(lambda x: x, target="cuda")(x)
+        for _ in range(3):
+            params, _ = step(params, x)
+        times = []
+        for _ in range(5):
+            device().synchronize()
+            start = time.perf_counter()
+            for _ in range(50):
+                params, _ = step(params, x)
+            times.append((time.perf_counter() - start) / 50)
+            device().synchronize()
+        found[capture] = 1e6 * min(times)
+    print("test_call_overhead", {"plain_us": found[False], "captured_us": found[True]})
+    assert found[True] < found[False]
+
+
 @pytest.mark.row("DBG-15")
 def test_kernel_timeline(rng):
     """Two groups of a function, after each other on the default stream."""

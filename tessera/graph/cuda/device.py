@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...kernels.routine import View
+from ...runtime.buffer import DEFAULT, new_stream
 from ...runtime.buffer import Buffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
+from ...runtime.graphs import DeviceGraph
 from ...tensor import Tensor
+from ...tile.device.resident import Resident
 from ..ir import Graph
 from .offload import waits
 from .run import Launch, Program
@@ -21,14 +24,16 @@ from .schedule import Buffer, Transfer, place_bytes
 
 
 class DeviceExecutable:
-    """A graph compiled for a GPU: `run(arrays) -> arrays`, host arrays in and out.
+    """A graph compiled for a GPU: `tensors(leaves) -> tensors`, results in new memory there.
 
-    Inputs and captured tensors are copied to the GPU at each call, results back; what lies between
-    stays there. One call runs at a time. Raises UnsupportedTargetError at an op without a kernel.
+    Arguments and captured tensors on the host are copied to the GPU at each call, those that lie
+    there are read there. One call runs at a time, behind what was launched before; nothing waits
+    for it but what reads a result on the host. Raises UnsupportedTargetError at an op without a
+    kernel.
     """
 
-    def __init__(self, graph: Graph, index: int = 0):
-        self.graph, self.device = graph, device(index)
+    def __init__(self, graph: Graph, index: int = 0, capture: bool = False):
+        self.graph, self.device, self._capture = graph, device(index), capture
         self.program = Program(graph, self.device.target)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
@@ -42,14 +47,27 @@ class DeviceExecutable:
         return str(self.program.plan)
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Host arrays in and out."""
+        leaves = [Tensor(a, v.aval.type) for a, v in zip(arrays, self.graph.inputs, strict=True)]
+        return [y.array for y in self.tensors(leaves)]
+
+    def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         with self._lock:
             if self._workspace is None:
                 self._workspace = Workspace(self.program, self.device)
-            return self._workspace.run(arrays)
+            results = self._workspace.run(leaves)
+            if self._capture and self._workspace.recorded is None:
+                self._workspace.record()  # when all kernels are loaded
+            return results
 
-    def tensors(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-        out = self.run(arrays)
-        return [Tensor(a, v.aval.type) for a, v in zip(out, self.graph.outputs, strict=True)]
+    @property
+    def captured(self) -> str:
+        """What the next call launches at once, "" when it does so kernel by kernel."""
+        space = self._workspace
+        if space is None or space.recorded is None:
+            return ""
+        kernels, copies = len(self.program.plan.groups), len(self.program.plan.transfers)
+        return f"{kernels} kernels" + (f" and {copies} copies" if copies else "")
 
 
 class Workspace:
@@ -60,17 +78,16 @@ class Workspace:
         self.program, self.device = program, on
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         self._place()
-        self.steps = self._steps()
+        self.steps = self._steps(DEFAULT)
+        self.results = [(program.plan.buffer(n), self._at(n)[1]) for n in program.plan.results]
+        self.recorded: DeviceGraph | None = None
+        self._streams: list[Any] = []  # what the recorded steps run on
 
     @property
     def device_bytes(self) -> int:
         """What was allocated on the device."""
         owners = {id(owner): owner for _, owner in self.memory.values()}
         return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
-
-    @functools.cached_property
-    def copies(self) -> CopyQueue:
-        return CopyQueue(self.device, len(self.program.plan.transfers))
 
     def _place(self) -> None:
         sizes = place_bytes(self.program.plan.buffers)
@@ -88,36 +105,51 @@ class Workspace:
             elif b.kind != "view":
                 own = Memory(b.nbytes, self.device)
                 self.memory[b.name] = own.pointer, own
-        for name, array in self.program.lowered.constants.items():
-            self._write(name, array)
+        with self.device.current():
+            for name, array in self.program.lowered.constants.items():
+                self._load(name, array)
 
-    def _steps(self) -> list[Callable[[], Any]]:
-        """What a call does, in order: kernels go to the default stream, copies to their own."""
+    def record(self) -> None:
+        """The steps as one graph of the driver's."""
+        stream = new_stream(self.device)
+        steps = self._steps(stream)
+        self._streams.append(stream)
+        self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
+
+    def _steps(self, stream: int) -> list[Callable[[], Any]]:
+        """What a call does, in order: kernels go to a stream, copies to one beside it."""
         found: list[Callable[[], Any]] = []
+        count = len(self.program.plan.transfers)
+        copies = CopyQueue(self.device, count, stream) if count else None
         places = {b.name: b.place for b in self.program.plan.buffers if b.kind == "temporary"}
 
         def place_of(name: str) -> str:
             base = self.program.base(name)
             return places.get(base, base)
 
-        numbers = iter(range(len(self.program.plan.transfers)))
+        numbers = iter(range(count))
         awaited = waits(self.program.plan.steps, place_of)
         for step, copy in zip(self.program.steps, awaited, strict=True):
-            if copy is not None:
-                found.append(functools.partial(self.copies.wait, copy))
-            found.append(self._launch(step) if isinstance(step, Launch)
-                         else self._copy(step, next(numbers)))
+            if isinstance(step, Launch):
+                found += [partial(copies.wait, copy)] if copies and copy is not None else []
+                found.append(self._launch(step, stream))
+            elif copies:
+                found.append(self._copy(step, copies, next(numbers)))
+        if copies:  # the next call finds all places free
+            found.append(partial(copies.wait, count - 1))
         return found
 
-    def _launch(self, launch: Launch) -> Callable[[], Any]:
-        return functools.partial(launch.kernel, *(self._argument(n, shape)
-                                                  for n, shape in launch.arguments))
+    def _launch(self, launch: Launch, stream: int) -> Callable[[], Any]:
+        arguments = [self._argument(n, shape) for n, shape in launch.arguments]
+        if stream == DEFAULT:
+            return partial(launch.kernel, *arguments)
+        return partial(launch.kernel.launch, *arguments, stream=stream)
 
-    def _copy(self, step: Transfer, number: int) -> Callable[[], Any]:
+    def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
         pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]
         if step.kind == "offload":
-            return functools.partial(self.copies.to_host, number, pointer, held)
-        return functools.partial(self.copies.to_device, number, held, pointer)
+            return partial(copies.to_host, number, pointer, held)
+        return partial(copies.to_device, number, held, pointer)
 
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
@@ -127,27 +159,46 @@ class Workspace:
         dtype = self.program.plan.buffer(self.program.base(name)).type.dtype
         return View(pointer, shape, dtype, self.device.index, owner)
 
-    def _write(self, name: str, array: np.ndarray) -> None:
+    def _load(self, name: str, x: Tensor | np.ndarray) -> None:
+        """Give an input, capture or constant its elements."""
+        memory = self.memory[name][1]
+        if isinstance(x, Resident) and x.memory.device is self.device and not x.dtype.packed:
+            if memory.nbytes:
+                memory.copy(x.memory)
+            return
+        array = np.ascontiguousarray(x.array if isinstance(x, Tensor) else x)
         if array.size:
-            self.memory[name][1].write(np.ascontiguousarray(array))
+            memory.load(array)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         lowered = self.program.lowered
-        for name, array in zip(lowered.inputs, arrays, strict=True):
-            self._write(name, array)
-        for name, tensor in lowered.captures.items():
-            self._write(name, tensor.array)
+        given = [*zip(lowered.inputs, leaves, strict=True), *lowered.captures.items()]
         with self.device.current():
-            for step in self.steps:
-                step()
-        self.device.synchronize()
-        return [self._read(self.program.plan.buffer(name)) for name in self.program.plan.results]
+            for name, x in given:
+                self._load(name, x)
+            if self.recorded is not None:
+                self.recorded.launch(DEFAULT)
+            else:
+                _all(self.steps)
+            return [self._result(*r) for r in self.results]
 
-    def _read(self, b: Buffer) -> np.ndarray:
-        out = np.empty(b.shape, b.type.dtype.numpy)
-        if out.size:
-            self._at(b.name)[1].read(out)
-        return out
+    def _result(self, b: Buffer, memory: Memory) -> Tensor:
+        """A result in memory of its own; of packed types, which graphs keep unpacked, on the host.
+        """
+        if b.type.dtype.packed:
+            out = np.empty(b.shape, b.type.dtype.numpy)
+            self.device.synchronize()
+            memory.read(out)
+            return Tensor(out, b.type)
+        made = Resident(b.shape, b.type, self.device.index)
+        if made.memory.nbytes:
+            made.memory.copy(memory)
+        return made
+
+
+def _all(steps: Sequence[Callable[[], Any]]) -> None:
+    for step in steps:
+        step()
 
 
 __all__ = ["DeviceExecutable", "Workspace"]

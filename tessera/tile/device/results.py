@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import DTypeError, user_line
-from tessera.numerics import DType, NumericType, decode, row_bytes, unpack
-from tessera.runtime.arrays import Array, dense_strides, reader
-from tessera.runtime.buffer import Buffer, MappedMemory
+from tessera.numerics import DType, NumericType, decode
+from tessera.runtime.buffer import MappedMemory
 from tessera.runtime.device import check, device, driver
-from tessera.tensor import Tensor
+
+from .resident import Resident
 
 NAN_BYTE = 0xFF  # a NaN in every float format that has NaNs, when all its bytes are this
 
@@ -45,8 +45,9 @@ Maker = Callable[[int | None], Output]  # of the stream, when it is not the libr
 
 def maker(library: str, shape: tuple[int, ...], numeric: NumericType, index: int) -> Maker:
     """How outputs of this shape and type are made in a library: quick to call many times."""
-    make = MAKERS.get(library, _resident)
-    return make(shape, numeric.dtype, index)
+    if library in MAKERS:
+        return MAKERS[library](shape, numeric.dtype, index)
+    return _resident(shape, numeric, index)
 
 
 def _torch(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
@@ -97,11 +98,11 @@ def _jax(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
     return make
 
 
-def _resident(shape: tuple[int, ...], dtype: DType, index: int) -> Maker:
+def _resident(shape: tuple[int, ...], numeric: NumericType, index: int) -> Maker:
     """For arrays of other libraries, and for host arrays: memory of our own."""
     def make(stream: int | None) -> Output:
-        made = Resident(shape, dtype, index)
-        return Output(made, made.buffer.pointer, made.buffer.nbytes)
+        made = Resident(shape, numeric, index)
+        return Output(made, made.memory.pointer, made.memory.nbytes)
 
     return make
 
@@ -121,55 +122,6 @@ def _need(kind: Any, dtype: DType, library: str) -> Any:
 
 def _nbytes(shape: tuple[int, ...], dtype: DType) -> int:
     return prod(shape) * dtype.numpy.itemsize
-
-
-class Resident:
-    """An array in device memory of ours; CuPy, torch and JAX take it without a copy.
-
-    cupy.asarray(y), torch.as_tensor(y, device="cuda"), y.numpy()
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: DType, index: int):
-        self.shape, self.dtype = shape, dtype
-        nbytes = _nbytes(shape, dtype)
-        if dtype.packed:
-            nbytes = prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
-        self.buffer = Buffer(nbytes, device(index))
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Raises AttributeError for packed types: elements below a byte have no place in it."""
-        if self.dtype.packed:
-            raise AttributeError(f"{self!r} is packed: other libraries cannot read it")
-        return {"shape": self.shape, "typestr": self.dtype.numpy.str, "version": 3,
-                "data": (self.buffer.pointer, False), "strides": None, "stream": 1}
-
-    def numpy(self) -> np.ndarray:
-        """A copy on the host, of unpacked elements."""
-        self.buffer.device.synchronize()
-        if not self.dtype.packed:
-            out = np.empty(self.shape, self.dtype.numpy)
-            self.buffer.read(out)
-            return out
-        rows = np.empty((*self.shape[:-1], row_bytes(self.shape[-1], self.dtype)), np.uint8)
-        self.buffer.read(rows)
-        return unpack(rows, self.dtype, self.shape[-1])
-
-    def to_host(self, numeric: NumericType, tensors: bool) -> Any:
-        """As a call on host arrays returns it."""
-        array = self.numpy()
-        return Tensor(array, numeric) if tensors or numeric.dtype.packed else array
-
-    def __repr__(self) -> str:
-        return f"<{self.dtype} array {self.shape} on cuda:{self.buffer.device.index}>"
-
-
-@reader("tessera.tile.device.results.Resident", place=lambda x: x.buffer.device.index,
-        pointer="{}.buffer.pointer", facts=("{}.shape", "{}.dtype", "{}.buffer.device.index"))
-def read_resident(x: Any, name: str) -> Array:
-    """A result of one kernel as the argument of another; of types, too, that only we have."""
-    return Array(x.buffer.pointer, x.shape, dense_strides(x.shape), x.dtype,
-                 x.buffer.device.index, "resident", x)
 
 
 class Numbers:

@@ -1,0 +1,114 @@
+"""Tensors in the memory of a GPU: what functions and kernels there give back.
+
+    y = f(x)                        # f compiled with target="cuda": y lies on the GPU
+    f(y), kernel(y)                 # taken as it lies
+    y.numpy(), y + 1, y.item()      # the elements are copied to the host, anew each time
+
+CuPy, torch and JAX take one without a copy: cupy.asarray(y), torch.as_tensor(y, device="cuda").
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import ArgumentError
+from tessera.numerics import DType, NumericType, as_type, row_bytes
+from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
+from tessera.runtime.buffer import Borrowed, Buffer, PooledBuffer
+from tessera.runtime.device import check, device, driver
+from tessera.tensor import PLAIN, Tensor
+
+
+class Resident(Tensor):
+    """A tensor whose buffer is device memory. What reads its elements copies them to the host, so
+    a copy does not follow later changes.
+
+    memory: where it lies   device: "cuda:0", ...
+    """
+
+    __slots__ = ("memory",)
+
+    def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
+                 memory: Buffer | None = None):
+        self._shape, self.type = tuple(shape), numeric
+        self.scale, self.is_param, self.name = None, False, None
+        self.memory = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
+
+    @property
+    def device(self) -> str:
+        return f"cuda:{self.memory.device.index}"
+
+    @property
+    def _buffer(self) -> np.ndarray:  # type: ignore[override]
+        """A copy on the host, of packed rows for types under 8 bits."""
+        self.memory.device.synchronize()
+        out = np.empty(self._shape, self.dtype.numpy)
+        if self.dtype.packed:
+            last = self._shape[-1] if self._shape else 1
+            out = np.empty((*self._shape[:-1], row_bytes(last, self.dtype)), np.uint8)
+        if out.size:
+            self.memory.read(out)
+        return out
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """As of any tensor; the whole of it is copied to the host and back."""
+        host = Tensor(self.array, self.type, scale=self.scale)
+        host[index] = value
+        if host.size:
+            self.memory.write(np.ascontiguousarray(host.buffer))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Raises AttributeError for packed types: elements below a byte have no place in it."""
+        if self.dtype.packed:
+            raise AttributeError(f"{self.type} is packed: other libraries cannot read it")
+        return {"shape": self._shape, "typestr": self.dtype.numpy.str, "version": 3,
+                "data": (self.memory.pointer, False), "strides": None, "stream": 1}
+
+    def to_host(self, numeric: NumericType, tensors: bool) -> Any:
+        """As a call on host arrays returns it."""
+        array = self.array
+        return Tensor(array, numeric) if tensors or numeric.dtype.packed else array
+
+
+PLAIN.add(Resident)
+
+
+def stored_bytes(shape: tuple[int, ...], dtype: DType) -> int:
+    """Of a tensor's buffer: packed types take whole bytes per row."""
+    if not dtype.packed:
+        return prod(shape) * dtype.numpy.itemsize
+    return prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
+
+
+@reader("tessera.tile.device.resident.Resident", place=lambda x: x.memory.device.index,
+        pointer="{}.memory.pointer",
+        facts=("{}._shape", "{}.type.dtype", "{}.memory.device.index"))
+def read_resident(x: Any, name: str) -> Array:
+    """A result of one kernel as the argument of another; of types, too, that only we have."""
+    return Array(x.memory.pointer, x.shape, dense_strides(x.shape), x.dtype,
+                 x.memory.device.index, "resident", x)
+
+
+def adopted(value: Any, name: str) -> Any:
+    """An array that another library has on a GPU as a tensor on the same memory; anything else as
+    it is. Raises ArgumentError for one with gaps."""
+    face = None if isinstance(value, Tensor | np.ndarray) else face_of(type(value))
+    if face is None or face.place(value) == HOST:
+        return value
+    array = face.read(value, name)
+    stream = stream_of(array.library)(array.device)
+    if stream:  # what is on its way there was not asked of the default stream
+        check(driver().cuStreamSynchronize(stream), "wait for an argument")
+    if not array.contiguous:
+        raise ArgumentError(f"argument {name} has shape {array.shape} and strides {array.strides}: "
+                            "functions on a GPU take contiguous arrays", hint="pass a copy")
+    size = prod(array.shape) * array.dtype.numpy.itemsize
+    memory = Borrowed(array.pointer, size, device(array.device), array)
+    return Resident(array.shape, as_type(array.dtype), array.device, memory)
+
+
+__all__ = ["Resident", "adopted", "stored_bytes"]
