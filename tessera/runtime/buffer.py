@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,17 @@ def new_stream(on: Device) -> int:
     """A stream that does not wait for the default one."""
     with on.current(), outside_capture():
         return check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING), "make a stream")
+
+
+@contextmanager
+def own_stream(on: Device) -> Iterator[int]:
+    """A stream for the block."""
+    stream = new_stream(on)
+    try:
+        yield stream
+    finally:
+        with on.current(), outside_capture():
+            check(driver().cuStreamDestroy(stream), "free a stream")
 
 
 @functools.cache

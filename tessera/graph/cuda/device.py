@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels.routine import View
-from ...runtime.buffer import DEFAULT, new_stream
+from ...runtime.buffer import DEFAULT, own_stream
 from ...runtime.buffer import Buffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
@@ -81,7 +81,6 @@ class Workspace:
         self.steps = self._steps(DEFAULT)
         self.results = [(program.plan.buffer(n), self._at(n)[1]) for n in program.plan.results]
         self.recorded: DeviceGraph | None = None
-        self._streams: list[Any] = []  # what the recorded steps run on
 
     @property
     def device_bytes(self) -> int:
@@ -111,10 +110,9 @@ class Workspace:
 
     def record(self) -> None:
         """The steps as one graph of the driver's."""
-        stream = new_stream(self.device)
-        steps = self._steps(stream)
-        self._streams.append(stream)
-        self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
+        with own_stream(self.device) as stream:
+            steps = self._steps(stream)
+            self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
 
     def _steps(self, stream: int) -> list[Callable[[], Any]]:
         """What a call does, in order: kernels go to a stream, copies to one beside it."""
