@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,16 @@ def odd_layouts(ndim: int, rng: np.random.Generator, mesh: Mesh = MESH) -> list[
     return found
 
 
+def every_term_layout(ndim: int, mesh: Mesh = MESH) -> list[Layout]:
+    """Every block layout with a sum that is pending over some of what splits nothing."""
+    return [Layout(mesh, at.splits, axes, "sum") for at in block_layouts(ndim, mesh)
+            for n in range(len(at.repeated)) for axes in itertools.combinations(at.repeated, n + 1)]
+
+
 def term_layouts(ndim: int, rng: np.random.Generator, mesh: Mesh = MESH) -> list[Layout]:
-    """Some with a sum that is pending over what splits nothing."""
-    every = [x for x in block_layouts(ndim, mesh) if x.repeated]
-    picked = [every[i] for i in rng.permutation(len(every))[:2]]
-    return [Layout(mesh, x.splits, x.repeated, "sum") for x in picked]
+    """Two of them."""
+    every = every_term_layout(ndim, mesh)
+    return [every[i] for i in rng.permutation(len(every))[:2]]
 
 
 def spread(x: Tensor, layout: Layout, rng: np.random.Generator) -> DistTensor:
@@ -69,9 +75,47 @@ def legal(layout: Layout, numeric: NumericType) -> Layout:
     return whole_bytes(layout, numeric)
 
 
-def pick(options: Sequence[Sequence[Any]], most: int, rng: np.random.Generator) -> list[tuple]:
-    """All tuples of one option each when they are few, else as many at random."""
-    total = int(np.prod([len(o) for o in options]))
-    if total <= most:
+def deal(options: Sequence[Sequence[Any]], most: int, rng: np.random.Generator) -> list[tuple]:
+    """All tuples of one option each when they are few, else so many, in which each option comes up
+    as often as any other of its place, give or take one."""
+    if prod(len(o) for o in options) <= most:
         return list(itertools.product(*options))
-    return [tuple(o[rng.integers(len(o))] for o in options) for _ in range(most)]
+    hands = [[i for _ in range(0, most, len(o)) for i in rng.permutation(len(o))] for o in options]
+    return [tuple(o[hand[k]] for o, hand in zip(options, hands, strict=True)) for k in range(most)]
+
+
+def cover(options: Sequence[Sequence[Any]], whole: int, most: int, rng: np.random.Generator
+          ) -> list[tuple]:
+    """Tuples of one option each in which any two options of any two places meet, and every
+    combination of the first `whole` places while these are at most `most`.
+
+    A further place is added to the tuples there are, each with the option that meets most of what
+    it has not met, and then to new tuples for the rest: in parameter order, Lei and Tai 1998.
+    """
+    counts = [len(o) for o in options]
+    first = whole if prod(counts[:whole]) <= most else 1
+    rows = list(itertools.product(*map(range, counts[:first])))
+    for j in range(first, len(counts)):
+        rows = _with_place(rows, counts[:j], counts[j], rng)
+    return [tuple(o[i] for o, i in zip(options, row, strict=True)) for row in rows]
+
+
+def _with_place(rows: list[tuple], counts: list[int], count: int, rng: np.random.Generator
+                ) -> list[tuple]:
+    """One more place of `count` options: in the rows, and in new ones."""
+    unmet = [np.ones((k, count), bool) for k in counts]
+    found = []
+
+    def add(row: tuple, last: int) -> None:
+        for pairs, i in zip(unmet, row, strict=True):
+            pairs[i, last] = False
+        found.append((*row, last))
+
+    for row in rows:
+        gain = np.sum([pairs[i] for pairs, i in zip(unmet, row, strict=True)], axis=0)
+        add(row, int(np.argmax(gain + rng.random(count))))
+    for last in range(count):
+        while any(pairs[:, last].any() for pairs in unmet):
+            add(tuple(int(np.argmax(pairs[:, last] + rng.random(len(pairs)) / 2))
+                      for pairs in unmet), last)
+    return found

@@ -26,7 +26,7 @@ from ..parts import extents, indices, local_shape
 from .boxes import PLACE, place_attrs
 from .masked import is_masked, run_masked
 from .move_ops import ALL_REDUCE, MOVES
-from .moves import Hop, block
+from .moves import Hop, block, same_cuts
 from .propagate import Propagated
 from .steps import CONSTRAINTS, EXCHANGES, Held, Move, Run, Together, own_exchanges
 
@@ -99,31 +99,31 @@ def _what(step: Move) -> str:
 
 def _slice(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
     """The part of a part."""
+    if same_cuts(hop.source, hop.target, shape, x.dtype):
+        return x
     starts, stops = [], []
     for d in range(len(shape)):
-        if hop.source.splits[d] == hop.target.splits[d]:
+        if hop.source.splits[d] == hop.target.splits[d] or hop.target.splits[d].cyclic:
             starts.append(0)
             stops.append(x.shape[d])
             continue
-        if hop.target.splits[d].cyclic:
-            return _pick(x, hop, shape, rank)
         lo, hi = block(hop.target, rank, d, shape, x.dtype)
         base = block(hop.source, rank, d, shape, x.dtype)[0] if hi > lo else lo
         starts.append(lo - base)
         stops.append(hi - base)
-    if tuple(starts) == (0,) * len(shape) and tuple(stops) == tuple(x.shape):
-        return x
-    return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops),
-                 steps=(1,) * len(shape))
+    if tuple(starts) != (0,) * len(shape) or tuple(stops) != tuple(x.shape):
+        x = apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops),
+                  steps=(1,) * len(shape))
+    return _pick(x, hop, shape, rank)
 
 
 def _pick(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
-    """Runs of a dimension that is there whole: by index."""
+    """Runs of the dimensions that are dealt out: each is there whole, and its index that of x."""
     for d, (have, want) in enumerate(zip(hop.source.splits, hop.target.splits, strict=True)):
-        if have == want:
+        if have == want or not want.cyclic:
             continue
         own = Layout(hop.target.mesh, (want,))
-        index = indices(own, (shape[d],), rank)
+        index = indices(own, (shape[d],), rank, x.dtype if d == len(shape) - 1 else None)
         x = apply(OPS["take"], x, Tensor(index, as_type("int64")), axis=d)
     return x
 

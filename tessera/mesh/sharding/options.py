@@ -184,8 +184,6 @@ def _add_wished(letters: dict[str, list[LetterSplit]], node: Node, labels: NodeL
 def _fitted(letter: str, wanted: LetterSplit, node: Node, labels: NodeLabels, mesh: Mesh
             ) -> LetterSplit | None:
     """`wanted` in units that no dimension with this letter, and no packed byte, is cut inside."""
-    if wanted.cyclic:
-        return wanted
     need, total = 1, 0
     for own, v in zip((*labels.ins, *labels.outs), (*node.inputs, *node.outputs), strict=True):
         for d, label in enumerate(own):
@@ -194,6 +192,9 @@ def _fitted(letter: str, wanted: LetterSplit, node: Node, labels: NodeLabels, me
             last = d == len(own) - 1
             need = lcm(need, label.inner * (group_of(v.aval.dtype) if last else 1))
             total = extents(v.aval)[d] * label.inner
+    if wanted.cyclic:
+        unit = lcm(wanted.unit, need)
+        return LetterSplit(wanted.axes, 1, -(-wanted.cyclic // unit) * unit)
     cuts = balanced(total, mesh.size(wanted.axes), wanted.unit)
     if all(lo % need == 0 for lo, _ in cuts):
         return wanted
