@@ -1,10 +1,12 @@
-"""Tokens per second of a small byte-level transformer in eager PyTorch on the CPU.
+"""Tokens per second of a byte-level transformer in eager PyTorch, on the CPU or a GPU.
 
 The reference that `examples/train.py` is compared with: same model, same batch, same optimiser,
 two threads. Decoder only, pre-norm RMSNorm, rotary positions, causal attention, tied embedding,
-f32, AdamW. PyTorch is no dependency of Tessera; run this with any interpreter that has it:
+AdamW; f32, or products in bf16 by autocast. PyTorch is no dependency of Tessera; run this with any
+interpreter that has it:
 
     python benchmarks/torch_baseline.py --mlp gelu
+    python benchmarks/torch_baseline.py --target cuda --dtype bf16 --width 1024
 """
 
 from __future__ import annotations
@@ -125,21 +127,26 @@ class Transformer(nn.Module):
         return F.linear(self.norm(x), self.embed.weight)
 
 
-def measure(model: Model, B: int, T: int, warmup: int, steps: int) -> dict[str, object]:
-    """Times `steps` whole training steps (data, forward, backward, AdamW) after `warmup` ones."""
+def measure(model: Model, B: int, T: int, warmup: int, steps: int, device: str, dtype: str
+            ) -> dict[str, object]:
+    """Times `steps` whole training steps (data, forward, backward, AdamW) after `warmup` ones; the
+    loss of each is read, so that a GPU is waited for."""
     torch.manual_seed(0)
-    net = Transformer(model, T)
+    net = Transformer(model, T).to(device)
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-4)
     times_ms: list[float] = []
     loss = torch.zeros(())
     for _ in range(warmup + steps):
         start = time.perf_counter()
-        tokens = torch.randint(0, VOCAB, (B, T + 1))
-        logits = net(tokens[:, :-1])
-        loss = F.cross_entropy(logits.reshape(B * T, VOCAB), tokens[:, 1:].reshape(B * T))
+        tokens = torch.randint(0, VOCAB, (B, T + 1)).to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
+            logits = net(tokens[:, :-1])
+        loss = F.cross_entropy(logits.reshape(B * T, VOCAB).float(), tokens[:, 1:].reshape(B * T))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
+        loss.item()
+        torch.cuda.synchronize() if device == "cuda" else None
         times_ms.append((time.perf_counter() - start) * 1e3)
     timed = times_ms[warmup:]
     median_ms = statistics.median(timed)
@@ -158,13 +165,18 @@ def main() -> None:
     parser.add_argument("--mlp", choices=sorted(MLPS), default="gelu")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = Model(mlp=args.mlp)
-    report = measure(model, args.batch, args.length, args.warmup, args.steps)
+    model = Model(d=args.width, layers=args.layers, heads=max(4, args.width // 128), mlp=args.mlp)
+    report = measure(model, args.batch, args.length, args.warmup, args.steps, args.target,
+                     args.dtype)
     setting = asdict(model) | {"B": args.batch, "T": args.length, "threads": args.threads}
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     print(json.dumps(report | setting | versions))

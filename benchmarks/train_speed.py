@@ -2,11 +2,14 @@
 
     python benchmarks/train_speed.py --torch-python ~/torch/bin/python
     python benchmarks/train_speed.py                     # ours alone
+    python benchmarks/train_speed.py --torch-python python --target cuda --dtype bf16 --width 1024
 
 Both run in processes of their own with two threads, in turn (ours, torch, ours, torch, ...), so
 that another program on the machine slows both. PyTorch's side is benchmarks/torch_baseline.py:
 same model, batch and optimizer; ours clips the gradient's norm on top. The figure is the median
-step of the best round of each; `ratio` is ours over torch's. Written to benchmarks/results.
+step of the best round of each; `ratio` is ours over torch's. The loss of each step is read, so a
+GPU is waited for. Written to benchmarks/results: train_speed.json, of a GPU train_speed_cuda.json
+(below $OUT when OUT is set).
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import write
+from record import context, write
 
 HERE = Path(__file__).resolve().parent
 
 
-def measure(mlp: str, B: int, T: int, warmup: int, steps: int) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Times `steps` whole training steps (data, forward, backward, AdamW) after `warmup` ones."""
     sys.path.insert(0, str(HERE.parent / "examples"))
     import numpy as np
@@ -35,16 +38,16 @@ def measure(mlp: str, B: int, T: int, warmup: int, steps: int) -> dict[str, Any]
 
     import tessera as ts
 
-    c = train.Config(d=256, layers=4, heads=4, mlp=mlp, T=T, B=B)
+    B, T, warmup, steps = args.batch, args.length, args.warmup, args.steps
+    c = train.Config(d=args.width, layers=args.layers, heads=max(4, args.width // 128),
+                     mlp=args.mlp, T=T, B=B, dtype=args.dtype, target=args.target)
     run, model, rng = train.new_run(c), train.Model(c), np.random.default_rng(0)
     times_ms = []
     loss = 0.0
     for _ in range(warmup + steps):
         start = time.perf_counter()
         tokens = rng.integers(0, 256, (B, T + 1))
-        run.params, run.state, value, _ = model.step(
-            run.params, run.state, tokens[:, :-1], tokens[:, 1:], 3e-4)
-        loss = float(value)
+        loss, _ = model.advance(run, (tokens[:, :-1], tokens[:, 1:]), 3e-4)
         times_ms.append((time.perf_counter() - start) * 1e3)
     median_ms = statistics.median(times_ms[warmup:])
     return {
@@ -52,7 +55,7 @@ def measure(mlp: str, B: int, T: int, warmup: int, steps: int) -> dict[str, Any]
         "step_ms": round(median_ms, 2),
         "first_step_ms": round(times_ms[0], 1),
         "loss": round(loss, 4),
-        "parameters": sum(p.size for p in ts.optim.named_params(run.params).values()),
+        "parameters": sum(p.size for p in ts.optim.named_params(run.params[0]).values()),
         "versions": {"tessera": ts.__version__, "numpy": np.__version__,
                      "python": platform.python_version()},
     }
@@ -72,7 +75,8 @@ def run_child(command: list[str], threads: int) -> dict[str, Any]:
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     sizes = ["--mlp", args.mlp, "--batch", str(args.batch), "--length", str(args.length),
-             "--warmup", str(args.warmup), "--steps", str(args.steps)]
+             "--warmup", str(args.warmup), "--steps", str(args.steps), "--width", str(args.width),
+             "--layers", str(args.layers), "--dtype", args.dtype, "--target", args.target]
     commands = {"tessera": [sys.executable, str(Path(__file__).resolve()), "--child", *sizes]}
     if args.torch_python:
         commands["torch"] = [args.torch_python, str(HERE / "torch_baseline.py"), *sizes,
@@ -87,8 +91,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     rates = {name: [r["tokens_per_s"] for r in found] for name, found in rounds.items()}
     if "torch" in best:
         best["ratio"] = round(best["tessera"]["tokens_per_s"] / best["torch"]["tokens_per_s"], 3)
-    setting = {"d": 256, "layers": 4, "heads": 4, "mlp": args.mlp, "B": args.batch,
-               "T": args.length, "dtype": "f32", "threads": args.threads}
+    setting = {"d": args.width, "layers": args.layers, "heads": max(4, args.width // 128),
+               "mlp": args.mlp, "B": args.batch, "T": args.length, "dtype": args.dtype,
+               "threads": args.threads}
+    if args.target == "cuda":
+        from tessera.runtime.device import device
+
+        setting["device"] = device().name
     return best | {"rounds": rates, "setting": setting}
 
 
@@ -98,6 +107,10 @@ def main() -> None:
     parser.add_argument("--mlp", choices=("gelu", "swiglu"), default="gelu")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
@@ -105,9 +118,17 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(args.mlp, args.batch, args.length, args.warmup, args.steps)))
+        print(json.dumps(measure(args)))
+        return
+    name, figures = "train_speed", compare(args)
+    if args.target == "cuda":
+        name, figures = "train_speed_cuda", {**figures, "device": figures["setting"]["device"]}
+    if folder := os.environ.get("OUT"):
+        text = json.dumps({**context(), **figures}, indent=2)
+        (Path(folder) / f"{name}.json").write_text(text + "\n")
+        print(text)
     else:
-        write("train_speed", compare(args))
+        write(name, figures)
 
 
 if __name__ == "__main__":

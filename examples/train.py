@@ -56,14 +56,16 @@ class Model:
         def loss(params: dict, tokens: ts.Tensor, targets: ts.Tensor) -> ts.Tensor:
             return loss_of(trained(params, tokens), targets)
 
-        @ts.jit
+        compiled = functools.partial(ts.jit, target=c.target, capture_graph=c.target == "cuda")
+
+        @compiled
         def step(params: dict, state: dict, tokens: ts.Tensor, targets: ts.Tensor, lr: float):
             value, grads = ts.value_and_grad(loss)(params, tokens, targets)
             grads, norm = ts.optim.clip_by_global_norm(grads, c.clip)
             params, state = c.optimizer.update(params, grads, state, lr)
             return params, state, value, norm
 
-        @ts.jit
+        @compiled
         def measure(params: dict, tokens: ts.Tensor, targets: ts.Tensor):
             return loss_of(plain(params, tokens), targets)
 
@@ -158,7 +160,8 @@ def generate(c: Config, params: dict, prompt: bytes, count: int) -> bytes:
     The window is computed anew for each byte, padded to T: causal attention does not see what
     stands behind.
     """
-    logits = ts.jit(functools.partial(stage, c=c, first=True, last=True, dropout=0.0))
+    logits = ts.jit(functools.partial(stage, c=c, first=True, last=True, dropout=0.0),
+                    target=c.target)
     rng = np.random.default_rng(c.seed)
     text = bytearray(prompt)
     for _ in range(count):

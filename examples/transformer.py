@@ -71,6 +71,8 @@ class Config:
                              later=True)
     zero: int = flag(0, "ZeRO stage: what is split over dp too. 1: optimizer state, 2: gradients, "
                      "3: weights", choices=(0, 1, 2, 3), later=True)
+    target: str = flag("cpu", "what computes: cpu, or cuda, one GPU", choices=("cpu", "cuda"),
+                       later=True)
     numerics: str = flag("off", "NaN and Inf: ignore, report, or stop with the operation's line",
                          choices=("off", "flag", "raise"), later=True)
 
@@ -86,6 +88,13 @@ class Config:
             raise ts.DTypeError(f"--dtype {self.dtype}: products with gradients need a float type")
         if self.mesh or self.zero:
             self.need_mesh()
+        if self.target == "cuda" and self.axes:
+            raise ts.ArgumentError(
+                "--target cuda is for one process: tensors of a mesh lie in host memory",
+                hint="without --mesh and mpirun, or --target cpu")
+        if self.target == "cuda" and self.numerics != "off":
+            raise ts.ArgumentError(f"--numerics {self.numerics} watches what the CPU computes",
+                                   hint="--target cpu, or --numerics off")
 
     def need_mesh(self) -> None:
         """Raise ArgumentError for a mesh that this program, or the other settings, do not fit."""

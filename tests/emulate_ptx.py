@@ -442,6 +442,7 @@ def _scalar(name: str) -> Any:
         return {"min": np.minimum, "max": np.maximum, "min_": np.fmin, "max_": np.fmax}[
             found[1] + "_" * (not found[2])]
     table = {"f32_to_f64": lambda x: np.float64(x), "f64_to_f32_rn": lambda x: np.float32(x),
+             "u32_to_f32_rn": lambda x: np.asarray(x, np.int32).view(np.uint32).astype(np.float32),
              "ex2_approx": np.exp2, "prmt": _prmt, "s32_min": np.minimum,
              "min_s16x2": _min_of_halves}
     if name not in table:

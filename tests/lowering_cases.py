@@ -7,7 +7,7 @@ type that anything is rounded to on the way, `terms` the longest sum; both set t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Case:
     draw: str = "normal"
     axes: int = 2  # of the largest grid
     scale: float = 1.0  # of the inputs: small weights keep deep functions well conditioned
+    ids: tuple[int, tuple[int, ...], str] | None = None  # a last input of -n..n-1: n, shape, type
+    draws: bool = False  # random numbers: every run takes a step
 
 
 def arrays(case: Case, rng: Any) -> list[ts.Tensor]:
@@ -48,12 +50,18 @@ def arrays(case: Case, rng: Any) -> list[ts.Tensor]:
         x = np.abs(x) + 0.1 if case.draw == "positive" else x
         made.append(ts.tensor(x.astype(np.float64 if case.dtype == "f64" else np.float32),
                               case.dtype))
+    if case.ids is not None:
+        below, shape, dtype = case.ids
+        made.append(ts.tensor(np.asarray(rng.integers(-below, below, shape), dtype)))
     return made
 
 
 def expected(case: Case, inputs: list[ts.Tensor]) -> list[Any]:
-    """Node by node, which is what the graph means."""
+    """Node by node, which is what the graph means; of random numbers, what the last run drew."""
     fn = ts.jit(case.fn)
+    if case.draws:
+        state = ts.random.get_state()
+        ts.random.set_state(replace(state, step=state.step - 1))
     with ts.config.scope(loop_min_elements=10**9):
         out = fn(*inputs)
     return [out] if isinstance(out, ts.Tensor) else list(out)
@@ -96,6 +104,22 @@ def transformer_gradients(*arrays):
 
 
 BLOCK = ((2, 40, 32), (32,), (32, 96), (32, 32), (32,), (32,), (32, 64), (64, 32))
+
+
+def embedding(table, w, ids):
+    """The gradient of a model that reads rows of a table and compares its result with all of them.
+    """
+    def loss(table, w):
+        return ts.mean(ts.log_softmax(ts.embedding(table, ids) @ w @ ts.transpose(table)) ** 2)
+
+    return ts.grad(loss, argnums=(0, 1))(table, w)
+
+
+def dropout_gradients(x, w):
+    def loss(x, w):
+        return ts.sum(ts.tanh(ts.random.dropout(ts.random.dropout(x, 0.4) @ w, 0.2)))
+
+    return ts.grad(loss, argnums=(0, 1))(x, w)
 
 
 def loss(w, x):
@@ -197,6 +221,66 @@ CASES: dict[str, Case] = {
     "gradient of a slice": Case(lambda x: ts.grad(lambda x: ts.sum(x[1:, 2:5] ** 2))(x),
                                 ((4, 9),)),
     "broadcast": Case(lambda x: ts.broadcast_to(x, (3, 4, 65)), ((4, 1),), axes=3),
+    # slices by integers
+    "take rows": Case(lambda x, i: ts.take(x, i), ((20, 72),), kinds="gather",
+                      ids=(20, (31,), "int64")),
+    "take one": Case(lambda x, i: ts.take(x, i), ((20, 3, 5),), kinds="gather",
+                     ids=(20, (), "int64")),
+    "take int32 of bf16": Case(lambda x, i: ts.take(x, i), ((20, 768),), "bf16", "bf16",
+                               kinds="gather", ids=(20, (4, 9), "int32")),
+    "take narrow rows": Case(lambda x, i: ts.take(x, i), ((50, 3),), kinds="gather",
+                             ids=(50, (300,), "int64")),
+    "take of a middle axis": Case(lambda x, i: ts.take(x, i, axis=1), ((3, 7, 40),), axes=3,
+                                  kinds="gather", ids=(7, (2, 5), "int64")),
+    "take of the last axis": Case(lambda x, i: ts.take(x, i, axis=-1), ((9, 40),), kinds="gather",
+                                  ids=(40, (77,), "int64")),
+    "take of a vector": Case(lambda x, i: ts.take(x, i), ((40,),), kinds="gather",
+                             ids=(40, (5, 33), "int32")),
+    "segment sums": Case(lambda u, i: ts.segment_sum(u, i, 50), ((30, 40),), kinds="segments",
+                         ids=(50, (30,), "int64"), terms=4),
+    "sums of wide slices": Case(lambda u, i: ts.segment_sum(u, i, 300), ((1100, 260),), terms=32,
+                                kinds="segments", ids=(9, (1100,), "int32")),
+    "one segment": Case(lambda u, i: ts.segment_sum(u, i * 0 - 2, 5), ((300, 40),), terms=300,
+                        ids=(5, (300,), "int64")),
+    "segment sums of numbers": Case(lambda u, i: ts.segment_sum(u, i, 6), ((1500,),), terms=300,
+                                    kinds="segments", ids=(6, (1500,), "int64")),
+    "segment sums of bf16": Case(lambda u, i: ts.segment_sum(u, i, 9), ((60, 24),), "bf16", "bf16",
+                                 ids=(9, (60,), "int64"), terms=8),
+    "gradient of a take": Case(
+        lambda x, i: ts.grad(lambda x: ts.sum(ts.take(x, i, axis=1) ** 2))(x), ((3, 7, 40),),
+        axes=3, ids=(7, (2, 5), "int64"), terms=10),
+    "index by two tensors": Case(lambda x, i: x[i, :, ts.remainder(i, 7)], ((20, 3, 7),),
+                                 ids=(20, (2, 9), "int64"), axes=4),
+    "one hot": Case(lambda i: ts.one_hot(ts.abs(i) // 2, 11), (), ids=(20, (2, 9), "int64"),
+                    axes=3),
+    "a table for each": Case(lambda x, i: ts.vmap(ts.take)(x, ts.reshape(i, (3, 8))), ((3, 20, 6),),
+                             axes=3, ids=(20, (24,), "int64")),
+    "embedding": Case(embedding, ((20, 16), (16, 16)), ids=(20, (3, 11), "int64"), terms=64,
+                      scale=0.3),
+    # random numbers
+    "random bits": Case(lambda x: (ts.random.random_bits((7, 33)), ts.random.random_bits((1003,))),
+                        ((1,),), kinds="loop loop", draws=True),
+    "uniform": Case(lambda x: x + ts.random.uniform((3, 5, 33)), ((5, 33),), kinds="loop",
+                    draws=True),
+    "normal": Case(lambda x: x * ts.random.normal((30, 20), 0.5, 2.0, "f32"), ((30, 20),),
+                   draws=True, terms=8),
+    "integers and truth": Case(lambda x: (ts.random.randint(-3, 9, (40,)),
+                                          ts.random.bernoulli(0.3, (50, 3))), ((1,),), draws=True),
+    "dropout": Case(lambda x: (ts.random.dropout(x, 0.3), ts.random.dropout(x, 0.7)), ((19, 33),),
+                    "bf16", "bf16", kinds="loop", draws=True),
+    "dropout behind a product": Case(lambda x, w: ts.random.dropout(x @ w, 0.5) + 1.0,
+                                     ((2, 35, 50), (50, 90)), kinds="gemm", draws=True, terms=50),
+    "dropout behind a batch": Case(lambda x, w: ts.random.dropout(x @ w, 0.5),
+                                   ((3, 2, 20, 30), (2, 30, 10)), axes=3, kinds="gemm", draws=True,
+                                   terms=30),
+    "dropout of rows": Case(lambda x: ts.random.dropout(ts.softmax(x), 0.5), ((9, 70),),
+                            kinds="rows", draws=True, terms=70),
+    "dropout in passes": Case(lambda x: ts.softmax(ts.random.dropout(x, 0.5)), ((3, 17000),),
+                              kinds="rows", draws=True, terms=170),
+    "dropout and a column": Case(lambda x, c: ts.random.dropout(x * c, 0.5),
+                                 ((3, 5, 33), (3, 1, 33)), kinds="loop", axes=3, draws=True),
+    "gradients of dropout": Case(dropout_gradients, ((20, 30), (30, 50)), draws=True, terms=100,
+                                 scale=0.3),
     "heads": Case(heads, ((2, 9, 32), (32, 96)), terms=32, axes=4),
 }
 UNARY = {

@@ -48,6 +48,8 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     values = {p.name: extent(p.name, bound) for p in emitted.parameters if p.kind == "dim"}
     values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]
                for p in emitted.parameters if p.kind == "scalar"}
+    values |= {p.name: 0 for p in emitted.parameters  # a report would go where no memory is
+               if p.kind in ("claim", "report", "kernel")}
     counts = emulate_ptx.run(emitted, count, grid, arrays, values)
     result, _ = interpret(function, bound, chosen, count, kernel.__name__)
     for name, memory in memories.items():

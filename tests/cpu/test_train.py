@@ -411,3 +411,24 @@ def test_help_shows_every_setting_with_its_default(train, capsys):
     for name in ("--d D", "--dtype", "--numerics", "--checkpoint-every", "--resume [STEP]"):
         assert name in printed
     assert f"training steps ({train.Config().steps})" in printed
+
+
+# --- what it is measured with -----------------------------------------------------------------
+def test_the_benchmark_of_its_speed_runs():
+    command = [sys.executable, str(ROOT / "benchmarks" / "train_speed.py"), "--child", "--width",
+               "32", "--layers", "1", "--batch", "2", "--length", "8", "--warmup", "1", "--steps",
+               "2"]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=120, env=os.environ | {
+        "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["tokens_per_s"] > 0 and 4 < found["loss"] < 8
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--mesh", "dp=2"], "--target cuda is for one process"),
+    (["--numerics", "raise"], "--numerics raise watches what the CPU computes"),
+])
+def test_what_a_gpu_cannot_do_is_refused(train, flags, words, capsys):
+    assert train.main([*TINY, "--target", "cuda", *flags]) != 0
+    assert words in capsys.readouterr().err

@@ -85,6 +85,14 @@ FUNCTIONS = {
     "attention": (lambda q, k, v: ts.attention(q, k, v, causal=True), (
         Tensor[2, 8, 1024, 128, bf16],) * 3),
     "transpose": (lambda x: ts.transpose(x, (0, 2, 1, 3)), (Tensor[2, 128, 8, 64, bf16],)),
+    "embedding": (ts.embedding, (Tensor[50257, 768, bf16], Tensor[4, 512, ts.int32])),
+    "take of elements": (lambda x, i: ts.take(x, i, axis=-1), (Tensor[300, 512, f32],
+                                                              Tensor[1000, ts.int64])),
+    "segment sums": (lambda u, i: ts.segment_sum(u, i, 50257), (Tensor[2048, 768, f32],
+                                                               Tensor[2048, ts.int64])),
+    "dropout": (lambda x: ts.random.dropout(x, 0.1), (Tensor[4096, 1024, bf16],)),
+    "product, dropout, residual": (lambda x, w, r: r + ts.random.dropout(x @ w, 0.1), (
+        Tensor[512, 256, bf16], Tensor[256, 1024, bf16], Tensor[512, 1024, bf16])),
     "gradient": (lambda w, x: ts.grad(lambda w, x: ts.mean(ts.tanh(x @ w) ** 2))(w, x), (
         Tensor[256, 256, f32], Tensor[128, 256, f32])),
 }

@@ -1,13 +1,16 @@
-"""The numbered examples on the GPU: each judges itself against NumPy in f64."""
+"""The examples on the GPU: the numbered ones judge themselves against NumPy in f64, training is
+compared with the CPU's."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpu_harness import require_gpu
@@ -27,3 +30,22 @@ def test_an_example_runs(path, pytestconfig):
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = re.findall(r"error \d\.\de[+-]\d\d  (\w+)$", done.stdout, re.M)
     assert verdicts and set(verdicts) == {"ok"}, done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--dropout", "0.1", "--mlp", "swiglu"),
+                                   ("--dtype", "bf16", "--norm", "layernorm")],
+                         ids=lambda f: "_".join(f).replace("--", "") or "plain")
+def test_training_is_that_of_the_cpu(flags, tmp_path):
+    """The same file, the same losses; dropout draws the same bits."""
+    losses = {}
+    for target in ("cpu", "cuda"):
+        command = [sys.executable, str(ROOT / "examples" / "train.py"), "--steps", "20", "--sample",
+                   "8", "--out", str(tmp_path / target), "--target", target, *flags]
+        env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        done = subprocess.run(command, env=env, cwd=ROOT, text=True, capture_output=True,
+                              timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses[target] = json.loads((tmp_path / target / "result.json").read_text())["losses"]
+    limit = 1e-4 if "--dtype" not in flags else 2e-2
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=limit)
+    assert losses["cuda"][-1] < losses["cuda"][0] - 1

@@ -1,6 +1,7 @@
 """Graph functions on GPUs: Graph IR -> Schedule IR -> tile kernels -> machine code.
 
     prepare.py     simplified, attention and products found, large ops opened
+    draws.py       keys of random numbers: what the host computes at each call
     units.py       which nodes run as one kernel             lower.py    their Schedule IR
     kernels.py     the text of each group's kernel           run.py      running them
     levels.py      the text of every level, with op ids

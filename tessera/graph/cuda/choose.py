@@ -9,6 +9,9 @@ from ...tile.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each lane
 LIGHT = frozenset({"cast", "add", "sub", "mul", "neg", "relu", "maximum", "minimum"})
+IDS = 1024  # that a group looks through at once
+AHEAD = 8  # slices that are read before the first of them is added
+GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 STEP = 2048  # columns of a pass over rows that are longer than LONGEST
 KEPT_BYTES = 24 << 10  # of shared memory, for what follows a product
 
@@ -82,6 +85,24 @@ def for_move(extents: tuple[int, ...], tiles: tuple[int, ...]) -> Schedule:
     return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128)))
 
 
+def for_gather(extents: tuple[int, ...], bits: int) -> Schedule:
+    """As a loop, in blocks of columns that come out even where a warp is busy with one."""
+    s, even = for_loop(extents, bits), extents[-1] & -extents[-1]
+    n, total = s.n, s.n * (s.m or 1)
+    if extents[-1] % n and even * bits >= 32 * 128:
+        n = even
+    return chosen(min(power(extents[-2]), total // n), n, warps=s.value("warps_"))
+
+
+def for_segments(sums: int, ids: int, columns: int) -> Schedule:
+    """Wide blocks of columns, as every group looks through all ids; narrower ones where there are
+    few sums of slices."""
+    n = min(power(columns), 512)
+    while n > 32 and sums * blocks(columns, n) < GROUPS:
+        n //= 2
+    return chosen(min(AHEAD, power(ids)), n, min(IDS, power(ids)), warps=4)
+
+
 def blocks(extent: int, size: int) -> int:
     return -(-extent // size)
 
@@ -93,5 +114,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
     return (*extents[:-2], blocks(extents[-2], m), blocks(extents[-1], n))
 
 
-__all__ = ["blocks", "for_attention", "for_columns", "for_loop", "for_move", "for_product",
-           "for_rows", "grid_of"]
+__all__ = ["blocks", "for_attention", "for_columns", "for_gather", "for_loop", "for_move",
+           "for_product", "for_rows", "for_segments", "grid_of"]

@@ -20,7 +20,7 @@ from ...tile.device.resident import Resident
 from ..ir import Graph
 from .offload import waits
 from .run import Launch, Program
-from .schedule import Buffer, Transfer, place_bytes
+from .schedule import Buffer, Transfer, aligned, place_bytes
 
 
 class DeviceExecutable:
@@ -77,6 +77,9 @@ class Workspace:
     def __init__(self, program: Program, on: Device):
         self.program, self.device = program, on
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
+        given = {program.base(n) for n in program.plan.results}
+        self.drawn = Drawn([b for b in program.plan.buffers
+                            if b.kind == "drawn" and b.name not in given], on)
         self._place()
         self.steps = self._steps(DEFAULT)
         self.results = [(program.plan.buffer(n), self._at(n)[1]) for n in program.plan.results]
@@ -101,6 +104,8 @@ class Workspace:
             elif b.kind == "host":
                 held = PinnedMemory(b.nbytes, self.device)
                 self.memory[b.name] = held.pointer, held
+            elif b.name in self.drawn.places:
+                self.memory[b.name] = self.drawn.at(b.name), self.drawn.memory
             elif b.kind != "view":
                 own = Memory(b.nbytes, self.device)
                 self.memory[b.name] = own.pointer, own
@@ -170,10 +175,14 @@ class Workspace:
 
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         lowered = self.program.lowered
-        given = [*zip(lowered.inputs, leaves, strict=True), *lowered.captures.items()]
+        drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
+        given: list[tuple[str, Tensor | np.ndarray]] = [
+            *zip(lowered.inputs, leaves, strict=True), *lowered.captures.items(),
+            *((n, a) for n, a in drawn.items() if n not in self.drawn.places)]
         with self.device.current():
             for name, x in given:
                 self._load(name, x)
+            self.drawn.load(drawn)
             if self.recorded is not None:
                 self.recorded.launch(DEFAULT)
             else:
@@ -192,6 +201,28 @@ class Workspace:
         if made.memory.nbytes:
             made.memory.copy(memory)
         return made
+
+
+class Drawn:
+    """What the host computes at each call, small values side by side: one copy takes them all."""
+
+    def __init__(self, buffers: Sequence[Buffer], on: Device):
+        self.places: dict[str, tuple[int, int]] = {}  # begin and end in bytes
+        end = 0
+        for b in buffers:
+            self.places[b.name] = end, end + b.nbytes
+            end += aligned(b)
+        self.bytes, self.memory = np.zeros(end, np.uint8), Memory(end, on)
+
+    def at(self, name: str) -> int:
+        return self.memory.pointer + self.places[name][0]
+
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        if not self.places:
+            return
+        for name, (begin, end) in self.places.items():
+            self.bytes[begin:end] = arrays[name].reshape(-1).view(np.uint8)
+        self.memory.load(self.bytes)
 
 
 def _all(steps: Sequence[Callable[[], Any]]) -> None:

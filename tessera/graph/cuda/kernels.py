@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from .calls import attention_source, gemm_source
+from .gathers import gather_source, segments_source
 from .loops import columns_source, loop_source, rows_source
 from .moves import move_source
 from .schedule import Group
@@ -13,7 +14,8 @@ from .text import GroupKernel, Source, compiled
 
 WRITERS: dict[str, Callable[[Group], Source]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
-    "attention": attention_source, "move": move_source,
+    "attention": attention_source, "move": move_source, "gather": gather_source,
+    "segments": segments_source,
 }
 _kernels: dict[tuple[str, str], GroupKernel] = {}  # by text and schedule: groups alike share one
 _lock = threading.Lock()

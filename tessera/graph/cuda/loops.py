@@ -5,7 +5,18 @@ from __future__ import annotations
 from .frame import Frame
 from .schedule import Group, Operand, Step
 from .spell import REDUCTIONS
-from .steps import Block, Fold, Held, combined, emit_step, finished, fold_rows, start, store
+from .steps import (
+    PLACED,
+    Block,
+    Fold,
+    Held,
+    combined,
+    emit_step,
+    finished,
+    fold_rows,
+    start,
+    store,
+)
 from .text import Source, Writer, capital
 
 
@@ -152,7 +163,7 @@ def _levels(group: Group, b: Block) -> tuple[dict[str, int], set[str]]:
         levels[s.name] = max((levels[a] for a in names), default=0)
         if s.op in REDUCTIONS:
             levels[s.name] += 1
-        elif any(a in wide for a in names):
+        elif s.op in PLACED or any(a in wide for a in names):
             wide.add(s.name)
     return levels, wide
 

@@ -15,7 +15,9 @@ from ...tensor import Tensor
 from ..ir import Graph, Node, Value
 from ..plan import numbers
 from . import choose
+from .draws import Draws, split_draws
 from .frame import Frame, anchor_extents, anchor_frame, extents_of, merged
+from .gathers import around
 from .memory import Places, nbytes
 from .moves import moves_of
 from .numbering import fates, id_of, line_of, number
@@ -30,12 +32,14 @@ class Lowered:
     """A function's Schedule IR, and the arrays it has inside.
 
     constants: by buffer.  captures: tensors of the surrounding program, read at each call.
+    draws: what the host computes at each call, and `drawn` the buffers that take it.
     """
 
     def __init__(self, plan: Plan, inputs: tuple[str, ...], constants: dict[str, np.ndarray],
-                 captures: dict[str, Tensor]):
+                 captures: dict[str, Tensor], draws: Draws, drawn: tuple[str, ...]):
         self.plan, self.inputs = plan, inputs
         self.constants, self.captures = constants, captures
+        self.draws, self.drawn = draws, drawn
 
 
 def lower(graph: Graph, target: Target) -> Lowered:
@@ -50,7 +54,8 @@ class _Lowering:
         if graph.effects - {"random"}:
             raise _effects(graph)
         self.numbered = number(graph)
-        self.graph, self.known = prepare(self.numbered)
+        prepared, self.known = prepare(self.numbered)
+        self.graph, self.draws = split_draws(prepared, self.known, "random" in graph.effects)
         self.numbers: dict[Value, Any] = numbers(self.known)
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
@@ -63,6 +68,8 @@ class _Lowering:
         given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
         for i, v in enumerate(given):
             self._name(v, f"v{i}")
+        for i, v in enumerate(self.draws.values):
+            self._name(v, f"k{i}")
         units = place_saved(units_of(self.graph), self.graph)
         for unit in units:
             for node in unit.nodes:
@@ -72,7 +79,8 @@ class _Lowering:
         results = tuple(self._memory(v) for v in self.graph.outputs)
         constants = self._place(given, units)
         return Lowered(self._plan(results), tuple(self.names[v] for v in self.graph.inputs),
-                       constants, {self.names[v]: t for v, t in self.graph.captures})
+                       constants, {self.names[v]: t for v, t in self.graph.captures},
+                       self.draws, tuple(self.names[v] for v in self.draws.values))
 
     # --- names --------------------------------------------------------------------------------
     def _name(self, v: Value, wanted: str) -> str:
@@ -244,6 +252,34 @@ class _Lowering:
                       region=move.region, offset=move.offset, fill=move.fill,
                       **{"from": move.axes})
 
+    def gather(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        A, V, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
+        T = prod(extents_of(node.inputs[1]))
+        inner = (T, C) if C > 1 else (A, T)
+        s = choose.for_gather(inner, node.outputs[0].aval.dtype.bits)
+        grid = choose.grid_of((A, T, C) if C > 1 < A else inner, s.m, s.n)
+        self._indexed(unit, (A, V, C), (A, T, C), s, grid)
+
+    def segments(self, unit: Unit) -> None:
+        (node,) = unit.nodes
+        ids = extents_of(node.inputs[1])
+        A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"], len(ids))
+        V = node.attrs["extent"]
+        s = choose.for_segments(A * V, T, C)
+        self._indexed(unit, (A, T, C), (A, V, C), s,
+                      (*((A,) if A > 1 else ()), V, choose.blocks(C, s.n)))
+
+    def _indexed(self, unit: Unit, source: tuple[int, ...], target: tuple[int, ...],
+                 schedule: Any, grid: tuple[int, ...]) -> None:
+        """What goes from one to the other by the integers that are the second operand."""
+        (node,) = unit.nodes
+        x, ids = node.inputs
+        reads = [self._operand(x, source), self._operand(ids, (prod(extents_of(ids)),))]
+        write = self._operand(node.outputs[0], target)
+        self._add(unit.kind, target, reads, [write], [self._step(node, shape=target)], schedule,
+                  grid)
+
     def view(self, unit: Unit) -> None:
         (node,) = unit.nodes
         self.views[node.outputs[0]] = node.inputs[0]
@@ -267,6 +303,8 @@ class _Lowering:
         n = len(self.graph.inputs)
         for i, v in enumerate(given):
             self._buffer(v, "input" if i < n else "capture")
+        for v in self.draws.values:
+            self._buffer(v, "drawn")
         for v in self.known:
             if v in self.names:
                 self._buffer(v, "constant")
@@ -303,6 +341,8 @@ class _Lowering:
         homes = {i: s.name for s in self.steps for i in s.ops}
         homes |= {i: f"{b.name}, {b.kind} {b.place}".strip() for b in self.buffers.values()
                   if b.kind == "view" for i in b.ops if i not in homes}
+        homes |= {i: "on the host, at each call" for n in self.draws.nodes
+                  for i in id_of(n).split() if i not in homes}
         return Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
                     tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
 
@@ -363,5 +403,5 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
 
 MAKERS: dict[str, Callable[[_Lowering, Unit], None]] = {
     k: getattr(_Lowering, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                       "view", "empty")}
+                                       "gather", "segments", "view", "empty")}
 MAKERS |= dict.fromkeys(("offload", "fetch"), _Lowering.transfer)

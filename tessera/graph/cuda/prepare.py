@@ -15,7 +15,9 @@ from ..plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from ..trace import trace
 from .anchors import match_attention, match_product, replace_calls
+from .draws import open_keys
 from .numbering import inside
+from .units import INDEXED
 
 Pass = Callable[[Graph], Graph]
 
@@ -99,6 +101,19 @@ def _runs(axis: tuple[int, ...]) -> list[tuple[int, ...]]:
     return runs
 
 
+def narrow_ids(graph: Graph) -> Graph:
+    """Integers that choose slices as they lie: what picks by int64 picks by int32 too."""
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name not in INDEXED:
+            return None
+        cast = rw.made_by(inputs[1], "cast")
+        if cast is None or cast.inputs[0].aval.dtype.name != "int32":
+            return None
+        return rw.emit(node.op.name, inputs[0], cast.inputs[0], **node.attrs)
+
+    return remove_dead(rebuild(graph, visit))
+
+
 def find_attention(graph: Graph) -> Graph:
     return replace_calls(graph, match_attention)
 
@@ -122,6 +137,7 @@ PIPELINE: list[Pass] = [
     merge_common,
     remove_dead,
     split_reductions,
+    narrow_ids,
 ]
 
 
@@ -131,7 +147,7 @@ def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
         graph = step(graph)
     known, rest = fold_constants(graph)
     graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
-    return remove_dead(find_products(graph)), known
+    return remove_dead(find_products(open_keys(graph))), known
 
 
-__all__ = ["PIPELINE", "open_calls", "open_ops", "prepare", "split_reductions"]
+__all__ = ["PIPELINE", "narrow_ids", "open_calls", "open_ops", "prepare", "split_reductions"]

@@ -78,6 +78,7 @@ class Program:
                                                             strict=True)}
         memory |= {n: np.ascontiguousarray(t.array) for n, t in self.lowered.captures.items()}
         memory |= self.lowered.constants
+        memory |= zip(self.lowered.drawn, self.lowered.draws.run(), strict=True)
         for b in self.plan.buffers:
             if b.kind in ("temporary", "result", "host"):
                 memory[b.name] = poisoned(b)

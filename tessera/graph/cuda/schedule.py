@@ -26,10 +26,12 @@ HIDDEN = ("text", "kinds")  # attributes of steps that follow from op and types
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a value. kind: input | capture | constant | temporary | result | view | host.
+    """Memory of a value.
+    kind: input | capture | constant | drawn | temporary | result | view | host.
 
     place: the temporary's number among those that are reused, or the value that a view lies in.
-    host: page-locked memory of the host, all others on the device.
+    drawn: what the host computes at each call.  host: page-locked memory there, all others are on
+    the device.
     """
 
     name: str
@@ -84,7 +86,8 @@ class Step:
 class Group:
     """Ops that run as one kernel.
 
-    kind: loop | rows | columns | gemm | attention | move.  space: what its grid covers.
+    kind: loop | rows | columns | gemm | attention | move | gather | segments.
+    space: what its grid covers.
     schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
     """
 

@@ -1,4 +1,6 @@
-"""Graph ops as expressions of the tile language: {0}, {1} are operands, other names attributes.
+"""Graph ops as expressions of the tile language: {0}, {1} are operands, other names attributes;
+{index} is where an element stands in the whole, {runs} whether fours of them begin at multiples of
+four.
 
 An op whose meaning at special values differs from the tile op of its name is written so that it
 agrees: `exp` of a difference and division by a row statistic have meanings of their own there.
@@ -47,7 +49,10 @@ ANY: dict[str, str] = {
     "less": "{0} < {1}", "less_equal": "{0} <= {1}", "greater": "{0} > {1}",
     "greater_equal": "{0} >= {1}", "equal": "{0} == {1}", "not_equal": "{0} != {1}",
     "where": "tile.where({0}, {1}, {2})",
+    "random_bits": "tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
 }
+# An index from the front; see `within`.
+CHECK_INDEX = "tile.where({0} < 0, {0} + {extent}, {0})"
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 # How partial results of a reduction are joined, and the one that changes nothing.
 COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"),
@@ -62,6 +67,8 @@ def template(node: Node) -> str | None:
     name = node.op.name
     if name == "cast":
         return _cast(node)
+    if name == "check_index":
+        return CHECK_INDEX
     operand = node.inputs[-1].aval.dtype if node.inputs else None
     kinds = {"float": FLOATS, "bool": BOOLS}.get(operand.kind if operand else "", INTEGERS)
     return ANY.get(name) or kinds.get(name)
@@ -72,6 +79,13 @@ def _cast(node: Node) -> str | None:
     if {source.dtype.name, to.dtype.name} - STORED or to.policy.rounding == "stochastic":
         return None
     return "{0} != 0" if to.dtype.kind == "bool" else "tile.cast({0}, {to})"
+
+
+def within(at: str, extent: int, wrap: bool = True) -> str:
+    """The assertion that indices lie inside an extent. wrap: negative ones count from its end."""
+    low = -extent if wrap else 0
+    return (f'assert {at} >= {low} and {at} < {extent}, "an index is outside of '
+            f'{low}..{extent - 1}"')
 
 
 def no_kernel(node: Node, why: str = "") -> UnsupportedTargetError:
@@ -92,4 +106,5 @@ def literal(value: Any, kind: str) -> str:
     return repr(bool(value)) if kind == "bool" else repr(int(value))
 
 
-__all__ = ["COMBINE", "REDUCTIONS", "STORED", "literal", "no_kernel", "template"]
+__all__ = ["COMBINE", "REDUCTIONS", "STORED", "literal", "no_kernel", "template",
+           "within"]

@@ -7,13 +7,16 @@ which of them follows from the axes its operands lie along.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-from ...numerics import DType
+from ...numerics import DType, as_type
 from .frame import Frame, Pattern
 from .schedule import HIDDEN, Operand, Step
-from .spell import COMBINE, REDUCTIONS, literal
+from .spell import COMBINE, REDUCTIONS, literal, within
 from .text import Writer, capital
+
+PLACED = frozenset({"random_bits"})  # elementwise, by where an element stands
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,29 @@ class Block:
         m = not self.flat and along[-2]
         return f"{capital(operand.name)}[{', '.join(parts)}]", m, along[-1]
 
+    @property
+    def runs(self) -> bool:
+        """Whether fours of numbers along the columns begin at multiples of four."""
+        return self.BN % 4 == 0 and (self.flat or self.frame.extents[-1] % 4 == 0)
+
+    def number(self, w: Writer) -> str:
+        """The numbers of the block's elements in the row-major order of the whole space."""
+        extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
+        kind = w.type(as_type("int64" if long else "int32"))
+        columns = f"tile.arange(0, {self.BN}, {kind})"
+        if self.flat:
+            return f"{columns} + {_start(self.columns)}"
+        row = ""
+        for at, extent in zip((*self.index, _start(self.rows)), extents[:-1], strict=True):
+            row = f"({row}) * {extent} + {at}" if row else f"tile.cast({at}, {kind})"
+        rows = f"(tile.arange(0, {self.BM}, {kind}) + {row})[:, None]"
+        return f"{rows} * {extents[-1]} + ({columns} + {_start(self.columns)})[None, :]"
+
+
+def _start(span: str) -> str:
+    """Where a slice begins."""
+    return span.partition(":")[0]
+
 
 def value(w: Writer, b: Block, arg: Any, kind: str, step: Step) -> Held:
     """An operand of a step: held already, a number, or loaded now."""
@@ -93,9 +119,15 @@ def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
     args = [value(w, b, a, k, step) for a, k in zip(step.args, kinds, strict=True)]
     m, n = any(a.m for a in args), any(a.n for a in args)
     texts = [a.text for a in args]
+    if step.op == "check_index":
+        attrs = dict(step.attrs)
+        w.line(within(texts[0], attrs["extent"], attrs["wrap"]), step)
     if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
         texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
+    if step.op in PLACED:
+        known |= {"index": b.number(w), "runs": repr(b.runs)}
+        m, n = not b.flat, True
     if step.op == "cast":
         known["to"] = w.type(step.type)
     text = template.format(*map(_bracketed, texts), **known)
@@ -175,5 +207,5 @@ def start(w: Writer, fold: Fold, shape: str) -> str:
     return f"tile.full({shape}, {fold.neutral}, {_kept(w, fold)})"
 
 
-__all__ = ["Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows", "start",
-           "store", "value"]
+__all__ = ["PLACED", "Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",
+           "start", "store", "value"]

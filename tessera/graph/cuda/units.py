@@ -14,18 +14,20 @@ from ..fuse import fuse
 from ..ir import Graph, Node, Value, uses
 from ..lower import column_sum_axes
 from .frame import anchor_frame, extents_of
-from .spell import REDUCTIONS, no_kernel, template
+from .spell import REDUCTIONS, STORED, no_kernel, template
 
 VIEWS = frozenset({"reshape"})  # the same elements in the same order
 MOVES = frozenset({"transpose", "broadcast_to", "slice", "flip", "split", "concatenate", "pad"})
 ANCHORS = frozenset({"product", "flash_attention"})
+INDEXED = {"take": "gather", "segment_sum": "segments"}  # the kind of unit that each becomes
 
 
 @dataclass(eq=False)
 class Unit:
-    """Nodes of one kernel, or a view. kind: loop | rows | columns | gemm | attention | move | view
-    | saved, which offload.py makes a view or a pair of offload | fetch.
+    """Nodes of one kernel, or a view.
 
+    kind: loop | rows | columns | gemm | attention | move | gather | segments | view | saved, which
+    offload.py makes a view or a pair of offload | fetch.
     anchor: the product or attention that the loop behind it runs on.
     """
 
@@ -73,12 +75,8 @@ def _from_loop(loop: Loop) -> list[Unit]:
 def _loop(shape: tuple[int, ...], nodes: list[Node]) -> Unit:
     for n in nodes:
         if n.op.name not in REDUCTIONS and template(n) is None:
-            raise no_kernel(n, _why(n))
+            raise no_kernel(n)
     return Unit("rows" if _has_rows(shape, nodes) else "loop", shape, nodes)
-
-
-def _why(node: Node) -> str:
-    return "random numbers are drawn on the CPU only" if "random" in node.op.effects else ""
 
 
 def _has_rows(shape: tuple[int, ...], nodes: list[Node]) -> bool:
@@ -91,7 +89,7 @@ def _has_rows(shape: tuple[int, ...], nodes: list[Node]) -> bool:
 def _from_node(node: Node) -> list[Unit]:
     name = node.op.name
     if node.op.effects or node.op.graph_attrs:
-        raise no_kernel(node, _why(node))
+        raise no_kernel(node)
     shape = _concrete(node)
     if name in VIEWS or 0 in shape:
         return [Unit("view" if name in VIEWS else "empty", shape, [node])]
@@ -102,9 +100,13 @@ def _from_node(node: Node) -> list[Unit]:
         return [Unit("gemm" if name == "product" else "attention", shape, [node], anchor=node)]
     if name in MOVES:
         return [Unit("move", shape, [node])]
+    if name in INDEXED:
+        _check_indexed(node)
+        return [Unit(INDEXED[name], shape, [node])]
     if name in REDUCTIONS:
         return _reduction(node)
-    if (name == "cast" or node.op.loop is not None) and template(node) is not None:
+    alone = name in ("cast", "check_index")  # elementwise, and in no loop of the CPU
+    if (alone or node.op.loop is not None) and template(node) is not None:
         return [_loop(shape, [node])]
     raise no_kernel(node)
 
@@ -125,6 +127,16 @@ def _check_anchor(node: Node) -> None:
         raise no_kernel(node, f"it accumulates in {accum}; kernels do in f32")
     if accum is not out:
         raise no_kernel(node, f"it accumulates in {accum} and gives {out}")
+
+
+def _check_indexed(node: Node) -> None:
+    x, ids = (v.aval for v in node.inputs)
+    if x.dtype.name not in STORED:
+        raise no_kernel(node, f"of {x.type}")
+    if node.op.name == "segment_sum" and x.dtype.kind != "float" and x.dtype.bits < 32:
+        raise no_kernel(node, f"sums in {x.dtype}")
+    if 0 in (*x.shape, *ids.shape):
+        raise no_kernel(node, "no elements")
 
 
 def _reduction(node: Node) -> list[Unit]:

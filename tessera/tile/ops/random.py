@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_key, f32, fold_in, random_bits_at, uint32
-from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle
+from tessera.tile.errors import KernelError, RuleError
+from tessera.tile.handles import Handle, is_number
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Scalar, Tile
 
+RUN = 4  # words that one computation of Philox gives
 _DROPOUT = 0xD5  # separates the stream of dropout from the user's own
 
 
@@ -22,21 +23,62 @@ def _index_rule(types: Any, attrs: Any) -> Any:
     rules.require_numbers((t,), "random_bits")
     if t.dtype.kind not in ("int", "uint"):
         raise RuleError(f"random_bits takes integer indices, got {t}")
+    for word in types[1:]:
+        if not isinstance(word, Scalar) or not word.uniform or word.dtype is not uint32:
+            raise RuleError(f"the words of a key are one uint32 each for the group, got {word}")
     return replace(t, dtype=uint32)
 
 
-def _bits_lower(t: Any, index: Any, seed: Any = None) -> Any:
-    return t.emit("random_bits", [t.value_of(index)], seed=_seed(t, seed))
+def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
+    index, words = t.value_of(index), []
+    if isinstance(seed, tuple) and len(seed) == 2:
+        words = [t.to(w, uint32) if is_number(w) else t.value_of(w) for w in seed]
+        seed = None
+    if runs and (not isinstance(index, Handle) or not isinstance(index.type, Tile)
+                 or index.type.shape[-1] % RUN):
+        t.fail(f"runs=True of {index}: it needs a tile of whole runs of {RUN}")
+    return t.emit("random_bits", [index, *words], seed=_seed(t, seed), runs=bool(runs))
 
 
 def _seed(t: Any, seed: Any) -> Any:
     return None if seed is None else t.constant_int(seed, "seed")
 
 
-@declare(rule=_index_rule, attrs=("seed",), run=True, lower=_bits_lower)
-def random_bits(m: Any, op: Any, index: Any, seed: Any = None) -> Any:
-    """Words of the seed's Philox stream at these indices, as ts.numerics.random_bits gives."""
+@declare(rule=_index_rule, attrs=("seed", "runs"), run=True, lower=_bits_lower)
+def random_bits(m: Any, op: Any, index: Any, *words: Any, seed: Any = None,
+                runs: Any = False) -> Any:
+    """Words of the seed's Philox stream at these indices, as ts.numerics.random_bits gives.
+
+    seed: a number that is known, or the two words of a key, known when the kernel runs.
+    runs: indices along the last axis are runs of four that begin at multiples of four. One
+    computation gives the words of a run.
+    """
+    if op.attr["runs"]:
+        _check_runs(index, op.where)
+    if words:
+        return _keyed(index, *words)
     return _words(m.seed if op.attr["seed"] is None else op.attr["seed"], index)
+
+
+def _check_runs(index: np.ndarray, where: Any) -> None:
+    parts = index.reshape(*index.shape[:-1], -1, RUN)
+    first = parts[..., :1]
+    if (first % RUN).any() or (parts != first + np.arange(RUN)).any():
+        raise KernelError(f"random_bits(runs=True) of indices that are no runs of {RUN}",
+                          where=where, hint="leave runs out")
+
+
+def _keyed(index: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The words at [G, ...] indices, of each group's own key: [G, 1] or [1, 1] words."""
+    keys = np.concatenate(np.broadcast_arrays(low, high), axis=1)  # [G, 2]
+    groups = max(len(keys), len(index))
+    keys = np.broadcast_to(keys, (groups, 2))
+    index = np.broadcast_to(index, (groups, *index.shape[1:]))
+    out = np.empty(index.shape, np.uint32)
+    for key in np.unique(keys, axis=0):
+        mine = (keys == key).all(axis=1)
+        out[mine] = _words(key, index[mine])
+    return out
 
 
 def _words(key: Any, index: np.ndarray) -> np.ndarray:

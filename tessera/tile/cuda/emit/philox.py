@@ -60,21 +60,49 @@ def element(b: Builder, index: LLVM, key: tuple[LLVM, ...]) -> LLVM:
 @functools.cache
 def random_bits(dtype: str) -> Operation:
     """(index, key...) -> its word of the key's stream, for a number or a fragment."""
-    d = find_dtype(dtype)
-    kind = kind_of(d)
+    kind = kind_of(find_dtype(dtype))
 
     def rule(x: Operand, *_: Operand) -> Any:
         def body(b: Builder, index: Any, k0: LLVM, k1: LLVM) -> Any:
             def one(i: LLVM) -> LLVM:
-                wide = i if kind == "i64" else \
-                    b.zext(i, "i64") if d.kind == "uint" else b.sext(i, "i64")
-                return element(b, wide, (k0, k1))
+                return element(b, _wide(b, i, dtype), (k0, k1))
 
             return [one(i) for i in index] if x.count else one(index)
 
         return Form((Operand("x", kind, x.count), *KEY), (Operand("d", "i32", x.count),), body)
 
     return Operation("random_bits", 3, rule)
+
+
+def _wide(b: Builder, index: LLVM, dtype: str) -> LLVM:
+    """An index in 64 bits."""
+    d = find_dtype(dtype)
+    if kind_of(d) == "i64":
+        return index
+    return b.zext(index, "i64") if d.kind == "uint" else b.sext(index, "i64")
+
+
+@functools.cache
+def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(fragment of indices, key...) -> their words, where aligned runs of four stand along the last
+    axis: registers of one run share a block."""
+    how, last = Layout.parse(layout, shape), len(shape) - 1
+    by_thread = any(bit and bit[0] == last and bit[1] < 2 for bit in how.threads)
+
+    def body(b: Builder, index: list[LLVM], *key: LLVM) -> list[LLVM]:
+        @functools.cache
+        def words(first: tuple[int, ...]) -> list[LLVM]:
+            return block(b, _wide(b, index[how.number[first]], dtype), key)
+
+        def word(base: tuple[int, ...], at: LLVM) -> LLVM:
+            run = words((*base[:last], base[last] & ~3))
+            return chosen(b, run, b.trunc(_wide(b, at, dtype), "i32")) if by_thread \
+                else run[base[last] & 3]
+
+        return [word(base, at) for base, at in zip(how.bases, index, strict=True)]
+
+    x = Operand("x", kind_of(find_dtype(dtype)), how.count)
+    return operation("random_bits", (x, *KEY), (Operand("d", "i32", how.count),), body)
 
 
 @functools.cache

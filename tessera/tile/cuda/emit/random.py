@@ -31,9 +31,17 @@ def drawn(e: Emitter, index: str) -> str:
 
 @emits("random_bits")
 def _random_bits(e: Emitter, op: Op) -> None:
-    (index,), seed = op.args, op.attr["seed"]
-    call = e.use("random_bits", intrinsic("philox.random_bits", e.dtype(index).name))
-    key = run_key(e) if seed is None else words_of(seed)
+    (index, *key_words), seed = op.args, op.attr["seed"]
+    if op.attr["runs"]:
+        layout = e.layout(index)
+        text = intrinsic("philox.random_runs", e.dtype(index).name, layout.text, layout.shape)
+    else:
+        text = intrinsic("philox.random_bits", e.dtype(index).name)
+    call = e.use("random_bits", text)
+    if key_words:
+        key = ", ".join(f"i32({e.name(w)})" for w in key_words)
+    else:
+        key = run_key(e) if seed is None else words_of(seed)
     e.define(op.outs[0], f"{call}({e.name(index)}, {key})")
 
 

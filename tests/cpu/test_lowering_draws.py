@@ -1,0 +1,190 @@
+"""Random numbers of lowered functions: keys from the host at each call, bits from the kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
+from tessera import Tensor
+from tessera.errors import UnsupportedTargetError
+from tessera.graph.cuda import Program
+from tessera.graph.ir import Graph
+from tessera.graph.tree import flatten
+from tolerance import assert_close
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+
+def drop(x: Tensor) -> Tensor:
+    return ts.random.dropout(x, 0.3)
+
+
+def gradient(x: Tensor) -> Tensor:
+    """Its mask is that of the forward pass."""
+    return ts.grad(lambda x: ts.sum(ts.square(ts.random.dropout(x, 0.3))))(x)
+
+
+def recomputed(x: Tensor) -> Tensor:
+    """A mask that the backward pass draws again."""
+    return ts.grad(lambda x: ts.sum(ts.remat(lambda x: ts.square(ts.random.dropout(x, 0.3)))(x)))(x)
+
+
+def two(x: Tensor) -> Tensor:
+    return drop(x) - drop(x)
+
+
+def calls(run: Any, count: int = 4) -> list[bytes]:
+    """The results of calls from one state on; the state is that behind them afterwards."""
+    ts.random.seed(7)
+    return [np.asarray(run()).tobytes() for _ in range(count)]
+
+
+@pytest.mark.parametrize("fn", [drop, gradient, recomputed, two])
+def test_calls_draw_what_the_cpu_draws(fn, rng):
+    """Bit for bit, loops of the CPU included; each call draws anew, and takes one step."""
+    x = ts.tensor(rng.standard_normal((7, 35)).astype(np.float32))
+    made, f = Program(ts.jit(fn).graph(x)), ts.jit(fn)
+    got = calls(lambda: made.run([x.array])[0])
+    assert len(set(got)) == 4 and ts.random.get_state() == ts.random.RandomState(7, 4)
+    for least in (0, 10**9):
+        with ts.config.scope(loop_min_elements=least):
+            assert calls(lambda: f(x).array) == got
+    assert calls(lambda: made.run([x.array])[0]) == got
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_on_a_device_as_on_the_cpu(capture, gpu, apart, driver, rng):
+    """A recorded call draws anew each time it is launched."""
+    x = ts.tensor(rng.standard_normal((7, 35)).astype(np.float32))
+    f = ts.jit(gradient, target="cuda", capture_graph=capture)
+    for late in ("", "kernels"):
+        driver.late = late
+        got = calls(lambda: f(x).array)
+        assert got == calls(lambda: ts.jit(gradient)(x).array) and len(set(got)) == 4
+    assert driver.graph_launches == (7 if capture else 0)
+
+
+def test_results_that_nothing_waits_for(gpu, apart, driver, rng):
+    """The keys of a call are its own when later calls come before its kernels have run."""
+    x = ts.tensor(rng.standard_normal((5, 9)).astype(np.float32))
+    f = ts.jit(drop, target="cuda")
+    want = calls(lambda: f(x).array)
+    ts.random.seed(7)
+    driver.late = "kernels"
+    got = [f(x) for _ in range(4)]
+    assert [y.array.tobytes() for y in got] == want
+
+
+def test_one_copy_takes_all_keys(gpu, apart, driver, monkeypatch, rng):
+    copied: list[int] = []
+    copy = driver.cuMemcpyHtoDAsync
+
+    def counted(target: int, source: int, nbytes: int, stream: int) -> tuple:
+        copied.append(nbytes)
+        return copy(target, source, nbytes, stream)
+
+    monkeypatch.setattr(driver, "cuMemcpyHtoDAsync", counted)
+    x = ts.tensor(rng.standard_normal((5, 9)).astype(np.float32))
+    f = ts.jit(lambda x: two(two(x)), target="cuda")
+    y = f(f(x))  # arguments lie there from here on
+    copied.clear()
+    f(y)
+    made = Program(ts.jit(lambda x: two(two(x))).graph(x))
+    drawn = [b for b in made.plan.buffers if b.kind == "drawn"]
+    assert len(drawn) == 8 and len(copied) == 1
+
+
+def test_what_is_computed_on_the_host():
+    """Keys, and what is folded from them; not the bits."""
+    made = Program(ts.jit(lambda x: x + ts.random.normal((3,))).graph(ts.ones(3)))
+    (group,) = made.plan.groups
+    assert sorted(r.name for r in group.reads) == ["k0", "k1", "k2", "k3", "v0"]
+    assert {n.op.name for n in made.lowered.draws.nodes} == {
+        "rng_key", "fold_in", "slice", "reshape"}
+    fates = dict(made.plan.fates)
+    assert list(fates.values()).count("on the host, at each call") == 2
+    assert "k0: uint32[] drawn" in str(made.plan)
+
+
+def test_a_draw_that_nothing_reads_takes_its_step():
+    def f(x):
+        ts.random.normal((3,))
+        return x * 2.0
+
+    graph = ts.jit(f).graph(ts.ones(3))
+    assert "random" in graph.effects
+    ts.random.seed(1)
+    Program(graph).run([np.ones(3, np.float32)])
+    assert ts.random.get_state().step == 1
+
+
+def test_keys_are_values(gpu, apart, rng):
+    """Given as an argument, and returned."""
+    key = ts.tensor(rng.integers(0, 2**32, 2, dtype=np.uint32))
+    graph = ts.jit(lambda k: ts.random.uniform((4, 9), key=k)).graph(key)
+    (got,) = Program(graph).run([key.array])
+    np.testing.assert_array_equal(got, ts.random.uniform((4, 9), key=key).array)
+
+    def both(x):
+        k = ts.random.next_key()
+        return ts.random.bernoulli(0.5, (5,), key=k), k, ts.reshape(k, (2, 1)), x
+
+    f, x = ts.jit(both, target="cuda"), ts.ones(2)
+    for _ in range(2):
+        state = ts.random.get_state()
+        there = [y.array.tobytes() for y in f(x)]
+        ts.random.set_state(state)
+        assert there == [y.array.tobytes() for y in ts.jit(both)(x)]
+
+
+def test_a_key_folded_from_an_argument_has_no_kernel():
+    key = ts.zeros((2,), "uint32")
+    with pytest.raises(UnsupportedTargetError, match=r"fold_in\(uint32\[2\], int64\[\]\)"):
+        Program(ts.jit(lambda k: ts.random.normal((3,), key=k)).graph(key))
+
+
+# --- a step of training ---------------------------------------------------------------------------
+def reference(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    from tessera.graph.execute import Executable
+
+    with ts.config.scope(loop_min_elements=10**9):
+        return Executable(graph).run(arrays)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_a_step_of_the_example(rate, rng):
+    """Loss and gradients of examples/train.py; then its whole step, with clipping and AdamW."""
+    import train
+    import transformer
+
+    c = transformer.Config(d=32, layers=1, T=8, B=2, dropout=rate)
+    ts.random.seed(3)
+    params = transformer.init_params(c)
+    tokens, targets = (ts.tensor(rng.integers(0, 256, (2, 8))) for _ in range(2))
+    (stage,) = transformer.stages_of(c, rate)
+    loss = ts.value_and_grad(lambda p, a, b: transformer.loss_of(stage(p, a), b))
+    state = c.optimizer.init(params)
+    for f, args in ((ts.jit(loss), (params, tokens, targets)),
+                    (train.Model(c).step, (params, state, tokens, targets, 0.1))):
+        graph = f.graph(*args)
+        arrays = [np.asarray(x.array if isinstance(x, Tensor) else x, v.aval.dtype.numpy)
+                  for x, v in zip(flatten(args)[0], graph.inputs, strict=True)]
+        made, before = Program(graph), ts.random.get_state()
+        assert {"gather", "segments"} <= {g.kind for g in made.plan.groups}
+        got = made.run(arrays)
+        ts.random.set_state(before)
+        want = reference(graph, arrays)
+        if len(args) == 3:
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+        else:  # Adam's first step is the gradient's sign: the loss and the norm, and all finite
+            assert_close(np.stack(got[-2:]), np.stack(want[-2:]), "f32", 64)
+            assert all(np.isfinite(a).all() for a in got)

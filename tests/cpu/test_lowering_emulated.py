@@ -1,0 +1,91 @@
+"""Kernels of graph functions in emulated machine instructions, against the interpreter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulate_lanes
+import tessera as ts
+import tile_emulated
+from kernels.build import build
+from tessera.graph.cuda import Program
+from tile_emulated import compare
+
+
+def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80") -> None:
+    """Every kernel of a function, on what it is given when the function runs."""
+    program = Program(ts.jit(fn).graph(*inputs), target)
+    memory = program._host_memory([x.array for x in inputs])
+    types = {b.name: b.type for b in program.plan.buffers}
+    for launch in program.launches:
+        given = [ts.Tensor(memory[program.base(n)].reshape(shape), types[n])
+                 for n, shape in launch.arguments]
+        compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
+                schedule=launch.group.schedule)
+        launch.kernel(*given)
+
+
+@pytest.fixture
+def by_lanes(monkeypatch):
+    """Lane by lane: branches, shared memory, reports."""
+    monkeypatch.setattr(tile_emulated, "emulate_ptx", SimpleNamespace(run=emulate_lanes.run))
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
+    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
+
+
+@pytest.mark.parametrize("shape, ids, axis", [
+    ((9, 32), (5,), 0), ((9, 13), (2, 3), 0), ((2, 9, 6), (5,), 1), ((6, 40), (19,), -1)])
+def test_take(shape, ids, axis, by_lanes, rng):
+    x, at = normal(rng, *shape, dtype="bf16"), rng.integers(-shape[axis], shape[axis], ids)
+    emulate(lambda x, i: ts.take(x, i, axis=axis), x, ts.tensor(at))
+
+
+@pytest.mark.parametrize("T, C, V", [(70, 24, 3), (10, 3, 2), (9, 1, 3)])
+def test_segment_sum(T, C, V, by_lanes, rng):
+    u, ids = normal(rng, T, C), ts.tensor(rng.integers(-V, V, T))
+    emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids)
+
+
+@pytest.mark.parametrize("shape", [(300,), (7, 36), (7, 33), (3, 5, 8)])
+def test_dropout(shape, by_lanes, rng):
+    emulate(lambda x: ts.random.dropout(x, 0.4) + ts.random.uniform(shape), normal(rng, *shape))
+    emulate(lambda x: ts.random.dropout(ts.exp(x), 0.4), normal(rng, *shape, dtype="bf16"))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
+def test_dropout_behind_a_product(target, rng):
+    """Sums of one row lie in several threads: those of a run choose from the same block."""
+    emulate(lambda x, w: ts.random.dropout(x @ w, 0.4), normal(rng, 20, 32, dtype="bf16"),
+            normal(rng, 32, 24, dtype="bf16"), target=target)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("M, N", [(1, 64), (16, 8), (8, 4)])
+def test_words_of_a_key(M, N, runs, rng):
+    """Against numerics, and emulated; a key for each group."""
+    k = build(f"""@kernel(grid=(2,))
+def k(keys: Tensor[2, 2, ts.uint32], y: Tensor[2, {M}, {N}, ts.uint32]):
+    g = tile.group_id(0)
+    at = tile.arange(0, {M})[:, None] * {N} + tile.arange(0, {N})[None, :] + 8
+    y[g, 0:{M}, 0:{N}] = tile.random_bits(at, seed=(keys[g, 0], keys[g, 1]), runs={runs})
+""")["k"]
+    keys, y = rng.integers(0, 2**32, (2, 2), dtype=np.uint32), np.zeros((2, M, N), np.uint32)
+    k(keys, y)
+    for key, words in zip(keys, y, strict=True):
+        assert np.array_equal(words.reshape(-1), ts.numerics.random_bits(key, M * N, 8))
+    compare(k, keys, y, lanes=32)
+
+
+def test_runs_that_are_none():
+    k = build("""@kernel
+def k(y: Tensor[8, ts.uint32]):
+    y[0:8] = tile.random_bits(tile.arange(0, 8) + 2, seed=1, runs=True)
+""")["k"]
+    with pytest.raises(ts.TesseraError, match="no runs of 4"):
+        k(np.zeros(8, np.uint32))

@@ -1,0 +1,95 @@
+"""Kernels of take and segment_sum: the bits of the CPU, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import UnsupportedTargetError
+from tessera.graph.cuda import Program
+from tessera.graph.ops.gather import SEGMENT_SUM
+from tessera.graph.trace import apply
+from tessera.tile.errors import KernelAssertionError
+
+
+def program(fn: Any, *inputs: ts.Tensor) -> Program:
+    return Program(ts.jit(fn).graph(*inputs))
+
+
+def sums(axis: int, extent: int) -> Any:
+    """The op itself, which keeps its sums in the type of the values."""
+    return lambda u, ids: apply(SEGMENT_SUM, u, ids, axis=axis, extent=extent)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64", "fp8_e4m3", "int32", "int64"])
+@pytest.mark.parametrize("shape, ids, axis, extent", [
+    ((70, 24), (70,), 0, 9), ((1500, 5), (1500,), 0, 3), ((1024,), (1024,), 0, 2),
+    ((2, 8, 5, 6), (8, 5), 1, 4), ((3, 7), (), 1, 4), ((300, 2, 2), (300,), 0, 1),
+])
+def test_sums_have_the_bits_of_the_cpu(shape, ids, axis, extent, dtype, rng):
+    """Added in the order in which the slices stand, whatever the blocks."""
+    drawn = 4 * rng.standard_normal(shape)
+    u = ts.tensor(np.round(drawn).astype(dtype)) if dtype.startswith("int") else ts.tensor(
+        drawn.astype(np.float64 if dtype == "f64" else np.float32), dtype)
+    places = ts.tensor(np.asarray(rng.integers(-extent, extent, ids), np.int64))
+    fn = sums(axis, extent)
+    (got,) = program(fn, u, places).run([u.array, places.array])
+    want = fn(u, places).array
+    assert got.dtype == want.dtype and got.tobytes() == want.tobytes()
+
+
+def test_blocks_leave_no_segment_out(rng):
+    """More segments than ids, wide slices, several blocks of ids and columns."""
+    u = ts.tensor(rng.standard_normal((2100, 1030)).astype(np.float32))
+    ids = ts.tensor(rng.integers(0, 40, 2100))
+    fn = sums(0, 60)
+    made = program(fn, u, ids)
+    (g,) = made.plan.groups
+    assert g.kind == "segments" and g.grid[-1] > 1 and g.schedule.k_ < 2100
+    (got,) = made.run([u.array, ids.array])
+    assert got.tobytes() == fn(u, ids).array.tobytes()
+    assert not got[40:].any()
+
+
+@pytest.mark.parametrize("bad", [5, -6, 1 << 40])
+@pytest.mark.parametrize("fn", [lambda x, i: ts.take(x, i), lambda x, i: ts.segment_sum(x, i, 5),
+                                lambda x, i: x[i, 0 * i]], ids=["take", "segment_sum", "x[i, j]"])
+def test_an_index_outside_is_an_error(fn, bad):
+    """As on the CPU: nothing is clamped or left out."""
+    x, ids = ts.ones((5, 4)), np.array([0, 4, -5, 1, 2])
+    made = program(fn, x, ts.tensor(ids))
+    made.run([x.array, ids])
+    ids[3] = bad
+    with pytest.raises(KernelAssertionError, match=r"an index is outside of -5\.\.4") as info:
+        made.run([x.array, ids])
+    assert "test_lowering_gathers.py" in str(info.value)
+    with pytest.raises(ts.AxisError, match="outside"):
+        fn(x, ts.tensor(ids))
+
+
+def test_a_gather_is_not_fused_away_from_its_reader(rng):
+    """A cast behind it is a loop of its own; one of int32 ids in front of it is none."""
+    table = ts.tensor(rng.standard_normal((9, 8)).astype(np.float32), "bf16")
+    ids = ts.tensor(np.array([1, 8, -1], np.int32))
+    made = program(lambda t, i: ts.exp(ts.cast(ts.embedding(t, i), "f32")), table, ids)
+    assert [g.kind for g in made.plan.groups] == ["gather", "loop"]
+    assert [str(r) for r in made.plan.groups[0].reads] == ["v0: bf16[1, 9, 8]", "v1: int32[3]"]
+
+
+@pytest.mark.parametrize("fn, shape, ids, why", [
+    (lambda x, i: ts.segment_sum(x, i, 5), (0, 4), (0,), "no elements"),
+    (sums(0, 5), (3, 4), (3,), "sums in int8"),
+])
+def test_what_has_no_kernel(fn, shape, ids, why):
+    with pytest.raises(UnsupportedTargetError, match=why):
+        program(fn, ts.zeros(shape, "int8"), ts.zeros(ids, "int64"))
+
+
+def test_nothing_taken_needs_no_kernel():
+    x, ids = ts.ones((5, 4)), ts.zeros((0,), "int64")
+    made = program(lambda x, i: ts.take(x, i), x, ids)
+    (got,) = made.run([x.array, ids.array])
+    assert got.shape == (0, 4) and not made.plan.groups
