@@ -148,7 +148,7 @@ def test_blocks_follow_the_target():
 
 def test_equal_groups_share_a_kernel():
     one, two = (program(lambda x: ts.exp(x) + 1.0, ts.ones((64, 64))) for _ in range(2))
-    assert one.launches[0].kernel is two.launches[0].kernel
+    assert one.launches[0].shared is two.launches[0].shared
 
 
 def test_kernels_of_functions_are_not_the_users_last(rng):
@@ -186,3 +186,41 @@ def test_the_oracle_is_the_node_by_node_graph(rng):
     (got,) = expected(case, [x])
     want = np.tanh(np.exp(x.array * np.float32(0.5)) + np.float32(1.0)) - x.array
     np.testing.assert_array_equal(got.array, want)
+
+
+# --- groups that are alike ----------------------------------------------------------------------
+def test_layers_share_their_kernels(rng):
+    def layers(x, ws):
+        for w in ws:
+            x = ts.softmax(ts.gelu(x @ w)) + x
+        return x
+
+    x, *ws = (ts.tensor(rng.standard_normal((16, 16)).astype(np.float32)) for _ in range(5))
+    made = program(layers, x, ws)
+    texts = {launch.source.text for launch in made.launches}
+    assert len(texts) == len(made.launches) == 8
+    assert len({id(launch.shared) for launch in made.launches}) == 2
+    for launch in made.launches:  # what is shown has the names of its own ops
+        names = {o.name for o in launch.group.writes}
+        assert names <= {s.name for s in launch.group.steps}
+        assert all(capital in str(launch.kernel.function()) for capital in
+                   (n.upper() for n in names))
+    (got,) = made.run([t.array for t in (x, *ws)])
+    assert_close(got, ts.jit(layers)(x, ws).array, "f32", 64)
+
+
+def test_other_types_and_numbers_are_other_kernels():
+    def kernels(*fns):
+        return len({id(launch.shared) for f in fns for launch in
+                    program(f, ts.ones(300), ts.ones(300)).launches})
+
+    assert kernels(lambda x, y: x * y, lambda a, b: a * b) == 1
+    assert kernels(lambda x, y: x * y, lambda x, y: x - y) == 2
+    assert kernels(lambda x, y: x - y, lambda x, y: y - x) == 1  # with its arguments exchanged
+    assert kernels(lambda x, y: x * x - y, lambda x, y: x - y * y) == 2
+    x, y = (ts.tensor(np.arange(n, n + 300, dtype=np.float32) ** 2) for n in (1, 2))
+    for f in (lambda x, y: x - y, lambda x, y: y - x):
+        (got,) = program(f, x, y).run([x.array, y.array])
+        np.testing.assert_array_equal(got, f(x.array, y.array))
+    assert kernels(lambda x, y: x * 2.0, lambda x, y: x * 3.0) == 2
+    assert kernels(lambda x, y: ts.cast(x, "bf16"), lambda x, y: ts.cast(x, "f16")) == 2

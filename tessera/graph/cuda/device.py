@@ -145,8 +145,8 @@ class Workspace:
     def _launch(self, launch: Launch, stream: int) -> Callable[[], Any]:
         arguments = [self._argument(n, shape) for n, shape in launch.arguments]
         if stream == DEFAULT:
-            return partial(launch.kernel, *arguments)
-        return partial(launch.kernel.launch, *arguments, stream=stream)
+            return partial(launch.shared, *arguments)
+        return partial(launch.shared.launch, *arguments, stream=stream)
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
         pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]

@@ -6,6 +6,7 @@ mean. `DeviceExecutable` runs the same kernels on a GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,18 +18,21 @@ from ..ir import Graph
 from .kernels import kernel_of, source_of
 from .lower import Lowered, lower
 from .schedule import Buffer, Group, Plan, Transfer
-from .text import GroupKernel, Source
+from .text import GroupKernel, Source, compiled
 
 DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A group's kernel, and the arrays it is called with: (buffer, extents)."""
+    """A group's kernel, and the arrays it is called with: (buffer, extents).
+
+    shared: what runs, which groups that are alike have in common.
+    """
 
     group: Group
     source: Source
-    kernel: GroupKernel
+    shared: GroupKernel
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
 
     @staticmethod
@@ -37,6 +41,11 @@ class Launch:
         names = [o.name for o in (*group.reads, *group.writes)]
         return Launch(group, source, kernel_of(source, group),
                       tuple(zip(names, source.shapes, strict=True)))
+
+    @functools.cached_property
+    def kernel(self) -> GroupKernel:
+        """Its own, to look at: with the names and lines of its ops."""
+        return compiled(self.source, self.group)
 
 
 class Program:
@@ -61,7 +70,7 @@ class Program:
                 continue
             given = [Tensor(memory[self.base(name)].reshape(shape), types[name])
                      for name, shape in step.arguments]
-            step.kernel(*given)
+            step.shared(*given)
         return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
                 for name in self.plan.results]
 
