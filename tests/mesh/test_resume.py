@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,8 @@ def test_an_overflow_of_one_rank_is_said_with_its_op_and_line(text: Path, tmp_pa
     assert run.status == 1 and run.seconds < 60 and not run.results, run.text
     assert "rank 2 of 3 has left by sys.exit(1); stopping all ranks" in run.text
     assert run.text.count("error: [E_NAN_INF]") == 1, run.text
-    assert "matmul: nan in " in run.text and "transformer.py:" in run.text, run.text
+    assert re.search("matmul: (nan|inf) in ", run.text), run.text  # as the batch has it
+    assert "transformer.py:" in run.text, run.text
 
 
 def test_this_machine_lists_processes() -> None:
