@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 
 from . import libcuda
+from .buffer import new_stream
 from .device import Device, check, device, driver, outside_capture
 
 
@@ -46,9 +47,8 @@ class CopyQueue:
 
     def __init__(self, on: Device, count: int, beside: int = 0):
         self.device, self.beside = on, beside
+        self._stream = new_stream(on)
         with on.current(), outside_capture():
-            self._stream = check(driver().cuStreamCreate(libcuda.STREAM_NON_BLOCKING),
-                                 "make a stream")
             self._kernels, *self._done = (
                 check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
                 for _ in range(1 + count))

@@ -32,7 +32,7 @@ def source_of(group: Group) -> Source:
     return WRITERS[group.kind](group)
 
 
-_VALUE = re.compile(r"\b[vVchHdD]\d+(?:_\d+)*\b")  # names that are numbered by ops
+_VALUE = re.compile(r"\b[vVcChHkK]\d+(?:_\d+)*\b")  # names that are numbered by ops
 
 
 def kernel_of(source: Source, group: Group) -> GroupKernel:

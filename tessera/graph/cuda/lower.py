@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -60,6 +61,7 @@ class _Lowering:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
         self.steps: list[Group | Transfer] = []
+        self.groups, self.copies = itertools.count(), itertools.count()
         self.buffers: dict[str, Buffer] = {}
         self.views: dict[Value, Value] = {}
         self.stored: dict[str, Value] = {}
@@ -118,8 +120,7 @@ class _Lowering:
 
     def _add(self, kind: str, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
              steps: list[Step], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
-        number = sum(isinstance(s, Group) for s in self.steps)
-        self.steps.append(Group(f"g{number}", kind, space, tuple(reads), tuple(writes),
+        self.steps.append(Group(f"g{next(self.groups)}", kind, space, tuple(reads), tuple(writes),
                                 tuple(steps), schedule, grid, tuple(sorted(attrs.items()))))
 
     def _reads(self, unit: Unit) -> list[Value]:
@@ -286,9 +287,8 @@ class _Lowering:
 
     def transfer(self, unit: Unit) -> None:
         (node,) = unit.nodes
-        number = sum(isinstance(s, Transfer) for s in self.steps)
         source, target = self._memory(node.inputs[0]), self._memory(node.outputs[0])
-        self.steps.append(Transfer(f"x{number}", unit.kind, source, target,
+        self.steps.append(Transfer(f"x{next(self.copies)}", unit.kind, source, target,
                                    nbytes(node.outputs[0]), tuple(id_of(node).split()),
                                    line_of(node.where)))
 

@@ -24,18 +24,17 @@ Pass = Callable[[Graph], Graph]
 
 def open_ops(graph: Graph) -> Graph:
     """Every op that has an `expand` rule replaced by that rule's ops, on the op's own line."""
-    while any(n.op.expand is not None for n in graph.nodes):
-        graph = _open_once(graph, lambda n: n.op.expand is not None)
-    return graph
+    return _opened(graph, lambda n: n.op.expand is not None)
 
 
 def open_calls(graph: Graph) -> Graph:
     """Graphs that are held for the sake of their derivatives in place, each op on its line."""
-    def is_call(n: Node) -> bool:
-        return n.op.expand is not None and bool(n.op.graph_attrs)
+    return _opened(graph, lambda n: n.op.expand is not None and bool(n.op.graph_attrs))
 
-    while any(map(is_call, graph.nodes)):
-        graph = _open_once(graph, is_call)
+
+def _opened(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
+    while any(map(chosen, graph.nodes)):
+        graph = _open_once(graph, chosen)
     return graph
 
 

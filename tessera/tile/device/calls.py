@@ -174,7 +174,6 @@ def _run_staged(image: Image, bound: Bound, target: Target, arrays: dict[str, Ar
     staged.copy_back()
     if image.function.result[0] != "tensor":
         return result
-    (made,) = [p.type for p in image.function.params if p.role == "output"]
     tensors = any(isinstance(v, HostTensor) for v in bound.given.values())
-    return result.to_host(made.numeric, tensors)  # type: ignore[union-attr]
+    return result.to_host(tensors)
 

@@ -68,10 +68,9 @@ class Resident(Tensor):
         return {"shape": self._shape, "typestr": self.dtype.numpy.str, "version": 3,
                 "data": (self.memory.pointer, False), "strides": None, "stream": 1}
 
-    def to_host(self, numeric: NumericType, tensors: bool) -> Any:
+    def to_host(self, tensors: bool) -> Any:
         """As a call on host arrays returns it."""
-        array = self.array
-        return Tensor(array, numeric) if tensors or numeric.dtype.packed else array
+        return Tensor(self.array, self.type) if tensors or self.dtype.packed else self.array
 
 
 PLAIN.add(Resident)
