@@ -1,7 +1,12 @@
-"""One seed for the whole run: printed at the top, replayed with `--seed N`."""
+"""The seeds of a run: each test has its own, made from its name and the run's.
+
+The run's seed is 0, so every run gives the same verdict. `--seed random` draws another, which is
+printed at the top; `--seed N` replays it.
+"""
 
 from __future__ import annotations
 
+import random
 import secrets
 import zlib
 from collections.abc import Iterator
@@ -10,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tessera as ts
 from tessera import config as tessera_config
 
 # No deadline: the first example compiles, and the machine may be shared. The examples follow from
@@ -24,16 +30,23 @@ settings.register_profile(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="replay the random inputs of a run")
+    parser.addoption("--seed", default="0", help="of the random inputs: a number, or 'random'")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed, and xdist copies the options
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.seed is None:
-        config.option.seed = secrets.randbelow(2**31)
+    config.option.seed = _run_seed(str(config.option.seed))
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")
+
+
+def _run_seed(text: str) -> int:
+    if text == "random":
+        return secrets.randbelow(2**31)
+    if not text.isdecimal():
+        raise pytest.UsageError(f"--seed takes a whole number or 'random', got {text!r}")
+    return int(text)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -48,12 +61,26 @@ def pytest_terminal_summary(
         terminalreporter.write_line(pytest_report_header(config))
 
 
+def seed_words(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """The run's seed, and this test's name as a number: the same alone and among others."""
+    return int(request.config.option.seed), zlib.crc32(request.node.nodeid.encode())
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of this run's seed and this test's name: the same alone and among others."""
-    seed = request.config.option.seed
-    print(f"rng of this test: rerun with --seed {seed}")  # pytest shows it when the test fails
-    return np.random.default_rng([seed, zlib.crc32(request.node.nodeid.encode())])
+    """A generator of this test's seed."""
+    run, name = seed_words(request)
+    print(f"rng of this test: rerun with --seed {run}")  # pytest shows it when the test fails
+    return np.random.default_rng([run, name])
+
+
+@pytest.fixture(autouse=True)
+def random_state(request: pytest.FixtureRequest) -> None:
+    """What draws without a generator does not depend on the tests that ran before."""
+    run, name = seed_words(request)
+    random.seed(run << 32 | name)
+    np.random.seed([run, name])
+    ts.random.seed(run << 32 | name)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import ast
 import errno
 import json
 import os
-import random as python_random
 import shutil
 import signal
 import subprocess
@@ -526,15 +525,14 @@ while True:
 """
 
 
-def test_a_kill_at_any_moment_loses_nothing_that_was_saved(tmp_path):
+def test_a_kill_at_any_moment_loses_nothing_that_was_saved(tmp_path, rng):
     run, last = tmp_path / "run", 0
-    moments = python_random.Random(time.time_ns())
     for _ in range(6):
         child = subprocess.Popen([sys.executable, "-c", SAVER, str(run)], stdout=subprocess.PIPE,
                                  text=True, cwd=Path(ts.__file__).parents[1])
         assert child.stdout is not None
         began = int(child.stdout.readline().split()[1])
-        time.sleep(moments.uniform(0.0, 0.15))
+        time.sleep(rng.uniform(0.0, 0.15))
         child.send_signal(signal.SIGKILL)
         said = [int(line.split()[1]) for line in child.stdout.read().splitlines()
                 if line.startswith("saved ") and line[6:].isdigit()]

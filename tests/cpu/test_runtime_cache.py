@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tessera import config
@@ -27,7 +28,7 @@ def cache(tmp_path):
 
 
 def entry(size: int = 10, **meta) -> Entry:
-    return Entry(meta, {"code": os.urandom(size), "text": b"abc", "none": b""})
+    return Entry(meta, {"code": np.random.bytes(size), "text": b"abc", "none": b""})
 
 
 def test_what_is_written_is_read(cache, rng):
