@@ -12,16 +12,19 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --editab
 PACKAGING := pyproject.toml setup.cfg requirements.txt
 
 .NOTPARALLEL:
-.PHONY: help train test check bench clean
+.PHONY: help train test test-all check bench clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 train: $(VENV)/run.stamp  ## train a small transformer: make train ARGS="--help"
 	$(BIN)/python examples/train.py $(ARGS)
 
 test: check  ## ruff, mypy and every test this machine can run: ARGS="-k name" selects
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+test-all: check  ## and the slow ones: 72 ranks, exhaustive walks, hundreds of faults; hours
+	TESSERA_SLOW=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
 check: $(VENV)/test.stamp  ## ruff and mypy only
 	$(BIN)/ruff check $(SOURCES)

@@ -27,6 +27,7 @@ from tessera.runtime import (
     graphs,
     launch,
     libcuda,
+    memory_pools,
     module,
     tensormap,
     timing,
@@ -59,6 +60,8 @@ class Driver:
         self.recording: list[Callable[[], Any]] | None = None
         self.graphs: list[list[Callable[[], Any]]] = []
         self.graph_launches = 0
+        self.pool = {libcuda.MEMPOOL_RESERVED: 0, libcuda.MEMPOOL_USED: 0}  # bytes
+        self.trims = 0
 
     # --- streams and events ----------------------------------------------------------------------
     def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
@@ -208,6 +211,18 @@ class Driver:
     def cuMemPoolSetAttribute(self, pool, attribute, value):
         return (0,)
 
+    def cuMemPoolGetAttribute(self, pool, attribute, value):
+        ctypes.c_uint64.from_address(value).value = self.pool[attribute]
+        return (0,)
+
+    def cuMemPoolTrimTo(self, pool, nbytes):
+        self.trims += 1
+        self.pool[libcuda.MEMPOOL_RESERVED] = self.pool[libcuda.MEMPOOL_USED]
+        return (0,)
+
+    def cuMemGetInfo(self):
+        return 0, 1 << 30, 140 << 30
+
     def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
         late = "copies" if stream else "kernels"  # those of the default stream are among kernels
         self._do(stream, lambda: ctypes.memmove(target, source, nbytes), self.late == late)
@@ -269,18 +284,19 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, copies, graphs, launch, module, arrays, tensormap, flags, timing,
-                 recipe, resident, results):
+    for part in (device, buffer, copies, graphs, launch, memory_pools, module, arrays, tensormap,
+                 flags, timing, recipe, resident, results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
     two = device.Device(1, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT + 1)
     monkeypatch.setattr(device, "_devices", {0: one, 1: two})
-    monkeypatch.setattr(buffer, "_spare", {})
+    for table in (memory_pools.SPARE, memory_pools.LIVE):
+        table.clear()
     for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
                        (copies, "_close"), (graphs, "_destroy")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
-    kept = (buffer._copies, buffer._keep_pool, flags.error_flags, flags.printed_lines,
+    kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
             results.numbers)
     for made in kept:
         made.cache_clear()

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ArgumentError
 from . import libcuda
 from .device import Device, check, device, driver, outside_capture
+from .memory_pools import LIVE, SPARE, allocate, keep_freed
 
 DEFAULT = 0  # the stream on which kernels run that were given none
 
@@ -27,10 +28,10 @@ class Buffer:
     __slots__ = ("pointer", "nbytes", "device", "__weakref__")
 
     def __init__(self, nbytes: int, on: Device):
-        with on.current(), outside_capture():
-            made = check(driver().cuMemAlloc(max(nbytes, 1)), f"allocate {nbytes} bytes on {on}")
+        made = allocate(nbytes, on, lambda: driver().cuMemAlloc(max(nbytes, 1)))
         self.pointer, self.nbytes, self.device = made, nbytes, on
-        weakref.finalize(self, _free, self.pointer, on.index).atexit = False
+        LIVE[on.index, made] = nbytes
+        weakref.finalize(self, _free, made, on.index).atexit = False
 
     def load(self, array: np.ndarray) -> None:
         """Copy a contiguous array's bytes to the buffer, behind what was launched before; the
@@ -70,7 +71,7 @@ class PooledBuffer(Buffer):
     __slots__ = ("_spare",)
 
     def __init__(self, nbytes: int, on: Device):
-        self._spare = _spare.setdefault((on.index, nbytes), [])
+        self._spare = SPARE.setdefault((on.index, nbytes), [])
         self.nbytes, self.device = nbytes, on
         try:
             self.pointer = self._spare.pop()
@@ -96,14 +97,11 @@ class Borrowed(Buffer):
 
 
 _SMALL_BYTES, _MOST_SPARE = 1 << 20, 64
-_spare: dict[tuple[int, int], list[int]] = {}  # pointers, by device and bytes
 
 
 def _from_pool(nbytes: int, on: Device) -> int:
-    with on.current(), outside_capture():
-        _keep_pool(on.index)
-        return check(driver().cuMemAllocAsync(max(nbytes, 1), DEFAULT),
-                     f"allocate {nbytes} bytes on {on}")
+    keep_freed(on.index)
+    return allocate(nbytes, on, lambda: driver().cuMemAllocAsync(max(nbytes, 1), DEFAULT))
 
 
 def _to_pool(pointer: int, index: int) -> None:
@@ -111,17 +109,8 @@ def _to_pool(pointer: int, index: int) -> None:
         driver().cuMemFreeAsync(pointer, DEFAULT)  # a lost context has freed it already
 
 
-@functools.cache
-def _keep_pool(index: int) -> None:
-    """Let a device's pool keep freed memory when the device is waited for."""
-    pool = check(driver().cuDeviceGetDefaultMemPool(check(
-        driver().cuDeviceGet(index), "find a device")), "find the memory pool")
-    most = ctypes.c_uint64(2**64 - 1)
-    check(driver().cuMemPoolSetAttribute(pool, libcuda.MEMPOOL_RELEASE_THRESHOLD,
-                                         ctypes.addressof(most)), "set up the memory pool")
-
-
 def _free(pointer: int, index: int) -> None:
+    LIVE.pop((index, pointer), None)
     with device(index).current(), outside_capture():
         driver().cuMemFree(pointer)  # a lost context has freed it already
 

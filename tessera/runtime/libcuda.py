@@ -36,7 +36,7 @@ FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 POINTER_DEVICE_ORDINAL = 9
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
-MEMPOOL_RELEASE_THRESHOLD = 4
+MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED, MEMPOOL_USED = 4, 5, 7
 CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
@@ -149,6 +149,8 @@ Function("cuMemAllocAsync", "*ptr size ptr")
 Function("cuMemFreeAsync", "ptr ptr")
 Function("cuDeviceGetDefaultMemPool", "*ptr int")
 Function("cuMemPoolSetAttribute", "ptr int ptr")
+Function("cuMemPoolGetAttribute", "ptr int ptr")
+Function("cuMemPoolTrimTo", "ptr size")
 Function("cuMemHostAlloc", "*ptr size uint")
 Function("cuMemHostGetDevicePointer_v2", "*ptr ptr uint")
 Function("cuMemFreeHost", "ptr")

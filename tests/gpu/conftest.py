@@ -8,6 +8,24 @@ from pathlib import Path
 
 import pytest
 
+# Several workers share a GPU: JAX would take three quarters of its memory at the first array.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+MOST_KEPT = 2 << 30  # bytes that a worker's pools may keep between tests
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back():
+    """What a test with large arrays has freed is for the other workers too."""
+    yield
+    from tessera.runtime.device import device, has_gpu
+    from tessera.runtime.memory_pools import holders, trim
+
+    if has_gpu():
+        with device().current():
+            held = holders(device())
+        if sum(held.get(who, 0) for who in ("tessera's pool", "CuPy", "torch")) > MOST_KEPT:
+            trim(device())
+
 
 @pytest.fixture(autouse=True)
 def context_survives():

@@ -20,6 +20,7 @@ from mesh.launch import mpirun, needs_mpi
 REHEARSAL = Path(__file__).with_name("rehearsal.py")
 STEPS = 5
 SLOW = pytest.mark.skipif(not os.environ.get("TESSERA_SLOW"), reason="minutes: TESSERA_SLOW=1")
+COMPILER_MB = 100  # Numba and LLVM, in the one rank that compiles while the cache is cold
 FLAGS = ["--steps", str(STEPS), "--sample", "0"]
 SMALL = [f"--{name}={value}" for name, value in {**example.SMALL, "steps": STEPS}.items()]
 MESHES = [
@@ -51,6 +52,7 @@ def test_every_rank_trains_and_ends_well(mesh: str, flags: list[str], tmp_path: 
     losses = json.loads((tmp_path / "out" / "result.json").read_text())["losses"]
     print(f"{mesh}: {run.seconds:.0f} s; peak memory of a rank {peaks[0]} to {peaks[-1]} MB; "
           f"losses {losses[0]:.4f} to {losses[-1]:.4f}")
-    assert len(peaks) == ranks and peaks[-1] < 220 and run.seconds < 240
+    assert len(peaks) == ranks and run.seconds < 240
+    assert peaks[-2] < 220 and peaks[-1] < 220 + COMPILER_MB
     assert len(losses) == STEPS and losses[-1] < losses[0]
     np.testing.assert_allclose(losses, alone(*flags), rtol=1e-5)

@@ -1,0 +1,122 @@
+"""Who holds a GPU's memory, and giving back what is only kept for later.
+
+Pools keep freed memory, so that the next allocation is quick: the driver's, which holds what
+tessera freed, and those of CuPy and torch. Other processes on the GPU cannot use it meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import OutOfMemoryError
+from . import libcuda
+from .device import Device, check, driver, outside_capture
+
+LIVE: dict[tuple[int, int], int] = {}  # bytes by device and pointer, of memory not of the pool
+SPARE: dict[tuple[int, int], list[int]] = {}  # freed pointers of the pool, by device and bytes
+DEFAULT = 0
+
+
+def allocate(nbytes: int, on: Device, call: Callable[[], tuple]) -> int:
+    """The pointer that `call` allocates, tried again after `trim` where there was no memory.
+
+    Raises OutOfMemoryError that says who holds what.
+    """
+    what = f"allocate {nbytes} bytes on {on}"
+    with on.current(), outside_capture():
+        answer = call()
+        if answer[0] == libcuda.OUT_OF_MEMORY:
+            trim(on)
+            answer = call()
+        if answer[0] == libcuda.OUT_OF_MEMORY:
+            raise OutOfMemoryError(f"{what}: {_report(on)}", hint=_hint(on))
+        return check(answer, what)
+
+
+@functools.cache
+def keep_freed(index: int) -> None:
+    """Let a device's pool keep freed memory when the device is waited for."""
+    most = ctypes.c_uint64(2**64 - 1)
+    check(driver().cuMemPoolSetAttribute(_pool(index), libcuda.MEMPOOL_RELEASE_THRESHOLD,
+                                         ctypes.addressof(most)), "set up the memory pool")
+
+
+def trim(on: Device) -> None:
+    """Give back what the pools of this process keep: tessera's, CuPy's, torch's; first the arrays
+    that only cycles of references keep."""
+    gc.collect()
+    library = driver()
+    with on.current(), outside_capture():
+        for (index, _), spare in SPARE.items():
+            while index == on.index and spare:
+                library.cuMemFreeAsync(spare.pop(), DEFAULT)
+        library.cuStreamSynchronize(DEFAULT)  # frees are done in the stream's order
+        library.cuMemPoolTrimTo(_pool(on.index), 0)
+        if (cupy := sys.modules.get("cupy")) is not None:
+            with cupy.cuda.Device(on.index):
+                cupy.get_default_memory_pool().free_all_blocks()
+        if (cuda := _torch_cuda()) is not None:
+            with cuda.device(on.index):
+                cuda.empty_cache()
+
+
+def holders(on: Device) -> dict[str, int]:
+    """Bytes by who holds them: what is in use by tessera, what its pool keeps, the pools of CuPy
+    and torch with what they keep, everything else (other processes, contexts, code), and free."""
+    free, total = check(driver().cuMemGetInfo(), "ask for free memory")
+    used = _pool_bytes(on.index, libcuda.MEMPOOL_USED)
+    spare = sum(n * len(pointers) for (index, n), pointers in SPARE.items() if index == on.index)
+    live = sum(n for (index, _), n in list(LIVE.items()) if index == on.index)
+    held = {"tessera": live + used - spare,
+            "tessera's pool": _pool_bytes(on.index, libcuda.MEMPOOL_RESERVED) - used + spare}
+    if (cupy := sys.modules.get("cupy")) is not None:
+        with cupy.cuda.Device(on.index):
+            held["CuPy"] = cupy.get_default_memory_pool().total_bytes()
+    if (cuda := _torch_cuda()) is not None:
+        held["torch"] = cuda.memory_reserved(on.index)
+    held["others"] = max(total - free - sum(held.values()), 0)
+    return {**held, "free": free}
+
+
+def _report(on: Device) -> str:
+    held = holders(on)
+    total = sum(held.values())
+    parts = [f"{who} {_size(n)}" for who, n in held.items() if n and who != "free"]
+    return f"{_size(held['free'])} of {_size(total)} are free; held by " + ", ".join(parts)
+
+
+def _hint(on: Device) -> str:
+    held = holders(on)
+    most = max((n, who) for who, n in held.items() if who != "free")[1]
+    if most == "others":
+        return "others are processes that nvidia-smi lists, and JAX in this one, which takes " \
+               "three quarters of a GPU unless XLA_PYTHON_CLIENT_PREALLOCATE=false"
+    return "drop arrays that are not needed, or use a smaller problem; ts.checkpoint keeps less " \
+           "of a forward pass"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def _pool(index: int) -> int:
+    return check(driver().cuDeviceGetDefaultMemPool(check(
+        driver().cuDeviceGet(index), "find a device")), "find the memory pool")
+
+
+def _pool_bytes(index: int, attribute: int) -> int:
+    value = ctypes.c_uint64()
+    check(driver().cuMemPoolGetAttribute(_pool(index), attribute, ctypes.addressof(value)),
+          "ask the memory pool")
+    return value.value
+
+
+def _torch_cuda() -> Any:
+    """torch.cuda where it is in use: asking it otherwise would start it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
