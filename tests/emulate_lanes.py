@@ -11,6 +11,7 @@ blocks (emulate_ptx, tile_emulator), which need control flow that all threads sh
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import threading
 from collections.abc import Iterator
@@ -20,9 +21,15 @@ from typing import Any
 import numpy as np
 
 import emulate_ptx
+import tile_gpu
 from emulate_ptx import KINDS, NOBODY, Builder, body_of, namespace
 from tessera.numerics import decode, encode, find_dtype
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.compile import emit
 from tessera.tile.cuda.instruction import Form, Instruction, Operation
+from tessera.tile.launch import extent
+from tessera.tile.launch import run as interpret
+from tessera.tile.types import Tensor
 
 WARP = 32
 TOGETHER = re.compile(r"(shfl|vote|redux|sync_threads|sync_warp)")
@@ -296,4 +303,25 @@ def _value(p: Any, pointers: dict[str, int], values: dict[str, Any], grid: tuple
     return emulate_ptx._value(p, pointers, values, grid)
 
 
-__all__ = ["NOBODY", "run"]
+def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
+            target: str = "sm_80") -> None:
+    """Asserts that interpreter and emulated lanes leave the same arrays."""
+    bound, function, chosen, count, grid, schedule = tile_gpu.prepare(
+        kernel, copy.deepcopy(args), {}, groups, lanes)
+    _, emitted = emit(function, count, parse_target(target), tile_gpu.facts_of(function, bound),
+                      False, schedule)
+    arrays = {p.value.name: np.array(bound.values[p.value.name].flat) for p in function.params
+              if isinstance(p.type, Tensor)}
+    values: dict[Any, Any] = {p.name: extent(p.name, bound) for p in emitted.parameters
+                              if p.kind == "dim"}
+    values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]
+               for p in emitted.parameters if p.kind == "scalar"}
+    values |= {(p.name, p.axis): 0 for p in emitted.parameters if p.kind == "seed"}
+    run(emitted, count, grid, arrays, values)
+    interpret(function, bound, chosen, count, kernel.__name__)
+    for name, got in arrays.items():
+        memory = bound.values[name]
+        tile_gpu.same(*(decode(x, memory.numeric.dtype) for x in (got, memory.flat)), 0, 0, name)
+
+
+__all__ = ["NOBODY", "compare", "run"]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from tessera.numerics import DType, bool_, f32, i32, i64
 from tessera.tile.affine import Forms
 from tessera.tile.errors import RuleError, Site, TileError
-from tessera.tile.handles import Handle, NeedConstants, Row, Undefined, describe, is_number
+from tessera.tile.handles import Handle, NeedConstants, Row, Traced, Undefined, describe, is_number
 from tessera.tile.ir import Const, Def, Names, Node, Op, Operand, Value
 from tessera.tile.ops.registry import OPS
 from tessera.tile.ops.rules import promote
@@ -127,10 +127,9 @@ class Emitter:
         if not any(isinstance(x, Handle | Row | Undefined) for x in xs):
             return self.fold(name, xs)
         xs = [self.value_of(x) for x in xs]
-        if name in LOGICAL:
-            xs = [self.truth(x) for x in xs]
-            return self.emit(name, xs, hint)
         xs = self.align(xs)
+        if name in LOGICAL:
+            return self.shaped(self.emit(name, [self.truth(x) for x in xs], hint), xs)
         if name == "div" and self.promoted(xs, name).kind != "float":
             xs = [self.cast(x, f32) if isinstance(x, Handle) else float(x) for x in xs]
         if name in UNIT and isinstance(xs[0], Handle) and xs[1] == UNIT[name] and (
@@ -171,9 +170,17 @@ class Emitter:
                   "numbers, scalars and tiles can")
 
     def truth(self, x: Any) -> Any:
-        if isinstance(x, Handle) and x.type.dtype is not bool_:
-            return self.arithmetic("ne", [x, 0])
-        return x if isinstance(x, Handle) else bool(x)
+        """Whether a number, or each element of a tile, is not 0."""
+        if not isinstance(x, Traced):
+            return bool(x)
+        x = self.value_of(x)
+        return x if x.type.dtype is bool_ else self.arithmetic("ne", [x, 0])
+
+    def decided(self, x: Any, said: str, hint: str | None = None) -> Any:
+        """The truth of what control depends on: a bool, or a scalar. A tile has no one truth."""
+        if isinstance(x, Handle) and isinstance(x.type, Tile):
+            self.fail(f"{said} on {describe(x)}: its elements may differ", hint)
+        return self.truth(x)
 
     def align(self, xs: Sequence[Any]) -> list[Any]:
         """A rank-1 tile beside a rank-2 tile is a row statistic: it becomes a column."""

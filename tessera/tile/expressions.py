@@ -5,21 +5,28 @@ from __future__ import annotations
 import ast
 import builtins
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 from tessera.errors import did_you_mean
 from tessera.tile.errors import TileError
-from tessera.tile.handles import Handle, Row, Undefined, is_number
+from tessera.tile.handles import Handle, Row, Traced, Undefined, describe, is_bool, is_number
 from tessera.tile.indexing import Indexing
+from tessera.tile.ir import If, Op
 from tessera.tile.ops.registry import OPS
 from tessera.tile.types import Scalar, Tensor, Tile, space_of
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div",
           ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "bitand",
           ast.BitOr: "bitor", ast.BitXor: "bitxor", ast.LShift: "shl", ast.RShift: "shr"}
+LOGICAL = {"bitand": "and", "bitor": "or", "bitxor": "ne"}  # what they are on bools
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
-UNARY = {ast.USub: "neg", ast.Invert: "bitnot", ast.Not: "not"}
+OPERATOR = {ast.And: "and", ast.Or: "or"}
+WHERE = "decide element by element: ts.tile.where(c, x, y)"
+EACH = {"and": "element by element: (a) & (b), or ts.tile.where(c, x, y)",
+        "or": "element by element: (a) | (b), or ts.tile.where(c, x, y)"}
 OUTSIDE = {
     "Lambda": "a lambda: define a function with def and call it",
     "ListComp": "a comprehension over run-time values",
@@ -75,7 +82,11 @@ class Expressions(Indexing):
         before, out = dict(self.env), []
         for item in items:
             self.env[gen.target.id] = item
-            if all(self.expr(c) for c in gen.ifs):
+            kept = [self.decided(self.condition(c), "the if of a comprehension") for c in gen.ifs]
+            if any(isinstance(k, Handle) for k in kept):
+                self.fail("the if of a comprehension on a run-time value",
+                          "what is in a list is decided at compile time")
+            if all(kept):
                 out.append(self.expr(e.elt))
         self.env = before
         return self.stack_buffers(out)
@@ -113,6 +124,8 @@ class Expressions(Indexing):
             return self.power(x, y)
         if isinstance(x, tuple | list | str) and isinstance(y, tuple | list | str | int):
             return self.fold(name, (x, y))
+        if name in LOGICAL and is_bool(x) and is_bool(y):
+            return self.arithmetic(LOGICAL[name], (x, y), hint)
         if name == "div":
             return self.divide(x, y)
         return self.arithmetic(name, (x, y), hint)
@@ -140,21 +153,25 @@ class Expressions(Indexing):
         return self.arithmetic("pow", (x, n))
 
     def get_UnaryOp(self, e: ast.UnaryOp) -> Any:
+        if isinstance(e.op, ast.Not):
+            x = self.decided(self.condition(e.operand), "a 'not'", "element by element: ~t")
+            return self.arithmetic("not", (x,)) if isinstance(x, Handle) else not x
         x = self.expr(e.operand)
-        if isinstance(e.op, ast.UAdd):
-            return x
-        if isinstance(e.op, ast.Not) and not isinstance(x, Handle):
-            return not x
-        return self.arithmetic(UNARY[type(e.op)], (x,))
+        if isinstance(e.op, ast.Invert):
+            return self.arithmetic("not" if is_bool(x) else "bitnot", (x,))
+        return x if isinstance(e.op, ast.UAdd) else self.arithmetic("neg", (x,))
 
     def get_Compare(self, e: ast.Compare) -> Any:
-        left, out = self.expr(e.left), None
-        for op, comparator in zip(e.ops, e.comparators, strict=True):
-            right = self.expr(comparator)
-            test = self.compare(op, left, right)
-            out = test if out is None else self.logic("and", out, test)
-            left = right
-        return out
+        """a < b < c is a < b and b < c: b is evaluated once, c only where a < b."""
+        left = self.expr(e.left)
+
+        def test(op: ast.cmpop, comparator: ast.expr) -> Any:
+            nonlocal left
+            before, left = left, self.expr(comparator)
+            return self.compare(op, before, left)
+
+        tests = [partial(test, op, c) for op, c in zip(e.ops, e.comparators, strict=True)]
+        return self.chain("and", tests, "a chained comparison")
 
     def compare(self, op: ast.cmpop, x: Any, y: Any) -> Any:
         if type(op) in COMPARE and any(isinstance(v, Handle | Row | Undefined) for v in (x, y)):
@@ -169,38 +186,80 @@ class Expressions(Indexing):
             return (x in y) == isinstance(op, ast.In)
         return self.fold(COMPARE[type(op)], (x, y))
 
+    # --- truth --------------------------------------------------------------------------------
     def get_BoolOp(self, e: ast.BoolOp) -> Any:
-        """Compile-time operands decide early, as in Python; run-time ones are all evaluated."""
-        name = "and" if isinstance(e.op, ast.And) else "or"
-        out = self.expr(e.values[0])
-        for value in e.values[1:]:
-            if not isinstance(out, Handle) and bool(out) == (name == "or"):
-                return out
-            out = self.logic(name, out, self.expr(value))
+        """As in Python: the value of the operand that decided."""
+        return self.chain(OPERATOR[type(e.op)], [partial(self.expr, x) for x in e.values],
+                          f"an '{OPERATOR[type(e.op)]}'")
+
+    def condition(self, e: ast.expr) -> Any:
+        """An expression of which only the truth is asked: the operands of its `and` and `or` may
+        differ in type."""
+        if not isinstance(e, ast.BoolOp):
+            return self.expr(e)
+        name, (outer, self.node) = OPERATOR[type(e.op)], (self.node, e)
+        said = f"an '{name}'"
+
+        def truth(x: ast.expr) -> Any:
+            return self.decided(self.condition(x), said, EACH[name])
+
+        out = self.chain(name, [partial(truth, x) for x in e.values], said)
+        self.node = outer
         return out
 
-    def logic(self, name: str, x: Any, y: Any) -> Any:
-        """x and y / x or y where one is known: no op."""
-        for known, other in ((x, y), (y, x)):
-            if not isinstance(known, Handle) and isinstance(other, Handle):
-                return self.truth(other) if bool(known) == (name == "and") else bool(known)
+    def chain(self, name: str, operands: Sequence[Callable[[], Any]], said: str) -> Any:
+        """x and y and ..., x or y or ...: an operand is evaluated only where those before it leave
+        the answer open."""
+        x = operands[0]()
+        if len(operands) == 1:
+            return x
+        test = self.decided(x, said, EACH[name])
+        if not isinstance(test, Handle):
+            return x if test == (name == "or") else self.chain(name, operands[1:], said)
+        found: list[Any] = []
+
+        def rest() -> Any:
+            y = self.chain(name, operands[1:], said)
+            if isinstance(y, Handle) and isinstance(y.type, Tile):
+                self.fail(f"{said} that gives {describe(y)} or not", EACH[name])
+            found.append(y)
+            if is_bool(y) and not is_bool(x):  # True is 1
+                return self.cast(y, x.type.dtype) if isinstance(y, Handle) else int(y)
+            return y
+
+        def settled() -> Any:
+            """The value where the rest is not asked: x, whose truth is known there."""
+            truth = name == "or"
+            return x if not is_bool(x) else truth if is_bool(found[0]) else int(truth)
+
+        open_ = test if name == "and" else self.arithmetic("not", (test,))
+        out = self.choice(open_, rest, settled)
+        return self.without_branch(name, x, found[0], out) if is_bool(x) else out
+
+    def without_branch(self, name: str, x: Any, y: Any, out: Any) -> Any:
+        """`x and y` whose branch was just made: a y that is known, or cannot fail, needs none."""
+        made = self.block[-1]
+        if not is_bool(y) or not isinstance(made, If) or len(made.outs) != 1 or made.orelse:
+            return out
+        if not isinstance(y, Handle):  # the branch stays for what y's evaluation does
+            return x if y == (name == "and") else y
+        if not all(isinstance(n, Op) and OPS[n.name].total and all(
+                d.type.dtype.kind != "float" for d in n.outs) for n in made.then):
+            return out
+        self.block[-1:] = made.then
+        self.names.taken.discard(made.outs[0].value.name)
         return self.arithmetic(name, (x, y))
 
     def get_IfExp(self, e: ast.IfExp) -> Any:
-        test = self.expr(e.test)
+        test = self.decided(self.condition(e.test), "an if", WHERE)
         if not isinstance(test, Handle):
             return self.expr(e.body if test else e.orelse)
-        name = "__choice"
-        def assign(value: ast.expr) -> list[ast.stmt]:
-            made = ast.Assign([ast.Name(name, ast.Store())], value)
-            return [ast.fix_missing_locations(ast.copy_location(made, e))]
-
-        self.if_run_time(test, assign(e.body), assign(e.orelse))
-        return self.env.pop(name)
+        return self.choice(test, partial(self.expr, e.body), partial(self.expr, e.orelse))
 
     @abstractmethod
-    def if_run_time(self, test: Any, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
-        """A branch at run time: the next class does."""
+    def choice(self, test: Handle, then: Callable[[], Any], orelse: Callable[[], Any]) -> Any:
+        """What `then` gives where a condition holds, elsewhere what `orelse` gives; each is
+        evaluated only there. The next class does."""
 
     def get_JoinedStr(self, e: ast.JoinedStr) -> Any:
         parts = []
@@ -267,7 +326,7 @@ class Expressions(Indexing):
         """A call of an op or function: the next class does."""
 
 
-class FText:
+class FText(Traced):
     """An f-string with run-time parts."""
 
     def __init__(self, parts: tuple):

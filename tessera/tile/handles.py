@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import SourceLine
+from tessera.numerics import bool_
 from tessera.tile.ir import Value
-from tessera.tile.types import Type
+from tessera.tile.types import Scalar, Tile, Type
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +21,13 @@ class Edge:
     inside: bool = False
 
 
+class Traced:
+    """What stands for something of run time: it has no truth of its own while a kernel is
+    traced."""
+
+
 @dataclass(frozen=True, eq=False)
-class Handle:
+class Handle(Traced):
     """A value of the IR. edges: per axis of a tile an Edge, or None where it lies inside.
 
     hidden: grid axes that stand for the leading extents of a tensor (composite dims).
@@ -34,7 +40,7 @@ class Handle:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class Row(Traced):
     """A tensor or buffer indexed by fewer numbers than it has axes: the rest are whole."""
 
     base: Handle
@@ -42,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class Region(Traced):
     """A part of a tensor or buffer whose extents need not be constants: x[:, a:b] where an op
     chooses along an axis."""
 
@@ -51,7 +57,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Undefined:
+class Undefined(Traced):
     """A name that has no value on some path: reading it is an error that says why."""
 
     why: str
@@ -78,6 +84,13 @@ Number = int | float | bool
 
 def is_number(x: Any) -> bool:
     return isinstance(x, int | float)
+
+
+def is_bool(x: Any) -> bool:
+    """Whether x is True, False, or a scalar or tile of bools."""
+    if isinstance(x, Handle):
+        return isinstance(x.type, Scalar | Tile) and x.type.dtype is bool_
+    return isinstance(x, bool)
 
 
 def describe(x: Any) -> str:

@@ -45,10 +45,10 @@ class Loops(Statements):
             inits = [self.converted(c.init, c.type, self.block) for c in carried]
             defs = self.enter(carried)
             outer, self.block = self.block, []
-            cond = self.expr(test)
+            cond = self.decided(self.condition(test), "a while",
+                                "loop on one number: while ts.tile.reduce_min(t) < 10.0")
             if not isinstance(cond, Handle):
-                cond = self.emit("constant", [], dtype=self.literal(True).dtype, value=bool(cond))
-            cond = self.truth(cond)
+                cond = self.emit("constant", [], dtype=self.literal(True).dtype, value=cond)
             tested, self.block = self.block, []
             lane = not self.is_uniform(cond)
             self.turn(body, lane)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import i64
-from tessera.tile.handles import Handle, describe, is_number
+from tessera.tile.handles import Handle, Traced, describe, is_number
 from tessera.tile.ir import For, Op, walk
 from tessera.tile.loops import Loops, resets
 from tessera.tile.ops.registry import OPS
@@ -17,7 +17,7 @@ from tessera.tile.types import Buffer, Tile
 
 
 @dataclass(frozen=True, eq=False)
-class Range:
+class Range(Traced):
     """What ts.tile.range(...) or range(...) stands for in a `for`."""
 
     lo: Any

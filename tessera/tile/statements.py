@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tessera.numerics import f32, i32
 from tessera.tile.calls import Calls
-from tessera.tile.expressions import BINARY
-from tessera.tile.handles import Handle, Row, Undefined, Unset, describe, is_number
+from tessera.tile.expressions import BINARY, WHERE
+from tessera.tile.handles import Handle, Row, Traced, Undefined, Unset, describe, is_number
 from tessera.tile.indexing import Part
 from tessera.tile.ir import Def, If, Node, Op, Operand
 from tessera.tile.ops.registry import OPS
@@ -26,6 +28,7 @@ REFUSED = {
     "AsyncFor": "async for", "AsyncWith": "async with", "AsyncFunctionDef": "an async function",
     "TryStar": "try: errors cannot be caught inside a kernel",
 }
+CHOICE = "__choice"  # the name of a ternary's value, and of `and` and `or`, while it is traced
 
 
 class Statements(Calls):
@@ -52,9 +55,9 @@ class Statements(Calls):
             self.expr(s.value)
 
     def do_Assert(self, s: ast.Assert) -> None:
-        test = self.expr(s.test)
+        test = self.condition(s.test)
         message = self.expr(s.msg) if s.msg else ast.unparse(s.test)
-        if not isinstance(test, Handle):
+        if not isinstance(test, Traced):
             if not test:
                 self.fail(f"assertion fails at compile time: {message}", code="E_KERNEL_ASSERT")
             return
@@ -210,33 +213,37 @@ class Statements(Calls):
 
     # --- branches -----------------------------------------------------------------------------
     def do_If(self, s: ast.If) -> None:
-        test = self.expr(s.test)
+        test = self.decided(self.condition(s.test), "an if", WHERE)
         if not isinstance(test, Handle):
             self.statements(s.body if test else s.orelse)
             return
-        self.if_run_time(test, s.body, s.orelse)
+        self.branch(test, partial(self.statements, s.body), partial(self.statements, s.orelse))
 
-    def if_run_time(self, test: Handle, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
-        if not isinstance(test.type, Scalar):
-            self.fail(f"an if on {describe(test)}",
-                      "decide element by element: ts.tile.where(c, x, y)")
-        test = self.truth(test)
+    def branch(self, test: Handle, then: Callable[[], None], orelse: Callable[[], None]) -> None:
+        """An If: what each of the two traces, and the names that they change as its results."""
         lane = not self.is_uniform(test)
         before = dict(self.env)
         self.divergent += lane
-        then_nodes, then = self.region(body)
+        then_nodes, then_env = self.region(then)
         self.env = dict(before)
-        else_nodes, orelse_env = self.region(orelse)
+        else_nodes, else_env = self.region(orelse)
         self.divergent -= lane
         self.env = before
-        self.merge(test, lane, (then_nodes, then), (else_nodes, orelse_env))
+        self.merge(test, lane, (then_nodes, then_env), (else_nodes, else_env))
 
-    def region(self, body: list[ast.stmt]) -> tuple[list[Node], dict[str, Any]]:
+    def region(self, walk: Callable[[], None]) -> tuple[list[Node], dict[str, Any]]:
         """The nodes of a branch and the names after it."""
         outer, self.block = self.block, []
-        self.statements(body)
+        walk()
         inner, self.block = self.block, outer
         return inner, dict(self.env)
+
+    def choice(self, test: Handle, then: Callable[[], Any], orelse: Callable[[], Any]) -> Any:
+        def put(value: Callable[[], Any]) -> None:
+            self.env[CHOICE] = value()
+
+        self.branch(test, partial(put, then), partial(put, orelse))
+        return self.env.pop(CHOICE)
 
     def merge(self, test: Handle, lane: bool, then: tuple, orelse: tuple) -> None:
         """Names that the branches changed become results of the If."""
@@ -278,7 +285,7 @@ class Statements(Calls):
         """The one type for a name with two values; literals adapt. Errors name both types."""
         for x in (a, b):
             if not isinstance(x, Handle | Unset) and not is_number(x):
-                self.fail(f"{name!r}: {said} {describe(a)} and {describe(b)}",
+                self.fail(f"{self.spelled(name)}: {said} {describe(a)} and {describe(b)}",
                           "only numbers, scalars and tiles may differ at run time")
         if isinstance(a, Unset) or isinstance(b, Unset):
             known = b if isinstance(a, Unset) else a
@@ -286,12 +293,12 @@ class Statements(Calls):
         ta, tb = self.type_of(a), self.type_of(b)
         for t in (ta, tb):
             if not isinstance(t, Scalar | Tile):
-                self.fail(f"{name!r}: {said} different places in memory, {ta} and {tb}",
+                self.fail(f"{self.spelled(name)}: {said} different places in memory, {ta} and {tb}",
                           "index a list of buffers by a stage number instead")
         joined = self.joined(a, b, ta, tb)
         if joined is None:
             wa, wb = self.made_at(a), self.made_at(b)
-            self.fail(f"{name!r} changes its type: {said} {ta} and {tb}",
+            self.fail(f"{self.spelled(name)} changes its type: {said} {ta} and {tb}",
                       "give it one type: cast with ts.tile.cast(x, dtype), or use another name",
                       code="E_TYPE_CHANGE",
                       also=tuple((str(t), w) for t, w in ((ta, wa), (tb, wb)) if w is not None))
@@ -301,9 +308,14 @@ class Statements(Calls):
         if not lane:
             return t
         if isinstance(t, Tile):
-            self.fail(f"the tile {name!r} is assigned where control depends on the lane",
+            said = self.spelled(name)
+            self.fail(f"the tile {said} is assigned where control depends on the lane",
                       "a tile belongs to the whole group: use ts.tile.where")
         return Scalar(t.dtype, uniform=False)
+
+    def spelled(self, name: str) -> str:
+        """A name for a message; what a ternary, `and` or `or` gives has its text."""
+        return repr(ast.unparse(self.node) if name == CHOICE else name)
 
     def made_at(self, x: Any) -> Any:
         made = self.defined_by.get(x.value) if isinstance(x, Handle) else None

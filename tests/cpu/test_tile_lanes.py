@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 
 import emulate_lanes
 import tessera as ts
-import tile_gpu
 from kernels.build import build
-from tessera.numerics import decode
-from tessera.runtime.target import parse_target
-from tessera.tile.cuda.compile import emit
 from tessera.tile.cuda.emit import simt
 from tessera.tile.cuda.emit.swizzles import Panel
-from tessera.tile.launch import extent
-from tessera.tile.launch import run as interpret
 from tessera.tile.layout import SharedLayout
-from tessera.tile.types import Tensor
 
 
 def agree(source: str, *args, groups: int = 2, lanes: int = 45, target: str = "sm_80") -> None:
-    kernel = build(source)["k"]
-    bound, function, chosen, count, grid, schedule = tile_gpu.prepare(
-        kernel, copy.deepcopy(args), {}, groups, lanes)
-    _, emitted = emit(function, count, parse_target(target), tile_gpu.facts_of(function, bound),
-                      False, schedule)
-    arrays = {p.value.name: np.array(bound.values[p.value.name].flat) for p in function.params
-              if isinstance(p.type, Tensor)}
-    values = {p.name: extent(p.name, bound) for p in emitted.parameters if p.kind == "dim"}
-    values |= {(p.name, p.axis): 0 for p in emitted.parameters if p.kind == "seed"}
-    emulate_lanes.run(emitted, count, grid, arrays, values)
-    interpret(function, bound, chosen, count, kernel.__name__)
-    for name, got in arrays.items():
-        memory = bound.values[name]
-        tile_gpu.same(*(decode(x, memory.numeric.dtype) for x in (got, memory.flat)), 0, 0, name)
+    emulate_lanes.compare(build(source)["k"], *args, groups=groups, lanes=lanes, target=target)
 
 
 def whole(rng, n: int = 90, dtype=np.float32):

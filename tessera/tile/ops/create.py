@@ -46,7 +46,8 @@ def _tile_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return Tile(attrs["dtype"], attrs["shape"])
 
 
-@declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype", "value"), public=False)
+@declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype", "value"), public=False,
+         total=True)
 def constant(dtype: Any, value: Any) -> Any:
     """A number."""
     return np.array([[value]], array_dtype(dtype))

@@ -26,54 +26,57 @@ def _one(rng: Any) -> tuple:
 
 
 def _binary(name: str, doc: str, f: Any, rule: Any = rules.elementwise, public: bool = False,
-            samples: tuple = (_pair,)) -> Any:
+            samples: tuple = (_pair,), total: bool = False) -> Any:
     def meaning(x: Any, y: Any) -> Any:
         return f(x, y)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=samples)(meaning)
+    return declare(rule=rule, name=name, public=public, samples=samples, total=total)(meaning)
 
 
-def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True) -> Any:
+def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True,
+           total: bool = False) -> Any:
     def meaning(x: Any) -> Any:
         return f(x)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=(_one,))(meaning)
+    return declare(rule=rule, name=name, public=public, samples=(_one,), total=total)(meaning)
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.floor(x / y) if x.dtype.kind == "f" else np.floor_divide(x, y)
 
 
-_binary("add", "x + y", lambda x, y: x + y)
-_binary("sub", "x - y", lambda x, y: x - y)
-_binary("mul", "x * y", lambda x, y: x * y)
+_binary("add", "x + y", lambda x, y: x + y, total=True)
+_binary("sub", "x - y", lambda x, y: x - y, total=True)
+_binary("mul", "x * y", lambda x, y: x * y, total=True)
 _binary("div", "x / y of floats", lambda x, y: x / y, rules.floats)
 _binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,))
 _binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,))
 _binary("pow", "x ** y", lambda x, y: np.power(x, y))
-_binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True)
-_binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True)
+_binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True,
+        total=True)
+_binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True,
+        total=True)
 _binary("atan2", "The angle of the point (y, x).", np.arctan2, rules.floats, public=True)
-_binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,))
-_binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,))
-_binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,))
+_binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,), total=True)
+_binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,), total=True)
+_binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,), total=True)
 _binary("shl", "x << y", np.left_shift, rules.integers, samples=(_ints,))
 _binary("shr", "x >> y, keeping the sign", np.right_shift, rules.integers, samples=(_ints,))
-_binary("lt", "x < y", np.less, rules.comparison)
-_binary("le", "x <= y", np.less_equal, rules.comparison)
-_binary("gt", "x > y", np.greater, rules.comparison)
-_binary("ge", "x >= y", np.greater_equal, rules.comparison)
-_binary("eq", "x == y", np.equal, rules.comparison)
-_binary("ne", "x != y", np.not_equal, rules.comparison)
-_binary("and", "x and y, both evaluated", np.logical_and, rules.logical)
-_binary("or", "x or y, both evaluated", np.logical_or, rules.logical)
+_binary("lt", "x < y", np.less, rules.comparison, total=True)
+_binary("le", "x <= y", np.less_equal, rules.comparison, total=True)
+_binary("gt", "x > y", np.greater, rules.comparison, total=True)
+_binary("ge", "x >= y", np.greater_equal, rules.comparison, total=True)
+_binary("eq", "x == y", np.equal, rules.comparison, total=True)
+_binary("ne", "x != y", np.not_equal, rules.comparison, total=True)
+_binary("and", "x and y of bools", np.logical_and, rules.logical, total=True)
+_binary("or", "x or y of bools", np.logical_or, rules.logical, total=True)
 
-_unary("neg", "-x", np.negative, rules.elementwise, public=False)
-_unary("not", "not x", np.logical_not, rules.logical, public=False)
-_unary("bitnot", "~x", np.invert, rules.integers, public=False)
-_unary("abs", "|x|", np.abs, rules.elementwise)
+_unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True)
+_unary("not", "not x", np.logical_not, rules.logical, public=False, total=True)
+_unary("bitnot", "~x", np.invert, rules.integers, public=False, total=True)
+_unary("abs", "|x|", np.abs, rules.elementwise, total=True)
 _unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp)
 _unary("exp2", "2^x", np.exp2)
 _unary("expm1", "e^x - 1, exact near 0", np.expm1)
@@ -135,7 +138,7 @@ def fma(x: Any, y: Any, z: Any) -> Any:
     return wide.astype(x.dtype)
 
 
-@declare(rule=lambda types, attrs: _where_rule(types),
+@declare(rule=lambda types, attrs: _where_rule(types), total=True,
          samples=(lambda rng: (rng.random((6, 5)) < 0.5, *rng.standard_normal((2, 6, 5))),))
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where the condition holds, else y; both are evaluated."""
@@ -157,7 +160,7 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
     return Scalar(dtype, t.uniform) if isinstance(t, Scalar) else Tile(dtype, t.shape)
 
 
-@declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False)
+@declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False, total=True)
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
     from tessera.tile.values import convert as to

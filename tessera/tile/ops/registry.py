@@ -30,6 +30,8 @@ class TileOp:
     lower      (tracer, *args, **kwargs) -> value, when a call is not simply one op
     effect     one of EFFECTS: what may not be removed, merged or moved over it
     group      all lanes of the group must arrive together
+    total      gives a value for any operands and touches nothing else: may be computed where its
+               result is not asked for
     public     whether kernels call it by name (ts.tile.name)
     eager      what a call outside of kernels does
     samples    functions of a generator that give arguments, for tests and docs
@@ -48,6 +50,7 @@ class TileOp:
     lower: Callable | None = None
     effect: str = "pure"
     group: bool = False
+    total: bool = False
     public: bool = True
     eager: Callable | None = None
     samples: tuple[Callable, ...] = ()
@@ -94,7 +97,8 @@ class TileOp:
 def declare(
     *, rule: Callable | None = None, attrs: tuple[str, ...] = (), name: str | None = None,
     run: bool = False, lower: Callable | None = None, effect: str = "pure", group: bool = False,
-    public: bool = True, eager: Callable | None = None, samples: tuple[Callable, ...] = (),
+    total: bool = False, public: bool = True, eager: Callable | None = None,
+    samples: tuple[Callable, ...] = (),
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -108,8 +112,8 @@ def declare(
             inspect.getdoc(meaning) or "",
             tuple(p.name for p in parameters if p.name not in attrs), attrs,
             {p.name: p.default for p in parameters if p.default is not p.empty},
-            rule, None if run else meaning, meaning if run else None, lower, effect, group, public,
-            eager, samples,
+            rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
+            public, eager, samples,
         )
 
     return make
