@@ -267,6 +267,8 @@ Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled ke
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
+Setting("poison", "TESSERA_POISON", BOOL, False,
+        "compiled graphs fill memory that nothing may read any more with NaN: it checks the plans")
 Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
 Setting("comm_timeout", "TESSERA_COMM_TIMEOUT", integer(0), 45,
         "seconds a rank of a mesh waits for another before all stop; 0 waits forever")

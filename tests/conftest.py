@@ -6,6 +6,7 @@ printed at the top; `--seed N` replays it.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import zlib
@@ -39,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")
+    # Memory that nothing should read is NaN in every graph that a test compiles.
+    os.environ.setdefault("TESSERA_POISON", "1")
 
 
 def _run_seed(text: str) -> int:

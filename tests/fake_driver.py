@@ -248,7 +248,7 @@ class Driver:
         return 0, 0
 
     def cuMemsetD8Async(self, pointer, byte, nbytes, stream):
-        ctypes.memset(pointer, byte, nbytes)
+        self._do(stream, lambda: ctypes.memset(pointer, byte, nbytes), self.late == "kernels")
         return (0,)
 
     def cuMemHostAlloc(self, nbytes, flags):

@@ -69,13 +69,6 @@ def run_graph(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return kept["executable"].run(arrays)
 
 
-def own(results: Sequence[np.ndarray], operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Results of an op, none of which may lie in an operand's memory."""
-    return tuple(
-        r.copy() if any(np.may_share_memory(r, a) for a in operands) else r for r in results
-    )
-
-
 def check_inputs(graph: Graph, given: Sequence[Aval]) -> tuple[Aval, ...]:
     """The types of a held graph's outputs. Raises GraphError unless it takes `given`."""
     want = tuple(v.aval for v in graph.inputs)

@@ -18,9 +18,10 @@ import numpy as np
 from ..errors import ArgumentError, did_you_mean
 from ..graph import tree
 from ..graph.decorator import Decorator
+from ..graph.execute import own
 from ..graph.expand import inline
 from ..graph.ir import Graph, Node
-from ..graph.op import OPS, Arg, Aval, Op, Sample, sample
+from ..graph.op import OPS, VIEW, Arg, Aval, Op, Sample, sample
 from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
@@ -34,7 +35,6 @@ from .bodies import (
     check_inputs,
     close_graph,
     is_float,
-    own,
     run_graph,
     trace_body,
 )
@@ -155,7 +155,7 @@ SAVED = Op(
     batch=lambda size, batched, x, place: (apply(SAVED, x, place=place), True),
     axes="...->...",
     linear="joint",
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), place="device"), sample((2, 3), place="host")),
     doc="x, as a backward pass will read it: kept until then on the device, or on the host",
 )

@@ -10,6 +10,7 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..graph import tree
+from ..graph.execute import own
 from ..graph.ir import Graph
 from ..graph.op import OPS, Arg, Aval, Op, Sample
 from ..graph.operand import PUBLIC
@@ -25,7 +26,6 @@ from .bodies import (
     check_inputs,
     close_together,
     is_float,
-    own,
     run_graph,
     trace_body,
     zero_tangent,

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, GradError
 from ..graph import tree
 from ..graph.ir import Graph
-from ..graph.op import Aval, Op, sample
+from ..graph.op import VIEW, Aval, Op, sample
 from ..graph.operand import plain, public
 from ..graph.signature import callable_name
 from ..graph.trace import apply, current_builder, current_line
@@ -148,7 +148,7 @@ STOP_GRADIENT = Op(
     ref=lambda x: x,
     batch=lambda size, batched, x: (apply(STOP_GRADIENT, x), True),
     axes="...->...",
-    view=True,
+    memory=VIEW,
     differentiable=False,
     samples=(sample((2, 3)),),
     doc="x, as a constant for derivatives",

@@ -8,6 +8,7 @@ from typing import Any
 from ..dims import show_shape
 from ..errors import GradError, ShapeError
 from ..graph import tree
+from ..graph.execute import own
 from ..graph.expand import inline
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
@@ -22,7 +23,6 @@ from .bodies import (
     check_inputs,
     close_together,
     is_float,
-    own,
     run_graph,
     tangent_aval,
     trace_body,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import tree
+from ..graph.execute import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
 from ..graph.operand import PUBLIC
@@ -31,7 +32,6 @@ from .bodies import (
     check_inputs,
     close_graph,
     is_float,
-    own,
     run_graph,
     tangent_aval,
     trace_body,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import tree
+from ..graph.execute import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, NoRule, Op, Sample
 from ..graph.operand import PUBLIC
@@ -21,7 +22,6 @@ from .bodies import (
     check_inputs,
     close_together,
     is_float,
-    own,
     run_graph,
     trace_body,
 )

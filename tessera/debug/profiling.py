@@ -236,7 +236,7 @@ def _bases(graph: Graph) -> dict[Value, Value]:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op.view and len(node.outputs) == 1 and bool(node.inputs)
+    return node.op.lies(node.attrs).kind == "view"
 
 
 def _size_bytes(v: Value) -> int:

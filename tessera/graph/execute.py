@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +23,7 @@ from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
 from .lower import lower
 from .ops import random as rng
+from .ownership import memory_of
 from .plan import MemoryPlan, elements, fold_constants, numbers, outputs_of, plan_memory
 from .simplify import simplify
 from .trace import SENDING, at_line
@@ -30,6 +31,7 @@ from .trace import SENDING, at_line
 OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
+POISON = 0xFF
 
 
 class Executable:
@@ -79,7 +81,27 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             env.update(zip(node.outputs, made, strict=True))
             for observe in OBSERVERS:
                 observe(node, inputs, made)
-    return [env[v] for v in graph.outputs]
+    return own(map(env.__getitem__, graph.outputs),
+               [*arrays, *(t.array for _, t in graph.captures)])
+
+
+def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Results in memory of their own: those that lie in an argument, or in another result, copied.
+    """
+    taken = {_base(a) for a in others}
+    out = []
+    for a in results:
+        at = _base(a)
+        out.append(a.copy() if at in taken else a)
+        taken.add(at)
+    return out
+
+
+def _base(a: np.ndarray) -> int:
+    """What tells one allocation from another: the object at the end of an array's bases."""
+    while isinstance(a.base, np.ndarray):
+        a = a.base
+    return id(a if a.base is None else a.base)
 
 
 def _call(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
@@ -112,15 +134,19 @@ class Compiled:
         self.numbers = numbers(self.known)
         self.steps: list[Step] = []
         self.splits = False  # whether products run over our threads, with BLAS on one
+        self.poison = config.poison
         for i, unit in enumerate(self.units):
             self._add(unit)
             self._drop_after(i)
+            if self.poison:
+                self.steps.append(self._poison(self.plan.released.get(i, ())))
         self.fresh = [
             (self._slot(v), v.aval.shape, v.aval.dtype.numpy)
             for v, place in self.plan.places.items()
             if place.kind == "fresh"
         ]
-        self.outputs = self._output_slots()
+        self.outputs = [(self._slot(v), shared)
+                        for v, shared in zip(graph.outputs, self.plan.copied, strict=True)]
         self.plan.shadows.clear()
         self._free: list[list] = []
 
@@ -145,12 +171,14 @@ class Compiled:
     def _add(self, unit: Unit) -> None:
         if isinstance(unit, Group):
             self.steps.append(self._loop(unit))
-        elif unit.op.view and self.plan.places[unit.outputs[0]].kind == "view":
-            if not self._is_static(unit.outputs[0]):
+        elif memory_of(unit).kind == "view":
+            if self.plan.places[unit.outputs[0]].kind != "view":
+                self.steps.append(self._copy(unit))
+            elif not self._is_static(unit.outputs[0]):
                 self.steps.append(self._view(unit))
-        elif unit.op.view:
-            self.steps.append(self._copy(unit))
         elif unit.op.out:
+            if self.plan.places[unit.outputs[0]].kind == "view":
+                self.steps.append(self._take_over(unit))
             self.steps.append(self._into(unit))
         else:
             self.steps.append(self._library(unit))
@@ -179,6 +207,24 @@ class Compiled:
 
         def step(env: list) -> None:
             launch(ins(env), outs(env))
+
+        return step
+
+    def _take_over(self, node: Node) -> Step:
+        """The memory of an operand that nothing reads any more is the result's."""
+        source = self._slot(node.inputs[memory_of(node).operand])
+        target = self._slot(node.outputs[0])
+
+        def step(env: list) -> None:
+            env[target] = env[source]
+
+        return step
+
+    def _poison(self, ranges: Sequence[tuple[int, int]]) -> Step:
+        """What nothing should read any more is filled with NaN, integers with -1."""
+        def step(env: list) -> None:
+            for offset, size in ranges:
+                env[-1][offset:offset + size] = POISON  # the arena stands behind the values
 
         return step
 
@@ -249,22 +295,12 @@ class Compiled:
 
             self.steps.append(step)
 
-    def _output_slots(self) -> list[tuple[int, bool]]:
-        """Slots of the results, and whether each must be copied: memory that others see too."""
-        seen: set[Value] = set()
-        out = []
-        for v in self.graph.outputs:
-            root = self.plan.places[v].root
-            shared = self.plan.places[root].kind not in ("fresh", "dynamic") or root in seen
-            seen.add(root)
-            out.append((self._slot(v), shared))
-        return out
-
     # --- running ------------------------------------------------------------------------------
     def _workspace(self) -> list:
         """An environment whose arena values and constants are in place."""
         plan = self.plan
-        raw = np.empty(plan.arena_bytes + 64, np.uint8)
+        raw = np.full(plan.arena_bytes + 64, POISON, np.uint8) if self.poison else np.empty(
+            plan.arena_bytes + 64, np.uint8)
         arena = raw[-raw.ctypes.data % 64:]
         env: list[Any] = [None] * len(self.slot)
         arrays: dict[Value, np.ndarray] = dict(self.known)
@@ -275,11 +311,14 @@ class Compiled:
                     arrays[v] = _at(arena, place.offset, v)
                 elif place.kind == "view" and self._is_static(v):
                     assert isinstance(unit, Node)
-                    arrays[v] = unit.op.ref(arrays[unit.inputs[0]], **unit.attrs)
+                    memory = memory_of(unit)
+                    source = arrays[unit.inputs[memory.operand]]
+                    viewed = memory.kind == "view"
+                    arrays[v] = unit.op.ref(source, **unit.attrs) if viewed else source
         for v, a in arrays.items():
             if v in self.slot:  # a view of a view may have no reader of its own
                 env[self.slot[v]] = a
-        return env
+        return [*env, arena] if self.poison else env
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         try:
@@ -304,11 +343,16 @@ class Compiled:
             a = t.array
             env[s] = a if a.flags.c_contiguous else a.copy()
         for s, shape, dtype in self.fresh:
-            env[s] = np.empty(shape, dtype)
+            env[s] = np.empty(shape, dtype) if not self.poison else poisoned(shape, dtype)
         with np.errstate(all="ignore"), blas.single_thread if self.splits else NO_LIMIT:
             for step in self.steps:
                 step(env)
         return [env[s].copy() if shared else env[s] for s, shared in self.outputs]
+
+
+def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory whose bytes are all ones: NaN, or -1."""
+    return np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
 
 
 def _at(arena: np.ndarray, offset: int, v: Value) -> np.ndarray:

@@ -75,6 +75,23 @@ DIFFERENTIABLE_DRAWS = frozenset({
 })
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where the results of an op lie.
+
+    fresh    in buffers of their own
+    view     in the memory of one operand, where strides can say it; copied where they cannot
+    donated  in a buffer given as out=, which may be that of one operand: ref reads and writes it
+             element by element. A plan gives it so when nothing reads the operand afterwards
+    """
+
+    kind: str = "fresh"
+    operand: int = 0
+
+
+FRESH, VIEW = Memory(), Memory("view")
+
+
 @dataclass(frozen=True)
 class NoRule:
     """Why an op has no derivative in one mode, and what to use instead.
@@ -114,6 +131,8 @@ class Op:
             together (add, reshape); "first": through operand 0; "" when it does not
     local(attrs, ins, outs) -> the attributes of one shard, from the shapes of its operands and
             results; without it they are those of the whole op
+    memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
+            follows from it alone; graph/ownership.py proves it of every plan
     """
 
     name: str
@@ -140,7 +159,7 @@ class Op:
     doc: str = ""
     always_trace: bool = False  # recorded in a graph even when no operand is traced
     out: bool = False  # ref takes out=, a buffer to write into
-    view: bool = False  # ref returns a view of its first operand
+    memory: Memory | Callable[..., Memory] = FRESH
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
 
     def __post_init__(self) -> None:
@@ -149,6 +168,15 @@ class Op:
         if (self.vjp and self.no_vjp) or (self.jvp and self.no_jvp):
             raise ArgumentError(f"op {self.name!r} has a rule and a reason why it has none")
         OPS[self.name] = self
+
+    def lies(self, attrs: dict[str, Any]) -> Memory:
+        """Where the results of one node lie."""
+        return self.memory if isinstance(self.memory, Memory) else self.memory(**attrs)
+
+    @property
+    def view(self) -> bool:
+        """Whether it is a view whatever its attributes are: it moves elements and computes none."""
+        return self.memory is VIEW
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

@@ -6,7 +6,10 @@ Values are of these kinds:
     arena            a range of one block of memory that is reused as values die
     fresh            newly allocated at each call, because the caller keeps it
     dynamic          whatever array a library op returns
-    view             another value's memory with other extents or strides
+    view             another value's memory with other extents or strides, or written over
+
+Which of them a value can be follows from its op's record (`Op.memory`); ownership.py proves the
+plan from these records and the order of the units alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import numpy as np
 from ..dims import size_of
 from .fuse import Group, Unit
 from .ir import Graph, Node, Value
+from .op import FRESH
+from .ownership import verify_plan
 
 ALIGN_BYTES = 64
 FOLD_BYTES = 1 << 25  # larger results of constants are computed at each call, not kept
@@ -41,7 +46,12 @@ class MemoryPlan:
     places: dict[Value, Place] = field(default_factory=dict)
     known: dict[Value, np.ndarray] = field(default_factory=dict)
     shadows: dict[Value, np.ndarray] = field(default_factory=dict)  # right shape and strides
+    lying: dict[Value, list[Value]] = field(default_factory=dict)  # by root: all that lie there
     last_use: dict[Value, int] = field(default_factory=dict)  # of roots: index of the last unit
+    released: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # behind unit i:
+    # (offset, bytes) of the arena that nothing reads any more
+    copied: list[bool] = field(default_factory=list)  # per output: whether its memory is shared
+    # with an argument, a capture, a constant or another output, so that the caller gets a copy
     arena_bytes: int = 0
     unshared_bytes: int = 0
 
@@ -99,17 +109,19 @@ def plan_memory(graph: Graph, units: Sequence[Unit], known: dict[Value, np.ndarr
     for v, _ in graph.captures:
         _given(plan, v, "capture")
     for v, a in known.items():
-        plan.places[v], plan.shadows[v] = Place("known", v), a
-    for unit in units:
-        _place_outputs(plan, unit)
+        plan.places[v], plan.shadows[v], plan.lying[v] = Place("known", v), a, [v]
+    last_read = _last_reads(graph, units)
+    for i, unit in enumerate(units):
+        _place_outputs(plan, unit, i, last_read)
     _note_uses(plan, graph, units)
     _escape(plan, graph)
     _pack_arena(plan, units)
+    verify_plan(graph, units, plan)
     return plan
 
 
 def _given(plan: MemoryPlan, v: Value, kind: str) -> None:
-    plan.places[v], plan.shadows[v] = Place(kind, v), _phantom(v)
+    plan.places[v], plan.shadows[v], plan.lying[v] = Place(kind, v), _phantom(v), [v]
 
 
 def _phantom(v: Value) -> np.ndarray:
@@ -117,24 +129,46 @@ def _phantom(v: Value) -> np.ndarray:
     return np.empty(v.aval.shape, v.aval.dtype.numpy)
 
 
-def _place_outputs(plan: MemoryPlan, unit: Unit) -> None:
-    if isinstance(unit, Group) or unit.op.out:
-        for v in outputs_of(unit):
-            _given(plan, v, "arena")
-        return
-    if unit.op.view:
+def _last_reads(graph: Graph, units: Sequence[Unit]) -> dict[Value, int]:
+    """The last unit that reads each value; one past the end for results."""
+    last = {v: i for i, unit in enumerate(units) for v in inputs_of(unit)}
+    return last | dict.fromkeys(graph.outputs, len(units))
+
+
+def _place_outputs(plan: MemoryPlan, unit: Unit, i: int, last_read: dict[Value, int]) -> None:
+    memory = FRESH if isinstance(unit, Group) else unit.op.lies(unit.attrs)
+    if memory.kind == "view" and isinstance(unit, Node):
         _place_view(plan, unit)
-        return
-    for v in unit.outputs:
-        _given(plan, v, "dynamic")
+    elif memory.kind == "donated" and _may_overwrite(plan, unit, memory.operand, i, last_read):
+        source, v = unit.inputs[memory.operand], unit.outputs[0]
+        plan.places[v], plan.shadows[v] = Place("view", source), plan.shadows[source]
+        plan.lying[source].append(v)
+    else:
+        owned = isinstance(unit, Group) or unit.op.out
+        for v in outputs_of(unit):
+            _given(plan, v, "arena" if owned else "dynamic")
+
+
+def _may_overwrite(plan: MemoryPlan, unit: Unit, operand: int, i: int,
+                   last_read: dict[Value, int]) -> bool:
+    """Whether an operand's memory is the graph's own, whole, and read by nobody afterwards."""
+    x = unit.inputs[operand]
+    return (
+        plan.places[x].kind == "arena"
+        and x.aval == unit.outputs[0].aval
+        and unit.inputs.count(x) == 1
+        and all(last_read.get(v, -1) <= i for v in plan.lying[x])
+        and not any(plan.places[v].root is x for v in unit.inputs if v is not x)
+    )
 
 
 def _place_view(plan: MemoryPlan, node: Node) -> None:
     source, v = node.inputs[0], node.outputs[0]
     made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
     if made.size == 0 or np.may_share_memory(made, plan.shadows[source]):
-        plan.places[v] = Place("view", plan.places[source].root)
-        plan.shadows[v] = made
+        root = plan.places[source].root
+        plan.places[v], plan.shadows[v] = Place("view", root), made
+        plan.lying[root].append(v)
     else:  # the strides do not allow it: the elements are copied
         _given(plan, v, "arena")
 
@@ -148,11 +182,14 @@ def _note_uses(plan: MemoryPlan, graph: Graph, units: Sequence[Unit]) -> None:
 
 
 def _escape(plan: MemoryPlan, graph: Graph) -> None:
-    """What the caller keeps may not lie in the arena."""
+    """What the caller keeps may not lie in the arena, nor where anybody else keeps something."""
+    seen: set[Value] = set()
     for v in graph.outputs:
         root = plan.places[v].root
         if plan.places[root].kind == "arena":
             plan.places[root].kind = "fresh"
+        plan.copied.append(plan.places[root].kind not in ("fresh", "dynamic") or root in seen)
+        seen.add(root)
 
 
 class _Arena:
@@ -211,7 +248,9 @@ def _pack_arena(plan: MemoryPlan, units: Sequence[Unit]) -> None:
                 plan.unshared_bytes += aligned_bytes(v)
         for v in ends.get(i, ()):
             if plan.places[v].kind == "arena":
-                arena.give(plan.places[v].offset, aligned_bytes(v))
+                at, size = plan.places[v].offset, aligned_bytes(v)
+                arena.give(at, size)
+                plan.released.setdefault(i, []).append((at, size))
     plan.arena_bytes = arena.end
 
 

@@ -44,6 +44,10 @@ class Buffer:
         check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer, self.nbytes, DEFAULT),
               "copy on the GPU")
 
+    def fill(self, byte: int, at: int, nbytes: int, stream: int = DEFAULT) -> None:
+        """Set `nbytes` bytes from byte `at` on, behind what was launched before on the stream."""
+        check(driver().cuMemsetD8Async(self.pointer + at, byte, nbytes, stream), "fill memory")
+
     def write(self, array: np.ndarray, at: int = 0) -> None:
         """Copy a contiguous array's bytes to byte `at` of the buffer; done when it returns."""
         library, stream = driver(), _copies(self.device.index)

@@ -95,10 +95,12 @@ def test_gradients_are_those_without(wrap: str, rng: np.random.Generator) -> Non
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.parametrize("poison", [False, True])  # to fill memory waits for copies out of it
 @pytest.mark.parametrize("late", ["", "copies", "kernels"])
 @pytest.mark.parametrize("wrap", ["offload", "offload all"])
 def test_copies_and_kernels_wait_for_each_other(
-        wrap: str, late: str, gpu: Any, driver: Any, apart: Any, rng: np.random.Generator) -> None:
+        wrap: str, late: str, poison: bool, gpu: Any, driver: Any, apart: Any,
+        rng: np.random.Generator) -> None:
     """On a driver that runs the one or the other only when it must: places are used again while
     copies are on their way."""
     x, ws = arguments(rng)
@@ -106,9 +108,10 @@ def test_copies_and_kernels_wait_for_each_other(
     want = Program(graph).run(arrays)
     executable = DeviceExecutable(graph)
     driver.late = late
-    for _ in range(2):
-        for a, b in zip(executable.run(arrays), want, strict=True):
-            np.testing.assert_array_equal(a, b)
+    with ts.config.scope(poison=poison):
+        for _ in range(2):
+            for a, b in zip(executable.run(arrays), want, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(("late", "name"), [("copies", "wait"), ("kernels", "_after_kernels")])
@@ -119,7 +122,8 @@ def test_a_missing_wait_would_show(late: str, name: str, gpu: Any, driver: Any, 
     graph, arrays = graph_of(WRAPS["offload"], x, ws), [t.array for t in (x, *ws)]
     want = Program(graph).run(arrays)
     driver.late = late
-    got = DeviceExecutable(graph).run(arrays)
+    with ts.config.scope(poison=False):
+        got = DeviceExecutable(graph).run(arrays)
     assert not all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 

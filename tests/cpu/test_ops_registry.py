@@ -164,15 +164,60 @@ def test_shape_rule_is_what_the_op_returns(op: Op, s: Sample, rng: np.random.Gen
 
 
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_only_views_share_memory(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_memory_is_where_the_record_says(op: Op, s: Sample, rng: np.random.Generator) -> None:
     """The memory plan reuses an operand's buffer unless the op says that its result lies there."""
     xs = [Draws(rng)(a) for a in s.args]
     before = [x.array.copy() for x in xs]
-    for made in outputs(op, op.ref(*[x.array for x in xs], **s.attrs)):
-        for x in xs[1 if op.view else 0:]:
-            assert not np.shares_memory(made, x.array), f"{op.name} needs view=True or a copy"
+    assert_lies(op, s.attrs, xs)
     for x, held in zip(xs, before, strict=True):
         np.testing.assert_array_equal(x.array, held)
+
+
+def assert_lies(op: Op, attrs: dict[str, Any], xs: list[Tensor]) -> None:
+    made = outputs(op, op.ref(*[x.array for x in xs], **attrs))
+    viewed = op.lies(attrs).kind == "view"
+    for i, y in enumerate(made):
+        for x in xs[1 if viewed else 0:]:
+            assert not np.shares_memory(y, x.array), f"{op.name} is a view, or needs a copy"
+        for other in made[:i]:
+            assert not np.shares_memory(y, other), f"two results of {op.name} in one buffer"
+    if op.lies(attrs).kind == "donated":
+        assert op.out and len(made) == 1, "what is donated comes as out="
+
+
+POLICIES = ["f32", "f64", "bf16", "f16", "fp8_e4m3", "int8", "int32", "int64", "uint8", "bool_",
+            "f32 @accum(f32)", "bf16 @saturate", 'f32 @rounding("toward_zero")',
+            "f32 @stochastic_round", "bf16 @accum(f32)", "f32 @loss_scale(8.0)"]
+
+
+@pytest.mark.parametrize("to", POLICIES)
+def test_casts_lie_where_their_attributes_say(to: str, rng: np.random.Generator) -> None:
+    """Of every pair of types: between policies of one storage the elements are the operand's."""
+    for source in POLICIES:
+        x = Draws(rng)(Arg((3, 4), f"type:{source}"))
+        attrs = {"source": x.type, "to": as_type(to)}
+        assert_lies(OPS["cast"], attrs, [x])
+        assert (OPS["cast"].lies(attrs).kind == "view") == (x.dtype is as_type(to).dtype)
+
+
+@pytest.mark.parametrize(("op", "s"), CASES)
+def test_results_are_the_callers_own(op: Op, s: Sample, rng: np.random.Generator) -> None:
+    """What a compiled function gives lies neither in an argument nor in another result; that holds
+    node by node too, where values are looked at."""
+    if op.effects:
+        pytest.skip("its results are given once")
+    xs = [Draws(rng)(a) for a in s.args]
+    held = [x.array.copy() for x in xs]
+    for mode in ("off", "flag"):
+        with ts.config.scope(numerics=mode):
+            made = ts.jit(lambda *a: (*outputs(op, apply(op, *a, **s.attrs)), *a))(*xs)
+        for i, y in enumerate(made):
+            for other in (*xs, *made[:i]):
+                assert not np.shares_memory(y.array, other.array)
+            if y.array.size:
+                y[...] = np.zeros((), y.dtype.numpy)
+    for x, before in zip(xs, held, strict=True):
+        np.testing.assert_array_equal(x.array, before)
 
 
 def _symbolic(shape: tuple, known: set[int]) -> tuple:
@@ -222,6 +267,7 @@ def test_compiled_equals_eager(op: Op, s: Sample, rng: np.random.Generator) -> N
         ts.random.next_step()
     eager = outputs(op, apply(op, *xs, **s.attrs))
     ts.random.seed(7)
+    assert ts.config.poison, "what nothing should read is NaN in these walks"
     compiled = ts.jit(lambda *a: tuple(outputs(op, apply(op, *a, **s.attrs))))(*xs)
     for got, want in zip(compiled, eager, strict=True):
         assert got.type == want.type

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import config
 from ...kernels.routine import View
 from ...runtime.buffer import DEFAULT, own_stream
 from ...runtime.buffer import Buffer as Memory
@@ -19,6 +20,7 @@ from ...tensor import Tensor
 from ...tile.device.resident import Resident
 from ..ir import Graph
 from .offload import waits
+from .ownership import released
 from .run import Launch, Program
 from .schedule import Buffer, Transfer, aligned, place_bytes
 
@@ -92,15 +94,15 @@ class Workspace:
         return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
 
     def _place(self) -> None:
-        sizes = place_bytes(self.program.plan.buffers)
-        block, at = Memory(sum(sizes.values()), self.device), 0
-        places = {}
-        for name, nbytes in sizes.items():
-            places[name] = block.pointer + at
+        self.sizes = place_bytes(self.program.plan.buffers)
+        self.block, at = Memory(sum(self.sizes.values()), self.device), 0
+        self.places = places = dict[str, int]()
+        for name, nbytes in self.sizes.items():
+            places[name] = self.block.pointer + at
             at += nbytes
         for b in self.program.plan.buffers:
             if b.kind == "temporary":
-                self.memory[b.name] = places[b.place], block
+                self.memory[b.name] = places[b.place], self.block
             elif b.kind == "host":
                 held = PinnedMemory(b.nbytes, self.device)
                 self.memory[b.name] = held.pointer, held
@@ -130,14 +132,21 @@ class Workspace:
             base = self.program.base(name)
             return places.get(base, base)
 
-        numbers = iter(range(count))
+        begun, leaving = 0, dict[str, int]()  # by place: the copy out of it
+        free = released(self.program.plan) if config.poison else {}
         awaited = waits(self.program.plan.steps, place_of)
-        for step, copy in zip(self.program.steps, awaited, strict=True):
+        for i, (step, copy) in enumerate(zip(self.program.steps, awaited, strict=True)):
             if isinstance(step, Launch):
                 found += [partial(copies.wait, copy)] if copies and copy is not None else []
                 found.append(self._launch(step, stream))
             elif copies:
-                found.append(self._copy(step, copies, next(numbers)))
+                found.append(self._copy(step, copies, begun))
+                leaving[place_of(step.on_device)] = begun
+                begun += 1
+            for place in free.get(i, ()):
+                if copies and place in leaving:
+                    found.append(partial(copies.wait, leaving.pop(place)))
+                found.append(self._poison(place, stream))
         if copies:  # the next call finds all places free
             found.append(partial(copies.wait, count - 1))
         return found
@@ -147,6 +156,11 @@ class Workspace:
         if stream == DEFAULT:
             return partial(launch.shared, *arguments)
         return partial(launch.shared.launch, *arguments, stream=stream)
+
+    def _poison(self, place: str, stream: int) -> Callable[[], Any]:
+        """Fills a place with NaN, integers with -1: nothing should read it any more."""
+        return partial(self.block.fill, 0xFF, self.places[place] - self.block.pointer,
+                       self.sizes[place], stream)
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
         pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]

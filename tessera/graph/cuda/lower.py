@@ -23,6 +23,7 @@ from .memory import Places, nbytes
 from .moves import moves_of
 from .numbering import fates, id_of, line_of, number
 from .offload import place_saved
+from .ownership import verify_plan
 from .prepare import prepare
 from .schedule import Buffer, Group, Operand, Plan, Step, Transfer
 from .spell import REDUCTIONS, template
@@ -343,8 +344,10 @@ class _Lowering:
                   if b.kind == "view" for i in b.ops if i not in homes}
         homes |= {i: "on the host, at each call" for n in self.draws.nodes
                   for i in id_of(n).split() if i not in homes}
-        return Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
+        plan = Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
                     tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
+        verify_plan(plan)
+        return plan
 
 
 def _attrs(node: Node) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..lower import column_sum_axes
 from .frame import anchor_frame, extents_of
 from .spell import REDUCTIONS, STORED, no_kernel, template
 
-VIEWS = frozenset({"reshape"})  # the same elements in the same order
+VIEWS = frozenset({"reshape", "retype", "cast"})  # where they are views: the same elements in order
 MOVES = frozenset({"transpose", "broadcast_to", "slice", "flip", "split", "concatenate", "pad"})
 ANCHORS = frozenset({"product", "flash_attention"})
 INDEXED = {"take": "gather", "segment_sum": "segments"}  # the kind of unit that each becomes
@@ -91,8 +91,9 @@ def _from_node(node: Node) -> list[Unit]:
     if node.op.effects or node.op.graph_attrs:
         raise no_kernel(node)
     shape = _concrete(node)
-    if name in VIEWS or 0 in shape:
-        return [Unit("view" if name in VIEWS else "empty", shape, [node])]
+    viewed = name in VIEWS and node.op.lies(node.attrs).kind == "view"
+    if viewed or 0 in shape:
+        return [Unit("view" if viewed else "empty", shape, [node])]
     if name == "saved":
         return [Unit("saved", shape, [node])]
     if name in ANCHORS:

@@ -22,7 +22,7 @@ from ...numerics import (
     encode,
 )
 from ...tensor import OPERATORS, Tensor, as_tensor
-from ..op import Arg, Op, Sample
+from ..op import FRESH, VIEW, Arg, Memory, Op, Sample
 from ..operand import (
     CONVERT,
     PUBLIC,
@@ -92,7 +92,13 @@ def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
     return back * (1.0 / k) if k != 1.0 else back
 
 
-_TO = [("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
+def _cast_memory(source: NumericType, to: NumericType) -> Memory:
+    """Between policies of one storage nothing is rounded: the elements are the operand's own."""
+    return VIEW if source.dtype is to.dtype else FRESH
+
+
+_TO = [("f32", "f32 @accum(f32)"), ("bf16", "bf16 @saturate"),
+       ("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
 CAST = Op(
     "cast",
     shape=lambda x, source, to: type(x)(x.shape, to),
@@ -101,6 +107,7 @@ CAST = Op(
     jvp=_cast_jvp,
     batch=lambda size, batched, x, source, to: (apply(CAST, x, source=source, to=to), True),
     axes="...->...",
+    memory=_cast_memory,
     samples=tuple(
         Sample((Arg((2, 3), f"type:{a}", False),), {"source": as_type(a), "to": as_type(b)})
         for a, b in _TO
@@ -155,12 +162,16 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
     dtype: a numeric type, a string such as "fp8_e4m3 @saturate", or a NumPy dtype
     Overflow: inf where the format has it, NaN for fp8_e4m3, the largest value for fp6 and fp4 or
-    with @saturate. Float to integer truncates and saturates; NaN becomes 0. Raises DTypeError.
+    with @saturate. Float to integer truncates and saturates; NaN becomes 0. Another policy of the
+    same storage gives a copy; x's own type gives x. Raises DTypeError.
     """
     x, numeric = as_tensor(x), as_type(dtype)
     if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
         return quantize(x, numeric)
-    return convert(to_compute(x) if x.scale is not None else x, numeric)
+    out = convert(to_compute(x) if x.scale is not None else x, numeric)
+    if type(x) is Tensor and out is not x and out.buffer is x.buffer:
+        return out.copy()
+    return out
 
 
 def _per_channel(numeric: NumericType) -> bool:
@@ -218,7 +229,7 @@ RETYPE = Op(
     jvp=lambda ts, y, x, to: ts[0],
     batch=lambda size, batched, x, to: (apply(RETYPE, x, to=to), True),
     axes="...->...",
-    view=True,
+    memory=VIEW,
     samples=(Sample((Arg((2, 3)),), {"to": as_type("f32 @loss_scale(2.0)")}),),
     doc="the same elements under another policy of the same storage",
 )

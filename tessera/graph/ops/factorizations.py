@@ -285,7 +285,7 @@ EIGH = Op(
 
 def _eig_ref(a: np.ndarray) -> tuple[np.ndarray, ...]:
     w, v = _iterate(np.linalg.eig, a)
-    return tuple(np.ascontiguousarray(part, a.dtype) for part in (w.real, w.imag, v.real, v.imag))
+    return tuple(np.array(part, a.dtype, order="C") for part in (w.real, w.imag, v.real, v.imag))
 
 
 _WHY_NOT = NoRule("eigenvectors of a general matrix have no fixed length and phase",

@@ -9,7 +9,7 @@ import numpy as np
 from ...dims import Dim, show_shape
 from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
-from ..op import Aval, Op, sample
+from ..op import VIEW, Aval, Op, sample
 from ..operand import PUBLIC, axis_index, named, plain, public
 from ..trace import Tracer, apply
 from .elementwise import WHERE
@@ -238,7 +238,7 @@ DIAGONAL = Op(
     batch=lambda size, batched, x, offset, axis1, axis2: (
         apply(DIAGONAL, x, offset=offset, axis1=axis1 + 1, axis2=axis2 + 1), True
     ),
-    view=True,
+    memory=VIEW,
     samples=(
         sample((3, 3), offset=0, axis1=0, axis2=1),
         sample((3, 2, 4), offset=1, axis1=2, axis2=0),

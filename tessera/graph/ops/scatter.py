@@ -15,7 +15,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
-from ..op import Arg, Aval, Op, Sample, sample
+from ..op import Arg, Aval, Memory, Op, Sample, sample
 from ..operand import (
     PUBLIC,
     axis_index,
@@ -249,11 +249,14 @@ DYNAMIC_SLICE = Op(
 )
 
 
-def _update_ref(x: np.ndarray, u: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def _update_ref(x: np.ndarray, u: np.ndarray, starts: np.ndarray,
+                out: np.ndarray | None = None) -> np.ndarray:
     where = tuple(_check_starts(starts, x.shape, u.shape))
-    out = x.copy()
-    out[where] = u
-    return out
+    made = x.copy() if out is None else out
+    if out is not None and out is not x:
+        out[...] = x
+    made[where] = u
+    return made
 
 
 def _update_shape(x: Aval, u: Aval, starts: Aval) -> Aval:
@@ -281,6 +284,8 @@ def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tenso
 
 DYNAMIC_UPDATE_SLICE = Op(
     "dynamic_update_slice",
+    out=True,
+    memory=Memory("donated"),
     shape=_update_shape,
     ref=_update_ref,
     vjp=lambda g, y, x, u, starts: (

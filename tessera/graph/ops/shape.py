@@ -10,7 +10,7 @@ import numpy as np
 from ...dims import Dim, divide, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
-from ..op import Aval, Op, sample
+from ..op import VIEW, Aval, Op, sample
 from ..operand import (
     PUBLIC,
     axes_tuple,
@@ -45,7 +45,7 @@ RESHAPE = Op(
     batch=lambda size, batched, x, shape: (reshape(x, (size, *shape)), True),
     linear="joint",
     local=lambda attrs, ins, outs: {"shape": outs[0]},
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), shape=(3, 2)), sample((4,), shape=(2, 1, 2)), sample((), shape=(1,))),
     doc="the same elements in row-major order under other extents",
 )
@@ -128,7 +128,7 @@ TRANSPOSE = Op(
     batch=lambda size, batched, x, axes: (transpose(x, (0, *(a + 1 for a in axes))), True),
     axes=lambda x, axes: "abcdefgh"[: x.ndim] + "->" + "".join("abcdefgh"[a] for a in axes),
     linear="joint",
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), axes=(1, 0)), sample((2, 3, 4), axes=(2, 0, 1))),
     doc="permute the axes",
 )
@@ -215,7 +215,7 @@ BROADCAST_TO = Op(
     axes=_broadcast_letters,
     linear="joint",
     local=lambda attrs, ins, outs: {"shape": outs[0]},
-    view=True,
+    memory=VIEW,
     samples=(sample((3,), shape=(2, 3)), sample((2, 1), shape=(2, 4)), sample((), shape=(2,))),
     doc="stretch axes of extent 1 and add leading axes",
 )
@@ -285,7 +285,7 @@ SLICE = Op(
     axes=_slice_letters,
     linear="joint",
     local=_slice_local,
-    view=True,
+    memory=VIEW,
     samples=(
         sample((5,), starts=(1,), stops=(4,), steps=(1,)),
         sample((6, 3), starts=(1, 0), stops=(6, 3), steps=(2, 1)),
@@ -302,7 +302,7 @@ FLIP = Op(
     batch=lambda size, batched, x, axis: (flip(x, tuple(a + 1 for a in axis)), True),
     axes=lambda x, axis: "{0}->{0}".format(whole_axes(x, [d in axis for d in range(x.ndim)])),
     linear="joint",
-    view=True,
+    memory=VIEW,
     samples=(sample((3,), axis=(0,)), sample((2, 3), axis=(0, 1))),
     doc="reverse the order along axes",
 )

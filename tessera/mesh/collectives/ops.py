@@ -20,7 +20,7 @@ import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import DTypeError, ShapeError
-from tessera.graph.op import OPS, Arg, Aval, Op, Sample
+from tessera.graph.op import OPS, VIEW, Arg, Aval, Op, Sample
 from tessera.graph.operand import PUBLIC, compute_type, convert
 from tessera.graph.ops.convert import store_cotangent
 from tessera.graph.trace import apply
@@ -258,7 +258,7 @@ REPLICATED = Op(
     vjp=lambda g, y, x, **attrs: (emit("all_reduce", g, attrs, op="sum"),),
     jvp=lambda ts, y, x, **attrs: apply(REPLICATED, ts[0], **{**attrs, "type": ts[0].type}),
     batch=lambda size, batched, x, **attrs: (apply(REPLICATED, x, **attrs), True),
-    view=True,
+    memory=VIEW,
     samples=(Sample((Arg((2, 3)),), {**PLACE, "type": as_type("f32")}),),
     doc="a value that all ranks of an axis hold; its gradient is the sum of theirs",
 )

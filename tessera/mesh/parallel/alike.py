@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.dims import Dim
-from tessera.graph.op import Op, sample
+from tessera.graph.op import VIEW, Op, sample
 from tessera.graph.operand import PUBLIC
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
@@ -39,7 +39,7 @@ LIE_AS = Op(
     jvp=lambda ts, y, x, like: ts[0],
     batch=lambda size, batched, x, like: (
         apply(LIE_AS, stretch(x, size, batched[0]), stretch(like, size, batched[1])), True),
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), (2, 3)),),
     doc="a value that takes the place of another: its layout, and how it is gathered",
 )

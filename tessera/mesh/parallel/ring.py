@@ -18,7 +18,7 @@ import numpy as np
 
 from tessera.dims import divide, show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
-from tessera.graph.op import OPS, Arg, Aval, NoRule, Op, Sample, sample
+from tessera.graph.op import OPS, VIEW, Arg, Aval, NoRule, Op, Sample, sample
 from tessera.graph.operand import PUBLIC, compute_type, need_float, plain, promote, public, store
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
@@ -108,7 +108,7 @@ ALONG = Op(
     vjp=lambda g, y, x, axis: (apply(ALONG, g, axis=axis),),
     jvp=lambda ts, y, x, axis: apply(ALONG, ts[0], axis=axis),
     batch=lambda size, batched, x, axis: (x, batched[0]),
-    view=True,
+    memory=VIEW,
     samples=(sample((1, 2, 3, 4), axis="sp"),),
     doc="[B, H, S, D] with its sequence split over a mesh axis",
 )

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tessera.errors import ArgumentError
 from tessera.graph import tree
-from tessera.graph.op import Op, sample
+from tessera.graph.op import VIEW, Op, sample
 from tessera.graph.operand import describe
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply
@@ -44,7 +44,7 @@ SPLIT = Op(
     batch=lambda size, batched, x, like, axis: (
         apply(SPLIT, stretch(x, size, batched[0]), stretch(like, size, batched[1]), axis=axis),
         True),
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), (2, 3), axis="dp"),),
     doc="what belongs to a parameter, split over an axis along which that is repeated",
 )

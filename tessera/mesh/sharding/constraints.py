@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.errors import ArgumentError
 from tessera.graph.ir import Node
-from tessera.graph.op import Op, sample
+from tessera.graph.op import VIEW, Op, sample
 from tessera.graph.operand import PUBLIC, plain, public
 from tessera.graph.trace import ALIGN, apply, current_builder
 from tessera.tensor import Tensor
@@ -40,7 +40,7 @@ SHARD = Op(
     jvp=lambda ts, y, x, layout: apply(SHARD, ts[0], layout=layout),
     batch=lambda size, batched, x, layout: (
         apply(SHARD, x, layout=_batched_layout(layout)), True),
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), layout=Layout(Mesh(("cpu:0",), ("dp",), (1,)),
                                           (Split(("dp",)), Split()))),),
     doc="a value in a layout of its mesh",
@@ -81,7 +81,7 @@ LIKE = Op(
     jvp=lambda ts, y, a, x: ts[0],
     batch=lambda size, batched, g, x: (
         apply(LIKE, g, x) if all(batched) else g, batched[0]),
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), (2, 3)),),
     doc="a value in the layout of another",
 )
@@ -148,7 +148,7 @@ CONSTRAIN = Op(
     jvp=lambda ts, y, x, **attrs: (
         None if ts[0] is None else apply(CONSTRAIN, ts[0], **attrs)),
     batch=_constrain_batch,
-    view=True,
+    memory=VIEW,
     samples=(sample((2, 3), kind="all_reduce", axes=("dp",), dim=-1, concat=-1),
              sample((2, 3), kind="all_gather", axes=("dp", "tp"), dim=-1, concat=-1),
              sample((2, 3), kind="reduce_scatter", axes=("dp",), dim=0, concat=-1)),
