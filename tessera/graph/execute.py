@@ -81,11 +81,11 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             env.update(zip(node.outputs, made, strict=True))
             for observe in OBSERVERS:
                 observe(node, inputs, made)
-    return own(map(env.__getitem__, graph.outputs),
-               [*arrays, *(t.array for _, t in graph.captures)])
+    given = [*arrays, *(t.array for _, t in graph.captures)]
+    return list(own(map(env.__getitem__, graph.outputs), given))
 
 
-def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> list[np.ndarray]:
+def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Results in memory of their own: those that lie in an argument, or in another result, copied.
     """
     taken = {_base(a) for a in others}
@@ -94,7 +94,7 @@ def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> list[np.
         at = _base(a)
         out.append(a.copy() if at in taken else a)
         taken.add(at)
-    return out
+    return tuple(out)
 
 
 def _base(a: np.ndarray) -> int:
@@ -350,7 +350,7 @@ class Compiled:
         return [env[s].copy() if shared else env[s] for s, shared in self.outputs]
 
 
-def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def poisoned(shape: Any, dtype: np.dtype) -> np.ndarray:
     """Memory whose bytes are all ones: NaN, or -1."""
     return np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
 
