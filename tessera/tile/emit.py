@@ -16,6 +16,7 @@ from tessera.tile.ops.registry import OPS
 from tessera.tile.ops.rules import promote
 from tessera.tile.source import Source
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.values import rounded
 
 FOLD: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
@@ -220,7 +221,7 @@ class Emitter:
         if isinstance(x, Handle):
             return self.cast(x, dtype)
         if dtype.kind == "float":
-            return Const(float(x), dtype)
+            return Const(float(x) if dtype.bits >= 32 else rounded(x, dtype), dtype)
         if dtype.kind == "bool":
             return Const(bool(x), dtype)
         return self.literal(int(x) if isinstance(x, bool) else x, dtype)

@@ -30,11 +30,19 @@ def convert(x: Any, dtype: DType, rounding: str = "nearest_even", saturate: bool
         return x
     if x.dtype == held and dtype.kind != "float" and not dtype.packed:
         return x
-    if x.dtype.kind in "iub" and dtype.kind == "int" and dtype.bits >= 8 * x.dtype.itemsize:
-        return x.astype(held)
+    whole = dtype.kind in ("int", "uint") and not dtype.packed
+    if whole and x.dtype.kind in "iub" and np.can_cast(x.dtype, held):
+        return x.astype(held)  # every number of the one is a number of the other
     given = index if index is None else np.broadcast_to(index, x.shape)
     return decode(encode(x, dtype, rounding=rounding, saturate=saturate, key=key, index=given),
                   dtype)
+
+
+def rounded(x: float, dtype: DType, **policy: Any) -> Any:
+    """A Python number as the value of a type that is nearest to it: what `convert` makes of it."""
+    if isinstance(x, int):  # of any size
+        x = min(max(x, -(2**63)), 2**64 - 1)
+    return convert(np.asarray(x), dtype, **policy).item()
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> np.ndarray:

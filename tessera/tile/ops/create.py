@@ -12,7 +12,7 @@ from tessera.tile.handles import Handle, Row, describe, is_number
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Buffer, Scalar, Tile, View
-from tessera.tile.values import array_dtype
+from tessera.tile.values import array_dtype, rounded
 
 
 def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
@@ -147,22 +147,17 @@ def cast(t: Any, x: Any, dtype: Any) -> Any:
     if policy.rounding == "stochastic":
         t.fail("a cast with stochastic rounding has no element index to draw by",
                "store to a tensor of that type: the store rounds stochastically")
-    if is_number(x):
-        if numeric.dtype.kind == "float":
-            return t.emit("constant", [], dtype=numeric.dtype, value=float(x))
-        return t.emit("constant", [], dtype=numeric.dtype, value=_whole(x, numeric.dtype))
-    if not isinstance(x, Handle):
-        t.fail(f"cast of {describe(x)}")
     extra: dict[str, Any] = {}
     if policy.rounding != "nearest_even":
         extra["rounding"] = policy.rounding
     if policy.saturate:
         extra["saturate"] = True
+    if is_number(x):
+        return t.emit("constant", [], dtype=numeric.dtype,
+                      value=rounded(x, numeric.dtype, **extra))
+    if not isinstance(x, Handle):
+        t.fail(f"cast of {describe(x)}")
     return t.cast(x, numeric.dtype, **extra)
-
-
-def _whole(x: Any, dtype: DType) -> Any:
-    return bool(x) if dtype is bool_ else int(x)
 
 
 def _op(name: str) -> Any:

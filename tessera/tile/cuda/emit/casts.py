@@ -2,8 +2,7 @@
 
 What is wider than f32 reaches narrow floats through an f32 rounded to odd (toward zero, with the
 last bit set where something was cut off): the second rounding then sees every tie as it was
-(Boldo and Melquiond 2008). Integers saturate, except into a signed type at least as wide, where
-the bits stay.
+(Boldo and Melquiond 2008). Integers saturate.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ def same_register(a: DType, z: DType, saturate: bool = False) -> bool:
         return a.kind == z.kind and max(a.bits, z.bits) <= 32 and contains(z, a, saturate)
     if max(a.bits, z.bits) > 32 or z.kind == "bool":
         return False
-    if z.kind == "int" and z.bits == 32:
-        return True
     return z.min <= a.min and a.max <= z.max
 
 
@@ -204,19 +201,13 @@ def _limited(b: Builder, v: Any, low: int | None, high: int | None, signless: bo
 def _int_to_int(b: Builder, a: DType, z: DType, v: Any) -> Any:
     if z.kind == "bool":
         return b.to_int(b.true(v))
-    if not (z.kind == "int" and z.bits >= max(8, a.bits)):
-        signless = a.kind == "uint"
-        v = _limited(b, v, int(z.min) if a.min < z.min else None,
-                     int(z.max) if a.max > z.max else None, signless)
-    if z.bits == 64:
-        if a.bits == 64:
-            return v
-        return b.sext(v, "i64") if a.kind == "int" else b.zext(v, "i64")
-    if a.bits == 64:
-        v = b.trunc(v, "i32")
-    if z.kind == "int" and z.bits < 32 and a.kind == "uint" and a.bits == z.bits:
-        return b.ashr(b.shl(v, b.i32(32 - z.bits)), b.i32(32 - z.bits))
-    return v
+    v = _limited(b, v, int(z.min) if a.min < z.min else None, int(z.max) if a.max > z.max else None,
+                 a.kind == "uint")
+    if z.bits == a.bits == 64 or z.bits < 64 and a.bits < 64:
+        return v
+    if z.bits < 64:
+        return b.trunc(v, "i32")
+    return b.sext(v, "i64") if a.kind == "int" else b.zext(v, "i64")
 
 
 __all__ = ["as_f32", "cast", "same_register"]

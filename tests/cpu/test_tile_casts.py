@@ -1,0 +1,87 @@
+"""Casts in kernels by the rule of the guide: integers give their nearest end, literals are rounded
+to the type like any number. Oracles: Python's integers and ml_dtypes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import emulate_lanes
+import tessera as ts
+from kernels.build import build
+from tessera.numerics import find_dtype
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def casts(source: str, targets: tuple[str, ...]):
+    """A kernel that casts x to each target by tile.cast, by a store of a number and of a tile."""
+    outs = ", ".join(f'c{i}: Tensor["N", ts.{t}], e{i}: Tensor["N", ts.{t}], '
+                     f't{i}: Tensor["N", ts.{t}]' for i, t in enumerate(targets))
+    lanes = "".join(f"        c{i}[j] = tile.cast(x[j], ts.{t})\n        e{i}[j] = x[j]\n"
+                    for i, t in enumerate(targets))
+    tiles = "".join(f"    t{i}[0:16] = tile.load(x[0:16])\n" for i in range(len(targets)))
+    return build(f"""@kernel
+def k(x: Tensor["N", ts.{source}], {outs}):
+    j = tile.local_id()
+    if j < N:
+{lanes}{tiles}""")["k"]
+
+
+def numbers(rng, name: str) -> np.ndarray:
+    d = find_dtype(name)
+    edges = (127, 128, 2**15, 2**31, 2**31 - 1, 2**63)
+    some = [d.min, d.max, d.max - 1, 0, 1, 5, *(e for e in edges if e <= d.max)]
+    word = rng.integers(0, 2**64, 16 - len(some), np.uint64, endpoint=False)
+    return np.array([*some, *word.astype(d.numpy)], d.numpy)
+
+
+@pytest.mark.parametrize("source", INTEGERS)
+def test_integers_give_their_nearest_end(source, rng):
+    """In a cast, a store of an element and of a tile, eagerly, and in the emitted code."""
+    x = numbers(rng, source)
+    k = casts(source, INTEGERS)
+    outs = [np.zeros(len(x), find_dtype(t).numpy) for t in INTEGERS for _ in range(3)]
+    k[1, 32](x, *outs)
+    for i, target in enumerate(INTEGERS):
+        d = find_dtype(target)
+        want = [min(max(v, int(d.min)), int(d.max)) for v in x.tolist()]
+        for got in outs[3 * i:3 * i + 3]:
+            assert got.tolist() == want, f"{source} to {target}"
+        assert ts.cast(ts.tensor(x, source), target).tolist() == want
+    emulate_lanes.compare(k, x, *map(np.zeros_like, outs), groups=1, lanes=32)
+
+
+def test_the_ptx_clamps():
+    k = casts("uint32", ("int32",))
+    x = np.zeros(16, np.uint32)
+    k[1, 32](x, *(np.zeros(16, np.int32) for _ in range(3)))
+    ptx = k.inspect_ir("ptx", target="sm_90")
+    assert ptx.count("min.u32") >= 3
+
+
+def test_literals_are_numbers_of_the_type():
+    k = build("""@kernel
+def k(f: Tensor["N", f32], i: Tensor["M", i64]):
+    f[0] = tile.cast(0.1, ts.bf16)
+    f[1] = tile.cast(500.0, ts.fp8_e4m3)
+    f[2] = tile.cast(500.0, "fp8_e4m3 @saturate")
+    f[3] = tile.cast(0.1, "bf16 @rounding(toward_zero)")
+    f[4:8] = tile.full((4,), 0.1, ts.bf16)
+    f[8] = tile.cast(1e6, ts.f16)
+    i[0] = tile.cast(300, ts.int8)
+    i[1] = tile.cast(-1, ts.uint8)
+    i[2] = tile.cast(2.7, ts.i32)
+    i[3] = tile.cast(1e20, ts.i32)
+    i[4] = tile.cast(float("nan"), ts.i32)
+    i[5] = tile.cast(-(2**80), ts.i64)
+""")["k"]
+    f, i = np.zeros(9, np.float32), np.zeros(6, np.int64)
+    k(f, i)
+    tenth = float(np.float32(ml_dtypes.bfloat16(0.1)))
+    below = (np.float32([0.1]).view(np.uint32) & 0xFFFF0000).view(np.float32).item()
+    want = [tenth, np.nan, 448.0, below, *[tenth] * 4, np.inf]
+    assert np.array_equal(f, np.float32(want), equal_nan=True)
+    assert i.tolist() == [127, 0, 2, 2**31 - 1, 0, -(2**63)]
+    emulate_lanes.compare(k, f, i, groups=1, lanes=32)
