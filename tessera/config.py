@@ -269,6 +269,9 @@ Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
 Setting("poison", "TESSERA_POISON", BOOL, False,
         "compiled graphs fill memory that nothing may read any more with NaN: it checks the plans")
+Setting("f64_arrays", "TESSERA_F64_ARRAYS", one_of("warn", "f32", "keep"), "warn",
+        "f64 arrays of no stated type: a warning where they make f64 of narrower floats, once per "
+        "line; f32 as they enter; or f64 without a word")
 Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
 Setting("comm_timeout", "TESSERA_COMM_TIMEOUT", integer(0), 45,
         "seconds a rank of a mesh waits for another before all stop; 0 waits forever")

@@ -16,7 +16,9 @@ FUNCTIONS: Mapping[str, str] = {
     "rand": "ts.random.uniform(shape)", "randn": "ts.random.normal(shape)",
     "rand_like": "ts.random.uniform(x.shape)", "randn_like": "ts.random.normal(x.shape)",
     "randperm": "ts.random.permutation(n)", "manual_seed": "ts.random.seed(n)",
-    "PRNGKey": "ts.random.seed(n), or key=ts.random.next_key()",
+    "PRNGKey": "ts.random.key(seed)", "multinomial": "ts.random.categorical(logits, shape)",
+    "nn": "functions of ts: ts.layernorm, ts.gelu, ts.cross_entropy",
+    "functional": "functions of ts: ts.layernorm, ts.gelu, ts.cross_entropy",
     "cat": "ts.concatenate(tensors, axis)", "concat": "ts.concatenate(tensors, axis)",
     "hstack": "ts.concatenate(tensors, 1)", "vstack": "ts.concatenate(tensors, 0)",
     "permute": "ts.transpose(x, axes)", "unsqueeze": "ts.expand_dims(x, axis)",
@@ -38,6 +40,35 @@ FUNCTIONS: Mapping[str, str] = {
     "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
     "adamw": "ts.optim.AdamW()", "half": "ts.f16", "double": "ts.f64", "long": "ts.int64",
     "bool": "ts.bool_",
+}
+
+# ts.random.<word>
+RANDOM: Mapping[str, str] = {
+    "rand": "ts.random.uniform(shape)", "random": "ts.random.uniform(shape)",
+    "random_sample": "ts.random.uniform(shape)", "randn": "ts.random.normal(shape)",
+    "standard_normal": "ts.random.normal(shape)", "gaussian": "ts.random.normal(shape)",
+    "randperm": "ts.random.permutation(n)", "shuffle": "ts.random.permutation(n)",
+    "integers": "ts.random.randint(low, high, shape)", "PRNGKey": "ts.random.key(seed)",
+    "default_rng": "ts.random.philox(seed)", "Generator": "ts.random.philox(seed)",
+    "manual_seed": "ts.random.seed(n)", "multinomial": "ts.random.categorical(logits, shape)",
+    "bits": "ts.random.random_bits(shape)", "binomial": "ts.random.bernoulli(p, shape)",
+    "exponential": "-ts.log(1 - ts.random.uniform(shape))",
+    "gumbel": "-ts.log(-ts.log(ts.random.uniform(shape))), or ts.random.categorical(logits)",
+    "truncated_normal": "ts.clip(ts.random.normal(shape), low, high)",
+    "get_rng_state": "ts.random.get_state()", "set_rng_state": "ts.random.set_state(state)",
+}
+
+# ts.optim.<word>
+OPTIM: Mapping[str, str] = {
+    "Adam": "ts.optim.AdamW(weight_decay=0.0)", "adam": "ts.optim.AdamW(weight_decay=0.0)",
+    "adamw": "ts.optim.AdamW()", "sgd": "ts.optim.SGD()", "Momentum": "ts.optim.SGD(momentum=0.9)",
+    "clip_grad_norm_": "ts.optim.clip_by_global_norm(grads, limit)",
+    "clip_grad_norm": "ts.optim.clip_by_global_norm(grads, limit)",
+    "cosine_decay_schedule": "ts.optim.CosineSchedule(peak, steps, warmup)",
+    "warmup_cosine_decay_schedule": "ts.optim.CosineSchedule(peak, steps, warmup)",
+    "CosineAnnealingLR": "ts.optim.CosineSchedule(peak, steps, warmup)",
+    "lr_scheduler": "ts.optim.CosineSchedule(peak, steps, warmup)",
+    "apply_updates": "optimizer.update(params, grads, state, lr)",
 }
 
 # x.<word> of a tensor
@@ -65,7 +96,8 @@ KEYWORDS: Mapping[str, Sequence[str]] = {
     "dim": ("axis", "axes"), "dims": ("axes", "axis"), "axes": ("axis",), "axis": ("axes",),
     "keepdim": ("keepdims",), "keep_dims": ("keepdims",), "input": ("x", "q", "logits"),
     "other": ("b",), "y": ("b",), "x1": ("a",), "x2": ("b",), "size": ("shape",),
-    "newshape": ("shape",), "type": ("dtype",), "p": ("ord",), "rate": ("p",),
+    "newshape": ("shape",), "type": ("dtype",), "p": ("ord",), "start_dim": ("start",),
+    "end_dim": ("end",), "stop_dim": ("end",), "rate": ("p",),
     "prob": ("p",), "correction": ("ddof",), "unbiased": ("ddof",), "epsilon": ("eps",),
     "weight": ("gamma", "w"), "bias": ("beta",), "normalized_shape": ("gamma",),
     "a_min": ("low",), "a_max": ("high",), "min": ("low",), "max": ("high",),

@@ -20,14 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from .dims import show_shape
-from .errors import ArgumentError, DTypeError, ShapeError
+from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
+from .foreign import OPTIM
 from .graph import tree
 from .graph.operand import PUBLIC, compute_type, convert
 from .graph.signature import is_data
 from .mesh.parallel.alike import counter, lie_as, zeros_as
+from .numerics import as_type
 from .tensor import Tensor, as_tensor
 
 
@@ -254,7 +256,8 @@ class CosineSchedule:
     to `floor` at `steps`, and `floor` after that.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5 without restarts. Steps count from 0; the
-    first one already has a rate above 0.
+    first one already has a rate above 0. The rate of an integer is a float, that of a tensor,
+    traced or not, an f32 tensor of its shape.
     """
 
     peak: float
@@ -270,14 +273,33 @@ class CosineSchedule:
             raise ArgumentError(f"CosineSchedule needs 0 <= warmup <= steps and steps >= 1, got "
                                 f"warmup {self.warmup}, steps {self.steps}")
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: Any) -> Any:
         """The rate of this step."""
+        if isinstance(step, Tensor):
+            return self._of_tensor(step)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if step >= self.steps:
             return self.floor
         way = (step - self.warmup) / max(self.steps - self.warmup, 1)
         return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * way))
+
+    def _of_tensor(self, step: Tensor) -> Tensor:
+        """Differences of steps are taken before they become f32, which holds 2^24 of them."""
+        kind = as_type("f32")
+        rise = convert(step + 1, kind) * (self.peak / max(self.warmup, 1))
+        way = convert(step - self.warmup, kind) * (1.0 / max(self.steps - self.warmup, 1))
+        fall = self.floor + (self.peak - self.floor) * 0.5 * (1 + PUBLIC["cos"](math.pi * way))
+        where = PUBLIC["where"]
+        return where(step < self.warmup, rise, where(step >= self.steps, self.floor, fall))
+
+
+def __getattr__(name: str) -> NoReturn:
+    """A name that ts.optim does not have: the error says which is near."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnknownNameError(f"tessera.optim has no name {name!r}", name, lambda: sorted(__all__),
+                           OPTIM)
 
 
 __all__ = [

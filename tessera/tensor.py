@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import wide_arrays
 from .dims import Dim, bind_shape, show_shape, size_of
 from .errors import (
     ArgumentError,
@@ -230,6 +231,11 @@ class Tensor:
             )
         return op(*inputs)
 
+    def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """NumPy functions that have a namesake here are that: np.sum(x) is ts.sum(x). The others
+        are NumPy's own, of x as an array."""
+        return OPERATORS["array_function"](func, args, kwargs)
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         if self.scale is not None or self.dtype.packed or self.array.dtype.kind not in "biuf":
             raise DTypeError(
@@ -246,6 +252,17 @@ class Tensor:
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        """f"{loss:.3f}" of a tensor with one element is that of its number."""
+        if not spec:
+            return str(self)
+        if self.size != 1:
+            raise ArgumentError(
+                f"the format {spec!r} of a tensor of shape {show_shape(self.shape)}: one number is "
+                "needed", hint="reduce or index it first; np.array2string(x.numpy(), ...) "
+                "formats arrays")
+        return format(self.item(), spec)
 
     def __index__(self) -> int:
         if self.dtype.kind not in ("int", "uint", "bool"):
@@ -425,7 +442,8 @@ PLAIN.add(Tensor)
 
 
 def _attributes() -> list[str]:
-    return [n for n in (*OPERATORS, *dir(Tensor)) if n[0] != "_" and not n.startswith("ufunc")]
+    inner = ("_", "ufunc", "array_function")
+    return [n for n in (*OPERATORS, *dir(Tensor)) if not n.startswith(inner)]
 
 
 PROPERTIES = frozenset({"T", "mT"})
@@ -489,18 +507,22 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     """A tensor from nested lists, numbers, NumPy, anything with DLPack or `__array__`.
 
     Python floats become f32, integers int64 and bools bool_ unless `dtype` says otherwise; arrays
-    keep their type. The buffer is a copy.
+    keep their type (f64 ones as the setting f64_arrays says). The buffer is a copy.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
     array = to_numpy(data)
     if dtype is None:
         weak = not hasattr(data, "dtype") and array.dtype == np.float64
+        array = array if weak or isinstance(data, Tensor) else wide_arrays.admit(array)
         numeric = data.type if isinstance(data, Tensor) else as_type("f32" if weak else array.dtype)
     else:
         numeric = as_type(dtype)
     if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
         return OPERATORS["quantize"](array, numeric)
-    return Tensor(np.array(encode_value(array, numeric), order="C"), numeric, name=name)
+    out = Tensor(np.array(encode_value(array, numeric), order="C"), numeric, name=name)
+    if dtype is None and (not isinstance(data, Tensor) or wide_arrays.is_unstated(data)):
+        wide_arrays.remember(out)
+    return out
 
 
 def _per_channel(numeric: NumericType) -> bool:
@@ -556,7 +578,8 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):
-        return Tensor(value, as_type(value.dtype))
+        array = wide_arrays.admit(value)
+        return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
     return tensor(value)

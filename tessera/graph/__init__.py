@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ops
+from . import numpy_calls, ops
 from .operators import install
 from .ops import (
     attention,
@@ -42,6 +42,6 @@ install()
 __all__ = [
     "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "deps",
     "determinants", "einsum", "elementwise", "factorizations", "gather", "index", "join", "linalg",
-    "loss", "lu", "matrix_norms", "nn", "norms", "ops", "random", "reduce", "safe", "scatter",
-    "shape", "softmax", "sort", "sparse", "spectral",
+    "loss", "lu", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "random", "reduce", "safe",
+    "scatter", "shape", "softmax", "sort", "sparse", "spectral",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import wide_arrays
 from ..dims import Dim
 from ..errors import (
     ArgumentError,
@@ -291,6 +292,7 @@ class Function:
         def flat_fn(*tracers: Tensor) -> list[Tensor]:
             for t, leaf in zip(tracers, leaves, strict=True):
                 t.is_param, t.layout = leaf.is_param, leaf.layout
+                wide_arrays.inherit(t, (leaf,))
             it = iter(tracers)
             values: list[Any] = []
             for i, leaf_key in enumerate(leaf_slots(treedef, statics, leaves)):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import wide_arrays
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..foreign import keyword_instead
@@ -24,12 +25,14 @@ from .signature import show_call
 from .trace import EXITS, LITERAL, Tracer
 
 F = TypeVar("F", bound=Callable[..., Any])
+F64 = as_type("f64").dtype
 PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 
 def public(fn: F) -> F:
     """Register a public function; its errors name it and its tensor arguments."""
     signature = inspect.signature(fn)
+    states_type = getattr(fn, "states_type", False)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,6 +47,8 @@ def public(fn: F) -> F:
                 raise
             hint = _binding_hint(f"ts.{fn.__name__}", signature, args, kwargs)
             raise ArgumentError(f"ts.{fn.__name__}: {problem}", hint=hint) from err
+        if wide_arrays.UNSTATED and not states_type:
+            wide_arrays.inherit(out, (*args, *kwargs.values()))
         for leave in EXITS:
             leave(out)
         return out
@@ -52,6 +57,12 @@ def public(fn: F) -> F:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
     return call  # type: ignore[return-value]
+
+
+def states_type(fn: F) -> F:
+    """Decorator below `public`: the call states the type of its result."""
+    fn.states_type = True  # type: ignore[attr-defined]
+    return fn
 
 
 def named(name: str) -> Callable[[F], F]:
@@ -197,6 +208,8 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
         if is_number(x):
             dtype = weak_result(common.dtype, x.item() if isinstance(x, np.generic) else x)
             common = common if dtype is common.dtype else as_type(dtype)
+    if common.dtype is F64 and wide_arrays.UNSTATED:
+        wide_arrays.check_widening(tensors)
     numeric = compute_type(common)
     out, rest = [], iter(tensors)
     for x in xs:

@@ -1,7 +1,12 @@
-"""Nested arguments and results as flat lists: tuples, lists, dicts, None, registered classes."""
+"""Nested arguments and results as flat lists: tuples, lists, dicts, None, dataclasses, registered
+classes."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import types
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +64,98 @@ def _flatten(tree: Any, leaves: list) -> TreeDef:
         return TreeDef(kind, data, tuple(_flatten(x, leaves) for x in children))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a named tuple
         return TreeDef(kind, None, tuple(_flatten(x, leaves) for x in tree))
+    fields = _tree_fields(kind)  # type: ignore[arg-type]  # a class is hashable
+    if fields is not None:
+        return _flatten_fields(tree, fields, leaves)
     leaves.append(tree)
     return LEAF
+
+
+# --- dataclasses ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a dataclass: those that hold parts of the tree, and the fixed ones."""
+
+    parts: tuple[str, ...]
+    fixed: tuple[tuple[str, Any], ...]
+
+    def __hash__(self) -> int:
+        return hash((self.parts, tuple((name, type(v), v) for name, v in self.fixed)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fields) and self._key == other._key
+
+    @property
+    def _key(self) -> tuple:
+        return self.parts, tuple((name, type(v), v) for name, v in self.fixed)
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), type, Callable, Ellipsis)
+
+
+@functools.cache
+def _tree_fields(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    return _sorted_fields(kind, frozenset())
+
+
+def _sorted_fields(kind: type, around: frozenset[type]) -> tuple | None:
+    """(fields that are parts, fixed fields) of a dataclass; None for what is a leaf.
+
+    Fixed are those whose annotation says a plain Python value, such as `heads: int`; a field's
+    metadata {"static": True or False} decides otherwise. A class all of whose fields are fixed is
+    a leaf, compared by value: a configuration, and an annotation of it is plain too. So are the
+    classes of this package. around: the classes whose fields are being looked at.
+    """
+    if not dataclasses.is_dataclass(kind) or kind.__module__.partition(".")[0] == "tessera":
+        return None
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception:  # an annotation whose names are gone: what it says is read as text
+        hints = {}
+    parts: list[str] = []
+    fixed: list[str] = []
+    for f in dataclasses.fields(kind):
+        plain = f.metadata.get("static", _is_plain(hints.get(f.name, f.type), around | {kind}))
+        (fixed if plain else parts).append(f.name)
+    return (tuple(parts), tuple(fixed)) if parts else None
+
+
+def _is_plain(annotation: Any, around: frozenset[type]) -> bool:
+    if isinstance(annotation, str):
+        words = annotation.replace("|", " ").split()
+        return all(w in {"int", "float", "complex", "bool", "str", "bytes", "None"} for w in words)
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType, tuple):
+        return bool(args) and all(_is_plain(a, around) for a in args)
+    if origin in (typing.Literal, Callable, type):
+        return True
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return annotation not in around and _sorted_fields(annotation, around) is None
+    return annotation in _PLAIN
+
+
+def _flatten_fields(tree: Any, fields: tuple, leaves: list) -> TreeDef:
+    parts, fixed = fields
+    data = Fields(parts, tuple((name, getattr(tree, name)) for name in fixed))
+    try:
+        hash(data)
+    except TypeError:
+        odd = next(name for name, v in data.fixed if type(v).__hash__ is None)
+        raise ArgumentError(
+            f"{type(tree).__name__}.{odd} = {getattr(tree, odd)!r} is fixed but cannot be hashed",
+            hint="a tuple instead of a list; or field(metadata={'static': False}) makes it a part "
+            "of the tree",
+        ) from None
+    return TreeDef(type(tree), data, tuple(_flatten(getattr(tree, n), leaves) for n in parts))
+
+
+def _from_fields(kind: type, data: Fields, children: list) -> Any:
+    """An instance with these values. __init__ and __post_init__ are not called: they may check or
+    change what is only a stand-in here."""
+    made: Any = object.__new__(kind)
+    for name, value in (*data.fixed, *zip(data.parts, children, strict=True)):
+        object.__setattr__(made, name, value)
+    return made
 
 
 def unflatten(treedef: TreeDef, leaves: Any) -> Any:
@@ -81,6 +176,8 @@ def _unflatten(treedef: TreeDef, leaves: Any) -> Any:
         return dict(zip(treedef.data, children, strict=True))
     if kind in _REGISTERED:
         return _REGISTERED[kind][1](treedef.data, children)
+    if type(treedef.data) is Fields:
+        return _from_fields(kind, treedef.data, children)
     return kind(*children)
 
 
@@ -97,10 +194,12 @@ def map_tree(f: Callable, tree: Any, *rest: Any) -> Any:
 
 
 def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
-    """A name per leaf, in order: dict keys and positions joined by dots, "blocks.0.qkv"."""
+    """A name per leaf, in order: dict keys, fields and positions joined by dots, "blocks.0.qkv"."""
     if treedef.kind is None:
         return [prefix]
-    keys = treedef.data if treedef.kind is dict else range(len(treedef.children))
+    keys: Any = range(len(treedef.children))
+    if treedef.kind is dict or type(treedef.data) is Fields:
+        keys = treedef.data if treedef.kind is dict else treedef.data.parts
     dot = f"{prefix}." if prefix else ""
     return [
         path

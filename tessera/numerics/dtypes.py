@@ -29,7 +29,8 @@ _ALIASES: dict[str, str] = {}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DType:
-    """A storage format. Compared by identity: there is one object per name.
+    """A storage format. There is one object per name, and a name, alias or NumPy type equals it:
+    `x.dtype == "float32"`. Raises DTypeError when compared with a word that names no format.
 
     `numpy` is the element type of unpacked arrays, one element per item. For fp4_e3m0, which no
     library has, it is uint8 holding codes; for tf32 it is float32 with 10 mantissa bits in use.
@@ -48,6 +49,17 @@ class DType:
         return self.name
 
     __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, DType):
+            return False
+        from tessera.numerics.policy import same_type
+
+        return same_type(self, other)
+
+    __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return find_dtype, (self.name,)  # copies and pickles give back the one object

@@ -54,10 +54,18 @@ class Policy:
 
 @dataclass(frozen=True, repr=False)
 class NumericType:
-    """A storage format with a policy; str() is accepted by parse() and is valid Python."""
+    """A storage format with a policy; str() is accepted by parse() and is valid Python.
+
+    Such a string, a dtype and a NumPy type are equal to the type that `as_type` makes of them.
+    """
 
     dtype: DType
     policy: Policy = field(default_factory=Policy)
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is NumericType:
+            return self is other or (self.dtype is other.dtype and self.policy == other.policy)
+        return same_type(self, other)
 
     @property
     def name(self) -> str:
@@ -364,6 +372,23 @@ def as_type(x: Any) -> NumericType:
         "such as 'fp8_e4m3 @saturate', a NumPy dtype, float, int, bool, or a class decorated with "
         "@precision_policy",
     )
+
+
+def same_type(mine: DType | NumericType, other: Any) -> bool:
+    """Whether `other`, a type in another spelling, is `mine`; NotImplemented for what is no type.
+
+    Raises DTypeError for text that names no type: it would differ from every type in silence.
+    """
+    if not isinstance(other, str):
+        kinds = (DType, NumericType, np.dtype, type)
+        numeric = isinstance(other, kinds) and (not isinstance(other, type) or _is_element(other))
+        if not numeric or (isinstance(other, np.dtype) and other.type not in _SCALARS):
+            return NotImplemented
+    return as_type(mine) == as_type(other)
+
+
+def _is_element(x: type) -> bool:
+    return x in _PYTHON_TYPES or x in _SCALARS or is_custom_policy(x)
 
 
 def as_dtype(x: Any) -> DType:

@@ -21,11 +21,12 @@ SAMPLES = {
     "debug": ("On", True), "device": ("cuda", "cuda"),
     "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
     "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
-    "poison": ("1", True), "seed": ("17", 17), "comm_timeout": ("0", 0),
-    "rank_output": ("first", "first"), "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
+    "poison": ("1", True), "f64_arrays": ("f32", "f32"), "seed": ("17", 17),
+    "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
+    "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
 }
 REFUSED = {"numerics": "loud", "debug": "2", "device": "gpu", "cache_dir": None, "num_threads": "0",
-           "loop_min_elements": "-1", "poison": "maybe", "seed": "-1",
+           "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16", "seed": "-1",
            "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None}
 
 
@@ -39,8 +40,8 @@ def test_defaults(fresh_config):
         "numerics": "off", "debug": False, "device": "auto",
         "cache_dir": Path.home() / ".cache/tessera",
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
-        "poison": False, "seed": 0, "comm_timeout": 45, "comm": "auto", "rank_output": "all",
-        "rank_logs": None,
+        "poison": False, "f64_arrays": "warn", "seed": 0, "comm_timeout": 45,
+        "comm": "auto", "rank_output": "all", "rank_logs": None,
     }
 
 

@@ -86,7 +86,8 @@ def test_the_words_of_other_libraries_lead_to_names_that_exist():
     from tessera.graph.operand import PUBLIC
 
     x = ts.ones((2, 2))
-    for words, owner in ((foreign.FUNCTIONS, ts), (foreign.METHODS, x)):
+    for words, owner in ((foreign.FUNCTIONS, ts), (foreign.METHODS, x),
+                         (foreign.RANDOM, ts.random), (foreign.OPTIM, ts.optim)):
         for word, instead in words.items():
             assert not hasattr(owner, word), f"{word} exists: no other word is needed"
             with pytest.raises(ts.UnknownNameError) as info:

@@ -19,7 +19,7 @@ FLOORS: list[list[str]] = [
     ["config"],
     ["numerics"],
     ["runtime"],
-    ["dims"],
+    ["dims", "wide_arrays"],
     ["tensor"],
     ["tile"],
     ["kernels"],

@@ -90,6 +90,30 @@ def test_round_and_abs(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(abs(ts.tensor(ints)), np.abs(ints))
 
 
+@pytest.mark.parametrize("decimals", [0, 1, 3, 7, -1, -2])
+def test_round_to_decimals(decimals: int, rng: np.random.Generator) -> None:
+    for dtype in ("f4", "f8"):
+        x = (rng.standard_normal(500) * 10.0 ** rng.integers(-3, 6, 500)).astype(dtype)
+        np.testing.assert_array_equal(ts.round(x, decimals), np.round(x, decimals))
+        np.testing.assert_array_equal(ts.jit(lambda x: ts.round(x, decimals))(x),
+                                      np.round(x, decimals))
+    ints = rng.integers(-500, 500, 300)
+    np.testing.assert_array_equal(ts.round(ints, decimals), np.round(ints, decimals))
+    edge = np.array([np.inf, -np.inf, np.nan, 3e38], np.float32)
+    np.testing.assert_array_equal(ts.round(edge, decimals), edge)
+    slope = ts.grad(lambda x: ts.sum(ts.round(x, decimals)))(np.array([0.12, 3e38], np.float32))
+    assert slope.tolist() == [0.0, 0.0]
+
+
+def test_narrow_integers_round_exactly() -> None:
+    x = np.array([127, -128, 55, 45, 5, -55], np.int8)
+    assert ts.round(x, -1).tolist() == [127, -128, 60, 40, 0, -60]  # 130 saturates
+    assert ts.round(x, -2).tolist() == [100, -100, 100, 0, 0, -100]
+    assert ts.round(x, -3).tolist() == [0] * 6 and ts.round(x, 2).tolist() == x.tolist()
+    with pytest.raises(ArgumentError, match="decimals=0.5"):
+        ts.round(x, 0.5)
+
+
 @pytest.mark.row("OPS-13")
 def test_relu_and_its_gradient_at_zero() -> None:
     x = np.array([-2.0, -0.0, 0.0, 3.0, np.inf], np.float32)

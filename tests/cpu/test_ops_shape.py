@@ -21,6 +21,13 @@ MOVES: dict[str, tuple] = {
     "expand_dims": (lambda x: ts.expand_dims(x, (0, -1)), lambda a: a[None, ..., None]),
     "squeeze": (lambda x: ts.squeeze(x[:1]), lambda a: a[0]),
     "transpose": (lambda x: ts.transpose(x, (2, 0, 1)), lambda a: a.transpose(2, 0, 1)),
+    "flatten from": (lambda x: x.flatten(1), lambda a: a.reshape(2, 12)),
+    "flatten to": (lambda x: ts.flatten(x, 0, 1), lambda a: a.reshape(6, 4)),
+    "flatten one": (lambda x: ts.flatten(x, -2, 1), lambda a: a),
+    "transpose of axes": (lambda x: x.transpose(0, 2, -2), lambda a: a.transpose(0, 2, 1)),
+    "transpose axes=": (lambda x: x.transpose(axes=[1, 0, 2]), lambda a: a.transpose(1, 0, 2)),
+    "moveaxes": (lambda x: ts.moveaxis(x, (0, 2), (-1, 0)),
+                 lambda a: np.moveaxis(a, (0, 2), (-1, 0))),
     "reverse axes": (ts.transpose, np.transpose),
     "swapaxes": (lambda x: ts.swapaxes(x, 0, -1), lambda a: a.swapaxes(0, -1)),
     "moveaxis": (lambda x: ts.moveaxis(x, 0, 2), lambda a: np.moveaxis(a, 0, 2)),
@@ -177,3 +184,21 @@ def test_errors(call: Any, error: type, text: str) -> None:
     with pytest.raises(error) as err:
         call()
     assert re.search(text, str(err.value), re.S), str(err.value)
+
+
+def test_axes_that_are_no_permutation_are_explained() -> None:
+    x = ts.ones((2, 3, 4))
+    for call, words in (
+        (lambda: x.transpose(1, 2), r"x.swapaxes\(1, 2\) exchanges two"),
+        (lambda: x[0].transpose(0, 1), "x.T, or x.swapaxes"),
+        (lambda: x.transpose(0, 1, 1), r"each of 0..2 once"),
+        (lambda: x.flatten(2, 1), "from axis 2 to axis 1"),
+        (lambda: ts.moveaxis(x, (0, 0), (1, 2)), "names an axis twice"),
+    ):
+        with pytest.raises(AxisError, match=words):
+            call()
+    with pytest.raises(ArgumentError, match="2 axes to move and 1 places"):
+        ts.moveaxis(x, (0, 1), 2)
+    assert ts.flatten(ts.tensor(3.0)).shape == (1,)
+    assert x[0].transpose((0, 1)).shape == (3, 4)
+    assert x[0, 0].transpose(0).shape == (4,)

@@ -199,6 +199,19 @@ def test_the_schedule_is_linear_then_half_a_cosine():
     assert CosineSchedule(1.0, steps=5)(0) == 1.0
 
 
+def test_the_schedule_of_a_tensor_is_that_of_its_numbers():
+    """f32: 2^-24 of the peak, and the cosine's 2 ulp."""
+    for s in (CosineSchedule(2.0, steps=110, warmup=10, floor=0.5), CosineSchedule(1.0, steps=5)):
+        steps = np.arange(130)
+        want = [s(int(i)) for i in steps]
+        for run in (s, ts.jit(s), ts.vmap(s)):
+            got = run(ts.tensor(steps))
+            assert got.dtype == "f32"
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * s.peak)
+    late = CosineSchedule(1.0, steps=2**26 + 10, warmup=2**26)
+    assert ts.jit(late)(ts.tensor(2**26 + 5)).item() == pytest.approx(late(2**26 + 5), abs=1e-6)
+
+
 @pytest.mark.parametrize("make, words", [
     (lambda: AdamW(b1=1.0), "b1 must be in \\[0, 1\\), got 1.0"),
     (lambda: AdamW(b2=-0.1), "b2 must be"),

@@ -108,3 +108,32 @@ class TestParams:
         assert ts.param(x, "bf16").type == ts.as_type("bf16")
         stands = ts.dist.stand_in((4, 2), None, mesh)
         assert ts.param(stands).is_param and not stands.is_param
+
+
+def test_a_format_spec_is_that_of_the_one_number():
+    loss = ts.tensor(0.123456)
+    assert f"{loss:.3f} {loss:8.2e} {ts.tensor([[3]]):d}" == "0.123 1.23e-01 3"
+    assert f"{ts.cast(loss, ts.bf16):.4f}" == f"{0.1235:.4f}"
+    assert f"{loss}" == str(loss)
+    with pytest.raises(ts.ArgumentError, match=r"the format '.3f' of a tensor of shape \[2\]"):
+        f"{ts.ones(2):.3f}"
+    with pytest.raises(ts.TraceError, match="item"):
+        ts.jit(lambda x: f"{x:.3f}")(loss)
+
+
+def test_types_equal_their_names():
+    x = ts.ones(2, "bf16 @accum(f32)")
+    assert x.dtype == "bf16" and x.dtype == "bfloat16" and "bf16" == x.dtype != "f32"
+    assert x.dtype in ("f16", "bf16") and x.dtype not in ("f16", "f32")
+    assert x.type == "bf16@accum( f32 )" and x.type != "bf16" and x.type != ts.bf16
+    assert ts.f32 == np.float32 == ts.f32 and ts.f32 == np.dtype("f4") == ts.f32
+    assert np.dtype("f8") != ts.f32 and ts.int64 in (int,) and ts.bool_ == "bool"
+    assert ts.as_type("f32") == ts.f32 == ts.as_type("f32") == np.float32
+    for other in (None, 3, str, object, np.dtype("U3"), [], ts.bf16):
+        assert ts.f32 != other and ts.as_type("f32") != other
+    assert {ts.f32: 1}[ts.float32] == 1 and len({ts.f32, ts.f64, ts.float32}) == 2
+    for word, hint in (("flaot32", "did you mean 'float32'"), ("float33", "float3")):
+        for t in (ts.f32, ts.as_type("f32")):
+            with pytest.raises(ts.DTypeError, match="unknown dtype") as info:
+                t == word  # noqa: B015
+            assert hint in info.value.hint

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import wide_arrays
 from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode
@@ -15,6 +16,8 @@ from ..op import Aval, Op, Sample, sample
 from ..operand import PUBLIC, compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
+
+F64 = as_type("f64").dtype
 
 
 def _matmul_shape(a: Aval, b: Aval, accum: DType) -> Aval:
@@ -143,6 +146,8 @@ def product_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericTy
 def product_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
     a, b = as_tensor(a), as_tensor(b)
     compute, result, accum = product_type(a.type, b.type)
+    if compute.dtype is F64 and wide_arrays.UNSTATED:
+        wide_arrays.check_widening((a, b))
     if a.scale is not None or b.scale is not None:
         compute = result = as_type("f32")
         accum = compute.dtype

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import wide_arrays
 from ...errors import ArgumentError
 from ...numerics import (
     CastCounts,
@@ -30,6 +31,7 @@ from ..operand import (
     compute_type,
     convert,
     public,
+    states_type,
     to_compute,
 )
 from ..trace import apply
@@ -157,6 +159,7 @@ CONVERT.append(cast_to)
 
 
 @public
+@states_type
 def cast(x: Any, dtype: Any) -> Tensor:
     """x converted to `dtype`, rounded once as its policy says.
 
@@ -166,6 +169,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     same storage gives a copy; x's own type gives x. Raises DTypeError.
     """
     x, numeric = as_tensor(x), as_type(dtype)
+    wide_arrays.forget(x)
     if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
         return quantize(x, numeric)
     out = convert(to_compute(x) if x.scale is not None else x, numeric)
@@ -179,6 +183,7 @@ def _per_channel(numeric: NumericType) -> bool:
 
 
 @public
+@states_type
 def cast_like(x: Any, like: Tensor) -> Tensor:
     """x converted to the numeric type and policy of `like`."""
     return cast(x, like.type)

@@ -414,7 +414,6 @@ erf = _public_unary("erf", ERF, "the error function")
 relu = _public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
 floor = _public_unary("floor", FLOOR, "the largest integer <= x")
 ceil = _public_unary("ceil", CEIL, "the smallest integer >= x")
-round_ = _public_unary("round", ROUND, "the nearest integer, halves to even")
 trunc = _public_unary("trunc", TRUNC, "x without its fraction")
 for _name in _COMPARE:
     from ..op import OPS
@@ -525,6 +524,42 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
     out = as_tensor(x)
     out = out if low is None else maximum(out, low)
     return out if high is None else minimum(out, high)
+
+
+@public
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """The nearest multiple of 10^-decimals, halves to even, elementwise. The derivative is 0.
+
+    x: any shape; floats by rint(10^d x) / 10^d, as np.round, integers exactly
+    """
+    if isinstance(decimals, bool) or not isinstance(decimals, int | np.integer):
+        raise ArgumentError(f"decimals={decimals!r} is not an integer")
+    x = as_tensor(x)
+    if x.dtype.kind in ("int", "uint") and decimals:
+        return x if decimals > 0 else _round_integers(x, 10 ** -int(decimals))
+    c, numeric = floating(x)
+    if not decimals:
+        return store(apply(ROUND, c), numeric)
+    factor = 10.0 ** abs(int(decimals))
+    scaled = c * factor if decimals > 0 else c / factor
+    whole = apply(ROUND, scaled)
+    out = whole / factor if decimals > 0 else whole * factor
+    same = PUBLIC["isfinite"](out)  # numbers so large that scaling overflows have no fraction
+    return store(where(same, out, apply(ROUND, c)), numeric)
+
+
+def _round_integers(x: Tensor, unit: int) -> Tensor:
+    """In int64, and held within the type: 127 of int8 to tens is 127."""
+    (c,), numeric = promote(x)
+    if 2 * unit > 2**63 - 1 or numeric.dtype.name == "uint64":
+        raise ArgumentError(f"rounding {numeric.dtype} to multiples of {unit}")
+    wide = PUBLIC["cast"](c, "int64")
+    below = floor_divide(wide, unit)
+    twice = (wide - below * unit) * 2
+    odd = equal(remainder(below, 2), 1)
+    up = PUBLIC["greater"](twice, unit) | (equal(twice, unit) & odd)
+    whole = (below + PUBLIC["cast"](up, "int64")) * unit
+    return PUBLIC["cast"](clip(whole, int(numeric.dtype.min), int(numeric.dtype.max)), numeric)
 
 
 @public

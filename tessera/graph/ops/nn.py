@@ -229,7 +229,8 @@ def _rotary_angles(positions: Tensor, half: int, base: float, like: Tensor) -> t
     """cos and sin for positions known when the graph runs; angles in f64, where the product of a
     position beyond 2^24 and a frequency is still exact to 1e-9. [..., S, D/2]"""
     wide = convert(to_compute(positions), as_type("f64"))
-    angle = PUBLIC["expand_dims"](wide, -1) * as_tensor(_frequencies(half, base))
+    frequencies = Tensor(_frequencies(half, base), wide.type)
+    angle = PUBLIC["expand_dims"](wide, -1) * frequencies
     return tuple(convert(f(angle), like.type) for f in (cos, sin))
 
 

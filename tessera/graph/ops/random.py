@@ -7,22 +7,41 @@ value in the graph: backward passes and recomputation read the same key and so s
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import math
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from ... import config, numerics
-from ...errors import ArgumentError, DTypeError
+from ...dims import show_shape, size_of
+from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
+from ...foreign import RANDOM
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import trace as tracing
 from ..op import Arg, Aval, Op, Sample, sample
-from ..operand import PUBLIC, convert, literal, public, shape_tuple, store, to_compute
+from ..operand import (
+    PUBLIC,
+    axis_index,
+    convert,
+    floating,
+    literal,
+    named,
+    public,
+    shape_tuple,
+    store,
+    to_compute,
+)
+from ..signature import show_call
 from ..trace import apply
 
+F = TypeVar("F", bound=Callable[..., Any])
 U32, F32 = as_type("uint32"), as_type("f32")
 EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
@@ -223,6 +242,26 @@ def _key(key: Any, generator: philox | None) -> Tensor:
     return generator.next_key() if generator is not None else next_key()
 
 
+def one_shape(fn: F) -> F:
+    """Decorator below `public`: refuses normal(2, 3), which would mean shape 2 and mean 3."""
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        extents = list(itertools.takewhile(_is_extent, args))
+        if len(extents) > 1:
+            rest = "".join(f", {a!r}" for a in args[len(extents):])
+            raise ArgumentError(
+                f"the extents are one argument, what follows them is no extent; got {args}",
+                hint=f"ts.random.{fn.__name__}({tuple(extents)}{rest}); numbers that are no "
+                f"extents have names: {show_call(fn.__name__, inspect.signature(fn))}")
+        return fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 @public
 def random_bits(shape: Any, *, key: Any = None, generator: Any = None) -> Tensor:
     """uint32 random bits."""
@@ -235,6 +274,7 @@ def _unit(bits: Tensor) -> Tensor:
 
 
 @public
+@one_shape
 def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32", *,
             key: Any = None, generator: Any = None) -> Tensor:
     """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
@@ -244,6 +284,7 @@ def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32",
 
 
 @public
+@one_shape
 def normal(shape: Any, mean: float = 0.0, std: float = 1.0, dtype: Any = "f32", *,
            key: Any = None, generator: Any = None) -> Tensor:
     """Normal by Box and Muller (1958), one pair of uniforms per element, in f32."""
@@ -298,7 +339,105 @@ def dropout(x: Any, p: float, *, key: Any = None, training: bool = True) -> Tens
     return store(PUBLIC["where"](keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)
 
 
+# --- keys and draws that follow weights ---------------------------------------------------------
+_SPLIT = 0x53504C49  # keeps the keys of a split apart from those that draws derive of a key
+
+
+@named("ts.random.key")
+def key(seed: int) -> Tensor:
+    """The key of a seed: uint32 [2], for the key= of draws."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ArgumentError(f"a seed is an integer, got {seed!r}")
+    return Tensor(np.array([int(seed) & 0xFFFFFFFF, (int(seed) >> 32) & 0xFFFFFFFF], np.uint32),
+                  U32)
+
+
+@named("ts.random.split")
+def split(key: Any, num: int = 2) -> Tensor:
+    """`num` keys derived from one, uint32 [num, 2]: `a, b = ts.random.split(key)`.
+
+    Their draws are independent of each other and of those of `key`. ts.split cuts tensors.
+    """
+    base = as_tensor(key)
+    if tuple(base.shape) != (2,) or base.dtype.kind not in ("int", "uint"):
+        raise DTypeError(f"a key is uint32 [2], got {base.type}{list(base.shape)}",
+                         hint="ts.random.key(seed), ts.random.next_key()")
+    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+        raise ArgumentError(f"split into num={num!r} keys")
+    root = fold_in(base, _SPLIT)
+    return PUBLIC["stack"]([fold_in(root, i) for i in range(num)])
+
+
+def _exponential(shape: tuple, key: Tensor) -> Tensor:
+    """-log(1 - u) with u in steps of 2^-32 near 0, where the smallest of many draws lies."""
+    bits = convert(apply(BITS, key, shape=shape), as_type("f64"))
+    u = convert((bits + 0.5) * 2.0**-32, F32)
+    return -PUBLIC["log1p"](-PUBLIC["minimum"](u, 1.0 - 2.0**-24))
+
+
+@public
+def categorical(logits: Any, shape: Any = None, axis: int = -1, *, key: Any = None,
+                generator: Any = None) -> Tensor:
+    """Indices along an axis, drawn with the probabilities softmax(logits); int64.
+
+    logits: [..., K], -inf for what is never drawn   shape: of the result; its last extents are
+    those of logits without the axis, which is the shape when None
+    By the smallest of exponential variables of rates exp(logits) (the Gumbel trick).
+    """
+    x = floating(logits)[0]
+    a = axis_index(axis, x.ndim)
+    rows = PUBLIC["moveaxis"](x, a, -1)
+    lead = tuple(rows.shape[:-1]) if shape is None else shape_tuple(shape)
+    if lead[len(lead) - rows.ndim + 1:] != tuple(rows.shape[:-1]):
+        raise ShapeError(f"draws of shape {show_shape(lead)} from logits {show_shape(x.shape)}: "
+                         f"the last extents must be {show_shape(rows.shape[:-1])}")
+    noise = _exponential((*lead, rows.shape[-1]), _key(key, generator))
+    return PUBLIC["argmax"](convert(rows, F32) - PUBLIC["log"](noise), axis=-1)
+
+
+@public
+def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0, *,
+           key: Any = None, generator: Any = None) -> Tensor:
+    """Slices of `a` along an axis, drawn at random: of shape `shape` in place of that axis.
+
+    a: a tensor, or an integer n for 0..n-1   p: [n] probabilities, equal when None; they are
+    divided by their sum   replace=False: no slice twice
+    np.random.choice and jax.random.choice. Raises ArgumentError, ShapeError.
+    """
+    values = PUBLIC["arange"](a) if isinstance(a, int) and not isinstance(a, bool) else as_tensor(a)
+    if values.ndim == 0:
+        raise ShapeError("a choice of a scalar", hint="an integer n draws from 0..n-1")
+    place = axis_index(axis, values.ndim)
+    n, dims = values.shape[place], shape_tuple(shape)
+    count = size_of(dims)
+    if n == 0 or (not replace and count > n):
+        raise ArgumentError(f"{count} different elements of {n}", hint="replace=True")
+    weights = None if p is None else floating(p)[0]
+    if weights is not None and tuple(weights.shape) != (n,):
+        raise ShapeError(f"probabilities {show_shape(weights.shape)} for {n} elements")
+    made = _key(key, generator)
+    if weights is None and replace:
+        ids = randint(0, n, dims, key=made)
+    elif weights is None:
+        ids = PUBLIC["reshape"](permutation(n, key=made)[:count], dims)
+    elif replace:
+        ids = categorical(PUBLIC["log"](weights), dims, key=made)
+    else:
+        score = convert(PUBLIC["log"](weights), F32) - PUBLIC["log"](_exponential((n,), made))
+        ids = PUBLIC["reshape"](PUBLIC["top_k"](score, count)[1], dims)
+    return PUBLIC["take"](values, ids, place)
+
+
+def __getattr__(name: str) -> NoReturn:
+    """A name that ts.random does not have: the error says which is near."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnknownNameError(f"tessera.random has no name {name!r}", name, lambda: sorted(__all__),
+                           RANDOM)
+
+
 __all__ = [
-    "RandomState", "bernoulli", "dropout", "fold_in", "get_state", "next_key", "normal",
-    "permutation", "philox", "randint", "random_bits", "seed", "set_state", "uniform",
+    "RandomState", "bernoulli", "categorical", "choice", "dropout", "fold_in", "get_state", "key",
+    "next_key", "normal", "permutation", "philox", "randint", "random_bits", "seed", "set_state",
+    "split", "uniform",
 ]

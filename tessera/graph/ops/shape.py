@@ -81,10 +81,18 @@ def _with_inferred(x: Tensor, dims: Sequence) -> Sequence:
 
 
 @public
-def flatten(x: Any) -> Tensor:
-    """x as one axis, in row-major order."""
+def flatten(x: Any, start: int = 0, end: int = -1) -> Tensor:
+    """x with the axes from `start` to `end`, this one included, as one, in row-major order.
+
+    A scalar becomes a line of one element. Raises AxisError, also where start is behind end.
+    """
     x = plain(x)
-    return reshape(x, (size_of(x.shape),))
+    if x.ndim == 0:
+        x = reshape(x, (1,))
+    first, last = axis_index(start, x.ndim), axis_index(end, x.ndim)
+    if first > last:
+        raise AxisError(f"flatten from axis {start} to axis {end}, which stands before it")
+    return reshape(x, (*x.shape[:first], size_of(x.shape[first:last + 1]), *x.shape[last + 1:]))
 
 
 @public
@@ -135,15 +143,33 @@ TRANSPOSE = Op(
 
 
 @public
-def transpose(x: Any, axes: Any = None) -> Tensor:
-    """x with permuted axes: axis i of the result is axis axes[i] of x; reversed when None."""
+def transpose(x: Any, axes: Any = None, *more: int) -> Tensor:
+    """x with permuted axes: axis i of the result is axis axes[i] of x; reversed when None.
+
+    axes: a sequence, or the axes themselves: x.transpose(0, 2, 1). Two axes of more are no
+    permutation: PyTorch's x.transpose(a, b) is x.swapaxes(a, b). Raises AxisError.
+    """
     x = plain(x)
+    if more:
+        axes = (axes, *more)
+        if axes in ((0, 1), (-2, -1)) and x.ndim == 2:
+            raise AxisError("transpose(x, 0, 1) of a matrix changes nothing",
+                            hint="x.T, or x.swapaxes(0, 1), exchanges the two axes")
+    elif _is_one_axis(axes):
+        axes = (axes,)
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(
         axis_index(a, x.ndim) for a in axes
     )
     if sorted(order) != list(range(x.ndim)):
-        raise AxisError(f"{tuple(axes)} is not a permutation of the {x.ndim} axes")
+        raise AxisError(
+            f"{tuple(axes)} is not a permutation of the {x.ndim} axes",
+            hint=f"x.swapaxes({axes[0]}, {axes[1]}) exchanges two of them" if len(axes) == 2
+            else f"each of 0..{x.ndim - 1} once")
     return x if order == tuple(range(x.ndim)) else apply(TRANSPOSE, x, axes=order)
+
+
+def _is_one_axis(axes: Any) -> bool:
+    return isinstance(axes, int | np.integer) and not isinstance(axes, bool)
 
 
 @public
@@ -157,11 +183,19 @@ def swapaxes(x: Any, a: int, b: int) -> Tensor:
 
 
 @public
-def moveaxis(x: Any, source: int, destination: int) -> Tensor:
-    """x with one axis moved to another place, the others in order."""
+def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
+    """x with an axis, or several, moved to other places, the others in order: np.moveaxis."""
     x = plain(x)
-    order = [i for i in range(x.ndim) if i != axis_index(source, x.ndim)]
-    order.insert(axis_index(destination, x.ndim), axis_index(source, x.ndim))
+    pairs = [v if isinstance(v, tuple | list) else (v,) for v in (source, destination)]
+    if len(pairs[0]) != len(pairs[1]):
+        raise ArgumentError(f"{len(pairs[0])} axes to move and {len(pairs[1])} places")
+    for axes in pairs:
+        axes_tuple(tuple(axes), x.ndim)  # refuses an axis that is named twice
+    moved = sorted((axis_index(d, x.ndim), axis_index(s, x.ndim))
+                   for s, d in zip(*pairs, strict=True))
+    order = [i for i in range(x.ndim) if i not in [s for _, s in moved]]
+    for d, s in moved:
+        order.insert(d, s)
     return transpose(x, order)
 
 

@@ -1,0 +1,123 @@
+"""Dataclasses pass through jit, grad, vmap, optimizers and checkpoints without registration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ArgumentError
+from tessera.graph import tree
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int
+    kind: str = "relu"
+
+
+@dataclass
+class Layer:
+    w: ts.Tensor
+    b: ts.Tensor | None
+    heads: int
+    act: Literal["relu", "tanh"] = "relu"
+    shape: tuple[int, ...] = (2, 3)
+
+    def __call__(self, x: Any) -> Any:
+        assert type(self.heads) is int and self.shape == (2, 3)
+        y = x @ self.w * self.heads
+        return getattr(ts, self.act)(y if self.b is None else y + self.b)
+
+
+@dataclass(frozen=True)
+class Model:
+    layers: list[Layer]
+    config: Config
+    note: Any = field(default="", metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(x.w, ts.Tensor) for x in self.layers):
+            raise TypeError("not called on stand-ins")
+
+
+def model(rng: np.random.Generator) -> Model:
+    make = lambda *shape: ts.param(rng.standard_normal(shape), "f32")  # noqa: E731
+    return Model([Layer(make(3, 3), make(3), 2), Layer(make(3, 3), None, 1, "tanh")], Config(3))
+
+
+def loss(m: Model, x: Any) -> Any:
+    assert m.config.width == 3 and m.note == ""
+    for layer in m.layers:
+        x = layer(x)
+    return ts.mean(x * x)
+
+
+def test_jit_and_grad(rng: np.random.Generator) -> None:
+    m, x = model(rng), ts.tensor(rng.standard_normal((2, 3)), "f32")
+    want = ts.grad(lambda w, b, v: loss(Model([Layer(w, b, 2), Layer(v, None, 1, "tanh")],
+                                              Config(3)), x))
+    parts = (m.layers[0].w, m.layers[0].b, m.layers[1].w)
+    assert abs(ts.jit(loss)(m, x).item() - loss(m, x).item()) < 1e-6
+    for run in (ts.grad(loss), ts.jit(ts.grad(loss))):
+        g = run(m, x)
+        assert type(g) is Model and g.config == Config(3) and g.layers[1].b is None
+        assert g.layers[0].heads == 2
+        for got, w in zip((g.layers[0].w, g.layers[0].b, g.layers[1].w), want(*parts), strict=True):
+            np.testing.assert_allclose(got, w, rtol=2e-5, atol=1e-6)
+
+
+def test_fixed_fields_are_part_of_the_trace(rng: np.random.Generator) -> None:
+    m, x = model(rng).layers[1], np.ones((1, 3), np.float32)
+    f = ts.jit(lambda layer, x: layer(x))
+    first = f(m, x)
+    m.heads = 3
+    np.testing.assert_allclose(f(m, x), np.tanh(3 * np.arctanh(first.numpy().astype("f8"))),
+                               rtol=1e-3)
+
+
+def test_paths_optimizer_and_checkpoint(rng: np.random.Generator, tmp_path: Path) -> None:
+    m = model(rng)
+    names = tree.paths(tree.flatten(m)[1])
+    assert names == ["layers.0.w", "layers.0.b", "layers.1.w"]
+    optimizer = ts.optim.SGD()
+    params, _ = optimizer.update(m, m, optimizer.init(m), 0.5)
+    np.testing.assert_allclose(params.layers[0].b, m.layers[0].b.numpy() * 0.5)
+    assert type(params) is Model and params.layers[1].act == "tanh"
+
+
+def test_vmap(rng: np.random.Generator) -> None:
+    w = ts.tensor(rng.standard_normal((4, 3, 3)), "f32")
+    x = np.ones((2, 3), np.float32)
+    out = ts.vmap(lambda layer: layer(x))(Layer(w, None, 1))
+    np.testing.assert_allclose(out[2], Layer(w[2], None, 1)(x), rtol=1e-5)
+
+
+def test_a_configuration_is_compared_by_value() -> None:
+    f = ts.jit(lambda c, x: x * c.width if c.kind == "relu" else x)
+    assert f(Config(3), 2.0).item() == 6.0 and f(Config(4), 2.0).item() == 8.0
+    assert f(Config(4, "none"), 2.0).item() == 2.0
+    assert tree.flatten(Config(3))[1] == tree.LEAF
+
+
+@dataclass
+class Node:
+    value: ts.Tensor
+    next: Node | None = None
+
+
+@dataclass
+class Listed:
+    w: ts.Tensor
+    sizes: Any = field(default_factory=lambda: [1], metadata={"static": True})
+
+
+def test_recursion_and_what_cannot_be_fixed() -> None:
+    total = ts.jit(lambda n: n.value + n.next.value)(Node(ts.ones(1), Node(ts.ones(1))))
+    assert total.item() == 2.0
+    with pytest.raises(ArgumentError, match=r"Listed.sizes = \[1\] is fixed but cannot be hashed"):
+        ts.jit(lambda x: x.w)(Listed(ts.ones(1)))
