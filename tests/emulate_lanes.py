@@ -24,6 +24,7 @@ import emulate_ptx
 import tile_gpu
 from emulate_ptx import KINDS, NOBODY, Builder, body_of, namespace
 from tessera.numerics import decode, encode, find_dtype
+from tessera.runtime.flags import LINES, WORDS, Failure, Site
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import emit
 from tessera.tile.cuda.instruction import Form, Instruction, Operation
@@ -303,9 +304,8 @@ def _value(p: Any, pointers: dict[str, int], values: dict[str, Any], grid: tuple
     return emulate_ptx._value(p, pointers, values, grid)
 
 
-def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
-            target: str = "sm_80") -> None:
-    """Asserts that interpreter and emulated lanes leave the same arrays."""
+def _prepared(kernel: Any, args: tuple, groups: Any, lanes: int | None, target: str) -> Any:
+    """(bound, function, config, lanes, grid, emitted, raw arrays, values of other parameters)"""
     bound, function, chosen, count, grid, schedule = tile_gpu.prepare(
         kernel, copy.deepcopy(args), {}, groups, lanes)
     _, emitted = emit(function, count, parse_target(target), tile_gpu.facts_of(function, bound),
@@ -317,6 +317,15 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]
                for p in emitted.parameters if p.kind == "scalar"}
     values |= {(p.name, p.axis): 0 for p in emitted.parameters if p.kind == "seed"}
+    return bound, function, chosen, count, grid, emitted, arrays, values
+
+
+def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
+            target: str = "sm_80") -> None:
+    """Asserts that interpreter and emulated lanes leave the same arrays."""
+    bound, function, chosen, count, grid, emitted, arrays, values = _prepared(
+        kernel, args, groups, lanes, target)
+    values |= dict.fromkeys(("claim", "report", "kernel"), 0)  # no memory is there
     run(emitted, count, grid, arrays, values)
     interpret(function, bound, chosen, count, kernel.__name__)
     for name, got in arrays.items():
@@ -324,4 +333,17 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
         tile_gpu.same(*(decode(x, memory.numeric.dtype) for x in (got, memory.flat)), 0, 0, name)
 
 
-__all__ = ["NOBODY", "compare", "run"]
+def printed(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
+            target: str = "sm_80") -> list[str]:
+    """The lines that emulated lanes print, in no order."""
+    *_, count, grid, emitted, arrays, values = _prepared(kernel, args, groups, lanes, target)
+    arrays |= {"count": np.zeros(1, np.int64), "lines": np.zeros(LINES * WORDS, np.int64)}
+    pointers = emulate_ptx._arena(arrays)[0]
+    run(emitted, count, grid, arrays, values | {"kernel": 0} | {
+        n: pointers[n] for n in ("count", "lines")})
+    rows = arrays["lines"].reshape(LINES, WORDS)[:int(arrays["count"][0])]
+    found = [Failure.of(row.tolist()) for row in rows]
+    return [Site(*emitted.sites[f.site]).text(f.values) for f in found if f is not None]
+
+
+__all__ = ["NOBODY", "compare", "printed", "run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import emulate_lanes
 import tile_gpu
 from kernels.build import build
 from tessera.runtime.flags import Site
@@ -59,4 +60,71 @@ def k(x: Tensor["n", 2, i32]):
     x = np.full((1, 2), 3, np.int32)
     k(x)
     assert capsys.readouterr().out == "{ [[3 3]] } 3\n"
-    assert sites(k, x) == ["{ [3, 3] 3 } (int32)"]
+    assert sites(k, x) == ["{ (tile<1x2 x int32>) } 3", "{ [3, 3] 3 } (int32)"]
+
+
+# --- tiles of one axis ------------------------------------------------------------------------
+PRINTS = {
+    "print(t)": "{t}", 'print("t", t)': "t {t}", 'print("t", t, t.shape)': "t {t} ({n},)",
+    'print("t", t, tile.reduce_sum(t))': "t {t} {sum}", 'print(f"{t}|", 1)': "{t}| 1",
+    'print("t", t, tile.load(x[0:2]))': "t {t} {first}",
+}
+
+
+def printing(line: str, n: int):
+    return build(f"""@kernel
+def k(x: Tensor["n", f32]):
+    t = tile.load(x[0:{n}])
+    {line}
+""")["k"]
+
+
+@pytest.mark.parametrize("line", PRINTS)
+@pytest.mark.parametrize("n", [1, 4, 32, 40, 100])
+def test_a_tile_of_one_axis_is_one_value(line, n, capsys):
+    """Whatever the number of lanes: printed once, whole."""
+    x = np.arange(max(n, 2), dtype=np.float32)
+    printing(line, n)(x)
+    t = x[:n]
+    want = PRINTS[line].format(t=np.array2string(t), n=n, sum=t.sum(), first=x[:2])
+    assert capsys.readouterr().out == want + "\n"
+
+
+def test_a_tile_in_a_loop_and_by_lanes(capsys):
+    k = build("""@kernel
+def k(x: Tensor["n", f32]):
+    for i in range(0, 8, 4):
+        print(i, tile.load(x[i:i+4]))
+    t = tile.load(x[0:4])
+    if tile.local_id() < 2:
+        print(tile.local_id(), t)
+""")["k"]
+    k[1, 32](np.arange(8, dtype=np.float32))
+    assert capsys.readouterr().out.splitlines() == [
+        "0 [0. 1. 2. 3.]", "4 [4. 5. 6. 7.]", "0 [0. 1. 2. 3.]", "1 [0. 1. 2. 3.]"]
+
+
+@pytest.mark.parametrize("lanes", [32, 45, 128])
+@pytest.mark.parametrize("n", [1, 4, 40, 100])
+def test_emulated_lanes_print_each_element_once(n, lanes):
+    k = printing('print("t", t, tile.reduce_sum(t))', n)
+    x = np.arange(n, dtype=np.float32)
+    got = emulate_lanes.printed(k, x, groups=1, lanes=lanes)
+    elements = [f"t [{i}] {x[i]} (f32)" for i in range(n)]
+    assert sorted(got) == sorted([f"t (tile<{n} x f32>) {x.sum()}", *elements])
+
+
+@pytest.mark.parametrize("n", [4, 32, 40])
+def test_an_assertion_on_a_tile_is_the_groups(n):
+    k = build(f"""@kernel
+def k(x: Tensor["n", f32]):
+    t = tile.load(x[0:{n}])
+    if tile.local_id() < 3:
+        assert t >= 0.0, f"{{t}} at {{tile.group_id()}}"
+""")["k"]
+    x = np.arange(n, dtype=np.float32)
+    k[1, 32](x)
+    x[-1] = -1
+    with pytest.raises(KernelAssertionError) as caught:
+        k[1, 32](x)
+    assert caught.value.message == f"assertion failed in group 0: {np.array2string(x)} at 0"

@@ -607,6 +607,24 @@ def k(X: Tensor["M", "N", f32]):
         f"tile [{i}, {j}] {x[i, j]} end" for i in range(4) for j in range(3))
 
 
+@pytest.mark.parametrize("n", [1, 4, 40, 100])
+def test_a_tile_of_one_axis_is_printed_whole(n, monkeypatch):
+    """Each element once; the numbers printed with it in a line of their own."""
+    from tessera.runtime import flags
+
+    k = kernel(f"""
+@kernel
+def k(x: Tensor["n", f32]):
+    t = tile.load(x[0:{n}])
+    print("t", t, tile.reduce_sum(t))
+""")
+    x = np.arange(n, dtype=np.float32)
+    flags.printed_lines().take()
+    run_checked(k, x, groups=1, lanes=64, monkeypatch=monkeypatch)
+    assert sorted(flags.printed_lines().take()) == sorted(
+        [f"t (tile<{n} x f32>) {x.sum()}", *(f"t [{i}] {x[i]} (f32)" for i in range(n))])
+
+
 def test_a_failed_assertion_is_reported(monkeypatch):
     k = kernel("""
 @kernel

@@ -53,15 +53,22 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
         if i:
             parts.append(_literal(sep))
         add(v)
-    t.emit("print", args, text="".join(parts))
+    t.emit("print", args, text="".join(parts), ranks=_ranks(args))
 
 
-@declare(rule=lambda types, attrs: (), attrs=("text",), run=True, effect="report",
+def _ranks(args: list[Any]) -> tuple[int, ...]:
+    """How many axes each value has, 0 of a scalar: an array [groups, n] is either."""
+    return tuple(len(x.type.shape) if isinstance(x, Handle) and isinstance(x.type, Tile) else 0
+                 for x in args)
+
+
+@declare(rule=lambda types, attrs: (), attrs=("text", "ranks"), run=True, effect="report",
          lower=_print_lower, name="print")
 def print_(m: Any, op: Any, *values: Any) -> Any:
     """print(...) of numbers, tiles and text: one line per group, per lane where they differ."""
-    lane = any(np.ndim(v) == 2 and v.shape[1] > 1 for v in values) or (
-        m.apart > 0)
+    ranks = op.attr["ranks"]
+    lane = m.apart > 0 or any(not rank and v.shape[1] > 1
+                              for v, rank in zip(values, ranks, strict=True))
     active = m.active((1, m.lanes if lane else 1))
     shown = 0
     for g in np.argsort(m.groups[:, 0], kind="stable"):
@@ -71,30 +78,27 @@ def print_(m: Any, op: Any, *values: Any) -> Any:
                 sys.stdout.write("...\n")
                 return
             shown += 1
-            text = op.attr["text"].format(*(_show(v, g, lane_no) for v in values))
+            text = op.attr["text"].format(*_shown(values, ranks, g, lane_no))
             m.report.printed.append(text)
             sys.stdout.write(text + "\n")
 
 
-def _show(value: np.ndarray, g: Any, lane: Any) -> str:
-    if isinstance(value, Place):
-        return f"<{value.memory.name}>"
-    row = value[g if value.shape[0] > 1 else 0]
-    if row.ndim == 1 and value.ndim == 2 and row.shape[0] in (1,):
-        return str(row[0])
-    return str(row[min(lane, row.shape[0] - 1)]) if value.ndim == 2 else np.array2string(row)
+def _shown(values: tuple, ranks: tuple[int, ...], g: Any, lane: Any) -> list[str]:
+    """What a lane of a group sees of values: its own number of a scalar, all of a tile."""
+    out = []
+    for value, rank in zip(values, ranks, strict=True):
+        row = value[g if value.shape[0] > 1 else 0]
+        out.append(np.array2string(row) if rank else str(row[min(lane, row.shape[0] - 1)]))
+    return out
 
 
 # --- assert -----------------------------------------------------------------------------------
 def _assert_lower(t: Any, condition: Any, message: Any = "") -> None:
-    if isinstance(message, FText):
-        parts, values = [], []
-        for p in message.parts:
-            parts.append("{}" if isinstance(p, Handle) else _literal(p))
-            values += [p] if isinstance(p, Handle) else []
-        t.emit("device_assert", [t.truth(condition), *values], message="".join(parts))
-        return
-    t.emit("device_assert", [t.truth(condition)], message=_literal(message))
+    pieces = message.parts if isinstance(message, FText) else (message,)
+    values = [p for p in pieces if isinstance(p, Handle)]
+    text = "".join("{}" if isinstance(p, Handle) else _literal(p) for p in pieces)
+    args = [t.truth(condition), *values]
+    t.emit("device_assert", args, message=text, ranks=_ranks(args))
 
 
 def _assert_rule(types: Any, attrs: Any) -> Any:
@@ -104,23 +108,24 @@ def _assert_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_assert_rule, attrs=("message",), run=True, effect="report", lower=_assert_lower)
+@declare(rule=_assert_rule, attrs=("message", "ranks"), run=True, effect="report",
+         lower=_assert_lower)
 def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
     """assert condition, message: stops the kernel and says which group and lane."""
-    held = np.asarray(condition).reshape(condition.shape[0], -1)
-    if held.all():
+    of_tile, *ranks = op.attr["ranks"]
+    bad: Any = ~np.asarray(condition)
+    if not bad.any():
         return
-    bad = ~held
+    if of_tile:
+        bad = bad.reshape(bad.shape[0], -1).any(axis=1, keepdims=True)
     if m.mask is not None:
-        width = bad.shape[1] if condition.ndim == 2 else 1
-        mask = m.mask if m.mask.shape[1] == width or width == 1 else m.mask
-        bad = (bad if condition.ndim == 2 else bad.any(axis=1, keepdims=True)) & mask
+        bad = bad & m.mask
     if not bad.any():
         return
     g, lane = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    text = op.attr["message"].format(*(_show(v, g, lane) for v in values))
+    text = op.attr["message"].format(*_shown(values, tuple(ranks), g, lane))
     who = f"group {int(m.groups[g if len(m.groups) > 1 else 0, 0])}"
-    if bad.shape[1] > 1 and condition.ndim == 2:
+    if bad.shape[1] > 1 and not of_tile:
         who = f"lane {lane} of {who}"
     raise KernelAssertionError(f"assertion failed in {who}: {text}", where=op.where)
 

@@ -1,7 +1,7 @@
 """print, assert and breakpoint: reports to the host (reports.py).
 
 A line holds four values; a longer one goes on in the next. A tile is printed element by element,
-each with its index.
+each with its index; the numbers that are printed with it come in a line of their own before.
 """
 
 from __future__ import annotations
@@ -36,16 +36,26 @@ def pieces(text: str) -> list[str]:
 def _print(e: Emitter, op: Op) -> None:
     texts, values = pieces(op.attr["text"]), list(op.args)
     tiles = [i for i, x in enumerate(values) if isinstance(e.type(x), Tile)]
-    alone = once_per_group(e, *(x for x in values if isinstance(e.type(x), Scalar)))
+    if len(tiles) < max(1, len(values)):
+        _print_numbers(e, texts, values)
     for i in tiles:
         _print_tile(e, texts, values, i)
-    if tiles:
-        return
-    if alone:
+
+
+def _print_numbers(e: Emitter, texts: list[str], values: list[Operand]) -> None:
+    """Lines with the numbers of a print; tiles stand there by their types."""
+    kept, numbers = [texts[0]], []
+    for x, text in zip(values, texts[1:], strict=True):
+        if isinstance(e.type(x), Tile):
+            kept[-1] += _shown(e, x) + text
+        else:
+            numbers.append(x)
+            kept.append(text)
+    if once_per_group(e, *numbers):
         with e.block(f"if {first_lane(e)} != 0"):
-            _print_scalars(e, texts, values, lanes=False)
+            _print_scalars(e, kept, numbers, lanes=False)
     else:
-        _print_scalars(e, texts, values, lanes=True)
+        _print_scalars(e, kept, numbers, lanes=True)
 
 
 def _print_scalars(e: Emitter, texts: list[str], values: list[Operand], lanes: bool) -> None:
@@ -88,8 +98,9 @@ def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int)
 
 
 def _shown(e: Emitter, x: Operand) -> str:
-    """What stands for another value in the lines of a tile."""
-    return f"({e.type(x)})".replace("{", "{{").replace("}", "}}")
+    """What stands for a value that has lines of its own: its type."""
+    t = e.type(x)
+    return f"({Tile(t.dtype, t.shape) if isinstance(t, Tile) else t})"
 
 
 # --- assert ---------------------------------------------------------------------------------------
