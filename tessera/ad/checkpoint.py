@@ -244,7 +244,6 @@ CHECKPOINT = Op(
     residual=_residual,
     expand=lambda *xs, body, **attrs: inline(body, xs),
     multi=True,
-    always_trace=True,
     graph_attrs=("body",),
     samples=_samples(),
     doc="a graph whose inside is computed again in the backward pass",

@@ -232,7 +232,6 @@ COND = Op(
     batch=_cond_batch,
     residual=_cond_residual,
     multi=True,
-    always_trace=True,
     graph_attrs=("on_true", "on_false"),
     samples=_cond_samples(),
     doc="one of two graphs, chosen by a bool scalar",

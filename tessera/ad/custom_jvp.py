@@ -151,7 +151,6 @@ CUSTOM_JVP = Op(
     push=_jvp_push,
     batch=lambda *a, **k: batch_graphs(CUSTOM_JVP, ("primal", "rule"))(*a, **k),
     multi=True,
-    always_trace=True,
     graph_attrs=("primal", "rule"),
     samples=_jvp_samples(),
     doc="a function with a forward-mode rule of the user's",

@@ -206,7 +206,6 @@ CUSTOM_VJP = Op(
     batch=lambda *a, **k: batch_graphs(CUSTOM_VJP, ("primal", "fwd", "bwd"))(*a, **k),
     residual=_vjp_residual,
     multi=True,
-    always_trace=True,
     graph_attrs=("primal", "fwd", "bwd"),
     samples=_vjp_samples(),
     doc="a function with a reverse-mode rule of the user's",

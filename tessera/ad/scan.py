@@ -307,7 +307,6 @@ SCAN = Op(
     batch=_batch,
     residual=_residual,
     multi=True,
-    always_trace=True,
     graph_attrs=("body",),
     samples=_sample(),
     doc="a loop of known length that carries values and stacks results",

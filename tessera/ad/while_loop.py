@@ -180,7 +180,6 @@ WHILE = Op(
     push=_while_push,
     batch=_while_batch,
     multi=True,
-    always_trace=True,
     graph_attrs=("test", "body"),
     samples=_while_samples(),
     doc="a loop that runs while a condition on its carries holds",

@@ -157,7 +157,6 @@ class Op:
     differentiable: bool = True  # False: integer or boolean results, derivatives are zero
     samples: tuple[Sample, ...] = ()
     doc: str = ""
-    always_trace: bool = False  # recorded in a graph even when no operand is traced
     out: bool = False  # ref takes out=, a buffer to write into
     memory: Memory | Callable[..., Memory] = FRESH
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)

@@ -201,12 +201,13 @@ def current_line() -> SourceLine | None:
 
 
 def apply(op: Op, /, *args: Tensor, **attrs: Any) -> Any:
-    """op(*args): a node when anything is traced, else its NumPy meaning, now."""
+    """op(*args): a node while a function is traced, else its NumPy meaning, now.
+
+    Also of tensors that the function captures: they may be written into between two calls, so what
+    is computed from them is computed at each.
+    """
     builder = _state.builder
-    if builder is not None:
-        if op.always_trace or op.effects or any(isinstance(a, Tracer) for a in args):
-            return builder.emit(op, args, attrs)
-    return run_eager(op, args, attrs)
+    return run_eager(op, args, attrs) if builder is None else builder.emit(op, args, attrs)
 
 
 def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:

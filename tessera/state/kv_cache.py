@@ -138,7 +138,8 @@ class KVCache:
         changes("append", self._count, more, None if self.kind.rolling else self.capacity)
         traced = current_builder() is not None
         held = self._written(k, v) if traced else self._write(k, v)
-        count = self._count + more if traced else tensor(int(self._count) + more, "int64")
+        known = not self.is_traced and isinstance(more, int)
+        count = tensor(int(self._count) + more, "int64") if known else self._count + more
         newest = None if traced else int(count)
         if not traced and held[0] is self._storage.K:
             self._storage.newest = newest

@@ -63,8 +63,8 @@ def segments_source(group: Group) -> Source:
         with w.block("if s == 0:"):
             w.line(within("at", V), step)
         w.line(f"place = tile.arange(0, {chunk}) + i", step)
-        edge = f" and place < {T}" if T % chunk else ""
-        w.line(f"hit = tile.cast((at == s or at == s - {V}){edge}, {count})", step)
+        edge = f" & (place < {T})" if T % chunk else ""
+        w.line(f"hit = tile.cast(((at == s) | (at == s - {V})){edge}, {count})", step)
         w.line("count = tile.reduce_sum(hit)", step)
         with w.block("if count > 0:"):
             w.line("rank = tile.where(hit > 0, tile.cumsum(hit) - 1, -1)", step)

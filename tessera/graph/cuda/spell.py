@@ -84,7 +84,7 @@ def _cast(node: Node) -> str | None:
 def within(at: str, extent: int, wrap: bool = True) -> str:
     """The assertion that indices lie inside an extent. wrap: negative ones count from its end."""
     low = -extent if wrap else 0
-    return (f'assert {at} >= {low} and {at} < {extent}, "an index is outside of '
+    return (f'assert ({at} >= {low}) & ({at} < {extent}), "an index is outside of '
             f'{low}..{extent - 1}"')
 
 

@@ -173,7 +173,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
         return quantize(x, numeric)
     out = convert(to_compute(x) if x.scale is not None else x, numeric)
-    if type(x) is Tensor and out is not x and out.buffer is x.buffer:
+    if type(x) is type(out) is Tensor and out is not x and out.buffer is x.buffer:
         return out.copy()
     return out
 

@@ -281,7 +281,7 @@ def _part_ref(*arrays: np.ndarray, name: str, mesh: Mesh, members: Sequence[int]
 RING_PART = Op(
     "mesh_ring_attention",
     shape=lambda *xs, made, **attrs: made,
-    ref=_part_ref, multi=True, effects=frozenset({"collective"}), always_trace=True,
+    ref=_part_ref, multi=True, effects=frozenset({"collective"}),
     differentiable=False,
     doc="ring attention, or its derivative, on the rows of one rank",
 )

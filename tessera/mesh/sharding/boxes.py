@@ -208,6 +208,6 @@ def _at(span: Span) -> tuple[slice, ...]:
 PLACE = Op(
     "mesh_place",
     shape=lambda *xs, shape, **attrs: Aval(shape, xs[0].type),
-    ref=_place, effects=frozenset({"collective"}), always_trace=True, differentiable=False,
+    ref=_place, effects=frozenset({"collective"}), differentiable=False,
     doc="boxes of the operands put into a part of the result, from the ranks that have them",
 )

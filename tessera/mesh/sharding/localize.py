@@ -205,7 +205,7 @@ def _bits_of_part(key: np.ndarray, layout: Layout, whole: tuple, rank: int) -> n
 PART_BITS = Op(
     "mesh_random_bits",
     shape=lambda key, layout, whole, rank: Aval(local_shape(layout, whole, rank), U32),
-    ref=_bits_of_part, differentiable=False, always_trace=True,
+    ref=_bits_of_part, differentiable=False,
     doc="the random bits of a part: those of its elements in the whole",
 )
 
@@ -218,6 +218,6 @@ def _cast_part(x: np.ndarray, key: np.ndarray, source: Any, to: Any, layout: Lay
 PART_CAST = Op(
     "mesh_cast_stochastic",
     shape=lambda x, key, source, to, **attrs: Aval(x.shape, to),
-    ref=_cast_part, differentiable=False, always_trace=True,
+    ref=_cast_part, differentiable=False,
     doc="stochastic rounding of a part, by the index of each element in the whole",
 )

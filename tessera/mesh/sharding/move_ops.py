@@ -122,11 +122,11 @@ def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, w
 
 ALL_REDUCE = Op(
     "mesh_all_reduce", shape=lambda *xs, **attrs: xs, ref=_all_reduce, multi=True, effects=EFFECT,
-    always_trace=True, differentiable=False, doc="terms of all ranks of an axis, added up")
+    differentiable=False, doc="terms of all ranks of an axis, added up")
 
 
 def _moving(kind: str, ref: Callable, doc: str) -> Op:
-    return Op(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT, always_trace=True,
+    return Op(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT,
               differentiable=False, doc=doc)
 
 
