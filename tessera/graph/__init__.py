@@ -13,6 +13,7 @@ from .ops import (
     create,
     cumulative,
     determinants,
+    distances,
     einsum,
     elementwise,
     factorizations,
@@ -25,6 +26,7 @@ from .ops import (
     matrix_norms,
     nn,
     norms,
+    pool,
     random,
     reduce,
     safe,
@@ -41,7 +43,7 @@ install()
 
 __all__ = [
     "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "deps",
-    "determinants", "einsum", "elementwise", "factorizations", "gather", "index", "join", "linalg",
-    "loss", "lu", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "random", "reduce", "safe",
-    "scatter", "shape", "softmax", "sort", "sparse", "spectral",
+    "determinants", "distances", "einsum", "elementwise", "factorizations", "gather", "index",
+    "join", "linalg", "loss", "lu", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool",
+    "random", "reduce", "safe", "scatter", "shape", "softmax", "sort", "sparse", "spectral",
 ]

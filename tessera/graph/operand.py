@@ -138,7 +138,8 @@ def literal(value: Any, like: Tensor | NumericType) -> Tensor:
     key = (repr(value), numeric)
     made = _literals.get(key)
     if made is None:
-        if numeric.dtype.kind in ("int", "uint") and value != int(value):
+        fraction = isinstance(value, float) and not value.is_integer()  # or no number at all
+        if numeric.dtype.kind in ("int", "uint") and fraction:
             raise DTypeError(f"{value!r} is not an element of {numeric.dtype}",
                              hint="cast the tensor to a floating type first")
         made = Tensor(np.array(value, numeric.dtype.numpy), numeric, name=LITERAL)
@@ -257,7 +258,8 @@ def axis_index(axis: Any, ndim: int) -> int:
     if not -ndim <= i < ndim:
         raise AxisError(
             f"axis {i} is outside a tensor of {ndim} axes",
-            hint=f"valid: {-ndim}..{ndim - 1}" if ndim else "the tensor is a scalar",
+            hint=f"valid: {-ndim}..{ndim - 1}" if ndim else "the tensor is a scalar: the axes of a "
+            "reduction are then 0, -1, () or None",
         )
     return i % ndim
 
@@ -267,10 +269,39 @@ def axes_tuple(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     items = axis if isinstance(axis, tuple | list) else (axis,)
+    if ndim == 0 and len(items) == 1 and _is_line(items[0]):
+        return ()  # a scalar is reduced as a line of one element, as in NumPy
     axes = tuple(axis_index(a, ndim) for a in items)
     if len(set(axes)) != len(axes):
         raise AxisError(f"axis {tuple(items)} names an axis twice")
     return tuple(sorted(axes))
+
+
+def _is_line(axis: Any) -> bool:
+    return isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis in (0, -1)
+
+
+def scalar_line(fn: F) -> F:
+    """Decorator below `public` of a function along an axis: a scalar is a line of one element, on
+    which axis 0, -1, None and () are the same, and its results are scalars."""
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        x = as_tensor(x)
+        if x.ndim:
+            return fn(x, *args, **kwargs)
+        bound = signature.bind(x, *args, **kwargs)
+        axis = bound.arguments.get("axis", 0)
+        if axis is None or axis == () or _is_line(axis):
+            line = PUBLIC["reshape"](plain(x), (1,))
+            out = fn(**{**bound.arguments, "x": line, "axis": 0})
+            back = [PUBLIC["reshape"](y, ()) if tuple(y.shape) == (1,) else y
+                    for y in (out if isinstance(out, tuple) else (out,))]
+            return tuple(back) if isinstance(out, tuple) else back[0]
+        return fn(x, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def shape_tuple(shape: Any) -> tuple[int | Dim, ...]:

@@ -202,7 +202,8 @@ X, W = ts.zeros((1, 3, 5, 5)), ts.zeros((2, 3, 3, 3))
         (lambda: ts.conv_transpose2d(X, W.transpose((1, 0, 2, 3)), output_padding=1), ArgumentError,
          "below the stride"),
         (lambda: ts.max_pool2d(X[0], 2), ShapeError, r"images \[N, C, H, W\]"),
-        (lambda: ts.max_pool2d(ts.zeros((1, 1, 4, 4), "int64"), 2), DTypeError, "floating type"),
+        (lambda: ts.avg_pool2d(ts.zeros((1, 1, 4, 4), "int64"), 2), DTypeError, "floating type"),
+        (lambda: ts.max_pool2d(X > 0, 2), DTypeError, "of bools"),
         (lambda: ts.max_pool2d(X, 2, padding=2), ArgumentError, "without an element"),
         (lambda: ts.avg_pool2d(X, 0), ArgumentError, "window=0"),
     ],
@@ -210,4 +211,4 @@ X, W = ts.zeros((1, 3, 5, 5)), ts.zeros((2, 3, 3, 3))
 def test_errors(call: Any, error: type, text: str) -> None:
     with pytest.raises(error, match=text) as err:
         call()
-    assert re.search(r"\n  x: (f32|int64)\[", str(err.value)), "the operands are listed"
+    assert re.search(r"\n  x: (f32|int64|bool_)\[", str(err.value)), "the operands are listed"

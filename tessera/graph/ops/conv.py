@@ -17,10 +17,9 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, need_float, public, store, to_compute
+from ..operand import PUBLIC, convert, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, product_operands
-from .shape import PAD
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -133,7 +132,7 @@ FOLD = Op(
 
 
 # --- arguments --------------------------------------------------------------------------------
-def _per_axis(value: Any, rank: int, what: str) -> tuple[int, ...]:
+def per_axis(value: Any, rank: int, what: str) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, tuple | list) else (value,) * rank
     whole = all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in items)
     if len(items) != rank or not whole or any(v < 1 for v in items):
@@ -142,7 +141,8 @@ def _per_axis(value: Any, rank: int, what: str) -> tuple[int, ...]:
     return tuple(int(v) for v in items)
 
 
-def _padding(value: Any, spatial: tuple, window: tuple, stride: tuple, dilation: tuple) -> Pairs:
+def padding_pairs(value: Any, spatial: tuple, window: tuple, stride: tuple,
+                  dilation: tuple) -> Pairs:
     """"valid", "same" (out = ceil(n / stride), the odd element behind), an int, or per axis an int
     or a (before, after) pair."""
     rank = len(window)
@@ -204,10 +204,10 @@ def _conv(x: Any, w: Any, bias: Any, rank: int, stride: Any, padding: Any, dilat
     a, b, result, accum = product_operands(x, w)
     _check_conv(a, b, rank, groups)
     window, spatial = tuple(b.shape[2:]), tuple(a.shape[2:])
-    steps = _per_axis(stride, rank, "stride")
-    spread = _per_axis(dilation, rank, "dilation")
-    pads = _padding(padding, spatial, window, steps, spread)
-    patches = _patches(a, window, steps, spread, pads)  # [N, C, *window, *places]
+    steps = per_axis(stride, rank, "stride")
+    spread = per_axis(dilation, rank, "dilation")
+    pads = padding_pairs(padding, spatial, window, steps, spread)
+    patches = patches_of(a, window, steps, spread, pads)  # [N, C, *window, *places]
     places = tuple(patches.shape[2 + rank:])
     depth = b.shape[1] * size_of(window)
     n, filters, each = a.shape[0], b.shape[0], b.shape[0] // groups
@@ -222,7 +222,7 @@ def _conv(x: Any, w: Any, bias: Any, rank: int, stride: Any, padding: Any, dilat
     return store(_with_bias(y, bias), result)
 
 
-def _patches(x: Tensor, window: tuple, stride: tuple, dilation: tuple, padding: Pairs) -> Tensor:
+def patches_of(x: Tensor, window: tuple, stride: tuple, dilation: tuple, padding: Pairs) -> Tensor:
     if set(window) == {1} and set(stride) == {1} and not any(map(any, padding)):
         lead = x.ndim - len(window)  # each element is its own window
         return PUBLIC["reshape"](x, (*x.shape[:lead], *window, *x.shape[lead:]))
@@ -270,8 +270,8 @@ def conv_transpose2d(x: Any, w: Any, bias: Any = None, *, stride: Any = 1, paddi
     a, b, result, accum = product_operands(x, w)
     _check_conv(a, b, 2, groups, transposed=True)
     window, places = tuple(b.shape[2:]), tuple(a.shape[2:])
-    steps, spread = _per_axis(stride, 2, "stride"), _per_axis(dilation, 2, "dilation")
-    pads = _padding(padding, places, window, steps, spread)
+    steps, spread = per_axis(stride, 2, "stride"), per_axis(dilation, 2, "dilation")
+    pads = padding_pairs(padding, places, window, steps, spread)
     spatial = _transposed_extents(places, window, steps, spread, pads, output_padding)
     n, each = a.shape[0], b.shape[1]
     depth = a.shape[1] // groups
@@ -292,46 +292,3 @@ def _transposed_extents(places: tuple, window: tuple, stride: tuple, dilation: t
         (m - 1) * s + d * (k - 1) + 1 - p[0] - p[1] + e
         for m, k, s, d, p, e in zip(places, window, stride, dilation, pads, more, strict=True)
     )
-
-
-# --- pooling ----------------------------------------------------------------------------------
-def _pool_windows(x: Tensor, window: Any, stride: Any, padding: Any, fill: float) -> Tensor:
-    """[N, C, KH KW, OH, OW]"""
-    if x.ndim != 4:
-        raise ShapeError(f"pooling takes images [N, C, H, W], got {show_shape(x.shape)}")
-    size = _per_axis(window, 2, "window")
-    steps = size if stride is None else _per_axis(stride, 2, "stride")
-    pads = _padding(padding, tuple(x.shape[2:]), size, steps, (1, 1))
-    if any(max(p) >= k for p, k in zip(pads, size, strict=True)):
-        raise ArgumentError(f"padding {pads} leaves windows {size} without an element")
-    if any(map(any, pads)):
-        before, after = zip((0, 0), (0, 0), *pads, strict=True)
-        value = PUBLIC["full"]((), fill, x.type)
-        x = apply(PAD, x, value, before=before, after=after, holes=(0,) * 4)
-    y = _patches(x, size, steps, (1, 1), ((0, 0), (0, 0)))
-    return PUBLIC["reshape"](y, (*x.shape[:2], size_of(size), *y.shape[4:]))
-
-
-@public
-def max_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0) -> Tensor:
-    """The largest element of each window; stride is the window when None. NaN propagates.
-
-    x: [N, C, H, W] floats   y: [N, C, OH, OW]   Elements that tie share the gradient.
-    """
-    x = as_tensor(x)
-    need_float(x, "max_pool2d")
-    c = to_compute(x)
-    windows = _pool_windows(c, window, stride, padding, float("-inf"))
-    return store(PUBLIC["max"](windows, axis=2), x.type)
-
-
-@public
-def avg_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0) -> Tensor:
-    """The mean of each window, padding counted as zeros; stride is the window when None.
-
-    x: [N, C, H, W] floats   y: [N, C, OH, OW]
-    """
-    x = as_tensor(x)
-    need_float(x, "avg_pool2d")
-    windows = _pool_windows(to_compute(x), window, stride, padding, 0.0)
-    return store(PUBLIC["mean"](windows, axis=2), x.type)

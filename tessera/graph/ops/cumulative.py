@@ -11,7 +11,7 @@ from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axis_index, literal, promote, public, store
+from ..operand import PUBLIC, axis_index, literal, promote, public, scalar_line, store
 from ..trace import apply
 from .shape import PAD
 
@@ -139,6 +139,7 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0) -> Tensor:
 
 
 @public
+@scalar_line
 def cumprod(x: Any, axis: int = 0) -> Tensor:
     """Running products along an axis. The gradient is exact where elements are 0."""
     (c,), numeric = promote(x)
@@ -148,6 +149,7 @@ def cumprod(x: Any, axis: int = 0) -> Tensor:
 
 
 @public
+@scalar_line
 def cummax(x: Any, axis: int = 0) -> Tensor:
     """Running maxima along an axis; NaN stays. The gradient goes to the first that reached it."""
     (c,), numeric = promote(x)

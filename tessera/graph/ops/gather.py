@@ -266,10 +266,10 @@ def segment_sum(values: Any, ids: Any, num_segments: int) -> Tensor:
 
 
 @public
-def embedding(table: Any, ids: Any) -> Tensor:
+def embedding(table: Any, ids: Any, *, padding_idx: int | None = None) -> Tensor:
     """Rows of a table: y[..., :] = table[ids[...], :].
 
-    table: [V, D]   ids: [...] integers   y: [..., D]
+    table: [V, D]   ids: [...] integers   y: [..., D]   padding_idx: a row that gets no gradient
     A scaled or quantised table (int8, int4, fp8; per tensor, per row or per column) is gathered
     first and only the rows read are dequantised, to f32. Raises AxisError for an id outside.
     """
@@ -277,7 +277,8 @@ def embedding(table: Any, ids: Any) -> Tensor:
     if table.ndim < 1:
         raise ShapeError("an embedding table needs rows, got a scalar")
     if table.scale is None:
-        return apply(TAKE, table, rows, axis=0)
+        y = apply(TAKE, table, rows, axis=0)
+        return y if padding_idx is None else _without_gradient(y, rows, table, padding_idx)
     codes = apply(TAKE, table, rows, axis=0)
     scale = table.scale
     per_row = scale.ndim == table.ndim and scale.shape[0] == table.shape[0]
@@ -286,6 +287,19 @@ def embedding(table: Any, ids: Any) -> Tensor:
     elif scale.ndim == table.ndim:  # one row of scales for all rows
         scale = PUBLIC["reshape"](scale, scale.shape[1:])
     return PUBLIC["dequantize"](with_scale(codes, scale, table.type))
+
+
+def _without_gradient(y: Tensor, rows: Tensor, table: Tensor, padding: Any) -> Tensor:
+    """y, whose rows that stand for padding pass no gradient on."""
+    if isinstance(padding, bool) or not isinstance(padding, int | np.integer):
+        raise ArgumentError(f"padding_idx={padding!r} is not an integer")
+    index, extent = int(padding), table.shape[0]
+    if isinstance(extent, int) and not -extent <= index < extent:
+        raise AxisError(f"padding_idx={padding} is outside the {extent} rows of the table")
+    other = index + extent if index < 0 else index - extent  # the same row, from the other end
+    here = PUBLIC["logical_or"](PUBLIC["equal"](rows, index), PUBLIC["equal"](rows, other))
+    mask = PUBLIC["reshape"](here, (*here.shape, *(1,) * (y.ndim - here.ndim)))
+    return PUBLIC["where"](mask, PUBLIC["stop_gradient"](y), y)
 
 
 @public

@@ -1,4 +1,4 @@
-"""Losses: mean squared error, cross-entropy from logits, binary cross-entropy from logits."""
+"""Losses of classes, from logits and from log-probabilities; and the mean squared error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...tensor import Tensor, as_tensor
 from ..op import Aval, Op, sample
 from ..operand import PUBLIC, convert, floating, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
-from .elementwise import exp, log, maximum, neg, where
+from .elementwise import broadcast_shapes, exp, log, neg, where
 from .norms import row_mean
 from .reduce import MAX, accumulate_dtype, sum_ref
 from .softmax import row_max, row_sum
@@ -141,39 +141,93 @@ def apply_sum(x: Tensor, accum: DType) -> Tensor:
 
 
 @public
-def cross_entropy(logits: Any, target: Any, *, reduction: str = "mean",
+def cross_entropy(logits: Any, target: Any, *, weight: Any = None, reduction: str = "mean",
                   label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
-    """-sum_j q_j log softmax(logits)_j along the last axis, from logits, stable.
+    """-sum_j w_j q_j log softmax(logits)_j along the last axis, from logits, stable.
 
     logits: [..., V]   target: [...] integers, or [..., V] probabilities   y: scalar, or [...] for
-    reduction "none"
+    reduction "none"   weight: [V], of the classes, 1 when None
     q is the target, mixed with the uniform distribution: (1 - s) q + s / V. Rows whose label is
-    `ignore_index` count neither in the sum nor in the mean. Computed in the compute type, rounded
-    once to the logits' type. A label outside 0 .. V-1 raises ArgumentError; where labels are only
-    traced it makes the loss NaN.
+    `ignore_index` count neither in the sum nor in the mean. The mean of labels divides by the sum
+    of their weights, that of probabilities by the number of rows (torch.nn.functional's rule; its
+    classes lie on axis 1). Computed in the compute type, rounded once to the logits' type. A label
+    outside 0 .. V-1 raises ArgumentError; where labels are only traced it makes the loss NaN.
     """
     _check_reduction(reduction)
     if not 0.0 <= label_smoothing < 1.0:
         raise ArgumentError(f"label_smoothing is in [0, 1), got {label_smoothing}")
     x, numeric = floating(logits)
     t, accum = as_tensor(target), accumulate_dtype(numeric)
+    w = None if weight is None else _class_weights(weight, x)
+    smoothing = float(label_smoothing)
     if t.dtype.kind == "float":
-        rows = _soft_rows(x, t, float(label_smoothing))
-        return _reduce(rows, reduction, numeric)
+        return _reduce(_soft_rows(x, t, smoothing, w), reduction, numeric)
     _check_labels(x, t, ignore_index)
-    label = PUBLIC["expand_dims"](t, -1)
-    rows = apply(NLL, x, label, smoothing=float(label_smoothing), accum=accum)  # [..., 1]
-    if ignore_index is None:
-        return _reduce(PUBLIC["squeeze"](rows, -1), reduction, numeric)
-    counted = PUBLIC["not_equal"](label, ignore_index)
-    rows = where(counted, rows, literal(0.0, rows))
+    if w is None:
+        rows = apply(NLL, x, PUBLIC["expand_dims"](t, -1), smoothing=smoothing, accum=accum)
+        return _reduce_labels(PUBLIC["squeeze"](rows, -1), t, None, ignore_index, reduction,
+                              numeric)
+    rows = apply(NLL, x, PUBLIC["expand_dims"](t, -1), smoothing=0.0, accum=accum)
+    own = _weight_of(w, t)
+    rows = PUBLIC["squeeze"](rows, -1) * own
+    if smoothing:
+        spread = neg(PUBLIC["sum"](w * PUBLIC["log_softmax"](x), axis=-1)) / x.shape[-1]
+        rows = (1.0 - smoothing) * rows + smoothing * spread
+    return _reduce_labels(rows, t, own, ignore_index, reduction, numeric)
+
+
+@public
+def nll_loss(log_probabilities: Any, target: Any, *, weight: Any = None, reduction: str = "mean",
+             ignore_index: int | None = None) -> Tensor:
+    """-w_t x_t for the label t of each row: what is left of cross_entropy after log_softmax.
+
+    log_probabilities: [..., V]   target: [...] integers   weight, reduction, ignore_index: as of
+    `ts.cross_entropy`. Raises ArgumentError for a label outside; AxisError, when it runs, where
+    labels are only traced.
+    """
+    _check_reduction(reduction)
+    x, numeric = floating(log_probabilities)
+    t = as_tensor(target)
+    _check_labels(x, t, ignore_index)
+    label = t if ignore_index is None else where(PUBLIC["equal"](t, ignore_index), 0, t)
+    rows = neg(PUBLIC["take_along_axis"](x, PUBLIC["expand_dims"](label, -1), axis=-1))
+    rows = PUBLIC["squeeze"](rows, -1)
+    own = None if weight is None else _weight_of(_class_weights(weight, x), t)
+    return _reduce_labels(rows if own is None else rows * own, t, own, ignore_index, reduction,
+                          numeric)
+
+
+def _class_weights(weight: Any, x: Tensor) -> Tensor:
+    w = convert(to_compute(as_tensor(weight)), x.type)
+    if tuple(w.shape) != tuple(x.shape[-1:]):
+        raise ShapeError(f"weights {show_shape(w.shape)} for {x.shape[-1]} classes")
+    return w
+
+
+def _weight_of(w: Tensor, label: Tensor) -> Tensor:
+    """The weight of each row's class; any where the label is outside."""
+    inside = PUBLIC["clip"](label, 0, w.shape[0] - 1)
+    return PUBLIC["take"](w, inside)
+
+
+def _reduce_labels(rows: Tensor, label: Tensor, own: Tensor | None, ignore_index: int | None,
+                   reduction: str, numeric: NumericType) -> Tensor:
+    """Rows without those whose label is ignored; the mean divides by the weight of the others."""
+    if ignore_index is None and (own is None or reduction != "mean"):
+        return _reduce(rows, reduction, numeric)
+    one = literal(1.0, rows)
+    counts = PUBLIC["broadcast_to"](one, rows.shape) if own is None else own
+    if ignore_index is not None:
+        counted = PUBLIC["not_equal"](label, ignore_index)
+        rows = where(counted, rows, literal(0.0, rows))
+        counts = where(counted, counts, literal(0.0, rows))
     if reduction != "mean":
-        return _reduce(PUBLIC["squeeze"](rows, -1), reduction, numeric)
-    count = PUBLIC["sum"](convert(counted, x.type))
-    return store(PUBLIC["sum"](rows) / maximum(count, 1.0), numeric)
+        return _reduce(rows, reduction, numeric)
+    total = PUBLIC["sum"](counts)
+    return store(PUBLIC["sum"](rows) / where(PUBLIC["equal"](total, 0.0), one, total), numeric)
 
 
-def _soft_rows(x: Tensor, t: Tensor, smoothing: float) -> Tensor:
+def _soft_rows(x: Tensor, t: Tensor, smoothing: float, weight: Tensor | None) -> Tensor:
     if t.shape != x.shape:
         raise ShapeError(f"probabilities {show_shape(t.shape)} for logits {show_shape(x.shape)}",
                          hint="class labels are integers: ts.cast(target, ts.int64)")
@@ -181,6 +235,7 @@ def _soft_rows(x: Tensor, t: Tensor, smoothing: float) -> Tensor:
     if smoothing:
         n: Any = x.shape[-1]
         q = q * (1.0 - smoothing) + smoothing / n
+    q = q if weight is None else q * weight
     terms = q * PUBLIC["log_softmax"](x)
     terms = where(PUBLIC["equal"](q, 0.0), literal(0.0, terms), terms)  # 0 log 0 = 0
     return neg(PUBLIC["sum"](terms, axis=-1))
@@ -203,15 +258,30 @@ def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
 
 
 @public
-def binary_cross_entropy_with_logits(logits: Any, target: Any, *,
-                                     reduction: str = "mean") -> Tensor:
-    """-(t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))) = softplus(x) - x t, elementwise, stable.
+def binary_cross_entropy_with_logits(logits: Any, target: Any, *, weight: Any = None,
+                                     pos_weight: Any = None, reduction: str = "mean") -> Tensor:
+    """-w (p t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))), elementwise, stable.
 
-    logits, target: equal shapes, target in [0, 1]. Rounded once to the logits' type.
+    logits, target: equal shapes, target in [0, 1]   weight w and pos_weight p: 1 when None; they
+    broadcast to the shape of the logits. Rounded once to the logits' type.
     """
     _check_reduction(reduction)
     x, numeric = floating(logits)
     t = convert(to_compute(as_tensor(target)), x.type)
     if t.shape != x.shape:
         raise ShapeError(f"targets {show_shape(t.shape)} for logits {show_shape(x.shape)}")
-    return _reduce(PUBLIC["softplus"](x) - x * t, reduction, numeric)
+    softplus = PUBLIC["softplus"]
+    if pos_weight is None:
+        rows = softplus(x) - x * t
+    else:
+        p = _factor(pos_weight, x, "pos_weight")
+        rows = (1.0 - t) * x + (1.0 + (p - 1.0) * t) * softplus(neg(x))
+    return _reduce(rows if weight is None else rows * _factor(weight, x, "weight"), reduction,
+                   numeric)
+
+
+def _factor(value: Any, x: Tensor, name: str) -> Tensor:
+    w = convert(to_compute(as_tensor(value)), x.type)
+    if broadcast_shapes(tuple(w.shape), tuple(x.shape)) != tuple(x.shape):
+        raise ShapeError(f"{name} {show_shape(w.shape)} for logits {show_shape(x.shape)}")
+    return w

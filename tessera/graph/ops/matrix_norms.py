@@ -18,18 +18,38 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
 
     vectors: p, 2 when None; inf, -inf, 0 (how many are not 0)
     matrices: "fro" when None, "nuc", 2 and -2 (singular values), 1, -1, inf, -inf (sums)
-    No axis and no ord: the 2-norm of all elements. The gradient of the 2-norm at 0 is 0.
-    Raises ArgumentError for another ord.
+    Three axes and more: the norm of their elements as a vector, as `ts.vector_norm`, which also
+    takes two for one. No axis and no ord: the 2-norm of all elements. The gradient of the 2-norm
+    at 0 is 0. Raises ArgumentError for another ord.
     """
     (c,), numeric = floats(x)
+    if c.ndim == 0:
+        axes_tuple(axis, 0)  # refuses any but those of a scalar
+        c, axis = PUBLIC["reshape"](c, (1,)), 0
+        keepdims = False
     if axis is None and ord is None:
         axes: tuple[int, ...] = tuple(range(c.ndim))
         out = _euclidean(c, axes, keepdims)
     else:
         axes = _norm_axes(axis, c.ndim)
-        rule = _vector_norm if len(axes) == 1 else _matrix_norm
+        rule = _matrix_norm if len(axes) == 2 else _vector_norm
         out = rule(c, ord, axes, keepdims)
     return store(out, numeric)
+
+
+@public
+def vector_norm(x: Any, ord: float = 2, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """(sum |x|^ord)^(1 / ord) of the elements along any number of axes, all when None.
+
+    ord: a number; inf and -inf are the largest and the smallest |x|, 0 counts what is not 0
+    np.linalg.vector_norm. The gradient of the 2-norm at 0 is 0. Raises ArgumentError, AxisError.
+    """
+    (c,), numeric = floats(x)
+    axes = axes_tuple(axis, c.ndim)
+    if not axes:
+        c, axes = PUBLIC["expand_dims"](c, 0), (0,)
+        keepdims = False
+    return store(_vector_norm(c, ord, axes, keepdims), numeric)
 
 
 def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
@@ -37,9 +57,9 @@ def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     given = tuple(range(ndim)) if axis is None else axis
     items = tuple(given) if isinstance(given, tuple | list) else (given,)
     axes_tuple(items, ndim)  # checks
-    if len(items) not in (1, 2):
-        raise ArgumentError(f"a norm with ord= is along one axis or two, not {len(items)}",
-                            hint="axis=-1 for vectors, axis=(-2, -1) for matrices")
+    if not items:
+        raise ArgumentError("a norm along no axis", hint="axis=-1 for vectors, axis=(-2, -1) for "
+                            "matrices; ts.abs(x) is the norm of each element")
     return tuple(int(a) % ndim for a in items)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...dims import size_of
-from ...errors import ArgumentError, DTypeError, ShapeError
+from ...errors import ArgumentError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
 from ..op import Aval, Op, sample
@@ -21,6 +21,7 @@ from ..operand import (
     floating,
     promote,
     public,
+    scalar_line,
     store,
     to_compute,
 )
@@ -331,7 +332,7 @@ def _public_arg(name: str, op: Op, word: str) -> Callable:
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"Index of the {word} element along an axis (of the flat x when None); int64."
-    return public(fn)
+    return public(scalar_line(fn))
 
 
 argmax = _public_arg("argmax", ARGMAX, "largest")
@@ -342,19 +343,21 @@ def _public_logical(name: str, op: Op, doc: str) -> Callable:
     def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = as_tensor(x)
         if x.dtype.kind != "bool":
-            raise DTypeError(f"ts.{name} needs bools, got {x.type}", hint="compare first: x != 0")
-        return apply(op, x, axis=axes_tuple(axis, x.ndim), keepdims=bool(keepdims))
+            x = PUBLIC["not_equal"](to_compute(x), 0)
+        axes = axes_tuple(axis, x.ndim)
+        return apply(op, x, axis=axes, keepdims=bool(keepdims)) if axes else x
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = doc
+    fn.__doc__ = f"{doc} Numbers are true where they are not 0: NaN is true. A bool_ tensor."
     return public(fn)
 
 
-any_ = _public_logical("any", ANY, "Whether any bool along axes is true.")
-all_ = _public_logical("all", ALL, "Whether all bools along axes are true.")
+any_ = _public_logical("any", ANY, "Whether any element along axes (all when None) is true.")
+all_ = _public_logical("all", ALL, "Whether all elements along axes (all when None) are true.")
 
 
 @public
+@scalar_line
 def cumsum(x: Any, axis: int = 0) -> Tensor:
     """Running sums along an axis, in the compute type."""
     (c,), numeric = promote(x)

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from ...tensor import Tensor
-from ..operand import PUBLIC, axis_index, floating, literal, public, store
+from ..operand import PUBLIC, axis_index, floating, literal, public, scalar_line, store
 from .elementwise import abs_, maximum, rsqrt, where
 from .norms import norm_operand, row_mean, row_weight
 from .reduce import accumulate_dtype
@@ -18,6 +18,7 @@ from .softmax import logsumexp_of, row_max, softmax_compute
 
 
 @public
+@scalar_line
 def softmax_safe(x: Any, axis: int = -1) -> Tensor:
     """y_i = exp(x_i - max) / sum_j exp(x_j - max) along an axis, rounded once to x's type.
 

@@ -21,6 +21,7 @@ from ..operand import (
     plain,
     public,
     shape_tuple,
+    to_compute,
 )
 from ..trace import apply
 
@@ -437,27 +438,40 @@ PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 @public
-def pad(x: Any, width: Any, value: float = 0.0, mode: str = "constant") -> Tensor:
+def pad(x: Any, width: Any, value: Any = 0.0, mode: str = "constant") -> Tensor:
     """x surrounded by `value`, or by its own elements. width: n, (before, after), or a pair per
-    axis.
+    axis, the first axis first (PyTorch's flat widths begin with the last).
 
+    value: a number, or a scalar tensor, which gets a gradient
     mode: "constant" (value), "edge" (the nearest element), "reflect" and "symmetric" (mirrored at
     the edge, without and with the edge element), "wrap" (from the other end): np.pad
     Raises ArgumentError, and ShapeError when an axis is empty.
     """
     x = plain(x)
     pairs = _pad_pairs(width, x.ndim)
+    if isinstance(value, str):
+        raise ArgumentError(f"pad by the value {value!r}", hint=f"mode={value!r}")
     if mode not in PAD_MODES:
         raise ArgumentError(f"pad mode {mode!r}", hint="one of " + ", ".join(PAD_MODES))
     if mode != "constant":
         return _pad_by_own(x, pairs, mode)
-    fill = literal(value, x) if x.dtype is x.dtype.compute else convert(
-        literal(value, x), x.type
-    )
+    fill = _fill(value, x)
     return apply(
         PAD, x, fill, before=tuple(p[0] for p in pairs), after=tuple(p[1] for p in pairs),
         holes=(0,) * x.ndim,
     )
+
+
+def _fill(value: Any, x: Tensor) -> Tensor:
+    """What x is padded with, as an element of it."""
+    if isinstance(value, Tensor | np.ndarray):
+        fill = plain(value)
+        if fill.ndim or (fill.dtype.kind == "float") > (x.dtype.kind == "float"):
+            raise ArgumentError(f"a padding of type {fill.type}{show_shape(fill.shape)} for "
+                                f"{x.type}", hint="one element, of x's kind of type")
+        return convert(to_compute(fill), x.type)
+    made = literal(value, x)
+    return made if x.dtype is x.dtype.compute else convert(made, x.type)
 
 
 def _pad_by_own(x: Tensor, pairs: list, mode: str) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from ...numerics import DType, as_type
 from ...tensor import Tensor
 from ..op import Op, sample
-from ..operand import PUBLIC, axes_tuple, axis_index, floating, literal, public, store
+from ..operand import PUBLIC, axes_tuple, axis_index, floating, literal, public, scalar_line, store
 from ..trace import apply
 from .elementwise import exp, log, where
 from .reduce import MAX, SUM, accumulate_dtype, reduced_shape, sum_ref
@@ -84,6 +84,7 @@ def softmax_compute(x: Tensor, axis: int, safe: bool, accum: DType) -> Tensor:
 
 
 @public
+@scalar_line
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """y_i = exp(x_i) / sum_j exp(x_j) along an axis, after subtracting the maximum.
 
@@ -123,6 +124,7 @@ LOG_SOFTMAX = Op(
 
 
 @public
+@scalar_line
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """y_i = x_i - log sum_j exp(x_j) along an axis, stable, rounded once to x's type.
 

@@ -14,7 +14,7 @@ from ...errors import ArgumentError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axis_index, plain, promote, public
+from ..operand import PUBLIC, axis_index, plain, promote, public, scalar_line
 from ..trace import apply
 from .cumulative import line_axes
 from .gather import TAKE_ALONG
@@ -49,44 +49,48 @@ ARGSORT = Op(
 )
 
 
-def _top_shape(x: Aval, k: int) -> Aval:
+def _top_shape(x: Aval, k: int, largest: bool) -> Aval:
     n = x.shape[-1]
     if isinstance(n, int) and k > n:
-        raise ShapeError(f"the {k} largest of {n} elements",
+        raise ShapeError(f"the {k} {'largest' if largest else 'smallest'} of {n} elements",
                          hint=f"k is at most the extent of the axis, {n}")
     return Aval((*x.shape[:-1], k), INT64)
 
 
-def _top_ref(x: np.ndarray, k: int) -> np.ndarray:
+def _top_ref(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     n = x.shape[-1]
     lines = x.reshape(-1, n)
     small = n < 512 or 4 * k > n or (x.dtype.kind == "f" and np.isnan(x).any())
     if small or not k:
-        picked = _argsort_ref(lines, 1, True)[:, :k]
+        picked = _argsort_ref(lines, 1, largest)[:, :k]
     else:
-        picked = np.stack([_top_of_line(line, k) for line in lines]) if len(lines) else \
+        picked = np.stack([_top_of_line(line, k, largest) for line in lines]) if len(lines) else \
             np.zeros((0, k), np.int64)
     return np.ascontiguousarray(picked).reshape(*x.shape[:-1], k)
 
 
-def _top_of_line(line: np.ndarray, k: int) -> np.ndarray:
+def _top_of_line(line: np.ndarray, k: int, largest: bool) -> np.ndarray:
     """By selection instead of sorting: of the elements equal to the k-th, the first ones."""
-    threshold = np.partition(line, line.size - k)[line.size - k]
-    above = np.flatnonzero(line > threshold)
-    equal = np.flatnonzero(line == threshold)[: k - above.size]
-    chosen = np.sort(np.concatenate([above, equal]))
-    return chosen[_argsort_ref(line[chosen], 0, True)]
+    place = line.size - k if largest else k - 1
+    threshold = np.partition(line, place)[place]
+    beyond = np.flatnonzero(line > threshold if largest else line < threshold)
+    equal = np.flatnonzero(line == threshold)[: k - beyond.size]
+    chosen = np.sort(np.concatenate([beyond, equal]))
+    return chosen[_argsort_ref(line[chosen], 0, largest)]
 
 
 TOP_K_INDEX = Op(
     "top_k_index",
     shape=_top_shape,
     ref=_top_ref,
-    batch=lambda size, batched, x, k: (apply(TOP_K_INDEX, x, k=k), True),
+    batch=lambda size, batched, x, **attrs: (apply(TOP_K_INDEX, x, **attrs), True),
     axes="..._->..._",
     differentiable=False,
-    samples=(sample(((5,), "distinct"), k=2), sample(((2, 4), "int"), k=3)),
-    doc="indices of the k largest along the last axis, largest first; ties: lowest index first",
+    samples=(sample(((5,), "distinct"), k=2, largest=True),
+             sample(((2, 4), "int"), k=3, largest=True),
+             sample(((2, 4), "int"), k=2, largest=False)),
+    doc="indices of the k largest (or smallest) along the last axis, in order; ties: lowest index "
+    "first",
 )
 
 
@@ -122,6 +126,7 @@ SEARCHSORTED = Op(
 
 
 @public
+@scalar_line
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     """The permutation that sorts x along an axis; int64.
 
@@ -132,6 +137,7 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 @public
+@scalar_line
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     """x sorted along an axis; NaN counts as the largest. The gradient returns to where each
     element came from."""
@@ -141,8 +147,10 @@ def sort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 @public
-def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """(values, indices) of the k largest along an axis, largest first.
+@scalar_line
+def top_k(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """(values, indices) of the k largest along an axis, largest first, or of the k smallest,
+    smallest first.
 
     values: x's type   indices: int64; equal elements: the lowest index first. NaN is the largest.
     Raises ShapeError when k exceeds the extent.
@@ -153,7 +161,7 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     a = axis_index(axis, x.ndim)
     lines = PUBLIC["moveaxis"](x, a, -1)
     (c,), _ = promote(lines)
-    index = apply(TOP_K_INDEX, c, k=int(k))
+    index = apply(TOP_K_INDEX, c, k=int(k), largest=bool(largest))
     values = apply(TAKE_ALONG, lines, index, axis=x.ndim - 1)
     return PUBLIC["moveaxis"](values, -1, a), PUBLIC["moveaxis"](index, -1, a)
 

@@ -211,10 +211,15 @@ def _resized(x: Tensor, n: int | None, axis: int) -> Tensor:
     return PUBLIC["pad"](x, width)
 
 
-def _transform(x: Any, n: int | None, axes: Any, norm: str, inverse: bool) -> tuple[Tensor, Tensor]:
+def _transform(x: Any, points: Any, axes: Any, norm: str, inverse: bool) -> tuple[Tensor, Tensor]:
+    """points: of each axis, in the order given, or None"""
     re, im, numeric = _operand(x)
     pair = _both(re, im)
-    for a in axes_tuple(axes, re.ndim):
+    if points is not None and (not isinstance(points, tuple | list) or len(points) != len(axes)):
+        raise ArgumentError(f"s={points!r}", hint="a number of points for each of the two axes")
+    axes_tuple(axes, re.ndim)  # refuses an axis that is named twice
+    for a, n in zip(axes, points or (None,) * len(axes), strict=True):
+        a = axis_index(a, re.ndim)
         pair = apply(FFT, _resized(pair[0], n, a), _resized(pair[1], n, a), axis=a,
                      inverse=inverse, norm=_check_norm(norm))
     return store(pair[0], numeric), store(pair[1], numeric)
@@ -235,26 +240,28 @@ def fft(x: Any, n: int | None = None, axis: int = -1,
     norm: 1/n stands before the inverse ("backward") or this ("forward"), 1/sqrt(n) before both
     ("ortho"). f32 is computed in f32. Raises ShapeError, ArgumentError, AxisError.
     """
-    return _transform(x, n, (axis,), norm, inverse=False)
+    return _transform(x, (n,), (axis,), norm, inverse=False)
 
 
 @public
 def ifft(x: Any, n: int | None = None, axis: int = -1,
          norm: str = "backward") -> tuple[Tensor, Tensor]:
     """The inverse of ts.fft, as a pair; its arguments."""
-    return _transform(x, n, (axis,), norm, inverse=True)
+    return _transform(x, (n,), (axis,), norm, inverse=True)
 
 
 @public
-def fft2(x: Any, axes: Any = (-2, -1), norm: str = "backward") -> tuple[Tensor, Tensor]:
-    """ts.fft along two axes."""
-    return _transform(x, None, _two_axes(axes), norm, inverse=False)
+def fft2(x: Any, axes: Any = (-2, -1), norm: str = "backward", *,
+         s: Any = None) -> tuple[Tensor, Tensor]:
+    """ts.fft along two axes. s: points along each, the extents when None, as n of ts.fft."""
+    return _transform(x, s, _two_axes(axes), norm, inverse=False)
 
 
 @public
-def ifft2(x: Any, axes: Any = (-2, -1), norm: str = "backward") -> tuple[Tensor, Tensor]:
-    """The inverse of ts.fft2."""
-    return _transform(x, None, _two_axes(axes), norm, inverse=True)
+def ifft2(x: Any, axes: Any = (-2, -1), norm: str = "backward", *,
+          s: Any = None) -> tuple[Tensor, Tensor]:
+    """The inverse of ts.fft2; its arguments."""
+    return _transform(x, s, _two_axes(axes), norm, inverse=True)
 
 
 @public
@@ -299,6 +306,9 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
     if axis is None:
         flat = PUBLIC["reshape"](x, (-1,))
         return PUBLIC["reshape"](roll(flat, shift, 0), x.shape)
+    if x.ndim == 0:
+        axes_tuple(axis, 0)  # refuses any but those of a scalar
+        return x
     axes = axis if isinstance(axis, tuple | list) else (axis,)
     shifts = shift if isinstance(shift, tuple | list) else (shift,) * len(axes)
     if len(shifts) != len(axes):

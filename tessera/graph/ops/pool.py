@@ -1,0 +1,101 @@
+"""Pooling: the largest element or the mean of each window of an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...dims import show_shape, size_of
+from ...errors import ArgumentError, DTypeError, ShapeError
+from ...tensor import Tensor, as_tensor
+from ..operand import PUBLIC, literal, need_float, promote, public, store, to_compute
+from ..trace import apply
+from .conv import Pairs, padding_pairs, patches_of, per_axis
+from .shape import PAD
+
+
+def _surround(x: Tensor, pads: Pairs, fill: Any) -> Tensor:
+    """x with its last two axes padded."""
+    if not any(map(any, pads)):
+        return x
+    before, after = zip((0, 0), (0, 0), *pads, strict=True)
+    return apply(PAD, x, literal(fill, x), before=before, after=after, holes=(0,) * 4)
+
+
+def _overhang(n: Any, window: int, stride: int, dilation: int, pad: tuple[int, int]) -> int:
+    """Elements behind the padding that the last window reaches when windows are counted upwards.
+    A window that would begin in the padding behind is not counted (PyTorch's rule)."""
+    if not isinstance(n, int):
+        raise ShapeError(f"ceil_mode needs a known extent, got {n}")
+    span = dilation * (window - 1) + 1
+    count = -(-(n + sum(pad) - span) // stride) + 1
+    count -= (count - 1) * stride >= n + pad[0]
+    return max(0, (count - 1) * stride + span - n - sum(pad))
+
+
+class _Windows:
+    """The arguments of a pooling, checked."""
+
+    def __init__(self, x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any,
+                 ceil_mode: bool):
+        if x.ndim != 4:
+            raise ShapeError(f"pooling takes images [N, C, H, W], got {show_shape(x.shape)}")
+        self.size = per_axis(window, 2, "window")
+        self.steps = self.size if stride is None else per_axis(stride, 2, "stride")
+        self.spread = per_axis(dilation, 2, "dilation")
+        spatial = tuple(x.shape[2:])
+        self.pads = padding_pairs(padding, spatial, self.size, self.steps, self.spread)
+        if any(max(p) >= k for p, k in zip(self.pads, self.size, strict=True)):
+            raise ArgumentError(f"padding {self.pads} leaves windows {self.size} without an "
+                                "element")
+        self.extra: Pairs = ((0, 0), (0, 0))
+        if ceil_mode:
+            self.extra = tuple(
+                (0, _overhang(*each)) for each in
+                zip(spatial, self.size, self.steps, self.spread, self.pads, strict=True))
+
+    def of(self, x: Tensor) -> Tensor:
+        """The windows of a padded image: [N, C, KH KW, OH, OW]"""
+        y = patches_of(x, self.size, self.steps, self.spread, ((0, 0), (0, 0)))
+        return PUBLIC["reshape"](y, (*x.shape[:2], size_of(self.size), *y.shape[4:]))
+
+
+@public
+def max_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+               ceil_mode: bool = False) -> Tensor:
+    """The largest element of each window; stride is the window when None. NaN propagates.
+
+    x: [N, C, H, W] floats or integers   y: [N, C, OH, OW], x's type
+    dilation: distance of a window's elements   ceil_mode: a last window may reach beyond the edge,
+    if it begins within   Elements that tie share the gradient. torch.nn.functional.max_pool2d.
+    """
+    x = as_tensor(x)
+    if x.dtype.kind == "bool":
+        raise DTypeError("max_pool2d of bools", hint="ts.cast(x, ts.int8)")
+    (c,), numeric = promote(x)
+    w = _Windows(c, window, stride, padding, dilation, ceil_mode)
+    least = float("-inf") if c.dtype.kind == "float" else int(c.dtype.min)
+    windows = w.of(_surround(_surround(c, w.pads, least), w.extra, least))
+    return store(PUBLIC["max"](windows, axis=2), numeric)
+
+
+@public
+def avg_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0,
+               ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+    """The mean of each window, padding counted as zeros; stride is the window when None.
+
+    x: [N, C, H, W] floats   y: [N, C, OH, OW]
+    count_include_pad=False: the mean of the elements that are in x   ceil_mode: a last window may
+    reach beyond the edge, if it begins within; what lies behind the padding is never counted
+    torch.nn.functional.avg_pool2d.
+    """
+    x = as_tensor(x)
+    need_float(x, "avg_pool2d")
+    c = to_compute(x)
+    w = _Windows(c, window, stride, padding, 1, ceil_mode)
+    windows = w.of(_surround(_surround(c, w.pads, 0.0), w.extra, 0.0))
+    if count_include_pad and not any(map(any, w.extra)):
+        return store(PUBLIC["mean"](windows, axis=2), x.type)
+    ones = PUBLIC["ones"]((1, 1, *c.shape[2:]), c.type)
+    padded = _surround(ones, w.pads, 1.0 if count_include_pad else 0.0)
+    counts = PUBLIC["sum"](w.of(_surround(padded, w.extra, 0.0)), axis=2)
+    return store(PUBLIC["sum"](windows, axis=2) / counts, x.type)

@@ -1,0 +1,103 @@
+"""Options of pooling against windows that are collected one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ShapeError
+from tolerance import assert_close
+
+
+def extents(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
+    """How many windows: PyTorch's formula, with its rule that none begins behind the image."""
+    room = (n + 2 * p - d * (k - 1) - 1) / s
+    count = (math.ceil(room) if ceil_mode else math.floor(room)) + 1
+    return count - 1 if ceil_mode and (count - 1) * s >= n + p else count
+
+
+def windows(x: np.ndarray, k: tuple, s: tuple, p: tuple, d: tuple, ceil_mode: bool):
+    """Per place: (elements inside x [n, N, C], how many positions lie within x and its padding)"""
+    H, W = x.shape[2:]
+    places = [range(extents(n, *each, ceil_mode)) for n, *each in
+              zip((H, W), k, s, p, d, strict=True)]
+    for at in itertools.product(*places):
+        inside, positions = [], 0
+        for j in itertools.product(range(k[0]), range(k[1])):
+            r, c = (at[i] * s[i] - p[i] + j[i] * d[i] for i in (0, 1))
+            positions += r < H + p[0] and c < W + p[1]
+            if 0 <= r < H and 0 <= c < W:
+                inside.append(x[:, :, r, c])
+        yield at, np.array(inside), positions
+
+
+def pooled(x, kind, k, s, p, d, ceil_mode, include=True):
+    out: dict[tuple, Any] = {}
+    for at, inside, positions in windows(x, k, s, p, d, ceil_mode):
+        out[at] = inside.max(0) if kind == "max" else \
+            inside.sum(0) / (positions if include else len(inside))
+    rows, columns = (max(a[i] for a in out) + 1 for i in (0, 1))
+    return np.stack([np.stack([out[r, c] for c in range(columns)], -1) for r in range(rows)], -2)
+
+
+OPTIONS = [
+    ((2, 2), (2, 2), (0, 0), (1, 1)), ((3, 2), (2, 3), (1, 1), (1, 1)),
+    ((3, 3), (2, 2), (1, 0), (2, 1)), ((2, 3), (3, 2), (0, 1), (1, 2)),
+    ((1, 1), (3, 3), (0, 0), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("k", "s", "p", "d"), OPTIONS)
+def test_max_pool(k, s, p, d, ceil_mode, rng: np.random.Generator) -> None:
+    for shape in ((2, 3, 7, 8), (1, 1, 6, 5)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        pool = lambda x: ts.max_pool2d(x, k, s, p, d, ceil_mode)  # noqa: E731
+        for run in (pool, ts.jit(pool)):
+            np.testing.assert_array_equal(run(x), pooled(x, "max", k, s, p, d, ceil_mode))
+        ts.gradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("k", "s", "p"), [o[:3] for o in OPTIONS if o[3] == (1, 1)])
+def test_avg_pool(k, s, p, ceil_mode, include, rng: np.random.Generator) -> None:
+    for shape in ((2, 3, 7, 8), (1, 1, 6, 5)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        pool = lambda x: ts.avg_pool2d(x, k, s, p, ceil_mode, include)  # noqa: E731
+        want = pooled(x.astype(np.float64), "avg", k, s, p, (1, 1), ceil_mode, include)
+        for run in (pool, ts.jit(pool)):
+            assert_close(run(x), want, n=9)
+        ts.gradcheck(pool, (x,))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "int4"])
+def test_max_pool_of_integers(dtype: str, rng: np.random.Generator) -> None:
+    t = ts.as_type(dtype).dtype
+    a = rng.integers(t.min, min(t.max, 2**40) + 1, (2, 1, 5, 5))
+    a[0, 0, :2, :2] = t.min  # the padding must not be larger
+    x = ts.tensor(a, dtype)
+    y = ts.max_pool2d(x, 2, 2, 1)
+    assert y.type == x.type
+    want = pooled(a.astype(np.float64), "max", (2, 2), (2, 2), (1, 1), (1, 1), False)
+    np.testing.assert_array_equal(np.asarray(y.tolist()), want)
+
+
+def test_pools_under_vmap(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 2, 1, 5, 6))
+    for pool in (lambda x: ts.max_pool2d(x, 2, 2, 1, 2, True),
+                 lambda x: ts.avg_pool2d(x, 2, 2, 1, True, False)):
+        assert_close(ts.vmap(pool)(x), np.stack([pool(v).numpy() for v in x]), n=4)
+
+
+def test_ceil_mode_needs_numbers() -> None:
+    pool = ts.jit(lambda x: ts.max_pool2d(x, 2, ceil_mode=True))
+    with pytest.raises(ShapeError, match="ceil_mode needs a known extent, got H"):
+        pool.infer(ts.Tensor["N", 3, "H", 8, ts.f32])
+    with pytest.raises(ts.ArgumentError, match="dilation=0"):
+        ts.max_pool2d(ts.zeros((1, 1, 4, 4)), 2, dilation=0)
