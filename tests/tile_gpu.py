@@ -41,7 +41,7 @@ def prepare(kernel, args, kwargs, groups=None, lanes=None):
     function = kernel.specialise(bound, schedule, kernel.grid is not None)
     groups = groups if groups is None or isinstance(groups, tuple) else (groups,)
     if kernel.grid is not None and groups is None:
-        groups = kernel.grid_for(bound)
+        groups = kernel.grid_for(bound, schedule)
     chosen = Config(groups, lanes)
     lanes = lanes_of(function, chosen, schedule.lanes)
     return bound, function, chosen, lanes, grid_of(function, bound, chosen, lanes), schedule

@@ -62,7 +62,7 @@ def launch_of(kernel: Kernel, bound: Bound, groups: Any = None, lanes: int | Non
     schedule = kernel.choose(bound)
     function = kernel.specialise(bound, schedule, kernel.grid is not None)
     if groups is None and kernel.grid is not None:
-        groups = kernel.grid_for(bound)
+        groups = kernel.grid_for(bound, schedule)
     chosen = Config(groups if groups is None or isinstance(groups, tuple) else (groups,), lanes)
     width = lanes_of(function, chosen, schedule.lanes)
     return function, chosen, width, grid_of(function, bound, chosen, width)

@@ -24,7 +24,8 @@ class Tile:
 
 @dataclass
 class Bound:
-    """A call's arguments. memories: by parameter; sizes: of named extents; texts: of any extent."""
+    """A call's arguments. memories: by parameter; sizes: of named extents; texts: of any extent;
+    explicit: the parameters that the call itself gave."""
 
     types: dict[str, Type] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)  # memories and scalars
@@ -34,6 +35,7 @@ class Bound:
     texts: dict[str, int] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     storage: dict[str, tuple[Any, np.ndarray]] = field(default_factory=dict)
+    explicit: frozenset[str] = frozenset()
 
     def write_back(self) -> None:
         """Copies what the kernel wrote into arguments that are not plain contiguous arrays."""

@@ -11,7 +11,7 @@ The same call on the same GPU always gets the same schedule; its `notes` say why
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tessera.tile.cost import explain
 from tessera.tile.gpus import Gpu
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.legality import fits
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedule import ALIASES, Schedule
 from tessera.tile.types import Tensor, Tile, is_lane
 from tessera.tile.work import largest_tile
 
@@ -36,18 +36,28 @@ LANE_OPS = frozenset({"linear_id", "local_id", "lane_id", "warp_id", "group_size
 SMALL = 32  # an extent for which blocks of 64 would be mostly empty
 
 
-class _Recorder(Schedule):
-    """The automatic schedule that notes which parameters a kernel asks for."""
+class Recorder(Schedule):
+    """A schedule that notes which of its parameters a kernel asks for."""
 
-    def __init__(self) -> None:
-        super().__init__(source="auto")
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__()
+        for f in fields(schedule):
+            object.__setattr__(self, f.name, getattr(schedule, f.name))
         object.__setattr__(self, "read", set())
 
     read: set[str]
 
     def value(self, name: str) -> Any:
-        self.read.add(name)
+        self.read.add(ALIASES.get(name, name))
         return super().value(name)
+
+    def extra_value(self, name: str) -> Any:
+        self.read.add(name)
+        return super().extra_value(name)
+
+    def for_parameter(self, name: str, default: Any) -> Any:
+        self.read.add(ALIASES.get(name, name))
+        return super().for_parameter(name, default)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Subject:
 
     @staticmethod
     def of(kernel: Kernel, bound: Bound, gpu: Gpu) -> Subject:
-        recorder = _Recorder()
+        recorder = Recorder(Schedule(source="auto"))
         function = kernel.compile(kernel.spec(bound, recorder), bound.sizes)
         return Subject(kernel, bound, gpu, frozenset(recorder.read), function)
 

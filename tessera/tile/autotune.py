@@ -8,20 +8,24 @@ nothing measures, unless a function is given: the model's first choice is taken,
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from tessera.errors import ArgumentError, did_you_mean, user_line
 from tessera.tile import auto, tuning_cache
 from tessera.tile.arguments import Bound
 from tessera.tile.cost_model import CostModel
+from tessera.tile.cuda.lower.hopper.program import Pipeline
 from tessera.tile.gpus import DEFAULT, Gpu, gpu
 from tessera.tile.ir import Function
 from tessera.tile.kernel import Kernel
 from tessera.tile.launch import Config
+from tessera.tile.legality import HEADS
 from tessera.tile.measure import FunctionBench, bench_for, gpu_of_call
 from tessera.tile.schedule import ALIASES, Schedule
 from tessera.tile.search import Search, failure_of
@@ -29,6 +33,9 @@ from tessera.tile.trial import Trace, Trial
 from tessera.tile.tuning_cache import Entry, TuningCache, digest
 
 METRICS = ("latency_ms",)
+# What compilers read of a schedule, whatever the kernel does.
+KNOBS = frozenset({"warps", "stages", "vector", "swizzle", "cluster", "unit",
+                   *(f.name for f in fields(Pipeline))})
 COMPILE_LIMIT_S = 60.0
 
 
@@ -97,6 +104,8 @@ class TunedKernel(Kernel):
     def _find(self, bound: Bound, config: Config, target: Gpu) -> Schedule:
         """From this process, from the disk, or by a search."""
         space = self.space or auto.space(self, bound, target)
+        if self.space:
+            self._require_read(bound)
         bench = bench_for(self.__name__, bound, self.measure)
         if bench is None:
             return self._search(bound, config, target, space, None).schedule
@@ -157,12 +166,52 @@ class TunedKernel(Kernel):
         made._cache, made.images = self._cache, self.images
         return made
 
-    def spread(self, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Arguments by name as positional and keyword arguments."""
-        parameters = self.signature.parameters.values()
-        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        args = tuple(given[p.name] for p in parameters if p.name not in named)
-        return args, {n: given[n] for n in named}
+    def spread(self, given: dict[str, Any], schedule: Schedule
+               ) -> tuple[tuple, dict[str, Any]]:
+        """Arguments by name as positional and keyword arguments, without those that a schedule
+        sets."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        unset, left_out = object(), False
+        for p in self.signature.parameters.values():
+            if schedule.for_parameter(p.name, unset) is not unset:
+                left_out = True
+            elif left_out or p.kind is p.KEYWORD_ONLY:
+                kwargs[p.name] = given[p.name]
+            else:
+                args.append(given[p.name])
+        return tuple(args), kwargs
+
+    def _require_read(self, bound: Bound) -> None:
+        """Every block size and parameter of the space is one that the kernel asks for. What the
+        compiler itself reads (warps, stages, a pipeline's knobs) is no matter of the kernel's."""
+        asked = self._asked(bound)
+        if asked is None:
+            return
+        for name in dict.fromkeys(n for s in self.space for n in s.values):
+            field = ALIASES.get(name, name)
+            if field in asked or name in KNOBS or name.lower() in KNOBS and name not in ALIASES:
+                continue
+            shown = next((n for n in ALIASES if n.isupper() and ALIASES[n] == field), name)
+            raise ArgumentError(
+                f"the space of {self.__name__} sets {shown}, which {self.__name__} never reads: "
+                "all its candidates would be one", where=user_line(),
+                hint=f"take it as an argument, {shown}=64, or read ts.tile.context().{shown} in "
+                "the body; or leave it out of the space")
+
+    def _asked(self, bound: Bound) -> set[str] | None:
+        """The parameters of schedules that the kernel's source names, or its trace asks for; None
+        when no candidate can be traced, for which the search has the words."""
+        named = {n.attr for n in ast.walk(self.source.tree) if isinstance(n, ast.Attribute)}
+        asked = {ALIASES.get(n, n) for n in named} | ({"d"} if {*HEADS} & {*bound.texts} else set())
+        for schedule in self.space:
+            recorder = auto.Recorder(schedule)
+            try:
+                self.compile(self.spec(bound, recorder, self.grid is not None), bound.sizes)
+            except Exception:  # whatever a candidate raises, the next may be sound
+                continue
+            return asked | recorder.read
+        return None
 
     # --- what a tuned schedule holds for ------------------------------------------------------
     def _cache_key(self, bound: Bound, target: Gpu, space: tuple[Schedule, ...],

@@ -198,13 +198,13 @@ class Kernel(Kernel_):
                 return self._launch(config, args, kwargs, stream)
         arguments = self._arguments(args, kwargs)
         place = device.placement(self.__name__, arguments, target)
-        bound = self._bind(arguments, place)
+        bound = self._bind(arguments, place, self._explicit(args, kwargs))
         if not place.on_host:
             return device.call(self, config, args, kwargs, bound, place, stream)
         schedule = self.choose(bound, config)
         function = self.specialise(bound, schedule, self.grid is not None)
         if self.grid is not None and config.groups is None:
-            config = Config(self.grid_for(bound), config.lanes)
+            config = Config(self.grid_for(bound, schedule), config.lanes)
         result, self.report = run(function, bound, config, schedule.lanes, self.__name__)
         return result
 
@@ -228,7 +228,12 @@ class Kernel(Kernel_):
         if records.among(args, kwargs):
             args, kwargs = records.spread(self.__name__, self.given, args, kwargs)
         arguments = self._arguments(args, kwargs)
-        return self._bind(arguments, device.placement(self.__name__, arguments, "auto"))
+        place = device.placement(self.__name__, arguments, "auto")
+        return self._bind(arguments, place, self._explicit(args, kwargs))
+
+    def _explicit(self, args: tuple, kwargs: dict[str, Any]) -> frozenset[str]:
+        """The parameters that a call gives itself."""
+        return frozenset((*list(self.signature.parameters)[:len(args)], *kwargs))
 
     def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -239,25 +244,40 @@ class Kernel(Kernel_):
         given.apply_defaults()
         return given.arguments
 
-    def _bind(self, arguments: dict[str, Any], place: device.Placement) -> Bound:
+    def _bind(self, arguments: dict[str, Any], place: device.Placement,
+              explicit: frozenset[str]) -> Bound:
         annotations = self.annotations
-        return bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
-                    lambda n: self._is_constant(n, annotations), device.reader_for(place))
+        bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
+                     lambda n: self._is_constant(n, annotations), device.reader_for(place))
+        bound.explicit = explicit
+        return bound
+
+    def constants(self, bound: Bound, schedule: Schedule) -> dict[str, Any]:
+        """The compile-time parameters: those that the schedule sets have its values."""
+        found = {n: schedule.for_parameter(n, v) for n, v in bound.constants.items()}
+        for n in bound.explicit.intersection(found):
+            if found[n] != bound.constants[n]:
+                raise ArgumentError(
+                    f"{self.__name__}: the call gives {n}={bound.constants[n]}, its schedule sets "
+                    f"{found[n]}", where=user_line(),
+                    hint=f"leave {n} out of the call, or out of the schedule or space")
+        return found
 
     def _is_constant(self, name: str, annotations: dict[str, Any]) -> bool:
         """Keyword-only parameters and those typed or defaulted by Python numbers specialise."""
         p, annotation = self.signature.parameters[name], annotations.get(name)
         if isinstance(annotation, TensorType) or annotation is Tile:
             return False
-        if p.kind is p.KEYWORD_ONLY or annotation in (bool, int, float, str):
+        python = isinstance(annotation, type) and annotation in (bool, int, float, str)
+        if p.kind is p.KEYWORD_ONLY or python:  # ts.f32 equals float, and is no Python type
             return True
         return annotation is None and p.default is not p.empty
 
-    def grid_for(self, bound: Bound) -> tuple[int, ...]:
+    def grid_for(self, bound: Bound, schedule: Schedule) -> tuple[int, ...]:
         """grid=: a tuple, or a function of named extents and parameters."""
         if not callable(self.grid):
             return _groups(self.grid) or (1,)
-        known = {**bound.sizes, **bound.constants,
+        known = {**bound.sizes, **self.constants(bound, schedule),
                  **{n: v for n, v in bound.given.items() if isinstance(v, int)}}
         names = list(inspect.signature(self.grid).parameters)
         missing = [n for n in names if n not in known]
@@ -290,7 +310,7 @@ class Kernel(Kernel_):
 
     def spec(self, bound: Bound, schedule: Schedule, given_grid: bool | None = None) -> Spec:
         """What a specialisation for these arguments is made for."""
-        return Spec(tuple(bound.types.items()), tuple(bound.constants.items()),
+        return Spec(tuple(bound.types.items()), tuple(self.constants(bound, schedule).items()),
                     self.annotations.get("return"), schedule,
                     given_grid=self.grid is not None if given_grid is None else given_grid,
                     records=tuple((n, tuple(f)) for n, f in records.fields_of(

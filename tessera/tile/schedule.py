@@ -172,6 +172,16 @@ class Schedule:
     def extra_value(self, name: str) -> Any:
         return dict(self.extra)[name]
 
+    def for_parameter(self, name: str, default: Any) -> Any:
+        """What it sets for a kernel's parameter of that name, BM=32; else the parameter's default.
+
+        m, n, k and d are too common as names of other things: there T.m is the way. What the
+        compiler proposes sets the kernel's own parameters only."""
+        if name in self.extra_names:
+            return self.extra_value(name)
+        chosen = getattr(self, ALIASES[name]) if name in ALIASES and len(name) > 1 else None
+        return default if chosen is None or self.source == "auto" else chosen
+
     @property
     def lanes(self) -> int:
         """Lanes of a group: 32 per warp."""

@@ -179,7 +179,7 @@ class Search:
 
     def _launch(self, schedule: Schedule, given: dict[str, Any]) -> Callable[[], Any]:
         kernel = self.kernel.candidate(schedule)
-        args, kwargs = self.kernel.spread(given)
+        args, kwargs = self.kernel.spread(given, schedule)
         return lambda: kernel._launch(self.config, args, kwargs)
 
     # --- accuracy -----------------------------------------------------------------------------

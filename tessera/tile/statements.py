@@ -79,7 +79,7 @@ class Statements(Calls):
         if s.value is None:
             return
         value, kind = self.expr(s.value), self.expr(s.annotation)
-        if kind in (int, float, bool):
+        if isinstance(kind, type) and kind in (int, float, bool):
             kind = {int: i32, float: f32, bool: bool}[kind]
         self.assign(s.target, self.call(OPS["cast"], [value, kind], {}))
 

@@ -667,3 +667,121 @@ def test_notes_do_not_distinguish_schedules():
     s = ts.Schedule(m=16).with_notes("why")
     assert s == ts.Schedule(m=16) and hash(s) == hash(ts.Schedule(m=16))
     assert "why" in s.explained() and "why" not in s.text()
+
+
+# --- what a space may set ---------------------------------------------------------------------
+TUNED_GEMM = """@ts.kernel.autotune(space=space, cache=False{options})
+def k(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", f32], BM=32, BN=32,
+      BK=32, *, SCALE=1):
+    acc = tile.zeros((BM, BN))
+    for k in range(0, K, BK):
+        a = tile.load(A[tile_m:tile_m+BM, k:k+BK])
+        acc = tile.dot(a, tile.load(B[k:k+BK, tile_n:tile_n+BN]), acc)
+    C[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc * SCALE
+"""
+
+
+def products(rng, m=100, k=50, n=90):
+    a, b = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16") for s in ((m, k), (k, n)))
+    return a, b, np.zeros((m, n), np.float32)
+
+
+def right(a, b, c, scale=1):
+    want = a.numpy().astype(np.float64) @ b.numpy().astype(np.float64) * scale
+    assert np.abs(c - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_a_space_sets_the_arguments_of_its_names(rng):
+    k = build(TUNED_GEMM.format(options=""), space=dict(BM=[64], BN=[16], SCALE=[3]))["k"]
+    a, b, c = products(rng)
+    k(a, b, c)
+    right(a, b, c, 3)
+    text = k.inspect_ir()
+    assert "64x16 x f32" in text and "32x32" not in text
+    assert dict(k.last.constants)["BM"] == 64 and dict(k.last.constants)["BK"] == 32
+
+
+def test_candidates_differ_by_the_arguments_that_a_space_sets(rng):
+    """Each is measured as what it is: the launches that are timed have its value too."""
+    seen = {}
+
+    def measure(launch, schedule):
+        launch()
+        seen[schedule.m] = schedule
+        return 1.0 / schedule.m
+
+    k = build(TUNED_GEMM.format(options=", measure=measure, budget_ms=6e4"),
+              space=dict(BM=[16, 64, 32]), measure=measure)["k"]
+    a, b, c = products(rng)
+    k(a, b, c)
+    right(a, b, c)
+    assert sorted(seen) == [16, 32, 64] and k.best_config == {"m": 64}
+    assert {dict(f.constants)["BM"] for f in k.specializations} >= {16, 32, 64}
+    assert "64x32 x f32" in k.inspect_ir()
+
+
+def test_an_argument_of_the_call_chooses_among_the_candidates(rng):
+    k = build(TUNED_GEMM.format(options=""), space=dict(BM=[16, 64]))["k"]
+    a, b, c = products(rng)
+    k(a, b, c, 16)
+    right(a, b, c)
+    assert k.best_config == {"m": 16}
+    with pytest.raises(ts.ArgumentError, match="the call gives BM=48, its schedule sets 16"):
+        k(a, b, c, BM=48)
+
+
+def test_a_schedule_sets_arguments_too(rng):
+    k = build(TUNED_GEMM.format(options="").replace(
+        "@ts.kernel.autotune(space=space, cache=False)", "@kernel"))["k"]
+    a, b, c = products(rng)
+    made = k.with_schedule(ts.Schedule(BM=64, BK=16))
+    made(a, b, c)
+    right(a, b, c)
+    assert "64x32 x f32" in made.inspect_ir() and "x16" in made.inspect_ir()
+    with pytest.raises(ts.ArgumentError, match="the call gives BM=32, its schedule sets 64"):
+        made(a, b, c, 32)
+
+
+def test_a_grid_sees_what_the_space_sets():
+    k = build("""@ts.kernel.autotune(dict(ROWS=[4]), cache=False, grid=lambda M, ROWS: (M // ROWS,))
+def k(x: Tensor["M", i32], ROWS=1):
+    x[tile.group_id(0)] = ROWS
+""")["k"]
+    x = np.zeros(8, np.int32)
+    k(x)
+    assert x.tolist() == [4, 4, 0, 0, 0, 0, 0, 0]
+
+
+BLOCK = 8
+UNREAD = {
+    "dict(BX=[64], BM=[16])": ("BX", "x[0:16] = tile.zeros((tile.context().BM,))"),
+    "dict(BM=[16])": ("BM", "x[0:8] = tile.zeros((8,))"),
+    "dict(m=[16])": ("BM", "x[0:8] = tile.zeros((8,))"),
+    "dict(BLOCK=[16])": ("BLOCK", "x[0:8] = tile.zeros((BLOCK,))"),
+    "dict(BN=[16], warps=[4])": ("BN", "x[0:64] = tile.zeros((tile.context().m,))"),
+}
+
+
+@pytest.mark.parametrize("space", UNREAD)
+def test_what_nothing_reads_is_refused(space):
+    name, line = UNREAD[space]
+    k = build(f"""@ts.kernel.autotune({space}, cache=False)
+def k(x: Tensor["M", f32]):
+    {line}
+""", BLOCK=BLOCK)["k"]
+    with pytest.raises(ts.ArgumentError, match=f"sets {name}, which k never reads") as info:
+        k(np.zeros(64, np.float32))
+    assert f"{name}=64" in info.value.hint and "context()" in info.value.hint
+
+
+@pytest.mark.parametrize("space", [dict(warps=[4], stages=[2], vector=[4], PIN=[8]),
+                                   dict(BM=[16], num_warps=[2])])
+def test_what_compilers_read_or_a_branch_names_is_not(space):
+    k = build("""@ts.kernel.autotune(space, cache=False)
+def k(x: Tensor["M", f32], *, tiled=False):
+    if tiled:
+        x[0:16] = tile.zeros((tile.context().BM,))
+    else:
+        x[0:8] = tile.zeros((8,))
+""", space=space)["k"]
+    k(np.zeros(64, np.float32))

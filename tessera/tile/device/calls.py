@@ -76,7 +76,7 @@ def specialised(kernel: Kernel, config: Config, bound: Bound,
     """The Tile IR of a call, the lanes of its groups and the extents of its grid."""
     function = kernel.specialise(bound, schedule, kernel.grid is not None)
     if kernel.grid is not None and config.groups is None:
-        config = Config(kernel.grid_for(bound), config.lanes)
+        config = Config(kernel.grid_for(bound, schedule), config.lanes)
     lanes = lanes_of(function, config, schedule.lanes)
     return function, lanes, grid_of(function, bound, config, lanes)
 
