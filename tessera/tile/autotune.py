@@ -79,6 +79,10 @@ class TunedKernel(Kernel):
     def best_config(self) -> dict[str, Any]:
         return self.schedule.values
 
+    def forget(self) -> None:
+        super().forget()
+        self.chosen.clear()
+
     # --- the choice ---------------------------------------------------------------------------
     def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         """The schedule for these types and extents, found at their first call."""

@@ -209,8 +209,6 @@ class Calls(Expressions):
             self.fail(f"{f.__name__} returns a value on some paths only", "return on every path")
         return None if result is UNSET else result
 
-    active_calls: list[Any]
-
     @abstractmethod
     def statements(self, body: list[ast.stmt]) -> None:
         """Walk statements: the next class does."""

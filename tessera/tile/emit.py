@@ -37,6 +37,7 @@ class Emitter:
 
     def __init__(self, source: Source):
         self.source = source
+        self.captured = source.captured  # of the kernel, also while a helper is traced
         self.names = Names()
         self.block: list[Node] = []
         self.forms = Forms()

@@ -41,6 +41,7 @@ class Expressions(Indexing):
 
     env: dict[str, Any]
     globals: dict[str, Any]
+    active_calls: list[Any]  # the functions that are being traced, the kernel first
     comprehensions = 0
 
     def in_comprehension(self) -> bool:
@@ -104,9 +105,13 @@ class Expressions(Indexing):
         return found
 
     def lookup(self, name: str) -> Any:
-        for scope in (self.env, self.globals, vars(builtins)):
-            if name in scope:
-                return scope[name]
+        if name in self.env:
+            return self.env[name]
+        if name in self.globals:
+            self.captured.name(self.active_calls[-1], name, self.globals[name])
+            return self.globals[name]
+        if name in vars(builtins):
+            return vars(builtins)[name]
         known = [n for n in (*self.env, *self.globals) if not n.startswith("_")]
         hint = did_you_mean(name, known)
         hint = hint if hint.startswith("did") else (
@@ -282,7 +287,9 @@ class Expressions(Indexing):
         if isinstance(x, Handle):
             return self.handle_attribute(x, name)
         try:
-            return getattr(x, name)
+            found = getattr(x, name)
+            self.captured.attribute(x, name, found)
+            return found
         except TileError as err:
             self.fail(err.message, err.hint)
         except AttributeError as err:

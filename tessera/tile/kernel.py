@@ -43,8 +43,8 @@ class Kernel(Kernel_):
 
     It runs on the GPU when its arrays lie there, else under the interpreter (see tile/device).
 
-    Globals and closure variables that the body reads are constants of each specialisation, frozen
-    when it is compiled: a later change is seen by new specialisations only.
+    Globals and closure variables that the body reads are constants of its specialisations. When one
+    of them has changed, the next call traces and compiles anew.
 
     .specializations   one Tile IR function per set of types, constants and schedule
     .schedule          the schedule it is compiled with
@@ -72,6 +72,8 @@ class Kernel(Kernel_):
         self._proposed: dict[Any, Schedule] = {}
         self.report = Report()
         self.last: Function | None = None
+        self._captured = self.source.captured
+        self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
         self._check_signature()
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
         self.__module__ = fn.__module__
@@ -138,6 +140,9 @@ class Kernel(Kernel_):
     def _written_annotations(self) -> dict[str, Any]:
         scope = closure_of(self.fn)
         out = {}
+        for value in self.fn.__annotations__.values():
+            if isinstance(value, str):
+                self._captured.names_of(self.fn, compile(value, "<annotation>", "eval"))
         for name, value in self.fn.__annotations__.items():
             out[name] = eval(value, scope) if isinstance(value, str) else value  # noqa: S307
             if isinstance(out[name], str):
@@ -146,6 +151,8 @@ class Kernel(Kernel_):
 
     # --- calls --------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._captured.unchanged():
+            self.forget()
         if kwargs:
             return self._launch(_DEFAULT, args, kwargs)
         ready = self._ready.get(tuple(map(type, args)))
@@ -184,6 +191,8 @@ class Kernel(Kernel_):
     def _launch(self, config: Config, args: tuple, kwargs: dict[str, Any],
                 stream: Any = None) -> Any:
         """A call, the short way when there was one like it on a GPU."""
+        if not self._captured.unchanged():
+            self.forget()
         ready = self.launchers.get(config, {}).get(form_of(args, kwargs))
         if ready is not None:
             return ready.launch(*args, *kwargs.values(), stream=stream)
@@ -246,6 +255,8 @@ class Kernel(Kernel_):
 
     def _bind(self, arguments: dict[str, Any], place: device.Placement,
               explicit: frozenset[str]) -> Bound:
+        if not self._captured.unchanged():
+            self.forget()
         annotations = self.annotations
         bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
                      lambda n: self._is_constant(n, annotations), device.reader_for(place))
@@ -277,6 +288,7 @@ class Kernel(Kernel_):
         """grid=: a tuple, or a function of named extents and parameters."""
         if not callable(self.grid):
             return _groups(self.grid) or (1,)
+        self._captured.names_of(self.grid)
         known = {**bound.sizes, **self.constants(bound, schedule),
                  **{n: v for n, v in bound.given.items() if isinstance(v, int)}}
         names = list(inspect.signature(self.grid).parameters)
@@ -287,6 +299,17 @@ class Kernel(Kernel_):
         return _groups(self.grid(*(known[n] for n in names))) or (1,)
 
     # --- compilation --------------------------------------------------------------------------
+    def forget(self) -> None:
+        """Something that the body reads from outside has changed: all that was made of it goes."""
+        self._retired.append((dict(self._cache), dict(self.images)))
+        for ready in self.launchers.values():
+            ready.clear()
+        for made in (self._cache, self.images, self._proposed):
+            made.clear()
+        self._untold.clear()
+        self._captured.clear()
+        self._signature = None
+
     def specialise(self, bound: Bound, schedule: Schedule, given_grid: bool = False) -> Function:
         """The Tile IR for these types, constants and schedule; compiled once."""
         spec = self.spec(bound, schedule, given_grid)

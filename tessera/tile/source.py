@@ -11,23 +11,26 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 from tessera.errors import source_line
+from tessera.tile.captured import Captured
 from tessera.tile.errors import Site, TileError
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """tree: the function's definition; positions in it count from `first` and `indent`."""
+    """tree: the function's definition; positions in it count from `first` and `indent`.
+    captured: what its traces read from outside."""
 
     tree: ast.FunctionDef
     file: str
     first: int
     indent: int
     lines: tuple[str, ...]
+    captured: Captured = field(default_factory=Captured)
 
     def site(self, node: Any) -> Site:
         """The place of an AST node in the user's file."""

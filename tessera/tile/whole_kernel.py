@@ -89,6 +89,10 @@ class AutoKernel(Kernel):
         return tuple(shape[:-2])
 
     # --- compilation --------------------------------------------------------------------------
+    def forget(self) -> None:
+        super().forget()
+        self._dags.clear()
+
     def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         if self._schedule is not None:
             return self._schedule

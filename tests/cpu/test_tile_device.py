@@ -303,6 +303,29 @@ def test_equal_facts_take_the_short_way(gpu, monkeypatch, rng):
                      ({"n"}, {"x", "y"}, True)]
 
 
+FACTOR = 2.0
+
+
+@ts.kernel
+def by_a_global(x: ts.Tensor["N", ts.f32]):
+    i = ts.tile.linear_id()
+    if i < N:
+        x[i] = FACTOR * x[i]
+
+
+def test_the_short_way_sees_a_changed_global(gpu, monkeypatch, rng):
+    kernel = fresh(by_a_global)
+    counted = long_ways(kernel, monkeypatch)
+    for factor, ways in ((2.0, 1), (2.0, 1), (3.0, 2), (3.0, 2), (2.0, 3)):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        for call in (kernel, kernel[1]):
+            x = floats(rng, 100)
+            want = np.float32(factor) * x
+            call(Torch(x))
+            np.testing.assert_array_equal(x, want)
+        assert len(counted) == 2 * ways  # once for each form of the launch
+
+
 @pytest.mark.row("KERN-03", "KERN-05")
 def test_wrong_arguments_are_refused_each_time(gpu, driver, rng):
     kernel = fresh(seeds.saxpy)

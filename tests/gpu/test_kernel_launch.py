@@ -520,3 +520,26 @@ def test_processes_compile_once(tmp_path):
                                 env=env) for _ in range(3)]
     said = sorted(p.communicate(timeout=120)[0].split()[0] for p in running)
     assert said == ["False", "True", "True"]
+
+
+# --- what is read from outside ------------------------------------------------------------------
+FACTOR = 2.0
+
+
+@ts.kernel
+def by_a_global(x: ts.Tensor["N", ts.f32]):
+    i = ts.tile.linear_id()
+    if i < N:
+        x[i] = FACTOR * x[i]
+
+
+def test_a_changed_global_is_seen(monkeypatch):
+    """Also while launches of the code before are under way."""
+    kernel = fresh(by_a_global)
+    x, back = put("cupy", np.ones(1000, np.float32))
+    want = np.ones(1000, np.float32)
+    for factor in (2.0, 2.0, 3.0, 0.5, 2.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        kernel(x)
+        want *= np.float32(factor)
+    np.testing.assert_array_equal(back(x), want)

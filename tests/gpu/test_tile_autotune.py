@@ -178,3 +178,22 @@ def attention_score(q: ts.Tile, k: ts.Tile) -> ts.Tile:
     batch = score(torch.stack([q, q]), k)
     assert batch.shape == (2, *shape) and np.array_equal(*(x.float().cpu().numpy()
                                                          for x in (batch[1], got)))
+
+
+def test_a_space_sets_arguments():
+    """Each candidate is measured as what it is."""
+    source = """@ts.kernel.autotune(space, cache=cache, budget_ms=budget, **options)
+def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", f32], BM=32,
+         BN=64, BK=32):
+    acc = tile.zeros((BM, BN))
+    for k in range(0, K, BK):
+        a = tile.load(A[tile_m:tile_m+BM, k:k+BK])
+        acc = tile.dot(a, tile.load(B[k:k+BK, tile_n:tile_n+BN]), acc)
+    C[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc
+"""
+    k = tuned(dict(BM=[16, 64], BN=[32]), source=source)
+    a, b, c = operands(200, 100, 300)
+    k(a, b, c)
+    check(a, b, c)
+    assert {t.schedule.m for t in k.tuning_trace if t.measured_ms} == {16, 64}
+    assert k.best_config["m"] in (16, 64) and "x32 x f32" in k.inspect_ir()
