@@ -6,6 +6,7 @@ from . import numpy_calls, ops
 from .operators import install
 from .ops import (
     attention,
+    channel_norms,
     contract,
     conv,
     convert,
@@ -23,14 +24,17 @@ from .ops import (
     linalg,
     loss,
     lu,
+    maths,
     matrix_norms,
     nn,
     norms,
     pool,
     random,
     reduce,
+    resize,
     safe,
     scatter,
+    segments,
     shape,
     softmax,
     sort,
@@ -42,8 +46,9 @@ from .regions.deps import deps
 install()
 
 __all__ = [
-    "attention", "contract", "conv", "convert", "cosine", "create", "cumulative", "deps",
-    "determinants", "distances", "einsum", "elementwise", "factorizations", "gather", "index",
-    "join", "linalg", "loss", "lu", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool",
-    "random", "reduce", "safe", "scatter", "shape", "softmax", "sort", "sparse", "spectral",
+    "attention", "channel_norms", "contract", "conv", "convert", "cosine", "create",
+    "cumulative", "deps", "determinants", "distances", "einsum", "elementwise",
+    "factorizations", "gather", "index", "join", "linalg", "loss", "lu", "maths",
+    "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "random", "reduce", "resize",
+    "safe", "scatter", "segments", "shape", "softmax", "sort", "sparse", "spectral",
 ]

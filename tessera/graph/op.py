@@ -42,7 +42,8 @@ class Arg:
 
     shape: tuple[int, ...]
     draw: str = "normal"  # normal | positive | unit (-1, 1) | distinct | apart (from 0 and each
-    # other) | sorted | index:N (0..N-1) | offsets:N (rising from 0 to N) | bool | int | key |
+    # other) | sorted | index:N (0..N-1) | onto:N (those, each of them) | offsets:N (rising from 0
+    # to N) | bool | int | key |
     # type:<dtype>; matrices: spd (symmetric positive definite, eigenvalues apart) |
     # wellconditioned (singular values near 1 and apart) | dominant (the diagonal)
     diff: bool = True  # whether derivative tests may vary it

@@ -63,6 +63,9 @@ class Draws:
         if kind in ("index", "int"):
             low, high = (0, int(detail)) if kind == "index" else (-5, 6)
             return Tensor(self.rng.integers(low, high, arg.shape, np.int64), as_type("int64"))
+        if kind == "onto":
+            places = self.rng.permutation(math.prod(arg.shape)).reshape(arg.shape) % int(detail)
+            return Tensor(places.astype(np.int64), as_type("int64"))
         if kind == "offsets":
             inner = self.rng.integers(0, int(detail) + 1, (*arg.shape[:-1], arg.shape[-1] - 2))
             ends = [(0, 0)] * (len(arg.shape) - 1) + [(1, 1)]

@@ -18,6 +18,8 @@ FLOATS: dict[str, str] = {
     "neg": "-{0}", "pow": "{0} ** {1}", "maximum": "tile.maximum({0}, {1})",
     "minimum": "tile.minimum({0}, {1})", "floor_divide": "{0} // {1}", "remainder": "{0} % {1}",
     "exp": "tile.exp({0} * 1.0)", "expm1": "tile.expm1({0})", "log": "tile.log({0})",
+    "log2": "tile.log2({0})", "exp2": "tile.exp2({0})",
+    "log10": "tile.log({0}) * 0.4342944819032518",
     "log1p": "tile.log1p({0})", "sqrt": "tile.sqrt({0})", "rsqrt": "tile.rsqrt({0})",
     "abs": "tile.abs({0})", "sin": "tile.sin({0})", "cos": "tile.cos({0})", "tan": "tile.tan({0})",
     "atan": "tile.atan({0})", "atan2": "tile.atan2({0}, {1})", "tanh": "tile.tanh({0})",
@@ -42,8 +44,8 @@ INTEGERS: dict[str, str] = {
     "bitwise_not": "~{0}", "relu": "tile.maximum({0}, 0)",
 }
 BOOLS: dict[str, str] = {
-    "bitwise_and": "({0} and {1})", "bitwise_or": "({0} or {1})", "bitwise_xor": "{0} != {1}",
-    "bitwise_not": "not {0}",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} != {1}",
+    "bitwise_not": "~{0}",
 }
 ANY: dict[str, str] = {
     "less": "{0} < {1}", "less_equal": "{0} <= {1}", "greater": "{0} > {1}",

@@ -224,3 +224,27 @@ def batched_gemm(a: Any, b: Any) -> Tensor:
 
 OPERATORS["__matmul__"] = matmul
 OPERATORS["__rmatmul__"] = lambda a, b: matmul(b, a)
+
+
+@public
+def linear(x: Any, w: Any, bias: Any = None) -> Tensor:
+    """y = x w' + bias: torch.nn.functional.linear, whose weights have a row for each output.
+
+    x: [..., I]   w: [O, I]   bias: [O]   y: [..., O]
+    Weights [I, O] need no transpose: x @ w + bias. Computed in the accumulate type, the bias too,
+    and rounded once. Raises ShapeError, DTypeError.
+    """
+    a, b, result, accum = product_operands(x, w)
+    if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[1]:
+        raise ShapeError(f"linear takes x [..., I] and w [O, I], got {show_shape(a.shape)} and "
+                         f"{show_shape(b.shape)}", hint="x @ w takes w [I, O]")
+    rows = a if a.ndim > 1 else PUBLIC["reshape"](a, (1, -1))
+    y = matmul_compute(rows, PUBLIC["swapaxes"](b, 0, 1), accum)
+    y = PUBLIC["reshape"](y, (*a.shape[:-1], b.shape[0]))
+    if bias is not None:
+        c = convert(to_compute(as_tensor(bias)), y.type)
+        if tuple(c.shape) != (b.shape[0],):
+            raise ShapeError(f"the bias has shape {show_shape(c.shape)}, the rows of w need "
+                             f"{show_shape((b.shape[0],))}")
+        y = y + c
+    return store(y, result)

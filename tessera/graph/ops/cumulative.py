@@ -1,4 +1,4 @@
-"""Running products, extrema and linear recurrences along an axis."""
+"""Running products, extrema, log-sum-exps and linear recurrences along an axis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...dims import show_shape
 from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
-from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axis_index, literal, promote, public, scalar_line, store
+from ..op import OPS, Aval, Op, sample
+from ..operand import PUBLIC, axis_index, floating, literal, promote, public, scalar_line, store
 from ..trace import apply
 from .shape import PAD
 
@@ -102,28 +102,69 @@ CUMPROD = Op(
 )
 
 
-def _argmax_ref(x: np.ndarray, axis: int) -> np.ndarray:
-    """Where the running maximum was first reached; a NaN stays the maximum."""
+def _reached(x: np.ndarray, axis: int, extremum: np.ufunc, beyond: np.ufunc) -> np.ndarray:
+    """Where the running extremum was first reached; a NaN stays the extremum."""
     if x.shape[axis] == 0:
         return np.zeros(x.shape, np.int64)
     lines = np.moveaxis(x, axis, -1)
-    top = np.maximum.accumulate(lines, axis=-1)
+    top = extremum.accumulate(lines, axis=-1)
     new = np.ones(lines.shape, bool)
     nan = np.isnan(top) if x.dtype.kind == "f" else np.zeros(top.shape, bool)
-    new[..., 1:] = (lines[..., 1:] > top[..., :-1]) | (nan[..., 1:] & ~nan[..., :-1])
+    new[..., 1:] = beyond(lines[..., 1:], top[..., :-1]) | (nan[..., 1:] & ~nan[..., :-1])
     places = np.where(new, np.arange(lines.shape[-1]), 0)
     return np.moveaxis(np.maximum.accumulate(places, axis=-1), -1, axis)
 
 
-CUMARGMAX = Op(
-    "cumargmax",
-    shape=lambda x, axis: Aval(x.shape, INT64),
-    ref=_argmax_ref,
-    batch=lambda size, batched, x, axis: (apply(CUMARGMAX, x, axis=axis + 1), True),
+def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> Op:
+    return Op(
+        name,
+        shape=lambda x, axis: Aval(x.shape, INT64),
+        ref=lambda x, axis: _reached(x, axis, extremum, beyond),
+        batch=lambda size, batched, x, axis: (apply(OPS[name], x, axis=axis + 1), True),
+        axes=line_axes,
+        differentiable=False,
+        samples=(sample(((4,), "distinct"), axis=0), sample(((2, 5), "distinct"), axis=1)),
+        doc=f"index of the running {word}; ties give the lowest index",
+    )
+
+
+CUMARGMAX = _running("cumargmax", np.maximum, np.greater, "maximum")
+CUMARGMIN = _running("cumargmin", np.minimum, np.less, "minimum")
+
+# --- log of running sums of exponentials ------------------------------------------------------
+def _lcse_ref(x: np.ndarray, axis: int) -> np.ndarray:
+    """f32 through f64, so that the errors of the steps do not add up."""
+    return np.logaddexp.accumulate(x, axis=axis, dtype=np.float64).astype(x.dtype)
+
+
+def _decays(y: Tensor, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """exp(y_(i-1) - y_i) and exp(x_i - y_i), both at most 1; 0 where nothing was added so far."""
+    exp, where = PUBLIC["exp"], PUBLIC["where"]
+    before, least, zero = shift(y, axis, float("-inf")), float("-inf"), literal(0.0, y)
+    held = where(PUBLIC["equal"](before, least), zero, exp(before - y))
+    return held, where(PUBLIC["equal"](x, least), zero, exp(x - y))
+
+
+def _lcse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: int) -> Tensor:
+    held, own = _decays(y, x, axis)
+    return apply(LINEAR_RECURRENCE, held, own * ts[0], axis=axis)
+
+
+def _lcse_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple:
+    held, own = _decays(y, x, axis)
+    return (own * _backwards(held, g, axis),)
+
+
+LOGCUMSUMEXP = Op(
+    "logcumsumexp",
+    shape=lambda x, axis: x,
+    ref=_lcse_ref,
+    vjp=_lcse_vjp,
+    jvp=_lcse_jvp,
+    batch=lambda size, batched, x, axis: (apply(LOGCUMSUMEXP, x, axis=axis + 1), True),
     axes=line_axes,
-    differentiable=False,
-    samples=(sample(((4,), "distinct"), axis=0), sample(((2, 5), "distinct"), axis=1)),
-    doc="index of the running maximum; ties give the lowest index",
+    samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
+    doc="log of the running sums of exp(x) along an axis",
 )
 
 
@@ -155,6 +196,26 @@ def cummax(x: Any, axis: int = 0) -> Tensor:
     (c,), numeric = promote(x)
     a = axis_index(axis, c.ndim)
     return store(PUBLIC["take_along_axis"](c, apply(CUMARGMAX, c, axis=a), axis=a), numeric)
+
+
+@public
+@scalar_line
+def cummin(x: Any, axis: int = 0) -> Tensor:
+    """Running minima along an axis; NaN stays. The gradient goes to the first that reached it."""
+    (c,), numeric = promote(x)
+    a = axis_index(axis, c.ndim)
+    return store(PUBLIC["take_along_axis"](c, apply(CUMARGMIN, c, axis=a), axis=a), numeric)
+
+
+@public
+@scalar_line
+def logcumsumexp(x: Any, axis: int = 0) -> Tensor:
+    """y_i = log sum_(j <= i) exp(x_j) along an axis, without overflow; -inf where all are -inf.
+
+    Integers become f32. Added up in f64, rounded once. Raises AxisError.
+    """
+    c, numeric = floating(x)
+    return store(apply(LOGCUMSUMEXP, c, axis=axis_index(axis, c.ndim)), numeric)
 
 
 OPERATORS.update(cumprod=cumprod)

@@ -131,7 +131,7 @@ ONE, MINUS = object(), object()  # the partials 1 and -1
 def elementwise(
     name: str,
     ref: Callable[..., Any],
-    loop: str,
+    loop: str | None,
     partials: Partials | None = None,
     *,
     draw: str = "normal",
@@ -141,9 +141,10 @@ def elementwise(
     smooth: bool = True,
     linear: str = "",
     doc: str = "",
+    expand: Callable[..., Any] | None = None,
 ) -> Op:
     """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
-    ONE, MINUS or None (no derivative)."""
+    ONE, MINUS or None (no derivative). `expand` instead of `loop`: it in other ops."""
     if samples is None:
         shapes = [((2, 3), draw), ((3,), draw)][:arity] if arity < 3 else [((2, 3), draw)] * 3
         samples = (sample(*shapes), sample(*[((4,), draw)] * arity))
@@ -157,6 +158,7 @@ def elementwise(
         axes=",".join(["..."] * arity) + "->...",
         linear=linear,
         loop=loop,
+        expand=expand,
         smooth=smooth and partials is not None,
         differentiable=partials is not None,
         samples=samples,

@@ -191,3 +191,90 @@ def repeat(x: Any, repeats: int, axis: int) -> Tensor:
     target = (*x.shape[: a + 1], repeats, *x.shape[a + 1:])
     return reshape(broadcast_to(wide, target),
                    (*x.shape[:a], x.shape[a] * repeats, *x.shape[a + 1:]))
+
+
+@public
+def chunk(x: Any, chunks: int, axis: int = 0) -> list[Tensor]:
+    """x cut along an axis into parts of ceil(n / chunks) elements, the last one of what is left.
+
+    There may be fewer than `chunks` of them: torch.chunk. `ts.split` cuts into equal parts.
+    """
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    n = x.shape[a]
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise ArgumentError(f"chunk into chunks={chunks!r} parts")
+    if not isinstance(n, int):
+        return split(x, chunks, a)
+    size = max(-(-n // chunks), 1)
+    sizes = [min(size, n - at) for at in range(0, n, size)] or [0]
+    return split(x, sizes, a)
+
+
+@public
+def hstack(tensors: Sequence[Any]) -> Tensor:
+    """Tensors joined along axis 1, lines and scalars along axis 0: np.hstack."""
+    xs = _at_least(tensors, 1, "hstack")
+    return concatenate(xs, 0 if xs[0].ndim == 1 else 1)
+
+
+@public
+def vstack(tensors: Sequence[Any]) -> Tensor:
+    """Tensors joined along axis 0, lines as rows: np.vstack."""
+    return concatenate(_at_least(tensors, 2, "vstack"), 0)
+
+
+def _at_least(tensors: Any, ndim: int, name: str) -> list[Tensor]:
+    if not isinstance(tensors, tuple | list) or not tensors:
+        raise ArgumentError(f"{name} needs a non-empty list of tensors", hint=f"ts.{name}([a, b])")
+    xs = [plain(t) for t in tensors]
+    return [reshape(x, (1,) * (ndim - x.ndim) + tuple(x.shape)) if x.ndim < ndim else x
+            for x in xs]
+
+
+@public
+def meshgrid(*lines: Any, indexing: str = "xy") -> list[Tensor]:
+    """A tensor for each line, with its values along an axis of its own and equal along the others.
+
+    indexing: "xy" exchanges the first two axes, as np.meshgrid and jax.numpy.meshgrid do by
+    default; "ij" is line i along axis i, the default of torch.meshgrid
+    """
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"indexing {indexing!r}", hint='"xy" or "ij"')
+    xs = [plain(x) for x in lines]
+    if any(x.ndim > 1 for x in xs):
+        raise ShapeError("meshgrid takes lines, got "
+                         + ", ".join(show_shape(x.shape) for x in xs))
+    extents = [x.shape[0] if x.ndim else 1 for x in xs]
+    order = list(range(len(xs)))
+    if indexing == "xy" and len(xs) > 1:
+        order[:2] = [1, 0]
+    shape = [extents[i] for i in order]
+    return [broadcast_to(reshape(x, [extents[i] if j == i else 1 for j in order]), shape)
+            for i, x in enumerate(xs)]
+
+
+@public
+def diff(x: Any, n: int = 1, axis: int = -1) -> Tensor:
+    """x[i + 1] - x[i] along an axis, n times; of bools, where neighbours differ: np.diff."""
+    x = plain(x)
+    a = axis_index(axis, x.ndim)
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ArgumentError(f"diff taken n={n!r} times")
+    name = "not_equal" if x.dtype.kind == "bool" else "subtract"
+    for _ in range(n):
+        before = (slice(None),) * a
+        x = PUBLIC[name](x[(*before, slice(1, None))], x[(*before, slice(None, -1))])
+    return x
+
+
+@public
+def kron(a: Any, b: Any) -> Tensor:
+    """The Kronecker product: each element of a times the whole of b, as blocks: np.kron."""
+    (x, y), numeric = promote(a, b)
+    ndim = max(x.ndim, y.ndim)
+    left = (1,) * (ndim - x.ndim) + tuple(x.shape)
+    right = (1,) * (ndim - y.ndim) + tuple(y.shape)
+    x = reshape(x, [d for n in left for d in (n, 1)])
+    y = reshape(y, [d for n in right for d in (1, n)])
+    return store(reshape(x * y, [n * m for n, m in zip(left, right, strict=True)]), numeric)

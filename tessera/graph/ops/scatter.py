@@ -28,6 +28,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
+from .elementwise import broadcast_shapes
 from .gather import (
     CHECK_INDEX,
     INT64,
@@ -152,12 +153,11 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
     mode "set": of repeated ids the last one stays   "add": all of them add up
     Returns a new tensor of x's type. Raises ShapeError, ArgumentError, and AxisError when it runs.
     """
-    if mode not in ("set", "add"):
-        raise ArgumentError(f"scatter mode {mode!r}", hint='"set" or "add"')
+    add = _is_add(mode)
     x, rows = plain(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
-    if mode == "set":
+    if not add:
         u = PUBLIC["broadcast_to"](_as_type_of(updates, x.type), want)
         return apply(SCATTER_SET, x, rows, u, axis=a)
     if x.dtype.kind == "bool":
@@ -178,8 +178,59 @@ def _as_type_of(value: Any, numeric: NumericType) -> Tensor:
 
 @public
 def scatter_add(x: Any, ids: Any, updates: Any, axis: int = 0) -> Tensor:
-    """x with updates added at ids along an axis; repeated ids add up. See `ts.scatter`."""
+    """x with slices added at ids along an axis; repeated ids add up. See `ts.scatter`.
+
+    torch.scatter_add, whose ids have x's rank, is ts.put_along_axis(x, ids, updates, axis, "add").
+    """
     return scatter(x, ids, updates, axis, "add")
+
+
+@public
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+    """x with x[indices] replaced by values, or values added there: torch.index_put.
+
+    indices: a tuple of integer tensors that broadcast together, for the first axes of x
+    values: broadcast to x[indices]   accumulate: of repeated places all add up, else the last stays
+    Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
+    """
+    x = plain(x)
+    ids = [index_operand(i) for i in (indices if isinstance(indices, tuple | list) else (indices,))]
+    if not 0 < len(ids) <= x.ndim:
+        raise ShapeError(f"{len(ids)} index tensors for the {x.ndim} axes of {show_shape(x.shape)}")
+    shape = broadcast_shapes(*(tuple(i.shape) for i in ids))
+    extents = tuple(x.shape[:len(ids)])
+    places = linear_index([PUBLIC["broadcast_to"](i, shape) for i in ids], extents)
+    flat = PUBLIC["reshape"](x, (size_of(extents), *x.shape[len(ids):]))
+    out = scatter(flat, places, values, 0, "add" if accumulate else "set")
+    return PUBLIC["reshape"](out, x.shape)
+
+
+@public
+def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") -> Tensor:
+    """x with y[i, ids[i, j]] = values[i, j] along an axis: np.put_along_axis, torch.scatter.
+
+    ids: integers, of x's extents but that of the axis   values: broadcast to the shape of ids
+    mode "add" adds instead (torch.scatter_add); "set" keeps the last of repeated ids
+    Returns a new tensor of x's type. Raises ShapeError, and AxisError when it runs.
+    """
+    x, rows = plain(x), index_operand(ids)
+    a = axis_index(axis, x.ndim)
+    others = [n for d, n in enumerate(x.shape) if d != a]
+    if rows.ndim != x.ndim or [n for d, n in enumerate(rows.shape) if d != a] != others:
+        raise ShapeError(f"ids {show_shape(rows.shape)} do not fit {show_shape(x.shape)} along "
+                         f"axis {a}", hint="all extents but that of the axis must be equal")
+    grid: list[Any] = [
+        PUBLIC["reshape"](PUBLIC["arange"](n), [n if e == d else 1 for e in range(x.ndim)])
+        for d, n in enumerate(rows.shape)
+    ]
+    grid[a] = rows
+    return index_put(x, tuple(grid), values, _is_add(mode))
+
+
+def _is_add(mode: str) -> bool:
+    if mode not in ("set", "add"):
+        raise ArgumentError(f"scatter mode {mode!r}", hint='"set" or "add"')
+    return mode == "add"
 
 
 # --- dynamic slices ---------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Largest, smallest and mean values of segments: of the elements that have the same id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import DTypeError
+from ...tensor import Tensor
+from ..op import OPS, Op, sample
+from ..operand import PUBLIC, floating, literal, promote, public, store
+from ..trace import apply
+from .gather import (
+    SEGMENT_SUM,
+    TAKE,
+    check_bounds,
+    ids_first,
+    index_operand,
+    offset_rows,
+    split_batch,
+    stretch,
+)
+
+
+def _ref(extremum: np.ufunc, u: np.ndarray, ids: np.ndarray, axis: int,
+         extent: int) -> np.ndarray:
+    check_bounds(ids, extent, wrap=True, what="the ")
+    rows = np.moveaxis(u.reshape(*u.shape[:axis], ids.size, *u.shape[axis + ids.ndim:]), axis, 0)
+    out = np.full((extent, *rows.shape[1:]), _identity(u.dtype, extremum is np.maximum), u.dtype)
+    extremum.at(out, ids.reshape(-1), rows)
+    return np.moveaxis(out, 0, axis)
+
+
+def _identity(dtype: np.dtype, largest: bool) -> Any:
+    """What an empty segment has."""
+    if dtype.kind == "f":
+        return -np.inf if largest else np.inf
+    return np.iinfo(dtype).min if largest else np.iinfo(dtype).max
+
+
+def _shares(y: Tensor, u: Tensor, ids: Tensor, axis: int) -> Tensor:
+    """How much of its segment's gradient each element gets: those that tie share it."""
+    hit = PUBLIC["cast"](PUBLIC["equal"](u, apply(TAKE, y, ids, axis=axis)), u.type)
+    count = apply(SEGMENT_SUM, hit, ids, axis=axis, extent=y.shape[axis])
+    return hit / apply(TAKE, count, ids, axis=axis)
+
+
+def _segment(name: str, extremum: np.ufunc, word: str) -> Op:
+    def vjp(g: Tensor, y: Tensor, u: Tensor, ids: Tensor, axis: int, extent: Any) -> tuple:
+        return apply(TAKE, g, ids, axis=axis) * _shares(y, u, ids, axis), None
+
+    def jvp(ts: tuple, y: Tensor, u: Tensor, ids: Tensor, axis: int, extent: Any) -> Tensor:
+        return apply(SEGMENT_SUM, ts[0] * _shares(y, u, ids, axis), ids, axis=axis, extent=extent)
+
+    def batch(size: Any, batched: tuple, u: Tensor, ids: Tensor, axis: int, extent: Any) -> tuple:
+        if not batched[1]:
+            return apply(OPS[name], u, ids, axis=axis + 1, extent=extent), True
+        rows = ids_first(stretch(u, size, batched[0]), axis, ids.ndim - 1)
+        out = apply(OPS[name], rows, offset_rows(ids, size, extent), axis=0, extent=size * extent)
+        return split_batch(out, size, axis), True
+
+    return Op(
+        name,
+        shape=SEGMENT_SUM.shape,
+        ref=lambda u, ids, axis, extent: _ref(extremum, u, ids, axis, extent),
+        vjp=vjp,
+        jvp=jvp,
+        batch=batch,
+        axes=SEGMENT_SUM.axes,
+        reduces=name.removeprefix("segment_"),
+        smooth=False,
+        samples=(
+            sample(((4, 3), "distinct"), ((4,), "onto:3"), axis=0, extent=3),
+            sample(((2, 3, 2, 4), "distinct"), ((3, 2), "onto:5"), axis=1, extent=5),
+        ),
+        doc=f"y[ids[i]] = the {word} of the values u[i] with that id; infinite where there is none",
+    )
+
+
+SEGMENT_MAX = _segment("segment_max", np.maximum, "largest")
+SEGMENT_MIN = _segment("segment_min", np.minimum, "smallest")
+
+
+def _extremum(op: Op, values: Any, ids: Any, num_segments: int) -> Tensor:
+    (u,), numeric = promote(values)
+    if u.dtype.kind == "bool":
+        raise DTypeError(f"{op.name} of bools", hint="cast to an integer type first")
+    return store(apply(op, u, index_operand(ids), axis=0, extent=num_segments), numeric)
+
+
+@public
+def segment_max(values: Any, ids: Any, num_segments: int) -> Tensor:
+    """y[s] = the largest values[i] over the i with ids[i] = s; NaN propagates.
+
+    values: [T, ...]   ids: [T]   y: [num_segments, ...], -inf (of integers the least) for a segment
+    without elements   Elements that tie share the gradient. Raises ShapeError, AxisError.
+    """
+    return _extremum(SEGMENT_MAX, values, ids, num_segments)
+
+
+@public
+def segment_min(values: Any, ids: Any, num_segments: int) -> Tensor:
+    """y[s] = the smallest values[i] over the i with ids[i] = s; inf (of integers the largest) for a
+    segment without elements. See `ts.segment_max`."""
+    return _extremum(SEGMENT_MIN, values, ids, num_segments)
+
+
+@public
+def segment_mean(values: Any, ids: Any, num_segments: int) -> Tensor:
+    """y[s] = the mean of values[i] over the i with ids[i] = s; 0 for a segment without elements.
+
+    values: [T, ...], integers become f32   ids: [T]   y: [num_segments, ...]
+    """
+    u, numeric = floating(values)
+    rows = index_operand(ids)
+    total = apply(SEGMENT_SUM, u, rows, axis=0, extent=num_segments)
+    one = PUBLIC["broadcast_to"](literal(1.0, u), rows.shape)
+    count = apply(SEGMENT_SUM, one, rows, axis=0, extent=num_segments)
+    count = PUBLIC["reshape"](count, (num_segments, *(1,) * (total.ndim - 1)))
+    return store(total / PUBLIC["maximum"](count, 1.0), numeric)
