@@ -101,8 +101,8 @@ class Builder:
 
     def library(self, name: str, *args: Any) -> Any:
         return {"exp": np.exp, "exp2": np.exp2, "log": np.log, "fmax": np.fmax, "fmin": np.fmin,
-                "fma": lambda x, y, z: x * y + z}[name.removeprefix("__nv_").removesuffix("f")](
-                    *args)
+                "fabs": np.abs, "tanh": np.tanh, "fma": lambda x, y, z: x * y + z}[
+                    name.removeprefix("__nv_").removesuffix("f")](*args)
 
     def shared_base(self) -> Any:
         return np.int32(0)
@@ -261,7 +261,10 @@ class Block:
         self.write(space, self._bytes(at, size * vector), raw, live)
 
     def red(self, instruction: Instruction, at: Any, x: Any) -> None:
-        """Bits of words of shared memory set or cleared, one thread after the other."""
+        """Bits of words of shared memory set or cleared, one thread after the other; f32 added."""
+        if found := re.match(r"red_add_f32_(global|shared)", instruction.name):
+            self.red_add(found[1], at, x)
+            return
         what = re.match(r"red_(and|or)_b32_shared", instruction.name)
         assert what is not None, instruction.name
         words = self.shared.view(np.uint32)
@@ -270,6 +273,17 @@ class Block:
         change = {"and": np.bitwise_and, "or": np.bitwise_or}[what[1]]
         change.at(words, place[self.on] // 4, bits[self.on])
         self.writer[self._bytes(at, 4)[self.on]] = MANY
+
+    def red_add(self, space: str, at: Any, x: Any) -> None:
+        place = self._bytes(at, 4)[self.on]
+        self._aligned(place)
+        assert space == "shared" or self.valid[place].all(), "update outside of the arrays"
+        memory = self.shared if space == "shared" else self.memory
+        values = np.broadcast_to(np.asarray(x, np.float32), (self.threads,))[self.on]
+        np.add.at(memory.view(np.float32), place[:, 0] // 4, values)
+        if space == "shared":
+            assert np.isin(self.writer[place], (NOBODY, MANY)).all(), "update without a barrier"
+            self.writer[place] = MANY
 
     def read(self, space: str, at: np.ndarray, live: np.ndarray,
              who: np.ndarray | None = None) -> np.ndarray:
@@ -442,6 +456,7 @@ def _scalar(name: str) -> Any:
         return {"min": np.minimum, "max": np.maximum, "min_": np.fmin, "max_": np.fmax}[
             found[1] + "_" * (not found[2])]
     table = {"f32_to_f64": lambda x: np.float64(x), "f64_to_f32_rn": lambda x: np.float32(x),
+             "s32_to_f32_rn": lambda x: np.asarray(x, np.int32).astype(np.float32),
              "u32_to_f32_rn": lambda x: np.asarray(x, np.int32).view(np.uint32).astype(np.float32),
              "ex2_approx": np.exp2, "prmt": _prmt, "s32_min": np.minimum,
              "min_s16x2": _min_of_halves}

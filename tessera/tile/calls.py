@@ -164,8 +164,7 @@ class Calls(Expressions):
                 types = self.type_of_args(made)
                 handles = [Handle(a, t) if not hasattr(a, "dtype") else a
                            for a, t in zip(made.args, types, strict=True)]
-                out = self.emit("exp_sub", handles)
-                return self.shaped(out, [x])
+                return self.emit("exp_sub", handles)
         return self.arithmetic("exp", [self.as_float(x)])
 
     def type_of_args(self, op: Any) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
 from tessera.tile.affine import Forms
+from tessera.tile.edge_facts import EdgeFacts
+from tessera.tile.edge_masks import within
 from tessera.tile.errors import RuleError, Site, TileError
 from tessera.tile.handles import Handle, NeedConstants, Row, Traced, Undefined, describe, is_number
 from tessera.tile.ir import Const, Def, Names, Node, Op, Operand, Value
@@ -32,10 +33,11 @@ UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integ
 LOGICAL = frozenset({"and", "or", "not"})
 
 
-class Emitter:
+class Emitter(EdgeFacts):
     """Builds the nodes of the block that is being traced."""
 
     def __init__(self, source: Source):
+        super().__init__()
         self.source = source
         self.captured = source.captured  # of the kernel, also while a helper is traced
         self.names = Names()
@@ -46,9 +48,6 @@ class Emitter:
         self.divergent = 0  # depth of control that depends on the lane
         self.node: Any = source.tree  # the AST node that is being traced
         self.sites: list[Site] = []  # calls of inlined helpers, outermost first
-        # What a shared buffer holds: the edges of the box that was copied into it last, in this
-        # loop. Forgotten at the loop's end, and never known of a buffer with stages.
-        self.contents: dict[Value, tuple[Any, ...]] = {}
 
     # --- errors -------------------------------------------------------------------------------
     def where(self) -> Site:
@@ -63,6 +62,9 @@ class Emitter:
     def emit(self, name: str, args: Sequence[Any], hint: str = "t", **attrs: Any) -> Any:
         """Appends an op; its result as a Handle (None, or a tuple of several)."""
         record = OPS[name]
+        facts = [self.facts_of(a) for a in args]
+        if record.combines is not None and any(f.axes for f in facts):
+            args = within(self, record, list(args), attrs)
         given = tuple(self.operand(a) for a in args)
         types = [self.type_of(a) for a in args]
         if record.group and self.divergent:
@@ -83,9 +85,7 @@ class Emitter:
             self.defined_by[d.value] = op
         if outs and isinstance(kinds[0], Scalar) and kinds[0].dtype.kind in ("int", "uint"):
             self.forms.note(name, outs[0].value, given)
-        if name in ("cp_async", "store_tile") and isinstance(args[0], Handle) and isinstance(
-                args[0].type, Buffer):
-            self.contents[args[0].value] = getattr(args[1], "edges", ())
+        self.carry_edges(record, op, types, facts)
         handles = tuple(Handle(d.value, d.type) for d in outs)
         return handles[0] if len(handles) == 1 else (handles or None)
 
@@ -131,7 +131,7 @@ class Emitter:
         xs = [self.value_of(x) for x in xs]
         xs = self.align(xs)
         if name in LOGICAL:
-            return self.shaped(self.emit(name, [self.truth(x) for x in xs], hint), xs)
+            return self.emit(name, [self.truth(x) for x in xs], hint)
         if name == "div" and self.promoted(xs, name).kind != "float":
             xs = [self.cast(x, f32) if isinstance(x, Handle) else float(x) for x in xs]
         if name in UNIT and isinstance(xs[0], Handle) and xs[1] == UNIT[name] and (
@@ -143,7 +143,7 @@ class Emitter:
         first = 1 if name == "where" else 0
         dtype = self.promoted(xs[first:], name)
         same = [self.to(x, dtype) for x in xs[first:]]
-        return self.shaped(self.emit(name, [*xs[:first], *same], hint), xs)
+        return self.emit(name, [*xs[:first], *same], hint)
 
     def fold(self, name: str, xs: Sequence[Any]) -> Any:
         if name == "and":
@@ -193,10 +193,7 @@ class Emitter:
                 and isinstance(x.type, Tile) and len(x.type.shape) == 1 else x for x in xs]
 
     def expand(self, x: Handle, axis: int) -> Handle:
-        out = self.emit("expand_dims", [x], axis=axis)
-        edges = list(x.edges) or [None] * len(x.type.shape)  # type: ignore[union-attr]
-        edges.insert(axis, None)
-        return replace(out, edges=tuple(edges) if any(edges) else ())
+        return self.emit("expand_dims", [x], axis=axis)
 
     def promoted(self, xs: Sequence[Any], name: str) -> DType:
         """The type of the computation; literals adapt to the others."""
@@ -227,36 +224,14 @@ class Emitter:
             return Const(bool(x), dtype)
         return self.literal(int(x) if isinstance(x, bool) else x, dtype)
 
-    def edges_of(self, x: Handle) -> tuple[Any, ...]:
-        """Where the axes of a tile, view or shared buffer lie in a tensor, as far as is known."""
-        if x.edges or isinstance(x.type, Tile):
-            return x.edges
-        made = self.defined_by.get(x.value)
-        if made is not None and made.name == "view_transpose":
-            source = made.args[0]
-            assert isinstance(source, Value)
-            return tuple(reversed(self.contents.get(source, ())))
-        return self.contents.get(x.value, ())
-
     def cast(self, x: Handle, dtype: DType, **policy: Any) -> Handle:
         if x.type.dtype is dtype:
             return x
-        out = self.emit("convert", [x], self.hint(x), dtype=dtype, **policy)
-        return replace(out, edges=x.edges)
+        return self.emit("convert", [x], self.hint(x), dtype=dtype, **policy)
 
     @staticmethod
     def hint(x: Any) -> str:
         return x.value.name if isinstance(x, Handle) else "t"
-
-    def shaped(self, out: Any, xs: Sequence[Any]) -> Any:
-        """Passes on where the operands reach beyond their tensors."""
-        if not isinstance(out, Handle) or not isinstance(out.type, Tile):
-            return out
-        edges: list[Any] = [None] * len(out.type.shape)
-        for x in xs:
-            for i, edge in enumerate(x.edges if isinstance(x, Handle) else ()):
-                edges[i] = edges[i] or edge
-        return replace(out, edges=tuple(edges)) if any(edges) else out
 
     # --- compile-time numbers -----------------------------------------------------------------
     def constant_int(self, x: Any, what: str) -> int:

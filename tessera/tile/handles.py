@@ -12,15 +12,6 @@ from tessera.tile.types import Scalar, Tile, Type
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
-    """Where an axis of a tile lies in its tensor: elements `offset` + i, of which those below
-    `extent` exist. inside: all of them surely do."""
-
-    offset: Any  # a Handle or int
-    extent: Any
-    inside: bool = False
-
-
 class Traced:
     """What stands for something of run time: it has no truth of its own while a kernel is
     traced."""
@@ -28,14 +19,13 @@ class Traced:
 
 @dataclass(frozen=True, eq=False)
 class Handle(Traced):
-    """A value of the IR. edges: per axis of a tile an Edge, or None where it lies inside.
+    """A value of the IR.
 
     hidden: grid axes that stand for the leading extents of a tensor (composite dims).
     """
 
     value: Value
     type: Type
-    edges: tuple[Edge | None, ...] = ()
     hidden: tuple[int, ...] = ()
 
 

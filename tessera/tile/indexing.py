@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.tile import affine
+from tessera.tile.edges import Axis, Edge, Facts
 from tessera.tile.emit import Emitter
-from tessera.tile.handles import Edge, Handle, Region, Row, describe
+from tessera.tile.handles import Handle, Region, Row, describe
 from tessera.tile.ir import Def, Op, Value
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
 
@@ -232,7 +233,9 @@ class Indexing(Emitter, ABC):
         kept = tuple(len(hidden) + i for i, p in enumerate(parts) if isinstance(p, Part))
         made = self.emit("view", [base, *hidden, *offsets], self.hint(base),
                          box=(1,) * len(hidden) + tuple(box), kept=kept)
-        return replace(made, edges=tuple(edges) if any(edges) else ())
+        if isinstance(base.type, Tensor):
+            self.state(made.value, Facts.of(edges))
+        return made
 
     def slice_box(self, base: Handle, axis: int, p: Part) -> tuple[Any, int]:
         """(offset, static extent) of lo:hi."""
@@ -257,6 +260,12 @@ class Indexing(Emitter, ABC):
                       code="E_BOUNDS")
         return lo, extent
 
+    def edge_in(self, base: Handle, axis: int, lo: Any, extent: int) -> Axis:
+        """Of a box of a tensor, or of what a shared buffer holds."""
+        if isinstance(base.type, Tensor):
+            return self.edge(base, axis, lo, extent)
+        return self.shifted(self.facts_of(base).at(axis), self.forms.form(self.operand(lo)), 1)
+
     def edge(self, base: Handle, axis: int, lo: Any, extent: int) -> Edge | None:
         """Where the box lies in a tensor, and whether it surely lies inside."""
         if not isinstance(base.type, Tensor):
@@ -265,7 +274,7 @@ class Indexing(Emitter, ABC):
         span = self.span(self.forms.form(self.operand(lo)))
         inside = (isinstance(size, int) and span is not None and span[0] >= 0
                   and span[1] + extent <= size)
-        return Edge(lo, size, inside)
+        return self.make_edge(lo, size, inside)
 
     def span(self, form: dict) -> tuple[int, int] | None:
         """The least and the greatest value of a form, when loops and grid bound it."""

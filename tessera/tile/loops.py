@@ -6,21 +6,40 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.tile.edges import NOTHING, Facts, join_facts
 from tessera.tile.exits import RETURN
 from tessera.tile.handles import Handle, Row, Undefined, Unset, describe, is_number
-from tessera.tile.ir import Def, For, Operand, While
+from tessera.tile.ir import Def, For, Operand, Value, While
 from tessera.tile.ops.rules import promote
 from tessera.tile.statements import Statements, same
-from tessera.tile.types import Buffer, Scalar, Tensor, Type, View
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile, Type, View
 
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """A name that a loop changes, the type it is carried in, and what it is before the loop."""
+    """A name that a loop changes, the type it is carried in, and what it is before the loop.
+
+    facts: of its edges, before each turn.
+    """
 
     name: str
     type: Type
     init: Any
+    facts: Facts = NOTHING
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What an attempt to trace a loop starts from: names that are taken, what shared buffers hold,
+    and how many edges were met."""
+
+    taken: set[str]
+    contents: dict[Value, Facts]
+    edges_seen: int
+
+
+Tried = dict[str, tuple[Type, Facts]]
+ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few times
 
 
 class Loops(Statements):
@@ -39,9 +58,10 @@ class Loops(Statements):
         """Traces until the types of the carried names are those they have after a turn."""
         names = [n for n in stored_names(body) if n in self.env]
         mark, lane = self.mark(), False
-        types: dict[str, Type] = {}
-        for _ in range(6):
-            carried = self.carry(names, types)
+        tried: Tried = {}
+        for _ in range(ATTEMPTS):
+            start = Start(mark[2], dict(self.contents), self.edges_seen)
+            carried = self.carry(names, tried)
             inits = [self.converted(c.init, c.type, self.block) for c in carried]
             defs = self.enter(carried)
             outer, self.block = self.block, []
@@ -53,14 +73,15 @@ class Loops(Statements):
             lane = not self.is_uniform(cond)
             self.turn(body, lane)
             nodes, self.block = self.block, outer
-            again = self.close(carried, lane)
+            again = self.close(carried, defs, lane, start)
             if again is None:
                 break
-            types = again
+            tried, held = again
             self.rewind(mark)
+            self.contents = held
         yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
         self.loop_env.append(mark[0])
-        self.leave(names, carried, defs, lambda: self.block.append(While(
+        self.leave(names, carried, defs, start, lambda: self.block.append(While(
             defs, tuple(inits), tuple(tested), self.operand(cond), tuple(nodes), yields,
             self.where())))
         self.loop_env.pop()
@@ -72,20 +93,22 @@ class Loops(Statements):
         self.divergent -= lane
         self.depth -= 1
 
+    origin: dict[str, Any]
+
     def mark(self) -> Any:
         """What a second trace of a loop starts from."""
         return (dict(self.env), len(self.block), set(self.names.taken), dict(self.names.next),
-                self.forms.copy(), len(self.axis_names), dict(self.contents))
+                self.forms.copy(), len(self.axis_names), dict(self.contents), dict(self.origin))
 
     def rewind(self, mark: Any) -> None:
-        env, length, taken, counts, forms, axes, contents = mark
-        self.contents = dict(contents)
+        env, length, taken, counts, forms, axes, contents, origin = mark
+        self.contents, self.origin = dict(contents), dict(origin)
         self.env = dict(env)
         del self.block[length:]
         del self.axis_names[axes:]
         self.names.taken, self.names.next, self.forms = set(taken), dict(counts), forms.copy()
 
-    def carry(self, names: list[str], types: dict[str, Type]) -> list[Carried]:
+    def carry(self, names: list[str], tried: Tried) -> list[Carried]:
         out = []
         for name in names:
             init = self.env[name]
@@ -94,24 +117,28 @@ class Loops(Statements):
                 continue
             if isinstance(init, Handle) and isinstance(init.type, Buffer | View | Tensor):
                 continue
-            if isinstance(init, Unset) and name not in types:
+            if isinstance(init, Unset) and name not in tried:
                 continue
-            kind = types.get(name) or self.type_of(init)
-            out.append(Carried(name, kind, init))
+            kind, facts = tried.get(name) or (self.type_of(init), self.facts_of(init))
+            out.append(Carried(name, kind, init, facts))
         return out
 
     def enter(self, carried: list[Carried]) -> tuple[Def, ...]:
         defs = tuple(Def(self.names.fresh(c.name.strip("_") or c.name), c.type) for c in carried)
         for c, d in zip(carried, defs, strict=True):
-            edges = c.init.edges if isinstance(c.init, Handle) else ()
-            self.env[c.name] = Handle(d.value, d.type, edges)
-            self.block_types[d.value] = d.type
+            self.env[c.name] = Handle(d.value, d.type)
+            self.note_type(self.env[c.name])
+            self.state(d.value, c.facts)
         return defs
 
-    def close(self, carried: list[Carried], lane: bool) -> dict[str, Type] | None:
-        """None when every carried type is what it is after a turn, else the types to try."""
-        types, changed = {}, False
-        for c in carried:
+    def close(self, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
+              ) -> tuple[Tried, dict[Value, Facts]] | None:
+        """None when every carried type is what it is after a turn, and so are the facts of edges;
+        else those to try, and what shared buffers hold."""
+        tried: Tried = {}
+        changed = False
+        edges = self.edges_seen != start.edges_seen
+        for c, d in zip(carried, defs, strict=True):
             after = self.env[c.name]
             if isinstance(after, Undefined):
                 self.fail(after.why, "give it a value in both branches")
@@ -120,25 +147,49 @@ class Loops(Statements):
             joined = self.join(c.name, before, after, said, lane)
             if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
                 joined = Scalar(joined.dtype, uniform=False)
-            types[c.name] = joined
-            changed |= joined != c.type
+            facts = self.around(c, d.value, start)
+            tried[c.name] = joined, facts
+            changed |= joined != c.type or facts.axes != c.facts.axes or edges and facts != c.facts
         for name, value in self.env.items():
-            if name == RETURN and name not in types and (isinstance(value, Handle)
+            if name == RETURN and name not in tried and (isinstance(value, Handle)
                                                          or is_number(value)):
-                types[name], changed = self.type_of(value), True
-        return types if changed else None
+                tried[name], changed = (self.type_of(value), self.facts_of(value)), True
+        held = self.joined_contents(start.contents, self.contents, start.taken, self.each_turn(),
+                                    "before and in a loop")
+        for root in {**held, **start.contents}:
+            a, b = held.get(root, NOTHING), start.contents.get(root, NOTHING)
+            changed |= a.axes != b.axes or edges and a != b
+        return (tried, held) if changed else None
+
+    def each_turn(self) -> str:
+        return f"has another edge in each iteration of the loop at line {self.where().line}"
+
+    def around(self, c: Carried, value: Value, start: Start) -> Facts:
+        """Of a carried tile before any turn: what it was, or what it is after one."""
+        if not isinstance(c.type, Tile):
+            return NOTHING
+        last = self.env[c.name]
+        after = self.outlived(self.facts_of(last), start.taken, self.each_turn())
+        found = join_facts(c.facts, after, len(c.type.shape), "before and in a loop", self.where())
+        if isinstance(last, Handle):
+            self.sources[value] = (c.init.value, last.value) if isinstance(
+                c.init, Handle) else ()
+            if self.adds_to(last.value, value):
+                return self.totals(found)
+        return found
 
     def leave(self, names: list[str], carried: list[Carried], defs: tuple[Def, ...],
-              append: Any) -> None:
+              start: Start, append: Any) -> None:
         """After the loop: carried names have their last value, others set inside have none."""
         append()
-        self.contents = {}
         inside = dict(self.env)
+        ends = [self.around(c, d.value, start) for c, d in zip(carried, defs, strict=True)]
+        zeros = all(f == c.facts for f, c in zip(ends, carried, strict=True))
+        self.contents = {b: f if zeros else Facts(f.axes) for b, f in start.contents.items()}
         for c, d in zip(carried, defs, strict=True):
-            after = inside[c.name]
-            edges = after.edges if isinstance(after, Handle) else ()
-            self.env[c.name] = Handle(d.value, d.type, edges)
+            self.env[c.name] = Handle(d.value, d.type)
             self.block_types[d.value] = d.type
+            self.state(d.value, c.facts if zeros else Facts(c.facts.axes))
         known = {c.name for c in carried}
         for name, value in inside.items():
             if name in known:
@@ -169,30 +220,32 @@ class Loops(Statements):
         names = [n for n in stored_names(body) if n in self.env and n != s.target.id]
         dtype = promote([self.type_of(x).dtype for x in (lo, hi, step)])
         lane = not all(map(self.is_uniform, (lo, hi, step)))
-        mark, types = self.mark(), {}  # type: ignore[var-annotated]
+        mark, tried = self.mark(), {}  # type: ignore[var-annotated]
         first, last, by = (self.operand(self.to(x, dtype)) for x in (lo, hi, step))
-        start = self.mark()
-        for _ in range(6):
-            carried = self.carry(names, types)
+        again_from = self.mark()
+        for _ in range(ATTEMPTS):
+            start = Start(mark[2], dict(self.contents), self.edges_seen)
+            carried = self.carry(names, tried)
             inits = [self.converted(c.init, c.type, self.block) for c in carried]
             defs = self.enter(carried)
             var = Def(self.names.fresh(s.target.id), Scalar(dtype, not lane))
             self.env[s.target.id] = Handle(var.value, var.type)
-            self.block_types[var.value] = var.type
+            self.note_type(self.env[s.target.id])
             self.loop_bounds[var.value] = (first, last, by)
             outer, self.block = self.block, []
             self.turn(body, lane)
             nodes, self.block = self.block, outer
-            again = self.close(carried, lane)
+            again = self.close(carried, defs, lane, start)
             if again is None:
                 break
-            types = again
-            self.rewind(start)
+            tried, held = again
+            self.rewind(again_from)
+            self.contents = held
         yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
         node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
                    self.where())
         self.loop_env.append(mark[0])
-        self.leave(names, carried, defs, lambda: self.block.append(node))
+        self.leave(names, carried, defs, start, lambda: self.block.append(node))
         self.loop_env.pop()
         return node
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tessera.numerics import f32, i32
 from tessera.tile.calls import Calls
+from tessera.tile.edges import join_facts
 from tessera.tile.expressions import BINARY, WHERE
 from tessera.tile.handles import Handle, Row, Traced, Undefined, Unset, describe, is_number
 from tessera.tile.indexing import Part
@@ -114,6 +115,7 @@ class Statements(Calls):
         op = replace(last, outs=(Def(new, made.type),))
         self.block[-1] = op
         self.defined_by[new] = op
+        self.renamed(made.value, new)
         if made.value in self.forms.of:
             self.forms.of[new] = self.forms.of.pop(made.value)
         if made.value in self.forms.below:
@@ -222,14 +224,20 @@ class Statements(Calls):
     def branch(self, test: Handle, then: Callable[[], None], orelse: Callable[[], None]) -> None:
         """An If: what each of the two traces, and the names that they change as its results."""
         lane = not self.is_uniform(test)
-        before = dict(self.env)
+        before, taken, held = dict(self.env), set(self.names.taken), dict(self.contents)
         self.divergent += lane
         then_nodes, then_env = self.region(then)
         self.env = dict(before)
+        held_then, self.contents = self.contents, held
         else_nodes, else_env = self.region(orelse)
         self.divergent -= lane
         self.env = before
-        self.merge(test, lane, (then_nodes, then_env), (else_nodes, else_env))
+        self.contents = self.joined_contents(held_then, self.contents, taken, self.in_branch(),
+                                             "in two branches")
+        self.merge(test, lane, (then_nodes, then_env), (else_nodes, else_env), taken)
+
+    def in_branch(self) -> str:
+        return f"has an edge of its own in a branch of the if at line {self.where().line}"
 
     def region(self, walk: Callable[[], None]) -> tuple[list[Node], dict[str, Any]]:
         """The nodes of a branch and the names after it."""
@@ -245,7 +253,8 @@ class Statements(Calls):
         self.branch(test, partial(put, then), partial(put, orelse))
         return self.env.pop(CHOICE)
 
-    def merge(self, test: Handle, lane: bool, then: tuple, orelse: tuple) -> None:
+    def merge(self, test: Handle, lane: bool, then: tuple, orelse: tuple,
+              taken: set[str]) -> None:
         """Names that the branches changed become results of the If."""
         then_nodes, then_env = then
         else_nodes, else_env = orelse
@@ -271,15 +280,25 @@ class Statements(Calls):
             thens.append(x)
             elses.append(y)
             new[name] = Handle(made.value, type_)
+            self.note_type(new[name])
+            if isinstance(type_, Tile):
+                known = [self.outlived(self.facts_of(v), taken, self.in_branch()) for v in (a, b)]
+                self.sources[made.value] = (a.value, b.value) if isinstance(
+                    a, Handle) and isinstance(b, Handle) else ()
+                self.state(made.value, join_facts(known[0], known[1], len(type_.shape),
+                                                  "in two branches", self.where()))
         self.block.append(If(test.value, tuple(then_nodes), tuple(else_nodes), tuple(outs),
                              tuple(thens), tuple(elses), self.where()))
-        for name, made_value in new.items():
-            self.env[name] = made_value
-            if isinstance(made_value, Handle):
-                self.note_type(made_value)
+        self.env |= new
 
     def note_type(self, h: Handle) -> None:
+        """A value that control flow makes. An earlier trace of a loop may have used its name."""
         self.block_types[h.value] = h.type
+        self.defined_by.pop(h.value, None)
+        tables: tuple[dict[Any, Any], ...] = (self.facts, self.implied, self.loop_bounds,
+                                              self.coordinates)
+        for table in tables:
+            table.pop(h.value, None)
 
     def join(self, name: str, a: Any, b: Any, said: str, lane: bool) -> Type:
         """The one type for a name with two values; literals adapt. Errors name both types."""

@@ -10,6 +10,7 @@ from tessera.dims import Dim
 from tessera.numerics import NumericType, i32, i64
 from tessera.tensor import TensorType
 from tessera.tile import origins
+from tessera.tile.edge_check import check_edges
 from tessera.tile.exits import RETURN, Exits
 from tessera.tile.expressions import closure_of
 from tessera.tile.handles import UNSET, Handle, NeedConstants, Row, Undefined, describe
@@ -81,6 +82,7 @@ class Tracer(Ranges):
         self.statements(body)
         self.node = self.source.tree
         self.finish()
+        check_edges(self, self.block)
         constants = {**dict(self.spec.constants), **self.fixed}
         dims = [p for p in self.params if p.role == "dim"]
         rest = [p for p in self.params if p.role == "argument"

@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 from tessera.errors import SourceLine
 from tessera.numerics import DType, NumericType, as_type, i32
 from tessera.tensor import TensorType
+from tessera.tile.edge_masks import mask_edge
 from tessera.tile.errors import TileError
 from tessera.tile.exits import RETURN
-from tessera.tile.handles import UNSET, Edge, Handle, Undefined, describe
+from tessera.tile.handles import UNSET, Handle, Undefined, describe
 from tessera.tile.indexing import Part
 from tessera.tile.ir import Axis, Def, For, Function, Node, Op, Value
-from tessera.tile.ops.reduce import NEUTRAL, mask_edge
+from tessera.tile.ops.reduce import NEUTRAL
 from tessera.tile.ops.registry import OPS
 from tessera.tile.schedule import Schedule
 from tessera.tile.source import Source
@@ -332,7 +333,7 @@ class BlockTracer(Tracer):
             v = op.args[0]  # type: ignore[assignment]
         if loads and v in self.dag.loads:
             return x
-        return mask_edge(self, x, axis, Edge(step.origin, step.extent), fill)
+        return mask_edge(self, x, axis, self.make_edge(step.origin, step.extent, False), fill)
 
     def stream(self, extent: int, first: Handle, turn: Callable[[Cut, Handle], Handle],
                scope: Scope) -> Handle:

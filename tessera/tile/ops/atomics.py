@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.edge_masks import Along
 from tessera.tile.errors import RuleError
 from tessera.tile.handles import Handle, Row, describe, is_number
 from tessera.tile.ops.memory import addresses, touch
@@ -92,8 +93,21 @@ def _cas_rule(types: Any, attrs: Any) -> Any:
     return Scalar(place.dtype, False)
 
 
+NEUTRAL = {"add": 0.0, "min": np.inf, "max": -np.inf, "and": -1, "or": 0, "xor": 0}
+
+
+def _added(types: Any, attrs: Any) -> list[Along]:
+    """Elements of all groups meet in memory: those that do not exist change nothing there."""
+    if attrs["kind"] not in NEUTRAL:
+        return []
+    neutral = NEUTRAL[attrs["kind"]]
+    return [Along(1, i, neutral, sums=attrs["kind"] == "add", always=neutral != 0, covered=0,
+                  said="an atomic")
+            for i in range(len(types[1].shape))]
+
+
 @declare(rule=lambda types, attrs: _tile_rule(types), attrs=("kind", "scope"), run=True,
-         effect="atomic", group=True, public=False)
+         effect="atomic", group=True, public=False, combines=_added)
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
     from tessera.tile.copies import wide

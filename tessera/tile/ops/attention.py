@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tessera.tile import edge_masks, edge_rules, edges
 from tessera.tile.errors import RuleError
 from tessera.tile.handles import Handle
 from tessera.tile.ops import rules
-from tessera.tile.ops.reduce import mask_edge, reduce
+from tessera.tile.ops.reduce import reduce
 from tessera.tile.ops.registry import OPS, declare, macro
 from tessera.tile.types import Scalar, Tile
 
@@ -26,11 +26,10 @@ def _causal_rule(types: Any, attrs: Any) -> Tile:
 
 
 def _causal_lower(t: Any, scores: Any, q0: Any, k0: Any) -> Any:
-    scores = t.value_of(scores)
-    return replace(t.emit("causal_mask", [scores, q0, k0]), edges=getattr(scores, "edges", ()))
+    return t.emit("causal_mask", [t.value_of(scores), q0, k0])
 
 
-@declare(rule=_causal_rule, lower=_causal_lower)
+@declare(rule=_causal_rule, lower=_causal_lower, edges=edge_rules.same)
 def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
     """scores with -inf where k0 + column > q0 + row."""
     rows = np.arange(scores.shape[1])[None, :, None] + np.reshape(q0, (-1, 1, 1))
@@ -56,9 +55,9 @@ def softmax_online(t: Any, scores: Any) -> Any:
     Rows without any key: P = 0, l = 0, m = -inf.
     """
     scores = t.value_of(scores)
-    if isinstance(scores, Handle) and len(scores.edges) > 1 and scores.edges[1] is not None and (
-            not scores.edges[1].inside):
-        scores = mask_edge(t, scores, 1, scores.edges[1], -np.inf)
+    edge = t.facts_of(scores).at(1)
+    if isinstance(edge, edges.Edge) and not edge.inside:
+        scores = edge_masks.mask_edge(t, scores, 1, edge, -np.inf)
     m = reduce(t, "fold_max", scores, 1)
     p = t.exponential(t.arithmetic("sub", (scores, m)))
     return p, m, reduce(t, "fold_sum", p, 1)
@@ -82,7 +81,7 @@ def _slack_lower(t: Any, m: Any, x: Any, slack: Any = 0.0) -> Any:
     return t.emit("running_max", [t.value_of(m), t.value_of(x)], slack=float(slack))
 
 
-@declare(rule=rules.floats, attrs=("slack",), lower=_slack_lower)
+@declare(rule=rules.floats, attrs=("slack",), lower=_slack_lower, edges=edge_rules.elementwise)
 def running_max(m: Any, x: Any, slack: Any = 0.0) -> Any:
     """x where x > m + slack, else m: a running maximum that lags a little and rarely changes."""
     return np.where(x > m + x.dtype.type(slack), x, m)

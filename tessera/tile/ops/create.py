@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
+from tessera.tile import edge_rules
 from tessera.tile.errors import RuleError
 from tessera.tile.handles import Handle, Row, describe, is_number
 from tessera.tile.ops import rules
@@ -198,7 +199,8 @@ def _expand_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return Tile(t.dtype, tuple(shape))
 
 
-@declare(rule=_expand_rule, attrs=("axis",), run=True, public=False)
+@declare(rule=_expand_rule, attrs=("axis",), run=True, public=False, edges=edge_rules.new_axis,
+         moves=True)
 def expand_dims(m: Any, op: Any, x: Any) -> Any:
     """The tile with a new axis of extent 1."""
     # Not a pure op of the machine: that would widen a tile of one element as if it were a number.
@@ -206,17 +208,15 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
 
 
 def _transpose_lower(t: Any, x: Any) -> Any:
-    from dataclasses import replace
-
     if isinstance(x, Row):
         x = t.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
         return t.transpose(x)
-    out = t.emit("transpose", [x])
-    return replace(out, edges=tuple(reversed(x.edges)))
+    return t.emit("transpose", [x])
 
 
 @declare(rule=lambda types, attrs: _transposed(types[0]), lower=_transpose_lower,
+         edges=edge_rules.reversed_axes, moves=True,
          samples=(lambda rng: (rng.standard_normal((6, 5)),),))
 def transpose(x: Any) -> Any:
     """The tile with rows and columns exchanged."""
@@ -244,7 +244,8 @@ def _broadcast_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return Tile(t.dtype, attrs["shape"])
 
 
-@declare(rule=_broadcast_rule, attrs=("shape",), public=False)
+@declare(rule=_broadcast_rule, attrs=("shape",), public=False, edges=edge_rules.broadcast,
+         moves=True)
 def broadcast_to(x: Any, shape: Any) -> Any:
     """A number, or extents of 1, repeated to a shape."""
     return np.broadcast_to(x, (x.shape[0], *shape))
@@ -273,7 +274,8 @@ def _reshape_lower(t: Any, x: Any, shape: Any) -> Any:
     return t.emit("reshape", [t.value_of(x)], shape=_shape(t, shape, "reshape"))
 
 
-@declare(rule=_reshape_rule, attrs=("shape",), lower=_reshape_lower,
+@declare(rule=_reshape_rule, attrs=("shape",), lower=_reshape_lower, edges=edge_rules.reshaped,
+         moves=True,
          samples=(lambda rng: (rng.standard_normal((6, 4)), (8, 3)),))
 def reshape(x: Any, shape: Any) -> Any:
     """The elements in row-major order in another shape."""

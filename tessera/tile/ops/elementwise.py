@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType
+from tessera.tile import edge_rules
 from tessera.tile.errors import RuleError
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare
@@ -26,12 +27,14 @@ def _one(rng: Any) -> tuple:
 
 
 def _binary(name: str, doc: str, f: Any, rule: Any = rules.elementwise, public: bool = False,
-            samples: tuple = (_pair,), total: bool = False) -> Any:
+            samples: tuple = (_pair,), total: bool = False, zero: str = "",
+            carry: Any = edge_rules.elementwise, least: Any = None) -> Any:
     def meaning(x: Any, y: Any) -> Any:
         return f(x, y)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=samples, total=total)(meaning)
+    return declare(rule=rule, name=name, public=public, samples=samples, total=total, zero=zero,
+                   edges=carry, least=least)(meaning)
 
 
 def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True,
@@ -40,37 +43,61 @@ def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool =
         return f(x)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=(_one,), total=total)(meaning)
+    return declare(rule=rule, name=name, public=public, samples=(_one,), total=total,
+                   edges=edge_rules.elementwise)(meaning)
+
+
+def _not_negative(least: list[int | None]) -> int | None:
+    """Of an op that leaves the numbers from 0 on among themselves."""
+    return 0 if all(x is not None and x >= 0 for x in least) else None
+
+
+def _remainder(least: list[int | None]) -> int | None:
+    """It has the divisor's sign."""
+    return _not_negative(least[1:])
+
+
+def _larger(least: list[int | None]) -> int | None:
+    return max((x for x in least if x is not None), default=None)
+
+
+def _smaller(least: list[int | None]) -> int | None:
+    known = [x for x in least if x is not None]
+    return min(known) if len(known) == len(least) else None
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.floor(x / y) if x.dtype.kind == "f" else np.floor_divide(x, y)
 
 
-_binary("add", "x + y", lambda x, y: x + y, total=True)
-_binary("sub", "x - y", lambda x, y: x - y, total=True)
-_binary("mul", "x * y", lambda x, y: x * y, total=True)
+_binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps")
+_binary("sub", "x - y", lambda x, y: x - y, total=True, zero="keeps")
+_binary("mul", "x * y", lambda x, y: x * y, total=True, zero="wins", least=_not_negative)
 _binary("div", "x / y of floats", lambda x, y: x / y, rules.floats)
-_binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,))
-_binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,))
+_binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,),
+        least=_not_negative)
+_binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,),
+        least=_remainder)
 _binary("pow", "x ** y", lambda x, y: np.power(x, y))
 _binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True,
-        total=True)
+        total=True, least=_larger)
 _binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True,
-        total=True)
+        total=True, least=_smaller)
 _binary("atan2", "The angle of the point (y, x).", np.arctan2, rules.floats, public=True)
 _binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,), total=True)
 _binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,), total=True)
 _binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,), total=True)
 _binary("shl", "x << y", np.left_shift, rules.integers, samples=(_ints,))
-_binary("shr", "x >> y, keeping the sign", np.right_shift, rules.integers, samples=(_ints,))
+_binary("shr", "x >> y, keeping the sign", np.right_shift, rules.integers, samples=(_ints,),
+        least=_not_negative)
 _binary("lt", "x < y", np.less, rules.comparison, total=True)
 _binary("le", "x <= y", np.less_equal, rules.comparison, total=True)
 _binary("gt", "x > y", np.greater, rules.comparison, total=True)
 _binary("ge", "x >= y", np.greater_equal, rules.comparison, total=True)
 _binary("eq", "x == y", np.equal, rules.comparison, total=True)
 _binary("ne", "x != y", np.not_equal, rules.comparison, total=True)
-_binary("and", "x and y of bools", np.logical_and, rules.logical, total=True)
+_binary("and", "x and y of bools", np.logical_and, rules.logical, total=True,
+        carry=edge_rules.both)
 _binary("or", "x or y of bools", np.logical_or, rules.logical, total=True)
 
 _unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True)
@@ -119,26 +146,27 @@ _unary("isnan", "Whether x is NaN.", np.isnan, _predicate)
 _unary("isinf", "Whether x is infinite.", np.isinf, _predicate)
 
 
-@declare(rule=rules.floats, public=False, samples=(_pair,))
+@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise)
 def exp_sub(x: Any, y: Any) -> Any:
     """e^(x - y), and 0 where x is -inf, also when y is -inf: a fully masked row has weight 0."""
     return np.where(np.isneginf(x), x.dtype.type(0), np.exp(x - y))
 
 
-@declare(rule=rules.floats, public=False, samples=(_pair,))
+@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise)
 def div_or_zero(x: Any, y: Any) -> Any:
     """x / y, and 0 for 0 / 0: a row without weight stays 0. Used for tile / row statistic."""
     return np.where((x == 0) & (y == 0), x.dtype.type(0), x / y)
 
 
-@declare(rule=rules.floats, samples=(lambda rng: tuple(rng.standard_normal((3, 5, 4))),))
+@declare(rule=rules.floats, samples=(lambda rng: tuple(rng.standard_normal((3, 5, 4))),),
+         edges=edge_rules.elementwise)
 def fma(x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once."""
     wide = x.astype(np.float64) * y.astype(np.float64) + z
     return wide.astype(x.dtype)
 
 
-@declare(rule=lambda types, attrs: _where_rule(types), total=True,
+@declare(rule=lambda types, attrs: _where_rule(types), total=True, edges=edge_rules.chosen,
          samples=(lambda rng: (rng.random((6, 5)) < 0.5, *rng.standard_normal((2, 6, 5))),))
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where the condition holds, else y; both are evaluated."""
@@ -160,7 +188,8 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
     return Scalar(dtype, t.uniform) if isinstance(t, Scalar) else Tile(dtype, t.shape)
 
 
-@declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False, total=True)
+@declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False, total=True,
+         edges=edge_rules.elementwise)
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
     from tessera.tile.values import convert as to

@@ -21,44 +21,48 @@ def _uniform(types: Any, attrs: Any) -> Scalar:
     return Scalar(i32, uniform=True)
 
 
-@declare(rule=_lane, run=True, total=True)
+def _not_negative(least: Any) -> int:
+    return 0
+
+
+@declare(rule=_lane, run=True, total=True, least=_not_negative)
 def linear_id(m: Any, op: Any) -> Any:
     """group_id() * group_size() + local_id(): the number of this tile in the launch."""
     return (m.groups * m.lanes + m.lane_ids()).astype(np.int32)
 
 
-@declare(rule=_lane, run=True, total=True)
+@declare(rule=_lane, run=True, total=True, least=_not_negative)
 def local_id(m: Any, op: Any) -> Any:
     """The number of this tile in its group, 0 .. group_size() - 1."""
     return m.lane_ids()
 
 
-@declare(rule=_lane, run=True, total=True)
+@declare(rule=_lane, run=True, total=True, least=_not_negative)
 def lane_id(m: Any, op: Any) -> Any:
     """The number of this lane in its warp, 0 .. 31."""
     return m.lane_ids() % np.int32(WARP)
 
 
-@declare(rule=_lane, run=True, total=True)
+@declare(rule=_lane, run=True, total=True, least=_not_negative)
 def warp_id(m: Any, op: Any) -> Any:
     """The number of this lane's warp in the group."""
     return m.lane_ids() // np.int32(WARP)
 
 
-@declare(rule=_uniform, run=True, total=True)
+@declare(rule=_uniform, run=True, total=True, least=_not_negative)
 def group_size(m: Any, op: Any) -> Any:
     """The number of tiles (lanes) in a group."""
     return np.array([[m.lanes]], np.int32)
 
 
-@declare(rule=_uniform, attrs=("axis",), run=True, total=True)
+@declare(rule=_uniform, attrs=("axis",), run=True, total=True, least=_not_negative)
 def group_id(m: Any, op: Any, axis: Any = None) -> Any:
     """The linear number of the group in the launch, or its coordinate along a grid axis."""
     axis = op.attr["axis"]
     return m.groups.astype(np.int32) if axis is None else _coordinate(m, axis)
 
 
-@declare(rule=_uniform, attrs=("axis",), run=True, total=True)
+@declare(rule=_uniform, attrs=("axis",), run=True, total=True, least=_not_negative)
 def num_groups(m: Any, op: Any, axis: Any = None) -> Any:
     """The number of groups in the launch, or along a grid axis."""
     axis = op.attr["axis"]

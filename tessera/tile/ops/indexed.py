@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tessera.numerics import i32, i64
 from tessera.tile.copies import wide
+from tessera.tile.edge_masks import Along, mask_edge, mask_listed, refuse
+from tessera.tile.edges import Edge, Facts, Listed, Mixed, open_
 from tessera.tile.errors import RaceError, RuleError
 from tessera.tile.handles import Handle, Region, Row, describe, is_number
 from tessera.tile.indexing import Part
 from tessera.tile.ir import Value
 from tessera.tile.memory import Place
-from tessera.tile.ops.reduce import mask_edge
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.sanitize import GROUP, MANY
 from tessera.tile.types import Buffer, Tensor, Tile, Type, View
@@ -161,8 +162,14 @@ def _meet(m: Any, op: Any, found: _Found, access: Any, values: np.ndarray) -> No
         "mode='add')"))
 
 
+def _added(types: Any, attrs: Any) -> list[Along]:
+    """What does not exist adds nothing."""
+    return [Along(1, i, 0.0, sums=True, always=False, said="scatter")
+            for i in range(len(types[1].shape))]
+
+
 @declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="atomic",
-         group=True, public=False)
+         group=True, public=False, combines=_added)
 def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
     """Adds each element of a tile where the index says, as one step each."""
     found, memory = _find(m, op, y, index, offsets), y.memory
@@ -214,16 +221,24 @@ def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
     chosen = _chosen(t, x, index, axis, "gather")
     out = t.emit("gather", [chosen.base, chosen.index, *chosen.offsets], t.hint(chosen.base),
                  fill=fill, **chosen.attrs)
-    rank = len(out.type.shape) - len(chosen.edges[0]) - len(chosen.edges[1])
-    edges = (*chosen.edges[0], *(chosen.index.edges or (None,) * rank), *chosen.edges[1])
-    return replace(out, edges=edges if any(edges) else ())
+    before, after = chosen.edges
+    of_index = t.facts_of(chosen.index).axes or (None,) * len(chosen.index.type.shape)  # type: ignore
+    if isinstance(of_index[0], Listed) and (before or after):
+        gone = Mixed("was reshaped, and rows gathered by it", where=t.where())
+        of_index = (gone,) * len(of_index)
+    if open_(chosen.along):
+        gone = Mixed("was gathered along an axis that has an edge", chosen.along.zero,
+                     where=t.where())
+        of_index = (gone,) * len(of_index)
+    t.declare_facts(out.value, Facts.of((*before, *of_index, *after)))
+    return out
 
 
 @dataclass(frozen=True)
 class _Chosen:
     """A place, the axis that the index runs along, and the box of the others.
 
-    edges: of the axes before and behind it.
+    edges: of the axes before and behind it; along: of the axis itself, in shared memory.
     """
 
     base: Handle
@@ -231,6 +246,7 @@ class _Chosen:
     offsets: list[Any]
     attrs: dict[str, Any]
     edges: tuple[tuple[Any, ...], tuple[Any, ...]]
+    along: Any = None
 
 
 def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
@@ -253,7 +269,7 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
             extent = 1
         elif isinstance(p, Part):
             lo, extent = t.slice_box(base, a, p)
-            edges.append((a < along, t.edge(base, a, lo, extent)))
+            edges.append((a < along, t.edge_in(base, a, lo, extent)))
         else:
             t.require_index(p)
             if not t.is_uniform(p):
@@ -266,7 +282,8 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     attrs = {"axis": skip + along, "box": (1,) * skip + tuple(box), "limit": limit,
              "kept": tuple(skip + a for a in shown if a != along)}
     sides = tuple(tuple(e for first, e in edges if first == want) for want in (True, False))
-    return _Chosen(base, _signed(t, index), [*hidden, *offsets], attrs, sides)  # type: ignore
+    return _Chosen(base, _signed(t, index), [*hidden, *offsets], attrs, sides,  # type: ignore
+                   t.facts_of(base).at(along) if isinstance(base.type, Buffer) else None)
 
 
 def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
@@ -276,13 +293,16 @@ def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
         t.fail(f"{what} of a view that was transposed", "transpose the tile: gather(x, index).T")
     kept, box = made.attr["kept"], made.attr["box"]
     at = _axis(t, axis, len(kept), what)
-    edges = x.edges or (None,) * len(kept)
+    facts = t.facts_of(x)
+    edges = [facts.at(i) for i in range(len(kept))]
     attrs = {"axis": kept[at], "limit": box[kept[at]], "kept": kept[:at] + kept[at + 1:],
              "box": tuple(1 if a == kept[at] else n for a, n in enumerate(box))}
     base = Handle(made.args[0], t.type_of_value(made.args[0]))
     offsets = [Handle(v, t.type_of_value(v)) if isinstance(v, Value) else v
                for v in made.args[1:]]
-    return _Chosen(base, index, offsets, attrs, (edges[:at], edges[at + 1:]))
+    in_shared = isinstance(base.type, Buffer)
+    return _Chosen(base, index, offsets, attrs, (tuple(edges[:at]), tuple(edges[at + 1:])),
+                   edges[at] if in_shared else None)
 
 
 def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
@@ -321,9 +341,13 @@ def _signed(t: Any, index: Handle) -> Handle:
 
 def _only_there(t: Any, index: Handle) -> Handle:
     """The index with positions outside of everything where it reaches beyond its tensor."""
-    for axis, edge in enumerate(index.edges):
-        if edge is not None and not edge.inside:
-            fill = -1 if index.type.dtype.kind == "int" else index.type.dtype.max
+    for axis, edge in enumerate(t.facts_of(index).axes):
+        if isinstance(edge, Mixed):
+            refuse(t, "scatter", edge)
+        fill = -1 if index.type.dtype.kind == "int" else index.type.dtype.max
+        if isinstance(edge, Listed):
+            return mask_listed(t, index, edge, fill)
+        if isinstance(edge, Edge) and not edge.inside:
             index = mask_edge(t, index, axis, edge, fill)
     return index
 

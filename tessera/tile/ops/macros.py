@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import i32
+from tessera.tile.edge_masks import mask_edge, refuse
+from tessera.tile.edges import WHOLE, Edge, Facts, Mixed, open_
 from tessera.tile.handles import Handle, Row, describe, is_number
 from tessera.tile.indexing import Part
 from tessera.tile.ops.registry import macro
-from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
+from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View, space_of
 
 OVER = (None, "serial", "lanes", "groups")
 VECTORS = (1, 2, 4, 8, 16)
@@ -89,8 +91,9 @@ def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
 
 @macro()
 def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = None,
-         vector: Any = None, prefetch: Any = None, fill: Any = 0) -> Any:
-    """A view, a shared buffer, or a block of a tensor as a tile; elements outside are `fill`.
+         vector: Any = None, prefetch: Any = None, fill: Any = None) -> Any:
+    """A view, a shared buffer, or a block of a tensor as a tile; elements outside are 0, and
+    reductions leave them out. With `fill` they are that number, and count as any other.
 
     load(A[m:m+64, k:k+32])                 the box
     load(x, rows=T.m, cols=T.d)             this group's own block of rows
@@ -99,20 +102,33 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     vector: elements that a lane reads at once, at most 16 bytes.  prefetch: in a loop over boxes,
     how many of them are under way: the box of prefetch - 1 turns ahead is asked for meanwhile.
     """
-    from dataclasses import replace
-
     if isinstance(x, Row):
         x = t.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, Tensor):
         x = _block_of(t, x, index, rows, cols)
     elif index is not None or rows is not None or cols is not None:
         t.fail("an index, rows= or cols= with a view", "they choose a block of a whole tensor")
-    if not is_number(fill):
+    if fill is not None and not is_number(fill):
         t.fail("fill must be a compile-time number")
     if isinstance(x, Handle) and isinstance(x.type, Scalar | Tile):
         t.fail(f"load of {describe(x)}, which is a value already", "use it as it is")
-    out = t.emit("load_tile", [x], fill=fill, **_hints(t, x, vector, prefetch))
-    return replace(out, edges=t.edges_of(x))
+    out = t.emit("load_tile", [x], fill=0 if fill is None else fill,
+                 **_hints(t, x, vector, prefetch))
+    if fill is None:
+        return out
+    return t.fill_edges(x, out) if space_of(x.type) == "global" else _filled(t, out, fill)
+
+
+def _filled(t: Any, x: Handle, fill: Any) -> Handle:
+    """What shared memory holds from beyond an edge becomes a number, and counts."""
+    facts = t.facts_of(x)
+    for i, axis in enumerate(facts.axes):
+        if isinstance(axis, Mixed) and not (axis.zero and fill == 0):
+            refuse(t, "fill=", axis)
+        if isinstance(axis, Edge) and not axis.inside:  # none is listed in shared memory
+            x = mask_edge(t, x, i, axis, fill)
+    t.declare_facts(x.value, Facts(tuple(WHOLE if open_(a) else a for a in t.facts_of(x).axes)))
+    return x
 
 
 def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:

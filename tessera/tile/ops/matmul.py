@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
+from tessera.tile import edge_rules, edges
+from tessera.tile.edge_masks import Along
 from tessera.tile.errors import RuleError
 from tessera.tile.handles import Handle, Row, describe
 from tessera.tile.memory import Place
-from tessera.tile.ops.reduce import mask_edge
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.sanitize import MANY
 from tessera.tile.types import Buffer, Scalar, Tile, View
@@ -38,8 +38,13 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return out
 
 
+def _contracted(types: Any, attrs: Any) -> Any:
+    """What a load read beyond the edge is 0 already; what was computed from it need not be."""
+    return [Along(i, 1 - i, 0.0, sums=True, always=False, said="a product") for i in (0, 1)]
+
+
 @declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
-         public=False)
+         public=False, edges=edge_rules.product, combines=_contracted)
 def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any = False) -> Any:
     """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`.
 
@@ -93,7 +98,7 @@ def _operand_of(t: Any, x: Any, what: str) -> Handle:
         x = t.view_of_row(x)
     if not isinstance(x, Handle) or isinstance(x.type, Scalar):
         t.fail(f"{what} of {describe(x)}: it multiplies tiles or shared buffers")
-    return replace(x, edges=t.edges_of(x))
+    return x
 
 
 def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: Any) -> Handle:
@@ -113,23 +118,15 @@ def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: An
         dtype = as_type(accumulator).dtype
     if (dtype.kind == "float") == integer:
         t.fail(f"{what} of {describe(a)} and {describe(b)} cannot accumulate in {dtype}")
-    out = t.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
-    edges = (a.edges[0] if a.edges else None, b.edges[1] if len(b.edges) > 1 else None)
-    return replace(out, edges=edges if any(edges) else ())
+    return t.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
 
 
 def _within(t: Any, x: Handle, axis: int) -> Handle:
-    """x with zeros where the contracted axis reaches beyond the tensor. What a load read is 0
-    there already; what was computed from it need not be: exp(0) = 1."""
-    edge = x.edges[axis] if len(x.edges) > axis else None
-    if edge is None or edge.inside or not isinstance(x.type, Tile):
+    """x as a tile where it is a place in shared memory that needs a mask."""
+    edge = t.facts_of(x).at(axis)
+    if isinstance(x.type, Tile) or not edges.open_(edge) or edge.zero:
         return x
-    value = x.value
-    while (made := t.defined_by.get(value)) is not None and made.name in ("convert", "transpose"):
-        value = made.args[0]
-    if made is not None and made.name == "load_tile":
-        return x
-    return mask_edge(t, x, axis, edge, 0.0)
+    return _loaded(t, x)
 
 
 def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> tuple:

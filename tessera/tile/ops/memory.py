@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_
+from tessera.tile import edge_rules
 from tessera.tile.access import Pattern
 from tessera.tile.copies import wide
 from tessera.tile.errors import BoundsError, RuleError
@@ -68,7 +69,8 @@ def view(m: Any, op: Any, source: Any, *offsets: Any) -> Any:
     return Place(source.memory, offsets, attr["box"], attr["kept"], source.stage)
 
 
-@declare(rule=lambda types, attrs: _flip(types[0]), run=True, public=False)
+@declare(rule=lambda types, attrs: _flip(types[0]), run=True, public=False,
+         edges=edge_rules.reversed_axes)
 def view_transpose(m: Any, op: Any, source: Any) -> Any:
     """The same place with its axes reversed; nothing moves."""
     return source.transposed
@@ -191,7 +193,7 @@ def _load_rule(types: Any, attrs: Any) -> Tile:
 
 
 @declare(rule=_load_rule, attrs=("vector", "prefetch", "fill"), run=True, effect="read", group=True,
-         public=False)
+         public=False, edges=edge_rules.kept, moves=True)
 def load_tile(m: Any, op: Any, source: Any, vector: Any = None, prefetch: Any = None,
               fill: Any = 0) -> Any:
     """The box as a tile; elements outside of the tensor are `fill`."""
@@ -225,7 +227,7 @@ def _store_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_store_rule, run=True, effect="write", group=True, public=False)
+@declare(rule=_store_rule, run=True, effect="write", group=True, public=False, fills=True)
 def store_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Writes a tile (or one number everywhere) to a box; elements outside are left out."""
     address, inside = target.addresses(m.groups)
@@ -265,7 +267,7 @@ def _copy_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_copy_rule, run=True, effect="async", group=True)
+@declare(rule=_copy_rule, run=True, effect="async", group=True, fills=True)
 def cp_async(m: Any, op: Any, target: Any, source: Any) -> Any:
     """Begins a copy of a global box into shared memory; elements outside become 0.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_key, f32, fold_in, random_bits_at, uint32
+from tessera.tile import edge_rules, edges
 from tessera.tile.errors import KernelError, RuleError
 from tessera.tile.handles import Handle, is_number
 from tessera.tile.ops import rules
@@ -44,7 +45,8 @@ def _seed(t: Any, seed: Any) -> Any:
     return None if seed is None else t.constant_int(seed, "seed")
 
 
-@declare(rule=_index_rule, attrs=("seed", "runs"), run=True, lower=_bits_lower)
+@declare(rule=_index_rule, attrs=("seed", "runs"), run=True, lower=_bits_lower,
+         edges=edge_rules.elementwise)
 def random_bits(m: Any, op: Any, index: Any, *words: Any, seed: Any = None,
                 runs: Any = False) -> Any:
     """Words of the seed's Philox stream at these indices, as ts.numerics.random_bits gives.
@@ -111,7 +113,7 @@ def _dropout_rule(types: Any, attrs: Any) -> Any:
     return t
 
 
-@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False)
+@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False, edges=edge_rules.kept)
 def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any) -> Any:
     """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col."""
     p, seed = op.attr["p"], op.attr["seed"]
@@ -137,14 +139,13 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
         t.fail("dropout needs a tile")
     if p == 0:
         return x
-    if len(x.edges) != 2 or None in x.edges:
+    axes = t.facts_of(x).axes
+    if len(axes) != 2 or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
         t.fail("dropout of a tile whose position in a tensor is not known",
                "it knows tiles that were loaded, or are products of loaded ones")
-    rows, cols = x.edges
+    (row, height), (col, width) = map(t.bounds_of, axes)
     batch: Any = t.batch_coordinate()
-    out = t.emit("drop", [x, batch, rows.offset, cols.offset, rows.extent, cols.extent],
-                 p=float(p), seed=_seed(t, seed))
-    return replace(out, edges=x.edges)
+    return t.emit("drop", [x, batch, row, col, height, width], p=float(p), seed=_seed(t, seed))
 
 
 @macro()

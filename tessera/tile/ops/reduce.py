@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
+from tessera.tile import edge_masks, edge_rules, edges
+from tessera.tile.edge_masks import Along, mask_edge
+from tessera.tile.edges import Edge, Facts, Mixed
 from tessera.tile.errors import RuleError
-from tessera.tile.handles import Edge, Handle, Row, is_number
+from tessera.tile.handles import Handle, Row, is_number
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Scalar, Tile
@@ -40,19 +43,37 @@ def _flat(x: np.ndarray, rest: np.ndarray) -> np.ndarray:
     return rest.reshape(-1, 1) if rest.ndim == 1 else rest
 
 
-def _fold(name: str, doc: str, f: Any) -> None:
+NEUTRAL = {"fold_sum": 0.0, "fold_max": -np.inf, "fold_min": np.inf, "fold_prod": 1.0,
+           "fold_argmax": -np.inf, "fold_argmin": np.inf}
+
+
+def _fold(name: str, said: str, doc: str, f: Any) -> None:
     def meaning(x: Any, axis: Any = None) -> Any:
         return _flat(x, f(x, _axes(x, axis)))
 
     meaning.__doc__ = doc
-    declare(rule=_reduced, name=name, attrs=("axis",), public=False)(meaning)
+    declare(rule=_reduced, name=name, attrs=("axis",), public=False, edges=edge_rules.reduced,
+            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"))(meaning)
 
 
-_fold("fold_sum", "The sum along an axis, or of all elements.",
+def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
+    """The axes that a reduction runs along, with its neutral element."""
+    def combines(types: Any, attrs: dict[str, Any]) -> list[Along]:
+        axis = attrs["axis"]
+        axes = range(len(types[0].shape)) if axis is None else (axis,)
+        return [Along(0, i, neutral, sums=sums, said=said) for i in axes]
+
+    return combines
+
+
+_fold("fold_sum", "a sum", "The sum along an axis, or of all elements.",
       lambda x, axis: x.sum(axis=axis, dtype=x.dtype))
-_fold("fold_max", "The largest element; NaN when one is NaN.", lambda x, axis: x.max(axis=axis))
-_fold("fold_min", "The smallest element; NaN when one is NaN.", lambda x, axis: x.min(axis=axis))
-_fold("fold_prod", "The product.", lambda x, axis: x.prod(axis=axis, dtype=x.dtype))
+_fold("fold_max", "a maximum", "The largest element; NaN when one is NaN.",
+      lambda x, axis: x.max(axis=axis))
+_fold("fold_min", "a minimum", "The smallest element; NaN when one is NaN.",
+      lambda x, axis: x.min(axis=axis))
+_fold("fold_prod", "a product of elements", "The product.",
+      lambda x, axis: x.prod(axis=axis, dtype=x.dtype))
 
 
 def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
@@ -60,20 +81,18 @@ def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
     return replace(out, dtype=i32)
 
 
-@declare(rule=_extreme, attrs=("axis",), public=False)
+@declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
+         combines=_meeting(NEUTRAL["fold_argmax"], "argmax"))
 def fold_argmax(x: Any, axis: Any = None) -> Any:
     """The first position of the largest element."""
     return np.argmax(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
 
 
-@declare(rule=_extreme, attrs=("axis",), public=False)
+@declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
+         combines=_meeting(NEUTRAL["fold_argmin"], "argmin"))
 def fold_argmin(x: Any, axis: Any = None) -> Any:
     """The first position of the smallest element."""
     return np.argmin(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
-
-
-NEUTRAL = {"fold_sum": 0.0, "fold_max": -np.inf, "fold_min": np.inf, "fold_prod": 1.0,
-           "fold_argmax": -np.inf, "fold_argmin": np.inf, "scan_sum": 0.0, "scan_max": -np.inf}
 
 
 def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
@@ -89,27 +108,7 @@ def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
         axis = axis + len(x.type.shape) if axis < 0 else axis
     if name not in ("fold_max", "fold_min", "fold_argmax", "fold_argmin"):
         x = t.cast(x, rules.compute_dtype(x.type.dtype))
-    for i, edge in enumerate(x.edges):
-        if edge is not None and not edge.inside and (axis is None or axis == i):
-            x = mask_edge(t, x, i, edge, NEUTRAL[name])
-    out = t.emit(name, [x], axis=axis)
-    if isinstance(out.type, Tile) and x.edges:
-        out = replace(out, edges=tuple(e for i, e in enumerate(x.edges) if i != axis))
-    return out
-
-
-def mask_edge(t: Any, x: Handle, axis: int, edge: Edge, fill: float) -> Handle:
-    """x with the elements beyond the tensor along an axis replaced."""
-    assert isinstance(x.type, Tile)
-    dtype = x.type.dtype
-    if dtype.kind in ("int", "uint") and fill in (np.inf, -np.inf):
-        fill = dtype.max if fill > 0 else dtype.min
-    if dtype is bool_:
-        fill = bool(fill > 0)
-    out = t.emit("edge_mask", [x, edge.offset, edge.extent], axis=axis, fill=fill)
-    # The position stays known (for dropout); what lay outside has its neutral value now.
-    edges = (replace(edge, inside=True) if i == axis else e for i, e in enumerate(x.edges))
-    return replace(out, edges=tuple(edges))
+    return t.emit(name, [x], axis=axis)
 
 
 def _edge_rule(types: Any, attrs: dict[str, Any]) -> Tile:
@@ -126,14 +125,17 @@ def _edge_lower(t: Any, x: Any, start: Any, stop: Any, *, axis: Any = 1,
                   fill=fill)
 
 
-@declare(rule=_edge_rule, attrs=("axis", "fill"), lower=_edge_lower)
-def edge_mask(x: Any, start: Any, stop: Any, axis: int = 1, fill: Any = -np.inf) -> Any:
+@declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked)
+def edge_mask(x: Any, start: Any, stop: Any, axis: int = 1, fill: Any = -np.inf,
+              low: bool = False) -> Any:
     """Element i along an axis stays where start + i < stop; the others become `fill` (-inf)."""
     shape = [1] * x.ndim
     shape[axis + 1] = x.shape[axis + 1]
     at = np.arange(x.shape[axis + 1]).reshape(shape)
     wide = (-1,) + (1,) * (x.ndim - 1)
     inside = at + np.reshape(start, wide) < np.reshape(stop, wide)
+    if low:  # nor do those exist that lie before the tensor
+        inside &= at + np.reshape(start, wide) >= 0
     return np.where(inside, x, x.dtype.type(fill))
 
 
@@ -162,13 +164,44 @@ for _kind, _word in (("argmax", "largest"), ("argmin", "smallest")):
 @macro()
 def row_mean(t: Any, x: Any) -> Any:
     """The mean of each row over the columns that lie inside the tensor."""
+    edge = t.facts_of(x).at(1) if isinstance(x, Handle) else None
+    if isinstance(edge, Mixed):
+        edge_masks.refuse(t, "row_mean", edge)
     total = reduce(t, "fold_sum", x, 1)
-    edge = x.edges[1] if len(x.edges) > 1 else None
-    if edge is None or edge.inside:
+    if isinstance(edge, edges.Listed):
+        there = reduce(t, "fold_sum", t.cast(edge_masks.list_of(t, edge), total.type.dtype), 1)
+        return t.arithmetic("div", (total, t.arithmetic("maximum", (there, 1.0))))
+    if not isinstance(edge, Edge) or edge.inside:
         return t.arithmetic("div", (total, float(x.type.shape[1])))
-    left = t.arithmetic("sub", (edge.extent, edge.offset))
-    count = t.arithmetic("maximum", (t.arithmetic("minimum", (left, x.type.shape[1])), 1))
-    return t.arithmetic("div", (total, t.as_float(count)))
+    first, stop = t.bounds_of(edge)
+    count = t.arithmetic("minimum", (t.arithmetic("sub", (stop, first)), x.type.shape[1]))
+    if edge.low:
+        before = t.arithmetic("maximum", (t.arithmetic("neg", (first,)), 0))
+        count = t.arithmetic("sub", (count, before))
+    return t.arithmetic("div", (total, t.as_float(t.arithmetic("maximum", (count, 1)))))
+
+
+@macro()
+def inside(t: Any, x: Any) -> Any:
+    """Where the elements of a tile exist: False beyond the edges of the tensors it came from.
+
+    where(inside(x), x, number) puts a number there, which counts from then on.
+    """
+    x = t.value_of(x)
+    if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+        t.fail("inside needs a tile", "load it first: ts.tile.load(x[a:a+64])")
+    axes = t.facts_of(x).axes
+    out = t.emit("full", [], shape=x.type.shape, value=True, dtype=bool_)
+    for i, edge in enumerate(axes):
+        if isinstance(edge, Mixed):
+            edge_masks.refuse(t, "inside", edge)
+        if isinstance(edge, edges.Listed):
+            out = t.arithmetic("and", (out, edge_masks.list_of(t, edge)))
+        elif edges.open_(edge):
+            out = mask_edge(t, out, i, edge, -np.inf)
+    t.declare_facts(out.value, Facts(tuple(edges.WHOLE for _ in axes)))
+    t.implied[out.value] = Facts(axes)
+    return out
 
 
 # --- scans and sorting ------------------------------------------------------------------------
@@ -179,7 +212,7 @@ def _scan_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return t
 
 
-def _scan(name: str, doc: str, f: Any) -> None:
+def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
     def meaning(x: Any, axis: Any = 1) -> Any:
         return f(x, axis=axis + 1)
 
@@ -190,17 +223,22 @@ def _scan(name: str, doc: str, f: Any) -> None:
         last = len(x.type.shape) - 1 if axis is None else t.constant_int(axis, "axis")
         if name == "cumsum":
             x = t.cast(x, rules.compute_dtype(x.type.dtype))
-        return replace(t.emit(name, [x], axis=last), edges=x.edges)
+        return t.emit(name, [x], axis=last)
+
+    def combines(types: Any, attrs: dict[str, Any]) -> list[Along]:
+        return [Along(0, attrs["axis"], neutral, sums=name == "cumsum", before=True)]
 
     meaning.__doc__ = doc
-    declare(rule=_scan_rule, name=name, attrs=("axis",), lower=lower)(meaning)
+    declare(rule=_scan_rule, name=name, attrs=("axis",), lower=lower, edges=edge_rules.same,
+            combines=combines)(meaning)
 
 
-_scan("cumsum", "Sums of the elements up to each, along the last axis unless told otherwise.",
+_scan("cumsum", 0.0,
+      "Sums of the elements up to each, along the last axis unless told otherwise.",
       lambda x, axis: np.cumsum(x, axis=axis, dtype=x.dtype))
-_scan("cummax", "The largest of the elements up to each.",
+_scan("cummax", -np.inf, "The largest of the elements up to each.",
       lambda x, axis: np.maximum.accumulate(x, axis=axis))
-_scan("cumprod", "Products of the elements up to each.",
+_scan("cumprod", 1.0, "Products of the elements up to each.",
       lambda x, axis: np.cumprod(x, axis=axis, dtype=x.dtype))
 
 
@@ -208,7 +246,13 @@ def _sort_rule(types: Any, attrs: dict[str, Any]) -> Tile:
     return rules.require_tile(types[0], None, "a sort")
 
 
-@declare(rule=_sort_rule, attrs=("descending",),
+def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
+    """What does not exist comes last, so that the edge stays where it is: NaN does, or -inf."""
+    fill = -np.inf if attrs["descending"] else np.nan
+    return [Along(0, len(types[0].shape) - 1, fill, ordered=True)]
+
+
+@declare(rule=_sort_rule, attrs=("descending",), edges=edge_rules.same, combines=_ordered,
          lower=lambda t, x, descending=False: t.emit(
              "sort", [t.value_of(x)], descending=descending))
 def sort(x: Any, descending: Any = False) -> Any:
@@ -218,7 +262,8 @@ def sort(x: Any, descending: Any = False) -> Any:
 
 
 @declare(rule=lambda types, attrs: replace(_sort_rule(types, attrs), dtype=i32),
-         attrs=("descending",), lower=lambda t, x, descending=False: t.emit(
+         attrs=("descending",), edges=edge_rules.same, combines=_ordered,
+         lower=lambda t, x, descending=False: t.emit(
              "argsort", [t.value_of(x)], descending=descending))
 def argsort(x: Any, descending: Any = False) -> Any:
     """The positions that sort each row; equal elements keep their order."""

@@ -34,6 +34,12 @@ class TileOp:
                result is not asked for
     public     whether kernels call it by name (ts.tile.name)
     eager      what a call outside of kernels does
+    edges      (Carry) -> what the result's axes know of edges (tile/edges.py); None: cannot carry
+    combines   (types, attrs) -> Alongs: axes along which elements of operands meet each other
+    zero       what a zero does to the other operand: 'keeps' it (x + 0) or 'wins' (x * 0)
+    moves      the result has the operand's elements in other places
+    fills      operand 1 is what the place of operand 0 holds afterwards
+    least      (least values of the operands, None: not known) -> the least value of the result
     samples    functions of a generator that give arguments, for tests and docs
     cuda       emission for the CUDA targets, filled by tile/cuda
     """
@@ -54,6 +60,12 @@ class TileOp:
     public: bool = True
     eager: Callable | None = None
     samples: tuple[Callable, ...] = ()
+    edges: Callable | None = None
+    combines: Callable | None = None
+    zero: str = ""
+    moves: bool = False
+    fills: bool = False
+    least: Callable | None = None
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +110,9 @@ def declare(
     *, rule: Callable | None = None, attrs: tuple[str, ...] = (), name: str | None = None,
     run: bool = False, lower: Callable | None = None, effect: str = "pure", group: bool = False,
     total: bool = False, public: bool = True, eager: Callable | None = None,
-    samples: tuple[Callable, ...] = (),
+    samples: tuple[Callable, ...] = (), edges: Callable | None = None,
+    combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
+    least: Callable | None = None,
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -113,7 +127,8 @@ def declare(
             tuple(p.name for p in parameters if p.name not in attrs), attrs,
             {p.name: p.default for p in parameters if p.default is not p.empty},
             rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
-            public, eager, samples,
+            public, eager, samples, edges, combines, zero, moves, fills,
+            least,
         )
 
     return make

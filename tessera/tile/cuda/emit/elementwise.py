@@ -213,9 +213,13 @@ def _edge_mask(e: Emitter, op: Op) -> None:
     layout = e.layout(x)
     left = f"i32({e.name(stop)} - {e.name(start)} - {e.index(layout, axis)})"
     dtype = made.type.dtype
-    text = f"use(parts.mask({layout.text!r}, {layout.shape}, {axis}, {kind_of(dtype)!r}, " \
-           f"{number(fill, dtype)}))"
-    e.define(made, f"{e.use('edge_mask', text)}({e.name(x)}, {left})")
+    of = f"({layout.text!r}, {layout.shape}, {axis}, {kind_of(dtype)!r}, {number(fill, dtype)})"
+    if op.attr.get("low"):
+        first = f"i32(-{e.name(start)} - {e.index(layout, axis)})"
+        make = e.use("edge_mask_low", f"use(parts.mask_between{of})")
+        e.define(made, f"{make}({e.name(x)}, {first}, {left})")
+        return
+    e.define(made, f"{e.use('edge_mask', f'use(parts.mask{of})')}({e.name(x)}, {left})")
 
 
 def number(value: float, dtype: object) -> str:

@@ -197,6 +197,24 @@ def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float)
 
 
 @functools.cache
+def mask_between(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float
+                 ) -> Operation:
+    """(fragment, first, left) -> as mask, and `fill` also where the base is below `first`."""
+    bases = Layout.parse(layout, shape).bases
+    x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
+
+    def body(b: Builder, values: list[Any], first: Any, left: Any) -> list[Any]:
+        below = functools.cache(lambda base: b.compare("<", b.i32(base), left))
+        above = functools.cache(lambda base: b.compare("<", b.i32(base), first))
+        other = b.const(kind, fill)
+        return [b.select(above(base[axis]), other, b.select(below(base[axis]), v, other))
+                for base, v in zip(bases, values, strict=True)]
+
+    form = Form((x, Operand("first", "i32"), Operand("left", "i32")), (x,), body)
+    return Operation("mask_between", 3, lambda *_: form)
+
+
+@functools.cache
 def positions(layout: str, shape: tuple[int, ...], axis: int) -> Operation:
     """(thread part) -> the index along `axis` of each register."""
     bases = Layout.parse(layout, shape).bases

@@ -20,16 +20,31 @@ def guard_masks(nodes: Nodes, maker: Maker) -> Nodes:
                 continue
             assert isinstance(node, Op)
             start, bound, reach = limits(node)
-            key = (start, bound, reach)
+            low = node.name == "edge_mask" and bool(node.attr.get("low"))
+            key = (start, bound, reach, low)
             if key not in tests:
-                last = maker.op("add", (start, number(reach)), "last", where=node.where)
-                test = maker.op("gt", (out(last), bound), "masked", where=node.where)
-                kept += [last, test]
-                tests[key] = out(test)
+                made = reaches(node, maker) + (begins_below(node, maker) if low else [])
+                if low:
+                    made.append(maker.op("or", (out(made[1]), out(made[2])), "masked",
+                                         where=node.where))
+                kept += made
+                tests[key] = out(made[-1])
             kept.append(skipped(node, tests[key], node.args[0], maker))
         return kept
 
     return map_blocks(nodes, block)
+
+
+def reaches(mask: Op, maker: Maker) -> list[Op]:
+    """Whether the last element of the tile lies behind the bound."""
+    start, bound, reach = limits(mask)
+    last = maker.op("add", (start, number(reach)), "last", where=mask.where)
+    return [last, maker.op("gt", (out(last), bound), "masked", where=mask.where)]
+
+
+def begins_below(mask: Op, maker: Maker) -> list[Op]:
+    """Whether the first element lies before the tensor."""
+    return [maker.op("lt", (limits(mask)[0], number(0)), "before", where=mask.where)]
 
 
 def limits(mask: Op) -> tuple[Operand, Operand, int]:

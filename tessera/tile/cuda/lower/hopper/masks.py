@@ -29,15 +29,17 @@ ALONE = frozenset({"edge_mask", "causal_mask", "running_max"})
 
 @dataclass(frozen=True)
 class Region:
-    """The elements whose index along an axis, counted from start, is not below stop."""
+    """The elements whose index along an axis, counted from start, is not below stop, or (low) is
+    below 0."""
 
     axis: int
     start: Operand
     stop: Operand
+    low: bool = False
 
 
 def region_of(op: Op) -> Region:
-    return Region(op.attr["axis"], op.args[1], op.args[2])
+    return Region(op.attr["axis"], op.args[1], op.args[2], bool(op.attr.get("low")))
 
 
 def unify_masks(function: Function) -> Function:
