@@ -4,8 +4,11 @@ the loss curve."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -53,7 +56,7 @@ class Progress:
             self.live.update(self.live.task_ids[0], completed=step, text=text)
         elif now - self.said >= LINE_EVERY_S or step in (self.start + 1, self.steps):
             self.said = now
-            print(f"step {step}/{self.steps}  {text}", flush=True)
+            show(f"step {step}/{self.steps}  {text}")
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -65,7 +68,7 @@ class Progress:
         if self.live is not None:
             self.live.console.print(line, markup=False, highlight=False)
         else:
-            print(line, flush=True)
+            show(line)
 
 
 def _live_display(steps: int, start: int) -> Any:
@@ -89,21 +92,44 @@ def _clock(seconds: float | None) -> str:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """The first Ctrl-C (or SIGTERM) is noted, and the loop ends after its step; the next one ends
-    the program at once."""
+    """The first Ctrl-C or SIGTERM is noted, and the loop ends after its step; the next one ends
+    the program at once. SIGHUP is noted too, as often as it comes: of a terminal that is closed
+    both the system and the shell send it. What is ignored, as under nohup, stays ignored."""
     noted: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if noted:
+        if number == signal.SIGHUP:
+            leave_terminal()
+        elif noted and noted[-1] != signal.SIGHUP:
             raise KeyboardInterrupt
         noted.append(number)
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {s: signal.signal(s, note) for s in ends if signal.getsignal(s) != signal.SIG_IGN}
     try:
         yield noted
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+def leave_terminal() -> None:
+    """Nothing is read from or shown on a terminal that is gone, which would be errors; files and
+    pipes stay."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode):
+            os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def show(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_terminal()  # its signal is about to arrive
 
 
 def draw_curve(file: Path, losses: list[float], held_out: list[tuple[int, float]]) -> None:

@@ -225,6 +225,32 @@ def new_run(c: Config) -> Run:
     return Run(params, [None if p is None else c.optimizer.init(p) for p in params])
 
 
+def need_meta(saved: ts.checkpoints.Checkpoint) -> None:
+    """Raise CheckpointError unless meta is what Run.save writes: another program may have written
+    the checkpoint."""
+    def need(fits: bool, what: str) -> None:
+        if not fits:
+            raise ts.CheckpointError(f"{saved.path} holds no run of this program: {what}",
+                                     hint="name the folder of a run of train.py with --out")
+
+    meta = saved.meta if isinstance(saved.meta, dict) else {}
+    losses, held_out = meta.get("losses"), meta.get("held_out")
+    need(isinstance(meta.get("config"), dict), "its meta has no config")
+    need(isinstance(meta.get("corpus"), str), "its meta has no digest of a corpus")
+    need(isinstance(losses, list) and all(type(x) is float for x in losses),
+         "its meta has no list of losses")
+    need(len(losses or ()) == saved.step,
+         f"its meta has {len(losses or ())} losses, of {saved.step} steps")
+    need(isinstance(held_out, list) and all(
+        isinstance(x, list) and [type(v) for v in x] == [int, float] for x in held_out),
+        "its meta has no list of held-out losses with their steps")
+    known = {f.name: type(f.default) for f in fields(Config)}
+    for name, value in meta["config"].items():
+        need(name in known, f"its config has {name!r}, which is no setting")
+        need(type(value) is known[name] or (known[name], type(value)) == (float, int),
+             f"its config has {name} = {str(value)[:40]!r}, {known[name].__name__} is needed")
+
+
 def resumed_run(c: Config, saved: ts.checkpoints.Checkpoint, corpus: ByteCorpus) -> Run:
     """The run as it was; an error when the text or the model is not the one it was saved with."""
     if saved.meta["corpus"] != corpus.sha256:
@@ -337,7 +363,7 @@ def resumed_config(saved: dict[str, Any], given: dict[str, Any]) -> Config:
     """The saved settings, with those given now that may change."""
     fixed = [f.name for f in fields(Config) if not f.metadata["later"]]
     for name in fixed:
-        if name in given and given[name] != saved[name]:
+        if name in given and name in saved and given[name] != saved[name]:
             raise ts.ArgumentError(
                 f"the run has --{dashed(name)} {saved[name]}, asked for {given[name]}",
                 hint="leave the flag out when resuming, or begin a new run in another folder")
@@ -363,9 +389,12 @@ def rank0_first(make: Callable[[], Any]) -> Any:
 def settled(given: dict[str, Any], saved: ts.checkpoints.Checkpoint | None
             ) -> tuple[Config, ByteCorpus]:
     """All settings, and the text."""
+    if saved:
+        need_meta(saved)
     c = resumed_config(saved.meta["config"], given) if saved else Config(**given)
     corpus = from_file(c.data) if c.data else python_library()
     corpus.require_window(c.T)
+    c.need_memory()
     return c, corpus
 
 
@@ -375,18 +404,20 @@ def run_command(argv: list[str] | None) -> int:
     history = ts.checkpoints.History(out, how="--resume {step}")
     if given.get("data"):
         given["data"] = str(Path(given["data"]).absolute())
-    saved = None
-    if where.resume is not None:
-        saved = history.load(None if where.resume < 0 else where.resume)
-    elif steps := ts.dist.share(history.steps()):
-        raise ts.CheckpointError(f"{out} holds a run already, at step {steps[-1]}",
-                                 hint="--resume continues it; another --out begins a new one")
-    c, corpus = rank0_first(lambda: settled(given, saved))
-    run = resumed_run(c, saved, corpus) if saved else new_run(c)
-    print(f"{corpus.name}: {corpus.train.size:,} bytes, {corpus.held_out.size:,} held out; "
-          f"step {run.step} of {c.steps}; writes to {out}" + (f"; on {c.grid}" if c.grid else ""))
-    with history.claim(), ts.debug.numerics(c.numerics):
-        finished = train(c, run, corpus, history)
+    with history.claim():  # before anything is read: nobody else goes on from it meanwhile
+        saved = None
+        if where.resume is not None:
+            saved = history.load(None if where.resume < 0 else where.resume)
+        elif steps := ts.dist.share(history.steps()):
+            raise ts.CheckpointError(f"{out} holds a run already, at step {steps[-1]}",
+                                     hint="--resume continues it; another --out begins a new one")
+        c, corpus = rank0_first(lambda: settled(given, saved))
+        run = resumed_run(c, saved, corpus) if saved else new_run(c)
+        print(f"{corpus.name}: {corpus.train.size:,} bytes, {corpus.held_out.size:,} held out; "
+              f"step {run.step} of {c.steps}; writes to {out}" + (f"; on {c.grid}" if c.grid else
+                                                                  ""))
+        with ts.debug.numerics(c.numerics):
+            finished = train(c, run, corpus, history)
     if not finished:
         print(f"stopped at step {run.step}; to continue:\n  "
               f"python {sys.argv[0]} --out {out} --resume")
@@ -408,6 +439,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
     except ts.TesseraError as error:
         print(f"error: {error}", file=sys.stderr)
+    except MemoryError as error:
+        print(f"error: out of memory: {error}\n  hint: a smaller --B, --T, --d or --layers",
+              file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted at once; --resume continues from the last checkpoint", file=sys.stderr)
         return 130

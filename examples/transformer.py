@@ -9,7 +9,9 @@ copies made on the fly, and gradients flow back through that rounding.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+import math
+import os
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,15 @@ class Config:
                      "microbatches"):
             if getattr(self, name) < 1:
                 raise ts.ArgumentError(f"--{dashed(name)} must be at least 1")
+        for f in fields(self):  # those of a checkpoint have not come through the command line
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if choices and value not in choices:
+                raise ts.ArgumentError(f"--{dashed(f.name)} is {value!r}",
+                                       hint="one of " + ", ".join(map(str, choices)))
+            if isinstance(f.default, float) and not math.isfinite(value):
+                raise ts.ArgumentError(f"--{dashed(f.name)} must be a finite number, got {value}")
+        if not 0 <= self.seed < 2**64:
+            raise ts.ArgumentError(f"--seed {str(self.seed)[:40]} is no integer from 0 to 2^64 - 1")
         if self.d % (2 * self.heads):
             raise ts.ArgumentError(f"--d {self.d} is no multiple of twice --heads {self.heads}",
                                    hint="rotary positions turn pairs of elements of each head")
@@ -115,6 +126,21 @@ class Config:
             raise ts.ArgumentError(
                 f"--microbatches {self.microbatches} are more than the {windows} windows that a "
                 f"rank has of --B {self.B}", hint=f"--microbatches {windows}, or a larger --B")
+
+    def need_memory(self) -> None:
+        """Raise ArgumentError when a step cannot fit this machine: the weights, their gradients and
+        AdamW's two moments, and of each byte of a batch its logits and their gradient, in f32. What
+        else a step keeps is not counted."""
+        weights = self.layers * (4 * self.d + 2 * self.hidden) * self.d
+        windows = -(-self.B // self.axes.get("dp", 1))
+        needed = 16 * weights // (self.grid.size() if self.grid else 1)
+        needed += 8 * VOCABULARY * windows * self.T // self.stages
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            raise ts.ArgumentError(
+                f"--B {self.B}, --T {self.T}, --d {self.d} and --layers {self.layers} take more "
+                f"than {needed >> 30} GiB, this machine has {there >> 30}",
+                hint="windows cost B x T, weights layers x d x d")
 
     @property
     def hidden(self) -> int:

@@ -47,13 +47,15 @@ def one_of(*words: str) -> Kind:
     return Kind(" | ".join(words), convert)
 
 
-def integer(least: int) -> Kind:
+def integer(least: int, below: int | None = None) -> Kind:
     def convert(value: Any) -> int:
-        if not isinstance(value, int | str) or isinstance(value, bool) or int(value) < least:
+        if not isinstance(value, int | str) or isinstance(value, bool) or int(value) < least or \
+                (below is not None and int(value) >= below):
             raise ValueError
         return int(value)
 
-    return Kind(f"an integer >= {least}", convert)
+    return Kind(f"an integer >= {least}" + (f" and < 2^{below.bit_length() - 1}" if below else ""),
+                convert)
 
 
 def _convert_bool(value: Any) -> bool:
@@ -108,8 +110,9 @@ class Setting:
         try:
             return self.kind.convert(value)
         except ValueError:
+            shown = repr(value)
             raise ArgumentError(
-                f"{spelled}={value!r} is not accepted",
+                f"{spelled}={shown if len(shown) < 80 else shown[:77] + '...'} is not accepted",
                 hint=f"{spelled} is {self.kind.accepts}: {self.doc}",
                 code="E_CONFIG",
             ) from None
@@ -272,7 +275,8 @@ Setting("poison", "TESSERA_POISON", BOOL, False,
 Setting("f64_arrays", "TESSERA_F64_ARRAYS", one_of("warn", "f32", "keep"), "warn",
         "f64 arrays of no stated type: a warning where they make f64 of narrower floats, once per "
         "line; f32 as they enter; or f64 without a word")
-Setting("seed", "TESSERA_SEED", integer(0), 0, "seed of each random stream that is given no key")
+Setting("seed", "TESSERA_SEED", integer(0, below=1 << 64), 0,
+        "seed of each random stream that is given no key")
 Setting("comm_timeout", "TESSERA_COMM_TIMEOUT", integer(0), 45,
         "seconds a rank of a mesh waits for another before all stop; 0 waits forever")
 Setting("comm", "TESSERA_COMM", one_of("auto", "nccl", "mpi"), "auto",

@@ -9,8 +9,10 @@ nothing is read twice after a restart.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +61,7 @@ class ByteCorpus:
         targets[b, t] is the byte after tokens[b, t].
         """
         room = self._room(self.train, "train", T)
-        key = fold_in(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), step)
+        key = fold_in(seed, step)
         return _windows(self.train, random_bits(key, B) % np.uint32(room), T)
 
     def held_out_batches(self, count: int, *, B: int, T: int) -> Iterator[tuple]:
@@ -98,6 +100,9 @@ def from_file(path: str | os.PathLike, *, held_out: float = 0.05) -> ByteCorpus:
     if not 0 < held_out < 1:
         raise ArgumentError(f"held_out is a fraction between 0 and 1, got {held_out}")
     try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):  # a pipe or a device may have no end
+            raise OSError(errno.EINVAL, "it is no regular file")
         text = np.fromfile(path, np.uint8)
     except OSError as err:
         raise DataError(f"cannot read {os.fspath(path)}: {err.strerror}",

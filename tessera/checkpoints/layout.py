@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
+from ..errors import ArgumentError, CheckpointError
+from ..graph import tree
 from ..numerics import NumericType, row_bytes
 
+MOST_NESTED = 200
 FORMAT, VERSION = "tessera-checkpoint", 1
 MANIFEST = "manifest.json"
 # Names of https://github.com/huggingface/safetensors (TensorInfo dtypes); the rest is stored as U8.
@@ -34,6 +40,11 @@ def stored_as(numeric: NumericType, shape: tuple[int, ...]) -> tuple[str, list[i
     return "U8", inner, math.prod(inner)
 
 
+def need_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ArgumentError(f"the step of a checkpoint is an integer >= 0, got {step!r}")
+
+
 def sealed(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON, with the digest of all the rest in it."""
     return json.dumps(manifest | {"sha256": digest_of(manifest)}, indent=1).encode()
@@ -51,20 +62,75 @@ def make_folder(folder: Path) -> None:
     if not folder.parent.is_dir():
         make_folder(folder.parent)
     os.mkdir(folder)
-    sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """The folder's entries on the disk: without it a rename may be lost with the power."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    above = open_folder(folder.parent)
     try:
-        os.fsync(handle)
+        os.fsync(above)
     finally:
+        os.close(above)
+
+
+def open_folder(folder: Path, *, links: bool = True) -> int:
+    """A descriptor of the folder, through which all in it is reached.
+
+    links: whether the name may be that of a link to a folder; CheckpointError when it is and may
+    not
+    """
+    follow = 0 if links else os.O_NOFOLLOW
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow)
+    except OSError as err:
+        if not links and folder.is_symlink():
+            raise CheckpointError(f"{folder} is a link: what it leads to is not this run's",
+                                  hint="remove the link, or put a copy of the folder in its place"
+                                  ) from err
+        raise
+
+
+def close_folder(handle: int) -> None:
+    """Close what nothing was written through."""
+    with contextlib.suppress(OSError):
         os.close(handle)
 
 
-def sweep(folder: Path, kept: Any) -> None:
+def read_regular(file: Path, expected: int | None = None) -> tuple[int, bytes]:
+    """Size and bytes of a regular file; of one that has not the `expected` size no bytes.
+
+    Raises OSError; for a pipe, a device or a folder it does so at once.
+    """
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as opened:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return about.st_size, opened.read() if expected in (None, about.st_size) else b""
+
+
+def sweep(folder: int, kept: Any) -> None:
     """Remove files of ours that the manifest does not name."""
     for name in os.listdir(folder):
         if name not in kept and (DATA_FILE.fullmatch(name) or TEMPORARY.fullmatch(name)):
-            os.unlink(folder / name)
+            os.unlink(name, dir_fd=folder)
+
+
+def need_shallow(plain: Any, what: str) -> None:
+    """Raise CheckpointError for plain data that is nested deeper than JSON can be relied upon."""
+    level, depth = [plain], 0
+    while level:
+        if depth > MOST_NESTED:
+            raise CheckpointError(f"{what} is nested deeper than {MOST_NESTED} levels",
+                                  hint="what refers to itself, or is that deep, belongs into a "
+                                       "file of its own")
+        level = [inner for x in level if isinstance(x, dict | list | tuple)
+                 for inner in (x.values() if isinstance(x, dict) else x)]
+        depth += 1
+
+
+def named_leaves(value: Any) -> tuple[list[str], list[Any], tree.TreeDef]:
+    """Paths and leaves of a tree, and its structure."""
+    try:
+        leaves, structure = tree.flatten(value)
+        return tree.paths(structure), leaves, structure
+    except RecursionError as err:
+        raise CheckpointError("the tree of tensors is nested deeper than Python recurses",
+                              hint="keep layers in one list: some hundred levels are possible"
+                              ) from err

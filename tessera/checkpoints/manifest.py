@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..dims import show_shape
 from ..errors import CheckpointError, TesseraError
@@ -19,6 +20,7 @@ from .layout import DATA_FILE
 
 SCALE = "@scale"  # ends the name of what scales a tensor
 _MOST_ELEMENTS = 1 << 56  # of a tensor; more would not have an address
+_MOST_DIMS = 64  # of a NumPy array
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -79,7 +81,8 @@ def parse(folder: Path, plain: dict[str, Any]) -> Manifest:
     for path in tensors:
         if path.endswith(SCALE) and path.removesuffix(SCALE) not in tensors:
             raise top.wrong("tensors", f"{path} scales a tensor that is not there")
-    return Manifest(top.count("step"), random.RandomState(state.count("seed"), state.count("step")),
+    drawing = random.RandomState(state.count("seed", below=1 << 64), state.count("step"))
+    return Manifest(top.count("step"), drawing,
                     top.value("meta"), tensors, files)
 
 
@@ -108,14 +111,17 @@ class _Fields:
     def object(self, key: str) -> _Fields:
         return _Fields(self.folder, self.of(key, dict, "an object"), f"{self.at}{key}.")
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, below: int | None = None) -> int:
         found = self.of(key, int, "an integer")
-        if found < 0:
-            raise self.wrong(key, f"an integer >= 0 is needed, it is {found}")
+        if found < 0 or (below is not None and found >= below):
+            most = f" and < {below}" if below else ""
+            raise self.wrong(key, f"an integer >= 0{most} is needed, it is {found}")
         return found
 
     def extents(self, key: str) -> tuple[int, ...]:
         found = self.of(key, list, "a list")
+        if len(found) > _MOST_DIMS:
+            raise self.wrong(key, f"a tensor has {_MOST_DIMS} dimensions at most, not {len(found)}")
         if any(type(n) is not int or n < 0 for n in found) or \
                 math.prod(max(n, 1) for n in found) > _MOST_ELEMENTS:
             raise self.wrong(key, f"extents of a tensor are needed, they are {str(found)[:60]}")
@@ -189,22 +195,28 @@ def _need_cover(entry: _Fields, shape: tuple[int, ...], pieces: Sequence[Piece])
     boxes = [p.box for p in pieces if p.box.size]
     if held != whole.size:
         raise entry.wrong("pieces", f"they hold {held} elements, the tensor has {whole.size}")
-    if boxes and not _tile(boxes, whole, 0):
+    if overlap(boxes):
         raise entry.wrong("pieces", "some lie on others")
 
 
-def _tile(boxes: Sequence[Rect], whole: Rect, dim: int) -> bool:
-    """Whether each index of `whole` is in one box, in dimensions from `dim` on: between two
-    neighbouring ends of boxes, those that lie there are to do so in the dimensions that follow."""
-    if dim == whole.ndim:
-        return len(boxes) == 1
-    begin, ends = defaultdict(list), {whole.shape[dim]}
-    for box in boxes:
-        begin[box.lo[dim]].append(box)
-        ends.add(box.hi[dim])
-    inside: list[Rect] = []
-    for at in sorted({0, *begin, *ends})[:-1]:
-        inside = [b for b in inside if b.hi[dim] > at] + begin[at]
-        if not _tile(inside, whole, dim + 1):
-            return False
-    return True
+def overlap(boxes: Sequence[Rect]) -> bool:
+    """Whether two boxes have an index in common: of those sorted along one dimension, each is
+    compared with the following ones that begin before it ends. The dimension is the one in which
+    these are fewest, so a grid of N boxes takes far fewer than N^2 comparisons."""
+    if len(boxes) < 2:
+        return False
+    lo = np.array([b.lo for b in boxes], np.int64)  # [N, D]
+    hi = np.array([b.hi for b in boxes], np.int64)
+    best = np.arange(len(boxes)), np.full(len(boxes), len(boxes))
+    for dim in range(lo.shape[1]):
+        order = np.argsort(lo[:, dim], kind="stable")
+        ends = np.searchsorted(lo[order, dim], hi[order, dim])
+        if ends.sum() < best[1].sum():
+            best = order, ends
+    order, ends = best
+    lo, hi = lo[order], hi[order]
+    for i, end in enumerate(ends.tolist()):
+        others = slice(i + 1, end)
+        if (np.maximum(lo[i], lo[others]) < np.minimum(hi[i], hi[others])).all(1).any():
+            return True
+    return False

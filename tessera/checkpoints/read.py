@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,10 +23,20 @@ from ..mesh.tensor import DistTensor
 from ..mesh.world import transport
 from ..numerics import NumericType, unpack
 from ..tensor import Tensor
-from .layout import FORMAT, MANIFEST, VERSION, digest_of, stored_as
+from .layout import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    digest_of,
+    named_leaves,
+    need_shallow,
+    read_regular,
+    stored_as,
+)
 from .manifest import SCALE, DataFile, Manifest, Piece, damaged, parse
 from .shards import fill_part
 
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
 Content = dict[str, dict[str, Any]]  # of a data file: {name: {dtype, shape, data}}
 
 
@@ -49,8 +60,7 @@ class Checkpoint:
         Raises CheckpointError, on every rank, that names what is missing, left over or different.
         """
         with raised_on_all(CheckpointError):
-            leaves, structure = tree.flatten(like)
-            paths = tree.paths(structure)
+            paths, leaves, structure = named_leaves(like)
             self._need_fit(dict(zip(paths, leaves, strict=True)), part)
             found = [self.tensors.parts(p, leaf) if isinstance(leaf, DistTensor)
                      else self.tensors[p] for p, leaf in zip(paths, leaves, strict=True)]
@@ -206,9 +216,10 @@ def load(path: str | os.PathLike) -> Checkpoint:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        text = (folder / MANIFEST).read_bytes()
+        _, text = read_regular(folder / MANIFEST)
     except OSError as err:
-        state = "has no manifest.json: it is no checkpoint, or its save was never finished" \
+        state = f"cannot be read: {MANIFEST}: {err.strerror}" if err.errno not in _MISSING else \
+            "has no manifest.json: it is no checkpoint, or its save was never finished" \
             if folder.is_dir() else "does not exist" if not folder.exists() else "is no folder"
         raise CheckpointError(f"{folder} {state}",
                               hint="name a folder that ts.checkpoints.save wrote") from err
@@ -216,6 +227,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise damaged(folder, f"{MANIFEST} is not JSON ({err})") from err
+    need_shallow(manifest, f"{folder / MANIFEST}")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder / MANIFEST} is not the manifest of a checkpoint",
                               hint=f'its "format" would be "{FORMAT}"')
@@ -235,8 +247,7 @@ def _read_file(folder: Path, name: str, entry: DataFile) -> Content:
     import safetensors
 
     try:
-        size = os.stat(folder / name).st_size
-        data = (folder / name).read_bytes() if size == entry.bytes else b""
+        size, data = read_regular(folder / name, entry.bytes)
     except FileNotFoundError as err:
         raise damaged(folder, f"{name} is missing") from err
     except OSError as err:

@@ -14,15 +14,29 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import ArgumentError, CheckpointError, TesseraError
-from ..graph import random, tree
+from ..errors import CheckpointError, TesseraError
+from ..graph import random
 from ..mesh.ranks.messages import first_error, gather, raised_on_all, share
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor
 from ..mesh.world import patience, transport
 from ..numerics import NumericType, as_type
 from ..tensor import Tensor
-from .layout import FORMAT, MANIFEST, VERSION, make_folder, sealed, stored_as, sweep, sync_folder
+from .layout import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    close_folder,
+    make_folder,
+    named_leaves,
+    need_shallow,
+    need_step,
+    open_folder,
+    sealed,
+    stored_as,
+    sweep,
+)
+from .locking import writing
 from .manifest import SCALE
 from .shards import need_settled, own_pieces, owners
 
@@ -38,40 +52,68 @@ def save(path: str | os.PathLike, tensors: Any, *, step: int = 0, meta: Any = No
     call it: each writes its parts of distributed tensors, and what it alone has; of a plain tensor
     that several have, which is taken to be the same on all, the first of them writes its own. The
     manifest, with meta and the random state, is rank 0's.
+    The folder is locked meanwhile: of two programs that save to it at once, one is refused.
     Raises CheckpointError, on every rank, when it cannot be written; then what was there before is
     still whole.
     """
-    folder, here = Path(path), transport()
+    return save_to(Path(path), tensors, step, meta, file_bytes, links=True)
+
+
+def save_to(folder: Path, tensors: Any, step: int, meta: Any, file_bytes: int = FILE_BYTES, *,
+            links: bool) -> Path:
+    """links: whether the folder's name may be that of a link."""
+    here = transport()
     with raised_on_all(CheckpointError):
         leaves, manifest = _leaves(tensors), _describe(step, meta)
     named = _named_tensors(leaves, owners(leaves, here), here.rank)
     manifest["tensors"] = _entries(named)
-    writing = _Writing(folder, manifest, here)
     token = share(secrets.token_hex(4), here)
-    writing.attempt(lambda: make_folder(folder) if here.rank == 0 else None)
-    if writing.goes_on():
-        writing.attempt(lambda: writing.write_tensors(named, token, file_bytes))
-        writing.gather()
-    if writing.goes_on():
-        writing.attempt(lambda: writing.commit(token) if here.rank == 0 else None)
-    if not writing.goes_on():
-        writing.give_up()
+    with contextlib.ExitStack() as held:
+        save = _Save(folder, manifest, here)
+        with raised_on_all(CheckpointError):
+            save.begin(held, links)
+        if save.goes_on():
+            save.attempt(lambda: save.open(held, links))
+        if save.goes_on():
+            save.attempt(lambda: save.write_tensors(named, token, file_bytes))
+            save.gather()
+        if save.goes_on():
+            save.attempt(lambda: save.commit(token) if here.rank == 0 else None)
+        if not save.goes_on():
+            save.give_up()
     return folder
 
 
-class _Writing:
+class _Save:
     """A save in its phases. After each of them all ranks know whether one has failed."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], here: Transport):
         self.folder, self.manifest, self.here = folder, manifest, here
-        self.made: list[Path] = []
+        self.handle = -1  # of the folder
+        self.made: list[str] = []
         self.committed = False
         self.error: OSError | None = None
         self.failed: str | None = None  # of any rank
 
+    def begin(self, held: contextlib.ExitStack, links: bool) -> None:
+        """Rank 0 makes the folder and locks it for all."""
+        if self.here.rank == 0:
+            self.attempt(lambda: make_folder(self.folder))
+            self.attempt(lambda: self.open(held, links))
+            self.attempt(lambda: held.enter_context(writing(self.handle, self.folder)))
+
+    def open(self, held: contextlib.ExitStack, links: bool) -> None:
+        if self.handle < 0:
+            self.handle = open_folder(self.folder, links=links)
+            held.callback(close_folder, self.handle)
+
     def attempt(self, action: Callable[[], Any]) -> None:
+        if self.error is not None:
+            return
         try:
             action()
+        except CheckpointError:  # it says all there is to say
+            raise
         except OSError as err:
             self.error = err
 
@@ -87,14 +129,14 @@ class _Writing:
         """This rank's tensors, in files of its own."""
         rank = f"{self.here.rank:05d}-" if self.here.size > 1 else ""
         for i, names in enumerate(_groups(named, file_bytes)):
-            file = self.folder / f"tensors-{token}-{rank}{i:05d}.safetensors"
+            file = f"tensors-{token}-{rank}{i:05d}.safetensors"
             self.made.append(file)
-            self.manifest["files"][file.name] = _write_tensors(
-                file, {n: named[n].tensor for n in names})
+            self.manifest["files"][file] = _write_tensors(
+                self.handle, file, {n: named[n].tensor for n in names})
             for n in names:
-                named[n].entry["file"] = file.name
+                named[n].entry["file"] = file
         if self.here.size > 1:  # rank 0 commits what others have written
-            sync_folder(self.folder)
+            os.fsync(self.handle)
 
     def gather(self) -> None:
         """Rank 0 learns what every rank has written."""
@@ -108,20 +150,20 @@ class _Writing:
 
     def commit(self, token: str) -> None:
         """The new manifest becomes the folder's."""
-        self.made.append(self.folder / f"manifest-{token}.tmp")
-        _write_file(self.made[-1], [sealed(self.manifest)])
-        sync_folder(self.folder)
-        os.replace(self.made[-1], self.folder / MANIFEST)
+        self.made.append(f"manifest-{token}.tmp")
+        _write_file(self.handle, self.made[-1], [sealed(self.manifest)])
+        os.fsync(self.handle)
+        os.replace(self.made[-1], MANIFEST, src_dir_fd=self.handle, dst_dir_fd=self.handle)
         self.committed = True
-        sync_folder(self.folder)
-        sweep(self.folder, self.manifest["files"].keys() | {MANIFEST})
+        os.fsync(self.handle)
+        sweep(self.handle, self.manifest["files"].keys() | {MANIFEST})
 
     def give_up(self) -> NoReturn:
         self.committed = share(self.committed, self.here)  # then the files are in use
         if not self.committed:
             for file in self.made:
                 with contextlib.suppress(OSError):
-                    os.unlink(file)
+                    os.unlink(file, dir_fd=self.handle)
         what = "written, but not tidied up" if self.committed else "not written"
         raise CheckpointError(
             f"checkpoint {self.folder} is {what}: {self.failed}",
@@ -143,9 +185,9 @@ class Stored:
 
 def _leaves(tensors: Any) -> dict[str, Tensor]:
     """The tensors by path. Raises CheckpointError for what a checkpoint cannot hold."""
-    leaves, structure = tree.flatten(tensors)
+    paths, leaves, _ = named_leaves(tensors)
     found: dict[str, Tensor] = {}
-    for path, x in zip(tree.paths(structure), leaves, strict=True):
+    for path, x in zip(paths, leaves, strict=True):
         if not isinstance(x, Tensor) or not _can_be_named(x.type):
             kind = x.type if isinstance(x, Tensor) else type(x).__name__
             raise CheckpointError(
@@ -195,13 +237,13 @@ def _can_be_named(numeric: NumericType) -> bool:
 
 
 def _describe(step: int, meta: Any) -> dict[str, Any]:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ArgumentError(f"the step of a checkpoint is an integer >= 0, got {step!r}")
+    need_step(step)
     try:
         plain = json.loads(json.dumps({} if meta is None else meta))
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, RecursionError) as err:
         raise CheckpointError(f"meta is not plain data: {err}",
                               hint="dicts, lists, text, numbers, booleans and None") from err
+    need_shallow(plain, "meta")
     state = asdict(random.get_state())
     return {"format": FORMAT, "version": VERSION, "step": step, "random": state, "meta": plain,
             "tensors": {}, "files": {}}
@@ -233,7 +275,7 @@ def _groups(named: Mapping[str, Stored], file_bytes: int) -> Iterator[list[str]]
         yield group
 
 
-def _write_tensors(file: Path, named: Mapping[str, Tensor]) -> dict[str, Any]:
+def _write_tensors(folder: int, file: str, named: Mapping[str, Tensor]) -> dict[str, Any]:
     """One safetensors file: u64 length, JSON header, buffers. Its size and digest."""
     header: dict[str, Any] = {}
     at = 0
@@ -245,17 +287,18 @@ def _write_tensors(file: Path, named: Mapping[str, Tensor]) -> dict[str, Any]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     buffers = (_bytes_of(named[name].buffer) for name in order)
-    return _write_file(file, [len(text).to_bytes(8, "little") + text, *buffers])
+    return _write_file(folder, file, [len(text).to_bytes(8, "little") + text, *buffers])
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _write_file(file: Path, parts: list[Any]) -> dict[str, Any]:
+def _write_file(folder: int, file: str, parts: list[Any]) -> dict[str, Any]:
     """Create a file, which must not exist, and bring it to the disk. Its size and digest."""
     digest, size = hashlib.sha256(), 0
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644,
+                     dir_fd=folder)
     try:
         for part in parts:
             digest.update(part)

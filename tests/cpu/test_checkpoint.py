@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +24,10 @@ import tessera as ts
 from tessera import checkpoints
 from tessera.checkpoints import History, load, save
 from tessera.checkpoints.layout import MANIFEST, sealed
+from tessera.checkpoints.locking import LOCK, claim_of
+from tessera.checkpoints.manifest import overlap, parse
 from tessera.graph import tree
+from tessera.mesh.domain import Rect
 from tessera.numerics import dtype_names
 
 TYPES = [*dtype_names(), "bf16 @accum(f32) @stochastic_round", "fp6_e3m2 @saturate",
@@ -316,6 +322,138 @@ def test_a_policy_class_is_found_by_name_only_when_it_is_declared(tmp_path, monk
     assert "precision_policy" in caught.value.hint
 
 
+# --- links, pipes, depth, size ----------------------------------------------------------------
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def test_neither_saving_nor_pruning_follows_a_link_out_of_the_run(tmp_path, rng):
+    """A run that begins from a link to another project's checkpoint: it loads; saving into it is
+    refused; when it is old the link goes and what it leads to stays."""
+    x = some_tensors(rng)
+    precious, run = save(tmp_path / "precious", x, step=1), tmp_path / "run"
+    before = contents(precious)
+    history = History(run)
+    run.mkdir()
+    (run / "step-00000001").symlink_to(precious)
+    assert_same(history.load().tree(x), x)
+    with pytest.raises(ts.CheckpointError, match="step-00000001 is a link: what it leads to"):
+        history.save(1, some_tensors(rng))
+    for step in (2, 3):
+        history.save(step, x)
+    assert os.listdir(run) and history.steps() == [2, 3] and not (run / "step-00000001").exists()
+    assert contents(precious) == before
+
+
+def test_links_inside_a_folder_are_replaced_or_refused_never_written_through(tmp_path, rng):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    folder = save(tmp_path / "c", some_tensors(rng))
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).symlink_to(outside)
+    new = some_tensors(rng)
+    save(folder, new)
+    assert_same(load(folder).tree(new), new)
+    (folder / LOCK).symlink_to(tmp_path / "new")
+    with pytest.raises(ts.CheckpointError, match="writer.lock is a link"):
+        save(folder, new)
+    assert outside.read_text() == "mine" and not (tmp_path / "new").exists()
+    (tmp_path / "named").symlink_to(folder)  # a link that the caller names is the caller's
+    (folder / LOCK).unlink()
+    assert save(tmp_path / "named", some_tensors(rng), step=5) and load(folder).step == 5
+
+
+@pytest.mark.parametrize("name", ["manifest", "data", "lock"])
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(tmp_path, rng, name):
+    folder = save(tmp_path / "c", some_tensors(rng))
+    file = {"manifest": folder / MANIFEST, "data": data_file(folder), "lock": folder / LOCK}[name]
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(ts.CheckpointError, match="is no regular file"):
+        save(folder, some_tensors(rng)) if name == "lock" else load(folder)
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    for _ in range(depth):
+        leaf = {"a": leaf}
+    return leaf
+
+
+def test_what_is_nested_too_deep_is_refused(tmp_path, rng):
+    """Trees and meta of 3000 levels, when they are saved, asked for, or come in a manifest."""
+    folder = save(tmp_path / "c", {"x": ts.zeros(2)}, meta=nested(150, 1))
+    assert load(folder).meta == nested(150, 1)
+    deep = nested(3000, ts.zeros(2))
+    for act in (lambda: save(tmp_path / "d", deep), lambda: load(folder).tree(deep)):
+        with pytest.raises(ts.CheckpointError, match="nested deeper than Python recurses"):
+            act()
+    for depth in (250, 3000):
+        with pytest.raises(ts.CheckpointError, match="nested deeper|meta is not plain data"):
+            save(tmp_path / "d", {}, meta=nested(depth, 1))
+    assert not (tmp_path / "d").exists()
+    manifest = (folder / MANIFEST).read_text()
+    for depth in (250, 3000, 100_000):
+        (folder / MANIFEST).write_text(manifest.replace('"step": 0', '"step": ' + "[" * depth
+                                                        + "]" * depth))
+        with pytest.raises(ts.CheckpointError, match="nested deeper|is not JSON"):
+            load(folder)
+
+
+@pytest.mark.parametrize("dims", [65, 3000])
+def test_more_dimensions_than_an_array_has_are_refused(tmp_path, rng, dims):
+    folder = save(tmp_path / "c", {"w": ts.zeros(1)})
+    ones = [1] * dims
+    for change in ({"shape": ones}, {"shape": [1], "pieces": [
+            {"name": "w@0.0", "file": data_file(folder).name, "lo": ones, "shape": ones}]}):
+        rewrite_manifest(folder, lambda m, c=change: m["tensors"]["w"].update(c))
+        with pytest.raises(ts.CheckpointError, match=f"64 dimensions at most, not {dims}"):
+            load(folder)
+
+
+def pieces_in_rows(count: int) -> tuple[tuple[int, ...], list]:
+    return (count, 2), [((i, 0), (1, 2)) for i in range(count)]
+
+
+def pieces_in_stairs(count: int) -> tuple[tuple[int, ...], list]:
+    """Two pieces per column, which meet at another height in each."""
+    n = count // 2
+    return (n + 1, n), [b for c in range(n)
+                        for b in (((0, c), (c + 1, 1)), ((c + 1, c), (n - c, 1)))]
+
+
+@pytest.mark.parametrize("lay", [pieces_in_rows, pieces_in_stairs])
+def test_a_manifest_of_8000_pieces_is_read_in_under_two_seconds(lay, tmp_path):
+    """Of processor time; that each element is in one piece included."""
+    shape, boxes = lay(8000)
+    file = "tensors-00000000-00000.safetensors"
+    pieces = [{"name": f"w@{i}", "file": file, "lo": lo, "shape": extents}
+              for i, (lo, extents) in enumerate(boxes)]
+    plain = {"step": 0, "random": {"seed": 0, "step": 0}, "meta": {},
+             "files": {file: {"bytes": 0, "sha256": "0" * 64}},
+             "tensors": {"w": {"shape": shape, "type": "f32", "param": False, "pieces": pieces}}}
+    plain = json.loads(json.dumps(plain))
+    start = time.process_time()
+    assert len(parse(tmp_path, plain).tensors["w"].pieces) == 8000
+    assert time.process_time() - start < 2
+    if lay is pieces_in_rows:
+        plain["tensors"]["w"]["pieces"][0]["lo"] = [7999, 0]
+        with pytest.raises(ts.CheckpointError, match="some lie on others"):
+            parse(tmp_path, plain)
+
+
+def test_pieces_that_overlap_are_found_however_they_lie(rng):
+    """Against every pair of random boxes in 0 to 3 dimensions."""
+    seen = set()
+    for _ in range(400):
+        dims = int(rng.integers(4))
+        boxes = [Rect(rng.integers(1, 4, dims).tolist(), rng.integers(0, 5, dims).tolist())
+                 for _ in range(rng.integers(5))]
+        expected = any((a & b).size for i, a in enumerate(boxes) for b in boxes[:i])
+        assert overlap(boxes) == expected, boxes
+        seen.add(expected)
+    assert seen == {True, False}
+
+
 # --- faults: every write to the disk fails once ------------------------------------------------
 class PowerCut(BaseException):
     """Nothing after it happens: no handler of ours catches it, and every later write raises too."""
@@ -332,7 +470,7 @@ class Faults:
 
     def wrap(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and not args[1] & os.O_WRONLY:
+            if name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR):
                 return real(*args, **kwargs)
             now, self.calls = self.calls, self.calls + 1
             if now == self.at or (self.cut and now > self.at):
@@ -429,7 +567,7 @@ def test_bytes_reach_the_disk_before_the_name_that_commits_them(tmp_path, rng, m
                 names[out] = Path(args[0]).name.split("-")[0]
             what = names.get(args[0]) if name in ("write", "fsync") else Path(args[-1]).name \
                 if name in ("replace", "unlink") else None
-            if name != "open" and (not events or events[-1] != (name, what)):
+            if name != "open" and what != LOCK and (not events or events[-1] != (name, what)):
                 events.append((name, what.split("-")[0] if what else None))
             return out
 
@@ -495,18 +633,172 @@ def test_going_on_from_an_earlier_step_leaves_one_line_of_history(tmp_path):
     history = History(tmp_path / "run", keep=3)
     for step in (10, 20, 30):
         history.save(step, {"x": ts.tensor([float(step)])})
-    history.save(15, {"x": ts.tensor([15.0])})
+    with history.claim():
+        history.load(10)
+        history.save(15, {"x": ts.tensor([15.0])})
     assert history.steps() == [10, 15]
 
 
-def test_a_folder_has_one_writer(tmp_path):
-    history = History(tmp_path / "run")
+@pytest.mark.parametrize("claim", ["none", "after loading", "loaded a later one"])
+def test_later_checkpoints_go_only_when_the_claim_went_back_from_them(tmp_path, claim):
+    """Another process may have written them since this one has read."""
+    history = History(tmp_path / "run", keep=3)
+    history.save(10, {"x": ts.tensor([10.0])})
+    history.load()
+    for step in (20, 30):
+        history.save(step, {"x": ts.tensor([float(step)])})
+    with contextlib.ExitStack() as held:
+        if claim != "none":
+            held.enter_context(history.claim())
+        if claim == "loaded a later one":
+            history.load(20)
+        with pytest.raises(ts.CheckpointError, match="of step 30, which saving step 15") as caught:
+            history.save(15, {"x": ts.tensor([15.0])})
+    assert "claim the folder, then load" in caught.value.hint
+    assert history.steps() == [10, 20, 30] and os.listdir(tmp_path) == ["run"]
+
+
+def holder(folder: Path, code: str) -> subprocess.Popen:
+    """Another process that holds a folder until its input ends."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import sys, tessera as ts\n{code}", str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(ts.__file__).parents[1])})
+    assert child.stdout is not None and child.stdout.readline() == "holds\n"
+    return child
+
+
+CLAIMS = """
+with ts.checkpoints.History(sys.argv[1]).claim():
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_has_one_writer_and_the_next_is_told_who(tmp_path):
+    """Claims, saves of the history and of the folder itself; after a kill the folder is free."""
+    history, x = History(tmp_path / "run"), {"x": ts.tensor([1.0])}
+    child = holder(tmp_path / "run", CLAIMS)
+    for act in (lambda: history.claim().__enter__(), lambda: history.save(1, x),
+                lambda: save(tmp_path / "run", x)):
+        with pytest.raises(ts.CheckpointError) as caught:
+            act()
+        assert caught.value.message == (
+            f"another process (pid {child.pid} on {socket.gethostname()}) writes to "
+            f"{tmp_path / 'run'}")
+    assert history.steps() == [] and os.listdir(tmp_path / "run") == [LOCK]
+    child.kill()
+    child.communicate()
     with history.claim():
-        with pytest.raises(ts.CheckpointError, match="another process writes to"):
-            with History(tmp_path / "run").claim():
-                pass
+        with pytest.raises(ts.CheckpointError, match="this process writes to .*run already"):
+            History(tmp_path / "run").claim().__enter__()
+        history.save(1, x)
+        save(tmp_path / "run", x)  # this process holds it
+    assert LOCK not in os.listdir(tmp_path / "run") and history.steps() == [1]
+
+
+def test_a_second_thread_that_saves_is_refused(tmp_path):
+    history, x = History(tmp_path / "run"), {"x": ts.tensor([1.0])}
     with history.claim():
-        history.save(1, {"x": ts.tensor([1.0])})
+        claim = claim_of(history.folder)
+        with claim.busy, pytest.raises(ts.CheckpointError, match="another thread of this process"):
+            history.save(1, x)
+        history.save(1, x)
+
+
+def test_a_claim_for_nothing_leaves_nothing(tmp_path):
+    with History(tmp_path / "run").claim():
+        assert (tmp_path / "run").is_dir()
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "run").mkdir()
+    with History(tmp_path / "run").claim():
+        pass
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_forked_child_does_not_hold_what_its_parent_does(tmp_path):
+    """It neither keeps the lock when the parent has died nor releases it before."""
+    code = """
+import os
+claim = ts.checkpoints.History(sys.argv[1]).claim()
+claim.__enter__()
+if os.fork() == 0:
+    claim.__exit__(None, None, None)
+    sys.stdout = None
+    sys.stdin.read()
+    os._exit(0)
+print("holds", flush=True)
+import time
+time.sleep(60)
+"""
+    child = holder(tmp_path / "run", code)
+    with pytest.raises(ts.CheckpointError, match=f"pid {child.pid} "):
+        History(tmp_path / "run").claim().__enter__()
+    child.kill()
+    child.wait()
+    with History(tmp_path / "run").claim():  # the other one still lives
+        pass
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def refuses(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.warns(UserWarning, match="has no locks .*may lose a checkpoint"):
+        save(tmp_path / "c", {"x": ts.tensor([1.0])})
+    assert load(tmp_path / "c").tensors["x"].tolist() == [1.0]
+
+
+WRITER = """
+import sys
+import tessera as ts
+path, step = sys.argv[1], int(sys.argv[2])
+trees = {"w": ts.full((50_000,), float(step))}
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        ts.checkpoints.save(f"{path}/{line.strip()}", trees, step=step)
+        print("saved", flush=True)
+    except ts.CheckpointError as error:
+        print(error.message, flush=True)
+"""
+
+
+def test_of_two_that_save_at_once_nothing_is_lost(tmp_path):
+    """Both are told to begin at the same moment, a little apart from trial to trial. The one
+    that is refused has been told by whom, and what lies there is one of theirs, whole."""
+    trials = 200 if os.environ.get("TESSERA_SLOW") else 12
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(step)], text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                env=os.environ | {"PYTHONPATH": str(Path(ts.__file__).parents[1])})
+               for step in (1, 2)]
+    assert [w.stdout.readline() for w in writers] == ["ready\n"] * 2
+    outcomes: dict[str, int] = {"both": 0, "one": 0}
+    for trial in range(trials):
+        path = tmp_path / f"{trial}"
+        save(path, {"w": ts.zeros((3,))}, step=9)
+        for writer in writers:
+            writer.stdin.write(f"{trial}\n")
+            writer.stdin.flush()
+            time.sleep(0.0003 * (trial % 7))
+        told = [w.stdout.readline().strip() for w in writers]
+        refused = [t for t in told if t != "saved"]
+        pids = {f"another process (pid {w.pid} on {socket.gethostname()}) writes to {path}"
+                for w in writers}
+        assert len(refused) < 2 and set(refused) <= pids, told
+        outcomes["one" if refused else "both"] += 1
+        saved = load(path)
+        won = [step for step, t in zip((1, 2), told, strict=True) if t == "saved"]
+        assert saved.step in won
+        assert saved.tensors["w"].tolist() == [float(saved.step)] * 50_000
+        assert len(os.listdir(path)) == 2, "files of a save that was refused are left"
+        shutil.rmtree(path)
+    for writer in writers:
+        writer.communicate()
+    assert outcomes["one"], "they never met"
 
 
 # --- kills ------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_a_bad_variable_does_not_stop_the_import():
 
 @pytest.mark.parametrize("values", [
     {"numerics": "loud"}, {"debug": 2}, {"cache_dir": ""}, {"num_threads": 1.5}, {"seed": True},
-    {"seed": "one"}, {"cache_dir": 3},
+    {"seed": "one"}, {"seed": 2**64}, {"cache_dir": 3},
 ])
 def test_set_and_scope_refuse_what_the_environment_would(fresh_config, values):
     (name,) = values
@@ -88,6 +88,12 @@ def test_set_and_scope_refuse_what_the_environment_would(fresh_config, values):
         with pytest.raises(ArgumentError, match=f"{name}={values[name]!r} is not accepted"):
             use()
     assert not config._layers
+
+
+def test_a_value_of_any_length_is_shown_in_one_line(fresh_config):
+    fresh_config.setenv("TESSERA_SEED", "9" * 5000)
+    with pytest.raises(ArgumentError, match=r"^.E_CONFIG. TESSERA_SEED='9{76}\.\.\. is not accepted"):
+        _ = config.seed
 
 
 def test_a_misspelled_setting_names_the_nearest(fresh_config):

@@ -91,7 +91,9 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     (tmp_path / "short").write_bytes(b"x" * 1000)
     (tmp_path / "locked").write_bytes(b"x" * 1000)
     (tmp_path / "locked").chmod(0)
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
     for name, words in (("none", "No such file"), ("empty", "is empty"), (".", "Is a directory"),
+                        ("pipe", "no regular file"), ("/dev/zero", "no regular file"),
                         ("short", "950 bytes are left for train use")):
         with pytest.raises(ts.DataError, match=words) as caught:
             from_file(tmp_path / name)
@@ -99,6 +101,13 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     if os.geteuid():  # root reads everything
         with pytest.raises(ts.DataError, match="Permission denied"):
             from_file(tmp_path / "locked")
+
+
+def test_a_seed_counts_modulo_2_to_the_64(rng):
+    corpus = ByteCorpus("t", *np.split(rng.integers(0, 256, 4 * LEAST_BYTES, np.uint8), 2))
+    a, b, c = (corpus.batch(3, B=2, T=8, seed=s)[0] for s in (-1, 2**64 - 1, 2**70 + 5))
+    assert (a == b).all() and (c == corpus.batch(3, B=2, T=8, seed=5)[0]).all()
+    assert (a != c).any()
 
 
 def make_library(root, files: int, size: int) -> None:

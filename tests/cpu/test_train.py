@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.checkpoints.layout import sealed
 from tessera.data import ByteCorpus
 
 ROOT = Path(ts.__file__).parents[1]
@@ -285,6 +286,36 @@ def test_on_a_terminal_it_draws_and_stops_at_ctrl_c(text, tmp_path):
     assert (out / "loss.png").exists() and "Traceback" not in screen
 
 
+def test_a_terminal_that_is_closed_stops_it_with_a_checkpoint(text, tmp_path):
+    """SIGHUP, from the system and once more from a shell, while nothing can be shown any more."""
+    master, slave = pty.openpty()
+    out = tmp_path / "run"
+    child = start([*TINY, "--steps", "1000000", "--data", str(text), "--out", str(out)],
+                  stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                  preexec_fn=_take_terminal)
+    os.close(slave)
+    shown = b""
+    while b"tokens/s" not in shown:
+        shown += os.read(master, 65536)
+    os.close(master)
+    child.send_signal(signal.SIGHUP)
+    assert child.wait(60) == 130
+    assert ts.checkpoints.History(out).load().step > 0
+    assert (out / "loss.png").exists()
+
+
+def test_what_nohup_ignores_stays_ignored(text, tmp_path):
+    out = tmp_path / "run"
+    child = start([*TINY, "--steps", "40", "--data", str(text), "--out", str(out)],
+                  stdout=subprocess.PIPE, text=True,
+                  preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    while "step 1/" not in child.stdout.readline():
+        pass
+    child.send_signal(signal.SIGHUP)
+    child.communicate(timeout=60)
+    assert child.returncode == 0 and len(result(out)["losses"]) == 40
+
+
 def _take_terminal() -> None:
     import fcntl
     import termios
@@ -350,6 +381,12 @@ def test_a_file_that_cannot_be_trained_on_is_named(train, tmp_path, capsys, size
     (["--dropout", "1.0"], "dropout needs 0 <= p < 1"),
     (["--clip", "0"], "limit must be positive"),
     (["--T", "100000"], "T = 100000 do not fit"),
+    (["--seed", "-1"], "--seed -1 is no integer from 0 to 2^64 - 1"),
+    (["--seed", str(2**64)], "is no integer from 0 to 2^64 - 1"),
+    (["--B", "1000000000"], "--B 1000000000, --T 16, --d 16 and --layers 2 take more than"),
+    (["--d", "4000000"], "take more than"),
+    (["--layers", "1000000000000"], "take more than"),
+    (["--lr", "nan"], "--lr must be a finite number, got nan"),
 ])
 def test_settings_that_make_no_sense_are_named(train, text, tmp_path, capsys, flags, words):
     """None of them leaves a checkpoint."""
@@ -357,6 +394,53 @@ def test_settings_that_make_no_sense_are_named(train, text, tmp_path, capsys, fl
     message = refused(train, capsys, [*TINY, *flags, "--data", str(text), "--out", str(out)])
     assert words in message
     assert not list(tmp_path.glob("run/step-*"))
+
+
+FOREIGN = {
+    "no meta": (lambda m: m.update(meta=None), "its meta has no config"),
+    "other meta": (lambda m: m.update(meta=[1]), "its meta has no config"),
+    "no corpus": (lambda m: m["meta"].pop("corpus"), "no digest of a corpus"),
+    "no losses": (lambda m: m["meta"].pop("losses"), "no list of losses"),
+    "losses of text": (lambda m: m["meta"].update(losses=["a", "b"]), "no list of losses"),
+    "fewer losses": (lambda m: m["meta"]["losses"].pop(), "1 losses, of 2 steps"),
+    "step of another": (lambda m: m.update(step=10**30), "losses, of 10000"),
+    "held-out of numbers": (lambda m: m["meta"].update(held_out=5), "no list of held-out losses"),
+    "held-out of pairs": (lambda m: m["meta"].update(held_out=[[1]]), "no list of held-out losses"),
+    "a setting too many": (lambda m: m["meta"]["config"].update(evil=1), "'evil', which is no"),
+    "text for a number": (lambda m: m["meta"]["config"].update(d="x"), "d = 'x', int is needed"),
+    "no such choice": (lambda m: m["meta"]["config"].update(mlp="x"), "--mlp is 'x'"),
+    "a width of 0": (lambda m: m["meta"]["config"].update(d=0), "--d must be at least 1"),
+    "too wide": (lambda m: m["meta"]["config"].update(d=10**9), "take more than"),
+    "endless text": (lambda m: m["meta"]["config"].update(data="/dev/zero"), "no regular file"),
+    "code for a type": (lambda m: m["meta"]["config"].update(dtype="__import__('os')"),
+                        "unknown dtype"),
+}
+
+
+def test_a_checkpoint_of_another_program_is_refused_in_words(train, text, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main([*TINY, "--steps", "2", "--data", str(text), "--out", str(out)]) == 0
+    file = next(out.glob("step-*/manifest.json"))
+    good = json.loads(file.read_text())
+    del good["sha256"]
+    capsys.readouterr()
+    for name, (change, words) in FOREIGN.items():
+        manifest = json.loads(json.dumps(good))
+        change(manifest)
+        file.write_bytes(sealed(manifest))
+        message = refused(train, capsys, ["--out", str(out), "--resume", "--steps", "3"])
+        assert words in message, (name, message)
+
+
+def test_memory_that_is_not_there_is_an_error_of_one_line(train, text, tmp_path, capsys,
+                                                          monkeypatch):
+    def none_left(*args: Any, **sizes: int) -> Any:
+        raise MemoryError("Unable to allocate 9. TiB")
+
+    monkeypatch.setattr(ByteCorpus, "batch", none_left)
+    assert train.main([*TINY, "--data", str(text), "--out", str(tmp_path / "run")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: out of memory: Unable to allocate 9. TiB\n  hint: a smaller")
 
 
 def test_a_run_is_not_overwritten(train, text, tmp_path, capsys):
@@ -400,7 +484,30 @@ def test_two_runs_do_not_share_a_folder(train, text, tmp_path, capsys):
     out = tmp_path / "run"
     with ts.checkpoints.History(out).claim():
         message = refused(train, capsys, [*TINY, "--data", str(text), "--out", str(out)])
-    assert "another process writes to" in message
+    assert "this process writes to" in message
+
+
+def test_a_resumed_run_holds_the_folder_before_it_reads(train, text, tmp_path, capsys, monkeypatch):
+    """Else it would go on from what another one has long left behind, and prune that one's work."""
+    out = tmp_path / "run"
+    flags = [*TINY, "--steps", "2", "--data", str(text), "--out", str(out)]
+    assert train.main(flags) == 0
+    seen = []
+    real = ts.checkpoints.History.load
+
+    def load(self, step=None):
+        with pytest.raises(ts.CheckpointError, match="this process writes to"):
+            ts.checkpoints.History(out).claim().__enter__()
+        seen.append(step)
+        return real(self, step)
+
+    monkeypatch.setattr(ts.checkpoints.History, "load", load)
+    assert train.main(["--out", str(out), "--resume", "--steps", "3"]) == 0
+    assert seen == [None]
+    with ts.checkpoints.History(out).claim():
+        capsys.readouterr()
+        assert "this process writes to" in refused(train, capsys, ["--out", str(out), "--resume"])
+    assert seen == [None], "it read what it does not hold"
 
 
 def test_help_shows_every_setting_with_its_default(train, capsys):

@@ -333,6 +333,7 @@ def test_a_manifest_with_any_field_wrong_is_refused(tmp_path):
             if not text:
                 fewer = at[0] == "tensors" and len(at) < 3 and (value is GONE or value == {})
                 assert fewer or (at[-1] in FREE and value is not GONE), (at, value)
+                assert at[-1] != "seed" or value < 1 << 64
                 continue
             names = {str(k) for k in at} | {"type that is not known", "format", "safetensors"}
             assert any(n in text for n in names) and str(folder) in text, (at, value, text)
@@ -361,9 +362,10 @@ class DiskOfOneRank:
     def wrap(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             ours = transport().rank == self.rank and not (
-                name == "open" and not args[1] & os.O_WRONLY)
+                name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR))
             self.calls += ours
             if ours and self.calls == self.at + 1:
+                self.name = name
                 if name == "close":
                     real(*args)
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -375,7 +377,8 @@ class DiskOfOneRank:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_full_disk_of_one_rank_is_an_error_on_all(tmp_path, rank):
     """At every write of that rank. The old checkpoint or, once it is committed, the new one is
-    whole, and of the other nothing is left but what could not be removed."""
+    whole, and of the other nothing is left but what could not be removed. Where nothing went
+    through what cannot be closed, and of a lock that stays behind, nobody need be told."""
     spec = ts.ShardSpec(("row",), ("tp",))
 
     def tree(value: float) -> dict[str, Any]:
@@ -402,7 +405,9 @@ def test_a_full_disk_of_one_rank_is_an_error_on_all(tmp_path, rank):
             assert texts == [""] * 3 and saved.step == 2
             break
         what = "not written" if saved.step == 1 else "written, but not tidied up"
-        assert all(f"{what}: on rank {rank}: [Errno 28] No space" in t for t in texts), texts
+        unharmed = disk.name in ("close", "unlink") and saved.step == 2 and texts == [""] * 3
+        said_so = f"{what}: on rank {rank}: [Errno 28] No space"
+        assert unharmed or all(said_so in t for t in texts), texts
         if saved.step == 1:
             assert set(os.listdir(tmp_path / "c")) == old
         at += 1
@@ -464,7 +469,7 @@ def test_all_ranks_learn_that_somebody_writes_there(tmp_path):
 
     with History(tmp_path / "run").claim():
         texts = ts.dist.simulate(program, 3)
-    assert all("another process writes to" in t for t in texts), texts
+    assert all("this process writes to" in t for t in texts), texts
     assert texts[1].startswith("on rank 0: ")
 
 
@@ -475,13 +480,15 @@ def test_all_ranks_learn_that_an_old_one_cannot_be_removed(tmp_path, monkeypatch
         return "".join(said(lambda s=step: history.save(s, {"x": ts.ones((2,))}))
                        for step in steps)
 
-    def refuse(path: Any) -> None:
-        raise OSError(errno.EACCES, "Permission denied")
+    real = os.unlink
+
+    def refuse(path: Any, **where: Any) -> None:
+        if path == MANIFEST:
+            raise OSError(errno.EACCES, "Permission denied")
+        real(path, **where)
 
     ts.dist.simulate(program, 2, [1, 2])
-    monkeypatch.setattr(os, "rmdir", refuse)
-    real = os.unlink
-    monkeypatch.setattr(os, "unlink", lambda p: refuse(p) if "step-00000001" in str(p) else real(p))
+    monkeypatch.setattr(os, "unlink", refuse)
     texts = ts.dist.simulate(program, 2, [3])
     assert all("is saved, but an older one cannot be removed" in t for t in texts), texts
     assert history.load().step == 3
