@@ -92,7 +92,7 @@ def test_set_and_scope_refuse_what_the_environment_would(fresh_config, values):
 
 def test_a_value_of_any_length_is_shown_in_one_line(fresh_config):
     fresh_config.setenv("TESSERA_SEED", "9" * 5000)
-    with pytest.raises(ArgumentError, match=r"^.E_CONFIG. TESSERA_SEED='9{76}\.\.\. is not accepted"):
+    with pytest.raises(ArgumentError, match=r"TESSERA_SEED='9{76}\.\.\. is not accepted"):
         _ = config.seed
 
 
