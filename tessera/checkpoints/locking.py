@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
 import stat
 import threading
 import time
@@ -187,7 +186,7 @@ def _is_taken(handle: int, path: Path) -> bool:
 def _refusal(handle: int, path: Path) -> CheckpointError:
     pid, host = _signature(handle)
     hint = "choose another folder, or wait until it has ended"
-    if (pid, host) == (str(os.getpid()), socket.gethostname()):
+    if (pid, host) == (str(os.getpid()), os.uname().nodename):
         return CheckpointError(f"this process writes to {path} already", hint=hint)
     who = f" (pid {pid} on {host})" if pid else ""
     return CheckpointError(f"another process{who} writes to {path}", hint=hint)
@@ -195,7 +194,7 @@ def _refusal(handle: int, path: Path) -> CheckpointError:
 
 def _sign(handle: int) -> None:
     os.ftruncate(handle, 0)
-    os.write(handle, f"pid {os.getpid()} host {socket.gethostname()}\n".encode())
+    os.write(handle, f"pid {os.getpid()} host {os.uname().nodename}\n".encode())
 
 
 def _signature(handle: int) -> tuple[str, str]:
