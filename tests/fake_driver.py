@@ -36,6 +36,7 @@ from tessera.tile.device import recipe, resident, results
 
 CONTEXT = 77
 INVALID_VALUE = 1
+RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 
 
 class Driver:
@@ -60,7 +61,7 @@ class Driver:
         self.recording: list[Callable[[], Any]] | None = None
         self.graphs: list[list[Callable[[], Any]]] = []
         self.graph_launches = 0
-        self.pool = {libcuda.MEMPOOL_RESERVED: 0, libcuda.MEMPOOL_USED: 0}  # bytes
+        self.pool = {RESERVED: 0, USED: 0}  # bytes
         self.trims = 0
 
     # --- streams and events ----------------------------------------------------------------------
@@ -217,7 +218,7 @@ class Driver:
 
     def cuMemPoolTrimTo(self, pool, nbytes):
         self.trims += 1
-        self.pool[libcuda.MEMPOOL_RESERVED] = self.pool[libcuda.MEMPOOL_USED]
+        self.pool[RESERVED] = self.pool[USED]
         return (0,)
 
     def cuMemGetInfo(self):

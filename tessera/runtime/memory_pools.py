@@ -69,11 +69,12 @@ def holders(on: Device) -> dict[str, int]:
     """Bytes by who holds them: what is in use by tessera, what its pool keeps, the pools of CuPy
     and torch with what they keep, everything else (other processes, contexts, code), and free."""
     free, total = check(driver().cuMemGetInfo(), "ask for free memory")
-    used = _pool_bytes(on.index, libcuda.MEMPOOL_USED)
+    used = _pool_bytes(on.index, libcuda.MEMPOOL_USED_MEM_CURRENT)
+    reserved = _pool_bytes(on.index, libcuda.MEMPOOL_RESERVED_MEM_CURRENT)
     spare = sum(n * len(pointers) for (index, n), pointers in SPARE.items() if index == on.index)
     live = sum(n for (index, _), n in list(LIVE.items()) if index == on.index)
     held = {"tessera": live + used - spare,
-            "tessera's pool": _pool_bytes(on.index, libcuda.MEMPOOL_RESERVED) - used + spare}
+            "tessera's pool": reserved - used + spare}
     if (cupy := sys.modules.get("cupy")) is not None:
         with cupy.cuda.Device(on.index):
             held["CuPy"] = cupy.get_default_memory_pool().total_bytes()

@@ -15,6 +15,7 @@ from tessera.runtime.buffer import Buffer, PooledBuffer
 from tessera.runtime.buffer import _free as free  # the driver stands in for it in other tests
 from tessera.runtime.device import device
 
+RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 NO_MEMORY = (libcuda.OUT_OF_MEMORY, 0)
 
 
@@ -64,7 +65,7 @@ def test_spare_buffers_are_given_back_too(driver, without_libraries, monkeypatch
 
 def test_the_error_says_who_holds_what(driver, monkeypatch, libraries):
     kept = Buffer(2 << 20, device())
-    driver.pool = {libcuda.MEMPOOL_RESERVED: 7 << 30, libcuda.MEMPOOL_USED: 4 << 30}
+    driver.pool = {RESERVED: 7 << 30, USED: 4 << 30}
     monkeypatch.setattr(driver, "cuMemPoolTrimTo", lambda *_: (0,))  # all of it is in use
     monkeypatch.setattr(driver, "cuMemAlloc", lambda n: NO_MEMORY)
     with pytest.raises(OutOfMemoryError) as info:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from counting import python_calls
 from fake_driver import CONTEXT, Driver
 from fake_driver import driver as driver
 from tessera import config
@@ -251,19 +252,15 @@ def test_a_read_only_array_is_not_written(driver):
         launch.launch(kernel(driver, "i64"), (1,), (x,), names="x", written=(0,))
 
 
-def test_host_time_of_a_launch(driver, on_gpu, monkeypatch):
-    """All but the driver's own time; a GPU test has the whole."""
+def test_a_launch_runs_little_python(driver, on_gpu, monkeypatch):
+    """A GPU test has the time."""
     monkeypatch.setattr(driver, "launch", lambda *_: 0)
     k = kernel(driver, "i64", "i64", "i64", "i32")
     args = (OnGpu(0), OnGpu(0), OnGpu(0), 5)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(500):
-            launch.launch(k, (1,), args)
-        best = min(best, (time.perf_counter() - start) / 500)
-    print(f"launch of 3 arrays without the driver: {1e6 * best:.2f} us")
-    assert best < 20e-6  # 5 us here; the machine may be busy
+    launch.launch(k, (1,), args)
+    calls = python_calls(lambda: launch.launch(k, (1,), args))
+    print(f"launch of 3 arrays makes {calls} calls of Python, without the driver's")
+    assert calls <= 70
 
 
 # --- streams, devices --------------------------------------------------------------------------
@@ -291,7 +288,7 @@ def test_a_device_is_read_and_its_name_ends_at_the_first_zero(driver, monkeypatc
 def test_without_a_gpu_the_error_says_what_to_do():
     with pytest.raises(UnsupportedTargetError) as caught:
         device.device(0)
-    assert "interpreter" in caught.value.hint or "pip install" in caught.value.hint
+    assert "device='cpu'" in caught.value.hint, "with a driver or without"
 
 
 # --- TMA descriptors ---------------------------------------------------------------------------

@@ -1,9 +1,14 @@
-"""What tests on a GPU share: a lost context ends the worker, figures are written down."""
+"""What tests on a GPU share: a lost context ends the worker, memory is given back, what is timed
+runs alone on the card, figures are written down."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,28 @@ import pytest
 # Several workers share a GPU: JAX would take three quarters of its memory at the first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 MOST_KEPT = 2 << 30  # bytes that a worker's pools may keep between tests
+
+
+@contextmanager
+def _locked(name: str, how: int) -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / f"tessera-tests-{os.getuid()}-{name}", "w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def share_of_the_card(request):
+    """Workers share the card; a test marked `alone`, which takes times, waits for the others, and
+    those that come behind it wait at the gate."""
+    alone = request.node.get_closest_marker("alone")
+    gate = _locked("gate", fcntl.LOCK_EX)
+    with gate:
+        card = _locked("card", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        card.__enter__()
+    try:
+        yield
+    finally:
+        card.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)

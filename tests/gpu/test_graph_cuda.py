@@ -177,6 +177,7 @@ def test_arrays_of_other_libraries_go_in_and_out(rng):
         assert_close(f(same, w).array, want, "f32", 33)
 
 
+@pytest.mark.alone
 def test_call_overhead(rng):
     """Host time of a small step: kernel by kernel, and as one launch; arguments lie there."""
     import time

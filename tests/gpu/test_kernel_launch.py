@@ -458,6 +458,7 @@ def three(x: ts.Tensor["N", ts.f32], y: ts.Tensor["N", ts.f32], z: ts.Tensor["N"
         z[i] = a * x[i] + y[i]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_launch_overhead_of_a_repeated_call(library, note):
     arrays = [put(library, np.zeros(256, np.float32))[0] for _ in range(3)]
@@ -499,6 +500,7 @@ print(image.cached, ms, *heavy)
 """
 
 
+@pytest.mark.alone
 def test_compile_speed_and_a_second_process_from_the_disk(tmp_path, note):
     pytest.importorskip("torch")
     env = dict(os.environ, TESSERA_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(

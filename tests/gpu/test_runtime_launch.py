@@ -107,6 +107,7 @@ def test_a_launch_is_captured_in_a_graph(rng):
     assert (x == y).all()
 
 
+@pytest.mark.alone
 def test_launch_overhead(note):
     torch = pytest.importorskip("torch")
     x, y, z = (torch.zeros(16, device="cuda") for _ in range(3))

@@ -30,6 +30,7 @@ def test_copy(n, rng):
     assert (got[4 * n:] == -1).all()
 
 
+@pytest.mark.alone
 def test_copy_speed(note):
     from cuda.bindings import driver as d
 
@@ -96,6 +97,7 @@ def test_wgmma_gemm(M, N, K, rng):
     np.testing.assert_array_equal(c.numpy().view(np.uint16), first.view(np.uint16))
 
 
+@pytest.mark.alone
 @needs_hopper
 def test_wgmma_speed(note, rng):
     n = 4096

@@ -52,6 +52,7 @@ def check(a, b, c):
     assert (c.double() - want).abs().max() <= 1e-4 * want.abs().max()
 
 
+@pytest.mark.alone
 def test_events_measure_the_kernel_and_no_overhead_of_the_host():
     x = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     timer = EventTimer(0, torch.cuda.current_stream().cuda_stream)
@@ -66,6 +67,7 @@ def test_events_measure_the_kernel_and_no_overhead_of_the_host():
     assert slow.ms == pytest.approx(fast.ms, rel=0.25)
 
 
+@pytest.mark.alone
 @pytest.mark.row("SCHED-22", "KERN-15", "SCHED-28")
 def test_candidates_are_timed_with_events_on_the_device(note):
     gemm, (a, b, c) = tuned(), operands()
@@ -103,6 +105,7 @@ def test_a_new_kernel_finds_it_on_the_disk(own_cache):
     assert second.tuning_trace.source == "measured"  # another shape
 
 
+@pytest.mark.alone
 @pytest.mark.row("SCHED-19", "KERN-16")
 def test_the_budget_bounds_the_search():
     gemm, a = tuned(budget=500), operands()

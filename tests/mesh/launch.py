@@ -22,7 +22,8 @@ needs_mpi = pytest.mark.skipif(
     reason="needs mpi4py and mpirun: pip install mpi4py mpich")
 # Open MPI asks before it runs as root or puts more ranks than cores on a machine; MPICH ignores it.
 ALLOW = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # from Open MPI 5 on
+         "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def processes_of_run(mark: str) -> list[str]:

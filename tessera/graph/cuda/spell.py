@@ -37,15 +37,11 @@ FLOATS: dict[str, str] = {
     "isnan": "tile.isnan({0})", "isinf": "tile.isinf({0})",
     "isfinite": "tile.abs({0}) < inf",
 }
-INTEGERS: dict[str, str] = {
+INTEGERS: dict[str, str] = {  # and bools, on which &, |, ^ and ~ are logical
     **{n: FLOATS[n] for n in ("add", "sub", "mul", "neg", "maximum", "minimum", "floor_divide",
                               "remainder", "abs")},
     "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}",
     "bitwise_not": "~{0}", "relu": "tile.maximum({0}, 0)",
-}
-BOOLS: dict[str, str] = {
-    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} != {1}",
-    "bitwise_not": "~{0}",
 }
 ANY: dict[str, str] = {
     "less": "{0} < {1}", "less_equal": "{0} <= {1}", "greater": "{0} > {1}",
@@ -72,8 +68,8 @@ def template(node: Node) -> str | None:
     if name == "check_index":
         return CHECK_INDEX
     operand = node.inputs[-1].aval.dtype if node.inputs else None
-    kinds = {"float": FLOATS, "bool": BOOLS}.get(operand.kind if operand else "", INTEGERS)
-    return ANY.get(name) or kinds.get(name)
+    kind = FLOATS if operand is not None and operand.kind == "float" else INTEGERS
+    return ANY.get(name) or kind.get(name)
 
 
 def _cast(node: Node) -> str | None:

@@ -1,0 +1,27 @@
+"""How much Python a call runs: a measure of its host time that is the same on every machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def python_calls(run: Callable[[], Any]) -> int:
+    """Functions called, of Python and built in, the outermost `run` among them.
+
+    A call of Python's takes some 50 to 100 ns of host time (3.11, 2026), so 20 are 1 to 2 us.
+    """
+    count = 0
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count - 1  # the call of setprofile that ends it
