@@ -190,10 +190,11 @@ class Calls(Expressions):
         bound.apply_defaults()
         source, site = capture(f), self.where()
         exits = Exits(source.tree)
-        saved = self.env, self.globals, self.source, self.node
+        saved = self.env, self.globals, self.source, self.node, self.argument_names
         self.env = dict(bound.arguments) | {RETURN: UNSET if exits.flags else None}
         self.env |= dict.fromkeys(exits.flags, False)
         self.globals = closure_of(f)
+        self.argument_names = frozenset(bound.arguments)
         self.source = source
         self.active_calls.append(f)
         self.sites.append(site)
@@ -201,7 +202,7 @@ class Calls(Expressions):
             self.statements(exits.body)
             result = self.env[RETURN]
         finally:
-            self.env, self.globals, self.source, self.node = saved
+            self.env, self.globals, self.source, self.node, self.argument_names = saved
             self.active_calls.pop()
             self.sites.pop()
         if isinstance(result, Undefined):

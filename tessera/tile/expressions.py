@@ -41,6 +41,7 @@ class Expressions(Indexing):
 
     env: dict[str, Any]
     globals: dict[str, Any]
+    argument_names: frozenset[str] = frozenset()  # of the function that is being traced
     active_calls: list[Any]  # the functions that are being traced, the kernel first
     comprehensions = 0
 

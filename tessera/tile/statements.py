@@ -66,6 +66,8 @@ class Statements(Calls):
 
     # --- assignments --------------------------------------------------------------------------
     def do_Assign(self, s: ast.Assign) -> None:
+        for target in s.targets:
+            self.require_no_argument(target, s.value)
         if len(s.targets) == 1 and isinstance(s.targets[0], ast.Tuple) and isinstance(
                 s.value, ast.Tuple) and len(s.targets[0].elts) == len(s.value.elts):
             values = [self.named(self.expr(e), t.id) if isinstance(t, ast.Name) else self.expr(e)
@@ -79,10 +81,29 @@ class Statements(Calls):
     def do_AnnAssign(self, s: ast.AnnAssign) -> None:
         if s.value is None:
             return
+        self.require_no_argument(s.target, s.value)
         value, kind = self.expr(s.value), self.expr(s.annotation)
         if isinstance(kind, type) and kind in (int, float, bool):
             kind = {int: i32, float: f32, bool: bool}[kind]
         self.assign(s.target, self.call(OPS["cast"], [value, kind], {}))
+
+    def require_no_argument(self, target: ast.expr, value: ast.expr) -> None:
+        """`y = t` stores nothing in the argument y. `x = tile.load(x)` is meant as it stands."""
+        if isinstance(target, ast.Tuple | ast.List):
+            for t in target.elts:
+                self.require_no_argument(t, value)
+            return
+        held = self.env.get(target.id) if isinstance(target, ast.Name) else None
+        if not isinstance(target, ast.Name) or target.id not in self.argument_names or not (
+                isinstance(held, Handle) and isinstance(held.type, Tensor)):
+            return
+        if not any(isinstance(n, ast.Name) and n.id == target.id for n in ast.walk(value)):
+            name = target.id
+            self.fail(f"{ast.unparse(target)} is an argument: this gives its name to another "
+                      "value, and nothing is stored in it",
+                      f"{name}[...] = t stores a tile as the whole of it, {name}[a:a+64] = t as a "
+                      f"part, ts.tile.store({name}, t) as the group's block; for a value of its "
+                      "own take another name")
 
     def assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):

@@ -60,6 +60,7 @@ class Tracer(Ranges):
         self.fn, self.spec = fn, spec
         self.fixed = {n: DimInt(v) for n, v in spec.fixed_dims}
         self.globals = closure_of(fn)  # type: ignore[arg-type]
+        self.argument_names = frozenset(n for n, _ in spec.params)
         self.active_calls: list[Any] = [fn]
         self.block_types: dict[Any, Any] = {}
         self.loop_env: list[dict[str, Any]] = []
