@@ -245,3 +245,15 @@ def test_timeline_of_two_streams():
     starts = [k.start_ns for k in p.kernels]
     assert starts == sorted(starts)
     assert float(x[0]) == 8.0 and float(y[0]) == 4.0
+
+
+@pytest.mark.parametrize("shape, axis", [
+    ((1_000_000, 10), 0), ((3, 500_000, 40), 1), ((50_000_000,), 0), ((400_000, 4, 5), (0, 2))])
+def test_long_sums_keep_the_bound(shape, axis):
+    """docs/numerics.md, Sums: equal terms, whose rounding errors all have one sign."""
+    x = ts.full(shape, 0.1)
+    axes = (axis,) if isinstance(axis, int) else axis
+    n = int(np.prod([shape[a] for a in axes]))
+    want, u = n * float(np.float32(0.1)), 2.0**-24
+    got = np.asarray(ts.jit(lambda x: ts.sum(x, axis), target="cuda")(x).numpy(), np.float64)
+    assert np.abs(got - want).max() <= len(axes) * ((512 * u + n * 2.0**-53) * want + u * want)

@@ -20,6 +20,8 @@ from . import pool
 
 PIECES = 4
 SPLIT_FLOPS = 1 << 22
+DEPTH = 4096  # products of f32 that BLAS adds one after another, at most
+BLOCKS = 128  # sums of DEPTH products that are added in f32; more of them in f64
 
 Product = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
@@ -41,7 +43,29 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Product:
 
 
 def whole(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    np.matmul(a, b, out=out)
+    """out = a @ b, a long contraction in blocks: BLAS's own error grows with the whole length (f32,
+    2 x 10^7 equal terms, a vector by a matrix of 4 columns: 1.5 %)."""
+    K = a.shape[-1]
+    if K <= DEPTH or out.dtype != np.float32:
+        np.matmul(a, b, out=out)
+        return
+    total = out if K <= DEPTH * BLOCKS else np.empty(out.shape, np.float64)
+    part = np.empty_like(out)
+    for k in range(0, K, DEPTH):
+        np.matmul(a[..., k:k + DEPTH], b[..., k:k + DEPTH, :], out=part)
+        np.add(total, part, out=total) if k else np.copyto(total, part)
+    if total is not out:
+        np.copyto(out, total, casting="same_kind")
+
+
+def multiply(a: np.ndarray, b: np.ndarray) -> Any:
+    """a @ b of matrices in one type, as `whole` computes it. [..., M, K] x [..., K, N]"""
+    if a.shape[-1] <= DEPTH:
+        return np.matmul(a, b)
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = np.empty((*lead, a.shape[-2], b.shape[-1]), a.dtype)
+    whole(a, b, out)
+    return out
 
 
 def _cuts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[tuple]:
@@ -71,13 +95,13 @@ def _parts(extent: int, count: int, multiple: int) -> list[slice]:
 
 
 def run_pieces(pieces: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], threads: int) -> None:
-    """np.matmul of every piece; workers claim pieces beside this thread."""
+    """The product of every piece; workers claim pieces beside this thread."""
     claims = iter(pieces)  # next() on a list iterator is atomic
     finished = threading.Semaphore(0)
 
     def work() -> None:
         for a, b, out in claims:
-            np.matmul(a, b, out=out)
+            whole(a, b, out)
             finished.release()
 
     if threads > 1:

@@ -9,7 +9,10 @@ The generated function handles every shape and stride: extents and strides are w
                 row values known from the start
                 for j in columns: ...                 one loop per pass, see passes.py
                 row values known after that pass
-    the thread that ends the last chunk adds the partial column sums
+    the thread that ends the last chunk adds the chunks' column sums
+
+A column sum has two arrays for each chunk: at most ROWS rows are added up in the first, in their
+own type, which is then added to the second, in f64 (integers need the second alone).
 
 A pattern has one character for each stream (inputs, iotas and random bits, full and column
 outputs): '0' the value is constant along the row, '1' unit stride, 's' any stride.
@@ -24,7 +27,9 @@ from .passes import Pass, Plan, plan_passes
 from .program import REDUCTIONS, REGISTER_OF, LoopOp, LoopProgram
 from .spell import cast, number, spell, strip
 
-BLOCK = 2048  # columns summed in f32 before the sum moves on to f64
+# Terms summed in their own type, one after another, before that sum is added in f64: columns of a
+# row (several lanes take them in turns), rows of a column sum.
+BLOCK, ROWS = 512, 128
 HEADER = ("chunks", "chunk_rows", "rows", "width", "count", "line_rows", "rank", "keep_bytes")
 CALL_WORDS = 4  # next chunk, chunks done, finished, address of the partial column sums
 RANDOM_SCOPE = 15
@@ -86,6 +91,7 @@ class _Emitter:
             self.first + k for k, op in enumerate(program.ops) if op.kind == "random_bits"
         ]
         self.columns = [s for s in self.streams if s.kind == "column_sum"]
+        self.blocked_columns = [s for s in self.columns if self._partial(s) != "i64"]
         self.write = Writer()
 
     # ---- the frame ----------------------------------------------------------------------------
@@ -112,10 +118,13 @@ class _Emitter:
         self._zero_columns()
         w("row = first_row(layout, chunk)")
         w("last = last_row(layout, chunk)")
+        if self.blocked_columns:
+            w(f"full = row + {ROWS}")
         w("while row < last:")
         w.depth = 3
         self._line()
         w.depth = 2
+        self._move_columns()
         self._finish()
         w.depth = 1
         w("while pending(call, 2):")
@@ -131,23 +140,43 @@ class _Emitter:
         return f"data(call, {CALL_WORDS + arrays.index(s)})"
 
     def _sums(self, chunk: str, k: int) -> str:
-        return f"partial_sums(layout, call, {chunk}, {k}, {len(self.columns)})"
+        """The second array of a chunk, in which column sum k ends."""
+        return f"partial_sums(layout, call, {chunk}, {2 * k + 1}, {2 * len(self.columns)})"
 
     def _partial(self, s: Stream) -> str:
         """Register type a column sum is accumulated in."""
         register = self.program.registers[self.program.outputs[s.position].value]
         return register if register in ("f32", "f64") else "i64"
 
+    def _total(self, s: Stream) -> str:
+        return "i64" if self._partial(s) == "i64" else "f64"
+
     def _zero_columns(self) -> None:
         w = self.write
         if not self.columns:
             return
         for k, s in enumerate(self.columns):
-            w(f"{s.name}_part = {self._sums('chunk', k)}")
+            w(f"{s.name}_total = {self._sums('chunk', k)}")
+            first = f"partial_sums(layout, call, chunk, {2 * k}, {2 * len(self.columns)})"
+            w(f"{s.name}_part = {first if s in self.blocked_columns else f'{s.name}_total'}")
         w("for j in range(row_width(layout)):")
         for s in self.columns:
+            kinds = {"part": self._partial(s), "total": self._total(s)}
+            for what, kind in kinds.items() if s in self.blocked_columns else [("part", "i64")]:
+                w(f"    store_{_memory(kind)}_partial({s.name}_{what}, j, {number(0, kind)})")
+
+    def _move_columns(self) -> None:
+        """What the first arrays hold is added to the second ones."""
+        w = self.write
+        if not self.blocked_columns:
+            return
+        w("for j in range(row_width(layout)):")
+        for s in self.blocked_columns:
             kind = self._partial(s)
-            w(f"    store_{_memory(kind)}_partial({s.name}_part, j, {number(0, kind)})")
+            here = f"load_f64_partial({s.name}_total, j)"
+            item = cast(f"load_{kind}_partial({s.name}_part, j)", kind, "f64")
+            w(f"    store_f64_partial({s.name}_total, j, {here} + {item})")
+            w(f"    store_{kind}_partial({s.name}_part, j, {number(0, kind)})")
 
     def _line(self) -> None:
         """The rows of one line: their addresses, then the row loop."""
@@ -163,6 +192,12 @@ class _Emitter:
         for s in moving:
             w(f"{s.name} += {s.name}_row")
         w("row += 1")
+        if self.blocked_columns:
+            w("if row == full:")
+            w.depth += 1
+            w(f"full = row + {ROWS}")
+            self._move_columns()
+            w.depth -= 1
         w.depth -= 1
 
     def _finish(self) -> None:
@@ -171,7 +206,7 @@ class _Emitter:
         w("if claim(call, 1) == chunk_count(layout) - 1:")
         w.depth += 1
         for k, s in enumerate(self.columns):
-            kind = self._partial(s)
+            kind = self._total(s)
             memory = _memory(kind)
             out = self.program.outputs[s.position]
             w(f"total = {self._sums('0', k)}")

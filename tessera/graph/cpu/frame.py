@@ -123,6 +123,6 @@ def partial_sums(
     b: ir.IRBuilder, layout: ir.Value, call: ir.Value, chunk: ir.Value, position: ir.Value,
     count: ir.Value,
 ) -> ir.Value:
-    """Address of a chunk's partial sums of column output `position` of `count`."""
+    """Address of array `position` of the `count` in which a chunk keeps its column sums."""
     row = b.add(b.mul(chunk, count), position)
     return b.add(read(b, call, 3), b.mul(b.mul(row, field(b, layout, "width")), I64(8)))

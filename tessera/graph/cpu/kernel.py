@@ -137,7 +137,7 @@ class LoopKernel:
         words, slot = layout.words, np.zeros(1, np.int64)
         table, dummy = words.ctypes.data, slot.ctypes.data
         columns = sum(s.kind == "column_sum" for s in self.streams)
-        partial = max(1, columns * layout.chunks * layout.width)
+        partial = max(1, 2 * columns * layout.chunks * layout.width)
         arrays = len(self.program.inputs) + len(self.program.outputs)
         pack = struct.Struct(f"{CALL_WORDS + arrays}q").pack
         scratch = pool.scratch

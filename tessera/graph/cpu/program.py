@@ -86,8 +86,8 @@ class LoopOutput:
     """An array written by the loop: `value` stored as `dtype`.
 
     full: `[..., C]`.  row: `[..., 1]`, of a value constant along the last axis.
-    column_sum: `[C]`, the value summed over all leading axes (f32 in chunks, chunks added in f64
-    order fixed by the shape alone).
+    column_sum: `[C]`, the value summed over all leading axes (runs of rows in its own type, these
+    in f64; in an order that the shape alone fixes).
     """
 
     value: int

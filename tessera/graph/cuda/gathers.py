@@ -12,6 +12,7 @@ from math import prod
 from ...numerics import as_type
 from .schedule import Group
 from .spell import literal, within
+from .steps import CHAIN
 from .text import Source, Writer, capital
 
 
@@ -58,6 +59,10 @@ def segments_source(group: Group) -> Source:
     w.line(f"found = tile.alloc_shared(({chunk + ahead},), {count})", step)
     zero = literal(0, y.type.dtype.kind)
     w.line(f"{step.name} = tile.full((1, {BN}), {zero}, {kind})", step)
+    many = y.type.dtype.name == "f32" and T > CHAIN
+    if many:
+        w.line(f"{step.name}_w = tile.full((1, {BN}), 0.0, {w.type(as_type('f64'))})", step)
+        w.line("seen = 0", step)
     with w.block(f"for i in range(0, {T}, {chunk}):"):
         w.line(f"at = tile.load({capital(ids.name)}[i:i+{chunk}])", step)
         with w.block("if s == 0:"):
@@ -72,13 +77,18 @@ def segments_source(group: Group) -> Source:
             w.line(f"tile.scatter(found, tile.arange(0, {ahead}) + count, {T})", step)
             w.line("tile.barrier()", step)
             with w.block(f"for j in range(0, count, {ahead}):"):
-                _add_slices(w, group, lead, ahead, kind)
+                _add_slices(w, group, lead, ahead, kind, many)
+            if many:
+                w.line("seen = seen + count", step)
             w.line("tile.barrier()", step)
-    w.line(f"{capital(y.name)}[{lead}s:s+1, n:n+{BN}] = {step.name}", step)
+    made = step.name
+    if many:  # one after another: too many for f32
+        made = f"tile.where(seen > {CHAIN}, tile.cast({step.name}_w, {kind}), {step.name})"
+    w.line(f"{capital(y.name)}[{lead}s:s+1, n:n+{BN}] = {made}", step)
     return _finished(w, group, [(A, T, C), (T,), (A, V, C)], not lead)
 
 
-def _add_slices(w: Writer, group: Group, lead: str, ahead: int, kind: str) -> None:
+def _add_slices(w: Writer, group: Group, lead: str, ahead: int, kind: str, many: bool) -> None:
     """The slices at found[j], found[j + 1] ...: all are read, then added one after another."""
     (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
     for r in range(ahead):
@@ -89,6 +99,8 @@ def _add_slices(w: Writer, group: Group, lead: str, ahead: int, kind: str) -> No
     for r in range(ahead):
         total = f"{step.name} + r{r}"
         w.line(f"{step.name} = " + (f"tile.cast({total}, {kind})" if narrow else total), step)
+        if many:
+            w.line(f"{step.name}_w = {step.name}_w + tile.cast(r{r}, f64)", step)
 
 
 def _lead(w: Writer, A: int) -> str:

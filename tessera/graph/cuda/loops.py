@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .choose import blocks
 from .frame import Frame
 from .schedule import Group, Operand, Step
 from .spell import REDUCTIONS
@@ -117,7 +118,7 @@ def _passes(w: Writer, b: Block, group: Group, N: int) -> None:
     rows: list[Step] = [s for s in group.steps if s.op not in REDUCTIONS and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
-        folds = [Fold.of(s) for s in group.steps
+        folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
                  if s.op in REDUCTIONS and levels[s.name] == level + 1]
         if not folds:
             continue
@@ -129,7 +130,7 @@ def _passes(w: Writer, b: Block, group: Group, N: int) -> None:
                 _needed(w, inner, f.step.args, steps, texts)
                 name = f"{f.step.name}_a"
                 part = fold_rows(w, inner, f, f"{N} - n")
-                w.line(f"{name} = {combined(f, name, part)}", f.step)
+                w.line(f"{name} = {combined(w, f, name, part)}", f.step)
         for f in folds:
             w.line(f"{f.step.name} = {finished(w, f, f'{f.step.name}_a')}", f.step)
             b.held[f.step.name] = _column(f.step.name)
@@ -189,7 +190,8 @@ def columns_source(group: Group) -> Source:
     w = Writer(group)
     (step,), (x,), (y,) = group.steps, group.reads, group.writes
     A, R, C = group.space
-    BR, BN, fold = group.schedule.m, group.schedule.n, Fold.of(step)
+    BR, BN = group.schedule.m or 1, group.schedule.n
+    fold = Fold.of(step, blocks(R, BR))
     w.line("a = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
     w.line(f"{step.name}_a = {start(w, fold, f'({BN},)')}", step)
@@ -198,7 +200,7 @@ def columns_source(group: Group) -> Source:
         if fold.kept is not fold.source:
             part = f"tile.cast({part}, {fold.kept})"
         part = f"tile.col_{fold.way}({part})"
-        w.line(f"{step.name}_a = {combined(fold, f'{step.name}_a', part)}", step)
+        w.line(f"{step.name}_a = {combined(w, fold, f'{step.name}_a', part)}", step)
     w.line(f"{capital(y.name)}[a, n:n+{BN}] = {finished(w, fold, f'{step.name}_a')}", step)
     shapes: list[tuple[int, ...]] = [(A, R, C), (A, C)]
     texts = [f"{capital(o.name)}: {w.annotation(o, s)}"

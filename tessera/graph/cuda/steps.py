@@ -151,19 +151,26 @@ def store(w: Writer, b: Block, operand: Operand, step: Step | None) -> None:
 
 
 # --- reductions -------------------------------------------------------------------------------
+CHAIN = 128  # blocks whose f32 sums are added one after another in f32; more of them in f64
+
+
 @dataclass(frozen=True)
 class Fold:
-    """A reduction over columns: sum | max | min | prod, kept in `type`."""
+    """A reduction over columns: sum | max | min | prod. Blocks are reduced in `kept`, and what they
+    give is combined in `total`."""
 
     step: Step
     way: str
     kept: DType
     source: DType
+    total: DType
 
     @staticmethod
-    def of(step: Step) -> Fold:
+    def of(step: Step, blocks: int = 1) -> Fold:
         kept = dict(step.attrs).get("accum", step.type.dtype)
-        return Fold(step, REDUCTIONS[step.op], kept, step.type.dtype)
+        way = REDUCTIONS[step.op]
+        long = way == "sum" and kept.name == "f32" and blocks > CHAIN
+        return Fold(step, way, kept, step.type.dtype, as_type("f64").dtype if long else kept)
 
     @property
     def neutral(self) -> str:
@@ -191,20 +198,27 @@ def fold_rows(w: Writer, b: Block, fold: Fold, edge: str = "") -> str:
 
 def finished(w: Writer, fold: Fold, text: str) -> str:
     """A statistic in the type of the step."""
-    return text if fold.kept is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
+    return text if fold.total is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
 
 
 def _kept(w: Writer, fold: Fold) -> str:
-    w.scope[fold.kept.name] = fold.kept
-    return fold.kept.name
+    return _named(w, fold.kept)
 
 
-def combined(fold: Fold, a: str, b: str) -> str:
+def _named(w: Writer, dtype: DType) -> str:
+    w.scope[dtype.name] = dtype
+    return dtype.name
+
+
+def combined(w: Writer, fold: Fold, a: str, b: str) -> str:
+    """A running total `a` and what a block gave."""
+    if fold.total is not fold.kept:
+        b = f"tile.cast({b}, {_named(w, fold.total)})"
     return COMBINE[fold.way][0].format(a, b)
 
 
 def start(w: Writer, fold: Fold, shape: str) -> str:
-    return f"tile.full({shape}, {fold.neutral}, {_kept(w, fold)})"
+    return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
 
 
 __all__ = ["PLACED", "Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",

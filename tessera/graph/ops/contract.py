@@ -12,6 +12,7 @@ from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
+from ..cpu import blas
 from ..op import Aval, Op, Sample, sample
 from ..operand import PUBLIC, compute_type, convert, public, store, to_compute
 from ..trace import apply
@@ -54,7 +55,10 @@ def matmul_ref(a: np.ndarray, b: np.ndarray, accum: DType, out: np.ndarray | Non
     if accum.bits == 64 and a.dtype == np.float32:
         wide = np.matmul(a, b, dtype=np.float64)
         return wide.astype(np.float32)
-    return np.matmul(a, b, out=out)
+    if out is None:
+        return blas.multiply(a, b)
+    blas.whole(a, b, out)
+    return out
 
 
 def _integer_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:

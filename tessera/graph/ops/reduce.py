@@ -26,6 +26,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
+from .blocked_sum import blocked_sum, running_sum
 from .cumulative import shift
 
 INT64 = as_type("int64")
@@ -84,6 +85,8 @@ def sum_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) -> np.ndar
     if accum.bits == 64 and x.dtype == np.float32:
         return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64), np.float32)
     if accum.numpy == x.dtype or accum.kind != "float" or accum.bits >= 32:
+        if x.dtype.kind == "f":
+            return blocked_sum(x, axis, keepdims)
         return np.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
     return _sequential_sum(x, axis, keepdims, accum)
 
@@ -208,10 +211,14 @@ ANY, ALL = _logical("reduce_any", np.any, "or of bools"), _logical("reduce_all",
                                                                    "and of bools")
 
 # --- cumulative -------------------------------------------------------------------------------
+def _cumsum_ref(x: np.ndarray, axis: int) -> np.ndarray:
+    return running_sum(x, axis) if x.dtype.kind == "f" else np.cumsum(x, axis=axis, dtype=x.dtype)
+
+
 CUMSUM = Op(
     "cumsum",
     shape=lambda x, axis: x,
-    ref=lambda x, axis: np.cumsum(x, axis=axis, dtype=x.dtype),
+    ref=_cumsum_ref,
     vjp=lambda g, y, x, axis: (
         PUBLIC["flip"](apply(CUMSUM, PUBLIC["flip"](g, axis), axis=axis), axis),
     ),
@@ -243,6 +250,8 @@ def countable(x: Tensor) -> Tensor:
 @public
 def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum along axes (all when None), in the accumulate type, in a fixed order.
+
+    An error of at most 128 roundings, whatever the length and the axes (docs/numerics.md, Sums).
 
     The result has x's type; bools count as int64, integers of fewer than 32 bits as int32, as in
     a product. Raises AxisError.
@@ -359,7 +368,7 @@ all_ = _public_logical("all", ALL, "Whether all elements along axes (all when No
 @public
 @scalar_line
 def cumsum(x: Any, axis: int = 0) -> Tensor:
-    """Running sums along an axis, in the compute type."""
+    """Running sums along an axis, added in f64 and rounded to the compute type."""
     (c,), numeric = promote(x)
     if numeric.dtype.kind == "bool":
         raise ArgumentError("cumsum of bools", hint="cast to int64 first")
