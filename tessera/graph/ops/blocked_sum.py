@@ -57,7 +57,7 @@ def running_sum(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _sum64(x: np.ndarray, axis: tuple[int, ...], keepdims: bool) -> np.ndarray:
-    return np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64)
+    return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=np.float64))
 
 
 def _inner_run(x: np.ndarray, axis: tuple[int, ...]) -> tuple[int, ...]:
