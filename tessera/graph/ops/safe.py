@@ -14,7 +14,7 @@ from ..operand import PUBLIC, axis_index, floating, literal, public, scalar_line
 from .elementwise import abs_, maximum, rsqrt, where
 from .norms import norm_operand, row_mean, row_weight
 from .reduce import accumulate_dtype
-from .softmax import logsumexp_of, row_max, softmax_compute
+from .softmax import logsumexp, row_max, softmax_compute
 
 
 @public
@@ -32,12 +32,8 @@ def softmax_safe(x: Any, axis: int = -1) -> Tensor:
 
 @public
 def logsumexp_safe(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
-    """max + log sum exp(x - max) along axes (all when None), rounded once to x's type.
-
-    A row of -inf gives -inf, one that holds +inf gives +inf. Raises AxisError, and ShapeError on
-    an axis of extent 0.
-    """
-    return logsumexp_of(x, axis, keepdims, True)
+    """`ts.logsumexp`, which is safe as it is, by the name that goes with `ts.softmax_safe`."""
+    return logsumexp(x, axis, keepdims)
 
 
 def _row_scale(x: Tensor, eps: float) -> Tensor:

@@ -138,31 +138,30 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 # --- log-sum-exp ------------------------------------------------------------------------------
-def _lse_ref(x: np.ndarray, axis: tuple, keepdims: bool, safe: bool, accum: DType) -> np.ndarray:
-    m = _shift_ref(x, axis, safe)
+def _lse_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) -> np.ndarray:
+    m = _shift_ref(x, axis, True)
     y = m + np.log(sum_ref(np.exp(x - m), axis, True, accum))
     return y.reshape(reduced_shape(x.shape, axis, keepdims))
 
 
-def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, safe: bool, accum: DType) -> Tensor:
-    m = _shift(x, axis, safe)
+def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
+    m = _shift(x, axis, True)
     y = m + log(row_sum(exp(x - m), axis, accum))
     return PUBLIC["reshape"](y, reduced_shape(tuple(x.shape), axis, keepdims))
 
 
-def _lse_weights(y: Tensor, x: Tensor, axis: tuple, safe: bool) -> Tensor:
-    """exp(x - y): the softmax."""
+def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
+    """exp(x - y): the softmax, zeros where all of a row is -inf."""
     y = _kept(y, x, axis)
-    return exp(x - (where(PUBLIC["isfinite"](y), y, literal(0.0, y)) if safe else y))
+    return exp(x - where(PUBLIC["isfinite"](y), y, literal(0.0, y)))
 
 
 def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
     return PUBLIC["reshape"](v, reduced_shape(tuple(x.shape), axis, True))
 
 
-def _lse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: tuple, keepdims: bool, safe: bool,
-             accum: DType) -> Tensor:
-    t = row_sum(ts[0] * _lse_weights(y, x, axis, safe), axis)
+def _lse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
+    t = row_sum(ts[0] * _lse_weights(y, x, axis), axis)
     return PUBLIC["reshape"](t, y.shape)
 
 
@@ -170,8 +169,8 @@ LOGSUMEXP = Op(
     "logsumexp",
     shape=lambda x, axis, keepdims, **a: MAX.shape(x, axis=axis, keepdims=keepdims),
     ref=_lse_ref,
-    vjp=lambda g, y, x, axis, keepdims, safe, accum: (
-        _kept(g, x, axis) * _lse_weights(y, x, axis, safe),
+    vjp=lambda g, y, x, axis, keepdims, accum: (
+        _kept(g, x, axis) * _lse_weights(y, x, axis),
     ),
     jvp=_lse_jvp,
     batch=lambda size, batched, x, axis, **a: (
@@ -179,28 +178,23 @@ LOGSUMEXP = Op(
     ),
     expand=_lse_expand,
     samples=(
-        sample((2, 3), axis=(1,), keepdims=True, safe=False, accum=F32),
-        sample((2, 3, 2), axis=(0, 2), keepdims=False, safe=True, accum=F32),
+        sample((2, 3), axis=(1,), keepdims=True, accum=F32),
+        sample((2, 3, 2), axis=(0, 2), keepdims=False, accum=F32),
     ),
     doc="log sum exp(x) along axes",
 )
-
-
-def logsumexp_of(x: Any, axis: Any, keepdims: bool, safe: bool) -> Tensor:
-    c, numeric = floating(x)
-    axes = axes_tuple(axis, c.ndim)
-    if not axes:
-        return store(c, numeric)
-    y = apply(LOGSUMEXP, c, axis=axes, keepdims=bool(keepdims), safe=safe,
-              accum=accumulate_dtype(numeric))
-    return store(y, numeric)
 
 
 @public
 def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False) -> Tensor:
     """max + log sum exp(x - max) along axes (all when None), rounded once to x's type.
 
-    A row of -inf gives NaN; `ts.logsumexp_safe` gives -inf. Raises AxisError, and ShapeError on
-    an axis of extent 0.
+    A row of -inf gives -inf and a gradient of zeros, one that holds +inf gives +inf. Raises
+    AxisError, and ShapeError on an axis of extent 0.
     """
-    return logsumexp_of(x, axis, keepdims, False)
+    c, numeric = floating(x)
+    axes = axes_tuple(axis, c.ndim)
+    if not axes:
+        return store(c, numeric)
+    y = apply(LOGSUMEXP, c, axis=axes, keepdims=bool(keepdims), accum=accumulate_dtype(numeric))
+    return store(y, numeric)
