@@ -21,11 +21,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tessera.errors import ArgumentError, did_you_mean
 
@@ -124,10 +124,15 @@ class Setting:
         return self.kind.convert(self.default() if callable(self.default) else self.default)
 
 
-# One open scope: the values it gives, by name. Compared by identity.
+# One open scope: the values it gives, by name. Compared by identity. `kept`: begun by a call that
+# has not become a block; it holds until its names are set again.
 @dataclass(eq=False)
 class _Layer:
     values: dict[str, Any]
+    kept: bool = False
+
+
+MOST_KEPT = 64  # a call that becomes a block does so at once: older ones are covered for good
 
 
 # By setting: called with its value when one holds anew, and with None when it is to be resolved
@@ -196,6 +201,7 @@ def set(**values: Any) -> None:
     """Sets values until set again, or, of a name an open scope gives, until that scope ends."""
     converted = _converted(values)
     with _lock:
+        _forget_kept(converted)
         for name, value in converted.items():
             holders = [layer.values for layer in _layers if name in layer.values]
             (holders[-1] if holders else _base)[name] = value
@@ -213,27 +219,55 @@ def chosen(name: str) -> bool:
 def unset(name: str) -> None:
     """Takes back what set() chose outside of scopes: the environment or the default holds."""
     with _lock:
+        _forget_kept([name])
         _chosen.pop(_setting(name).name, None)
         _base.pop(name, None)
         _drop(name)
 
 
+def _forget_kept(names: Iterable[str]) -> None:
+    """What calls without a block gave these names is over."""
+    for layer in [x for x in _layers if x.kept]:
+        for name in names:
+            layer.values.pop(name, None)
+        if not layer.values:
+            _layers.remove(layer)
+
+
+class Switch:
+    """A call or a block: `Switch(numerics="raise")` holds until set again, and
+    `with Switch(numerics="raise"):` until the block ends. Blocks of several threads may overlap."""
+
+    def __init__(self, **values: Any):
+        self._layer = _Layer(_converted(values), kept=True)
+        with _lock:
+            kept = [x for x in _layers if x.kept]
+            if len(kept) >= MOST_KEPT:
+                _layers.remove(kept[0])
+            _layers.append(self._layer)
+            for name in self._layer.values:
+                _publish(name)
+
+    def __enter__(self) -> Self:
+        with _lock:
+            self._layer.kept = False
+            if self._layer not in _layers:  # somebody set its names meanwhile
+                _layers.append(self._layer)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with _lock:
+            _layers.remove(self._layer)
+            for name in self._layer.values:
+                # Dropped, not resolved: a bad variable must not raise where a block ends.
+                _drop(name)
+
+
 @contextmanager
 def scope(**values: Any) -> Iterator[None]:
     """Sets values for a block: `with config.scope(numerics="raise", seed=1):`."""
-    layer = _Layer(_converted(values))
-    with _lock:
-        _layers.append(layer)
-        for name in layer.values:
-            _publish(name)
-    try:
+    with Switch(**values):
         yield
-    finally:
-        with _lock:
-            _layers.remove(layer)
-            for name in layer.values:
-                # Dropped, not resolved: a bad variable must not raise where a block ends.
-                _drop(name)
 
 
 def reset() -> None:
@@ -242,6 +276,7 @@ def reset() -> None:
     Raises ArgumentError inside a scope, whose end would bring values back.
     """
     with _lock:
+        _forget_kept(SETTINGS)
         if _layers:
             raise ArgumentError("config.reset() inside a config.scope()", hint="leave it first")
         _base.clear()
@@ -286,4 +321,4 @@ Setting("rank_output", "TESSERA_RANK_OUTPUT", one_of("all", "first"), "all",
 Setting("rank_logs", "TESSERA_RANK_LOGS", FOLDER, None,
         "under mpirun, where each rank writes its output: DIR/rank-N.log instead of the terminal")
 
-__all__ = ["chosen", "get", "reset", "scope", "set", "unknown_variables", "unset"]
+__all__ = ["Switch", "chosen", "get", "reset", "scope", "set", "unknown_variables", "unset"]

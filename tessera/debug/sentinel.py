@@ -11,8 +11,9 @@ counts as found is decided by four rules:
 
 An origin counts when it is used: when it reaches a result, or when an op that cannot drop it gives
 a finite value (1 / inf). An element that a selection drops (where, minimum, slice, exp(-inf)) does
-not count, so ts.where(x > 0, ts.log(x), 0) is silent inside a compiled function. Outside of one
-each call by the user is a result of its own: there ts.log(x) is reported at once.
+not count, so ts.where(x > 0, ts.log(x), 0) is silent inside a compiled function; which operands an
+op may drop stands in its record. Outside of a function each call by the user is a result of its
+own: there ts.log(x) is reported at once. So is what a kernel wrote (kernel_sentinel.py).
 
 A saturating cast is a policy and no finding; the counters tell how much it cut off.
 """
@@ -40,17 +41,16 @@ from ..graph.ops.convert import cast_ref
 from ..graph.ops.random import get_state
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
+from ..tile import launch
+from ..tile.arguments import Bound
+from ..tile.blame import Blame
+from ..tile.ir import Function
+from ..tile.memory import Memory
 from .findings import BadValue, Flags, describe_operands, values_of
+from .kernel_sentinel import follow
 
 DELIBERATE = frozenset({"constant", "full"})
 CASTS = frozenset({"cast", "cast_stochastic"})
-# Ops that may drop an element, or whose limit at infinity is finite and exact.
-DROPPING = frozenset(
-    "where minimum maximum clip relu sign exp sigmoid tanh erf atan isnan isinf isfinite "
-    "reduce_max reduce_min slice dynamic_slice gather gather_axes take take_along_axis split pad "
-    "scatter dynamic_update_slice reduce_any reduce_all top_k".split()
-)
-COMPARISONS = frozenset("less less_equal greater greater_equal equal not_equal".split())
 
 
 class Seen(NamedTuple):
@@ -94,25 +94,16 @@ _first: list[BadValue] = []
 
 
 # --- switching --------------------------------------------------------------------------------
-class numerics:
+class numerics(config.Switch):
     """Switches the sentinels: `ts.debug.numerics("raise")`, or `with ts.debug.numerics("flag"):`.
 
     mode: "off" | "flag" (count, report in ts.debug.flags() and at exit) | "raise" (NumericsError)
-    Holds for functions that are compiled already. A block gives back what held before it.
+    Holds for functions that are compiled already, and in all threads. A block gives back what held
+    before it; of blocks that overlap in several threads the one entered last and still open wins.
     """
 
     def __init__(self, mode: str):
-        self.before = config.get("numerics") if config.chosen("numerics") else None
-        config.set(numerics=mode)
-
-    def __enter__(self) -> numerics:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.before is None:
-            config.unset("numerics")
-        else:
-            config.set(numerics=self.before)
+        super().__init__(numerics=mode)
 
 
 def _switch(mode: str | None) -> None:
@@ -124,6 +115,7 @@ def _switch(mode: str | None) -> None:
     _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
     _set(trace.EXITS, observe_exit, on)
     _set(trace.SENDING, observe_sending, on)
+    _set(launch.SENTINELS, observe_kernel, on or mode is None)
 
 
 def _set(observers: list, observer: Callable, there: bool) -> None:
@@ -201,6 +193,21 @@ def observe_sending(op: Op, where: SourceLine | None, operands: Sequence[Any],
 
 
 @contextmanager
+def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory]
+                   ) -> Iterator[Blame | None]:
+    """A kernel runs under the interpreter: what it writes counts when it has ended."""
+    if config.get("numerics") == "off":  # with the first op after a change of settings
+        yield None
+        return
+    def counts(bad: BadValue) -> None:
+        if bad.origin or not _first:
+            _count(bad)
+
+    with follow(function, bound, outputs, counts, _local.run) as blame:
+        yield blame
+
+
+@contextmanager
 def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
     config.get("numerics")  # the first op after a change of settings may be in this graph
@@ -246,14 +253,19 @@ def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: lis
     if op.name in DELIBERATE or "collective" in op.effects:
         return  # of a collective, see observe_sending: the result is data from other ranks
     suspects = _local.frames[-1].suspects
-    held = [x for s in ins if (x := suspects.get(id(s.key))) is not None and x.live]
+    held, hidden = [], []
+    for i, s in enumerate(ins):
+        if (x := suspects.get(id(s.key))) is not None and x.live:
+            held.append(x)
+            if not op.may_drop(i, x.bad.kind):
+                hidden.append(x)
     bad = [(s, kind) for s in outs if (kind := _kind(s)) is not None]
     if not bad:
         for s in outs:
             if suspects and id(s.key) in suspects:
                 suspects[id(s.key)].live = False
-        if held and _swallows(op, held[0].bad):
-            _count(held[0].bad)
+        if hidden:
+            _count(hidden[0].bad)
         return
     within = {id(v) for v in inner}
     held += [suspect for key, suspect in suspects.items() if key in within]  # the oldest first
@@ -270,13 +282,6 @@ def _kind(s: Seen) -> str | None:
     if np.isfinite(s.array).all():
         return None
     return "nan" if np.isnan(s.array).any() else "inf"
-
-
-def _swallows(op: Op, bad: BadValue) -> bool:
-    """Whether a finite result of this op hides the bad operand."""
-    if op.name in DROPPING or (op.name in COMPARISONS and bad.kind == "inf"):
-        return False
-    return True
 
 
 def _judge(op: Op, where: Callable[[], SourceLine | None], ins: list[Seen], out: Seen,

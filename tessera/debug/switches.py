@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from .. import config
-
-
-class Switch:
-    """Settings that were just made. As a `with` block it gives back what held before."""
-
-    def __init__(self, **values: Any):
-        self.before = {n: config.get(n) if config.chosen(n) else None for n in values}
-        config.set(**values)
-
-    def __enter__(self) -> Switch:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for name, value in self.before.items():
-            if value is None:
-                config.unset(name)
-            else:
-                config.set(**{name: value})
+from ..config import Switch
 
 
 def bounds(on: bool = True) -> Switch:

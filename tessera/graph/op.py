@@ -130,6 +130,9 @@ class Op:
             when they cannot
     linear  "each": a sum passes through each operand alone (products); "joint": through all
             together (add, reshape); "first": through operand 0; "" when it does not
+    drops   positions of the operands whose bad values (NaN, infinity) a finite result may hide by
+            right: what it did not choose. drops_inf: those of which it may hide an infinity, whose
+            exact limit is finite. Sentinels report what any other op hides
     local(attrs, ins, outs) -> the attributes of one shard, from the shapes of its operands and
             results; without it they are those of the whole op
     memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
@@ -150,6 +153,8 @@ class Op:
     axes: str | Callable[..., str] | None = None
     reduces: str = ""
     linear: str = ""
+    drops: tuple[int, ...] = ()
+    drops_inf: tuple[int, ...] = ()
     local: Callable[..., dict[str, Any]] | None = None
     multi: bool = False
     effects: frozenset[str] = frozenset()
@@ -168,6 +173,15 @@ class Op:
         if (self.vjp and self.no_vjp) or (self.jvp and self.no_jvp):
             raise ArgumentError(f"op {self.name!r} has a rule and a reason why it has none")
         OPS[self.name] = self
+
+    def may_drop(self, position: int, kind: str) -> bool:
+        """Whether a finite result hides a "nan" or "inf" of an operand by right."""
+        return position in self.drops or (kind == "inf" and position in self.drops_inf)
+
+    def carries(self, position: int) -> bool:
+        """Whether a bad value of an operand always shows in the result: sums and products of it."""
+        linear = self.linear in ("each", "joint") or (self.linear == "first" and position == 0)
+        return linear and position not in self.drops + self.drops_inf
 
     def lies(self, attrs: dict[str, Any]) -> Memory:
         """Where the results of one node lie."""

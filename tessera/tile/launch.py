@@ -17,6 +17,7 @@ from tessera.errors import ArgumentError, user_line
 from tessera.numerics import as_key, fold_in, i64
 from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound, allocate
+from tessera.tile.blame import Blame
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.machine import Machine, Report
 from tessera.tile.memory import Memory, Place
@@ -27,6 +28,10 @@ from tessera.tile.values import constant
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
 # Contexts around each run of the interpreter, by the kernel's name. Filled by debug.
 RUN_WATCHERS: list[Callable[[str], AbstractContextManager[Any]]] = []
+# Contexts around each run that say whose bad values are to be followed: (function, bound, memories
+# of what it returns) -> a Blame, or None. At their end they look at what was written. From debug.
+SENTINELS: list[Callable[[Function, Bound, dict[str, Memory]],
+                         AbstractContextManager[Blame | None]]] = []
 MAX_LANES = 1024  # of a CUDA block
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
@@ -157,9 +162,12 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
     with np.errstate(all="ignore"), ExitStack() as watched:
         for watch in RUN_WATCHERS:
             watched.enter_context(watch(name))
+        blame = None
+        for sentinel in SENTINELS:
+            blame = watched.enter_context(sentinel(function, bound, outputs))
         for part in _batches(order, function, lanes):
             machine = Machine(part, lanes, grid, env, sanitizer=sanitizer, report=report, key=key,
-                              seed=seed, raise_nan=config.numerics == "raise")
+                              seed=seed, raise_nan=config.numerics == "raise", blame=blame)
             machine.run(function.body)
     bound.write_back()
     return _result(function, bound, outputs), report

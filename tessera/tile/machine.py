@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.errors import NumericsError, SourceLine
 from tessera.tile.access import Pattern
+from tessera.tile.blame import Blame
 from tessera.tile.copies import Copies
 from tessera.tile.errors import DivergenceError, KernelError
 from tessera.tile.ir import Const, For, If, Node, Op, Operand, Value, While
@@ -44,13 +45,13 @@ class Machine:
     def __init__(self, groups: np.ndarray, lanes: int, axes: tuple[int, ...],
                  env: dict[Value, Any], *, sanitizer: Sanitizer | None = None,
                  report: Report | None = None, key: Any = 0, seed: int = 0,
-                 raise_nan: bool = False):
+                 raise_nan: bool = False, blame: Blame | None = None):
         self.groups, self.lanes, self.axes = groups[:, None], lanes, axes  # [G, 1]
         self.env = dict(env)
         self.mask: Mask = None
         self.apart = 0  # conditions around this node that differ between lanes by their type
         self.sanitizer, self.report, self.key = sanitizer, report or Report(), key
-        self.raise_nan, self.seed = raise_nan, seed
+        self.raise_nan, self.seed, self.blame = raise_nan, seed, blame
         self.epoch = np.zeros(len(groups), np.int32)
         self.copies = Copies(self)
 
@@ -87,11 +88,15 @@ class Machine:
         else:
             result = self.pure(record.numpy, op, args)
         if not op.outs:
+            if self.blame is not None:
+                self.blame.op(self, op, args, False)
             return
         for made, value in zip(op.outs, result if len(op.outs) > 1 else (result,), strict=True):
             self.env[made.value] = self.spread(made.type, value)
         if self.sanitizer is not None and record.run is None:
             self.watch_nan(op, args)
+        if self.blame is not None:
+            self.blame.op(self, op, args, record.run is None)
 
     def spread(self, type: Any, value: Any) -> Any:
         """A lane scalar has a value for each lane, also where all are equal: whether something
@@ -140,6 +145,8 @@ class Machine:
             else:
                 value = choose(cond, then[i], orelse[i])
             self.env[made.value] = self.spread(made.type, value)
+            if self.blame is not None:
+                self.blame.passes(made.value, (node.thens[i], node.elses[i]))
 
     @staticmethod
     def nothing(type: Any) -> np.ndarray:
@@ -156,7 +163,7 @@ class Machine:
         at, hi, step = (self.get(x).astype(held) for x in (node.lo, node.hi, node.step))
         outer, apart = self.mask, self.apart
         self.apart += max(x.shape[1] for x in (at, hi, step)) > 1
-        self.bind(node.carried, [self.get(i) for i in node.inits])
+        self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
         for _ in range(MAX_TURNS):
             on = at < hi if step.flat[0] > 0 else at > hi
             self.mask = both(outer, on)
@@ -172,7 +179,7 @@ class Machine:
 
     def while_(self, node: While) -> None:
         outer, apart = self.mask, self.apart
-        self.bind(node.carried, [self.get(i) for i in node.inits])
+        self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
         on = np.ones((1, 1), bool)
         for _ in range(MAX_TURNS):
             self.run(node.test)
@@ -187,18 +194,21 @@ class Machine:
             raise self.endless(node.where)
         self.mask, self.apart = outer, apart
 
-    def bind(self, carried: Sequence[Any], values: list[Any]) -> None:
+    def bind(self, carried: Sequence[Any], values: list[Any], sources: Sequence[Operand]) -> None:
         for made, value in zip(carried, values, strict=True):
             self.env[made.value] = self.spread(made.type, value)
+        if self.blame is not None:
+            for made, source in zip(carried, sources, strict=True):
+                self.blame.passes(made.value, (source,))
 
     def turn(self, carried: Sequence[Any], yields: Sequence[Operand], on: np.ndarray) -> None:
         """End of a turn: those who took part get the new values."""
         new = [self.get(y) for y in yields]
         if on.all():
-            self.bind(carried, new)
+            self.bind(carried, new, yields)
             return
         self.bind(carried, [choose(on, value, self.env[made.value])
-                            for made, value in zip(carried, new, strict=True)])
+                            for made, value in zip(carried, new, strict=True)], yields)
 
     @staticmethod
     def endless(where: SourceLine | None) -> KernelError:

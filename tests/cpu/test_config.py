@@ -170,3 +170,29 @@ def test_reading_a_setting_takes_less_than_100_ns(fresh_config):
     timer = timeit.Timer("config.numerics", "from tessera import config; config.numerics")
     best_ns = min(timer.repeat(repeat=20, number=20_000)) / 20_000 * 1e9
     assert best_ns < 100, f"{best_ns:.0f} ns"
+
+
+def test_blocks_of_switches_may_overlap_and_end_in_any_order(fresh_config):
+    """As those of two threads do."""
+    first = config.Switch(numerics="flag").__enter__()
+    second = config.Switch(numerics="raise").__enter__()
+    first.__exit__(None, None, None)
+    assert config.numerics == "raise"
+    second.__exit__(None, None, None)
+    assert config.numerics == "off" and not config.chosen("numerics")
+
+
+def test_a_switch_without_a_block_holds_until_set_again(fresh_config):
+    config.Switch(numerics="flag", debug=True)
+    with config.Switch(numerics="raise"):
+        assert config.numerics == "raise"
+    assert config.numerics == "flag"
+    config.set(numerics="off")
+    assert config.numerics == "off" and config.debug
+    config.unset("debug")
+    assert not config.debug
+    for _ in range(3 * config.MOST_KEPT):
+        config.Switch(numerics="flag")
+    assert len(config._layers) <= config.MOST_KEPT
+    config.reset()
+    assert config.numerics == "off" and not config._layers

@@ -120,6 +120,33 @@ def wide_attrs(attrs: dict[str, Any], numeric: NumericType) -> dict[str, Any]:
     return {k: swap(v) for k, v in attrs.items()}
 
 
+WATCHED = [p for p in CASES if not p.values[0].graph_attrs and not p.values[0].effects
+           and p.values[0].name != "cofactor"]  # LAPACK's SVD does not return for NaN
+
+
+@pytest.mark.parametrize("op, s", WATCHED)
+def test_what_an_op_may_drop_is_in_its_record(op: Op, s: Sample, rng: np.random.Generator) -> None:
+    """A sum or product shows every bad operand, unless the record says that it may drop it."""
+    xs = [Draws(rng)(a).array for a in s.args]
+    for k, x in enumerate(xs):
+        if x.dtype.kind != "f" or not op.carries(k):
+            continue
+        for i, bad in itertools.product(range(x.size), (np.nan, np.inf, -np.inf)):
+            y = x.copy()
+            y.flat[i] = bad
+            with np.errstate(all="ignore"):
+                made = outputs(op, op.ref(*xs[:k], y, *xs[k + 1:], **s.attrs))
+            shown = any(not np.isfinite(np.asarray(m)).all() for m in made)
+            assert shown, f"operand {k} with {bad} at {i} gives {made}"
+
+
+def test_records_name_operands_that_exist() -> None:
+    for op in OPS.values():
+        most = max((len(s.args) for s in op.samples), default=8)
+        assert all(0 <= i < most for i in op.drops + op.drops_inf), op.name
+        assert not set(op.drops) & set(op.drops_inf), op.name
+
+
 def outputs(op: Op, made: Any) -> list[Any]:
     return list(made) if op.multi else [made]
 

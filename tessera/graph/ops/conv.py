@@ -104,6 +104,7 @@ UNFOLD = Op(
     jvp=lambda ts, y, x, **a: apply(UNFOLD, ts[0], **a),
     batch=lambda size, batched, x, **a: (apply(UNFOLD, x, **a), True),
     axes=lambda x, window, **a: _lead_axes(len(x.shape) - len(window), len(window), 1),
+    drops=(0,),
     samples=(
         sample((2, 5), window=(3,), stride=(1,), dilation=(1,), padding=((1, 1),)),
         sample((2, 1, 5, 6), window=(2, 3), stride=(2, 1), dilation=(1, 2),
@@ -122,6 +123,7 @@ FOLD = Op(
     jvp=lambda ts, y, x, **a: apply(FOLD, ts[0], **a),
     batch=lambda size, batched, x, **a: (apply(FOLD, x, **a), True),
     axes=lambda x, spatial, **a: _lead_axes(len(x.shape) - 2 * len(spatial), len(spatial), 2),
+    drops=(0,),
     samples=(
         sample((2, 3, 5), spatial=(5,), stride=(1,), dilation=(1,), padding=((1, 1),)),
         sample((2, 2, 3, 2, 3), spatial=(5, 6), stride=(2, 1), dilation=(1, 2),

@@ -123,6 +123,7 @@ def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> Op:
         batch=lambda size, batched, x, axis: (apply(OPS[name], x, axis=axis + 1), True),
         axes=line_axes,
         differentiable=False,
+        drops_inf=(0,),
         samples=(sample(((4,), "distinct"), axis=0), sample(((2, 5), "distinct"), axis=1)),
         doc=f"index of the running {word}; ties give the lowest index",
     )
@@ -163,6 +164,7 @@ LOGCUMSUMEXP = Op(
     jvp=_lcse_jvp,
     batch=lambda size, batched, x, axis: (apply(LOGCUMSUMEXP, x, axis=axis + 1), True),
     axes=line_axes,
+    drops_inf=(0,),
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
     doc="log of the running sums of exp(x) along an axis",
 )

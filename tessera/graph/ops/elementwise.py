@@ -140,6 +140,8 @@ def elementwise(
     samples: tuple[Sample, ...] | None = None,
     smooth: bool = True,
     linear: str = "",
+    drops: tuple[int, ...] = (),
+    drops_inf: tuple[int, ...] = (),
     doc: str = "",
     expand: Callable[..., Any] | None = None,
 ) -> Op:
@@ -157,6 +159,8 @@ def elementwise(
         batch=_batch(name),
         axes=",".join(["..."] * arity) + "->...",
         linear=linear,
+        drops=drops,
+        drops_inf=drops_inf,
         loop=loop,
         expand=expand,
         smooth=smooth and partials is not None,
@@ -203,12 +207,14 @@ POW = elementwise(
 MAXIMUM = elementwise(
     "maximum", np.maximum, "maximum({0}, {1})",
     lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
-    smooth=False, doc="max(a, b); NaN propagates; equal operands share the gradient",
+    smooth=False, drops_inf=(0, 1),
+    doc="max(a, b); NaN propagates; equal operands share the gradient",
 )
 MINIMUM = elementwise(
     "minimum", np.minimum, "minimum({0}, {1})",
     lambda y, a, b: (lambda: _share(a, b, y), lambda: _share(b, a, y)), arity=2, draw="apart",
-    smooth=False, doc="min(a, b); NaN propagates; equal operands share the gradient",
+    smooth=False, drops_inf=(0, 1),
+    doc="min(a, b); NaN propagates; equal operands share the gradient",
 )
 FLOOR_DIV = elementwise("floor_divide", np.floor_divide, "floordiv({0}, {1})", None, arity=2,
                         draw="positive", doc="floor(a / b)")
@@ -241,31 +247,32 @@ def _sigmoid_ref(x: np.ndarray) -> np.ndarray:
     return np.divide(np.where(x >= 0, 1, z), 1 + z, dtype=x.dtype)
 
 
-EXP = _unary("exp", np.exp, "exp({0})", lambda y, x: y)
-EXPM1 = _unary("expm1", np.expm1, "expm1({0})", lambda y, x: y + 1.0)
+EXP = _unary("exp", np.exp, "exp({0})", lambda y, x: y, drops_inf=(0,))
+EXPM1 = _unary("expm1", np.expm1, "expm1({0})", lambda y, x: y + 1.0, drops_inf=(0,))
 LOG = _unary("log", np.log, "log({0})", lambda y, x: 1.0 / x, draw="positive")
 LOG1P = _unary("log1p", np.log1p, "log1p({0})", lambda y, x: 1.0 / (1.0 + x), draw="positive")
 SQRT = _unary("sqrt", np.sqrt, "sqrt({0})", lambda y, x: 0.5 / y, draw="positive")
 RSQRT = _unary("rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt({0})", lambda y, x: -0.5 * (y * y * y),
                draw="positive", doc="1 / sqrt(x)")
 ABS = _unary("abs", np.abs, "abs({0})", lambda y, x: sign(x), draw="apart", smooth=False)
-SIGN = elementwise("sign", np.sign, "sign({0})", lambda y, x: (None,), draw="apart", smooth=False)
+SIGN = elementwise("sign", np.sign, "sign({0})", lambda y, x: (None,), draw="apart", smooth=False,
+                   drops_inf=(0,))
 SIN = _unary("sin", np.sin, "sin({0})", lambda y, x: cos(x))
 COS = _unary("cos", np.cos, "cos({0})", lambda y, x: -sin(x))
 TAN = _unary("tan", np.tan, "tan({0})", lambda y, x: 1.0 + y * y, draw="unit")
 ASIN = _unary("asin", np.arcsin, "asin({0})", lambda y, x: rsqrt(1.0 - x * x), draw="unit")
 ACOS = _unary("acos", np.arccos, "acos({0})", lambda y, x: -rsqrt(1.0 - x * x), draw="unit")
-ATAN = _unary("atan", np.arctan, "atan({0})", lambda y, x: 1.0 / (1.0 + x * x))
+ATAN = _unary("atan", np.arctan, "atan({0})", lambda y, x: 1.0 / (1.0 + x * x), drops_inf=(0,))
 SINH = _unary("sinh", np.sinh, "sinh({0})", lambda y, x: cosh(x))
 COSH = _unary("cosh", np.cosh, "cosh({0})", lambda y, x: sinh(x))
-TANH = _unary("tanh", np.tanh, "tanh({0})", lambda y, x: 1.0 - y * y)
+TANH = _unary("tanh", np.tanh, "tanh({0})", lambda y, x: 1.0 - y * y, drops_inf=(0,))
 SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 - y),
-                 doc="1 / (1 + exp(-x))")
+                 drops_inf=(0,), doc="1 / (1 + exp(-x))")
 ERF = _unary("erf", _erf_ref, "erf({0})",
-             lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)))
+             lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,))
 RELU = _unary("relu", lambda x: np.maximum(x, 0), "maximum({0}, 0)",
               lambda y, x: PUBLIC["cast"](x > 0.0, x.type), draw="apart", smooth=False,
-              doc="max(x, 0); gradient 0 at 0")
+              drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
 FLOOR = elementwise("floor", np.floor, "floor({0})", lambda y, x: (None,), smooth=False)
 CEIL = elementwise("ceil", np.ceil, "ceil({0})", lambda y, x: (None,), smooth=False)
 ROUND = elementwise("round", np.rint, "rint({0})", lambda y, x: (None,), smooth=False,
@@ -274,7 +281,7 @@ TRUNC = elementwise("trunc", np.trunc, "trunc({0})", lambda y, x: (None,), smoot
 ATAN2 = elementwise(
     "atan2", np.arctan2, "atan2({0}, {1})",
     lambda y, a, b: (lambda: b / (a * a + b * b), lambda: -a / (a * a + b * b)), arity=2,
-    draw="positive",
+    draw="positive", drops_inf=(0, 1),
 )
 
 # --- comparison, logic, selection -------------------------------------------------------------
@@ -283,9 +290,10 @@ _COMPARE = {
     "greater_equal": "{0} >= {1}", "equal": "{0} == {1}", "not_equal": "{0} != {1}",
 }
 for _name, _loop in _COMPARE.items():
-    elementwise(_name, getattr(np, _name), _loop, None, arity=2, result="bool")
+    elementwise(_name, getattr(np, _name), _loop, None, arity=2, result="bool",
+                drops_inf=(0, 1))
 for _name, _loop in {"isnan": "isnan({0})", "isinf": "isinf({0})", "isfinite": "isfinite({0})"}.items():  # noqa: E501
-    elementwise(_name, getattr(np, _name), _loop, None, result="bool")
+    elementwise(_name, getattr(np, _name), _loop, None, result="bool", drops=(0,))
 
 _INT = (sample(((2, 3), "int"), ((3,), "int")), sample(((2,), "bool"), ((2,), "bool")))
 AND = elementwise("bitwise_and", np.bitwise_and, "{0} & {1}", None, arity=2, samples=_INT,
@@ -318,6 +326,7 @@ WHERE = Op(
     batch=_batch("where"),
     axes="...,...,...->...",
     loop="({1} if {0} else {2})",
+    drops=(1, 2),
     samples=(
         sample(((2, 3), "bool"), (2, 3), (3,)),
         sample(((3,), "bool"), (2, 3), (1, 3)),

@@ -171,6 +171,7 @@ TAKE = Op(
     jvp=lambda ts, y, x, ids, axis: apply(TAKE, ts[0], ids, axis=axis),
     batch=_take_batch,
     axes=_take_axes,
+    drops=(0,),
     samples=(
         sample((5, 3), ((4,), "index:5"), axis=0),
         sample((2, 4, 3), ((2, 2), "index:4"), axis=1),
@@ -390,6 +391,7 @@ TAKE_ALONG = Op(
               axis=axis + 1), True,
     ),
     axes=_along_axes,
+    drops=(0,),
     samples=(sample((2, 4), ((2, 3), "index:4"), axis=1),
              sample((3, 2), ((5, 2), "index:3"), axis=0)),
     doc="y[i, j] = x[i, ids[i, j]] along an axis",

@@ -239,6 +239,7 @@ DIAGONAL = Op(
         apply(DIAGONAL, x, offset=offset, axis1=axis1 + 1, axis2=axis2 + 1), True
     ),
     memory=VIEW,
+    drops=(0,),
     samples=(
         sample((3, 3), offset=0, axis1=0, axis2=1),
         sample((3, 2, 4), offset=1, axis1=2, axis2=0),

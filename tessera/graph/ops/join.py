@@ -140,6 +140,7 @@ SPLIT = Op(
         apply(SLICE, x, **b) for b in _split_bounds(x, sizes, axis)
     ),
     multi=True,
+    drops=(0,),
     samples=(sample((5,), sizes=(2, 3), axis=0), sample((2, 6), sizes=(2, 2, 2), axis=1)),
     doc="cut along an axis into parts; its derivative joins their cotangents once",
 )

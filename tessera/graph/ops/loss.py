@@ -86,6 +86,7 @@ NLL = Op(
         True,
     ),
     expand=_nll_expand,
+    drops_inf=(0,),
     samples=(
         sample((2, 5), ((2, 1), "index:5"), smoothing=0.0, accum=F32),
         sample((2, 3, 4), ((2, 3, 1), "index:4"), smoothing=0.1, accum=F32),

@@ -136,6 +136,7 @@ SCATTER_SET = Op(
     ),
     batch=_scatter_batch,
     axes=_scatter_axes,
+    drops=(0, 2),
     samples=(
         sample((5, 3), ((4,), "index:5"), (4, 3), axis=0),
         sample((2, 4, 3), ((2, 2), "index:4"), (2, 2, 2, 3), axis=1),
@@ -292,6 +293,7 @@ DYNAMIC_SLICE = Op(
     batch=_dynamic_slice_batch,
     axes=lambda x, starts, sizes: "{0},_->{0}".format(_block_names(x.shape, sizes)),
     local=lambda attrs, ins, outs: {"sizes": outs[0]},
+    drops=(0,),
     samples=(
         sample((5,), ((1,), "index:3"), sizes=(3,)),
         sample((4, 6), ((2,), "index:3"), sizes=(2, 3)),
@@ -350,6 +352,7 @@ DYNAMIC_UPDATE_SLICE = Op(
     ),
     batch=_update_batch,
     axes=lambda x, u, starts: "{0},{0},_->{0}".format(_block_names(x.shape, u.shape)),
+    drops=(0,),
     samples=(
         Sample((Arg((5,)), Arg((3,)), Arg((1,), "index:3", False))),
         Sample((Arg((4, 6)), Arg((2, 3)), Arg((2,), "index:3", False))),

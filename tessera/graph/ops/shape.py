@@ -321,6 +321,7 @@ SLICE = Op(
     linear="joint",
     local=_slice_local,
     memory=VIEW,
+    drops=(0,),
     samples=(
         sample((5,), starts=(1,), stops=(4,), steps=(1,)),
         sample((6, 3), starts=(1, 0), stops=(6, 3), steps=(2, 1)),
@@ -424,6 +425,7 @@ PAD = Op(
     ),
     batch=_pad_batch,
     axes=_pad_letters,
+    drops=(0,),
     samples=(
         sample((2, 3), (), before=(1, 0), after=(0, 2), holes=(0, 0)),
         sample((3,), (), before=(0,), after=(1,), holes=(2,)),

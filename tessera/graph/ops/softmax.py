@@ -69,6 +69,7 @@ SOFTMAX = Op(
     batch=lambda size, batched, x, axis, **a: (apply(SOFTMAX, x, axis=axis + 1, **a), True),
     expand=_softmax_expand,
     axes="...->...",
+    drops_inf=(0,),
     samples=(
         sample((2, 3), axis=1, safe=False, accum=F32),
         sample((3, 2), axis=0, safe=True, accum=F32),
@@ -177,6 +178,7 @@ LOGSUMEXP = Op(
         apply(LOGSUMEXP, x, axis=tuple(i + 1 for i in axis), **a), True
     ),
     expand=_lse_expand,
+    drops_inf=(0,),
     samples=(
         sample((2, 3), axis=(1,), keepdims=True, accum=F32),
         sample((2, 3, 2), axis=(0, 2), keepdims=False, accum=F32),

@@ -40,6 +40,7 @@ ARGSORT = Op(
     ),
     axes=lambda x, axis, descending: line_axes(x, axis),
     differentiable=False,
+    drops_inf=(0,),
     samples=(
         sample(((5,), "distinct"), axis=0, descending=False),
         sample(((2, 4), "distinct"), axis=1, descending=True),
@@ -86,6 +87,7 @@ TOP_K_INDEX = Op(
     batch=lambda size, batched, x, **attrs: (apply(TOP_K_INDEX, x, **attrs), True),
     axes="..._->..._",
     differentiable=False,
+    drops_inf=(0,),
     samples=(sample(((5,), "distinct"), k=2, largest=True),
              sample(((2, 4), "int"), k=3, largest=True),
              sample(((2, 4), "int"), k=2, largest=False)),
@@ -119,6 +121,7 @@ SEARCHSORTED = Op(
     batch=_search_batch,
     axes="_,...->...",
     differentiable=False,
+    drops_inf=(0, 1),
     samples=(sample(((5,), "sorted"), (2, 3), side="left"),
              sample(((4,), "sorted"), (3,), side="right")),
     doc="how many elements of a sorted line are below each value (side right: or equal to it)",

@@ -40,6 +40,7 @@ LIE_AS = Op(
     batch=lambda size, batched, x, like: (
         apply(LIE_AS, stretch(x, size, batched[0]), stretch(like, size, batched[1])), True),
     memory=VIEW,
+    drops=(1,),
     samples=(sample((2, 3), (2, 3)),),
     doc="a value that takes the place of another: its layout, and how it is gathered",
 )

@@ -69,6 +69,7 @@ FILL = Op(
               extent=extent), True),
     axes="...skd,...sk->..._d",
     reduces="sum",
+    drops=(0,),
     samples=(sample((4, 2, 3), ((4, 2), "index:9"), extent=8),
              sample((2, 5, 1, 3), ((2, 5, 1), "index:7"), extent=6)),
     doc="rows added up into numbered slots; rows of slots that do not exist are left out",
@@ -82,6 +83,7 @@ READ = Op(
     batch=lambda size, batched, y, slots: (
         apply(READ, stretch(y, size, batched[0]), stretch(slots, size, batched[1])), True),
     axes="..._d,...sk->...skd",
+    drops=(0,),
     samples=(sample((8, 3), ((4, 2), "index:9")), sample((2, 6, 3), ((2, 5, 1), "index:7"))),
     doc="the rows of numbered slots; 0 for slots that do not exist",
 )

@@ -45,6 +45,7 @@ SPLIT = Op(
         apply(SPLIT, stretch(x, size, batched[0]), stretch(like, size, batched[1]), axis=axis),
         True),
     memory=VIEW,
+    drops=(1,),
     samples=(sample((2, 3), (2, 3), axis="dp"),),
     doc="what belongs to a parameter, split over an axis along which that is repeated",
 )

@@ -82,6 +82,7 @@ LIKE = Op(
     batch=lambda size, batched, g, x: (
         apply(LIKE, g, x) if all(batched) else g, batched[0]),
     memory=VIEW,
+    drops=(1,),
     samples=(sample((2, 3), (2, 3)),),
     doc="a value in the layout of another",
 )

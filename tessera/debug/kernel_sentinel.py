@@ -1,0 +1,103 @@
+"""Sentinels of kernels under the interpreter: a NaN or infinity in what a call wrote, with the op
+and the line of the kernel that made it.
+
+What is used counts, as everywhere: bad values that stay inside of a kernel, of masked elements say,
+are no finding. What was bad in an operand before, and infinities that the kernel wrote down, are
+none either; a NaN that only came through is said to have come in with the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..dims import show_shape
+from ..errors import user_line
+from ..graph.ops.random import get_state
+from ..numerics import decode
+from ..tile.arguments import Bound
+from ..tile.blame import Blame, Source
+from ..tile.ir import Function
+from ..tile.memory import Memory
+from .findings import BadValue, describe_operands
+
+
+def kind_of(memory: Memory) -> str | None:
+    """The worse of what a tensor's elements hold: "nan", "inf", or None."""
+    dtype = memory.numeric.dtype
+    if dtype.kind != "float" or dtype.special == "none":
+        return None
+    values = decode(memory.flat, dtype)
+    if np.isfinite(values).all():
+        return None
+    return "nan" if np.isnan(values).any() else "inf"
+
+
+@contextmanager
+def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: Any,
+           run: int) -> Iterator[Blame]:
+    """Around a run: what it wrote is looked at when it has ended. count(BadValue): a finding."""
+    given = {n: m for n, m in bound.values.items() if isinstance(m, Memory)}
+    before = {n: kind_of(m) for n, m in given.items()}
+    unwritten = [m for m in given.values() if not m.written]
+    blame = Blame()
+    yield blame
+    written = {**{n: m for n, m in given.items() if m.written and m in unwritten}, **outputs}
+    for name, memory in written.items():
+        kind = kind_of(memory)
+        if kind is None:
+            continue
+        source = blame.by.get(memory)
+        if source is not None:
+            count(_made(function, source, run))
+            return
+        if kind == "nan" and "nan" in before.values() and before.get(name) != "nan":
+            count(_came_in(function, memory, given, run))
+            return
+
+
+def _made(function: Function, source: Source, run: int) -> BadValue:
+    """A finding of what an op of the kernel made."""
+    op, out = source.op, next(d for d in source.op.outs)
+    mask = np.isnan(source.value) if source.kind == "nan" else np.isinf(source.value)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+    group = int(source.groups[at[0]]) if len(source.groups) > at[0] else 0
+    args = [_tile(a, at[0]) for a in source.args if isinstance(a, np.ndarray)]
+    dtype, shape = out.type.dtype, source.value.shape[1:]
+    return BadValue(
+        op=f"{op.name} in kernel {function.name}", where=op.where or user_line(),
+        kind=source.kind, value=float(source.value[at]), index=at[1:], count=int(mask.sum()),
+        size=mask.size, result=f"{dtype}{show_shape(shape)} of group {group}",
+        operands=describe_operands([(a, _dtype(a)) for a in args], at[1:], shape), origin=True,
+        graph=None, run=run, step=get_state().step)
+
+
+def _tile(a: np.ndarray, group: int) -> np.ndarray:
+    """What one group holds of a value [1|G, ...]."""
+    return a[group if a.shape[0] > 1 else 0]
+
+
+def _dtype(a: np.ndarray) -> Any:
+    from ..numerics import dtype_of_numpy
+
+    return dtype_of_numpy(a.dtype)
+
+
+def _came_in(function: Function, memory: Memory, given: dict[str, Memory], run: int) -> BadValue:
+    values = decode(memory.flat, memory.numeric.dtype).reshape(memory.shape)
+    mask = np.isnan(values)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+    operands = [(m.flat.reshape(m.shape), m.numeric.dtype) for m in given.values()
+                if m is not memory]
+    return BadValue(
+        op=f"kernel {function.name}", where=user_line(), kind="nan", value=float("nan"),
+        index=index, count=int(mask.sum()), size=mask.size,
+        result=f"{memory.numeric.dtype}{show_shape(mask.shape)}",
+        operands=describe_operands(operands, index, mask.shape), origin=False, graph=None, run=run,
+        step=get_state().step)
+
+
+__all__ = ["follow"]

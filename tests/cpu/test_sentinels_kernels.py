@@ -1,0 +1,167 @@
+"""Sentinels of kernels: what is found under the interpreter, where, and what is no finding."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import Tensor, f32, stdlib
+from tessera.tile import launch
+
+tile = ts.tile
+MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
+
+
+@pytest.fixture(autouse=True)
+def clean(fresh_config):
+    ts.debug.flags()
+    yield
+    ts.debug.flags()
+
+
+@ts.kernel
+def logs(x: Tensor["N", f32], y: Tensor["N", f32]):
+    t = tile.load(x[0:16])
+    y[0:16] = tile.log(t) * 2.0  # bad
+
+
+@ts.kernel
+def differences(x: Tensor["N", f32], y: Tensor["N", f32]):
+    u = tile.log(tile.load(x[0:16]))  # bad
+    s = u * 1.0
+    y[0:16] = s - s
+
+
+@ts.kernel
+def overflows(a: Tensor["M", "N", f32]) -> Tensor["M", "N", f32]:
+    t = tile.load(a[tile_m:tile_m + 4, 0:N])  # noqa: F821
+    return tile.exp(t * 1000.0)  # bad
+
+
+@ts.kernel
+def through_memory(x: Tensor["N", f32], y: Tensor["N", f32]):
+    held = tile.alloc_shared((16,), f32)
+    held[0:16] = tile.sqrt(tile.load(x[0:16]))  # bad
+    tile.barrier()
+    total = tile.full((16,), 0.0, f32)
+    for _ in range(0, 3):
+        total = total + tile.load(held[0:16])
+    y[0:16] = total
+
+
+@ts.kernel
+def masked(x: Tensor["N", f32], y: Tensor["N", f32]):
+    t = tile.load(x[0:16])
+    scores = tile.where(t > 0.0, t, -float("inf"))
+    p = tile.exp(scores - tile.full((16,), 3.0, f32))
+    y[0:16] = tile.where(t > 0.0, tile.log(t) + p, 0.0)
+
+
+def bad_line(kernel) -> int:
+    lines, first = inspect.getsourcelines(kernel.fn)
+    return first + next(i for i, line in enumerate(lines) if "# bad" in line)
+
+
+def call(kernel, value: float) -> np.ndarray:
+    x = np.full(16, 2.0, np.float32)
+    x[5] = value
+    y = np.zeros(16, np.float32)
+    kernel(x, y)
+    return y
+
+
+@pytest.mark.parametrize("kernel, value, op, kind", [
+    (logs, -1.0, "log", "nan"), (logs, 0.0, "log", "-inf"), (differences, 0.0, "log", "-inf"),
+    (through_memory, -4.0, "sqrt", "nan")])
+def test_raise_names_kernel_op_line_and_operands(kernel, value, op, kind):
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as info:
+        call(kernel, value)
+    text = str(info.value)
+    assert f"{op} in kernel {kernel.__name__}: {kind} in f32[16] of group 0 at [5]" in text
+    assert f"there {value:.6g}" in text
+    assert info.value.where.file == __file__ and info.value.where.line == bad_line(kernel)
+    assert np.isfinite(call(kernel, 2.0)).all()
+
+
+def test_checked_builds_raise_at_the_op():
+    with ts.config.scope(debug=True, numerics="raise"), pytest.raises(ts.NumericsError) as info:
+        call(logs, -1.0)
+    assert info.value.where.line == bad_line(logs)
+
+
+@MODES
+def test_flag_counts_infinities_of_what_a_kernel_returns(debug):
+    a = ts.tensor([[1.0, 0.0], [2.0, -1.0], [0.0, 0.0], [0.0, 0.0]])
+    with ts.config.scope(debug=debug, numerics="flag"):
+        y = overflows(a)
+        found = ts.debug.flags()
+        assert np.isinf(y.numpy()).sum() == 2
+    assert (found.inf, found.nan) == (2, 0)
+    assert [op for op, _ in found.counts] == ["exp in kernel overflows"]
+    assert found.first.origin and found.first.where.line == bad_line(overflows)
+
+
+def test_what_a_kernel_made_is_not_said_to_have_come_in():
+    with ts.debug.numerics("flag"):
+        y = ts.tensor(call(logs, -1.0))
+        ts.sum(y * 2.0)
+        found = ts.debug.flags()
+    assert [op for op, _ in found.counts] == ["log in kernel logs"]
+
+
+def test_what_came_in_with_the_data_is_said_so():
+    with ts.debug.numerics("flag"):
+        call(logs, float("nan"))
+        found = ts.debug.flags()
+        assert [op for op, _ in found.counts] == ["data into kernel logs"] and found.nan == 1
+        call(logs, float("inf"))
+        assert not ts.debug.flags()
+
+
+def test_masks_and_values_that_stay_inside_are_no_finding():
+    """-inf that was written down, and the log of a negative number that `where` does not choose."""
+    with ts.debug.numerics("raise"):
+        y = call(masked, -3.0)
+    assert y[5] == 0 and np.isfinite(y).all()
+
+
+def test_attention_of_the_library_with_masked_rows(rng):
+    q, k, v = (ts.tensor(rng.standard_normal((1, 1, 40, 32)).astype(np.float32)) for _ in range(3))
+    with ts.debug.numerics("raise"):
+        out = stdlib.flash_attention_2(q, k, v, causal=True)
+    assert np.isfinite(np.asarray(out)).all()
+
+
+def test_off_follows_nothing():
+    call(logs, -1.0)
+    assert not ts.debug.flags()
+    ts.config.set(numerics="off")
+    call(logs, -1.0)
+    assert not launch.SENTINELS
+
+
+def test_blocks_of_two_threads_overlap():
+    """The one that ends first takes nothing from the other, and nothing stays on."""
+    inside, leave, seen = threading.Event(), threading.Event(), []
+
+    def first():
+        with ts.debug.numerics("flag"):
+            inside.set()
+            leave.wait(10)
+
+    def second():
+        inside.wait(10)
+        with ts.debug.numerics("raise"):
+            leave.set()
+            one.join()
+            seen.append(ts.config.numerics)
+
+    one, two = threading.Thread(target=first), threading.Thread(target=second)
+    two.start()
+    one.start()
+    two.join()
+    assert seen == ["raise"] and ts.config.numerics == "off" and not ts.config.chosen("numerics")
