@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import sys
 import zlib
 from collections.abc import Iterator
 
@@ -37,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed, and xdist copies the options
 def pytest_configure(config: pytest.Config) -> None:
     config.option.seed = _run_seed(str(config.option.seed))
+    # Hundreds of processes are started, up to 72 at once: they share the byte code.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")
