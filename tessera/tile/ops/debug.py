@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.edge_masks import Along
 from tessera.tile.errors import KernelAssertionError, RuleError
 from tessera.tile.expressions import FText
 from tessera.tile.handles import Handle, describe, is_number
@@ -108,8 +109,14 @@ def _assert_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
+def _all_of(types: Any, attrs: Any) -> list[Along]:
+    """What does not exist holds."""
+    rank = len(types[0].shape) if isinstance(types[0], Tile) else 0
+    return [Along(0, i, 1.0, said="an assert") for i in range(rank)]
+
+
 @declare(rule=_assert_rule, attrs=("message", "ranks"), run=True, effect="report",
-         lower=_assert_lower)
+         lower=_assert_lower, combines=_all_of)
 def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
     """assert condition, message: stops the kernel and says which group and lane."""
     of_tile, *ranks = op.attr["ranks"]
