@@ -68,7 +68,10 @@ def _convert_bool(value: Any) -> bool:
 def _convert_path(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise ValueError
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as err:  # neither HOME nor an entry of this user among the system's
+        raise ValueError from err
 
 
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True,
@@ -121,7 +124,8 @@ class Setting:
         """The value from the environment, else the default."""
         if text := os.environ.get(self.env, "").strip():
             return self.convert(text, self.env)
-        return self.kind.convert(self.default() if callable(self.default) else self.default)
+        default = self.default() if callable(self.default) else self.default
+        return self.convert(default, self.env)
 
 
 # One open scope: the values it gives, by name. Compared by identity. `kept`: begun by a call that

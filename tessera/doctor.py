@@ -25,6 +25,7 @@ from pathlib import Path
 
 from tessera import config
 from tessera.errors import ArgumentError, TesseraError, did_you_mean
+from tessera.runtime.cache import need_private
 from tessera.runtime.device import check, device, device_count, driver
 from tessera.runtime.ptxas import FIX_GPU, find_ptxas
 
@@ -263,9 +264,15 @@ def check_cache() -> Iterator[Line]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"tessera")
+        for kind in folder.iterdir():
+            if kind.is_dir():
+                need_private(kind.lstat(), kind)
     except OSError as error:
         yield Line("cache_dir", BROKEN, f"{folder}: {first_line(error)}",
                    "make it writable, or set TESSERA_CACHE_DIR to a folder that is")
+        return
+    except ArgumentError as error:
+        yield Line("cache_dir", BROKEN, error.message, error.hint or "")
         return
     free_bytes = shutil.disk_usage(folder).free
     yield Line("cache_dir", OK, f"{folder} writable, {free_bytes / 2**30:.0f} GiB free")

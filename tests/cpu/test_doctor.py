@@ -81,6 +81,15 @@ def test_a_wrong_sum_or_a_compiler_that_fails_is_broken(monkeypatch):
     assert (line.status, line.detail) == (BROKEN, "RuntimeError: no LLVM")
 
 
+def test_a_cache_that_others_can_write_to_is_broken(fresh_config, tmp_path):
+    (tmp_path / "loops").mkdir()
+    (tmp_path / "loops").chmod(0o777)
+    with config.scope(cache_dir=tmp_path):
+        (line,) = doctor.SECTIONS["Cache"].lines()
+    assert line.status == BROKEN and "loops is writable by others" in line.detail
+    assert line.fix.startswith("chmod 700")
+
+
 def test_an_unusable_cache_folder_is_broken(fresh_config, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with config.scope(cache_dir=tmp_path / "file" / "cache"):

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera import config
 from tessera.errors import ArgumentError
-from tessera.runtime.cache import STALE_S, DiskCache, Entry, content_name
+from tessera.runtime import cache as cache_module
+from tessera.runtime.cache import (
+    MAGIC,
+    STALE_S,
+    CacheWarning,
+    DiskCache,
+    Entry,
+    content_name,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def cache(tmp_path):
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "_warned", set())
     with config.scope(cache_dir=tmp_path / "cache"):
         yield DiskCache("things", limit_bytes=100_000)
 
@@ -55,9 +68,183 @@ def test_private_folders(cache):
     cache.write("one", entry())
     assert cache.folder().stat().st_mode & 0o777 == 0o700
     assert (cache.folder() / "one").stat().st_mode & 0o077 == 0
+
+
+# --- a cache that is no use stops nothing ------------------------------------------------------
+def make_closed(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
     cache.folder().chmod(0o770)
-    with pytest.raises(ArgumentError, match="writable by others"):
-        cache.read("one")
+
+
+def make_foreign(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
+    cache.folder()
+    me = os.geteuid()
+    patch.setattr(os, "geteuid", lambda: me + 1)
+
+
+def make_a_link(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
+    elsewhere = cache.path.parent.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700, exist_ok=True)
+    cache.path.parent.mkdir()
+    cache.path.symlink_to(elsewhere)
+
+
+def make_a_file(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
+    cache.path.parent.write_text("mine")
+
+
+def make_full(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
+    cache.folder()
+    real = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, *args, **kwargs)
+
+    patch.setattr(os, "open", refuse)
+
+
+def make_homeless(cache: DiskCache, patch: pytest.MonkeyPatch) -> None:
+    def nobody(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    patch.setattr(Path, "expanduser", nobody)
+    config._base.pop("cache_dir", None)
+    for layer in config._layers:
+        patch.delitem(layer.values, "cache_dir", raising=False)
+    config._drop("cache_dir")
+
+
+UNUSABLE = {
+    "closed": (make_closed, "is writable by others (mode 770)"),
+    "foreign": (make_foreign, "is not a folder of this user"),
+    "link": (make_a_link, "is not a folder of this user"),
+    "file": (make_a_file, "is not a folder of this user"),
+    "full": (make_full, "No space left on device"),
+    "homeless": (make_homeless, "TESSERA_CACHE_DIR"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_cannot_be_kept_is_made_and_said_once(cache, monkeypatch, kind):
+    change, words = UNUSABLE[kind]
+    made = []
+
+    def make():
+        made.append(entry(9))
+        return made[-1]
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        change(cache, patch)
+        for name in ("one", "two"):
+            found, there = cache.made(name, make)
+            assert found is made[-1] and not there
+        cache.write("three", entry())
+        cache.write_text("four.py", "x = 1")
+        assert cache.read("three") is None
+    assert [w.category for w in told] == [CacheWarning], [str(w.message) for w in told]
+    assert words in str(told[0].message) and told[0].filename == __file__
+    if kind == "closed":
+        with pytest.raises(ArgumentError, match="writable by others"):
+            cache.folder()
+
+
+def test_a_computation_whose_code_is_in_hand_goes_on_without_a_cache(cache, rng):
+    """A function that compiles a loop, in a folder that others may write to."""
+    DiskCache("loops").folder().chmod(0o777)
+    n = 100_003  # no other test compiles for it
+    x = rng.normal(size=n).astype(np.float32)
+    with pytest.warns(CacheWarning, match="loops is writable by others"):
+        y = ts.jit(lambda x: ts.tanh(x) * 1.25 + x * x * 0.375)(x)
+    np.testing.assert_allclose(y.numpy(), np.tanh(x) * 1.25 + x * x * 0.375, rtol=1e-5, atol=1e-6)
+
+
+def test_a_read_only_cache_is_used_as_it_is(cache, monkeypatch):
+    """Entries that are there are read; a damaged one that cannot be removed is made again."""
+    cache.write("one", entry(5, n=1))
+    cache.write("two", entry(5))
+    (cache.folder() / "two").write_bytes(b"x")
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("utime", "unlink", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    assert cache.made("one", entry)[1]
+    with pytest.warns(CacheWarning, match="Read-only file system"):
+        assert not cache.made("two", entry)[1]
+
+
+# --- only what was verified is used -----------------------------------------------------------
+@pytest.mark.parametrize("kind", ["link", "pipe", "writable by others", "another's", "folder"])
+def test_an_entry_that_is_no_private_file_is_not_used(cache, monkeypatch, kind):
+    cache.write("one", entry())
+    path = cache.folder() / "one"
+    if kind == "writable by others":
+        path.chmod(0o660)
+    elif kind == "another's":
+        me, real = os.geteuid(), os.fstat
+
+        def fstat(handle):
+            about = real(handle)
+            return about if stat.S_ISDIR(about.st_mode) else os.stat_result(
+                [*about[:4], me + 1, *about[5:]])
+
+        monkeypatch.setattr(os, "fstat", fstat)
+    else:
+        outside = cache.path.parent / "outside"
+        os.rename(path, outside)
+        {"link": lambda: path.symlink_to(outside), "pipe": lambda: os.mkfifo(path),
+         "folder": path.mkdir}[kind]()
+    if kind == "folder":
+        with pytest.warns(CacheWarning, match="directory"):
+            assert cache.read("one") is None
+        return
+    assert cache.read("one") is None and not path.exists()
+    monkeypatch.undo()
+    cache.write("one", entry(3))
+    assert cache.read("one") is not None
+
+
+def test_an_entry_under_another_name_is_not_used(cache):
+    cache.write("one", entry())
+    os.rename(cache.folder() / "one", cache.folder() / "two")
+    assert cache.read("two") is None and not (cache.folder() / "two").exists()
+
+
+@pytest.mark.parametrize("header", [
+    b"xx", b"[]", b"{}", b'{"name": "one"}', b'{"name": "one", "sizes": 3, "meta": {}}',
+    b'{"name": "one", "sizes": {"a": "b"}, "meta": {}}', b"[" * 5000])
+def test_a_sealed_entry_of_another_make_is_not_used(cache, header):
+    body = len(header).to_bytes(4, "little") + header
+    cache.folder()
+    (cache.path / "one").write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
+    assert cache.read("one") is None and not (cache.path / "one").exists()
+
+
+def test_a_folder_that_is_exchanged_is_never_read(cache, monkeypatch):
+    """Whoever may rename the folder above puts theirs in its place after it was checked: what is
+    read, and written, is still in the one that was."""
+    good, evil = entry(20), entry(20)
+    cache.write("one", good)
+    theirs = cache.path.parent / "theirs"
+    with config.scope(cache_dir=theirs):
+        cache.write("one", evil)
+    checked = cache_module.need_private
+
+    def exchange(about, path):
+        checked(about, path)
+        os.rename(cache.path, cache.path.parent / "ours")
+        os.rename(theirs / "things", cache.path)
+
+    monkeypatch.setattr(cache_module, "need_private", exchange)
+    assert cache.read("one") == good
+    os.rename(cache.path, theirs / "things")
+    os.rename(cache.path.parent / "ours", cache.path)
+    cache.write("two", good)
+    assert "two" in os.listdir(cache.path.parent / "ours")
+    assert "two" not in os.listdir(cache.path)
 
 
 def test_those_unused_for_longest_go(cache):
@@ -88,11 +275,11 @@ def test_leftovers_of_dead_writers_go(cache):
 
 
 def test_a_failed_write_leaves_nothing(cache, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **folders):
         raise OSError("full")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="full"):
+    with pytest.warns(CacheWarning, match="full"):
         cache.write("one", entry())
     assert not list(cache.folder().iterdir())
 

@@ -60,7 +60,7 @@ def build(source: str, name: str, parameters: Sequence[Kind], target: Target | N
     target = _checked(target, name, needs)
     key = content_name(source, name, ",".join(parameters), str(target), f"{threads} {min_blocks}",
                        repr(sorted((lines or {}).items())), environment())
-    file = str(SOURCES.folder() / f"{name}-{key[:16]}.py")
+    file = str(SOURCES.path / f"{name}-{key[:16]}.py")
     entry = KERNELS.read(key)
     cached = entry is not None
     if entry is None:
@@ -86,19 +86,12 @@ def _compile(source: str, file: str, name: str, parameters: Sequence[Kind], targ
              threads: int, min_blocks: int, lines: LineMap | None) -> Entry:
     from .numba_gate import compile_source
 
-    _write_source(file, source)
+    SOURCES.write_text(os.path.basename(file), source)
     ptx = compile_source(source, file, name, parameters, target, threads=threads,
                          min_blocks=min_blocks, lines=lines)
     made = assemble(ptx.text, target, lineinfo=True)
     meta = {"resources": asdict(made.kernels[name]), "warnings": list(made.warnings)}
     return Entry(meta, {"ptx": ptx.text.encode(), "cubin": made.cubin})
-
-
-def _write_source(file: str, source: str) -> None:
-    """The source as a file, whole at once: other processes may write the same one."""
-    temporary = f"{file}.{os.getpid()}.new"
-    Path(temporary).write_text(source)
-    os.replace(temporary, file)
 
 
 @functools.cache
