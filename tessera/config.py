@@ -18,6 +18,7 @@ scope entered last and still open wins.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -128,11 +129,12 @@ class Setting:
         return self.convert(default, self.env)
 
 
-# One open scope: the values it gives, by name. Compared by identity. `kept`: begun by a call that
-# has not become a block; it holds until its names are set again.
+# One open scope: the values it gives by name, and the number of each choice. Compared by identity.
+# `kept`: begun by a call that has not become a block; it holds until its names are set again.
 @dataclass(eq=False)
 class _Layer:
     values: dict[str, Any]
+    numbers: dict[str, int]
     kept: bool = False
 
 
@@ -147,6 +149,8 @@ _lock = threading.RLock()
 _base: dict[str, Any] = {}  # resolved or set outside of any scope
 _layers: list[_Layer] = []  # open scopes, oldest first
 _chosen: dict[str, bool] = {}  # names that set() gave a value
+_count = itertools.count(1)  # of choices: of a scope that was entered, of a value that was set
+_numbers: dict[str, int] = {}  # those made outside of any scope
 
 
 def _setting(name: str) -> Setting:
@@ -207,8 +211,9 @@ def set(**values: Any) -> None:
     with _lock:
         _forget_kept(converted)
         for name, value in converted.items():
-            holders = [layer.values for layer in _layers if name in layer.values]
-            (holders[-1] if holders else _base)[name] = value
+            holder = next((layer for layer in reversed(_layers) if name in layer.values), None)
+            (holder.values if holder else _base)[name] = value
+            (holder.numbers if holder else _numbers)[name] = next(_count)
             _chosen[name] = True
             _publish(name)
 
@@ -220,11 +225,20 @@ def chosen(name: str) -> bool:
     return scoped or name in _chosen or bool(os.environ.get(setting.env, "").strip())
 
 
+def choices(name: str) -> tuple[int, ...]:
+    """Numbers of the choices of a setting that are open, the one that holds first. Each scope and
+    each set() has a number of its own; 0 is the environment's or the default's."""
+    with _lock:
+        scoped = [layer.numbers[name] for layer in reversed(_layers) if name in layer.values]
+        return (*scoped, _numbers.get(name, 0))
+
+
 def unset(name: str) -> None:
     """Takes back what set() chose outside of scopes: the environment or the default holds."""
     with _lock:
         _forget_kept([name])
         _chosen.pop(_setting(name).name, None)
+        _numbers[name] = next(_count)
         _base.pop(name, None)
         _drop(name)
 
@@ -243,7 +257,7 @@ class Switch:
     `with Switch(numerics="raise"):` until the block ends. Blocks of several threads may overlap."""
 
     def __init__(self, **values: Any):
-        self._layer = _Layer(_converted(values), kept=True)
+        self._layer = _Layer(_converted(values), {n: next(_count) for n in values}, kept=True)
         with _lock:
             kept = [x for x in _layers if x.kept]
             if len(kept) >= MOST_KEPT:
@@ -285,6 +299,7 @@ def reset() -> None:
             raise ArgumentError("config.reset() inside a config.scope()", hint="leave it first")
         _base.clear()
         _chosen.clear()
+        _numbers.update((name, next(_count)) for name in SETTINGS)
         for name in SETTINGS:
             _drop(name)
 
@@ -325,4 +340,5 @@ Setting("rank_output", "TESSERA_RANK_OUTPUT", one_of("all", "first"), "all",
 Setting("rank_logs", "TESSERA_RANK_LOGS", FOLDER, None,
         "under mpirun, where each rank writes its output: DIR/rank-N.log instead of the terminal")
 
-__all__ = ["Switch", "chosen", "get", "reset", "scope", "set", "unknown_variables", "unset"]
+__all__ = ["Switch", "choices", "chosen", "get", "reset", "scope", "set", "unknown_variables",
+           "unset"]

@@ -289,19 +289,13 @@ def run(emitted: Any, lanes: int, grid: tuple[int, ...], arrays: dict[str, np.nd
             names = namespace(block, emitted.source)
             with np.errstate(all="ignore"):
                 exec(code, names)
-                names[emitted.name](*[_value(p, pointers, values, grid)
+                names[emitted.name](*[emulate_ptx._value(p, pointers, values, grid)
                                       for p in emitted.parameters])
 
         team.run(body)
     for name, array in arrays.items():
         at = pointers[name]
         array.reshape(-1).view(np.uint8)[:] = memory[at:at + array.nbytes]
-
-
-def _value(p: Any, pointers: dict[str, int], values: dict[str, Any], grid: tuple[int, ...]) -> Any:
-    if p.kind == "seed":
-        return np.int32(values[p.name, p.axis])
-    return emulate_ptx._value(p, pointers, values, grid)
 
 
 def _prepared(kernel: Any, args: tuple, groups: Any, lanes: int | None, target: str) -> Any:
@@ -316,7 +310,8 @@ def _prepared(kernel: Any, args: tuple, groups: Any, lanes: int | None, target: 
                               if p.kind == "dim"}
     values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]
                for p in emitted.parameters if p.kind == "scalar"}
-    values |= {(p.name, p.axis): 0 for p in emitted.parameters if p.kind == "seed"}
+    values |= {(p.kind, p.axis): tile_gpu._value(p, bound, {}, {}, grid, kernel)
+               for p in emitted.parameters if p.kind in ("seed", "replays")}
     return bound, function, chosen, count, grid, emitted, arrays, values
 
 
@@ -327,7 +322,7 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
         kernel, args, groups, lanes, target)
     values |= dict.fromkeys(("claim", "report", "kernel"), 0)  # no memory is there
     run(emitted, count, grid, arrays, values)
-    interpret(function, bound, chosen, count, kernel.__name__)
+    interpret(function, bound, chosen, count, kernel.__name__, key=tile_gpu.LAUNCH_KEY)
     for name, got in arrays.items():
         memory = bound.values[name]
         tile_gpu.same(*(decode(x, memory.numeric.dtype) for x in (got, memory.flat)), 0, 0, name)

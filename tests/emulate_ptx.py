@@ -551,4 +551,6 @@ def _value(p: Any, pointers: dict[str, int], values: dict[str, Any],
         return KINDS[p.abi](grid[p.axis])
     if p.kind == "groups":
         return KINDS[p.abi](prod(grid))
+    if p.kind in ("seed", "replays"):
+        return KINDS[p.abi](values[p.kind, p.axis])
     return KINDS[p.abi](values[p.name])

@@ -50,8 +50,11 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
                for p in emitted.parameters if p.kind == "scalar"}
     values |= {p.name: 0 for p in emitted.parameters  # a report would go where no memory is
                if p.kind in ("claim", "report", "kernel")}
+    values |= {(p.kind, p.axis): tile_gpu._value(p, bound, {}, {}, grid, kernel)
+               for p in emitted.parameters if p.kind in ("seed", "replays")}
     counts = emulate_ptx.run(emitted, count, grid, arrays, values)
-    result, _ = interpret(function, bound, chosen, count, kernel.__name__)
+    result, _ = interpret(function, bound, chosen, count, kernel.__name__,
+                          key=tile_gpu.LAUNCH_KEY)
     for name, memory in memories.items():
         dtype, flat = memory.numeric.dtype, arrays[name]
         if dtype.packed:

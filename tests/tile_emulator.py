@@ -652,7 +652,7 @@ def compare(kernel, *args, groups=None, lanes=None, rtol=1e-5, atol=1e-5, exact=
 
     bound, function, chosen, count, _, _ = tile_gpu.prepare(kernel, copy.deepcopy(args), kwargs,
                                                             groups, lanes)
-    interpret(function, bound, chosen, count, kernel.__name__)
+    interpret(function, bound, chosen, count, kernel.__name__, key=tile_gpu.LAUNCH_KEY)
     arrays, made, blocks = emulate(kernel, *args, groups=groups, lanes_=lanes, target=target,
                                    facts=facts, **kwargs)
     for name, m in bound.values.items():

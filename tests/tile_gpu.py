@@ -7,14 +7,12 @@ target and facts. Low-precision results are compared as numbers.
 from __future__ import annotations
 
 import copy
-import zlib
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from tessera import config
-from tessera.numerics import as_key, decode, fold_in, pack, row_bytes, unpack
+from tessera.numerics import decode, pack, row_bytes, unpack
 from tessera.runtime.buffer import Buffer
 from tessera.runtime.device import device
 from tessera.runtime.target import parse_target
@@ -24,6 +22,8 @@ from tessera.tile.launch import Config, extent, grid_of, lanes_of
 from tessera.tile.launch import run as interpret
 from tessera.tile.memory import Memory
 from tessera.tile.types import Tensor
+
+LAUNCH_KEY = 0x243F6A88, 0x85A308D3  # by which all launches here draw
 
 
 @dataclass
@@ -139,10 +139,9 @@ def _value(p, bound, buffers, memories, grid, kernel):
     if p.kind == "groups":
         return prod(grid)
     if p.kind == "seed":
-        key = as_key(int(config.seed))
-        if p.name != "seed":
-            key = fold_in(key, zlib.crc32(kernel.__name__.encode()))
-        return int(np.int32(np.uint32(key[p.axis])))
+        return int(np.uint32(LAUNCH_KEY[p.axis]).view(np.int32))
+    if p.kind == "replays":
+        return 0
     if p.kind == "map":
         from tessera.runtime.tensormap import tensor_map
 
@@ -181,7 +180,7 @@ def compare(kernel, *args, groups=None, lanes=None, rtol=1e-5, atol=1e-5, target
     """Asserts that interpreter and GPU leave the same results and arrays; returns the GPU's."""
     bound, function, chosen, count, _, _ = prepare(kernel, copy.deepcopy(args), kwargs, groups,
                                                    lanes)
-    result, _ = interpret(function, bound, chosen, count, kernel.__name__)
+    result, _ = interpret(function, bound, chosen, count, kernel.__name__, key=LAUNCH_KEY)
     got = on_gpu(kernel, *args, groups=groups, lanes=lanes, target=target, facts=facts, **kwargs)
     for name, memory in bound.values.items():
         if isinstance(memory, Memory):

@@ -81,9 +81,18 @@ def parse(folder: Path, plain: dict[str, Any]) -> Manifest:
     for path in tensors:
         if path.endswith(SCALE) and path.removesuffix(SCALE) not in tensors:
             raise top.wrong("tensors", f"{path} scales a tensor that is not there")
-    drawing = random.RandomState(state.count("seed", below=1 << 64), state.count("step"))
-    return Manifest(top.count("step"), drawing,
-                    top.value("meta"), tensors, files)
+    drawn = random.RandomState(state.count("seed", below=1 << 64), state.count("step"),
+                               _launches(state))
+    return Manifest(top.count("step"), drawn, top.value("meta"), tensors, files)
+
+
+def _launches(state: _Fields) -> tuple[tuple[str, int], ...]:
+    """Launches of kernels that drew, by name; there are none in checkpoints before they counted."""
+    found = state.of("launches", list, "a list") if "launches" in state.plain else []
+    if not all(type(x) is list and list(map(type, x)) == [str, int] and x[1] >= 0 for x in found):
+        raise state.wrong("launches", f"pairs of a kernel and a number are needed, it is "
+                                      f"{str(found)[:60]}")
+    return tuple((kernel, number) for kernel, number in found)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import config
 from ..errors import ArgumentError, user_line
 from ..graph.signature import callable_name
+from ..numerics.random_state import rehearsal
 from ..runtime.arrays import HOST, place_of
 from ..tensor import Tensor
 from ..tile.arguments import Bound
@@ -74,7 +75,7 @@ def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: A
     function, chosen, width, grid = launch_of(kernel, bound, groups, lanes)
     report = Report(checked=True)
     stopped: tuple[KernelError, ...] = ()
-    with config.scope(debug=True, numerics="off"):
+    with config.scope(debug=True, numerics="off"), rehearsal():
         try:
             run(function, bound, chosen, width, kernel.__name__, sanitizer=sanitizer,
                 report=report, most=most)

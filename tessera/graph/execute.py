@@ -17,12 +17,12 @@ import numpy as np
 
 from .. import config
 from ..errors import OutOfMemoryError, TesseraError
+from ..numerics.random_state import next_step
 from ..tensor import Tensor
 from .cpu import blas, compile_loops
 from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
 from .lower import lower
-from .ops import random as rng
 from .ownership import memory_of
 from .plan import MemoryPlan, elements, fold_constants, numbers, outputs_of, plan_memory
 from .simplify import simplify
@@ -57,7 +57,7 @@ class Executable:
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self.random:
-            rng.next_step()
+            next_step()
         if OBSERVERS or config.numerics != "off":
             return interpret(self.graph, arrays)
         return self.compiled.run(arrays)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tessera import config
 from tessera.errors import ArgumentError
-from tessera.graph.ops import random
+from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
 from .errors import MeshError
@@ -108,7 +108,7 @@ def simulate(program: Callable[..., Any], ranks: int | Mesh, *args: Any) -> list
 
     def one(simulated: Transport) -> Any:
         _simulated.set(simulated)
-        random.isolate()
+        isolate()
         if not isinstance(ranks, Mesh):
             return program(*args)
         if not ranks.has(simulated.rank):

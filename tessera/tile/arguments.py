@@ -25,7 +25,9 @@ class Tile:
 @dataclass
 class Bound:
     """A call's arguments. memories: by parameter; sizes: of named extents; texts: of any extent;
-    explicit: the parameters that the call itself gave."""
+    explicit: the parameters that the call itself gave; kernel: whose launches are counted when it
+    draws.
+    """
 
     types: dict[str, Type] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)  # memories and scalars
@@ -36,6 +38,7 @@ class Bound:
     owners: dict[str, str] = field(default_factory=dict)
     storage: dict[str, tuple[Any, np.ndarray]] = field(default_factory=dict)
     explicit: frozenset[str] = frozenset()
+    kernel: str = ""
 
     def write_back(self) -> None:
         """Copies what the kernel wrote into arguments that are not plain contiguous arrays."""

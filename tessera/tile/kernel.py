@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, did_you_mean, user_line
-from tessera.numerics import DType, NumericType
+from tessera.numerics import DType, NumericType, i64
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
 from tessera.tile import device, records
@@ -26,6 +27,7 @@ from tessera.tile.measure import gpu_of_call
 from tessera.tile.passes import PIPELINE
 from tessera.tile.printing import print_ir
 from tessera.tile.schedule import Schedule
+from tessera.tile.seeds import seed_parameters
 from tessera.tile.source import Source, capture
 from tessera.tile.tracer import Spec, trace
 
@@ -134,8 +136,20 @@ class Kernel(Kernel_):
     @property
     def annotations(self) -> dict[str, Any]:
         """Annotations as objects, also under `from __future__ import annotations`; a record's
-        arrays one by one."""
-        return records.flat_annotations(self._written_annotations())
+        arrays one by one; a seed is an int64."""
+        found = records.flat_annotations(self._written_annotations())
+        return found | dict.fromkeys(self._seeds(found), i64)
+
+    def _seeds(self, annotations: dict[str, Any]) -> frozenset[str]:
+        """Integers that are read as seeds only: any value runs the same code."""
+        def whole(p: inspect.Parameter) -> bool:
+            return annotations.get(p.name, type(p.default)) is int
+
+        return frozenset(n for n in self._seed_names if whole(self.signature.parameters[n]))
+
+    @functools.cached_property
+    def _seed_names(self) -> frozenset[str]:
+        return seed_parameters(self.source.tree) & set(self.signature.parameters)
 
     def _written_annotations(self) -> dict[str, Any]:
         scope = closure_of(self.fn)
@@ -261,6 +275,7 @@ class Kernel(Kernel_):
         bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
                      lambda n: self._is_constant(n, annotations), device.reader_for(place))
         bound.explicit = explicit
+        bound.kernel = f"{self.fn.__module__}.{self.fn.__qualname__}"
         return bound
 
     def constants(self, bound: Bound, schedule: Schedule) -> dict[str, Any]:
@@ -278,6 +293,8 @@ class Kernel(Kernel_):
         """Keyword-only parameters and those typed or defaulted by Python numbers specialise."""
         p, annotation = self.signature.parameters[name], annotations.get(name)
         if isinstance(annotation, TensorType) or annotation is Tile:
+            return False
+        if annotation is i64 and name in self._seed_names:
             return False
         python = isinstance(annotation, type) and annotation in (bool, int, float, str)
         if p.kind is p.KEYWORD_ONLY or python:  # ts.f32 equals float, and is no Python type

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ import numpy as np
 from tessera import config
 from tessera.dims import Dim
 from tessera.errors import ArgumentError, user_line
-from tessera.numerics import as_key, fold_in, i64
+from tessera.numerics import i64
+from tessera.numerics.random_state import next_launch
 from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound, allocate
 from tessera.tile.blame import Blame
+from tessera.tile.draws import draws
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.machine import Machine, Report
 from tessera.tile.memory import Memory, Place
@@ -141,24 +142,25 @@ def lanes_of(function: Function, config_: Config, default: int) -> int:
 
 def run(function: Function, bound: Bound, config_: Config, default_lanes: int, name: str, *,
         sanitizer: Sanitizer | None = None, report: Report | None = None,
-        most: int | None = None) -> tuple[Any, Report]:
+        most: int | None = None, key: tuple[int, int] | None = None) -> tuple[Any, Report]:
     """Executes all groups; returns the call's result and the sanitizer's report.
 
     sanitizer: by default one that raises, when config.debug. report: where it is put, also when
-    the run ends in an error. most: only so many groups.
+    the run ends in an error. most: only so many groups. key: by which it draws, else that of the
+    kernel's next launch.
     """
     lanes = lanes_of(function, config_, default_lanes)
     grid = grid_of(function, bound, config_, lanes)
     env, outputs = _environment(function, bound)
     if sanitizer is None and config.debug:
         sanitizer = Sanitizer()
-    seed = int(config.seed)
     report = report or Report(checked=sanitizer is not None)
     order = np.arange(prod(grid), dtype=np.int64)
     if sanitizer is not None:
-        order = np.random.default_rng(seed).permutation(order)
+        order = np.random.default_rng(int(config.seed)).permutation(order)
     order = order[:most]
-    key = fold_in(as_key(seed), zlib.crc32(name.encode()))
+    if key is None:
+        key = next_launch(bound.kernel or name) if draws(function) else (0, 0)
     with np.errstate(all="ignore"), ExitStack() as watched:
         for watch in RUN_WATCHERS:
             watched.enter_context(watch(name))
@@ -167,7 +169,7 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
             blame = watched.enter_context(sentinel(function, bound, outputs))
         for part in _batches(order, function, lanes):
             machine = Machine(part, lanes, grid, env, sanitizer=sanitizer, report=report, key=key,
-                              seed=seed, raise_nan=config.numerics == "raise", blame=blame)
+                              raise_nan=config.numerics == "raise", blame=blame)
             machine.run(function.body)
     bound.write_back()
     return _result(function, bound, outputs), report

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import NumericsError, SourceLine
+from tessera.numerics import fold_in
 from tessera.tile.access import Pattern
 from tessera.tile.blame import Blame
 from tessera.tile.copies import Copies
+from tessera.tile.draws import ROUNDING
 from tessera.tile.errors import DivergenceError, KernelError
 from tessera.tile.ir import Const, For, If, Node, Op, Operand, Value, While
 from tessera.tile.memory import Memory, Place
@@ -44,14 +46,15 @@ class Machine:
 
     def __init__(self, groups: np.ndarray, lanes: int, axes: tuple[int, ...],
                  env: dict[Value, Any], *, sanitizer: Sanitizer | None = None,
-                 report: Report | None = None, key: Any = 0, seed: int = 0,
-                 raise_nan: bool = False, blame: Blame | None = None):
+                 report: Report | None = None, key: Any = 0, raise_nan: bool = False,
+                 blame: Blame | None = None):
         self.groups, self.lanes, self.axes = groups[:, None], lanes, axes  # [G, 1]
         self.env = dict(env)
         self.mask: Mask = None
         self.apart = 0  # conditions around this node that differ between lanes by their type
-        self.sanitizer, self.report, self.key = sanitizer, report or Report(), key
-        self.raise_nan, self.seed, self.blame = raise_nan, seed, blame
+        self.sanitizer, self.report = sanitizer, report or Report()
+        self.launch_key, self.key = key, fold_in(key, ROUNDING)  # key: by which stores round
+        self.raise_nan, self.blame = raise_nan, blame
         self.epoch = np.zeros(len(groups), np.int32)
         self.copies = Copies(self)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -15,11 +14,9 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from kernels import seeds
 from tessera import config
-from tessera.numerics import as_key, fold_in
 from tessera.runtime import device as devices
 from tessera.runtime import flags, tensormap
 from tessera.runtime.flags import Site
-from tessera.tile.device.recipe import key_words
 from tessera.tile.device.written import written_parameters
 from tessera.tile.errors import BoundsError, KernelAssertionError
 from tolerance import assert_close
@@ -210,19 +207,6 @@ def test_a_persistent_grid_is_as_large_as_the_device(gpu, driver, rng):
     for rows, blocks in ((5, 5), (500, 132)):
         fresh(rows_doubled)(Torch(floats(rng, rows, 64)))
         assert driver.launches[-1].grid == (blocks, 1, 1) and gpu.seen["groups"] == rows
-
-
-@pytest.mark.row("TILE-62")
-def test_seeds_are_the_interpreters(gpu, rng):
-    gpu.extra = (*(Parameter("seed", "key", "i32", axis) for axis in (0,)),
-                 Parameter("seed", "seed", "i32", 1))
-    kernel, a = fresh(double), Torch(floats(rng, 4))
-    for seed in (0, 2**40 + 5, 0):
-        with config.scope(seed=seed):
-            kernel(a)
-            word = int(fold_in(as_key(seed), zlib.crc32(b"double"))[0])
-            assert gpu.seen["key"] % 2**32 == word == key_words(seed, "double")[0]
-            assert gpu.seen["seed"] == seed >> 32
 
 
 def test_counters_are_zero_and_of_one_stream(gpu, driver, rng):

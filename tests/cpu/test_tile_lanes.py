@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -86,6 +87,19 @@ def k(u: Tensor["n", ts.uint32], y: Tensor["n", f32]):
     u[i] = tile.random_bits(i - 3, seed=12345678901)
     y[i] = tile.random_uniform(i, seed=7)
 """, np.zeros(90, np.uint32), np.zeros(90, np.float32))
+
+
+def test_words_of_the_launch_and_of_seeds_that_are_arguments():
+    agree("""
+@kernel
+def k(u: Tensor["n", ts.uint32], v: Tensor["n", ts.uint32], w: Tensor["n", ts.uint32],
+      z: Tensor["n", bf16 @ts.stochastic_round], seed: int, other: i32):
+    i = tile.linear_id()
+    u[i] = tile.random_bits(i)
+    v[i] = tile.random_bits(i, seed + 1)
+    w[i] = tile.random_bits(i, other)
+    z[i] = 1.001
+""", *(np.zeros(90, np.uint32) for _ in range(3)), np.zeros(90, ml_dtypes.bfloat16), 2**35 - 1, -3)
 
 
 def test_arrays_of_a_lane_and_vectors(rng):

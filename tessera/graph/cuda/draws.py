@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...dims import size_of
+from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
-from ..ops import random as rng
 from ..simplify import Rewriter
 from .anchors import Call
 
@@ -55,7 +55,7 @@ class Draws:
     def run(self) -> list[np.ndarray]:
         """The values of the next call, in their order."""
         if self.random:
-            rng.next_step()
+            next_step()
         env = dict(self.known)
         for node in self.nodes:
             made = node.op.ref(*(env[v] for v in node.inputs), **node.attrs)

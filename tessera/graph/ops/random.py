@@ -1,8 +1,9 @@
 """Random numbers: Philox counters, so every draw is a function of (seed, stream, step, index).
 
-The state is a seed and a step. A compiled function that draws takes one step per call and its draws
-are numbered streams; a draw outside takes a step of its own. A key is a u32[2] tensor, an ordinary
-value in the graph: backward passes and recomputation read the same key and so see the same bits.
+A compiled function that draws takes one step of the state (numerics/random_state.py) per call and
+its draws are numbered streams; a draw outside takes a step of its own. A key is a u32[2] tensor, an
+ordinary value in the graph: backward passes and recomputation read the same key and so see the same
+bits.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ... import config, numerics
+from ... import numerics
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from ...foreign import RANDOM
 from ...numerics import as_type
+from ...numerics.random_state import (
+    RandomState,
+    get_state,
+    next_step,
+    seed,
+    seed_and_step,
+    set_state,
+)
 from ...tensor import Tensor, as_tensor
 from .. import trace as tracing
 from ..op import Arg, Aval, Op, Sample, sample
@@ -46,64 +53,11 @@ U32, F32 = as_type("uint32"), as_type("f32")
 EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
 
-@dataclass(frozen=True)
-class RandomState:
-    """All there is to restore: equal states give equal draws."""
-
-    seed: int = 0
-    step: int = 0
-
-
-class _Holder:
-    state: RandomState | None = None
-
-
-_process = _Holder()
-_own: ContextVar[_Holder | None] = ContextVar("random state of a simulated rank", default=None)
-
-
-def _current() -> _Holder:
-    return _own.get() or _process
-
-
-def isolate() -> None:
-    """From here on this context has a state of its own, equal to the one so far: ranks simulated
-    in one process draw as those of several do."""
-    holder = _Holder()
-    holder.state = get_state()
-    _own.set(holder)
-
-
-def get_state() -> RandomState:
-    """The seed and the step, for a checkpoint."""
-    holder = _current()
-    if holder.state is None:
-        holder.state = RandomState(int(config.get("seed")))
-    return holder.state
-
-
-def set_state(state: RandomState) -> None:
-    """Continue from a state that get_state returned."""
-    _current().state = state
-
-
-def seed(value: int) -> None:
-    """Start again from this seed, at step 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentError(f"a seed is an integer, got {value!r}")
-    _current().state = RandomState(int(value) & (2**64 - 1))
-
-
-def next_step() -> None:
-    """Advance the step: once per call of a compiled function that draws."""
-    _current().state = replace(get_state(), step=get_state().step + 1)
-
-
 def key_of(stream: int) -> np.ndarray:
     """The u32[2] key of a stream at the current step."""
-    state = get_state()
-    root = np.array([state.seed & 0xFFFFFFFF, state.seed >> 32], np.uint32)
-    return numerics.fold_in(numerics.fold_in(root, stream), state.step)
+    seed, step = seed_and_step()
+    root = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+    return numerics.fold_in(numerics.fold_in(root, stream), step)
 
 
 RNG_KEY = Op(

@@ -22,8 +22,8 @@ from tessera.graph.execute import Executable, interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.jit import RUN_OBSERVERS
 from tessera.graph.op import Aval, Op, infer
-from tessera.graph.ops import random as rng
 from tessera.graph.trace import DISTRIBUTED, at_line
+from tessera.numerics.random_state import next_step
 from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
@@ -87,7 +87,7 @@ class Program:
         """The results of the graph as distributed tensors."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
         if self.random:
-            rng.next_step()
+            next_step()
         ranks = held_ranks(self.mesh)
         if transport().size == 1 and self.mesh.world_size > 1:
             found = dict(enumerate(simulate(

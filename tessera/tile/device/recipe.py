@@ -9,8 +9,6 @@ allocates nothing but results and waits for nothing but numbers, so it may be ca
 
 from __future__ import annotations
 
-import functools
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,18 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from tessera import config
 from tessera.errors import ArgumentError, user_line
-from tessera.numerics import DType, NumericType, as_key, fold_in
+from tessera.numerics import DType, NumericType
+from tessera.numerics.random_state import next_launch
 from tessera.runtime import flags
 from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
 from tessera.runtime.buffer import Buffer
 from tessera.runtime.device import check, device, driver
+from tessera.runtime.replays import Replays
 from tessera.runtime.tensormap import tensor_map
 from tessera.runtime.timing import is_capturing
 from tessera.tile.arguments import Bound
 from tessera.tile.device.images import Image, Slot
 from tessera.tile.device.results import NAN_BYTE, WAITED_FOR, Maker, maker, numbers
+from tessera.tile.draws import draws
 from tessera.tile.launch import extent
 from tessera.tile.types import Tensor
 
@@ -45,6 +45,8 @@ class Call:
     values: Sequence[Any]
     outputs: dict[str, Any]
     pinned: bool = False  # captured in a graph: what it points to must stay
+    key: tuple[int, int] = (0, 0)  # by which it draws
+    replays: Replays | None = None  # of a captured launch that draws
 
 
 Source = Callable[[Call], Any]
@@ -92,7 +94,8 @@ class Recipe:
         kinds = {s.kind for s in image.slots}
         self._waits = target.debug and "claim" in kinds
         self._prints = "lines" in kinds
-        self._pins = bool(kinds & {"map", "counter"})
+        self._pins = bool(kinds & {"map", "counter", "replays"})
+        self._kernel, self._draws = bound.kernel, draws(image.function)
         self._start = self._prepare(bound, varying)
         plain = self._start and not (self._sources or self._waits or self._prints)
         self.quick = self._start if plain and self._kind in ("none", "param") else None
@@ -159,9 +162,14 @@ class Recipe:
         captured = (self._waits or self._prints or self._pins or self._kind == "scalar"
                     ) and self._is_captured(stream)
         call = Call(stream, values, self._outputs(stream, foreign, captured), captured)
+        if self._draws:
+            call.key = next_launch(self._kernel or self.image.function.name)
+            call.replays = Replays(self.device) if captured else None
         if self._start is not None:
             given = [source(call) for source in self._sources] if self._sources else values
             self._start(stream, *given)
+        if call.replays is not None:
+            call.replays.advance(stream)
         if self._kind == "scalar" or (not captured and (self._waits or self._prints or (
                 self._kind == "tensor" and self.target.library in WAITED_FOR))):
             self.wait(stream)
@@ -279,18 +287,12 @@ def _layout_of(image: Image, name: str, bound: Bound) -> tuple[DType, tuple[int,
 
 
 def _seed(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
-    """A word of the key that the interpreter takes: of the setting `seed` for "seed", else of that
-    and the kernel's name."""
-    name = "" if slot.name == "seed" else recipe.image.function.name
-    return lambda call: as_signed(key_words(int(config.seed), name)[slot.axis], slot.abi)
+    """A word of the launch's key: the same that the interpreter takes."""
+    return lambda call: as_signed(call.key[slot.axis], slot.abi)
 
 
-@functools.lru_cache(256)
-def key_words(seed: int, kernel: str) -> tuple[int, int]:
-    key = as_key(seed)
-    if kernel:
-        key = fold_in(key, zlib.crc32(kernel.encode()))
-    return int(key[0]), int(key[1])
+def _replays(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
+    return lambda call: call.replays.pointer if call.replays else 0
 
 
 @dataclass
@@ -325,4 +327,4 @@ def _counter(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...])
 
 
 SOURCES: Mapping[str, Callable[[Recipe, Slot, Bound, tuple[str, ...]], Source]] = {
-    "tensor": _output, "map": _map, "seed": _seed, "counter": _counter}
+    "tensor": _output, "map": _map, "seed": _seed, "replays": _replays, "counter": _counter}

@@ -1,4 +1,5 @@
-"""Random numbers by Philox, the same for any tiling: keyed by (seed, global element index)."""
+"""Random numbers by Philox, the same for any tiling: keyed by (key of the launch or a seed, global
+element index)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import as_key, f32, fold_in, random_bits_at, uint32
+from tessera.numerics import as_key, f32, fold_in, i64, random_bits_at, uint32
 from tessera.tile import edge_rules, edges
+from tessera.tile.draws import DROPOUT
 from tessera.tile.errors import KernelError, RuleError
 from tessera.tile.handles import Handle, is_number
 from tessera.tile.ops import rules
@@ -16,7 +18,6 @@ from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Scalar, Tile
 
 RUN = 4  # words that one computation of Philox gives
-_DROPOUT = 0xD5  # separates the stream of dropout from the user's own
 
 
 def _index_rule(types: Any, attrs: Any) -> Any:
@@ -31,27 +32,45 @@ def _index_rule(types: Any, attrs: Any) -> Any:
 
 
 def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
-    index, words = t.value_of(index), []
-    if isinstance(seed, tuple) and len(seed) == 2:
-        words = [t.to(w, uint32) if is_number(w) else t.value_of(w) for w in seed]
-        seed = None
+    index = t.value_of(index)
+    seed, words = _seed(t, seed)
     if runs and (not isinstance(index, Handle) or not isinstance(index.type, Tile)
                  or index.type.shape[-1] % RUN):
         t.fail(f"runs=True of {index}: it needs a tile of whole runs of {RUN}")
-    return t.emit("random_bits", [index, *words], seed=_seed(t, seed), runs=bool(runs))
+    return t.emit("random_bits", [index, *words], seed=seed, runs=bool(runs))
 
 
-def _seed(t: Any, seed: Any) -> Any:
-    return None if seed is None else t.constant_int(seed, "seed")
+def _seed(t: Any, seed: Any) -> tuple[Any, list[Any]]:
+    """(seed that is known, none) or (None, the two words of a key known when the kernel runs)."""
+    if isinstance(seed, tuple) and len(seed) == 2:
+        return None, [t.to(w, uint32) if is_number(w) else t.value_of(w) for w in seed]
+    if seed is None or is_number(seed):
+        return None if seed is None else t.constant_int(seed, "seed"), []
+    seed = t.value_of(seed)
+    if not isinstance(seed.type, Scalar) or seed.type.dtype.kind not in ("int", "uint") or \
+            not t.is_uniform(seed):
+        t.fail(f"a seed is an integer, the same in all lanes, got {seed.type}",
+               "seed=7, or a parameter: seed: int")
+    if seed.type.dtype.bits < 64:
+        seed = t.cast(seed, i64)
+    high = t.arithmetic("bitand", (t.arithmetic("shr", (seed, 32)), 0xFFFFFFFF))
+    low = t.arithmetic("bitand", (seed, 0xFFFFFFFF))
+    return None, [t.cast(low, uint32), t.cast(high, uint32)]
+
+
+def _unseeded(words: int) -> Any:
+    """Whether an op draws by the launch's key: without a seed, and without the words of a key."""
+    return lambda op: op.attr["seed"] is None and len(op.args) <= words
 
 
 @declare(rule=_index_rule, attrs=("seed", "runs"), run=True, lower=_bits_lower,
-         edges=edge_rules.elementwise)
+         edges=edge_rules.elementwise, draws=_unseeded(1))
 def random_bits(m: Any, op: Any, index: Any, *words: Any, seed: Any = None,
                 runs: Any = False) -> Any:
-    """Words of the seed's Philox stream at these indices, as ts.numerics.random_bits gives.
+    """Words of a Philox stream at these indices, as ts.numerics.random_bits gives: the seed's,
+    else one of the launch's own.
 
-    seed: a number that is known, or the two words of a key, known when the kernel runs.
+    seed: an integer, or the two words of a key; known at once or when the kernel runs.
     runs: indices along the last axis are runs of four that begin at multiples of four. One
     computation gives the words of a run.
     """
@@ -59,7 +78,7 @@ def random_bits(m: Any, op: Any, index: Any, *words: Any, seed: Any = None,
         _check_runs(index, op.where)
     if words:
         return _keyed(index, *words)
-    return _words(m.seed if op.attr["seed"] is None else op.attr["seed"], index)
+    return _words(m.launch_key if op.attr["seed"] is None else op.attr["seed"], index)
 
 
 def _check_runs(index: np.ndarray, where: Any) -> None:
@@ -90,7 +109,7 @@ def _words(key: Any, index: np.ndarray) -> np.ndarray:
 
 @macro()
 def random_uniform(t: Any, index: Any, seed: Any = None) -> Any:
-    """Numbers in [0, 1) with 24 random bits each, at these indices of the seed's stream."""
+    """Numbers in [0, 1) with 24 random bits each, at these indices of random_bits' stream."""
     bits = t.call_op(_op("random_bits"), [index], {"seed": seed})
     top = t.arithmetic("shr", (bits, 8))
     return t.arithmetic("mul", (t.cast(top, f32), 2.0**-24))
@@ -104,24 +123,31 @@ def _op(name: str) -> Any:
 
 # --- dropout ----------------------------------------------------------------------------------
 def _dropout_rule(types: Any, attrs: Any) -> Any:
-    t = rules.require_tile(types[0], 2, "dropout")
+    t = types[0]
+    if not isinstance(t, Tile) or len(t.shape) not in (1, 2):
+        raise RuleError(f"dropout needs a tile of one or two axes, got {t}")
     for at in types[1:]:
         if not isinstance(at, Scalar) or not at.uniform or at.dtype.kind == "float":
-            raise RuleError(f"dropout needs uniform integers, got {at}")
+            raise RuleError(f"dropout needs integers that are one for the group, got {at}")
     if t.dtype.kind != "float":
         raise RuleError(f"dropout of {t}: a float tile")
     return t
 
 
-@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False, edges=edge_rules.kept)
-def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any) -> Any:
-    """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col."""
+@declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False, edges=edge_rules.kept,
+         draws=_unseeded(6))
+def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any,
+         *words: Any) -> Any:
+    """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col of the stream
+    for dropout of a seed, of the two words of a key, or of the launch."""
     p, seed = op.attr["p"], op.attr["seed"]
-    batch, row, col, rows, cols = (np.reshape(v, (-1, 1, 1)).astype(np.int64)
+    batch, row, col, rows, cols = (np.reshape(v, (-1, *[1] * (x.ndim - 1))).astype(np.int64)
                                    for v in (batch, row, col, rows, cols))
-    r = row + np.arange(x.shape[1])[None, :, None]
-    c = col + np.arange(x.shape[2])[None, None, :]
-    key = fold_in(as_key(m.seed if seed is None else seed), _DROPOUT)
+    r = row + np.arange(x.shape[1])[None, :, None] if x.ndim == 3 else row
+    c = col + np.arange(x.shape[-1])
+    if words:
+        seed = np.array([int(w.flat[0]) for w in words], np.uint32)
+    key = fold_in(as_key(m.launch_key if seed is None else seed), DROPOUT)
     kept = _words(key, (batch * rows + r) * cols + c) >= np.uint32(min(p * 2.0**32, 2.0**32 - 1))
     return np.where(kept, x * x.dtype.type(1 / (1 - p)), x.dtype.type(0))
 
@@ -130,8 +156,9 @@ def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, col
 def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     """Each element is 0 with probability p, else scaled by 1 / (1 - p).
 
-    The choice depends on the seed and on the element's position in its matrix (and batch), not on
-    the tiling. x must come from loads or products of loads: they know their position.
+    The choice depends on the seed, or on the launch where none is given, and on the element's
+    position in its matrix (and batch), not on the tiling. x must come from loads or products of
+    loads: they know their position.
     """
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
         t.fail(f"p={p!r}: a probability in [0, 1) known at compile time")
@@ -140,12 +167,15 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     if p == 0:
         return x
     axes = t.facts_of(x).axes
-    if len(axes) != 2 or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
+    if len(axes) not in (1, 2) or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
         t.fail("dropout of a tile whose position in a tensor is not known",
-               "it knows tiles that were loaded, or are products of loaded ones")
-    (row, height), (col, width) = map(t.bounds_of, axes)
-    batch: Any = t.batch_coordinate()
-    return t.emit("drop", [x, batch, row, col, height, width], p=float(p), seed=_seed(t, seed))
+               "it knows tiles of one or two axes that were loaded, or are products of loaded ones;"
+               " else compare random_uniform(index) of your own index with p")
+    *rows, (col, width) = map(t.bounds_of, axes)
+    row, height = rows[0] if rows else (0, 1)
+    seed, words = _seed(t, seed)
+    return t.emit("drop", [x, t.batch_coordinate(), row, col, height, width, *words], p=float(p),
+                  seed=seed)
 
 
 @macro()

@@ -41,6 +41,7 @@ class TileOp:
     fills      operand 1 is what the place of operand 0 holds afterwards
     least      (least values of the operands, None: not known) -> the least value of the result
     samples    functions of a generator that give arguments, for tests and docs
+    draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
     """
 
@@ -66,6 +67,7 @@ class TileOp:
     moves: bool = False
     fills: bool = False
     least: Callable | None = None
+    draws: Callable[[Any], bool] | None = None
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +114,7 @@ def declare(
     total: bool = False, public: bool = True, eager: Callable | None = None,
     samples: tuple[Callable, ...] = (), edges: Callable | None = None,
     combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
-    least: Callable | None = None,
+    least: Callable | None = None, draws: Callable[[Any], bool] | None = None,
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -128,7 +130,7 @@ def declare(
             {p.name: p.default for p in parameters if p.default is not p.empty},
             rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
             public, eager, samples, edges, combines, zero, moves, fills,
-            least,
+            least, draws,
         )
 
     return make

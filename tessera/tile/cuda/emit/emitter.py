@@ -90,8 +90,9 @@ class Parameter:
     """One launch parameter. kind: 'tensor' its pointer | 'dim' an extent, by its text | 'scalar' |
     'axis' the extent of the launch grid along `axis` | 'groups' the number of groups | 'claim',
     'report' of the error flags | 'count', 'lines' of printed lines |
-    'kernel' the launch key in reports | 'seed' one word of the key `axis` | 'map' a TMA descriptor
-    of a tensor for `box`."""
+    'kernel' the launch's number in reports | 'seed' word `axis` of the key by which the launch
+    draws | 'replays' where a captured launch finds the number of its replay, else 0 |
+    'map' a TMA descriptor of a tensor for `box`."""
 
     kind: str
     name: str

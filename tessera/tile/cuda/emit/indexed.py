@@ -24,9 +24,10 @@ from tessera.tile.cuda.emit.places import (
     place_of,
     product,
 )
+from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.swizzles import Panel
 from tessera.tile.cuda.emit.table import emits
-from tessera.tile.cuda.emit.tiles import guards_of, key_of, parts_of, rounding_of, unrounded
+from tessera.tile.cuda.emit.tiles import guards_of, parts_of, rounding_of, unrounded
 from tessera.tile.cuda.emit.updates import neighbours
 from tessera.tile.ir import Op, Operand
 from tessera.tile.layouts import Layout
@@ -167,7 +168,7 @@ def _store(e: Emitter, op: Op) -> None:
     text = (f"use(picks.store({pick.text}, {owner is not None}, {rounding!r}, {saturate}, "
             f"{hardware(e, place.dtype)}))")
     args = [unrounded(e, value, place), e.name(index), *where(e, spot, pick, layout, bounds)]
-    args += [place.base, *key_of(e)] if rounding == "stochastic" else []
+    args += [place.base, *rounding_key(e)] if rounding == "stochastic" else []
     args += [owner] if owner else []
     e.line(f"{e.use(f'scatter_{place.name}', text)}({', '.join(args)})")
 

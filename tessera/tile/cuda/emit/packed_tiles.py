@@ -52,7 +52,8 @@ def load_packed(e: Emitter, place: Place, layout: Layout, fill: float) -> str:
 def store_packed(e: Emitter, place: Place, layout: Layout, x: str) -> None:
     """Writes a fragment to a box of a packed tensor, rounded as the tensor's policy says."""
     from tessera.tile.cuda.emit.exchange import convert_layout
-    from tessera.tile.cuda.emit.tiles import key_of, parts_of, rounding_of
+    from tessera.tile.cuda.emit.random import rounding_key
+    from tessera.tile.cuda.emit.tiles import parts_of, rounding_of
 
     given, layout = layout, suited(e, place, layout)
     if layout != given:
@@ -65,7 +66,7 @@ def store_packed(e: Emitter, place: Place, layout: Layout, x: str) -> None:
     owner, draws = e.owner(layout), rounding == "stochastic"
     if draws:
         moving = [a for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
-        args += [element_offset(e, place, parts_of(e, place, layout)), *key_of(e)]
+        args += [element_offset(e, place, parts_of(e, place, layout)), *rounding_key(e)]
         args += [product(place.stride(place.axes[a])) for a in moving]
     args += [owner] if owner else []
     make = "store" if width else "store_each"

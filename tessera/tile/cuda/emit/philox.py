@@ -8,6 +8,7 @@ from typing import Any
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.emit.simt import kind_of, operation
 from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.ptx import memory
 from tessera.tile.layouts import Layout
 
 Builder = Any
@@ -114,15 +115,31 @@ def fold_in(data: int) -> Operation:
 
 
 @functools.cache
-def drop(layout: str, shape: tuple[int, int], kind: str, threshold: int, scale: float,
+def launch_key() -> Operation:
+    """(key..., address) -> the key; of a captured launch, which has the number of its replay at
+    that address, fold_in(key, number)."""
+    record = memory.ld("global", "b64", guarded=True)
+
+    def body(b: Builder, k0: LLVM, k1: LLVM, at: LLVM) -> list[LLVM]:
+        captured = b.compare("!=", at, b.zero(at))
+        number = b.call(record, at, b.zext(captured, "i32"))
+        low, high = b.trunc(number, "i32"), b.trunc(b.lshr(number, b.const("i64", 32)), "i32")
+        made = philox(b, [low, high, b.i32(FOLD_DOMAIN), b.i32(0)], (k0, k1))
+        return [b.select(captured, x, k) for x, k in zip(made[:2], (k0, k1), strict=True)]
+
+    return operation("launch_key", (*KEY, Operand("at", "i64")), (Operand("d", "i32", 2),), body)
+
+
+@functools.cache
+def drop(layout: str, shape: tuple[int, ...], kind: str, threshold: int, scale: float,
          aligned: bool = False) -> Operation:
-    """(fragment [1, R, C], index of the thread's first element, row stride, thread part of the
-    column, key...): scaled where the element's word is at least the threshold, else 0.
+    """(fragment [1, R, C] or [C], index of the thread's first element, row stride, thread part of
+    the column, key...): scaled where the element's word is at least the threshold, else 0.
 
     aligned: rows begin at multiples of four, so that four neighbours share one Philox block.
     """
     how = Layout.parse(layout, shape)
-    row, column = len(shape) - 2, len(shape) - 1
+    column = len(shape) - 1
     by_thread = any(bit and bit[0] == column and bit[1] < 2 for bit in how.threads)
     x = Operand("x", kind, how.count)  # type: ignore[arg-type]
     args = (x, Operand("start", "i64"), Operand("stride", "i64"), Operand("part", "i32"), *KEY)
@@ -144,7 +161,8 @@ def drop(layout: str, shape: tuple[int, int], kind: str, threshold: int, scale: 
 
         out = []
         for base, v in zip(how.bases, values, strict=True):
-            kept = b.compare(">=", word(base[row], base[column]), b.i32(threshold), unsigned=True)
+            row = base[column - 1] if column else 0
+            kept = b.compare(">=", word(row, base[column]), b.i32(threshold), unsigned=True)
             out.append(b.select(kept, b.fmul(v, b.const(kind, scale)), b.zero(v)))
         return out
 

@@ -8,8 +8,8 @@ from tessera.numerics import as_key, fold_in
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
 from tessera.tile.cuda.emit.lanes import intrinsic
 from tessera.tile.cuda.emit.table import emits
+from tessera.tile.draws import DROPOUT, ROUNDING
 from tessera.tile.ir import Op, Operand
-from tessera.tile.ops.random import _DROPOUT
 
 
 def words_of(key: object) -> str:
@@ -17,16 +17,35 @@ def words_of(key: object) -> str:
     return ", ".join(f"i32({int(np.int32(w))})" for w in as_key(key).view(np.int32))
 
 
-def run_key(e: Emitter) -> str:
-    """The two words of the setting `seed`, at run time."""
-    return ", ".join(e.param("seed", "seed", "i32", axis) for axis in (0, 1))
+def launch_key(e: Emitter) -> str:
+    """The pair of words that is the launch's key: two parameters, folded with the number of the
+    replay where the launch is part of a captured graph."""
+    words = [e.param("seed", "launch", "i32", axis) for axis in (0, 1)]
+    made = e.use("launch_key", "use(philox.launch_key())")
+    given = ", ".join([*words, e.param("replays", "replays", "i64")])
+    return e.once("launch_key", f"{made}({given})")
+
+
+def words(e: Emitter, pair: str) -> list[str]:
+    """A pair as two arguments."""
+    return [f"{e.use('pick', f'use(fragments.pick({i}))')}({pair})" for i in (0, 1)]
+
+
+def folded(e: Emitter, pair: str, domain: int, hint: str) -> str:
+    """The pair of a stream of its own, computed once."""
+    fold = e.use("fold_in", intrinsic("philox.fold_in", domain))
+    return e.once(hint, f"{fold}({', '.join(words(e, pair))})")
+
+
+def rounding_key(e: Emitter) -> list[str]:
+    """The two words of the stream by which stores round."""
+    return words(e, folded(e, launch_key(e), ROUNDING, "rounding_key"))
 
 
 def drawn(e: Emitter, index: str) -> str:
-    """The word by which a store rounds the element at an index of its tensor: of the stream of the
-    seed and the kernel's name."""
-    key = ", ".join(e.param("seed", "key", "i32", axis) for axis in (0, 1))
-    return f"{e.use('random_bits', intrinsic('philox.random_bits', 'int64'))}({index}, {key})"
+    """The word by which a store rounds the element at an index of its tensor."""
+    call = e.use("random_bits", intrinsic("philox.random_bits", "int64"))
+    return f"{call}({index}, {', '.join(rounding_key(e))})"
 
 
 @emits("random_bits")
@@ -41,15 +60,16 @@ def _random_bits(e: Emitter, op: Op) -> None:
     if key_words:
         key = ", ".join(f"i32({e.name(w)})" for w in key_words)
     else:
-        key = run_key(e) if seed is None else words_of(seed)
+        key = ", ".join(words(e, launch_key(e))) if seed is None else words_of(seed)
     e.define(op.outs[0], f"{call}({e.name(index)}, {key})")
 
 
 @emits("drop")
 def _drop(e: Emitter, op: Op) -> None:
-    (made,), (x, batch, row, col, rows, cols) = op.outs, op.args
+    (made,), (x, batch, row, col, rows, cols, *given) = op.outs, op.args
     layout, p = e.layout(x), op.attr["p"]
-    at_row, at_col = e.index(layout, len(layout.shape) - 2), e.index(layout, len(layout.shape) - 1)
+    at_row, at_col = (e.index(layout, axis) if axis >= 0 else "i32(0)"
+                      for axis in (len(layout.shape) - 2, len(layout.shape) - 1))
 
     def wide(v: Operand) -> str:
         return f"i64({e.name(v)})"
@@ -61,7 +81,7 @@ def _drop(e: Emitter, op: Op) -> None:
     call = e.use("drop", intrinsic("philox.drop", layout.text, layout.shape,
                                    kind_of(made.type.dtype), threshold, scale(e, x, p),
                                    aligned=aligned))
-    e.define(made, f"{call}({e.name(x)}, {start}, {wide(cols)}, {at_col}, {_key(e, op)})")
+    e.define(made, f"{call}({e.name(x)}, {start}, {wide(cols)}, {at_col}, {_key(e, op, given)})")
 
 
 def scale(e: Emitter, x: Operand, p: float) -> float:
@@ -70,11 +90,13 @@ def scale(e: Emitter, x: Operand, p: float) -> float:
                  np.float32(1 / (1 - p)))
 
 
-def _key(e: Emitter, op: Op) -> str:
-    """The key of dropout's stream."""
+def _key(e: Emitter, op: Op, given: list[Operand]) -> str:
+    """The key of dropout's stream. given: the words of a key that is known when the kernel runs."""
     seed = op.attr["seed"]
     if seed is not None:
-        return words_of(fold_in(as_key(seed), _DROPOUT))
-    fold = e.use("fold_in", intrinsic("philox.fold_in", _DROPOUT))
-    both = e.once("dropout_key", f"{fold}({run_key(e)})")
-    return ", ".join(f"{e.use('pick', f'use(fragments.pick({i}))')}({both})" for i in (0, 1))
+        return words_of(fold_in(as_key(seed), DROPOUT))
+    if given:
+        fold, pair = e.use("fold_in", intrinsic("philox.fold_in", DROPOUT)), e.fresh("dropout_key")
+        e.line(f"{pair} = {fold}({', '.join(f'i32({e.name(w)})' for w in given)})")
+        return ", ".join(words(e, pair))
+    return ", ".join(words(e, folded(e, launch_key(e), DROPOUT, "dropout_key")))

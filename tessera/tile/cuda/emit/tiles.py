@@ -19,6 +19,7 @@ from tessera.tile.cuda.emit.places import (
     place_of,
     product,
 )
+from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.table import emits
 from tessera.tile.ir import Op, Operand, Value
 from tessera.tile.layouts import WARP_BITS, Layout, bits_of, blocked
@@ -90,7 +91,7 @@ def store_global(e: Emitter, place: Place, layout: Layout, x: str, exact: bool =
     text = (f"use(parts.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {owner is not None}{more}))")
     args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]
-    args += [place.base, *key_of(e)] if how[0] == "stochastic" else []
+    args += [place.base, *rounding_key(e)] if how[0] == "stochastic" else []
     args += [owner] if owner else []
     e.line(f"{e.use(f'store_{place.name}', text)}({', '.join(args)})")
 
@@ -159,11 +160,6 @@ def rounding_of(place: Place) -> tuple[str, bool]:
     policy = place.numeric.policy
     rounded = place.dtype.kind == "float" and place.dtype.bits <= 16
     return (policy.rounding, policy.saturate) if rounded else PLAIN
-
-
-def key_of(e: Emitter) -> list[str]:
-    """The two words of the launch's key for this kernel."""
-    return [e.param("seed", "kernel_seed", "i32", axis) for axis in (0, 1)]
 
 
 def filled(e: Emitter, place: Place, value: str) -> tuple[Layout, str]:
