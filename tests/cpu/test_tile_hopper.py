@@ -213,10 +213,10 @@ def test_a_rotated_loop_may_be_empty(first, last, rng):
                                rtol=2e-2, atol=1e-2)
 
 
-def test_keys_below_0_stay_out(rng):
-    """The first and the last block of keys reach beyond the tensor, on either side."""
+@pytest.mark.parametrize("first, last", [(-40, 24), (152, 200), (-40, 200)])
+def test_keys_below_0_stay_out(first, last, rng):
+    """The first or the last block of keys reaches beyond the tensor."""
     Q, K, V, Y = [random(rng, 192, 128) for _ in range(3)] + [poisoned(192, 128)]
-    first, last = -40, 200
     made = program(window, Q, K, V, Y, first, last)
     masks = [op for op in walk(made.function.body) if isinstance(op, Op) and op.name == "edge_mask"]
     assert masks and all(op.attr["low"] for op in masks)
@@ -227,7 +227,9 @@ def test_keys_below_0_stay_out(rng):
         keys = slice(max(k0, 0), min(k0 + 64, 192))
         p = np.exp2(q @ k[keys].T * 0.1)
         total, o = total * 0.5 + p.sum(1, keepdims=True), o * 0.5 + p @ v[keys]
-    np.testing.assert_allclose(np.asarray(Y, np.float64), o / total, rtol=2e-2, atol=1e-2)
+    rows = np.arange(192) // 64 * 64 < last
+    np.testing.assert_allclose(np.asarray(Y, np.float64)[rows], (o / total)[rows], rtol=2e-2,
+                               atol=1e-2)
 
 
 @pytest.mark.parametrize("S", [64, 200])
