@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from types import FunctionType
@@ -18,6 +19,8 @@ from tessera.tile.source import capture
 from tessera.tile.types import Scalar, Tile
 
 PICKS = ("gather", "scatter")
+# Of the math module, with the meaning that ts has under the name, and no op in kernels.
+OF_NUMBERS = frozenset({"acos", "asin", "cosh", "hypot", "isfinite", "log10", "prod", "sinh"})
 MATHS = {"fabs": "abs", "pow": "pow"}  # names of the math module that are other ops here
 
 
@@ -56,6 +59,9 @@ class Calls(Expressions):
         if is_hashable(f) and f in BUILTINS:
             return self.call_op(OPS[BUILTINS[f]], args, kwargs)
         constant = not any(map(has_run_time, (*args, *kwargs.values())))
+        if (same := same_op(f)) is not None:
+            return self.call_op(same, args, kwargs)
+        f = of_numbers(f) if constant else f
         module = getattr(f, "__module__", None)
         if module == "math" and not constant:
             return self.call_math(f, args)
@@ -217,6 +223,22 @@ class Calls(Expressions):
 def is_hashable(f: Any) -> bool:
     """Whether f can be a key of BUILTINS: kernels, lists and the like are not."""
     return type(f).__hash__ is not None
+
+
+def same_op(f: Any) -> TileOp | None:
+    """ts.sqrt and its like in a kernel: `from tessera import *` hides math.sqrt by it."""
+    found = OPS.get(getattr(f, "__name__", "")) if is_graph_op(f) else None
+    return found if found and found.public and found.family == "elementwise" else None
+
+
+def of_numbers(f: Any) -> Any:
+    """ts.log10 and its like of compile-time numbers: what math has under the name they hid."""
+    name = getattr(f, "__name__", "")
+    return getattr(math, name) if is_graph_op(f) and name in OF_NUMBERS else f
+
+
+def is_graph_op(f: Any) -> bool:
+    return isinstance(f, FunctionType) and f.__module__.startswith("tessera.graph.")
 
 
 def is_local_call(f: Any) -> bool:

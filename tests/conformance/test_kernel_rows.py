@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import snippet
 import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
+from tessera.tile.errors import RaceError
 from tolerance import assert_close
 
 
@@ -157,6 +160,74 @@ def test_flash_attention(length, causal, rng):
     best = seeds.flash_attention.best_config
     assert best["m"] in (64, 128) and best["n"] in (64, 128)
     assert len(seeds.flash_attention.tuning_trace) == 16
+
+
+@pytest.mark.row("EX-33", "DBG-07")
+def test_flash_attention_without_beta_still_races(rng):
+    """Dropping `beta` makes the numbers right, and the text is still no correct kernel: its loop
+    copies the next blocks of K and V over those that other lanes may still multiply. The
+    interpreter's lockstep hides it, so `test_flash_attention` runs unchecked; the checked run
+    refuses it, and a barrier behind the second product ends it."""
+    args = [halves(rng, 2, 256, 64) for _ in range(3)]
+    with config.scope(debug=True), pytest.raises(RaceError, match="smem_k"):
+        seeds.flash_attention(*args)
+    report = ts.debug.race_check(seeds.flash_attention, *args)
+    assert {f.conflict.memory for f in report.findings} == {"smem_k", "smem_v"}
+    for f in report.findings:
+        assert "cp_async" in f.where.text and "ts.tile.mma" in f.other.text
+        assert "before the loop comes back" in f.fix
+    text = inspect.getsource(seeds.flash_attention.fn)
+    assert text.count("            m_i = m_i_new\n") == 1
+    ended = text.replace("            m_i = m_i_new\n",
+                         "            m_i = m_i_new\n            ts.tile.barrier()\n")
+    with config.scope(debug=True):
+        out = build(ended)["flash_attention"](*args)
+    assert np.abs(wide(out) - attention(*args, True)).max() < 0.02
+
+
+MATHS = ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "atan",
+         "tanh", "floor", "ceil", "trunc", "erf")
+
+
+@pytest.mark.row("CORE-07")
+def test_names_of_math_under_the_seeds_preamble(rng):
+    """The preamble's star import hides math's sqrt by ts.sqrt: in a kernel both are the tile op, of
+    elements, tiles and numbers."""
+    lanes = "".join(f"        L[{i}, j] = {f}(x[j])\n" for i, f in enumerate(MATHS))
+    tiles = "".join(f"    T[{i}, 0:32] = {f}(t)\n" for i, f in enumerate(MATHS))
+    k = snippet.run(f"""from math import *
+from tessera import *
+@kernel
+def k(x: Tensor["N", f32], L: Tensor["K", "N", f32], T: Tensor["K", "N", f32],
+      C: Tensor["C", f32]):
+    j = tile.local_id()
+    if j < N:
+{lanes}    t = tile.load(x[0:32])
+{tiles}    C[0] = sqrt(64) + hypot(3.0, 4.0) + log10(100.0) + prod((2, 3)) + floor(2.5)
+    C[1] = atan2(x[0], 2.0) + pi
+""")["k"]
+    x = rng.uniform(0.1, 0.9, 32).astype(np.float32)
+    lane, tiled, c = (np.zeros(s, np.float32) for s in ((len(MATHS), 32), (len(MATHS), 32), (2,)))
+    k[1, 32](x, lane, tiled, c)
+    want = np.array([[getattr(math, f, None)(v) if f != "exp2" else 2.0**v for v in x.tolist()]
+                     for f in MATHS])
+    for got in (lane, tiled):
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(c, [8 + 5 + 2 + 6 + 2, math.atan2(x[0], 2) + math.pi], rtol=1e-6)
+    assert "sqrt" in k.inspect_ir("ptx", target="sm_90")
+
+
+@pytest.mark.row("CORE-07")
+def test_what_means_something_else_in_math_is_refused():
+    """ts.remainder has the sign of the divisor, math.remainder is nearest to 0."""
+    k = snippet.run("""from math import remainder
+from tessera import *
+@kernel
+def k(x: Tensor["N", f32]):
+    x[0] = remainder(7.0, 4.0)
+""")["k"]
+    with pytest.raises(ts.TesseraError, match="remainder cannot be called inside a kernel"):
+        k(np.zeros(1, np.float32))
 
 
 @pytest.mark.row("KERN-03")
