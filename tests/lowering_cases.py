@@ -134,6 +134,8 @@ CASES: dict[str, Case] = {
     # elementwise
     "other bases": Case(lambda x: ts.log2(ts.exp2(x) + 1.0) * ts.log10(2.0 + ts.hypot(x, 0.5)),
                         ((37, 50),), kinds="loop"),
+    "special functions": Case(
+        lambda x: ts.lgamma(x) + ts.digamma(x + 3.0) * ts.erfinv(0.9 * ts.tanh(x)), ((37, 50),)),
     "chain of five": Case(lambda x: ts.tanh(ts.exp(x * 0.5) + 1.0) - x, ((37, 50),), kinds="loop"),
     "bias and column": Case(lambda x, b, c: x * b + c, ((7, 5, 33), (33,), (7, 1, 1)),
                             kinds="loop", axes=3),

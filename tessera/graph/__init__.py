@@ -39,6 +39,7 @@ from .ops import (
     softmax,
     sort,
     sparse,
+    special,
     spectral,
 )
 from .regions.deps import deps
@@ -50,5 +51,5 @@ __all__ = [
     "cumulative", "deps", "determinants", "distances", "einsum", "elementwise",
     "factorizations", "gather", "index", "join", "linalg", "loss", "lu", "maths",
     "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "random", "reduce", "resize",
-    "safe", "scatter", "segments", "shape", "softmax", "sort", "sparse", "spectral",
+    "safe", "scatter", "segments", "shape", "softmax", "sort", "sparse", "special", "spectral",
 ]
