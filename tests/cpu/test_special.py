@@ -54,20 +54,20 @@ def test_f64_within_the_stated_ulps(name: str) -> None:
 
 
 SWEEPS: dict[str, tuple] = {
-    "lgamma": (ts.lgamma, scipy.special.gammaln, 1e-30, 1e30, 0.0),
-    "digamma": (ts.digamma, scipy.special.digamma, 1e-30, 1e30, 0.0),
-    "trigamma": (lambda x: ts.polygamma(1, x), lambda x: scipy.special.polygamma(1, x), 1e-15, 1e30,
-                 0.0),
-    "lgamma below 0": (ts.lgamma, scipy.special.gammaln, -30, 0, 1.0),
-    "digamma below 0": (ts.digamma, scipy.special.digamma, -30, 0, 1.0),
-    "erfinv": (ts.erfinv, scipy.special.erfinv, -1, 1, 0.0),
+    "lgamma": (ts.lgamma, scipy.special.gammaln, 1e-30, 1e30),
+    "digamma": (ts.digamma, scipy.special.digamma, 1e-30, 1e30),
+    "trigamma": (lambda x: ts.polygamma(1, x), lambda x: scipy.special.polygamma(1, x), 1e-15,
+                 1e30),
+    "lgamma below 0": (ts.lgamma, scipy.special.gammaln, -30, 0),
+    "digamma below 0": (ts.digamma, scipy.special.digamma, -30, 0),
+    "erfinv": (ts.erfinv, scipy.special.erfinv, -1, 1),
 }
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_f32_within_one_ulp(name: str, rng: np.random.Generator) -> None:
-    """Against scipy in f64. 1e-13 of the terms that cancel is what scipy itself may be off."""
-    fn, oracle, low, high, least = SWEEPS[name]
+    """Against scipy in f64. 1e-12 of the terms that cancel is what scipy itself may be off."""
+    fn, oracle, low, high = SWEEPS[name]
     even = rng.uniform(max(low, -30), min(high, 20), 4000)
     wide = 10.0 ** rng.uniform(-30, 30, 2000) if low > 0 else even
     x = np.concatenate([even, wide]).astype(np.float32)
@@ -79,7 +79,7 @@ def test_f32_within_one_ulp(name: str, rng: np.random.Generator) -> None:
         finite = np.isfinite(want.astype(np.float32))
         error = np.abs(got.numpy().astype(np.float64) - want)[finite]
         allowed = np.spacing(np.abs(want[finite]).astype(np.float32)).astype(np.float64)
-        slack = 1e-12 * (1 + np.abs(want[finite]) + np.abs(x[finite])) if least or "l" in name else 0
+        slack = 1e-12 * (1 + np.abs(want[finite]) + np.abs(x[finite]))
         assert (error <= allowed + slack).all()
 
 
@@ -102,7 +102,7 @@ def test_edges() -> None:
 
 
 def test_polygamma_below_zero_and_of_high_order(rng: np.random.Generator) -> None:
-    """The recurrence psi_n(x + 1) = psi_n(x) + (-1)^n n! / x^(n + 1) leads to where x is positive."""
+    """psi_n(x + 1) = psi_n(x) + (-1)^n n! / x^(n + 1) leads to where x is positive."""
     x = rng.uniform(-4, 0, 200)
     x = x[np.abs(x - np.rint(x)) > 0.02]
     for n in (1, 2, 3, 6):
