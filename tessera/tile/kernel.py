@@ -173,22 +173,20 @@ class Kernel(Kernel_):
         return self.run(_DEFAULT, args, kwargs) if ready is None else ready.launch(*args)
 
     def __getitem__(self, config: Any) -> Callable[..., Any]:
-        """k[groups], k[groups, lanes]; a grid of several axes is a tuple: k[(gx, gy), lanes]."""
+        """k[groups], k[groups, lanes], k[(gx, gy), lanes].
+
+        Plain numbers are the grid where the kernel uses as many axes of it, by group_id(axis):
+        k[gx, gy], which Python cannot tell from k[(gx, gy)]. k[[gx, gy]] is always the grid.
+        """
         if type(config) is int and config in self._chosen:
             return self._chosen[config]
-        items = config if isinstance(config, tuple) else (config,)
-        if len(items) > 2:
-            raise ArgumentError(f"{self.__name__}[{', '.join(map(str, items))}]: a launch is "
-                                "[groups] or [groups, lanes]", where=user_line(),
-                                hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-        made = self.launcher(*items)
+        made = Launch(self, _config(self.__name__, config))
         if type(config) is int and len(self._chosen) < _KEPT:
             self._chosen[config] = made
         return made
 
     def launcher(self, groups: Any = None, lanes: int | None = None) -> Callable[..., Any]:
-        chosen = Config(_groups(groups), _lanes(lanes))
-        return lambda *args, **kwargs: self._launch(chosen, args, kwargs)
+        return Launch(self, Config(_groups(groups), _lanes(lanes)))
 
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
                target: str | None = None, **kwargs: Any) -> Any:
@@ -416,20 +414,64 @@ class Kernel(Kernel_):
         return f"<kernel {self.__name__}{self.given}>"
 
 
+class Launch:
+    """k[groups, lanes]: call it with the kernel's arguments."""
+
+    __slots__ = ("kernel", "config")
+
+    def __init__(self, kernel: Kernel, config: Config):
+        self.kernel, self.config = kernel, config
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel._launch(self.config, args, kwargs)
+
+    def __getitem__(self, more: Any) -> Any:
+        given = ", ".join(map(str, self.config.groups or ()))
+        said = f"({given})" if len(self.config.groups or ()) > 1 else given
+        name = self.kernel.__name__
+        raise ArgumentError(f"{name}[{given}] is a launch already", where=user_line(),
+                            hint=f"groups and lanes at once: {name}[{said}, {more}](...)")
+
+    def __repr__(self) -> str:
+        return f"<launch of {self.kernel.__name__}: {self.config}>"
+
+
+def _config(name: str, given: Any) -> Config:
+    """What stands in the brackets of k[...]."""
+    items = given if isinstance(given, tuple) else (given,)
+    if len(items) > 1 and not isinstance(items[0], tuple | list) and None not in items:
+        groups = _groups(items[:1])
+        for lanes in items[1:]:
+            if not isinstance(lanes, int | np.integer) or isinstance(lanes, bool) or lanes < 0:
+                _lanes(lanes)
+        assert groups is not None
+        return Config(groups, int(items[1]), tuple(map(int, items)))
+    if len(items) > 2:
+        raise ArgumentError(f"{name}[{', '.join(map(str, items))}]: a launch is [groups] or "
+                            "[groups, lanes]", where=user_line(),
+                            hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
+    return Config(_groups(items[0]), *map(_lanes, items[1:]))
+
+
 def _groups(groups: Any) -> tuple[int, ...] | None:
     if groups is None:
         return None
-    items = groups if isinstance(groups, tuple) else (groups,)
+    items = tuple(groups) if isinstance(groups, tuple | list) else (groups,)
     if not items or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0
                             for n in items):
-        raise ArgumentError(f"groups of a launch are numbers >= 0, got {groups!r}",
+        raise ArgumentError(f"groups of a launch are numbers >= 0, got {_shown(groups)}",
                             hint="k[groups, lanes](...), k[(gx, gy), lanes](...)",
                             where=user_line())
     return tuple(int(n) for n in items)
 
 
+def _shown(groups: Any) -> str:
+    one = isinstance(groups, tuple) and len(groups) == 1
+    return repr(groups[0] if one else groups)
+
+
 def _lanes(lanes: Any) -> int | None:
-    if lanes is not None and (not isinstance(lanes, int) or lanes < 1):
+    if lanes is not None and (not isinstance(lanes, int | np.integer) or lanes < 1):
         raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}", where=user_line())
     return lanes
 

@@ -19,6 +19,7 @@ from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound, allocate
 from tessera.tile.blame import Blame
 from tessera.tile.draws import draws
+from tessera.tile.guards import Asked, Guards, strides
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.machine import Machine, Report
 from tessera.tile.memory import Memory, Place
@@ -39,14 +40,36 @@ MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
 @dataclass(frozen=True)
 class Config:
-    """k[groups, lanes]: None leaves the choice to the kernel."""
+    """k[groups, lanes]: None leaves the choice to the kernel.
+
+    written: plain numbers, k[4, 2]. They are the grid of a kernel that uses as many axes, else
+    groups and lanes: Python cannot tell k[4, 2] from k[(4, 2)].
+    """
 
     groups: tuple[int, ...] | None = None
     lanes: int | None = None
+    written: tuple[int, ...] | None = None
+
+    def of(self, function: Function) -> Config:
+        """What it means for a kernel. Raises ArgumentError for too many numbers."""
+        if self.written is None:
+            return self
+        count, axes = len(self.written), axes_of(function)
+        if count == axes or (count == 2 and axes > 2):
+            return Config(self.written)
+        if count == 2:
+            return Config(self.written[:1], self.written[1])
+        name, said = function.name, ", ".join(map(str, self.written))
+        own = ", ".join(map(str, self.written[:axes]))
+        raise ArgumentError(
+            f"{name} uses {axes} {'axis' if axes == 1 else 'axes'} of the grid, the launch "
+            f"[{said}] has {count}", where=user_line(), hint=f"{name}[groups, lanes](...)"
+            if axes < 2 else f"{name}[({own}), {self.written[axes]}](...)")
 
 
 def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tuple[int, ...]:
     """Extents of the launch grid (Q41 to Q43)."""
+    config_ = config_.of(function)
     grid = _grid_of(function, bound, config_, lanes)
     if prod(grid) * lanes > MOST_LANES:
         _require_no_numbers(function, prod(grid), lanes)
@@ -68,8 +91,10 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
     given = config_.groups
     if function.launch == "given":
         if given is None:
+            names = [f"groups_{i}" for i in range(axes_of(function))] if axes_of(
+                function) > 1 else ["groups"]
             raise ArgumentError(f"{function.name} uses ts.tile.group_id(axis): it needs a grid",
-                                hint=f"{function.name}[(groups_0, groups_1)](...), or "
+                                hint=f"{function.name}[{', '.join(names)}](...), or "
                                 "@ts.kernel(grid=...)", where=user_line())
         _require_axes(function, given)
         return given
@@ -79,10 +104,11 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
                 raise ArgumentError(f"{function.name} returns a number: it runs as one group, not "
                                     f"{prod(given)}", where=user_line())
             return given
+        if given is None and config_.lanes is None:
+            _require_lanes(function, bound, lanes)
         return (1,)
     if function.launch == "elements":
-        largest = max(bound.texts.values(), default=1)
-        return given or (-(-largest // lanes),)
+        return given or (-(-_elements(function, bound, lanes) // lanes),)
     counts = [-(-(extent(a.dim, bound) - extent(a.lo, bound)) // a.block) for a in function.grid]
     counts = [max(0, n) for n in counts]
     if given is None or prod(given) == prod(counts):
@@ -90,14 +116,67 @@ def _grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> t
     return _strided(function, counts, prod(given))
 
 
+def _guards(function: Function, bound: Bound, base: str) -> Guards:
+    """The guards on an id, none where loops go on from it."""
+    known = {p.value: bound.sizes[p.value.name] for p in function.params
+             if p.role == "dim" and p.value.name in bound.sizes}
+    for p in function.params:
+        if p.role == "argument" and isinstance(p.type, Scalar) and p.type.dtype.kind in (
+                "int", "uint"):
+            known[p.value] = int(np.asarray(bound.values[p.value.name]).item())
+    return Guards(function, known, lambda text: extent(text, bound), base)
+
+
+def _elements(function: Function, bound: Bound, lanes: int) -> int:
+    """Lanes of a launch whose lanes are numbered: for the largest extent, and for every guard."""
+    asked = [] if strides(function, "linear_id") else [
+        a.lanes for a in _guards(function, bound, "linear_id")]
+    asked += [] if strides(function, "group_id") else [
+        a.lanes * lanes for a in _guards(function, bound, "group_id")]
+    return max([*bound.texts.values(), *asked], default=1)
+
+
+def scalars_in_grid(function: Function, bound: Bound) -> frozenset[str]:
+    """Number parameters on which the grid of a launch that is not given depends."""
+    if function.launch != "elements":
+        return frozenset()
+    found: set[str] = set()
+    for base in ("linear_id", "group_id"):
+        guards = _guards(function, bound, base)
+        _ = [*guards]
+        found |= guards.scalars
+    return frozenset(found)
+
+
+def _require_lanes(function: Function, bound: Bound, lanes: int) -> None:
+    """One group does all: its lanes reach as far as its guards go, or a loop goes on from them."""
+    if strides(function, "local_id"):
+        return
+    for asked in _guards(function, bound, "local_id"):
+        if asked.lanes > lanes:
+            raise ArgumentError(
+                f"{function.name} is launched as one group of {lanes} lanes, and this asks for "
+                f"{asked.lanes}: the rest would not be done", where=asked.where or user_line(),
+                hint="number the lanes of the whole launch, ts.tile.linear_id(), or let each go "
+                "on: for i in range(ts.tile.local_id(), N, ts.tile.group_size())")
+
+
 def _require_axes(function: Function, grid: tuple[int, ...]) -> None:
     """The grid has every axis that the kernel asks for."""
+    axes, have = axes_of(function), len(grid)
+    if axes > have:
+        numbers = ", ".join([*map(str, grid), *(f"groups_{i}" for i in range(have, axes))])
+        raise ArgumentError(f"{function.name} uses axis {axes - 1} of the grid, the launch has "
+                            f"{have} {'axis' if have == 1 else 'axes'}", where=user_line(),
+                            hint=f"{function.name}[{numbers}](...), or with a number of lanes "
+                            f"{function.name}[({numbers}), lanes](...)")
+
+
+def axes_of(function: Function) -> int:
+    """How many axes of the grid a kernel speaks of, by ts.tile.group_id(axis)."""
     asked = [n.attr["axis"] for n in walk(function.body) if isinstance(n, Op)
              and n.name in ("group_id", "num_groups") and n.attr["axis"] is not None]
-    if max(asked, default=-1) >= len(grid):
-        raise ArgumentError(f"{function.name} uses axis {max(asked)} of the grid, the launch has "
-                            f"{len(grid)}", where=user_line(),
-                            hint=f"{function.name}[(groups_0, groups_1), lanes](...)")
+    return max(asked, default=-1) + 1 if function.launch == "given" else 0
 
 
 def _strided(function: Function, counts: list[int], groups: int) -> tuple[int, ...]:
@@ -125,6 +204,7 @@ def extent(text: str, bound: Bound) -> int:
 
 def lanes_of(function: Function, config_: Config, default: int) -> int:
     """Lanes of a group; a kernel that returns a number fixes it by its shared array (Q43)."""
+    config_ = config_.of(function)
     lanes = config_.lanes or default
     if function.result[0] == "scalar":
         shapes = [t.shape for t in definitions(function).values()

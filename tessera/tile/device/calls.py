@@ -22,7 +22,7 @@ from tessera.tile.device.place import Placement
 from tessera.tile.device.recipe import Recipe, Target, as_signed
 from tessera.tile.device.written import written_parameters
 from tessera.tile.ir import Function
-from tessera.tile.launch import Config, grid_of, lanes_of
+from tessera.tile.launch import Config, grid_of, lanes_of, scalars_in_grid
 from tessera.tile.schedule import Schedule
 from tessera.tile.types import Scalar, Tensor
 
@@ -54,7 +54,8 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
         return _run_staged(image, bound, target, arrays, written, stream)
     names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
     objects = (*args, *kwargs.values())
-    launcher = _launcher(kernel, config, args, kwargs, names, bound)
+    decides = scalars_in_grid(function, bound) if config.groups is None else frozenset()
+    launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
     recipe = Recipe(image, bound, target, launcher.varying, names)
     if written.intersection(arrays) and not request.shared:
         recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
@@ -130,14 +131,15 @@ def _values(varying: tuple[str, ...], bound: Bound, arrays: dict[str, Array]) ->
 
 
 def _launcher(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any],
-              names: tuple[str, ...], bound: Bound) -> Launcher:
-    """The short way for calls of this form, written at the first one."""
+              names: tuple[str, ...], bound: Bound, decides: frozenset[str]) -> Launcher:
+    """The short way for calls of this form, written at the first one, and anew when the grid turns
+    out to depend on more numbers."""
     form = form_of(args, kwargs)
     if len(kernel.launchers) > CONFIGS_KEPT and config not in kernel.launchers:
         for other in [c for c in kernel.launchers if c != Config()]:
             del kernel.launchers[other]
     ready = kernel.launchers.setdefault(config, {})
-    if form not in ready:
+    if form not in ready or not decides <= ready[form].in_grid:
         count = len(args)
 
         def first(stream: Any, *objects: Any) -> Any:
@@ -145,6 +147,7 @@ def _launcher(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any
                               dict(zip(names[count:], objects[count:], strict=True)), stream)
 
         in_grid = grid_names(kernel.grid) if config.groups is None else frozenset()
+        in_grid |= decides | (ready[form].in_grid if form in ready else frozenset())
         ready[form] = Launcher(names, (*args, *kwargs.values()), bound, in_grid, first)
     return ready[form]
 

@@ -83,7 +83,7 @@ class Launcher:
 
     def __init__(self, names: tuple[str, ...], arguments: tuple[Any, ...], bound: Bound,
                  in_grid: frozenset[str], first: Callable[..., Any]):
-        self.names = names
+        self.names, self.in_grid = names, in_grid
         self.recipes: dict[tuple, Recipe] = {}
         scope: dict[str, Any] = {
             "find": self.recipes.get, "first": first, "config": config,

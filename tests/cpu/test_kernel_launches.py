@@ -1,0 +1,204 @@
+"""Launches that are not given: every element that a kernel's guards speak of is done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import Torch, filled
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from tessera import Tensor, f32, i32, int32
+from tessera.errors import ArgumentError
+
+tile = ts.tile
+
+
+def guarded_less(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.linear_id()
+    if i < M * N:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+def returns(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.linear_id()
+    if x.shape[0] * x.shape[1] <= i:
+        return
+    y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+def by_row(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.linear_id()
+    row, column = i // N, i % N
+    if row < M:
+        y[row, column] = 2.0 * x[row, column]
+
+
+def written_out(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.group_id() * tile.group_size() + tile.local_id()
+    if i <= M * N - 1:
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+def several_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    i = tile.linear_id()
+    for k in range(2):
+        j = 2 * i + k
+        if 2 * i < M * N and j < M * N:
+            y[j // N, j % N] = 2.0 * x[j // N, j % N]
+
+
+def a_group_each(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    g = tile.group_id()
+    if g < M:
+        for j in tile.range(tile.local_id(), N, tile.group_size()):
+            y[g, j] = 2.0 * x[g, j]
+
+
+def strided(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    for i in range(tile.linear_id(), M * N, tile.num_groups() * tile.group_size()):
+        y[i // N, i % N] = 2.0 * x[i // N, i % N]
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (1, 1), (37, 53), (300, 3), (0, 5)])
+@pytest.mark.parametrize("body", [guarded_less, returns, by_row, written_out, several_each,
+                                  a_group_each, strided])
+def test_every_element_is_done(body, shape, rng):
+    x = rng.standard_normal(shape).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    ts.kernel(body)(x, y)
+    assert np.array_equal(y, 2 * x)
+
+
+def test_an_index_without_a_guard_is_one():
+    @ts.kernel
+    def k(y: Tensor["M", "N", f32]):
+        i = tile.linear_id()
+        y[i // N, i % N] = 1.0
+
+    y = np.zeros((64, 64), np.float32)
+    k(y)
+    assert y.all()
+
+
+def numbered(y: Tensor["M", "N", f32], rows: i32, columns: i32):
+    i = tile.linear_id()
+    if i < rows * columns:
+        y[i // columns, i % columns] = 1.0
+
+
+def test_a_guard_on_numbers_of_the_call(rng):
+    for rows, columns in ((64, 64), (3, 50), (64, 1)):
+        y = np.zeros((64, 64), np.float32)
+        ts.kernel(numbered)(y, rows, columns)
+        assert y[:rows, :columns].all() and y.sum() == rows * columns
+
+
+def test_the_short_way_to_a_gpu_knows_what_the_grid_depends_on(gpu, driver):
+    kernel = ts.kernel(numbered)
+    for rows, columns in ((2, 2), (64, 64), (2, 2), (64, 64)):
+        y = filled(np.zeros((64, 64), np.float32))
+        kernel(Torch(y), rows, columns)
+        assert y.sum() == rows * columns
+    assert [launch.grid[0] for launch in driver.launches] == [1, 32, 1, 32]
+
+
+def test_one_group_that_cannot_do_all_is_refused():
+    @ts.kernel
+    def k(y: Tensor["N", f32]):
+        t = tile.local_id()
+        if t < N:
+            y[t] = 1.0
+
+    y = np.zeros(4096, np.float32)
+    with pytest.raises(ArgumentError, match="one group of 128 lanes, and this asks for 4096: the "
+                                            "rest would not be done") as caught:
+        k(y)
+    assert "ts.tile.linear_id()" in str(caught.value) and "if t < N" in str(caught.value)
+    k(y[:100])
+    assert y[:100].all() and not y[100:].any()
+    k[1, 64](y)  # what is given is done as given
+
+
+# --- launches that are given ----------------------------------------------------------------------
+def axes1(y: Tensor["M", "N", int32]):
+    if tile.local_id() == 0:
+        tile.atomic_add(y, (tile.group_id(0), 0), tile.group_size())
+
+
+def axes2(y: Tensor["M", "N", int32]):
+    if tile.local_id() == 0:
+        tile.atomic_add(y, (tile.group_id(0), tile.group_id(1)), tile.group_size())
+
+
+def linear(y: Tensor["M", "N", int32]):
+    if tile.local_id() == 0:
+        tile.atomic_add(y, (tile.group_id(), 0), tile.group_size())
+
+
+def axes3(y: Tensor["M", "N", int32]):
+    if tile.local_id() == 0:
+        tile.atomic_add(y, (tile.group_id(0), tile.group_id(1) + 2 * tile.group_id(2)), 1)
+
+
+def table(rows, columns, value):
+    want = np.zeros((8, 6), np.int32)
+    want[:rows, :columns] = value
+    return want
+
+
+@pytest.mark.parametrize("body, launch, want", [
+    (axes1, "k[4, 64]", (4, 1, 64)), (axes1, "k[(4, 64)]", (4, 1, 64)), (axes1, "k[4]", (4, 1, 128)),
+    (axes1, "k[(4,), 64]", (4, 1, 64)), (axes1, "k[[4], 64]", (4, 1, 64)),
+    (linear, "k[4, 64]", (4, 1, 64)), (linear, "k[[2, 2]]", (4, 1, 128)),
+    (linear, "k[(2, 2), 64]", (4, 1, 64)), (linear, "k[4, None]", (4, 1, 128)),
+    (axes2, "k[(4, 2)]", (4, 2, 128)), (axes2, "k[4, 2]", (4, 2, 128)),
+    (axes2, "k[[4, 2]]", (4, 2, 128)), (axes2, "k[(4, 2),]", (4, 2, 128)),
+    (axes2, "k[(4, 2), 64]", (4, 2, 64)), (axes2, "k[[4, 2], 64]", (4, 2, 64)),
+    (axes2, "k[(4, 2), None]", (4, 2, 128)), (axes2, "k[np.int64(4), 2]", (4, 2, 128)),
+    (axes3, "k[4, 2, 3]", (4, 6, 1)), (axes3, "k[(4, 2, 3), 64]", (4, 6, 1)),
+])
+def test_forms_of_a_launch(body, launch, want):
+    y = np.zeros((8, 6), np.int32)
+    eval(launch, {"k": ts.kernel(body), "np": np})(y)
+    assert np.array_equal(y, table(*want))
+
+
+@pytest.mark.parametrize("body, launch, message, hint", [
+    (axes2, "k[4]", "axes2 uses axis 1 of the grid, the launch has 1 axis", "axes2[4, groups_1]"),
+    (axes2, "k[4, 2, 64]", "axes2 uses 2 axes of the grid, the launch [4, 2, 64] has 3",
+     "axes2[(4, 2), 64]"),
+    (axes1, "k[4, 2, 64]", "axes1 uses 1 axis of the grid, the launch [4, 2, 64] has 3",
+     "axes1[groups, lanes]"),
+    (axes2, "k", "axes2 uses ts.tile.group_id(axis): it needs a grid",
+     "axes2[groups_0, groups_1](...)"),
+    (axes1, "k", "axes1 uses ts.tile.group_id(axis): it needs a grid", "axes1[groups](...)"),
+    (axes1, "k[4][64]", "axes1[4] is a launch already", "axes1[4, 64](...)"),
+    (axes1, "k[-1]", "groups of a launch are numbers >= 0, got -1", "k[groups, lanes](...)"),
+    (axes1, "k['4']", "groups of a launch are numbers >= 0, got '4'", "k[groups, lanes](...)"),
+    (axes1, "k[4, '64']", "lanes of a launch is a number >= 1, got '64'", ""),
+])
+def test_what_is_no_launch(body, launch, message, hint):
+    with pytest.raises(ArgumentError) as caught:
+        eval(launch, {"k": ts.kernel(body)})(np.zeros((8, 6), np.int32))
+    assert message in str(caught.value) and hint in str(caught.value)
+
+
+@pytest.mark.parametrize("body, call", [(axes1, "k[groups](y)"), (axes2, "k[groups_0, groups_1](y)")])
+def test_the_hint_for_a_missing_grid_works(body, call):
+    k, y = ts.kernel(body), np.zeros((8, 6), np.int32)
+    with pytest.raises(ArgumentError) as caught:
+        k(y)
+    assert call[1:].replace("(y)", "(...)") in str(caught.value)
+    eval(call, {"k": k, "y": y, "groups": 2, "groups_0": 2, "groups_1": 3})
+    assert y.sum() == 128 * (2 if body is axes1 else 6)
+
+
+def test_pairs_on_a_gpu(gpu, driver):
+    for body, groups, lanes in ((axes1, 4, 2), (axes2, 8, 128)):
+        y = filled(np.zeros((8, 6), np.int32))
+        kernel = ts.kernel(body)
+        for _ in range(2):
+            kernel[4, 2](Torch(y))
+        assert driver.launches[-1].grid[0] == groups and driver.launches[-1].threads == lanes
