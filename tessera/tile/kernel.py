@@ -450,7 +450,7 @@ def _config(name: str, given: Any) -> Config:
         raise ArgumentError(f"{name}[{', '.join(map(str, items))}]: a launch is [groups] or "
                             "[groups, lanes]", where=user_line(),
                             hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-    return Config(_groups(items[0]), *map(_lanes, items[1:]))
+    return Config(_groups(items[0]), _lanes(items[1]) if len(items) > 1 else None)
 
 
 def _groups(groups: Any) -> tuple[int, ...] | None:
@@ -473,7 +473,7 @@ def _shown(groups: Any) -> str:
 def _lanes(lanes: Any) -> int | None:
     if lanes is not None and (not isinstance(lanes, int | np.integer) or lanes < 1):
         raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}", where=user_line())
-    return lanes
+    return None if lanes is None else int(lanes)
 
 
 class KernelDecorator:

@@ -19,7 +19,7 @@ from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound, allocate
 from tessera.tile.blame import Blame
 from tessera.tile.draws import draws
-from tessera.tile.guards import Asked, Guards, strides
+from tessera.tile.guards import Guards, strides
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.machine import Machine, Report
 from tessera.tile.memory import Memory, Place

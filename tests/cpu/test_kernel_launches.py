@@ -149,8 +149,9 @@ def table(rows, columns, value):
 
 
 @pytest.mark.parametrize("body, launch, want", [
-    (axes1, "k[4, 64]", (4, 1, 64)), (axes1, "k[(4, 64)]", (4, 1, 64)), (axes1, "k[4]", (4, 1, 128)),
-    (axes1, "k[(4,), 64]", (4, 1, 64)), (axes1, "k[[4], 64]", (4, 1, 64)),
+    (axes1, "k[4, 64]", (4, 1, 64)), (axes1, "k[(4, 64)]", (4, 1, 64)),
+    (axes1, "k[4]", (4, 1, 128)), (axes1, "k[(4,), 64]", (4, 1, 64)),
+    (axes1, "k[[4], 64]", (4, 1, 64)),
     (linear, "k[4, 64]", (4, 1, 64)), (linear, "k[[2, 2]]", (4, 1, 128)),
     (linear, "k[(2, 2), 64]", (4, 1, 64)), (linear, "k[4, None]", (4, 1, 128)),
     (axes2, "k[(4, 2)]", (4, 2, 128)), (axes2, "k[4, 2]", (4, 2, 128)),
@@ -185,7 +186,8 @@ def test_what_is_no_launch(body, launch, message, hint):
     assert message in str(caught.value) and hint in str(caught.value)
 
 
-@pytest.mark.parametrize("body, call", [(axes1, "k[groups](y)"), (axes2, "k[groups_0, groups_1](y)")])
+@pytest.mark.parametrize("body, call", [(axes1, "k[groups](y)"),
+                                        (axes2, "k[groups_0, groups_1](y)")])
 def test_the_hint_for_a_missing_grid_works(body, call):
     k, y = ts.kernel(body), np.zeros((8, 6), np.int32)
     with pytest.raises(ArgumentError) as caught:
