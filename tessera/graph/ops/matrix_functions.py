@@ -92,7 +92,7 @@ def _exp_ref(a: np.ndarray) -> np.ndarray:
         x = np.where(bad[..., None, None], 0, x) / np.exp2(s)[..., None, None]
         one, x2 = np.eye(x.shape[-1]), x @ x
         x4 = x2 @ x2
-        x6, b = x2 @ x4, PADE
+        x6, b = x2 @ x4, [c / PADE[0] for c in PADE]  # exp(0) is 1 exactly
         odd = x @ (x6 @ (b[13] * x6 + b[11] * x4 + b[9] * x2)
                    + b[7] * x6 + b[5] * x4 + b[3] * x2 + b[1] * one)
         even = (x6 @ (b[12] * x6 + b[10] * x4 + b[8] * x2)
