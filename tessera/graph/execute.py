@@ -24,7 +24,7 @@ from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
 from .lower import lower
 from .ownership import memory_of
-from .plan import MemoryPlan, elements, fold_constants, numbers, outputs_of, plan_memory
+from .plan import MemoryPlan, by_last_use, elements, fold_constants, numbers, outputs_of, plan_memory
 from .simplify import simplify
 from .trace import SENDING, at_line
 
@@ -135,9 +135,10 @@ class Compiled:
         self.steps: list[Step] = []
         self.splits = False  # whether products run over our threads, with BLAS on one
         self.poison = config.poison
+        ends = by_last_use(self.plan)
         for i, unit in enumerate(self.units):
             self._add(unit)
-            self._drop_after(i)
+            self._drop_after(ends.get(i, ()))
             if self.poison:
                 self.steps.append(self._poison(self.plan.released.get(i, ())))
         self.fresh = [
@@ -283,11 +284,8 @@ class Compiled:
 
         return step
 
-    def _drop_after(self, index: int) -> None:
-        dead = [
-            self._slot(v) for v, last in self.plan.last_use.items()
-            if last == index and self.plan.places[v].kind == "dynamic"
-        ]
+    def _drop_after(self, last_used: Sequence[Value]) -> None:
+        dead = [self._slot(v) for v in last_used if self.plan.places[v].kind == "dynamic"]
         if dead:
             def step(env: list) -> None:
                 for s in dead:

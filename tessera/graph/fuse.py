@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from ..dims import show_shape, size_of
 from .ir import Graph, Node, Value, node_effects, uses
@@ -40,12 +41,19 @@ Unit = Group | Node
 
 @dataclass(eq=False)
 class _Entry:
-    """A unit while groups grow: its nodes and, as bits, the entries it depends on."""
+    """A unit while groups grow: its nodes, its neighbours, and as bits all groups before it.
+
+    Only groups have a bit: nothing asks who depends on the others, and a graph of 10^5 of them
+    would keep 10^10 bits.
+    """
 
     index: int
     nodes: list[Node]
     shape: tuple[int, ...] | None = None  # iteration space of a group
+    bit: int = 0
     depends: int = 0
+    before: set[_Entry] = field(default_factory=set)  # read by it
+    behind: set[_Entry] = field(default_factory=set)  # that read it
     reads: frozenset[Value] = frozenset()  # of the whole space, made elsewhere
 
 
@@ -55,7 +63,7 @@ class _Fuser:
         self.entry_of: dict[Value, _Entry] = {}
         self.last: _Entry | None = None  # with an effect whose order counts
         self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
-        self.graph = graph
+        self.graph, self.groups = graph, 0
 
     def run(self) -> list[_Entry]:
         for node in self.graph.nodes:
@@ -77,6 +85,8 @@ class _Fuser:
                     break
         if mine is None:
             mine = _Entry(len(self.entries), [], shape)
+            if shape is not None:
+                mine.bit, self.groups = 1 << self.groups, self.groups + 1
             self.entries.append(mine)
         self.join(mine, node, list(sources.values()))
         if node_effects(node) & KEEP_EFFECTS:
@@ -90,7 +100,7 @@ class _Fuser:
         """No other source depends on e: else e would wait for itself."""
         if len(e.nodes) >= MAX_OPS or len(e.reads | self.full(node, e)) > MAX_READS:
             return False
-        return all(s is e or not s.depends >> e.index & 1 for s in sources)  # type: ignore
+        return all(s is e or not s.depends & e.bit for s in sources)  # type: ignore
 
     def full(self, node: Node, e: _Entry) -> set[Value]:
         """What a node of e reads of the whole space from elsewhere."""
@@ -105,7 +115,9 @@ class _Fuser:
         new = 0
         for s in sources:
             if s is not e:
-                new |= s.depends | 1 << s.index
+                new |= s.depends | s.bit
+                e.before.add(s)
+                s.behind.add(e)
         for v in node.outputs:
             self.entry_of[v] = e
         self._extend(e, new)
@@ -115,12 +127,13 @@ class _Fuser:
         return any(v in self.leaving and self.entry_of[v] is e for v in node.inputs)
 
     def _extend(self, e: _Entry, new: int) -> None:
-        if new & ~e.depends == 0:
-            return
-        e.depends |= new
-        for other in self.entries:
-            if other.depends >> e.index & 1:
-                other.depends |= new
+        """e depends on more groups, and so does all that reads it."""
+        changed = [e]
+        while changed:
+            e = changed.pop()
+            if new & ~e.depends:
+                e.depends |= new
+                changed += e.behind
 
     def merge(self, a: _Entry, b: _Entry) -> None:
         """Make b part of a unless a path between them runs through a third entry."""
@@ -130,21 +143,28 @@ class _Fuser:
         if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
             return
         for x, y in ((a, b), (b, a)):
-            for other in self.entries:
-                between = x.depends >> other.index & 1 and other.depends >> y.index & 1
-                if between and other is not x and other is not y:
-                    return
-        both = 1 << a.index | 1 << b.index
+            if any(p is not y and p.depends & y.bit for p in x.before):
+                return
         a.nodes = sorted(a.nodes + b.nodes, key=self.order.__getitem__)
         for node in b.nodes:
             for v in node.outputs:
                 self.entry_of[v] = a
         a.reads, b.nodes = frozenset(reads), []
-        deps = (a.depends | b.depends) & ~both
+        a.before, a.behind = (a.before | b.before) - {a, b}, (a.behind | b.behind) - {a, b}
+        for other in b.before:
+            other.behind.discard(b)
+            other.behind.add(a)
+        for other in b.behind:
+            other.before.discard(b)
+            other.before.add(a)
+        a.before.discard(a)
+        a.behind.discard(a)
+        deps = (a.depends | b.depends) & ~(a.bit | b.bit)
+        # What depends on the one has a bit of it, which from now on is a bit of both.
+        a.bit |= b.bit
         a.depends = deps
-        for other in self.entries:
-            if other is not a and other.depends & both:
-                other.depends = (other.depends & ~(1 << b.index)) | 1 << a.index | deps
+        for other in a.behind:
+            self._extend(other, deps | a.bit)
 
     @property
     def order(self) -> dict[Node, int]:
@@ -181,15 +201,16 @@ def fuse(graph: Graph) -> list[Unit]:
 
 def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
     """Topological, and close to the order of the program (it bounds the live memory)."""
-    remaining = {e.index: e for e in entries}
-    done = 0
-    present = sum(1 << i for i in remaining)
-    waiting = sorted(remaining.values(), key=lambda e: e.index)
-    while waiting:
-        ready = next(e for e in waiting if (e.depends & present) & ~done == 0)
-        waiting.remove(ready)
-        done |= 1 << ready.index
-        yield ready
+    waits = {e.index: len(e.before) for e in entries}
+    ready = [e.index for e in entries if not e.before]
+    at = {e.index: e for e in entries}
+    while ready:
+        done = at[heappop(ready)]
+        yield done
+        for e in done.behind:
+            waits[e.index] -= 1
+            if not waits[e.index]:
+                heappush(ready, e.index)
 
 
 def _finish(entry: _Entry, count: dict[Value, int]) -> Unit:

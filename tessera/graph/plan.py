@@ -239,7 +239,7 @@ def aligned_bytes(v: Value) -> int:
 
 
 def _pack_arena(plan: MemoryPlan, units: Sequence[Unit]) -> None:
-    arena, ends = _Arena(), _by_last_use(plan)
+    arena, ends = _Arena(), by_last_use(plan)
     for i, unit in enumerate(units):
         for v in outputs_of(unit):
             place = plan.places[v]
@@ -254,7 +254,7 @@ def _pack_arena(plan: MemoryPlan, units: Sequence[Unit]) -> None:
     plan.arena_bytes = arena.end
 
 
-def _by_last_use(plan: MemoryPlan) -> dict[int, list[Value]]:
+def by_last_use(plan: MemoryPlan) -> dict[int, list[Value]]:
     ends: dict[int, list[Value]] = {}
     for v, i in plan.last_use.items():
         ends.setdefault(i, []).append(v)

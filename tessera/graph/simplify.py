@@ -225,7 +225,7 @@ def _key(op: Op, inputs: tuple, attrs: dict[str, Any], outputs: tuple) -> Any:
         hash(items)
     except TypeError:
         return None
-    return op.name, inputs, items, tuple(str(v.aval.type) for v in outputs)
+    return op.name, inputs, items, tuple(v.aval.type for v in outputs)
 
 
 def _frozen(value: Any) -> Any:
