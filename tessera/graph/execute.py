@@ -24,7 +24,15 @@ from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
 from .lower import lower
 from .ownership import memory_of
-from .plan import MemoryPlan, by_last_use, elements, fold_constants, numbers, outputs_of, plan_memory
+from .plan import (
+    MemoryPlan,
+    by_last_use,
+    elements,
+    fold_constants,
+    numbers,
+    outputs_of,
+    plan_memory,
+)
 from .simplify import simplify
 from .trace import SENDING, at_line
 

@@ -19,7 +19,6 @@ from ..errors import (
     UnsupportedTargetError,
     did_you_mean,
 )
-from ..numerics import NumericType
 from ..runtime.device import has_gpu
 from ..tensor import PLAIN, Tensor, TensorType
 from . import tree
@@ -45,6 +44,7 @@ from .signature import (
     stand_in,
     type_of,
 )
+from .signatures import Signatures
 from .trace import DISTRIBUTED, Tracer, aval_of, current_builder, evaluate, trace
 from .value_type import ValueType
 
@@ -95,6 +95,7 @@ class Traced:
                  layouts: tuple | None = None, capture: bool = False):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
+        self.used = 0  # when it was called last; see signatures.py
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
         self.params = frozenset(
@@ -156,10 +157,8 @@ class Function:
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
         self.static = self._static_names(static)
-        self._cache: dict[Any, Traced] = {}
+        self._cache = Signatures(self.name)
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see TOGETHER
-        self._fast: dict[Any, Traced] = {}
-        self._types: list[NumericType] = []
         self._last: Traced | None = None
         self._annotations: dict[str, Any] | None = None
         self._regions: dict[str, RegionType] | None = None
@@ -194,10 +193,11 @@ class Function:
             if type(a) not in PLAIN or a.scale is not None:
                 return None
             key += (a._shape, id(a.type), a.is_param)
-        traced = self._fast.get(tuple(key))
+        traced = self._cache.fast.get(tuple(key))
         if traced is None:
             return None
         self._last = traced
+        self._cache.used(traced)
         return traced.run(args)
 
     def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
@@ -205,8 +205,7 @@ class Function:
                 type(a) in PLAIN and a.scale is None for a in args):
             key = [look() for look in SURROUNDINGS]
             key += [k for a in args for k in (a._shape, id(a.type), a.is_param)]
-            self._types += [a.type for a in args]  # keeps the ids alive
-            self._fast[tuple(key)] = traced
+            self._cache.remember(tuple(key), [a.type for a in args], traced)
 
     # --- signatures ---------------------------------------------------------------------------
     def _static_names(self, static: Sequence[str | int]) -> frozenset[str]:
@@ -282,7 +281,7 @@ class Function:
         if more:
             self._groups[here] = known + more
             key = (*key[:3], self._surroundings(leaves))
-        self._cache[key] = traced
+        self._cache.keep(key, traced)
         return traced
 
     def _trace(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
@@ -447,8 +446,8 @@ class Function:
 
     @property
     def specializations(self) -> int:
-        """How many signatures have been traced."""
-        return len(self._cache)
+        """How many signatures have been traced and are kept: 256 at most, those used last."""
+        return len(self._cache.kept)
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapped function carries: `.grad` of jit(autodiff(f))."""

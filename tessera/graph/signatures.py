@@ -1,0 +1,111 @@
+"""The traces that a compiled function keeps: as many as may be in use, and a warning that names the
+argument that changes when there are ever more of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import user_line
+from ..tensor import TensorType
+from . import tree
+
+MOST = 256  # traces of one function; each holds its graph, its steps and its memory
+TELL_AFTER = 32
+
+
+class RetracingWarning(RuntimeWarning):
+    """A compiled function meets new signatures again and again."""
+
+
+class Signatures:
+    """Traces by key, those used longest ago forgotten first. `fast` maps the short keys of plain
+    calls to the same traces."""
+
+    def __init__(self, name: str):
+        self.name, self.told, self.clock, self.made = name, False, 0, 0
+        self.kept: dict[Any, Any] = {}
+        self.fast: dict[Any, Any] = {}
+        self.types: dict[Any, list] = {}  # of a short key: keeps the ids in it alive
+
+    def used(self, traced: Any) -> None:
+        self.clock += 1
+        traced.used = self.clock
+
+    def get(self, key: Any) -> Any:
+        traced = self.kept.get(key)
+        if traced is not None:
+            self.used(traced)
+        return traced
+
+    def keep(self, key: Any, traced: Any) -> None:
+        """A new trace; the one used longest ago goes when there are too many."""
+        self.made += 1
+        self.used(traced)
+        self.kept[key] = traced
+        if self.made > TELL_AFTER and not self.told:
+            self.told = True
+            self._warn()
+        if len(self.kept) > MOST:
+            old = min(self.kept, key=lambda k: self.kept[k].used)
+            gone = self.kept.pop(old)
+            for short in [s for s, t in self.fast.items() if t is gone]:
+                del self.fast[short], self.types[short]
+
+    def remember(self, short: Any, types: list, traced: Any) -> None:
+        self.fast[short], self.types[short] = traced, types
+
+    def _warn(self) -> None:
+        where = user_line()
+        place = (where.file, where.line) if where is not None else ("", 0)
+        text = "\n".join([
+            f"{self.name} has been traced and compiled {self.made} times, each time for other "
+            "arguments:",
+            *(f"  {line}" for line in changes([t.types for t in self.kept.values()])),
+            f"  each takes time and memory, and {MOST} are kept. Pad what changes its extents to "
+            "a few sizes (powers of two), and give numbers that change as tensors: "
+            "ts.tensor(x)",
+        ])
+        warnings.warn_explicit(text, RetracingWarning, *place)
+
+
+def changes(signatures: list[dict[str, Any]]) -> list[str]:
+    """One line for each argument that is not the same in all signatures: what of it differs."""
+    seen: dict[str, list[Any]] = {}
+    for types in signatures:
+        for name, held in types.items():
+            leaves, _ = tree.flatten(held)
+            for i, leaf in enumerate(leaves):
+                seen.setdefault(f"{name}[{i}]" if len(leaves) > 1 else name, []).append(leaf)
+    lines = [line for name, held in seen.items() if (line := _change(name, held))]
+    return lines or ["the structure of the arguments, or what surrounds the calls"]
+
+
+def _change(name: str, held: list[Any]) -> str:
+    if all(isinstance(x, TensorType) for x in held):
+        ranks = {len(x.shape) for x in held}
+        if len(ranks) == 1:
+            axes = [_few(f"axis {a} of {name}", [x.shape[a] for x in held]) for a in
+                    range(ranks.pop())]
+            kinds = _few(f"the type of {name}", [x.type for x in held])
+            found = "; ".join(filter(None, [*axes, kinds]))
+            return f"{found}   ({name} was {_shown(held[0])}, is {_shown(held[-1])})" if found \
+                else ""
+    return _few(name, held)
+
+
+def _shown(x: TensorType) -> str:
+    return f"{x.type}{show_shape(x.shape)}"
+
+
+def _few(what: str, values: Iterable[Any]) -> str:
+    """`axis 0 of x: 33 different extents, 1, 2, 3 ...`; nothing when all are the same."""
+    texts = list(dict.fromkeys(map(str, values)))
+    if len(texts) < 2:
+        return ""
+    return f"{what} has {len(texts)} values: {', '.join(t[:40] for t in texts[:3])} ..."
+
+
+__all__ = ["MOST", "RetracingWarning", "Signatures", "TELL_AFTER"]
