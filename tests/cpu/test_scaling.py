@@ -11,8 +11,8 @@ import pytest
 import tessera as ts
 from tessera.graph import signatures
 from tessera.graph.fuse import Group, fuse
-from tessera.graph.simplify import simplify
 from tessera.graph.signatures import RetracingWarning
+from tessera.graph.simplify import simplify
 
 
 def chain(n: int):
