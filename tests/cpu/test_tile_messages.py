@@ -114,6 +114,15 @@ def test_emulated_lanes_print_each_element_once(n, lanes):
     assert sorted(got) == sorted([f"t (tile<{n} x f32>) {x.sum()}", *elements])
 
 
+def test_emulated_lanes_print_every_tile_of_a_line():
+    x = np.arange(6, dtype=np.float32)
+    got = emulate_lanes.printed(printing('print("t", t, tile.load(x[0:2]))', 6), x, groups=1,
+                                lanes=32)
+    first = [f"t [{i}] {x[i]} (tile<2 x f32>)" for i in range(6)]
+    second = [f"t (tile<6 x f32>) [{i}] {x[i]}" for i in range(2)]
+    assert sorted(got) == sorted(first + second)
+
+
 @pytest.mark.parametrize("n", [4, 32, 40])
 def test_an_assertion_on_a_tile_is_the_groups(n):
     k = build(f"""@kernel
