@@ -61,6 +61,24 @@ def test_any_and_all_of_numbers(dtype: str) -> None:
     assert not ts.any(ts.tensor([0.0, -0.0])).item()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "fp8_e4m3"])
+def test_logic_of_floats(dtype: str) -> None:
+    a, b = np.array([0, 0, 1, 2, np.nan]), np.array([0, 3, -0.0, 1, 0])
+    x, y = ts.tensor(a, dtype), ts.tensor(b, dtype)
+    for run in (lambda f: f, ts.jit):
+        for name in ("logical_and", "logical_or", "logical_xor"):
+            got = run(getattr(ts, name))(x, y)
+            assert got.type == "bool_"
+            np.testing.assert_array_equal(got, getattr(np, name)(a, b))
+        np.testing.assert_array_equal(run(ts.logical_not)(x), np.logical_not(a))
+    for call in (lambda: x & y, lambda: x | 1.0, lambda: ~x, lambda: np.float32(1) ^ x,
+                 lambda: np.bitwise_and(x, y)):
+        with pytest.raises(DTypeError, match="needs integers or bools"):
+            call()
+    assert (ts.tensor([True, False]) & True).tolist() == [True, False]
+    assert (ts.tensor([6, 1]) & 3).tolist() == [2, 1] and (~ts.tensor([0])).tolist() == [-1]
+
+
 def test_the_smallest(rng: np.random.Generator) -> None:
     for a in (rng.integers(-9, 9, (3, 40)), rng.integers(-300, 300, (2, 3000)),
               rng.standard_normal((2, 3000)).astype(np.float32)):

@@ -439,11 +439,12 @@ def _logic(name: str, op: Op, doc: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
         if numeric.dtype.kind == "float":
-            raise DTypeError(f"{name} needs integers or bools, got {numeric}")
+            x, y = not_equal(x, 0.0), not_equal(y, 0.0)
         return apply(op, x, y)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{doc} of integers (bitwise) or bools, elementwise. Raises DTypeError on floats."
+    fn.__doc__ = (f"{doc} of integers (bitwise), bools or floats, elementwise. Floats are true "
+                  "where they are not 0: NaN is.")
     return public(fn)
 
 
@@ -454,10 +455,10 @@ logical_xor = _logic("logical_xor", XOR, "exclusive or")
 
 @public
 def logical_not(x: Any) -> Tensor:
-    """not x of bools, bitwise complement of integers, elementwise. Raises DTypeError on floats."""
+    """not x of bools, bitwise complement of integers, elementwise; of floats, where they are 0."""
     x = as_tensor(x)
-    if x.dtype.kind == "float":
-        raise DTypeError(f"logical_not needs integers or bools, got {x.type}")
+    if x.dtype.kind == "float" or x.scale is not None:
+        return equal(to_compute(x), 0.0)
     return apply(NOT, x)
 
 
