@@ -38,7 +38,6 @@ def test_the_install_check_prints_the_version():
     assert out.returncode == 0 and out.stdout.strip() == ts.__version__
 
 
-@pytest.mark.row("CORE-05")
 def test_requirements_resolve():
     lines = [line.split("#")[0].strip() for line in
              (ROOT / "requirements.txt").read_text().splitlines()]

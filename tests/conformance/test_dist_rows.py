@@ -158,7 +158,6 @@ class TestCollectives:
             meant = np.concatenate([x[r, 2 * rank:2 * rank + 2] for r in range(4)], axis=1)
             assert (y == meant).all() and (back == x[rank]).all()
 
-    @pytest.mark.row("DIST-39")
     def test_the_order_of_a_sum_is_fixed(self, rng):
         terms = rng.standard_normal((4, 1000)).astype(np.float32) * 1e3 ** rng.random((4, 1))
         runs = [ts.dist.simulate(lambda: ts.dist.all_reduce(terms[ts.dist.rank()]).numpy(), 4)

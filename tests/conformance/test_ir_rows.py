@@ -61,7 +61,6 @@ def functions(program: Program, seed: int) -> list[Function]:
     return found
 
 
-@pytest.mark.row("IR-06", "IR-07")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: f"{p.file}-{p.name}".replace(" ", "-"))
 def test_the_text_of_every_kernel_reads_back(program, pytestconfig):
     found = functions(program, pytestconfig.option.seed)
@@ -74,7 +73,6 @@ def test_the_text_of_every_kernel_reads_back(program, pytestconfig):
         assert parse_ir(print_ir(function, lines=False)) == function
 
 
-@pytest.mark.row("IR-06", "IR-07")
 def test_together_the_corpora_use_every_construct(pytestconfig):
     found = [f for p in PROGRAMS for f in functions(p, pytestconfig.option.seed)]
     nodes = [n for f in found for n in walk(f.body)]

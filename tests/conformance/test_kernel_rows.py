@@ -87,10 +87,27 @@ def test_cooperative_reduction(n, rng):
                  scale=1.0 * math.sqrt(n))
 
 
+def stored_copy():
+    """The seed's text of the memory hierarchy, and a store of what it copied to shared memory."""
+    text = inspect.getsource(seeds.memory_hierarchy_example.fn)
+    head, end = 'A: ts.Tensor["M", "N", ts.f32]):', "ts.tile.cp_wait_group(0)\n"
+    assert text.count(head) == 1 and text.endswith(end)
+    text = text.replace(head, head.replace(")", ', out: ts.Tensor["M", "N", ts.f32])')) + """
+    ts.tile.barrier()
+    ts.tile.store(out[block_m:block_m+64, block_n:block_n+64], ts.tile.load(shared_tile))
+"""
+    return build(text)["memory_hierarchy_example"]
+
+
 @pytest.mark.row("EX-13", "TILE-15", "TILE-19")
 def test_memory_hierarchy(rng):
-    seeds.memory_hierarchy_example(rng.standard_normal((130, 70)).astype(np.float32))
+    """As printed, with the line that binds i and j; what lies in shared memory is the block."""
+    a = rng.standard_normal((130, 70)).astype(np.float32)
+    seeds.memory_hierarchy_example(a)
     assert seeds.memory_hierarchy_example.shared_bytes == 64 * 64 * 4
+    out = np.full_like(a, np.nan)
+    stored_copy()(a, out)
+    np.testing.assert_array_equal(out, a)
 
 
 @pytest.mark.row("EX-14", "TILE-12", "TILE-28", "TILE-29", "TILE-30")

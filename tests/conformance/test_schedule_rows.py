@@ -235,7 +235,7 @@ def test_a_block_of_96_columns(rng):
 
 
 # --- tuning -----------------------------------------------------------------------------------
-@pytest.mark.row("SCHED-18", "DBG-16")
+@pytest.mark.row("DBG-16")
 def test_the_best_is_the_one_of_least_measured_latency(rng):
     clock = Clock()
     gemm = tuned(clock)
@@ -264,7 +264,6 @@ def test_a_second_call_measures_nothing(rng):
     check(a, b, c)
 
 
-@pytest.mark.row("SCHED-19", "KERN-16")
 def test_tuning_stops_after_the_budget_and_keeps_a_file(rng, tmp_path):
     clock = Clock(seconds=0.1)
     gemm = tuned(clock, budget=350, cache=tmp_path / "tuned")
@@ -283,7 +282,6 @@ def test_tuning_stops_after_the_budget_and_keeps_a_file(rng, tmp_path):
     assert len(list((tmp_path / "tuned").glob("gemm-*.json"))) == 1
 
 
-@pytest.mark.row("SCHED-19")
 def test_one_candidate_is_measured_however_small_the_budget(rng):
     gemm = tuned(Clock(), budget=1e-6)
     gemm(*operands(rng))

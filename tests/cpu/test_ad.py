@@ -194,6 +194,23 @@ def test_state_changes_happen_once_in_a_gradient(kind: str) -> None:
 
 
 @pytest.mark.row("AD-14")
+@pytest.mark.parametrize("wrap", [lambda f: f, ts.checkpoint], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize("compile_", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_what_is_printed_is_printed_once_in_a_gradient(wrap: Any, compile_: Any,
+                                                       capsys: pytest.CaptureFixture) -> None:
+    """Also where the body runs once more for the backward pass."""
+    def loss(x: Tensor) -> Tensor:
+        y = ts.sin(x * x)
+        ts.debug.print("y is {y}", y=ts.sum(y))
+        return ts.sum(y)
+
+    g = compile_(ts.grad(wrap(loss)))(f64([1.0, 2.0]))
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("y is ")]
+    assert len(printed) == 1, printed
+    assert_close(g.numpy(), np.cos([1.0, 4.0]) * [2.0, 4.0], n=2)
+
+
+@pytest.mark.row("AD-14")
 def test_dropout_gradient_uses_the_forward_mask() -> None:
     def loss(x: Tensor) -> tuple[Tensor, Tensor]:
         y = ts.dropout(x, 0.25)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.debug import profiling
 from tessera.graph import execute, jit, trace
 
 
@@ -56,6 +58,17 @@ class TestTrace:
 
 
 class TestProfile:
+    @pytest.mark.row("DBG-14")
+    def test_ranges_are_told_to_nvtx_where_it_is(self, args, monkeypatch):
+        told = []
+        monkeypatch.setattr(profiling, "_nvtx", lambda: SimpleNamespace(
+            push_range=told.append, pop_range=lambda: told.append("end")))
+        with pytest.raises(ZeroDivisionError), ts.debug.range("step"):
+            with ts.debug.range("forward"):
+                block(*args)
+            1 / 0  # noqa: B018
+        assert told == ["step", "forward", "end", "end"]
+
     @pytest.mark.row("DBG-14")
     def test_named_ranges_nest(self, args):
         with ts.debug.profile() as p:
@@ -128,6 +141,10 @@ class TestProfile:
                         ("add", 484)]
         assert timeline.peak_bytes == 840 and timeline.peak.op == "reduce_sum"
         assert sorted(timeline.peak.live.values()) == [40, 400, 400]
+        lives = [sorted(m.live.values()) for m in timeline.moments]  # of each tensor, at each op
+        assert lives == [[400, 400], [40, 400, 400], [40, 400], [4, 40, 400], [4, 40, 40, 400]]
+        first, *later = [set(m.live) for m in timeline.moments]
+        assert len(first - later[1]) == 1, "exp's result is dead after the sum"
         with ts.debug.profile() as p:
             ts.jit(f)(x)
         assert p.memory_timeline().peak_bytes == 840

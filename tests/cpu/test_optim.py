@@ -122,6 +122,36 @@ def test_state_has_the_shapes_of_the_parameters_and_params_stay_params(rng):
 
 
 @pytest.mark.row("NUM-29")
+def test_a_policy_says_what_goes_in_what_adds_up_and_what_is_kept(rng):
+    """fp8 in, bf16 sums, f32 masters: the forward pass multiplies fp8 weights in bf16 sums, and the
+    optimizer keeps in f32 what they are rounded from."""
+    policy, seen = ts.as_type("fp8_e4m3 @accum(bf16)"), []
+    x = ts.tensor(np.full((1, 600), 0.5), policy)
+
+    def loss(w):
+        seen.append(w.type)
+        return ts.sum(ts.cast(x @ w, "f32"))
+
+    optimizer = AdamW(weight_decay=0.0)
+
+    @ts.jit
+    def step(w, state):
+        value, g = ts.value_and_grad(loss)(w)
+        return *optimizer.update({"w": w}, {"w": g}, state, 1e-3), value
+
+    params = {"w": ts.param(np.ones((600, 2)), policy)}
+    state = optimizer.init(params)
+    for _ in range(20):
+        params, state, value = step(params["w"], state)
+    assert set(seen) == {policy} and params["w"].type == policy
+    assert state["master"]["w"].type == ts.as_type("f32")
+    np.testing.assert_allclose(state["master"]["w"].numpy(), 0.98, rtol=1e-3)
+    assert "accum(bf16)" in step.inspect_ir("graph") or "accum=bf16" in step.inspect_ir("graph")
+    rounded = ts.cast(state["master"]["w"], policy)
+    assert params["w"].numpy().tobytes() == rounded.numpy().tobytes()
+
+
+@pytest.mark.row("NUM-29")
 @pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3 @accum(bf16)"])
 def test_the_f32_master_adds_up_updates_that_a_narrow_weight_swallows(dtype):
     """AdamW's step is lr for a constant gradient: 1000 of 1e-4 move the master by 0.1, while each

@@ -597,7 +597,6 @@ def test_machine_code_comes_from_the_disk(gpu, rng):
     assert len(gpu.requests) == 4
 
 
-@pytest.mark.row("IR-04")
 def test_the_levels_below_tile_ir(gpu, rng):
     kernel = fresh(seeds.saxpy)
     assert kernel.inspect_ir("target") == "# a note\nsource for sm_90a"

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from conformance.test_kernel_rows import stored_copy
 from gpu_harness import require_gpu
 from kernels import seeds
 from kernels.build import build
@@ -183,15 +184,7 @@ def test_chunks_over_any_number_of_groups(groups, rng):
 
 @pytest.mark.row("EX-13", "TILE-22")
 def test_the_copy_of_the_memory_hierarchy(rng):
-    """The seed's text, and a store of what it copied."""
-    text = inspect.getsource(seeds.memory_hierarchy_example.fn)
-    head, end = 'A: ts.Tensor["M", "N", ts.f32]):', "ts.tile.cp_wait_group(0)\n"
-    assert text.count(head) == 1 and text.endswith(end)
-    text = text.replace(head, head.replace(")", ', out: ts.Tensor["M", "N", ts.f32])')) + """
-    ts.tile.barrier()
-    ts.tile.store(out[block_m:block_m+64, block_n:block_n+64], ts.tile.load(shared_tile))
-"""
-    kernel = build(text)["memory_hierarchy_example"]
+    kernel = stored_copy()
     a = floats(rng, 130, 70)
     _, (_, out) = on_gpu(kernel, "torch", (a, np.full_like(a, np.nan)))
     np.testing.assert_array_equal(out, a)

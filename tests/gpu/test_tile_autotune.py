@@ -68,7 +68,7 @@ def test_events_measure_the_kernel_and_no_overhead_of_the_host():
 
 
 @pytest.mark.alone
-@pytest.mark.row("SCHED-22", "KERN-15", "SCHED-28")
+@pytest.mark.row("SCHED-18", "SCHED-22", "KERN-15", "SCHED-28")
 def test_candidates_are_timed_with_events_on_the_device(note):
     gemm, (a, b, c) = tuned(), operands()
     gemm(a, b, c)
@@ -80,7 +80,9 @@ def test_candidates_are_timed_with_events_on_the_device(note):
     assert trace.source == "measured" and trace.bench == "CUDA events" and len(measured) >= 3
     assert trace.gpu == gpu_of(device(0)).name
     assert all(0.001 < t.measured_ms < 50 for t in measured)
+    assert gemm.metric == "latency_ms"
     assert trace.chosen.measured_ms == min(t.measured_ms for t in measured)
+    assert trace.chosen.schedule.values == gemm.best_config
     assert gemm.best_config["m"] in (64, 128) and gemm.best_config["warps"] in (4, 8)
     skipped = [t for t in trace if t.status == "skipped"]
     assert any("2048 lanes" in t.reason for t in skipped)
@@ -107,12 +109,25 @@ def test_a_new_kernel_finds_it_on_the_disk(own_cache):
 
 @pytest.mark.alone
 @pytest.mark.row("SCHED-19", "KERN-16")
-def test_the_budget_bounds_the_search():
-    gemm, a = tuned(budget=500), operands()
+def test_the_budget_bounds_the_search_and_a_file_keeps_the_choice(tmp_path):
+    """The time that the call takes, of which one candidate may begin inside the budget."""
+    gemm, a = tuned(budget=500, cache=tmp_path / "tuned", metric="latency_ms"), operands()
+    start = time.perf_counter()
     gemm(*a)
+    spent_ms, trace = 1e3 * (time.perf_counter() - start), gemm.tuning_trace
     longest_ms = 5000  # one candidate: compiled, compared, measured
-    assert gemm.tuning_trace.elapsed_ms < 500 + longest_ms
-    assert gemm.tuning_trace.count("chosen") == 1
+    assert trace.elapsed_ms <= spent_ms and trace.elapsed_ms < 500 + longest_ms
+    assert gemm.metric == "latency_ms" and trace.count("chosen") == 1
+    left = [t for t in trace if t.status == "estimated"]
+    assert left and all("the budget of 500 ms was spent" in t.reason for t in left)
+    (file,) = (tmp_path / "tuned").glob("gemm-*.json")
+    again = tuned(cache=tmp_path / "tuned")
+    again(*a)
+    assert again.tuning_trace.source == "cache" and again.best_config == gemm.best_config
+    file.unlink()
+    alone = tuned(budget=1e-6, cache=False)
+    alone(*a)
+    assert sum(t.measured_ms is not None for t in alone.tuning_trace) == 1
 
 
 def test_a_wrong_candidate_is_skipped_on_the_device():

@@ -284,7 +284,10 @@ def seed_snippet() -> str:
     parts, loss = np.array_split(whole, size, axis=1), programs.distributed_loss()
     with ts.dist.mesh(axes=("tp",), shape=(size,)):
         got = ts.grad(loss)(x, ts.param(parts[rank])).numpy()
+        backward = loss.inspect_ir("graph", backward=True)
     np.testing.assert_allclose(got, 2 * x.T @ (x @ parts[rank]), rtol=1e-12)
+    (scatter,) = [line for line in backward.splitlines() if " reduce_scatter(" in line]
+    assert "axis=('tp')" in scatter, scatter
     return "right"
 
 

@@ -18,7 +18,7 @@ def on_ranks(ranks: int, program) -> list:
 
 
 @needs_mpi
-@pytest.mark.row("AD-06", "EX-21")
+@pytest.mark.row("AD-06", "AD-16", "EX-21")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_guide_s_snippet_under_mpirun(ranks, tmp_path):
     run = mpirun(ranks, "seed_snippet", tmp_path)
@@ -35,7 +35,6 @@ def test_gradients_under_mpirun_have_the_bits_of_the_simulation(ranks, tmp_path)
     assert run.results == dict(enumerate(ts.dist.simulate(battery.gradients, ranks)))
 
 
-@pytest.mark.row("AD-16")
 def test_the_backward_pass_of_a_gather_has_one_reduce_scatter_on_its_axis():
     mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(1, 3))
 
@@ -182,7 +181,6 @@ class TestMeshes:
 
 
 class TestOrder:
-    @pytest.mark.row("DIST-39")
     @pytest.mark.parametrize("ranks", [2, 3, 4])
     def test_every_run_and_transform_has_the_same_bits(self, ranks, rng):
         terms = [rng.standard_normal(40).astype(np.float32) * 10.0 ** r for r in range(ranks)]

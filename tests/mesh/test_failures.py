@@ -268,7 +268,7 @@ class TestNumerics:
             assert ts.dist.simulate(program, 2) == [[-np.inf, 1, 1]] * 2
 
     @needs_mpi
-    @pytest.mark.row("DBG-22")
+    @pytest.mark.row("DBG-02", "DBG-22")
     def test_under_mpirun_all_stop_and_the_report_names_the_rank(self, tmp_path):
         run = mpirun(4, "nan", tmp_path)
         print(f"all stopped after {run.seconds:.1f} s with status {run.status}")

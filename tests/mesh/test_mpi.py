@@ -14,6 +14,7 @@ from mesh.launch import ROOT, mpirun, needs_mpi
 
 
 @needs_mpi
+@pytest.mark.row("DIST-39")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_mpi_gives_the_bits_of_the_simulation(ranks, tmp_path):
     run = mpirun(ranks, "collectives", tmp_path)

@@ -39,7 +39,6 @@ def place(step, what):
         len(steps)
 
 
-@pytest.mark.row("DIST-38")
 def test_gradient_reductions_begin_before_the_backward_pass_ends(rng):
     weights, x = layers(rng)
     mesh = mesh_of(dp=4)
