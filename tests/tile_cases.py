@@ -291,6 +291,25 @@ def k(A: Tensor["M", "N", f32], y: Tensor["P", f32], z: Tensor["Q", i32]):
             CASES[made.name] = made
 
 
-for _make in (elementwise, reductions, scans_and_sorts, shapes_of_tiles, packed, roundings,
-              groups_of_no_whole_warps):
+def statistics_of_rows() -> None:
+    """Constant tiles and columns of statistics, of a square tile too."""
+    source = """BM = 64
+@kernel
+def k(A: Tensor["M", "N", f32], O: Tensor["K", "M", "N", f32], low: Tensor["M", f32]):
+    ctx = tile.context()
+    x = tile.load(A[0:BM, 0:ctx.N])
+    m_i, l_i = tile.row_max(x), tile.row_sum(x)
+    tile.store(O[0, 0:BM, 0:N], x - m_i)
+    tile.store(O[1, 0:BM, 0:N], l_i[:, None] * x)
+    tile.store(O[2, 0:BM, 0:N], tile.zeros((BM, ctx.N), f32))
+    tile.store(low[0:BM], tile.full((BM,), -float('inf'), f32))
+"""
+    for n in (64, 16):
+        case(f"statistics_64x{n}", source, lambda rng, n=n: (
+            plain(rng, "f32", (64, n)), np.full((3, 64, n), np.nan, np.float32),
+            np.full(64, np.nan, np.float32)))
+
+
+for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, shapes_of_tiles, packed,
+              roundings, groups_of_no_whole_warps):
     _make()

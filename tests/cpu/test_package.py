@@ -140,8 +140,8 @@ def test_an_editable_install_works_in_a_fresh_environment(tmp_path):
     (packages / "here.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
     python = venv / "bin" / "python"
     done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", "."], cwd=checkout, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": ""})
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", "."], cwd=checkout,
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
     assert done.returncode == 0, done.stderr
     where = subprocess.run([python, "-c", "import tessera; print(tessera.__file__)"], cwd="/",
                            capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
