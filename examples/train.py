@@ -373,17 +373,17 @@ def resumed_config(saved: dict[str, Any], given: dict[str, Any]) -> Config:
 def rank0_first(make: Callable[[], Any]) -> Any:
     """make() on all ranks, on rank 0 before the others: of what is wrong for all, rank 0's error
     ends them while they wait, so that it is said once."""
-    if ts.dist.rank():
-        ts.dist.share(None)
-        return make()
+    made, left = None, None
     try:
-        made = make()
-    except SystemExit as left:
-        if not left.code:  # --help
-            ts.dist.share(None)
-        raise
+        made = make() if ts.dist.rank() == 0 else None
+    except SystemExit as error:
+        if error.code:
+            raise
+        left = error  # --help: the others leave, too
     ts.dist.share(None)
-    return made
+    if left is not None:
+        raise left
+    return made if ts.dist.rank() == 0 else make()
 
 
 def settled(given: dict[str, Any], saved: ts.checkpoints.Checkpoint | None

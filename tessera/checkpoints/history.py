@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, CheckpointError
-from ..mesh.ranks.messages import raised_on_all, share
+from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.world import patience, transport
 from .layout import MANIFEST, close_folder, make_folder, need_step, open_folder, sweep
 from .locking import Claim, claim_of, claimed, could_write, writing
@@ -54,6 +54,7 @@ class History:
         steps = sorted(int(m[1]) for m in matches if m)
         return [(step, (self.path(step) / MANIFEST).is_file()) for step in steps]
 
+    @together("History.save")
     @patience(first=True)  # a disk takes longer than ranks that compute
     def save(self, step: int, tensors: Any, *, meta: Any = None) -> Path:
         """Save; then remove what is older than the last `keep`, never finished, or of a later step
@@ -107,6 +108,7 @@ class History:
             raise CheckpointError(f"{path} is saved, but an older one cannot be removed: {err}",
                                   hint="see that the folder and all in it is yours") from err
 
+    @together("History.load")
     def load(self, step: int | None = None) -> Checkpoint:
         """The newest checkpoint, or that of a step.
 
@@ -158,10 +160,14 @@ class History:
         Raises CheckpointError, on every rank, when another process writes there; it says which.
         """
         with contextlib.ExitStack() as held:
-            with raised_on_all(CheckpointError):
-                if transport().rank == 0:
-                    held.enter_context(claimed(self.folder))
+            self._claim(held)
             yield
+
+    @together("History.claim")
+    def _claim(self, held: contextlib.ExitStack) -> None:
+        with raised_on_all(CheckpointError):
+            if transport().rank == 0:
+                held.enter_context(claimed(self.folder))
 
 
 def _remove(path: Path) -> None:

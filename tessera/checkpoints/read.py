@@ -18,7 +18,7 @@ from ..dims import show_shape
 from ..errors import CheckpointError
 from ..graph import random, tree
 from ..mesh.domain import Rect
-from ..mesh.ranks.messages import raised_on_all, share
+from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.tensor import DistTensor
 from ..mesh.world import transport
 from ..numerics import NumericType, unpack
@@ -50,6 +50,7 @@ class Checkpoint:
     random: random.RandomState
     meta: Any
 
+    @together("Checkpoint.tree")
     def tree(self, like: Any, *, part: bool = False) -> Any:
         """The tensors in the structure of `like`, whose shapes and numeric types must agree;
         distributed ones where `like` has them, however they were saved. On several ranks all of
@@ -188,6 +189,7 @@ class Tensors(Mapping[str, Tensor]):
         self._stored.clear()
 
 
+@together("checkpoints.load")
 def load(path: str | os.PathLike) -> Checkpoint:
     """Read a checkpoint, verifying every size, digest, shape and type. Loads no code. On several
     ranks all of them call it: each verifies some of the files now, and reads those that it needs,

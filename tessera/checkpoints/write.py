@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import CheckpointError, TesseraError
 from ..graph import random
-from ..mesh.ranks.messages import first_error, gather, raised_on_all, share
+from ..mesh.ranks.messages import first_error, gather, raised_on_all, share, together
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor
 from ..mesh.world import patience, transport
@@ -43,6 +43,7 @@ from .shards import need_settled, own_pieces, owners
 FILE_BYTES = 1 << 30  # a data file is closed when it has reached this size
 
 
+@together("checkpoints.save")
 @patience(first=True)  # a disk takes longer than ranks that compute
 def save(path: str | os.PathLike, tensors: Any, *, step: int = 0, meta: Any = None,
          file_bytes: int = FILE_BYTES) -> Path:

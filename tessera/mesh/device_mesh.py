@@ -93,7 +93,9 @@ class Mesh:
         """What carries arrays of GPUs between this mesh's ranks: "nccl" where each has a GPU of its
         own, "mpi" elsewhere under mpirun, "local" in a simulation, "single" without other ranks.
 
-        The first look is a collective: all ranks of the mesh take it.
+        Nothing is sent for it. Until the first collective of arrays on GPUs, where the ranks find
+        out together, it is what this rank finds on its machine. Raises MeshError where
+        TESSERA_COMM=nccl demands what is not there.
         """
         from .ranks.nccl import backend_of
 

@@ -82,11 +82,23 @@ class DistTensor(Tensor):
 
     @property
     def array(self) -> np.ndarray:
-        """The whole tensor's elements. Under mpirun every rank of the mesh must ask for them."""
-        return whole(self)
+        """The whole tensor's elements, where this process has all of them. Raises MeshError where
+        others have some: a property does not communicate."""
+        found = _held_whole(self)
+        if found is None:
+            raise MeshError(f"the elements of {self.type}{show_shape(self.shape)} in {self.layout} "
+                            "lie on several ranks", hint="x.numpy(), which all ranks of the mesh "
+                            "call, gathers them; x.local.array is this rank's part")
+        return found
 
     def numpy(self) -> np.ndarray:
-        return Tensor(self.array, self.type).numpy()
+        """The elements of the whole tensor; so have them tolist, item, float and np.asarray.
+
+        Where this process has them, as of a replicated tensor, nothing is sent. Else it
+        communicates: all ranks of the mesh call it, from one line. Raises DisagreementError when
+        one of them does something else instead, StalledError when it does not come in time.
+        """
+        return Tensor(whole(self), self.type).numpy()
 
     def copy(self) -> DistTensor:
         return DistTensor({r: p.copy() for r, p in self.held.items()}, self._shape, self.type,
@@ -285,7 +297,8 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     """A tensor that every rank has whole, or a distributed one, in a layout.
 
     x: array or tensor, the same on all ranks   layout, mesh, dims: as `ts.dist.tensor`
-    A distributed x is moved: only what a rank lacks is sent.
+    A distributed x is moved: only what a rank lacks is sent. Then it communicates: all ranks of
+    the mesh call it, and of another mesh all of both.
     """
     x = as_tensor(x)
     numeric = need_plain(x.type if dtype is None else as_type(dtype))
@@ -296,7 +309,8 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
     resolved = resolve(layout, need_mesh(mesh), x.shape, numeric, dims)
     if isinstance(x, DistTensor) and x.mesh == resolved.mesh:
         return _relay(x, resolved, numeric)
-    array = encode_value(Tensor(x.array, x.type), numeric)
+    array = whole(x) if isinstance(x, DistTensor) else x.array
+    array = encode_value(Tensor(array, x.type), numeric)
     held = {r: Tensor(take(array, resolved, r, numeric.dtype), numeric)
             for r in held_ranks(resolved.mesh)}
     return DistTensor(held, x.shape, numeric, resolved, is_param=x.is_param, name=x.name)
@@ -309,16 +323,24 @@ def _relay(x: DistTensor, layout: Layout, numeric: NumericType) -> DistTensor:
     return DistTensor(made.held, x.shape, numeric, made.layout, is_param=x.is_param, name=x.name)
 
 
-def whole(x: DistTensor) -> np.ndarray:
-    """The elements of the whole tensor. Under mpirun a collective of the mesh, unless every rank
-    has everything."""
+def _held_whole(x: DistTensor) -> np.ndarray | None:
+    """The elements of the whole tensor when this process has them."""
     layout = x.layout
     if layout.is_replicated and x.held:
         return next(iter(x.held.values())).array
     if len(x.held) == layout.mesh.size():
         return assemble([x.held[r].array for r in sorted(x.held)], layout, x.shape, x.dtype)
+    return None
+
+
+def whole(x: DistTensor) -> np.ndarray:
+    """The elements of the whole tensor. Unless this process has them a collective of the mesh."""
+    found, layout = _held_whole(x), x.layout
+    if found is not None:
+        return found
     made = plan(layout, replicated(layout.mesh, x.ndim), x.shape, x.dtype)
-    return reshard(transport(), made, x.local.array, x.dtype)
+    what = f"numpy() of {x.type}{show_shape(x.shape)} in {layout}"
+    return reshard(transport(), made, x.local.array, x.dtype, what)
 
 
 def agree_on(shape: Sequence[int], numeric: NumericType, layout: Layout) -> None:

@@ -52,7 +52,10 @@ def _process_transport() -> Transport:
 
 
 def rank() -> int:
-    """This rank's number, from 0; 0 for a program that runs alone."""
+    """This rank's number, from 0; 0 for a program that runs alone.
+
+    Under mpirun the first use of ts.dist starts MPI, which waits until all ranks do.
+    """
     return transport().rank
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import tessera as ts
 from mesh.battery import operand
 from tessera.mesh.parallel.schedules import schedule
+from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.sharding.reshard import plan, reshard
 from tessera.mesh.world import is_here, mesh_rank, transport
 
@@ -63,10 +64,11 @@ def messages() -> str:
     here, size = transport(), ts.dist.world_size()
     to, source = (here.rank + 1) % size, (here.rank - 1) % size
     data = [np.full(100_000, 10 * here.rank + k, np.uint8) for k in range(4)]
-    sends = [here.isend(to, d, k % 2) for k, d in enumerate(data)]
+    label = here_in("four messages")
+    sends = [here.isend(to, d, k % 2, label) for k, d in enumerate(data)]
     ts.dist.barrier()  # a collective in between takes none of them
     buffers = {k: np.zeros(100_000, np.uint8) for k in (1, 3, 0, 2)}
-    receives = [here.irecv(source, b, k % 2) for k, b in buffers.items()]
+    receives = [here.irecv(source, b, k % 2, label) for k, b in buffers.items()]
     for request in (*reversed(receives), *sends):
         request.wait()
         assert request.done()

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 import tessera as ts
 grid = ts.dist.mesh(["cpu:0", "cpu:1"], axes="dp")
+if ts.dist.rank() == 1:  # a property: nobody else needs to look
+    print(grid.backend)
 Path(sys.argv[2], str(ts.dist.rank())).write_text(grid.backend)
 """
 
@@ -42,4 +44,4 @@ def test_nccl_that_is_demanded_and_not_there_is_an_error(tmp_path):
     program.write_text(PROGRAM)
     run = mpirun(2, "backend", tmp_path, battery=program, TESSERA_COMM="nccl")
     assert run.status != 0
-    assert "the ranks of 'dp' cannot use NCCL, which TESSERA_COMM=nccl demands" in run.text
+    assert "the ranks of mesh(dp=2) cannot use NCCL, which TESSERA_COMM=nccl demands" in run.text

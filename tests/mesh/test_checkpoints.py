@@ -158,7 +158,7 @@ def test_twins_on_two_parts_of_a_mesh_are_written_once(tmp_path):
         part = mesh.sub(pp=ts.dist.rank() // 2)
         tree = {"twin": ts.dist.distribute(x, spec, mesh=part)}
         save(tmp_path / "c", tree)
-        return load(tmp_path / "c").tree(tree)["twin"].array.tolist()
+        return load(tmp_path / "c").tree(tree)["twin"].tolist()
 
     assert ts.dist.simulate(program, 4) == [x.tolist()] * 4
     assert [sum(held.values()) for held in stored(tmp_path / "c").values()] == [24, 16]

@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from mesh.launch import mpirun, needs_mpi
+from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.world import transport
 
 X = np.ones((2, 3), np.float32)
@@ -176,27 +177,23 @@ def test_ranks_take_turns():
 class TestTransport:
     def test_messages_arrive_in_the_order_in_which_they_were_sent(self):
         def program():
-            here, got = transport(), np.zeros(1, np.uint8)
+            here, label = transport(), here_in("numbers")
             if here.rank == 0:
                 for n in range(5):
-                    here.send(1, np.array([n], np.uint8))
+                    here.send(1, np.array([n], np.uint8), label)
                 return None
-            found = []
-            for _ in range(5):
-                here.receive(0, got)
-                found.append(int(got[0]))
-            return found
+            return [int(here.take(0, label)[0]) for _ in range(5)]
 
         assert ts.dist.simulate(program, 2)[1] == [0, 1, 2, 3, 4]
 
     def test_what_is_sent_may_be_overwritten_at_once(self):
         def program():
-            here, data = transport(), np.zeros(3, np.uint8)
+            here, data, label = transport(), np.zeros(3, np.uint8), here_in("zeros")
             if here.rank == 0:
-                here.send(1, data)
+                here.send(1, data, label)
                 data[:] = 9
             else:
-                here.receive(0, data)
+                here.exchange({}, {0: data}, label)
             return data.tolist()
 
         assert ts.dist.simulate(program, 2) == [[9, 9, 9], [0, 0, 0]]
@@ -205,7 +202,7 @@ class TestTransport:
     def test_a_rank_that_is_not_there(self, peer):
         def program():
             if ts.dist.rank() == 0:
-                transport().send(peer, np.zeros(1, np.uint8))
+                transport().send(peer, np.zeros(1, np.uint8), here_in("x"))
 
         with pytest.raises(ts.dist.MeshError, 
                            match=f"rank 0 of 2 cannot exchange with rank {peer}"):
@@ -214,15 +211,15 @@ class TestTransport:
     def test_alone_there_is_nobody(self):
         assert transport().name == "single" and ts.dist.rank() == 0 and ts.dist.world_size() == 1
         with pytest.raises(ts.dist.MeshError, match="rank 0 of 1 cannot exchange with rank 1"):
-            transport().receive(1, np.zeros(1, np.uint8))
+            transport().take(1, here_in("x"))
 
     def test_a_message_of_another_length(self):
         def program():
-            here = transport()
+            here, label = transport(), here_in("this step")
             if here.rank == 0:
-                here.send(1, np.zeros(3, np.uint8))
+                here.send(1, np.zeros(3, np.uint8), label)
             else:
-                here.receive(0, np.zeros(4, np.uint8), "this step")
+                here.exchange({}, {0: np.zeros(4, np.uint8)}, label)
 
         with pytest.raises(ts.dist.MeshError, match="expects 4 bytes from rank 0 in this step"):
             ts.dist.simulate(program, 2)

@@ -13,6 +13,7 @@ import tessera as ts
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
 from mesh.layouts import meshes
+from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.world import is_here, mesh_rank, transport
 
 PROGRAMS = Path(parallel.__file__)
@@ -140,12 +141,12 @@ class TestMessages:
 
     def test_done_does_not_wait(self):
         def program():
-            here, buffer = transport(), np.zeros(2, np.uint8)
-            request = here.irecv(0, buffer, 3) if here.rank == 1 else None
+            here, buffer, label = transport(), np.zeros(2, np.uint8), here_in("a pair")
+            request = here.irecv(0, buffer, 3, label) if here.rank == 1 else None
             before = request is not None and request.done()
             ts.dist.barrier()
             if request is None:
-                return here.isend(1, np.array([5, 6], np.uint8), 3).done()
+                return here.isend(1, np.array([5, 6], np.uint8), 3, label).done()
             request.wait()
             return before, buffer.tolist()
 
@@ -154,7 +155,7 @@ class TestMessages:
     def test_a_message_that_nobody_sends_is_a_deadlock(self):
         def program():
             if ts.dist.rank() == 1:
-                transport().irecv(0, np.zeros(1, np.uint8), 0, "activation 3").wait()
+                transport().irecv(0, np.zeros(1, np.uint8), 0, here_in("activation 3")).wait()
 
         with pytest.raises(ts.dist.StalledError, match="rank 1 waits for rank 0 in activation 3"):
             ts.dist.simulate(program, 2)
@@ -162,4 +163,4 @@ class TestMessages:
     def test_alone_there_is_nobody(self):
         for begin in (transport().isend, transport().irecv):
             with pytest.raises(ts.dist.MeshError, match="rank 0 of 1 cannot exchange with rank 1"):
-                begin(1, np.zeros(1, np.uint8), 0)
+                begin(1, np.zeros(1, np.uint8), 0, here_in("x"))

@@ -29,7 +29,8 @@ from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh
 from ..errors import MeshError
-from ..ranks.group import Group, Shape, find_mesh, make_group
+from ..ranks.envelope import Label, Shape
+from ..ranks.group import Group, find_mesh, make_group
 from ..ranks.ledger import Call, agree, call
 from ..ranks.wire import byte_count
 from .reduce import key_missing, need_reducible, needs_key
@@ -50,7 +51,7 @@ class Operand:
     out: NumericType
     key: Any = None
     index: np.ndarray | None = None
-    what: str = ""
+    label: Label | None = None
     rounds: list[tuple[str, int]] = field(default_factory=list)  # type and bytes of what was sent
 
     def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape],
@@ -60,7 +61,8 @@ class Operand:
         sent = sum(byte_count(a.size, dtype) for a in arrays)
         sent -= byte_count(arrays[self.group.index].size, dtype)
         self.rounds.append((dtype.name, sent))
-        return self.group.swap(arrays, shapes, dtype, self.what)
+        assert self.label is not None
+        return self.group.swap(arrays, shapes, dtype, self.label)
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,10 @@ def run_collective(which: Collective, array: np.ndarray, key: Any = None, index:
     group = make_group(mesh, axis)
     extents = {k: attrs[k] for k in which.shared}
     mine = call(group, which.name, array.shape, type, _shown(which, attrs, type, to), extents)
+    varies = tuple(which.varies(array.ndim, True, **_of_call(which, attrs)))
     if not agreed:
-        agree(group, mine, which.varies(array.ndim, True, **_of_call(which, attrs)))
-    operand = Operand(group, array, type, to or type, key, index, str(mine))
+        agree(group, mine, varies)
+    operand = Operand(group, array, type, to or type, key, index, mine.label(group, varies))
     out = which.run(operand, **attrs)
     types = tuple(dict.fromkeys(name for name, _ in operand.rounds))
     record_sent(Sent(which.name, group.axis, types, sum(n for _, n in operand.rounds), mine.where))

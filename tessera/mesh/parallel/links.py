@@ -27,6 +27,7 @@ from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout, Split
 from ..parts import local_shape
+from ..ranks.envelope import Label, here_in
 from ..ranks.transport import Request, Transport
 from ..ranks.wire import byte_count, from_bytes, to_bytes
 from ..tensor import DistTensor
@@ -223,12 +224,11 @@ class Wire:
         form = Form.of(value, same)
         if isinstance(step, Forward) and self._is_first(step.microbatch):
             data = np.frombuffer(form.text().encode(), np.uint8)
-            for message in (np.array([data.size], "<i8").view(np.uint8), data):
-                self.going.append(self.transport.isend(to, message, tag, str(step)))
+            self.going.append(self.transport.isend(to, data, tag, _form_label(step)))
         for t in tree.flatten(value)[0]:
             own = t.local if isinstance(t, DistTensor) else t
             self.going.append(self.transport.isend(
-                to, to_bytes(own.array, t.type.dtype), tag, f"{step} of stage {step.stage}"))
+                to, to_bytes(own.array, t.type.dtype), tag, _label(step, t.type)))
         self.going = [r for r in self.going if not r.done()]
 
     def _neighbour(self, step: Step, put: bool) -> int:
@@ -247,11 +247,12 @@ class Wire:
             (step.stage, self.rows[step.microbatch]))
         if form is None:
             return
-        what = f"{step} of stage {step.stage}"
         source = self._neighbour(step, put=False)
         buffers = [np.empty(byte_count(prod(self._local(leaf)), leaf[1].dtype), np.uint8)
                    for leaf in form.leaves]
-        requests = [self.transport.irecv(source, b, _tag(step), what) for b in buffers]
+        requests: list[Request] = [
+            self.transport.irecv(source, b, _tag(step), _label(step, leaf[1]))
+            for b, leaf in zip(buffers, form.leaves, strict=True)]
         self.coming[step] = form, buffers, requests
 
     def take(self, step: Step) -> tuple[Any, Sequence[Same]]:
@@ -267,11 +268,10 @@ class Wire:
 
     def _receive_form(self, step: Step) -> Form:
         source = self._neighbour(step, put=False)
-        length = np.zeros(8, np.uint8)
-        self.transport.irecv(source, length, _tag(step), f"what {step} is").wait()
-        data = np.empty(int(length.view("<i8")[0]), np.uint8)
-        self.transport.irecv(source, data, _tag(step), f"what {step} is").wait()
-        return Form.parse(data.tobytes().decode(), self.part)
+        coming = self.transport.irecv(source, None, _tag(step), _form_label(step))
+        coming.wait()
+        assert coming.buffer is not None
+        return Form.parse(coming.buffer.tobytes().decode(), self.part)
 
     def _local(self, leaf: Any) -> tuple[int, ...]:
         shape, numeric, layout = leaf
@@ -291,6 +291,16 @@ class Wire:
         """Wait until everything has been sent."""
         for request in self.going:
             request.wait()
+
+
+def _label(step: Step, numeric: NumericType) -> Label:
+    """Of a tensor that a step takes."""
+    return here_in(f"{step} of stage {step.stage}", numeric.dtype.name)
+
+
+def _form_label(step: Step) -> Label:
+    """Of what tells the form of what a step takes."""
+    return here_in(f"the form of {step} of stage {step.stage}")
 
 
 def _tag(step: Step) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tessera.numerics import DType
 
+from ..ranks.envelope import Label, here_in
 from ..ranks.group import Group
 from ..ranks.transport import Request
 from ..ranks.wire import byte_count, from_bytes, to_bytes
@@ -48,18 +49,21 @@ class Ring:
         """Whose keys and values are here in a round."""
         return (self.me - round_) % self.size
 
+    def _label(self, dtype: DType) -> Label:
+        return here_in(self.what, dtype.name)
+
     def send(self, x: np.ndarray, dtype: DType, tag: int) -> Request:
         """To the next rank."""
         assert self.group is not None
         to = self.group.ranks[(self.me + 1) % self.size]
-        return self.group.transport.isend(to, to_bytes(x, dtype), tag, self.what)
+        return self.group.transport.isend(to, to_bytes(x, dtype), tag, self._label(dtype))
 
     def receive(self, shape: Sequence[int], dtype: DType, tag: int) -> _Coming:
         """From the rank before."""
         assert self.group is not None
         buffer = np.empty(byte_count(prod(shape), dtype), np.uint8)
         source = self.group.ranks[(self.me - 1) % self.size]
-        request = self.group.transport.irecv(source, buffer, tag, self.what)
+        request = self.group.transport.irecv(source, buffer, tag, self._label(dtype))
         return _Coming(request, buffer, tuple(shape), dtype)
 
 
@@ -219,7 +223,8 @@ def relay(ring: Ring, to: Sequence[np.ndarray], x: np.ndarray, dim: int, dtype: 
     places = [np.flatnonzero(np.isin(wanted, rows)) for rows in ring.rows]
     x = np.moveaxis(x, dim, 0)
     got = ring.group.swap([np.ascontiguousarray(x[p]) for p in picks],
-                          [(len(p), *x.shape[1:]) for p in places], dtype, ring.what)
+                          [(len(p), *x.shape[1:]) for p in places], dtype,
+                          here_in(ring.what))
     out = np.empty((len(wanted), *x.shape[1:]), x.dtype)
     for place, rows in zip(places, got, strict=True):
         out[place] = rows

@@ -11,6 +11,7 @@ from tessera.errors import ArgumentError, ShapeError, did_you_mean
 from tessera.graph import tree
 from tessera.tensor import Tensor
 
+from ..ranks.envelope import here_in
 from ..world import transport
 from .batches import arrays_of, with_arrays
 from .place import Place
@@ -79,12 +80,12 @@ def _exchange(mine: dict[int, np.ndarray], ranks: Sequence[int], me: int, name: 
     terms = [mine.get(k, np.empty_like(first)) for k in range(len(ranks))]
     for k, owner in enumerate(ranks):
         others = sorted(set(ranks) - {owner})
+        label = here_in(f"the gradient of tied {name}", first.dtype.str, first.size)
         if owner == me and others:
             data = np.ascontiguousarray(terms[k]).view(np.uint8)
-            transport().exchange(dict.fromkeys(others, data), {}, f"the gradient of tied {name}")
+            transport().exchange(dict.fromkeys(others, data), {}, label)
         elif owner != me:
-            transport().exchange({}, {owner: terms[k].view(np.uint8)},
-                                 f"the gradient of tied {name}")
+            transport().exchange({}, {owner: terms[k].view(np.uint8)}, label)
     return terms
 
 

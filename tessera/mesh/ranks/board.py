@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from typing import Any
@@ -20,10 +21,28 @@ from typing import Any
 import numpy as np
 
 from .output import error_streams
-from .watcher import CALL, COMPUTES, LEFT, PAGE_BYTES, SAID, STATE, TEXT_BYTES, WAITS, WHAT
+from .watcher import (
+    ASK,
+    CALL,
+    CLAIM,
+    COMPUTES,
+    LEFT,
+    LENGTH,
+    PAGE_BYTES,
+    SAID,
+    STATE,
+    TEXT_BYTES,
+    WAITS,
+    WHAT,
+)
+
+_ANSWER_S = 2.0  # in which the watcher answers, on a busy machine
+_LATER_S = 1.0  # before ranks of another machine than rank 0's say why they fail
 
 _page: bytearray | mmap.mmap = bytearray(PAGE_BYTES)  # until `join` makes it the watcher's too
 _links: list[socket.socket] = []  # the connection to the watcher, which ends with this process
+_lock = threading.Lock()  # for one question at a time
+_lowest = 0  # the lowest rank of this machine
 
 
 # --- what is written ------------------------------------------------------------------------------
@@ -48,9 +67,54 @@ def stop_all() -> None:
     _page[STATE] = SAID
 
 
+def end() -> None:
+    """This rank has come to the end of its program, and waits for others to."""
+    _put(CALL, "")
+    enter("the end of its program")
+
+
 def _put(start: int, text: str) -> None:
-    data = text.encode()[:TEXT_BYTES - 1] + b"\0"
+    data = text.encode(errors="backslashreplace")[:TEXT_BYTES - 1] + b"\0"
     _page[start:start + len(data)] = data
+
+
+# --- what is asked --------------------------------------------------------------------------------
+def places() -> list[str]:
+    """A line for each place where other ranks of this machine are; none without a watcher."""
+    return (_ask(ASK) or "").splitlines()
+
+
+def claim_report(what: str) -> bool | None:
+    """Whether this rank is the first of its machine that fails, and so is to say why for all; None
+    when nobody knows. what: the error in a line."""
+    _put(WHAT, what)
+    _page[STATE] = SAID
+    found = _ask(CLAIM)
+    if found and _lowest:
+        time.sleep(_LATER_S)
+    return None if found is None else found == "first"
+
+
+def _ask(question: bytes) -> str | None:
+    with _lock:
+        try:
+            for link in _links:
+                link.send(question)
+                size = int.from_bytes(_exactly(link, LENGTH), "little")
+                return _exactly(link, size).decode(errors="replace")
+        except OSError:  # no answer: the watcher is gone, or does not come to it
+            pass
+    return None
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = link.recv(count - len(data))
+        if not more:
+            raise ConnectionError
+        data += more
+    return data
 
 
 # --- the watcher ----------------------------------------------------------------------------------
@@ -61,7 +125,8 @@ def join(comm: Any, rank: int, size: int) -> None:
     """
     if sys.platform != "linux" or comm.size == 1:
         return
-    name = np.array([os.getpid(), time.time_ns()])
+    global _lowest
+    name = np.array([os.getpid(), time.time_ns(), rank])
     with socket.socket(socket.AF_UNIX) as listener:
         if comm.rank == 0:
             listener.bind(_address(name))
@@ -69,6 +134,7 @@ def join(comm: Any, rank: int, size: int) -> None:
         comm.Bcast(name)
         if comm.rank == 0:
             _start_watcher(listener.fileno())
+    _lowest = int(name[2])
     _connect(_address(name), rank, size)
 
 
@@ -103,6 +169,7 @@ def _connect(address: str, rank: int, size: int) -> None:
         link.connect(address)
         socket.send_fds(link, [f"{rank} {size}".encode()], [file])
         link.recv(1)
+        link.settimeout(_ANSWER_S)
         _page = mmap.mmap(file, PAGE_BYTES)
     except ConnectionError:  # there is no watcher, and rank 0 or the watcher has said why
         link.close()
@@ -120,6 +187,7 @@ def _forget() -> None:
     _page = bytearray(PAGE_BYTES)
     for link in _links:
         link.close()
+    _links.clear()
 
 
 def _leave() -> None:

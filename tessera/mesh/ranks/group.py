@@ -14,10 +14,9 @@ from tessera.numerics import DType
 
 from ..device_mesh import Mesh, created_meshes, current_mesh
 from ..world import mesh_rank, transport
+from .envelope import Label, Shape
 from .transport import Transport
 from .wire import byte_count, from_bytes, to_bytes
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Group:
         """Which of them this rank is."""
         return self.ranks.index(self.transport.rank)
 
-    def swap_bytes(self, sends: Sequence[np.ndarray], counts: Sequence[int], what: str
+    def swap_bytes(self, sends: Sequence[np.ndarray], counts: Sequence[int], label: Label
                    ) -> list[np.ndarray]:
         """sends[j] to member j, and counts[j] bytes from it: uint8 arrays by member. A message
         without bytes is not sent: both sides know its length."""
@@ -47,15 +46,15 @@ class Group:
         to = {r: np.ascontiguousarray(sends[j]) for j, r in enumerate(self.ranks)
               if j != me and sends[j].size}
         come = {r: out[j] for j, r in enumerate(self.ranks) if j != me and counts[j]}
-        self.transport.exchange(to, come, what)
+        self.transport.exchange(to, come, label)
         return out
 
-    def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape], dtype: DType, what: str
-             ) -> list[np.ndarray]:
+    def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape], dtype: DType,
+             label: Label) -> list[np.ndarray]:
         """arrays[j] to member j, and an array of shapes[j] from it."""
         sends = [to_bytes(a, dtype) for a in arrays]
         counts = [byte_count(prod(s), dtype) for s in shapes]
-        got = self.swap_bytes(sends, counts, what)
+        got = self.swap_bytes(sends, counts, label.of(dtype.name))
         return [from_bytes(data, dtype, prod(s)).reshape(s)
                 for data, s in zip(got, shapes, strict=True)]
 

@@ -1,32 +1,24 @@
 """The ledger: before data moves, ranks compare what they are about to do.
 
-Every member of a group sends every other a record of fixed size: a hash of op, type, attributes,
+Every member of a group sends every other the header of a message: a digest of op, type, attributes,
 ranks, source line and the extents that must agree; the shape; and the call as text. So ranks that
-disagree find out before any byte of data is misread, and each can name the others' lines. The
-shapes are also how uneven parts are received.
+disagree find out before any byte of data is sent, and each can name the others' lines. The shapes
+are also how uneven parts are received. The messages of the call then carry the same label.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import ShapeError, SourceLine, user_line
 from tessera.graph.trace import current_line
 from tessera.numerics import NumericType
 
-from ..errors import DisagreementError
-from .group import Group, Shape
-
-_TEXT, _DIMS = 488, 32
-RECORD = np.dtype([("digest", "u1", 16), ("ndim", "<i8"), ("shape", "<i8", _DIMS),
-                   ("length", "<i8"), ("text", "u1", _TEXT)])
+from .envelope import MAX_DIMS, Label, Shape, disagreement, place_of
+from .group import Group
 
 
 @dataclass(frozen=True)
@@ -50,10 +42,12 @@ class Call:
         """What must be the same on all ranks; extents that may vary are left out."""
         free = set(varies)
         shape = ["*" if d in free else n for d, n in enumerate(self.shape)]
-        # The name without its folder, which may be another on another node.
-        where = (os.path.basename(self.where.file), self.where.line) if self.where else None
-        return repr((self.op, _name(self.type), self.attrs, self.extents, group.ranks, where,
-                     shape))
+        return repr((self.op, _name(self.type), self.attrs, self.extents, group.ranks,
+                     place_of(self.where), shape))
+
+    def label(self, group: Group, varies: Iterable[int] = ()) -> Label:
+        """Of its messages."""
+        return Label(str(self), self.where, self.key(group, varies), self.shape)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -65,8 +59,8 @@ def call(group: Group, op: str, shape: Shape, type: NumericType | None,
          attrs: Mapping[str, object], extents: Mapping[str, object] | None = None) -> Call:
     """The record of a call from the user's line, that of the node in a graph which runs. Raises
     ShapeError for over 32 dimensions."""
-    if len(shape) > _DIMS:
-        raise ShapeError(f"{op} takes up to {_DIMS} dimensions, got {show_shape(shape)}")
+    if len(shape) > MAX_DIMS:
+        raise ShapeError(f"{op} takes up to {MAX_DIMS} dimensions, got {show_shape(shape)}")
     return Call(op, shape, type, tuple(attrs.items()), group.axis, current_line() or user_line(),
                 tuple((extents or {}).items()))
 
@@ -76,34 +70,11 @@ def agree(group: Group, mine: Call, varies: Iterable[int] = ()) -> list[Shape]:
     one of them. varies: the dimensions whose extents may differ between ranks."""
     if group.size == 1:
         return [mine.shape]
-    record = np.zeros((), RECORD)
-    digest = hashlib.blake2b(mine.key(group, varies).encode(), digest_size=16).digest()
-    what = f"{mine} at {mine.where}"
-    text = what.encode()[:_TEXT]
-    record["digest"] = np.frombuffer(digest, np.uint8)
-    record["ndim"], record["length"] = len(mine.shape), len(text)
-    record["shape"][:len(mine.shape)] = mine.shape
-    record["text"][:len(text)] = np.frombuffer(text, np.uint8)
-    data = record.reshape(1).view(np.uint8)
-    group.transport.note(what)
-    got = group.swap_bytes([data] * group.size, [data.size] * group.size, what)
-    raw = data.tobytes()
-    if all(d.tobytes() == raw for d in got):  # as nearly always
-        return [mine.shape] * group.size
-    records = [d.view(RECORD)[0] for d in got]
-    if any((r["digest"] != record["digest"]).any() for r in records):
-        raise _disagreement(group, records)
-    return [tuple(int(n) for n in r["shape"][:r["ndim"]]) for r in records]
-
-
-def _disagreement(group: Group, records: list) -> DisagreementError:
-    calls: dict[tuple[bytes, str], list[int]] = {}
-    for rank, record in zip(group.ranks, records, strict=True):
-        text = record["text"][:record["length"]].tobytes().decode(errors="replace")
-        calls.setdefault((record["digest"].tobytes(), text), []).append(rank)
-    lines = [f"  rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}"
-             for (_, text), ranks in calls.items()]
-    return DisagreementError(
-        f"the ranks of {group.axis!r} disagree about their next collective:\n" + "\n".join(lines),
-        hint="all ranks of an axis must make the same calls in the same order, on operands of one "
-        "type and shape, from one line; look for a branch that depends on the rank")
+    label = mine.label(group, varies).of("ledger")
+    me = group.transport.rank
+    got = group.transport.meet((r for r in group.ranks if r != me), label)
+    if any(h.digest != label.digest for h in got.values()):
+        calls = [(r, got[r].text if r in got else str(label)) for r in group.ranks]
+        raise disagreement(f"the ranks of {group.axis!r} disagree about their next collective",
+                           calls, label.where)
+    return [got[r].shape if r in got else mine.shape for r in group.ranks]

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ import numpy as np
 from tessera import config
 from tessera.errors import SourceLine, user_line
 
-from ..errors import MeshError, StalledError, StoppedError
-from .transport import Request, Transport
+from ..errors import StalledError, StoppedError
+from .envelope import Header, Label, disagreement
+from .transport import Receive, Request, Transport
 
-EXCHANGE = -1  # the tag of what is not sent by isend
 _LIBRARY = (os.path.dirname(threading.__file__) + os.sep, "<frozen ")
 
 
@@ -33,12 +33,19 @@ class Waiting:
     """What a rank waits for."""
 
     source: int
-    what: str
-    where: SourceLine | None
-    tag: int = EXCHANGE
+    label: Label
+    tag: int
 
     def __str__(self) -> str:
-        return f"waits for rank {self.source} in {self.what}"
+        return f"waits for rank {self.source} in {self.label}"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One that nobody has taken yet."""
+
+    header: Header
+    data: np.ndarray
 
 
 class LocalWorld:
@@ -47,7 +54,7 @@ class LocalWorld:
     def __init__(self, size: int):
         self.size = size
         self.turns = [threading.Semaphore(0) for _ in range(size)]
-        self.mail: dict[tuple[int, int, int], deque[np.ndarray]] = defaultdict(deque)  # from,
+        self.mail: dict[tuple[int, int, int], deque[Message]] = defaultdict(deque)  # from,
         # to, tag; so are the receives that have begun
         self.begun: dict[tuple[int, int, int], deque[LocalReceive]] = defaultdict(deque)
         self.waiting: list[Waiting | None] = [None] * size
@@ -77,10 +84,19 @@ class LocalWorld:
                 self.turns[other].release()
                 return
         if all(self.done):
+            self.need_no_mail()
             self.over.set()
             return
         self.fail(None, self.deadlock())
         self.hand_over(rank)
+
+    def need_no_mail(self) -> None:
+        """At the end: what was sent and never received is what only some ranks have called."""
+        for (source, to, _), messages in self.mail.items():
+            if messages and self.failure is None:
+                self.fail(None, disagreement(
+                    f"rank {to} has returned, and never received what rank {source} has sent it",
+                    [(source, messages[0].header.text), (to, "has returned")], None))
 
     def deadlock(self) -> StalledError:
         states = [f"  rank {r} " + ("has returned" if self.done[r] else str(self.waiting[r]))
@@ -88,7 +104,7 @@ class LocalWorld:
         first = next(r for r in range(self.size) if not self.done[r])
         wait = self.waiting[first]
         return StalledError("every rank waits for another:\n" + "\n".join(states),
-                            where=wait.where if wait else None,
+                            where=wait.label.where if wait else None,
                             hint="all ranks of an axis must call the same collectives, in one "
                             "order; look for a branch that depends on the rank")
 
@@ -99,11 +115,11 @@ class LocalWorld:
             frame = frame.f_back
         return user_line(frame) if frame is not None else None
 
-    def take(self, rank: int, source: int, what: str, tag: int = EXCHANGE) -> np.ndarray:
+    def take(self, rank: int, source: int, label: Label, tag: int) -> Message:
         """The next message from `source` to `rank`."""
         while not self.mail[source, rank, tag]:
             self.stop_if_failed(rank)
-            self.waiting[rank] = Waiting(source, what, user_line(), tag)
+            self.waiting[rank] = Waiting(source, label, tag)
             self.hand_over(rank)
             self.turns[rank].acquire()
             self.waiting[rank] = None
@@ -123,37 +139,20 @@ class LocalTransport(Transport):
     name = "local"
 
     def __init__(self, world: LocalWorld, rank: int):
+        super().__init__()
         self.world, self.rank, self.size = world, rank, world.size
 
-    def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray],
-                 what: str) -> None:
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
         self.world.stop_if_failed(self.rank)
-        for to, data in sends.items():
-            self.need(to)
-            self.world.mail[self.rank, to, EXCHANGE].append(data.copy())
-        for source, buffer in receives.items():
-            self.need(source)
-            self.fill(buffer, source, what, EXCHANGE)
-
-    def isend(self, to: int, data: np.ndarray, tag: int, what: str = "send") -> Request:
-        self.world.stop_if_failed(self.rank)
-        self.need(to)
-        self.world.mail[self.rank, to, tag].append(data.copy())
+        header = Header(self.count_sent(to, tag), data.size, label.digest, label.shape, str(label))
+        self.world.mail[self.rank, to, tag].append(Message(header, data.copy()))
         return LocalSend()
 
-    def irecv(self, source: int, buffer: np.ndarray, tag: int, what: str = "receive") -> Request:
-        self.need(source)
-        begun = LocalReceive(self, source, buffer, tag, what)
+    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+                      compare: bool) -> LocalReceive:
+        begun = LocalReceive(self, source, tag, label, buffer, compare)
         self.world.begun[source, self.rank, tag].append(begun)
         return begun
-
-    def fill(self, buffer: np.ndarray, source: int, what: str, tag: int) -> None:
-        """Wait for the next message and put it into the buffer."""
-        data = self.world.take(self.rank, source, what, tag)
-        if data.size != buffer.size:
-            raise MeshError(f"rank {self.rank} expects {buffer.size} bytes from rank {source} "
-                            f"in {what}, which sent {data.size}")
-        buffer[:] = data
 
 
 class LocalSend(Request):
@@ -166,16 +165,11 @@ class LocalSend(Request):
         pass
 
 
-@dataclass(eq=False)
-class LocalReceive(Request):
+class LocalReceive(Receive):
     """A receive that has begun; those of one source and tag are filled in the order of begin."""
 
     here: LocalTransport
-    source: int
-    buffer: np.ndarray
-    tag: int
-    what: str
-    filled: bool = False
+    filled = False
 
     def done(self) -> bool:
         while not self.filled and self.here.world.mail[self.source, self.here.rank, self.tag]:
@@ -187,8 +181,12 @@ class LocalReceive(Request):
             self._fill_next()
 
     def _fill_next(self) -> None:
-        first = self.here.world.begun[self.source, self.here.rank, self.tag].popleft()
-        self.here.fill(first.buffer, first.source, first.what, first.tag)
+        me, world = self.here.rank, self.here.world
+        first = world.begun[self.source, me, self.tag].popleft()
+        message = world.take(me, first.source, first.label, first.tag)
+        first.accept(message.header)
+        assert first.buffer is not None
+        first.buffer[:] = message.data
         first.filled = True
 
 

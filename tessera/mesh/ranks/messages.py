@@ -1,53 +1,85 @@
 """Plain data between ranks: settings, names of files, what went wrong. JSON, never code.
 
-For a few small values; tensors go through collectives.
+For a few small values; tensors go through collectives. All ranks of the program call these, in the
+same order and from the same lines.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tessera.errors import TesseraError, user_line
+from tessera.errors import TesseraError
 
 from ..world import patience, transport
+from .envelope import Label, here_in
 from .transport import Transport
 
-_LENGTH, _TEXT = "the length of a message", "a message"
+# The public call whose messages these are, as its user knows it; inside it nobody asked for a
+# `gather`.
+_call: ContextVar[str | None] = ContextVar("call that exchanges messages", default=None)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def together(name: str) -> Callable[[F], F]:
+    """For a function that all ranks call: they find out at once when one of them does not, or not
+    yet, and errors say `name`."""
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if _call.get() is not None:
+                return function(*args, **kwargs)
+            token = _call.set(name)
+            try:
+                first_error(None)  # within the usual time: what follows may take longer
+                return function(*args, **kwargs)
+            finally:
+                _call.reset(token)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
 
 
 def gather(message: Any, here: Transport | None = None) -> list[Any]:
-    """Every rank's message, by rank, on rank 0; an empty list on others."""
+    """Every rank's message, by rank, on rank 0; an empty list on others. All ranks call it."""
     here = here or transport()
-    _note(here, "gather")
+    if here.size == 1:
+        return [message]
+    label = _label("gather")
     if here.rank:
-        data = _encoded(message)
-        here.send(0, _length(data), _LENGTH)
-        here.send(0, data, _TEXT)
+        here.send(0, _encoded(message), label)
         return []
-    return [message, *(_received(here, rank) for rank in range(1, here.size))]
+    return [message, *(_decoded(here.take(rank, label)) for rank in range(1, here.size))]
 
 
 def share(message: Any, here: Transport | None = None) -> Any:
-    """Rank 0's message, on all ranks: `out = ts.dist.share(out)`. What JSON can hold."""
+    """Rank 0's message, on all ranks: `out = ts.dist.share(out)`. What JSON can hold.
+
+    It communicates: all ranks call it, from one line. What the others pass is not looked at.
+    Raises DisagreementError when a rank does something else instead, StalledError when it does not
+    come in time, or has ended.
+    """
     here = here or transport()
-    _note(here, "share")
+    if here.size == 1:
+        return message
+    label = _label("share")
     if here.rank:
-        return _received(here, 0)
-    if here.size > 1:
-        data = _encoded(message)
-        here.exchange({r: _length(data) for r in range(1, here.size)}, {}, _LENGTH)
-        here.exchange({r: data for r in range(1, here.size)}, {}, _TEXT)
+        return _decoded(here.take(0, label))
+    data = _encoded(message)
+    here.exchange({r: data for r in range(1, here.size)}, {}, label)
     return message
 
 
 def first_error(mine: Any, here: Transport | None = None) -> tuple[int, Any] | None:
     """(rank, what it says) of the first rank that has an error, told to all; None when no rank
-    has."""
+    has. All ranks call it."""
     here = here or transport()
     if here.size == 1:
         return None if mine is None else (0, mine)
@@ -74,25 +106,16 @@ def raised_on_all(kind: type[TesseraError]) -> Iterator[None]:
         raise kind(f"on rank {rank}: {message}", hint=hint)
 
 
-def _note(here: Transport, name: str) -> None:
-    if here.size > 1:
-        here.note(f"{name}() at {user_line()}")
+def _label(name: str) -> Label:
+    return here_in(f"{_call.get() or name}()", name)
 
 
 def _encoded(message: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(message).encode(), np.uint8)
 
 
-def _length(data: np.ndarray) -> np.ndarray:
-    return np.array([data.size], np.int64).view(np.uint8)
+def _decoded(data: np.ndarray) -> Any:
+    return json.loads(data.tobytes())
 
 
-def _received(here: Transport, source: int) -> Any:
-    size = np.zeros(8, np.uint8)
-    here.receive(source, size, _LENGTH)
-    text = np.zeros(int(size.view(np.int64)[0]), np.uint8)
-    here.receive(source, text, _TEXT)
-    return json.loads(text.tobytes())
-
-
-__all__ = ["first_error", "gather", "raised_on_all", "share"]
+__all__ = ["first_error", "gather", "raised_on_all", "share", "together"]

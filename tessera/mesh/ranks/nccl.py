@@ -36,51 +36,67 @@ from ..collectives.record import Collective, Sent, collect, record_sent
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..parts import balanced
-from ..world import need_world
-from .group import Group, Shape, find_mesh, make_group
+from ..world import launched_size, need_world
+from .envelope import Shape, here_in
+from .group import Group, find_mesh, make_group
 from .ledger import agree, call
 
 _ID_BYTES, _GPU_BYTES = 128, 16
-# How launchers number the processes of one machine: Open MPI, MPICH, Slurm.
-_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+# How launchers say how many processes there are on one machine: Open MPI, MPICH.
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 SUMMED = frozenset({"f64", "f32", "bf16", "f16", "int64", "int32"})
 
 
 # --- which backend ------------------------------------------------------------------------------
 def backend_of(mesh: Mesh) -> str:
-    """What Mesh.backend says; the first look is a collective of the mesh's ranks."""
+    """What Mesh.backend says: what its ranks have found out together, else what this one sees."""
     here = need_world(mesh)
     if here.name != "mpi":
         return here.name
-    return "nccl" if _by_nccl(make_group(mesh, None), None) else "mpi"
+    found = [by for (group, _), by in _agreed.items() if set(group.ranks) == set(mesh.world_ranks)]
+    by_nccl = found[-1] if found else config.comm != "mpi" and _have_own_gpus() and \
+        _nccl() is not None
+    if config.comm == "nccl" and not by_nccl:
+        raise _no_nccl(f"the ranks of {mesh}")
+    return "nccl" if by_nccl else "mpi"
 
 
-@functools.cache
-def _by_nccl(group: Group, index: int | None) -> bool:
-    """Whether a group's arrays go by NCCL: each rank has a GPU of its own and NCCL is there.
+def _no_nccl(who: str) -> MeshError:
+    return MeshError(f"{who} cannot use NCCL, which TESSERA_COMM=nccl demands",
+                     hint="it needs CuPy with NCCL, and a GPU for each rank")
 
-    index: the GPU of this rank; by default that of its number among the machine's processes.
-    """
+
+_agreed: dict[tuple[Group, int], bool] = {}  # what `_by_nccl` has found
+
+
+def _by_nccl(group: Group, index: int) -> bool:
+    """Whether a group's arrays go by NCCL: each rank has a GPU of its own and NCCL is there. The
+    first call is a collective. index: the GPU of this rank."""
+    if (group, index) not in _agreed:
+        _agreed[group, index] = _agree_on_nccl(group, index)
+    return _agreed[group, index]
+
+
+def _agree_on_nccl(group: Group, index: int) -> bool:
     mine = np.zeros(1 + _GPU_BYTES, np.uint8)
-    gpu = _own_gpu() if index is None else index
-    if gpu is not None and _nccl() is not None:
-        mine[0], mine[1:] = 1, np.frombuffer(gpu_id(gpu), np.uint8)
-    got = group.swap_bytes([mine] * group.size, [mine.size] * group.size, "choosing a backend")
+    if _nccl() is not None:
+        mine[0], mine[1:] = 1, np.frombuffer(gpu_id(index), np.uint8)
+    got = group.swap_bytes([mine] * group.size, [mine.size] * group.size,
+                           here_in("choosing a backend"))
     separate = all(g[0] for g in got) and len({g.tobytes() for g in got}) == group.size
     if config.comm == "nccl" and not separate:
-        raise MeshError(f"the ranks of {group.axis!r} cannot use NCCL, which TESSERA_COMM=nccl "
-                        "demands", hint="it needs CuPy with NCCL, and a GPU for each rank")
+        raise _no_nccl(f"the ranks of {group.axis!r}")
     return separate and config.comm != "mpi"
 
 
-def _own_gpu() -> int | None:
-    """The GPU of this process when each one takes the next: none without a driver."""
+def _have_own_gpus() -> bool:
+    """Whether this machine has a GPU for each of the ranks that run on it."""
     try:
         count = device_count()
     except UnsupportedTargetError:
-        return None
-    local = next((int(os.environ[v]) for v in _LOCAL_RANKS if v in os.environ), 0)
-    return local % count if count else None
+        return False
+    here = next((int(os.environ[v]) for v in _LOCAL_SIZES if v in os.environ), launched_size())
+    return count >= here
 
 
 def _nccl() -> Any:
@@ -100,7 +116,8 @@ class Link:
         nccl, n, mine = _nccl(), group.size, np.empty(0, np.uint8)
         if group.index == 0:
             mine = np.frombuffer(nccl.get_unique_id(), np.uint8)
-        got = group.swap_bytes([mine] * n, [_ID_BYTES] + [0] * (n - 1), "sharing an id of NCCL")
+        got = group.swap_bytes([mine] * n, [_ID_BYTES] + [0] * (n - 1),
+                               here_in("sharing an id of NCCL"))
         self.group, self.index, self._nccl = group, index, nccl
         with device(index).current():
             self._comm = nccl.NcclCommunicator(n, got[0].tobytes(), group.index)

@@ -25,8 +25,13 @@ STATE, CALL, WHAT, TEXT_BYTES = 0, 512, 1024, 512
 PAGE_BYTES = WHAT + TEXT_BYTES
 COMPUTES, WAITS, LEFT, SAID = range(4)  # LEFT: it ends well. SAID: it stops all, and has said why
 
+# What a rank may ask: where the others are, and whether it is the first that fails. The answer is
+# text, after its length.
+ASK, CLAIM, LENGTH = b"?", b"!", 4
+
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # launchers pass them on to all
 _IN_LIBRARIES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_END = "the end of its program"
 _CHECKPOINT = "checkpoints that were complete are whole"
 _LINES = 6
 
@@ -48,12 +53,23 @@ class Rank:
         except BrokenPipeError:  # it is gone: that comes next
             pass
 
+    def answer(self, text: str) -> None:
+        data = text.encode()
+        try:
+            self.link.sendall(len(data).to_bytes(LENGTH, "little") + data)
+        except OSError:  # it is gone: that comes next
+            pass
+
     def text(self, start: int) -> str:
         return self.page[start:start + TEXT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
 
     def place(self) -> str:
         """`in` what it waits, or `after` which call it computes, with the user's line."""
         call, what = self.text(CALL), self.text(WHAT)
+        if self.state == SAID:
+            return f"has failed: {what}"
+        if self.state == LEFT or what == _END:
+            return "has ended the program"
         if self.state != WAITS:
             return f"after {call or what}" if what else "before its first collective"
         return f"in {call if call.startswith(what) else f'{what}, after {call}' if call else what}"
@@ -84,7 +100,7 @@ def accept(listener: socket.socket) -> Rank | None:
 def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
     """The first rank that is gone without a word, and the others; None when all have ended well,
     or one has said why it stops all."""
-    ready, known, here = select.epoll(), [], {}
+    ready, known, here, claimed = select.epoll(), [], {}, False
     ready.register(listener.fileno(), select.EPOLLIN)
     while True:
         for number, _ in ready.poll():  # in the order in which it happened: the kernel has a queue
@@ -96,6 +112,13 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
                     ready.register(new.link.fileno(), select.EPOLLIN)
                     new.let_go()
                 continue
+            question = _question(here[number])
+            if question:
+                who = here[number]
+                who.answer(_listed_places([r for r in known if r is not who]) if question == ASK
+                           else "later" if claimed else "first")
+                claimed = claimed or question == CLAIM
+                continue
             gone = here.pop(number)
             ready.unregister(number)
             if any(r.state == SAID for r in known):
@@ -104,6 +127,14 @@ def find_killed(listener: socket.socket) -> tuple[Rank, list[Rank]] | None:
                 return gone, [r for r in known if r is not gone]
             if not here:
                 return None
+
+
+def _question(rank: Rank) -> bytes:
+    """What a rank asks; nothing when it is gone."""
+    try:
+        return rank.link.recv(1)
+    except OSError:
+        return b""
 
 
 def is_the_cause(gone: Rank, others: list[Rank], status: int | None) -> bool:
@@ -121,14 +152,20 @@ def describe(gone: Rank, others: list[Rank], status: int | None) -> str:
     host = os.uname().nodename
     lines = [f"tessera: rank {gone.rank} of {gone.size} (pid {gone.pid} on {host}) "
              f"{_end(status)} {gone.place()}"]
+    places = _listed_places([r for r in others if r.state != LEFT])
+    return "\n".join([*lines, *places.splitlines(), f"  hint: {_hint(status)}", ""])
+
+
+def _listed_places(others: list[Rank]) -> str:
+    """A line for each place where some of the others are."""
     places: dict[str, list[int]] = {}
-    for rank in sorted((r for r in others if r.state != LEFT), key=lambda r: r.rank):
+    for rank in sorted(others, key=lambda r: r.rank):
         places.setdefault(rank.place(), []).append(rank.rank)
-    for place, ranks in list(places.items())[:_LINES]:
-        lines.append(f"  rank{'s' * (len(ranks) > 1)} {_listed(ranks)}: {place}")
+    lines = [f"  rank{'s' * (len(ranks) > 1)} {_listed(ranks)}: {place}"
+             for place, ranks in list(places.items())[:_LINES]]
     if len(places) > _LINES:
         lines.append(f"  and {len(places) - _LINES} more places")
-    return "\n".join([*lines, f"  hint: {_hint(status)}", ""])
+    return "\n".join(lines)
 
 
 def _listed(ranks: list[int]) -> str:

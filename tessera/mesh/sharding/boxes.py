@@ -20,6 +20,7 @@ from tessera.numerics import DType
 
 from ..layout import Layout, Split
 from ..parts import extents, local_shape, pieces
+from ..ranks.envelope import here_in
 from ..ranks.wire import byte_count, from_bytes, to_bytes
 from ..world import transport
 
@@ -185,7 +186,7 @@ def _place(*parts: np.ndarray, boxes: tuple[Box, ...], rank: int, world: Shape, 
     buffers = {r: np.empty(byte_count(sum(b.size for b in got), dtype), np.uint8)
                for r, got in come.items()}
     transport().exchange({r: to_bytes(np.concatenate(sent), dtype) for r, sent in to.items()},
-                         buffers, what)
+                         buffers, here_in(what))
     for r, got in come.items():
         values = iter(np.split(from_bytes(buffers[r], dtype, sum(b.size for b in got)),
                                list(_ends(got))))

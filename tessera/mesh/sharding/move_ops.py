@@ -20,6 +20,7 @@ from ..collectives.reduce import reduce_terms, round_once
 from ..device_mesh import Mesh
 from ..layout import Layout
 from ..parts import local_shape
+from ..ranks.envelope import here_in
 from ..ranks.group import Group
 from ..world import transport
 from .moves import Hop, Shape, block
@@ -57,11 +58,12 @@ def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, wha
     flat = np.concatenate([a.reshape(-1) for a in arrays]) if len(arrays) > 1 else \
         arrays[0].reshape(-1)
     assert hop.source.op is not None
+    label = here_in(what)
     if flat.nbytes * (group.size - 1) <= ONE_EXCHANGE_BYTES:
-        terms = group.swap([flat] * group.size, [flat.shape] * group.size, type.dtype, what)
+        terms = group.swap([flat] * group.size, [flat.shape] * group.size, type.dtype, label)
         total = round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
     else:
-        operand = Operand(group, flat, type, type, what=what)
+        operand = Operand(group, flat, type, type, label=label)
         total = COLLECTIVES["all_reduce"].run(operand, op=hop.source.op)
     found, at = [], 0
     for a in arrays:
@@ -77,7 +79,8 @@ def _reduce_scatter(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: Nume
     blocks = [_along(d, *block(hop.target, r, d, shape, type.dtype))
               for r in _members(hop.source, rank, hop.axes)]
     mine = x[blocks[group.index]]
-    terms = group.swap([x[b] for b in blocks], [mine.shape] * group.size, type.dtype, what)
+    terms = group.swap([x[b] for b in blocks], [mine.shape] * group.size, type.dtype,
+                       here_in(what))
     assert hop.source.op is not None
     return round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
 
@@ -87,7 +90,8 @@ def _all_gather(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericT
     group = _group(hop.source, rank, hop.axes)
     shapes = [local_shape(hop.source, shape, r, type.dtype)
               for r in _members(hop.source, rank, hop.axes)]
-    return np.concatenate(group.swap([x] * group.size, shapes, type.dtype, what), axis=hop.dim)
+    got = group.swap([x] * group.size, shapes, type.dtype, here_in(what))
+    return np.concatenate(got, axis=hop.dim)
 
 
 def _all_to_all(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
@@ -103,13 +107,14 @@ def _all_to_all(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericT
         theirs = list(local_shape(hop.source, shape, r, type.dtype))
         theirs[hop.split] = hi - lo
         shapes.append(tuple(theirs))
-    got = group.swap([x[b] for b in blocks], shapes, type.dtype, what)
+    got = group.swap([x[b] for b in blocks], shapes, type.dtype, here_in(what))
     return np.concatenate(got, axis=hop.dim)
 
 
 def _permute(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
              ) -> np.ndarray:
-    return reshard(transport(), plan(hop.source, hop.target, shape, type.dtype), x, type.dtype)
+    made = plan(hop.source, hop.target, shape, type.dtype)
+    return reshard(transport(), made, x, type.dtype, what)
 
 
 def _along(dim: int, lo: int, hi: int) -> tuple[slice, ...]:

@@ -23,6 +23,7 @@ from tessera.numerics import DType
 from ..domain import Rect
 from ..layout import Layout
 from ..parts import local_shape, need_dims, pieces
+from ..ranks.envelope import here_in
 from ..ranks.transport import Transport
 from ..ranks.wire import byte_count, from_bytes, to_bytes
 
@@ -137,10 +138,12 @@ def execute(made: Plan, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     return out
 
 
-def reshard(transport: Transport, made: Plan, part: np.ndarray | None, dtype: DType
-            ) -> Any:
-    """This rank's part after the plan. part: its part before, in the elements of `dtype`; None on
-    a rank that is not in the source's mesh, as the result is on one not in the target's.
+def reshard(transport: Transport, made: Plan, part: np.ndarray | None, dtype: DType,
+            what: str | None = None) -> Any:
+    """This rank's part after the plan; all ranks of both meshes call it.
+
+    part: its part before, in the elements of `dtype`; None on a rank that is not in the source's
+    mesh, as the result is on one not in the target's   what: the call it belongs to, for messages
 
     Raises ShapeError when `part` is not what the plan's source layout gives this rank.
     """
@@ -153,7 +156,10 @@ def reshard(transport: Transport, made: Plan, part: np.ndarray | None, dtype: DT
              for r, moves in to.items()}
     buffers = {r: np.empty(byte_count(sum(m.box.size for m in moves), dtype), np.uint8)
                for r, moves in come.items()}
-    transport.exchange(sends, buffers, f"reshard {show_shape(made.shape)} to {made.target}")
+    whole = f"{dtype.name}{show_shape(made.shape)}"
+    label = here_in(what or f"reshard({whole}) from {made.source} to {made.target}", whole,
+                    made.source.describe(), made.target.describe())
+    transport.exchange(sends, buffers, label)
     for rank, moves in come.items():
         values, at = from_bytes(buffers[rank], dtype, sum(m.box.size for m in moves)), 0
         for move in moves:
