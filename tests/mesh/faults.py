@@ -1,0 +1,134 @@
+"""Programs in which ranks make mistakes, for test_messages.py.
+
+    mpirun -n 3 python tests/mesh/faults.py PROGRAM FOLDER     each rank writes FOLDER/<rank>
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import tessera as ts
+
+FOLDER = Path(sys.argv[2])
+
+
+def reduce(n: int = 4) -> None:
+    ts.dist.all_reduce(ts.ones((n,)))
+
+
+def part(n: int, value: float = 1.0) -> ts.dist.DistTensor:
+    mesh = ts.dist.mesh(axes=("dp",), shape=(ts.dist.world_size(),))
+    return ts.dist.tensor((n,), ts.ShardSpec(("row",), ("dp",)), mesh, init=value)
+
+
+def numpy_on_one() -> None:
+    x, y = part(4), part(4, 2.0)
+    if ts.dist.rank() == 0:
+        x.numpy()  # forgotten on the others
+    y.numpy()
+
+
+def share_on_one() -> None:
+    if ts.dist.rank() == 0:
+        ts.dist.share("lr=0.1")
+    ts.dist.share(5)
+
+
+def share_at_the_end() -> None:
+    for _ in range(3 if ts.dist.rank() == 0 else 2):
+        ts.dist.share("one line")
+
+
+def save_in_the_middle() -> None:
+    reduce()
+    if ts.dist.rank() == 0:
+        ts.checkpoints.save(FOLDER / "c", {"w": ts.zeros(3)})  # rank 0 alone
+    reduce()
+
+
+def save_at_the_end() -> None:
+    reduce()
+    if ts.dist.rank() == 0:
+        ts.checkpoints.save(FOLDER / "c", {"w": ts.zeros(3)})  # rank 0 alone
+
+
+def large_and_late() -> None:
+    """More than a frame holds."""
+    x = part(90_000)
+    if ts.dist.rank() == 0:
+        x.numpy()
+    ts.dist.barrier()
+
+
+def no_start() -> None:
+    if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 0:
+        ts.dist.barrier()  # the only call
+
+
+def thread_raises() -> None:
+    def work() -> None:
+        raise ValueError("in a thread")
+
+    reduce()
+    if ts.dist.rank() == 2:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        time.sleep(60)
+    reduce()
+
+
+def two_threads() -> None:
+    def work(n: int) -> None:
+        for _ in range(1000):
+            reduce(n)
+
+    reduce()
+    threads = [threading.Thread(target=work, args=(5,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def hangs_elsewhere() -> None:
+    reduce()
+    if ts.dist.rank() == 2:
+        time.sleep(60)
+    ts.dist.barrier()
+
+
+def all_fail_differently() -> None:
+    reduce()
+    raise (ValueError, KeyError, RuntimeError)[ts.dist.rank()]("at the same time")
+
+
+def ends_at_different_times() -> None:
+    """The first to end wait for longer than the limit of a collective."""
+    reduce()
+    time.sleep(ts.dist.rank())
+
+
+def children() -> None:
+    """A child that is forked is no rank: it may not communicate, and fails alone."""
+    reduce()
+    child = os.fork()
+    if child == 0:
+        sys.stderr = open(os.devnull, "w")
+        try:
+            reduce()
+        except ts.dist.MeshError as error:
+            os._exit(7 if "forked from rank" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    reduce()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    if sys.argv[1] in ("ends_at_different_times", "children"):
+        (FOLDER / str(ts.dist.rank())).write_text("well")
