@@ -143,6 +143,30 @@ def pipelines() -> str:
     return _hash(*out)
 
 
+def dropping(p, h):
+    return h + ts.dropout(ts.tanh(h @ p["w"]), 0.4)
+
+
+def dropouts(schedule: str = "1f1b") -> list[float]:
+    """Losses of steps whose stages draw masks, an evaluation between them, and what is drawn
+    next."""
+    ts.random.seed(11)
+    pipe = ts.pipeline([embed, dropping, dropping, unembed], 3, schedule=schedule, tied=TIED)
+    step, losses = pipe.value_and_grad(squares), []
+    for _ in range(3):
+        params = model_params()
+        loss, grads = step(params, *model_batch())
+        losses.append(loss.item())
+        pipe(params, model_batch()[0])
+    return [*losses, *ts.random.uniform((2,)).tolist()]
+
+
+def masks() -> str:
+    size = ts.dist.world_size()
+    with ts.dist.mesh(axes=("pp",), shape=(size,)):
+        return str(dropouts())
+
+
 def block(p, h):
     return ts.tanh(h @ p[0]) @ p[1]
 

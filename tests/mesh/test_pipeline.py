@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
-from mesh.parallel import MODEL, TIED, model_batch, model_params, squares, train
+from mesh.parallel import MODEL, TIED, dropping, model_batch, model_params, squares, train
 from tessera.mesh.parallel.halves import Halves
 from tessera.mesh.parallel.schedules import Backward, Forward, needs, play, schedule
 from tolerance import tolerance
@@ -183,6 +183,37 @@ class TestHalves:
         assert capsys.readouterr().out.count("mean 1.0") == 1
         halves.pull(kept, [ts.ones(3)])
         assert capsys.readouterr().out == ""
+
+
+class TestMasks:
+    """Dropout draws by stage, microbatch and call: the same in one process and in several."""
+
+    def test_one_process_and_several_ranks_and_both_schedules(self):
+        alone = parallel.dropouts()
+        assert len(set(alone[:3])) == 3, "each step draws anew"
+        assert parallel.dropouts("gpipe") == pytest.approx(alone, rel=1e-6)
+        for ranks in (2, 4):
+            mesh = ts.dist.mesh(axes=("pp",), shape=(ranks,))
+            assert ts.dist.simulate(parallel.dropouts, mesh) == [alone] * ranks
+            with mesh:
+                assert parallel.dropouts() == alone
+
+    @needs_mpi
+    def test_under_mpirun(self, tmp_path):
+        run = mpirun(2, "masks", tmp_path, battery=PROGRAMS)
+        assert run.status == 0, run.text
+        assert set(run.results.values()) == {str(parallel.dropouts())}
+
+    def test_a_run_continued_from_its_random_state_draws_on(self):
+        ts.random.seed(3)
+        pipe = ts.pipeline([dropping, dropping], 2)
+        params = [{"w": ts.ones((6, 6))}, {"w": ts.ones((6, 6))}]
+        step, x = pipe.value_and_grad(squares), ts.ones((8, 6))
+        step(params, x, x)
+        state = ts.random.get_state()
+        meant = step(params, x, x)[0].item()
+        ts.random.set_state(state)
+        assert step(params, x, x)[0].item() == meant
 
 
 class TestTraining:

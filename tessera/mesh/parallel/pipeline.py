@@ -24,9 +24,10 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
 from tessera.graph.jit import Function
+from tessera.graph.ops import random as rng
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import current_builder
-from tessera.numerics import as_type
+from tessera.numerics import as_type, fold_in
 from tessera.tensor import Tensor, as_tensor
 
 from ..collectives.calls import all_gather, broadcast
@@ -286,6 +287,7 @@ class _Run:
         last = onto(targets, self.part(len(pipe.stages) - 1)) if self.here[-1] else ()
         self.targets = split_batch(last, count)
         self.link = self._link(pipe, kind)
+        self.random = rng.get_state()
         self.events: list[Event] = []
         pipe._events[transport().rank] = plan, self.events
 
@@ -333,11 +335,24 @@ class _Run:
         for ahead in self.steps[at:at + 2]:
             if ahead.stage != (0 if isinstance(ahead, Forward) else len(self.here) - 1):
                 self.link.expect(ahead)
-        with self.on(step.stage):
+        with self.on(step.stage), self.drawing(step):
             begin = time.perf_counter()
             out = compute(*args)
             self.events.append(Event(step, begin, time.perf_counter()))
         return out
+
+    @contextmanager
+    def drawing(self, step: Step) -> Iterator[None]:
+        """Inside, random numbers are those of this step, whichever ranks run the others and when:
+        as many processes as there are draw the same masks."""
+        seed, key = self.random.seed, np.array([0, 0], np.uint32)
+        for part in (seed, step.microbatch, step.stage, isinstance(step, Backward)):
+            key = fold_in(key, part)
+        rng.set_state(rng.RandomState(int(key[0]) | int(key[1]) << 32, self.random.step))
+        try:
+            yield
+        finally:
+            rng.set_state(self.random)
 
     def weight(self, i: int) -> float:
         """The part of the batch that is microbatch i."""
@@ -345,6 +360,7 @@ class _Run:
 
     def close(self) -> None:
         self.link.close()
+        rng.next_step()  # one for a call, on every rank
 
 
 def pipeline(stages: Sequence[Callable], microbatches: int, *, schedule: str = "1f1b",

@@ -240,25 +240,33 @@ class MpiTransport(Transport):
         channel = self._closed[request.source, request.tag]
         return list(channel)[:channel.index(request)] if request in channel else []
 
-    def progress(self, requests: Sequence[Any]) -> bool:
-        """Look once at what has come; whether anything had."""
-        raws = [(r, k) for r in requests for k in range(len(r.raw))]
-        statuses = [self._mpi.Status() for _ in raws]
-        flat = [r.raw[k] for r, k in raws]
-        found = self._mpi.Request.Testsome(flat, statuses) if flat else None
+    def progress(self, requests: Sequence[Any]) -> None:
+        """Look once at what has come."""
+        self._take(*self._pending(requests))
+
+    def _pending(self, requests: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """MPI's requests of these, the one of ours that each belongs to, and room for statuses."""
+        owners = [r for r in requests for _ in r.raw]
+        return [raw for r in requests for raw in r.raw], owners, [
+            self._mpi.Status() for _ in owners]
+
+    def _take(self, raw: list[Any], owners: list[Any], statuses: list[Any]) -> bool:
+        """Look once at MPI's requests; whether something has come. They are then to be asked for
+        anew."""
+        found = self._mpi.Request.Testsome(raw, statuses) if raw else None
         if not found:
             return False
         changed: dict[int, Any] = {}
         for at, status in zip(found, statuses, strict=False):
-            request, k = raws[at]
-            request.raw[k] = None
-            changed[id(request)] = request
-            if isinstance(request, MpiReceive) and request.header is None:
-                request.arrived = status.Get_count(self._mpi.BYTE)
-        for request in changed.values():
-            request.raw = [raw for raw in request.raw if raw is not None]
-            if isinstance(request, MpiReceive) and request.header is None:
-                self._open(request.source, request.tag)
+            owner = owners[at]
+            changed[id(owner)] = owner
+            if isinstance(owner, MpiReceive) and owner.header is None:
+                owner.arrived = status.Get_count(self._mpi.BYTE)
+        null = self._mpi.REQUEST_NULL
+        for owner in changed.values():
+            owner.raw = [r for r in owner.raw if r != null]
+            if isinstance(owner, MpiReceive) and owner.header is None:
+                self._open(owner.source, owner.tag)
         return True
 
     def _open(self, source: int, tag: int) -> None:
@@ -286,9 +294,11 @@ class MpiTransport(Transport):
 
     def _poll(self, waiting: list[Any], label: Label) -> None:
         begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
+        pending = self._pending(waiting)
         while waiting:
-            if self.progress(waiting):
+            if self._take(*pending):
                 waiting = [r for r in waiting if r.raw or _is_closed(r)]
+                pending = self._pending(waiting)
                 continue
             polls += 1
             sleep = self._polling.sleep(polls, sleep)
