@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import ArgumentError, did_you_mean
-from ..mesh.device_mesh import Mesh
+from ..mesh.device_mesh import Mesh, need_few
 from ..mesh.device_mesh import mesh as make_mesh
 from ..mesh.planning.fabric import FABRICS, fabric, fabric_of
 from ..mesh.planning.functions import need_plan, plan_report
@@ -102,10 +103,9 @@ def parse_mesh(text: str) -> Mesh:
         if name in axes:
             raise ArgumentError(f"--mesh {text} has the axis {name!r} twice")
         axes[name] = int(extent)
-    size = 1
-    for extent_ in axes.values():
-        size *= extent_
-    return make_mesh([f"cuda:{i}" for i in range(size)], tuple(axes), tuple(axes.values()))
+    extents = tuple(axes.values())
+    need_few(extents)
+    return make_mesh([f"cuda:{i}" for i in range(prod(extents))], tuple(axes), extents)
 
 
 def plan_file(text: str, mesh: Mesh, on: str) -> Planned:

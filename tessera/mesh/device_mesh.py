@@ -22,6 +22,7 @@ from tessera.errors import ArgumentError, AxisError, ShapeError, did_you_mean
 # The meshes whose blocks are open, outermost first. A context variable: the threads that simulate
 # ranks run in copies of the context that started them.
 _open: ContextVar[tuple[Mesh, ...]] = ContextVar("open meshes", default=())
+MOST_RANKS = 1 << 17
 _created: WeakValueDictionary[int, Mesh] = WeakValueDictionary()  # by id
 
 
@@ -100,6 +101,11 @@ class Mesh:
         from .ranks.nccl import backend_of
 
         return backend_of(self)
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether some of its devices are GPUs."""
+        return any(d.startswith("cuda") for d in self.devices)
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -193,6 +199,7 @@ def mesh(
     """
     names = ("devices",) if axes is None else _names(axes)
     extents = _extents(shape, devices, names)
+    need_few(extents)
     found = _devices(devices, extents)
     if prod(extents) != len(found):
         grid = " x ".join(map(str, extents))
@@ -204,6 +211,14 @@ def mesh(
     made = Mesh(found, names, extents, topology, rules)
     _created[id(made)] = made
     return made
+
+
+def need_few(extents: Sequence[int]) -> None:
+    """Raise ArgumentError for a mesh of more ranks than one can have, before memory is taken for
+    their names."""
+    if prod(extents) > MOST_RANKS:
+        raise ArgumentError(f"a mesh of {' x '.join(map(str, extents))} = {prod(extents)} ranks: "
+                            f"the most is {MOST_RANKS}")
 
 
 def _without(entry: Any, gone: Mapping[str, int]) -> Any:

@@ -30,7 +30,7 @@ from .ranks.group import find_group
 from .ranks.ledger import agree, call
 from .sharding.reshard import plan, reshard
 from .spec import Distribution, spec_of
-from .world import is_here, mesh_rank, transport
+from .world import is_here, mesh_rank, need_computable, need_playable, transport
 
 
 class DistTensor(Tensor):
@@ -152,8 +152,10 @@ class _Parts(Mapping[int, Tensor]):
 # --- which ranks are here ------------------------------------------------------------------------
 def held_ranks(mesh: Mesh) -> tuple[int, ...]:
     """The ranks of a mesh whose parts this process holds: its own, none if it is not in the mesh,
-    all of them in a program that runs alone."""
+    all of them in a program that runs alone. Raises UnsupportedTargetError for a mesh of GPUs."""
+    need_computable(mesh)
     if transport().size == 1 and mesh.world_size > 1:
+        need_playable(mesh.world_size, str(mesh))
         return tuple(range(mesh.size()))
     return (mesh_rank(mesh),) if is_here(mesh) else ()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from tessera import config
-from tessera.errors import ArgumentError
+from tessera.errors import ArgumentError, UnsupportedTargetError
 from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
@@ -84,6 +85,15 @@ def surroundings() -> Any:
 
 
 COMPILE_S = 600
+MOST_PLAYED = 4096  # ranks of one process: each is a thread, and has its part of every tensor
+
+
+def need_playable(ranks: int, what: str) -> None:
+    """Raise ArgumentError for more ranks than one process can play."""
+    if ranks > MOST_PLAYED:
+        raise ArgumentError(f"{what} has {ranks} ranks: one process plays {MOST_PLAYED} at most",
+                            hint=f"mpirun -n {ranks} runs them; ts.dist.plan_report and python -m "
+                            "tessera plan tell what a step would take on them")
 
 
 @contextmanager
@@ -108,6 +118,7 @@ def simulate(program: Callable[..., Any], ranks: int | Mesh, *args: Any) -> list
     size = ranks.world_size if isinstance(ranks, Mesh) else ranks
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ArgumentError(f"simulate runs on a mesh or on 1 or more ranks, got {ranks!r}")
+    need_playable(size, "a simulation" if ranks is size else str(ranks))
 
     def one(simulated: Transport) -> Any:
         _simulated.set(simulated)
@@ -146,6 +157,29 @@ def mesh_rank(mesh: Mesh) -> int:
         raise MeshError(f"rank {here.rank} is not in {mesh}",
                         hint="only its ranks may communicate on it: if mesh.has(ts.dist.rank()):")
     return mesh.world_ranks.index(here.rank)
+
+
+def need_computable(mesh: Mesh) -> None:
+    """What is computed on a mesh is computed on hosts. Raise UnsupportedTargetError for one that
+    names GPUs, where its ranks run for real; where this process plays them, warn of it."""
+    if not mesh.names_gpus:
+        return
+    here = transport()
+    if here.name == "single" and mesh.world_size > 1:
+        _warn_of_play(mesh)
+    elif here.name != "local":
+        names = ", ".join(mesh.devices[:2]) + (", ..." if mesh.size() > 2 else "")
+        raise UnsupportedTargetError(
+            f"{mesh} names GPUs ({names}); distributed tensors are computed on hosts so far",
+            hint="leave out devices=: ts.dist.mesh(axes=..., shape=...) computes on hosts. On GPUs "
+            "there are ts.jit in each process, and all_reduce, reduce_scatter and all_gather of "
+            "arrays of torch and CuPy on this mesh")
+
+
+@functools.lru_cache(maxsize=256)  # once for a mesh
+def _warn_of_play(mesh: Mesh) -> None:
+    warnings.warn(f"{mesh} names GPUs; this process plays its {mesh.world_size} ranks on the host",
+                  stacklevel=2)
 
 
 def is_here(mesh: Mesh) -> bool:

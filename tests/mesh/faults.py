@@ -13,8 +13,6 @@ from pathlib import Path
 
 import tessera as ts
 
-FOLDER = Path(sys.argv[2])
-
 
 def reduce(n: int = 4) -> None:
     ts.dist.all_reduce(ts.ones((n,)))
@@ -107,13 +105,14 @@ def all_fail_differently() -> None:
     raise (ValueError, KeyError, RuntimeError)[ts.dist.rank()]("at the same time")
 
 
-def ends_at_different_times() -> None:
+def ends_at_different_times() -> str:
     """The first to end wait for longer than the limit of a collective."""
     reduce()
     time.sleep(ts.dist.rank())
+    return "well"
 
 
-def children() -> None:
+def children() -> str:
     """A child that is forked is no rank: it may not communicate, and fails alone."""
     reduce()
     child = os.fork()
@@ -126,9 +125,20 @@ def children() -> None:
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     reduce()
+    return "well"
+
+
+def on_gpus() -> str:
+    mesh = ts.dist.mesh(["cuda:0", "cuda:1"], axes="dp")
+    try:
+        ts.dist.tensor((4,), None, mesh)
+    except ts.UnsupportedTargetError as error:
+        return f"{error} {ts.dist.all_reduce(ts.ones((2,)), 'dp', mesh=mesh).tolist()}"
+    return "computed"
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    if sys.argv[1] in ("ends_at_different_times", "children"):
-        (FOLDER / str(ts.dist.rank())).write_text("well")
+    FOLDER = Path(sys.argv[2])
+    told = globals()[sys.argv[1]]()
+    if told is not None:
+        (FOLDER / str(ts.dist.rank())).write_text(told)

@@ -175,7 +175,7 @@ class TestSilence:
                 assert whole.numpy().tolist() == whole.tolist() == np.asarray(whole).tolist()
                 assert float(held_sum) == 8.0 and f"{held_sum}" and bool(held_sum)
                 with pytest.raises(ts.dist.MeshError, match="lie on several ranks") as info:
-                    x.array
+                    x.array  # noqa: B018  a property
                 assert "x.numpy(), which all ranks" in info.value.hint
 
         mesh = ts.dist.mesh(axes=("dp",), shape=(2,))

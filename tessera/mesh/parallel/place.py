@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device_mesh import Mesh, current_mesh
-from ..world import mesh_rank, need_world, transport
+from ..world import mesh_rank, need_computable, need_world, transport
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def find_place(axis: str, mesh: Mesh | None, alone: int) -> Place:
     if mesh is None:
         return Place(alone, None, None, axis)
     ranks = mesh.shape[mesh.position(axis)]
+    need_computable(mesh)
     if ranks == 1 or (transport().size == 1 and mesh.world_size > 1):
         return Place(ranks, None, mesh, axis)
     need_world(mesh)

@@ -365,12 +365,11 @@ class MpiTransport(Transport):
         sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
         counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}
         going = [self.send_bytes(counts[r], r, _END_TAG) for r in others]
-        while len(self._hear_ends()) < len(others):
+        while len(self._hear_ends()) < len(others) or not self.test_all(going):
             time.sleep(_END_POLL_S)
         for source in others:
             if self._ended[source] > sum(n for (r, _), n in self._received.items() if r == source):
                 stop_with(self._unasked(source))
-        self.test_all(going)
 
     def _unasked(self, source: int) -> MeshError:
         """The error of a message that this rank, at its end, has never asked for."""
