@@ -192,13 +192,13 @@ class TestSilence:
 # --- under mpirun -------------------------------------------------------------------------------
 FAULTY = {  # program: words of the report
     "numpy_on_one": ["numpy() of f32[4]", "forgotten on the others", "y.numpy()"],
-    "share_on_one": ["rank 0: share() at ", "rank 1: share() at "],
+    "share_on_one": ["rank 0: share() at ", 'share("lr=0.1")', "share(5)"],
     "share_at_the_end": ["has ended the program, and never received what rank 0 has sent it",
                          "rank 0: share() at ", "one line"],
     "save_in_the_middle": ["rank 0: checkpoints.save() at ", "rank 0 alone", "all_reduce("],
     "save_at_the_end": ["rank 0 of 3 waits for rank 1 in checkpoints.save(), and rank",
                         "ended the program", "rank 0 alone"],
-    "large_and_late": ["rank 0: numpy() of f32[90000]", "rank 1: barrier()"],
+    "large_and_late": ["rank 0: numpy() of f32[90000]", ": barrier() over all ranks at "],
     "no_start": ["to communicate at all", "the only call"],
     "thread_raises": ["rank 2 of 3 failed in Thread", "ValueError: in a thread",
                       "where the other ranks are:", "ranks 0-1: in all_reduce("],

@@ -204,6 +204,22 @@ class TestMasks:
         assert run.status == 0, run.text
         assert set(run.results.values()) == {str(parallel.dropouts())}
 
+    def test_a_call_that_draws_takes_one_step_and_another_none(self):
+        def steps(stage) -> int:
+            before = ts.random.get_state().step
+            pipe = ts.pipeline([embed_free, stage], 2)
+            for _ in range(2):
+                pipe([{"w": ts.ones((6, 6))}] * 2, ts.ones((8, 6)))
+            return ts.random.get_state().step - before
+
+        def embed_free(p, h):
+            return ts.tanh(h @ p["w"])
+
+        mesh = ts.dist.mesh(axes=("pp",), shape=(2,))
+        for stage, meant in ((dropping, 2), (embed_free, 0)):
+            assert steps(stage) == meant
+            assert ts.dist.simulate(steps, mesh, stage) == [meant] * 2, "the first rank draws not"
+
     def test_a_run_continued_from_its_random_state_draws_on(self):
         ts.random.seed(3)
         pipe = ts.pipeline([dropping, dropping], 2)

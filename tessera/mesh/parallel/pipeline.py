@@ -24,13 +24,13 @@ from tessera.dims import show_shape
 from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
 from tessera.graph.jit import Function
-from tessera.graph.ops import random as rng
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import current_builder
 from tessera.numerics import as_type, fold_in
+from tessera.numerics import random_state as rng
 from tessera.tensor import Tensor, as_tensor
 
-from ..collectives.calls import all_gather, broadcast
+from ..collectives.calls import all_gather, all_reduce, broadcast
 from ..collectives.replicated import Same
 from ..device_mesh import Mesh
 from ..ranks.group import make_group
@@ -72,6 +72,8 @@ class Pipeline:
         self.tied = parse_ties(tied, len(self.stages))
         self._functions = [Function(stage) for stage in self.stages]
         self.compiled = CompiledHalves()
+        self.draws: dict[Any, bool] = {}  # whether a call takes a random step, by kind of schedule,
+        # mesh and rank: the ranks of a simulation may share a pipeline
         self._events: dict[int, tuple[Schedule, list[Event]]] = {}
 
     # --- using it -----------------------------------------------------------------------------
@@ -287,7 +289,8 @@ class _Run:
         last = onto(targets, self.part(len(pipe.stages) - 1)) if self.here[-1] else ()
         self.targets = split_batch(last, count)
         self.link = self._link(pipe, kind)
-        self.random = rng.get_state()
+        self.kind, self.draws = kind, pipe.draws
+        self.random, self.drew = rng.get_state(), False
         self.events: list[Event] = []
         pipe._events[transport().rank] = plan, self.events
 
@@ -345,12 +348,15 @@ class _Run:
     def drawing(self, step: Step) -> Iterator[None]:
         """Inside, random numbers are those of this step, whichever ranks run the others and when:
         as many processes as there are draw the same masks."""
-        seed, key = self.random.seed, np.array([0, 0], np.uint32)
-        for part in (seed, step.microbatch, step.stage, isinstance(step, Backward)):
+        key = np.array([0, 0], np.uint32)
+        for part in (self.random.seed, self.random.step, step.microbatch, step.stage,
+                     isinstance(step, Backward)):
             key = fold_in(key, part)
-        rng.set_state(rng.RandomState(int(key[0]) | int(key[1]) << 32, self.random.step))
+        own = rng.RandomState(int(key[0]) | int(key[1]) << 32)
+        rng.set_state(own)
         try:
             yield
+            self.drew = self.drew or rng.get_state() != own
         finally:
             rng.set_state(self.random)
 
@@ -359,8 +365,19 @@ class _Run:
         return self.rows[i] / sum(self.rows)
 
     def close(self) -> None:
+        """Wait until everything is sent. A call whose stages draw takes one random step, on every
+        rank; ranks tell each other so at their first call."""
         self.link.close()
-        rng.next_step()  # one for a call, on every rank
+        draws, place = self.drew, self.place
+        if place.me is not None:
+            key = self.kind, place.mesh, transport().rank
+            if key not in self.draws:
+                mine = Tensor(np.array([draws], np.int32), as_type("int32"))
+                told = all_reduce(mine, place.axis, op="max", mesh=place.mesh)
+                self.draws[key] = bool(told.tolist()[0])
+            draws = self.draws[key]
+        if draws:
+            rng.next_step()
 
 
 def pipeline(stages: Sequence[Callable], microbatches: int, *, schedule: str = "1f1b",
