@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from tessera.tile.arguments import Bound, allocate
 from tessera.tile.blame import Blame
 from tessera.tile.draws import draws
 from tessera.tile.guards import Guards, strides
-from tessera.tile.ir import Function, Op, definitions, walk
+from tessera.tile.ir import Function, Op, While, definitions, walk
 from tessera.tile.machine import Machine, Report
-from tessera.tile.memory import Memory, Place
+from tessera.tile.memory import Changes, Memory, Place
+from tessera.tile.progress import Standstill, Turn, endless, take_turns, waits
 from tessera.tile.sanitize import Sanitizer
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile
 from tessera.tile.values import constant
@@ -247,12 +249,53 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
         blame = None
         for sentinel in SENTINELS:
             blame = watched.enter_context(sentinel(function, bound, outputs))
-        for part in _batches(order, function, lanes):
-            machine = Machine(part, lanes, grid, env, sanitizer=sanitizer, report=report, key=key,
-                              raise_nan=config.numerics == "raise", blame=blame)
-            machine.run(function.body)
+        run_groups(function, order, env, functools.partial(
+            Machine, lanes=lanes, axes=grid, sanitizer=sanitizer, report=report, key=key,
+            raise_nan=config.numerics == "raise", blame=blame), lanes, name)
     bound.write_back()
     return _result(function, bound, outputs), report
+
+
+def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
+               machine: Callable[..., Machine], lanes: int, name: str) -> None:
+    """All groups, in batches that run in lockstep; each on its own where they wait for each other.
+
+    Raises KernelError for a loop in which nothing can change, KeyboardInterrupt with the line.
+    """
+    looped = any(isinstance(n, While) for n in walk(function.body))
+    changes = Changes() if looped else None
+    may_wait = looped and len(order) > 1 and waits(function)
+    memories = [p.memory for p in env.values() if isinstance(p, Place)]
+    for memory in memories:
+        memory.changes = changes
+    before = [(m, m.flat.copy(), m.written) for m in memories] if may_wait else []
+    running: list[Machine] = []
+
+    def batch(part: np.ndarray, turns: Turn | None = None) -> None:
+        running[:] = [machine(part, env=env, changes=changes, turns=turns, may_wait=may_wait)]
+        running[0].run(function.body)
+
+    def lockstep() -> bool:
+        """Whether all is done; False where groups wait for each other."""
+        try:
+            for part in _batches(order, function, lanes):
+                batch(part)
+        except Standstill as still:
+            if not may_wait:
+                raise endless(still.where) from None
+            return False
+        return True
+
+    try:
+        if not lockstep():
+            for memory, flat, written in before:
+                memory.flat[...], memory.written, memory.shadow = flat, written, None
+            assert changes is not None
+            take_turns(order, changes, lambda turn: batch(np.array([turn.number]), turn))
+    except KeyboardInterrupt:
+        where = running[0].where if running else None
+        raise KeyboardInterrupt(f"{name} was interrupted" + (f" at {where}" if where else "")
+                                ) from None
 
 
 def _batches(order: np.ndarray, function: Function, lanes: int) -> list[np.ndarray]:

@@ -21,14 +21,14 @@ from tessera.tile.copies import Copies
 from tessera.tile.draws import ROUNDING
 from tessera.tile.errors import DivergenceError, KernelError
 from tessera.tile.ir import Const, For, If, Node, Op, Operand, Value, While
-from tessera.tile.memory import Memory, Place
+from tessera.tile.memory import Changes, Memory, Place
 from tessera.tile.ops.registry import OPS
+from tessera.tile.progress import Turn, Watch
 from tessera.tile.sanitize import GROUP, Access, Sanitizer
 from tessera.tile.types import Scalar, Tile, is_lane
 from tessera.tile.values import array_dtype, constant
 
 Mask = np.ndarray | None
-MAX_TURNS = 1 << 24  # of one loop: a lane that waits for another never ends in lockstep
 
 
 class Report:
@@ -47,7 +47,10 @@ class Machine:
     def __init__(self, groups: np.ndarray, lanes: int, axes: tuple[int, ...],
                  env: dict[Value, Any], *, sanitizer: Sanitizer | None = None,
                  report: Report | None = None, key: Any = 0, raise_nan: bool = False,
-                 blame: Blame | None = None):
+                 blame: Blame | None = None, changes: Changes | None = None,
+                 turns: Turn | None = None, may_wait: bool = False):
+        """changes: where writes that change something are counted, None: nobody asks. turns: where
+        groups take turns. may_wait: a loop reads what other groups may write."""
         self.groups, self.lanes, self.axes = groups[:, None], lanes, axes  # [G, 1]
         self.env = dict(env)
         self.mask: Mask = None
@@ -55,6 +58,9 @@ class Machine:
         self.sanitizer, self.report = sanitizer, report or Report()
         self.launch_key, self.key = key, fold_in(key, ROUNDING)  # key: by which stores round
         self.raise_nan, self.blame = raise_nan, blame
+        self.changes, self.looped = changes or Changes(), changes is not None
+        self.turns, self.may_wait = turns, may_wait
+        self.where: SourceLine | None = None  # the line that runs
         self.epoch = np.zeros(len(groups), np.int32)
         self.copies = Copies(self)
 
@@ -71,7 +77,10 @@ class Machine:
 
     # --- nodes --------------------------------------------------------------------------------
     def run(self, nodes: Sequence[Node]) -> None:
+        if self.turns is not None:
+            self.turns.check()
         for node in nodes:
+            self.where = node.where or self.where
             if isinstance(node, Op):
                 self.op(node)
             elif isinstance(node, If):
@@ -167,7 +176,7 @@ class Machine:
         outer, apart = self.mask, self.apart
         self.apart += max(x.shape[1] for x in (at, hi, step)) > 1
         self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
-        for _ in range(MAX_TURNS):
+        while True:
             on = at < hi if step.flat[0] > 0 else at > hi
             self.mask = both(outer, on)
             if not self.anyone():
@@ -176,15 +185,15 @@ class Machine:
             self.run(node.body)
             self.turn(node.carried, node.yields, on)
             at = at + step
-        else:
-            raise self.endless(node.where)
         self.mask, self.apart = outer, apart
 
     def while_(self, node: While) -> None:
         outer, apart = self.mask, self.apart
         self.bind(node.carried, [self.get(i) for i in node.inits], node.inits)
         on = np.ones((1, 1), bool)
-        for _ in range(MAX_TURNS):
+        watch = Watch(self, node)
+        while True:
+            watch.begin()
             self.run(node.test)
             on = on & self.get(node.cond)
             self.apart = apart + (on.shape[1] > 1)
@@ -193,8 +202,7 @@ class Machine:
                 break
             self.run(node.body)
             self.turn(node.carried, node.yields, on)
-        else:
-            raise self.endless(node.where)
+            watch.end()
         self.mask, self.apart = outer, apart
 
     def bind(self, carried: Sequence[Any], values: list[Any], sources: Sequence[Operand]) -> None:
@@ -212,12 +220,6 @@ class Machine:
             return
         self.bind(carried, [choose(on, value, self.env[made.value])
                             for made, value in zip(carried, new, strict=True)], yields)
-
-    @staticmethod
-    def endless(where: SourceLine | None) -> KernelError:
-        return KernelError(f"a loop made {MAX_TURNS} turns and did not end", where=where,
-                           code="E_ENDLESS", hint="lanes run in lockstep here: a loop in which one "
-                           "lane waits for another never ends")
 
     # --- who takes part -----------------------------------------------------------------------
     def require_whole_groups(self, op: Op) -> None:

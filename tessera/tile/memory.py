@@ -22,11 +22,19 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1:]) for i in range(len(shape)))
 
 
+class Changes:
+    """How many writes of a launch changed an element."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Memory:
-    """name, shape and numeric type; `flat` holds the elements."""
+    """name, shape and numeric type; `flat` holds the elements. changes: where they are counted."""
 
     space = "global"
     stages = 1
+    changes: Changes | None = None
 
     def __init__(self, name: str, shape: tuple[int, ...], numeric: NumericType, flat: np.ndarray):
         self.name, self.shape, self.numeric, self.flat = name, shape, numeric, flat
@@ -42,12 +50,21 @@ class Memory:
         self.written = True
         policy, dtype = self.numeric.policy, self.numeric.dtype
         if values.dtype == self.flat.dtype and not dtype.packed:
-            self.flat[address] = values
+            self.put(address, values)
             return
         stochastic = policy.rounding == "stochastic"
-        self.flat[address] = encode(
+        self.put(address, encode(
             values, dtype, rounding=policy.rounding, saturate=policy.saturate,
-            key=key if stochastic else None, index=address if stochastic else None)
+            key=key if stochastic else None, index=address if stochastic else None))
+
+    def put(self, address: np.ndarray, codes: np.ndarray) -> None:
+        """Stores codes, and notes whether that changed any."""
+        if self.changes is None:
+            self.flat[address] = codes
+            return
+        before = self.flat[address].tobytes()
+        self.flat[address] = codes
+        self.changes.count += self.flat[address].tobytes() != before
 
     def base(self, groups: np.ndarray, lanes: int) -> np.ndarray | int:
         return 0
@@ -72,7 +89,7 @@ class Local(Memory):
 
     def write(self, address: np.ndarray, values: np.ndarray, key: Any = None) -> None:
         self.written = True
-        self.flat[address] = convert(values, self.numeric.dtype)
+        self.put(address, convert(values, self.numeric.dtype))
 
     def base(self, groups: np.ndarray, lanes: int) -> np.ndarray:
         """Address of this group's (or lane's) copy: [G, 1] or [G, L]."""

@@ -31,7 +31,9 @@ def _buffer(types: Any, attrs: Any) -> Buffer:
 def allocate(m: Any, op: Any) -> Any:
     """A buffer of shared or register memory; nothing is in it yet."""
     (made,) = op.outs
-    return Place.whole(Local(made.value.name, made.type, m.count, m.lanes))
+    local = Local(made.value.name, made.type, m.count, m.lanes)
+    local.changes = m.changes if m.looped else None
+    return Place.whole(local)
 
 
 @declare(rule=lambda types, attrs: _stage_rule(types), run=True, public=False)
