@@ -19,11 +19,12 @@ from ..graph.decorator import Decorator
 from ..graph.ir import SEEDS
 from ..graph.operand import PUBLIC, compute_type, convert
 from ..graph.signature import callable_name
+from ..graph.trace import current_builder
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .bodies import Packed, Result
 from .forward import push_forward
-from .reverse import backward, forward, is_differentiable, materialize
+from .reverse import backward, forward, is_differentiable, kept, materialize
 from .transform import (
     Transform,
     bind_slots,
@@ -218,7 +219,9 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     """(fn(*primals), pullback): pullback(cotangent) gives one cotangent per primal.
 
     The cotangent has the structure and shapes of the value. A single primal gives a bare
-    cotangent; integer and bool tensors have None. The pullback may be called several times.
+    cotangent; integer and bool tensors have None. The pullback may be called several times; it
+    reads what was there when vjp was called, also after assignments to tensors (what is written
+    through NumPy arrays that share their memory is not seen).
     f(x) = x*x + 2x at 3: (15, g -> 8 g).
     """
     need_function(fn, "vjp")
@@ -228,7 +231,8 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     if not result.plain:
         raise GradError(f"{callable_name(fn)} must return tensors, it returns {result.treedef} "
                         "with other objects in it")
-    tape = forward(graph, packed.tensors)
+    made = forward(graph, packed.tensors)
+    tape = made if current_builder() is not None else kept(made)
 
     def pullback(cotangent: Any) -> Any:
         given = tree.leaves_like(cotangent, result.treedef, "the cotangent")
@@ -240,7 +244,7 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
         out = packed.replaced(full)
         return out[0] if len(primals) == 1 else tuple(out)
 
-    return result.build(tape.outputs), pullback
+    return result.build(made.outputs), pullback
 
 
 def _matching(t: Tensor, like: Tensor, what: str) -> Tensor:

@@ -19,27 +19,41 @@ def batch_graph(
     env: dict[Value, Tensor] = dict(zip(graph.inputs, args, strict=True))
     env.update((v, t) for v, t in graph.captures)
     flags: dict[Value, bool] = dict(zip(graph.inputs, batched, strict=True))
+    own: set[Value] = set()  # keys that the function draws itself: rows draw apart
     for node in graph.nodes:
         with at_line(node.where):
-            _batch_node(node, size, env, flags)
+            out, flag = _batch_node(node, size, env, flags, own)
+        outs = out if node.op.multi else (out,)
+        env.update(zip(node.outputs, outs, strict=True))
+        marks = flag if isinstance(flag, tuple) else (flag,) * len(outs)
+        flags.update(zip(node.outputs, marks, strict=True))
     return [env[v] for v in graph.outputs], [flags.get(v, False) for v in graph.outputs]
 
 
-def _batch_node(node: Node, size: Any, env: dict, flags: dict) -> None:
+def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) -> tuple:
     op, inputs = node.op, [env[v] for v in node.inputs]
     which = tuple(flags.get(v, False) for v in node.inputs)
+    keys = [v in own for v in node.inputs]
+    if any(keys):
+        made = op.spread(size, which, *inputs, **node.attrs) if op.spread else None
+        if made is not None:
+            own.update(node.outputs if made[1] is False else ())
+            return made
+        inputs = [_keys_of_rows(x, size) if k else x for x, k in zip(inputs, keys, strict=True)]
+        which = tuple(b or k for b, k in zip(which, keys, strict=True))
     if not any(which):
-        out, flag = replay(node, inputs), False
-    elif op.batch is None:
+        own.update(node.outputs if op.spread and not inputs else ())
+        return replay(node, inputs), False
+    if op.batch is None:
         raise GradError(f"{op.name} has no batching rule", where=node.where,
                         hint="loop with ts.map, which runs the function per element",
                         code="E_BATCH")
-    else:
-        out, flag = op.batch(size, which, *inputs, **node.attrs)
-    outs = out if op.multi else (out,)
-    marks = flag if isinstance(flag, tuple) else (flag,) * len(outs)
-    env.update(zip(node.outputs, outs, strict=True))
-    flags.update(zip(node.outputs, marks, strict=True))
+    return op.batch(size, which, *inputs, **node.attrs)
+
+
+def _keys_of_rows(key: Tensor, size: Any) -> Tensor:
+    """[size, 2]: the key folded with the number of each row."""
+    return PUBLIC["stack"]([PUBLIC["fold_in"](key, i) for i in range(size)])
 
 
 def stretch(x: Tensor, size: Any, batched: bool) -> Tensor:

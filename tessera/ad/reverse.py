@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GradError
+from ..graph import tree
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.operand import PUBLIC, compute_type
 from ..graph.trace import ALIGN, at_line, replay, run_nodes
-from ..tensor import Tensor
+from ..tensor import Tensor, held
 
 
 def is_differentiable(x: Tensor) -> bool:
@@ -33,6 +34,14 @@ class Tape:
     @property
     def outputs(self) -> list[Tensor]:
         return [self.values[v] for v in self.graph.outputs]
+
+
+def kept(tape: Tape) -> Tape:
+    """The tape with its values as they are now, whatever is written into them later."""
+    keep = {id(x): held(x) for x in tape.values.values()}
+    saved = {node: tree.map_tree(lambda x: held(x) if isinstance(x, Tensor) else x, s)
+             for node, s in tape.saved.items()}
+    return Tape(tape.graph, {v: keep[id(x)] for v, x in tape.values.items()}, saved)
 
 
 def forward(graph: Graph, args: Sequence[Tensor], known: Mapping[Value, Tensor] | None = None,

@@ -22,8 +22,8 @@ def vmap(fn: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Transform:
 
     in_axes: one axis for all positional arguments, or a tuple with an entry each: an axis, None
     (not mapped), or a nested value like the argument with those as leaves. out_axes likewise for
-    the result. Keyword arguments are passed whole. A random draw in fn is one draw, shared by the
-    batch: pass a key per element to draw apart.
+    the result. Keyword arguments are passed whole. Random draws in fn differ from element to
+    element; those of a key that you pass are those of the key.
     Composes with grad, jvp, jit, scan and itself. Raises ShapeError when the extents disagree.
     """
     need_function(fn, "vmap")

@@ -18,7 +18,7 @@ import numpy as np
 from .. import config
 from ..errors import OutOfMemoryError, TesseraError
 from ..numerics.random_state import next_step
-from ..tensor import Tensor
+from ..tensor import Tensor, memory_id
 from .cpu import blas, compile_loops
 from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
@@ -96,20 +96,13 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Results in memory of their own: those that lie in an argument, or in another result, copied.
     """
-    taken = {_base(a) for a in others}
+    taken = {memory_id(a) for a in others}
     out = []
     for a in results:
-        at = _base(a)
+        at = memory_id(a)
         out.append(a.copy() if at in taken else a)
         taken.add(at)
     return tuple(out)
-
-
-def _base(a: np.ndarray) -> int:
-    """What tells one allocation from another: the object at the end of an array's bases."""
-    while isinstance(a.base, np.ndarray):
-        a = a.base
-    return id(a if a.base is None else a.base)
 
 
 def _call(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:

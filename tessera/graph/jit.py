@@ -47,6 +47,7 @@ from .signature import (
 from .signatures import Signatures
 from .trace import DISTRIBUTED, Tracer, aval_of, current_builder, evaluate, trace
 from .value_type import ValueType
+from .weak import number_of, number_type
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # By target, (graph, capture) -> what runs it. Filled by need_target.
@@ -262,7 +263,7 @@ class Function:
                 continue
             for t in leaf_tensors(ARGUMENTS[self.target](leaf, name)):
                 leaves.append(t)
-                key.append((tuple(t.shape), t.type, t.layout))
+                key.append((tuple(t.shape), t.type, t.layout, number_type(t)))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
         here = self._surroundings(leaves)
         return leaves, statics, (treedef, tuple(key), tuple(statics), here)
@@ -292,7 +293,8 @@ class Function:
             for t, leaf in zip(tracers, leaves, strict=True):
                 t.is_param, t.layout = leaf.is_param, leaf.layout
                 wide_arrays.inherit(t, (leaf,))
-            it = iter(tracers)
+            it = (t if (own := number_type(leaf)) is None else number_of(t, own)
+                  for t, leaf in zip(tracers, leaves, strict=True))
             values: list[Any] = []
             for i, leaf_key in enumerate(leaf_slots(treedef, statics, leaves)):
                 if i in statics:

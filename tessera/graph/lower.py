@@ -61,7 +61,11 @@ def can_lower(node: Node) -> bool:
         return fine and is_last_axis_reduction(node)
     if name == "random_bits":
         return True
-    return node.op.loop is not None
+    return node.op.loop is not None and _kind_of(node) in node.op.loop_kinds
+
+
+def _kind_of(node: Node) -> str:
+    return (node.inputs[-1] if node.inputs else node.outputs[0]).aval.dtype.kind
 
 
 def cast_kind(source: Any, to: Any) -> str | None:
@@ -155,7 +159,19 @@ class _Lowering:
         expr = "{0} != 0" if to.dtype.kind == "bool" else "{0}"
         if source.dtype.kind == "bool":
             expr = "1 if {0} else 0"
+        elif to.dtype.kind in ("int", "uint"):
+            expr = _saturated(source.dtype, to.dtype)
         return self.push(LoopOp("map", (x,), REGISTER[to.dtype.name], expr))  # type: ignore[arg-type]
+
+
+def _saturated(source: DType, to: DType) -> str:
+    """The integer held within what the target holds, in the register of the source."""
+    expr = "{0}"
+    if to.max < source.max:
+        expr = f"minimum({expr}, {int(to.max)})"
+    if to.min > source.min:
+        expr = f"maximum({expr}, {int(to.min)})"
+    return expr
 
 
 def template(node: Node) -> str:

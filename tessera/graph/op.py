@@ -115,6 +115,10 @@ class Op:
     jvp(ts, y, *xs, **attrs) -> tangent(s) of the output; ts holds None for a zero tangent
     batch(size, batched, *xs, **attrs) -> (y, batched outputs): xs with `batched[i]` have a new axis
                               0; y is a value or tuple, the flag one bool for all outputs
+    spread  the batching rule where a key among the operands was drawn by the batched function
+            itself: one draw for all rows, so that they draw apart. A result that is not batched
+            is such a key again; an op of no operands that has the rule draws one. Without it, or
+            where it gives None, the key becomes one for each row
     residual(*xs, **attrs) -> (y, saved): used instead of the op in a forward pass that will be
                               reversed; vjp then gets saved=
     push(ts, *xs, **attrs) -> (y, tangents): op and jvp in one pass, when given
@@ -147,6 +151,7 @@ class Op:
     no_vjp: NoRule | None = None
     no_jvp: NoRule | None = None
     batch: Callable[..., Any] | None = None
+    spread: Callable[..., Any] | None = None
     residual: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
@@ -159,6 +164,8 @@ class Op:
     multi: bool = False
     effects: frozenset[str] = frozenset()
     loop: str | None = None
+    loop_kinds: tuple[str, ...] = ("float", "int", "uint", "bool")  # of operands, for which a loop
+    # gives what ref gives: one that raises for some values of a kind is called for that kind
     smooth: bool = True  # second derivatives exist almost everywhere and are tested
     differentiable: bool = True  # False: integer or boolean results, derivatives are zero
     samples: tuple[Sample, ...] = ()

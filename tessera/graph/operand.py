@@ -18,11 +18,12 @@ from .. import wide_arrays
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..foreign import keyword_instead
-from ..numerics import NumericType, as_type, result_type, weak_result
+from ..numerics import NumericType, as_type, result_type
 from ..tensor import FUNCTIONS, Tensor, as_tensor
 from .op import name_operands
 from .signature import show_call
 from .trace import EXITS, LITERAL, Tracer
+from .weak import Number, fitting, is_number, weak_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 F64 = as_type("f64").dtype
@@ -148,12 +149,6 @@ def literal(value: Any, like: Tensor | NumericType) -> Tensor:
     return made
 
 
-def is_number(x: Any) -> bool:
-    return isinstance(x, bool | int | float) or (
-        isinstance(x, np.generic) and x.dtype.kind in "biuf" and not hasattr(x, "type")
-    )
-
-
 @functools.lru_cache(maxsize=4096)
 def compute_type(numeric: NumericType) -> NumericType:
     """The plain type in which ops on `numeric` compute: f32, f64, or the integer itself; int8 for
@@ -207,14 +202,16 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
             common = result_type(common, t.type)
     for x in xs:
         if is_number(x):
-            dtype = weak_result(common.dtype, x.item() if isinstance(x, np.generic) else x)
+            dtype = weak_type(common.dtype, x)
             common = common if dtype is common.dtype else as_type(dtype)
     if common.dtype is F64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening(tensors)
     numeric = compute_type(common)
     out, rest = [], iter(tensors)
     for x in xs:
-        if is_number(x):
+        if isinstance(x, Number):
+            out.append(convert(fitting(x, numeric.dtype), numeric))
+        elif is_number(x):
             out.append(literal(x if not isinstance(x, np.generic) else x.item(), numeric))
         else:
             out.append(convert(to_compute(next(rest)), numeric))

@@ -16,6 +16,7 @@ from . import tree
 from .op import Aval
 from .trace import Tracer
 from .value_type import ValueType
+from .weak import Number, carried, is_number, number_leaf
 
 F32 = as_type("f32")
 
@@ -25,7 +26,8 @@ def callable_name(fn: Callable) -> str:
 
 
 class Static:
-    """A leaf that is a constant of the trace: compared by value."""
+    """A leaf that is a constant of the trace: compared by value, 0.0 apart from -0.0 and each NaN
+    equal to itself."""
 
     __slots__ = ("value",)
 
@@ -36,11 +38,13 @@ class Static:
         return (
             isinstance(other, Static)
             and type(self.value) is type(other.value)
-            and bool(self.value == other.value)
+            and (repr(self.value) == repr(other.value) if isinstance(self.value, float)
+                 else bool(self.value == other.value))
         )
 
     def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
+        held = repr(self.value) if isinstance(self.value, float) else self.value
+        return hash((type(self.value), held))
 
 
 def type_of(leaf: Any) -> Any:
@@ -89,8 +93,10 @@ def hashable(static: Static, fn: str, name: str) -> Static:
 
 
 def leaf_tensors(leaf: Any) -> list[Tensor]:
-    """A data leaf as tensors: itself, and its scale when it has one. Python floats are f32."""
-    t = as_tensor(leaf)
+    """A data leaf as tensors: itself, and its scale when it has one; numbers are weak."""
+    if isinstance(leaf, Number):  # of a trace around this one
+        return [carried(leaf)]
+    t = number_leaf(leaf) if is_number(leaf) else as_tensor(leaf)
     return [t] if t.scale is None else [t, t.scale]
 
 

@@ -149,7 +149,8 @@ def _reduce(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
     axis, keep = attrs["axis"], attrs["keepdims"]
     rest = {k: v for k, v in attrs.items() if k not in ("axis", "keepdims")}
     last = x.aval.ndim - 1
-    if all(isinstance(x.aval.shape[a], int) and x.aval.shape[a] == 1 for a in axis):
+    if all(isinstance(x.aval.shape[a], int) and x.aval.shape[a] == 1 for a in axis) and (
+            _keeps(attrs.get("accum"), x.aval)):
         return rw.emit("reshape", x, shape=node.outputs[0].aval.shape)
     if last not in axis or any(x.aval.shape[a] == 0 for a in axis):
         return None
@@ -159,6 +160,11 @@ def _reduce(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
     if len(axis) > 1:
         out = rw.emit(node.op.name, out, axis=axis[:-1], keepdims=True, **rest)
     return out if keep else rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+
+def _keeps(accum: Any, x: Aval) -> bool:
+    """Whether a sum of one element is that element: one in a narrower type rounds it."""
+    return accum is None or accum is x.dtype or accum.kind != "float" or accum.bits >= x.dtype.bits
 
 
 def _drop_broadcasts(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -232,6 +238,8 @@ def _frozen(value: Any) -> Any:
     """Numbers with their type: 1, 1.0 and True are different attributes; so are 0.0 and -0.0."""
     if isinstance(value, bool | int | float):
         return type(value).__name__, repr(value)
+    if isinstance(value, tuple):
+        return tuple(map(_frozen, value))
     return value if not isinstance(value, list) else object()
 
 

@@ -12,7 +12,7 @@ from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
 from tessera.numerics import DType, NumericType, as_type, encode, pack
 from tessera.tensor import Tensor as Array
-from tessera.tensor import TensorType
+from tessera.tensor import TensorType, before_write
 from tessera.tile.memory import Memory
 from tessera.tile.types import Scalar, Tensor, Type
 from tessera.tile.values import constant
@@ -138,6 +138,7 @@ def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str,
 def _memory(bound: Bound, name: str, value: Any, array: np.ndarray, numeric: NumericType,
             what: str) -> Memory:
     """The memory of a host array, contiguous; what was copied for that is written back later."""
+    before_write(value.buffer if isinstance(value, Array) else array)
     work = array
     if isinstance(value, Array) and value.dtype.packed:
         bound.storage[name] = (value, work)

@@ -103,7 +103,7 @@ def expm1_f32(x):
     n = snapped - SNAP
     r = fma_f32(n, -LN2_LOW, fma_f32(n, -LN2_HIGH, y))
     scale = power_of_two_f32(bits_f32(snapped) - SNAP_BITS - 1)
-    return TWO * fma_f32(scale, expm1_reduced_f32(r), scale - HALF)
+    return where_f32(x == ZERO, x, TWO * fma_f32(scale, expm1_reduced_f32(r), scale - HALF))
 
 
 TINY, TWO_23 = f32(2.0**-126), f32(2.0**23)
@@ -239,16 +239,51 @@ TWO_OVER_PI = 2 / math.pi
 PI_2_HIGH, PI_2_LOW = math.pi / 2, 6.123233995736766e-17
 
 
+SMALL_ANGLE = f32(2.0**45)  # where a quarter turn in two parts no longer reduces exactly enough
+# The bits of 2/pi behind the binary point. Payne and Hanek 1983, "Radian reduction for
+# trigonometric functions".
+BITS_0, BITS_1, BITS_2, BITS_3 = map(np.uint64, (
+    0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041, 0xFE5163ABDEBBC561))
+QUARTER = math.pi / 2 * 2.0**-62
+
+
+@compiled
+def large_quarters_f32(x):
+    """|x| 2/pi modulo 4 in units of 2**-62, for 2**45 <= |x| < inf: |x| is an integer m 2**e of 24
+    bits, so of 2/pi only the 96 bits count that stand from 2**(1 - e) down."""
+    bits = bits_f32(x)
+    first = np.uint64(((bits >> 23) & 255) - 152)  # e - 2: of the bits that count
+    shift = first & np.uint64(63)
+    rest = np.uint64(63) - shift
+    late = first >= np.uint64(64)
+    a, b, c = (BITS_1, BITS_2, BITS_3) if late else (BITS_0, BITS_1, BITS_2)
+    high = (a << shift) | ((b >> np.uint64(1)) >> rest)
+    low = (b << shift) | ((c >> np.uint64(1)) >> rest)
+    m = np.uint64((bits & 0x7FFFFF) | 0x800000)
+    return m * high + ((m * (low >> np.uint64(32))) >> np.uint64(32))
+
+
 @compiled
 def quarter_turns_f32(x):
-    """The nearest multiple of pi/2 in f64; exact enough below |x| = 2**45."""
-    return rint_f64(f64_from_f32(x) * TWO_OVER_PI)
+    """The nearest multiple of pi/2, in f64; from 2**45 on modulo 4."""
+    large = (abs_f32(x) >= SMALL_ANGLE) & (abs_f32(x) < INF)
+    held = where_f32(large, x, SMALL_ANGLE)
+    nearest = (large_quarters_f32(held) + np.uint64(1 << 61)) >> np.uint64(62)
+    turns = f64_from_i64(np.int64(nearest))
+    signed = where_f64(x < ZERO, -turns, turns)
+    return where_f64(large, signed, rint_f64(f64_from_f32(x) * TWO_OVER_PI))
 
 
 @compiled
 def within_quarter_f32(x, turns):
+    large = (abs_f32(x) >= SMALL_ANGLE) & (abs_f32(x) < INF)
+    held = where_f32(large, x, SMALL_ANGLE)
+    quarters = large_quarters_f32(held)
+    nearest = (quarters + np.uint64(1 << 61)) >> np.uint64(62)
+    rest = f64_from_i64(np.int64(quarters - (nearest << np.uint64(62)))) * QUARTER
+    rest = where_f64(x < ZERO, -rest, rest)
     r = fma_f64(-turns, PI_2_HIGH, f64_from_f32(x))
-    return f32_from_f64(fma_f64(-turns, PI_2_LOW, r))
+    return f32_from_f64(where_f64(large, rest, fma_f64(-turns, PI_2_LOW, r)))
 
 
 @compiled
@@ -278,7 +313,7 @@ def turn_f32(r, turns):
 @compiled
 def sin_f32(x):
     turns = quarter_turns_f32(x)
-    return turn_f32(within_quarter_f32(x, turns), turns)
+    return where_f32(x == ZERO, x, turn_f32(within_quarter_f32(x, turns), turns))
 
 
 @compiled
@@ -291,7 +326,7 @@ def cos_f32(x):
 def tan_f32(x):
     turns = quarter_turns_f32(x)
     r = within_quarter_f32(x, turns)
-    return turn_f32(r, turns) / turn_f32(r, turns + 1.0)
+    return where_f32(x == ZERO, x, turn_f32(r, turns) / turn_f32(r, turns + 1.0))
 
 
 SNAP64, SNAP64_BITS = 6755399441055744.0, np.int64(0x4338000000000000)  # 1.5 * 2**52
@@ -367,23 +402,22 @@ _declare_both("sign", lambda t: (
 ))
 
 
-@compiled
-def mod_f64(x, y):
-    """x - y floor(x / y) with the divisor's sign, exact: C's fmod, moved once."""
-    r = remainder_f64(x, y)
-    moved = where_f64((r != 0.0) & ((r < 0.0) != (y < 0.0)), r + y, r)
-    return where_f64(r == 0.0, copysign_f64(0.0, y), moved)
-
-
-@compiled
-def floordiv_f64(x, y):
-    """floor of the exact quotient, as NumPy's floor_divide."""
-    m = mod_f64(x, y)
-    quotient = (x - m) / y
-    nearest = floor_f64(quotient)
-    nearest = where_f64(quotient - nearest > 0.5, nearest + 1.0, nearest)
-    nearest = where_f64(quotient == 0.0, copysign_f64(0.0, x / y), nearest)
-    return where_f64(y == 0.0, x / y, nearest)
+# x - y floor(x / y) with the divisor's sign, exact: C's fmod, moved once.
+_declare_both("mod", lambda t: f"""(x, y):
+    r = remainder_{t}(x, y)
+    moved = where_{t}((r != 0) & ((r < 0) != (y < 0)), r + y, r)
+    return where_{t}(r == 0, copysign_{t}({t}(0), y), moved)"""
+)
+# floor of the exact quotient, step by step as NumPy's floor_divide, also for infinities.
+_declare_both("floordiv", lambda t: f"""(x, y):
+    r = remainder_{t}(x, y)
+    exact = (x - r) / y
+    quotient = where_{t}((r != 0) & ((r < 0) != (y < 0)), exact - {t}(1), exact)
+    nearest = floor_{t}(quotient)
+    nearest = where_{t}(quotient - nearest > {t}(0.5), nearest + {t}(1), nearest)
+    nearest = where_{t}(quotient == 0, copysign_{t}({t}(0), x / y), nearest)
+    return where_{t}(y == 0, x / y, nearest)"""
+)
 
 
 def _declare_integer(suffix: str) -> None:
@@ -397,9 +431,14 @@ def _declare_integer(suffix: str) -> None:
         return kind(kind(x > 0) - kind(x < 0))
 
     def floordiv(x, y):
+        """By -1 the negative, which wraps where the quotient of the least integer would."""
+        if not unsigned and y == -1:
+            return kind(0 - x)
         return kind(x // y) if y != 0 else kind(0)
 
     def mod(x, y):
+        if not unsigned and y == -1:
+            return kind(0)
         return kind(x % y) if y != 0 else kind(0)
 
     def power(x, n):

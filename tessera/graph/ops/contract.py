@@ -10,7 +10,7 @@ import numpy as np
 from ... import wide_arrays
 from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
-from ...numerics import DType, NumericType, as_type, decode, encode
+from ...numerics import DType, NumericType, as_type, decode, encode, result_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from ..cpu import blas
 from ..op import Aval, Op, Sample, sample
@@ -173,6 +173,12 @@ def matmul(a: Any, b: Any) -> Tensor:
     Computes in the accumulate type and rounds once to the common type of the operands; int8 and
     int4 give int32. Raises ShapeError, DTypeError.
     """
+    out, result = _unrounded_product(a, b)
+    return store(out, result)
+
+
+def _unrounded_product(a: Any, b: Any) -> tuple[Tensor, NumericType]:
+    """The product in the type it is computed in, and the type it is to be rounded to."""
     x, y, result, accum = product_operands(a, b)
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError("matmul of a scalar", hint="multiply with *")
@@ -186,22 +192,28 @@ def matmul(a: Any, b: Any) -> Tensor:
         if left and right:
             shape = shape[:-1]
         out = PUBLIC["reshape"](out, shape)
-    return store(out, result)
+    return out, result
 
 
 @public
 def gemm(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 1.0,
          out: Any = None) -> Tensor:
-    """alpha a b + beta c, with matmul's types and broadcasting; c may be absent.
+    """alpha a b + beta c, with matmul's types and broadcasting, rounded once; c may be absent.
 
     a: [..., M, K]   b: [..., K, N]   c: broadcasts to [..., M, N]
     out: of tensors on a mesh, how the result is to lie: "replicate" or a layout; by default as it
     is made, sums over ranks scattered
     """
-    y = matmul(a, b)
+    y, numeric = _unrounded_product(a, b)
     y = y if alpha == 1.0 else y * alpha
     if c is not None:
-        y = y + (c if beta == 1.0 else as_tensor(c) * beta)
+        c = as_tensor(c)
+        numeric = result_type(numeric, c.type)
+        wide = to_compute(c)
+        y = y + (wide if beta == 1.0 else wide * beta)
+    if numeric.dtype.kind != y.dtype.kind:  # integers times a float
+        numeric = y.type
+    y = store(y, numeric)
     return y if out is None else PUBLIC["shard"](y, out)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ... import wide_arrays
-from ...errors import ArgumentError
 from ...numerics import (
     CastCounts,
+    DType,
     NumericType,
     Policy,
     as_type,
@@ -117,16 +117,31 @@ CAST = Op(
     doc="convert to another numeric type, rounding once as its policy says",
 )
 
+def _stochastic_rows(size: Any, batched: tuple, x: Tensor, key: Tensor, **attrs: Any) -> tuple:
+    if not batched[1]:
+        return apply(CAST_STOCHASTIC, x, key, **attrs), True
+    keys = [PUBLIC["reshape"](k, (2,)) for k in PUBLIC["split"](key, [1] * size, axis=0)]
+    rows = PUBLIC["split"](x, [1] * size, axis=0) if batched[0] else [x] * size
+    shape = tuple(x.shape[1:] if batched[0] else x.shape)
+    made = [apply(CAST_STOCHASTIC, PUBLIC["reshape"](row, shape), k, **attrs)
+            for row, k in zip(rows, keys, strict=True)]
+    return PUBLIC["stack"](made), True
+
+
+def _stochastic_spread(size: Any, batched: tuple, x: Tensor, key: Tensor, **attrs: Any) -> tuple:
+    if not batched[0]:
+        x = PUBLIC["broadcast_to"](x, (size, *x.shape))
+    return apply(CAST_STOCHASTIC, x, key, **attrs), True
+
+
 CAST_STOCHASTIC = Op(
     "cast_stochastic",
     shape=lambda x, key, source, to: type(x)(x.shape, to),
     ref=cast_ref,
     vjp=_cast_vjp,
     jvp=_cast_jvp,
-    batch=lambda size, batched, x, key, source, to: (
-        apply(CAST_STOCHASTIC, x, _one_key(key, batched[1]), source=source, to=to),
-        True,
-    ),
+    batch=_stochastic_rows,
+    spread=_stochastic_spread,
     axes="...,k->...",
     samples=(
         Sample(
@@ -138,21 +153,21 @@ CAST_STOCHASTIC = Op(
 )
 
 
-def _one_key(key: Tensor, batched: bool) -> Tensor:
-    if batched:
-        raise ArgumentError("stochastic rounding under vmap needs one key for the whole batch")
-    return key
-
-
 def cast_to(x: Tensor, numeric: NumericType) -> Tensor:
     """x as `numeric`; draws a key when the policy rounds stochastically and something is lost."""
     if x.type == numeric:
         return x
     attrs = {"source": x.type, "to": numeric}
-    narrows = numeric.dtype is not x.dtype and numeric.dtype.bits < x.dtype.bits
-    if numeric.policy.rounding == "stochastic" and narrows and numeric.dtype.kind == "float":
+    if numeric.policy.rounding == "stochastic" and _may_lose(x.dtype, numeric.dtype):
         return apply(CAST_STOCHASTIC, x, PUBLIC["next_key"](), **attrs)
     return apply(CAST, x, **attrs)
+
+
+def _may_lose(source: DType, to: DType) -> bool:
+    """Whether a cast between two types rounds: what it has a choice in."""
+    if to.kind == "float":
+        return to is not source and to.bits <= source.bits
+    return to.kind in ("int", "uint") and source.kind == "float"
 
 
 CONVERT.append(cast_to)

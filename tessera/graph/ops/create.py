@@ -17,8 +17,12 @@ from ..trace import CONSTANT, apply
 
 def _elements(value: Any, numeric: NumericType) -> np.ndarray:
     array = np.asarray(value)
-    if numeric.dtype.numpy.kind in "biuf" and numeric.dtype.numpy.itemsize >= 4:
-        return array.astype(numeric.dtype.numpy)
+    kind: np.dtype = numeric.dtype.numpy
+    if array.dtype == kind or (kind.kind == "f" and kind.itemsize >= 4):
+        return array.astype(kind)
+    if array.dtype == object:  # integers that NumPy has no type for
+        array = np.asarray(np.clip(array, -(2**63), 2**64 - 1))
+        array = array.astype(np.uint64 if (array >= 2**63).any() else np.int64)
     return encode(array, numeric.dtype, saturate=numeric.policy.saturate)
 
 
@@ -71,7 +75,10 @@ def _type_of(dtype: Any, call: str, shape: Any, *more: Any) -> NumericType:
 
 @public
 def full(shape: Any, value: float, dtype: Any = "f32") -> Tensor:
-    """A tensor filled with a Python number. shape: int or sequence of extents."""
+    """A tensor filled with a Python number. shape: int or sequence of extents.
+
+    What an integer type does not hold saturates, as casts do.
+    """
     if not isinstance(value, bool | int | float | np.generic):
         raise ArgumentError(f"full needs a number, got {type(value).__name__}",
                             hint="ts.broadcast_to(x, shape) stretches a tensor")

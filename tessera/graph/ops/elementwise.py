@@ -16,8 +16,8 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, as_tensor
-from ..op import Aval, Op, Sample, sample
-from ..operand import PUBLIC, floating, literal, promote, public, store, to_compute
+from ..op import OPS, Aval, Op, Sample, sample
+from ..operand import PUBLIC, convert, floating, literal, promote, public, store, to_compute
 from ..trace import apply
 
 BOOL = as_type("bool_")
@@ -142,6 +142,7 @@ def elementwise(
     linear: str = "",
     drops: tuple[int, ...] = (),
     drops_inf: tuple[int, ...] = (),
+    loop_kinds: tuple[str, ...] = Op.loop_kinds,
     doc: str = "",
     expand: Callable[..., Any] | None = None,
 ) -> Op:
@@ -163,6 +164,7 @@ def elementwise(
         drops_inf=drops_inf,
         loop=loop,
         expand=expand,
+        loop_kinds=loop_kinds,
         smooth=smooth and partials is not None,
         differentiable=partials is not None,
         samples=samples,
@@ -202,7 +204,7 @@ POW = elementwise(
         lambda: _pow_by_base(a, b),
         lambda: y * log(where(equal(a, 0.0), literal(1.0, a), a)),  # 0 ** b stays 0 near b > 0
     ),
-    arity=2, draw="positive", doc="a ** b for a tensor exponent",
+    arity=2, draw="positive", loop_kinds=("float", "uint"), doc="a ** b for a tensor exponent",
 )
 MAXIMUM = elementwise(
     "maximum", np.maximum, "maximum({0}, {1})",
@@ -427,39 +429,67 @@ floor = _public_unary("floor", FLOOR, "the largest integer <= x")
 ceil = _public_unary("ceil", CEIL, "the smallest integer >= x")
 trunc = _public_unary("trunc", TRUNC, "x without its fraction")
 for _name in _COMPARE:
-    from ..op import OPS
-
     _public_predicate(_name, OPS[_name], f"a {_COMPARE[_name][4:-4]} b", 2)
 for _name in ("isnan", "isinf", "isfinite"):
     _public_predicate(_name, OPS[_name], f"{_name[2:]} elements", 1)
 equal, not_equal = PUBLIC["equal"], PUBLIC["not_equal"]
 
 
-def _logic(name: str, op: Op, doc: str) -> Callable:
+def _bitwise(name: str, op: Op, sign: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
-        if numeric.dtype.kind == "float":
-            x, y = not_equal(x, 0.0), not_equal(y, 0.0)
-        return apply(op, x, y)
+        _need_bits(numeric, sign, name)
+        return store(apply(op, x, y), numeric)
 
     fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"{doc} of integers (bitwise), bools or floats, elementwise. Floats are true "
-                  "where they are not 0: NaN is.")
+    fn.__doc__ = f"a {sign} b of the bits of integers, or of bools. Raises DTypeError on floats."
     return public(fn)
 
 
-logical_and = _logic("logical_and", AND, "a and b")
-logical_or = _logic("logical_or", OR, "a or b")
-logical_xor = _logic("logical_xor", XOR, "exclusive or")
+def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
+    """Of floats an operator on bits is most likely a mistake for `and`."""
+    if numeric.dtype.kind == "float":
+        logical = name.replace("bitwise", "logical")
+        raise DTypeError(f"{sign} needs integers or bools, got {numeric}",
+                         hint=f"compare first, x != 0, or ts.{logical}(...), which does")
+
+
+def _logical(name: str, op: Op, doc: str) -> Callable:
+    def fn(a: Any, b: Any) -> Tensor:
+        return apply(op, truth(a), truth(b))
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{doc}, of what is not 0, elementwise with broadcasting; bool_."
+    return public(fn)
+
+
+def truth(x: Any) -> Tensor:
+    """x as bool_: whether each element is not 0. NaN is not 0."""
+    x = as_tensor(x)
+    return x if x.dtype.kind == "bool" else apply(NOT_EQUAL, to_compute(x), literal(0, x))
+
+
+NOT_EQUAL = OPS["not_equal"]
+bitwise_and = _bitwise("bitwise_and", AND, "&")
+bitwise_or = _bitwise("bitwise_or", OR, "|")
+bitwise_xor = _bitwise("bitwise_xor", XOR, "^")
+logical_and = _logical("logical_and", AND, "a and b")
+logical_or = _logical("logical_or", OR, "a or b")
+logical_xor = _logical("logical_xor", XOR, "exclusive or")
+
+
+@public
+def bitwise_not(x: Any) -> Tensor:
+    """~x of the bits of integers, not x of bools, elementwise. Raises DTypeError on floats."""
+    (c,), numeric = promote(x)
+    _need_bits(numeric, "~", "bitwise_not")
+    return store(apply(NOT, c), numeric)
 
 
 @public
 def logical_not(x: Any) -> Tensor:
-    """not x of bools, bitwise complement of integers, elementwise; of floats, where they are 0."""
-    x = as_tensor(x)
-    if x.dtype.kind == "float" or x.scale is not None:
-        return equal(to_compute(x), 0.0)
-    return apply(NOT, x)
+    """Whether each element is 0; bool_."""
+    return apply(NOT, truth(x))
 
 
 @public
@@ -480,11 +510,12 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 def power(x: Any, exponent: Any) -> Tensor:
     """x ** exponent, elementwise. Integer exponents from -1 to 4 are products, so that negative x
     and x = 0 are exact and differentiable."""
+    (a, b), numeric = promote(x, exponent)
     if isinstance(exponent, int | float) and not isinstance(exponent, bool):
-        small = _small_power(as_tensor(x), exponent)
+        x = as_tensor(x)
+        small = _small_power(x if x.type == numeric else convert(a, numeric), exponent)
         if small is not None:
             return small
-    (a, b), numeric = promote(x, exponent)
     if numeric.dtype.kind == "float" and isinstance(exponent, int | float):
         return store(_constant_power(a, float(exponent)), numeric)
     _refuse_bools("power", numeric)

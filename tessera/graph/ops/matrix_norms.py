@@ -42,7 +42,7 @@ def vector_norm(x: Any, ord: float = 2, axis: Any = None, keepdims: bool = False
     """(sum |x|^ord)^(1 / ord) of the elements along any number of axes, all when None.
 
     ord: a number; inf and -inf are the largest and the smallest |x|, 0 counts what is not 0
-    np.linalg.vector_norm. The gradient of the 2-norm at 0 is 0. Raises ArgumentError, AxisError.
+    np.linalg.vector_norm. The gradient of a p-norm at 0 is 0. Raises ArgumentError, AxisError.
     """
     (c,), numeric = floats(x)
     axes = axes_tuple(axis, c.ndim)
@@ -83,7 +83,12 @@ def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
         size, ord = PUBLIC["cast"](PUBLIC["not_equal"](x, 0.0), x.dtype), 1
     if ord == 1:
         return PUBLIC["sum"](size, axis=axes, keepdims=keepdims)
-    return PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims) ** (1.0 / float(ord))
+    total = PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims)
+    if ord < 0:
+        return total ** (1.0 / float(ord))
+    zero = PUBLIC["equal"](total, 0.0)  # where the root has no derivative, and the norm's is 0
+    root = PUBLIC["where"](zero, 1.0, total) ** (1.0 / float(ord))
+    return PUBLIC["where"](zero, 0.0, root)
 
 
 def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:

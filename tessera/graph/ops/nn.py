@@ -21,7 +21,6 @@ from .elementwise import (
     elementwise,
     erf,
     expm1,
-    minimum,
     pad_batch_axes,
     sigmoid,
     sin,
@@ -125,9 +124,12 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
 
 @public
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
-    """x for x > 0, else alpha (exp(x) - 1). Clevert et al. 2015, arXiv:1511.07289, eq. 15."""
+    """x for x > 0, else alpha (exp(x) - 1); the gradient at 0 is alpha.
+
+    Clevert et al. 2015, arXiv:1511.07289, eq. 15.
+    """
     c, numeric = floating(x)
-    low = expm1(minimum(c, literal(0.0, c)))
+    low = expm1(where(c > 0.0, literal(0.0, c), c))
     return store(where(c > 0.0, c, low * float(alpha)), numeric)
 
 

@@ -47,9 +47,10 @@ from ..operand import (
 )
 from ..signature import show_call
 from ..trace import apply
+from ..weak import is_number
 
 F = TypeVar("F", bound=Callable[..., Any])
-U32, F32 = as_type("uint32"), as_type("f32")
+U32, F32, INT64 = as_type("uint32"), as_type("f32"), as_type("int64")
 EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
 
@@ -65,6 +66,7 @@ RNG_KEY = Op(
     shape=lambda stream: Aval((2,), U32),
     ref=lambda stream: key_of(stream),
     axes="->k",
+    spread=lambda size, batched, stream: None,
     effects=frozenset({"random"}),
     differentiable=False,
     samples=(sample(stream=3),),
@@ -91,6 +93,8 @@ FOLD_IN = Op(
     shape=lambda key, data: Aval((2,), U32),
     ref=lambda key, data: _keyed(data, key),
     batch=lambda size, batched, key, data: _fold_in_rows(size, batched, key, data),
+    spread=lambda size, batched, key, data: (
+        None if any(batched) else (apply(FOLD_IN, key, data), False)),
     axes="_,->_",
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False), Arg((), "int", False))),),
@@ -166,6 +170,7 @@ BITS = Op(
     axes=lambda key, shape: "_->" + "abcdefghijklmnop"[: len(shape)],
     ref=_bits_ref,
     batch=_bits_batch,
+    spread=lambda size, batched, key, shape: (apply(BITS, key, shape=(size, *shape)), True),
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False),), {"shape": (2, 3)}),),
     doc="uint32 per element: Philox4x32-10 of (key, global element index)",
@@ -232,9 +237,24 @@ def _unit(bits: Tensor) -> Tensor:
 def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32", *,
             key: Any = None, generator: Any = None) -> Tensor:
     """Uniform on [low, high), 24 bits of it. Reproducible: a function of seed, stream, step, index.
+
+    What the type rounds to `high`, which is outside, is the number below it.
     """
+    numeric = as_type(dtype)
     unit = _unit(random_bits(shape, key=key, generator=generator))
-    return store(unit * (high - low) + low, as_type(dtype))
+    out = store(unit * (high - low) + low, numeric)
+    return store(PUBLIC["where"](out >= high, _below(high, low, out), out), numeric)
+
+
+def _below(high: Any, low: Any, out: Tensor) -> Any:
+    """The greatest number below `high` that the type of a draw holds, and not below `low`."""
+    if not (is_number(high) and is_number(low)) or out.dtype.numpy.kind in "ui":
+        return low
+    kind = out.dtype.numpy
+    top = np.asarray(high, np.float64).astype(kind)
+    if float(top) >= high:
+        top = np.nextafter(top, np.asarray(-float(out.dtype.max)).astype(kind))
+    return max(float(top), low)
 
 
 @public
@@ -264,12 +284,18 @@ def bernoulli(p: float, shape: Any, *, key: Any = None, generator: Any = None) -
 @public
 def randint(low: int, high: int, shape: Any, dtype: Any = "int64", *, key: Any = None,
             generator: Any = None) -> Tensor:
-    """Integers in low..high-1: bits modulo the range (bias below range / 2^32)."""
+    """Integers in low..high-1: 64 bits modulo the range, so that no number is more likely than
+    another by more than range / 2^64."""
     if not low < high or high - low > 2**32:
         raise ArgumentError(f"randint needs low < high and a range of at most 2^32, got {low}, "
                             f"{high}")
-    bits = convert(random_bits(shape, key=key, generator=generator), as_type("int64"))
-    return store(PUBLIC["remainder"](bits, high - low) + low, as_type(dtype))
+    size, base, dims = high - low, _key(key, generator), shape_tuple(shape)
+    rest = PUBLIC["remainder"](convert(apply(BITS, base, shape=dims), INT64), size)
+    if size & (size - 1):  # no power of two: 32 further bits, 16 at a time
+        more = convert(apply(BITS, fold_in(base, 1), shape=dims), INT64)
+        for half in (more // 65536, PUBLIC["remainder"](more, 65536)):
+            rest = PUBLIC["remainder"](rest * 65536 + half, size)
+    return store(rest + low, as_type(dtype))
 
 
 @public

@@ -320,7 +320,8 @@ def _public_extremum(name: str, op: Op, word: str) -> Callable:
     def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         (c,), numeric = promote(x)
         axes = axes_tuple(axis, c.ndim)
-        return store(apply(op, c, axis=axes, keepdims=bool(keepdims)), numeric) if axes else c
+        out = apply(op, c, axis=axes, keepdims=bool(keepdims)) if axes else c
+        return store(out, numeric)
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = (

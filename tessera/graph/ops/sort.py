@@ -5,7 +5,7 @@ The permutation is an integer tensor; values are gathered by it, which is also h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -96,34 +96,54 @@ TOP_K_INDEX = Op(
 )
 
 
-def _search_shape(ordered: Aval, values: Aval, side: str) -> Aval:
-    if ordered.ndim != 1:
+def _search_shape(ordered: Aval, values: Aval, side: str, lines: int) -> Aval:
+    if ordered.ndim != lines + 1:
         raise ShapeError(f"searchsorted needs one sorted line, got {show_shape(ordered.shape)}",
                          hint="ts.vmap(ts.searchsorted)(lines, values) searches one per row")
+    if ordered.shape[:lines] != values.shape[:lines]:
+        raise ShapeError(f"lines {show_shape(ordered.shape)} for values "
+                         f"{show_shape(values.shape)}")
     return Aval(values.shape, INT64)
 
 
-def _search_batch(size: Any, batched: tuple, ordered: Tensor, values: Tensor, side: str) -> tuple:
+def _search_ref(ordered: np.ndarray, values: np.ndarray, side: Literal["left", "right"],
+                lines: int) -> np.ndarray:
+    """ordered: [*L, N]   values: [*L, ...]: each line of L has values of its own."""
+    if not lines:
+        return np.asarray(np.searchsorted(ordered, values, side))
+    out = np.empty(values.shape, np.int64)
+    for at in np.ndindex(*ordered.shape[:-1]):
+        out[at] = np.searchsorted(ordered[at], values[at], side)
+    return out
+
+
+def _search_batch(size: Any, batched: tuple, ordered: Tensor, values: Tensor, side: str,
+                  lines: int) -> tuple:
+    if not batched[0] and not lines:
+        return apply(SEARCHSORTED, ordered, values, side=side, lines=0), True
     if not batched[0]:
-        return apply(SEARCHSORTED, ordered, values, side=side), True
+        ordered = PUBLIC["broadcast_to"](ordered, (size, *ordered.shape))
     if not batched[1]:
         values = PUBLIC["broadcast_to"](values, (size, *values.shape))
-    flat = PUBLIC["reshape"](values, (size, -1, 1))
-    lines = PUBLIC["expand_dims"](ordered, 1)
-    below = PUBLIC["less" if side == "left" else "less_equal"](lines, flat)  # [N, values, line]
-    return PUBLIC["reshape"](PUBLIC["sum"](below, axis=-1), values.shape), True
+    return apply(SEARCHSORTED, ordered, values, side=side, lines=lines + 1), True
+
+
+def _search_letters(ordered: Aval, values: Aval, side: str, lines: int) -> str:
+    names = "abcdefghijklmnopqrstuvwxyz"[:values.ndim]
+    return f"{names[:lines]}_,{names}->{names}"
 
 
 SEARCHSORTED = Op(
     "searchsorted",
     shape=_search_shape,
-    ref=lambda ordered, values, side: np.asarray(np.searchsorted(ordered, values, side)),
+    ref=_search_ref,
     batch=_search_batch,
-    axes="_,...->...",
+    axes=_search_letters,
     differentiable=False,
     drops_inf=(0, 1),
-    samples=(sample(((5,), "sorted"), (2, 3), side="left"),
-             sample(((4,), "sorted"), (3,), side="right")),
+    samples=(sample(((5,), "sorted"), (2, 3), side="left", lines=0),
+             sample(((4,), "sorted"), (3,), side="right", lines=0),
+             sample(((2, 4), "sorted"), (2, 3, 2), side="right", lines=1)),
     doc="how many elements of a sorted line are below each value (side right: or equal to it)",
 )
 
@@ -178,7 +198,7 @@ def searchsorted(ordered: Any, values: Any, side: str = "left") -> Tensor:
     if side not in ("left", "right"):
         raise ArgumentError(f"side {side!r}", hint='"left" or "right"')
     (line, wanted), _ = promote(ordered, values)
-    return apply(SEARCHSORTED, line, wanted, side=side)
+    return apply(SEARCHSORTED, line, wanted, side=side, lines=0)
 
 
 OPERATORS.update(sort=sort, argsort=argsort)

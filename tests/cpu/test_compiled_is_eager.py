@@ -1,0 +1,239 @@
+"""A compiled function gives what its ops give one by one: special values, types, errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
+from tessera.errors import TesseraError
+from tessera.graph.op import OPS, Op
+from tessera.graph.trace import apply
+from tessera.numerics import as_type
+from tessera.tensor import Tensor
+
+# --- loops at special values --------------------------------------------------------------------
+FLOATS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 2.0, -3.0,
+          1e-40, -1e-40, 1e-7, 1e-3, 88.0, -88.0, 89.0, -104.0, 1e20, -1e20, 3e38, -3e38, 2.0**31]
+TYPES = ["f32", "f64", "int32", "int64", "uint32", "bool_"]
+WHOLE_ONLY = {"floor", "ceil", "trunc", "round"}  # ts.floor of integers is one of f32
+ANY_ZERO = {"maximum", "minimum", "relu"}  # which of two zeros is left open
+
+
+def values(numeric: str) -> np.ndarray:
+    kind: Any = as_type(numeric).dtype.numpy
+    if kind.kind == "f":
+        return np.array(FLOATS + ([1e300, -1e-310] if kind.itemsize == 8 else []), kind)
+    if kind.kind == "b":
+        return np.array([True, False])
+    i = np.iinfo(kind)
+    found = [0, 1, 2, 3, 31, 32, 33, -1, -2, -5, i.min, i.min + 1, i.max, i.max - 1, 2**31 - 1]
+    return np.array(sorted({x for x in found if i.min <= x <= i.max}), kind)
+
+
+def operands(op: Op, numeric: str) -> list[Tensor]:
+    """Every combination of special values, of two operands."""
+    v, t = values(numeric), as_type(numeric)
+    n = len(op.samples[0].args)
+    if n == 3:
+        chosen = Tensor(np.array([True, False] * v.size), as_type("bool_"))
+        return [chosen, Tensor(np.tile(v, 2), t), Tensor(np.tile(v[::-1], 2), t)]
+    columns = zip(*itertools.product(*[v] * n), strict=True)
+    return [Tensor(np.array(c, v.dtype), t) for c in columns]
+
+
+def defined(op: Op, numeric: str) -> bool:
+    """Whether a graph can have the op on these types: NumPy gives what its shape rule says."""
+    if op.loop is None or not op.samples[0].args or "random" in op.name:
+        return False
+    if as_type(numeric).dtype.kind not in op.loop_kinds:
+        return False
+    if op.name in WHOLE_ONLY and "int" in numeric:
+        return False
+    if numeric == "bool_" and not op.name.startswith(("bitwise", "equal", "not_equal", "where")):
+        return False
+    try:
+        one = [Tensor(x.array[:1], x.type) for x in operands(op, numeric)]
+        made = apply(op, *one, **op.samples[0].attrs)
+    except (TesseraError, TypeError):
+        return False
+    return bool(made.array.dtype == made.type.dtype.numpy)
+
+
+MANY = 16  # ops in one compiled function
+CASES = [(numeric, ops[i:i + MANY]) for numeric in TYPES
+         for ops in [[op for op in OPS.values() if defined(op, numeric)]]
+         for i in range(0, len(ops), MANY)]
+
+
+@pytest.mark.parametrize(("numeric", "ops"), CASES, ids=[f"{n}-{o[0].name}" for n, o in CASES])
+def test_loops_at_special_values(numeric: str, ops: list[Op]) -> None:
+    """Infinities, NaN, zeros of both signs, the ends of integers: as NumPy, within a few ulp."""
+    flat = [x for op in ops for x in operands(op, numeric)]
+
+    def run(*xs: Tensor) -> list[Tensor]:
+        it = iter(xs)
+        return [apply(op, *[next(it) for _ in op.samples[0].args], **op.samples[0].attrs)
+                for op in ops]
+
+    with ts.config.scope(loop_min_elements=0):
+        compiled = ts.jit(run)(*flat)
+    for op, got, want in zip(ops, compiled, run(*flat), strict=True):
+        assert_same(op, got.array, want.array)
+
+
+def assert_same(op: Op, got: np.ndarray, want: np.ndarray) -> None:
+    assert got.dtype == want.dtype
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want, op.name)
+        return
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want), op.name)
+    zero = (want == 0) & (got == 0)
+    if op.name not in ANY_ZERO:
+        np.testing.assert_array_equal(np.signbit(got)[zero], np.signbit(want)[zero], op.name)
+    limits = np.finfo(want.dtype)
+    np.testing.assert_allclose(got, want, rtol=8 * float(limits.eps), err_msg=op.name,
+                               atol=4 * float(limits.smallest_subnormal))
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_large_angles(name: str, rng: np.random.Generator) -> None:
+    """Of every exponent from 2^45 on; NumPy reduces f64 exactly."""
+    bits = rng.integers(0x56000000, 0x7F800000, 4096).astype(np.uint32)
+    x = (bits | (rng.integers(0, 2, 4096).astype(np.uint32) << 31)).view(np.float32)
+    got = ts.jit(getattr(ts, name))(ts.tensor(x)).array.astype(np.float64)
+    want = getattr(np, name)(x.astype(np.float64))
+    ulp = np.spacing(np.abs(want).astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(got - want) / ulp) <= (4 if name == "tan" else 2)
+
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool_"]
+
+
+@pytest.mark.parametrize("source", INTEGERS)
+def test_casts_of_integers_saturate(source: str) -> None:
+    x = Tensor(values(source), as_type(source))
+    with ts.config.scope(loop_min_elements=0):
+        compiled = ts.jit(lambda x: [ts.cast(x, to) for to in INTEGERS])(x)
+    for to, got in zip(INTEGERS, compiled, strict=True):
+        low, high = (0, 1) if to == "bool_" else (np.iinfo(got.array.dtype).min,
+                                                  np.iinfo(got.array.dtype).max)
+        exact = [v != 0 if to == "bool_" else min(max(int(v), low), high) for v in x.array]
+        assert got.array.tolist() == ts.cast(x, to).tolist() == exact
+
+
+def test_casts_of_integers_saturate_on_a_gpu(gpu: Any, apart: Any) -> None:
+    for source, to in itertools.product(("int64", "int32", "uint32"), ("int32", "uint32", "int64")):
+        x = Tensor(values(source), as_type(source))
+        got = ts.jit(lambda x, to=to: ts.cast(x, to), target="cuda")(x)
+        np.testing.assert_array_equal(got.array, ts.cast(x, to).array)
+
+
+def test_a_negative_power_of_integers_is_an_error() -> None:
+    two, minus = ts.full(4096, 2, "int32"), ts.full(4096, -1, "int32")
+    for f in (ts.power, ts.jit(ts.power)):
+        with pytest.raises(ts.ArgumentError, match="negative power"):
+            f(two, minus)
+        np.testing.assert_array_equal(f(two, -minus + 2).array, np.full(4096, 8))
+
+
+def test_a_sum_of_one_element_rounds_in_its_accumulate_type() -> None:
+    x = ts.tensor([[1.0 + 2.0**-9]], "f32 @accum(bf16)")
+    for least in (0, 10**9):
+        with ts.config.scope(loop_min_elements=least):
+            assert ts.jit(lambda x: ts.sum(x, axis=1))(x).tolist() == ts.sum(x, axis=1).tolist()
+    assert ts.sum(x).item() == 1.0
+
+
+def test_zeros_of_both_signs_are_two_constants() -> None:
+    f = ts.jit(lambda x, *, k: x * k)
+    assert [np.signbit(f(ts.ones(2), k=k).array[0]) for k in (0.0, -0.0, 0.0)] == [0, 1, 0]
+    many = ts.jit(lambda x: (x * -0.0, x + -0.0, ts.where(x > 2.0, x, -0.0),
+                             ts.full((4096,), -0.0)))
+    for x, signs in ((-0.0, [0, 1, 1, 1]), (1.0, [1, 0, 1, 1])):
+        for y, sign in zip(many(ts.full((4096,), x)), signs, strict=True):
+            assert (np.signbit(y.array) == sign).all()
+    nan = ts.jit(lambda x, *, k: x + k)
+    for _ in range(3):
+        nan(ts.ones(2), k=float("nan"))
+    assert nan.specializations == 1
+
+
+# --- Python numbers -----------------------------------------------------------------------------
+NUMBERS = [2.0, -0.5, 0.1, 3, -2, 0, True, np.float32(0.1), np.float64(0.1), np.int8(3)]
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "product": lambda x, s: x * s, "reflected": lambda x, s: s - x, "quotient": lambda x, s: x / s,
+    "expression": lambda x, s: x * (1 - s * 0.5), "integers": lambda x, s: x + (s + 1) // 2,
+    "power": lambda x, s: x ** s, "maximum": ts.maximum, "alone": lambda x, s: ts.exp(s) + x,
+    "choice": lambda x, s: ts.where(x > s, x, s), "clip": lambda x, s: ts.clip(x, s, 4),
+    "negated": lambda x, s: x + -s * abs(s), "compared": lambda x, s: ts.where(s > 1, x, x + 1),
+}
+
+
+@pytest.mark.parametrize("numeric", ["bf16", "f16", "f32", "f64", "fp8_e4m3", "int8", "int32",
+                                     "uint8", "bool_", "bf16 @saturate"])
+@pytest.mark.parametrize("use", USES)
+def test_python_numbers_are_weak(use: str, numeric: str) -> None:
+    """As arguments of compiled functions too: types, values and errors are those without."""
+    x = ts.tensor([1, 0, 1], numeric) if numeric == "bool_" else ts.tensor([1, 2, 4], numeric)
+    f = ts.jit(USES[use])
+    for s in NUMBERS:
+        try:
+            want = USES[use](x, s)
+        except TesseraError as error:
+            with pytest.raises(type(error)):
+                f(x, s)
+            continue
+        got = f(x, s)
+        assert got.type == want.type, s
+        np.testing.assert_allclose(got.numpy().astype(np.float64),
+                                   want.numpy().astype(np.float64), rtol=1e-5)
+
+
+def test_a_traced_number_keeps_its_digits() -> None:
+    x = ts.tensor([1.0], "f64")
+    assert ts.jit(lambda x, s: x * s)(x, 0.1).item() == 0.1
+    assert ts.jit(lambda x, s: x * (s / 3))(x, 0.1).item() == 0.1 / 3
+    assert ts.jit(lambda x, s: ts.jit(lambda x, s: x * s)(x, s + 1))(x, 0.1).item() == 1.1
+
+
+def test_a_traced_number_is_data() -> None:
+    """One trace for all values; an integer that does not fit is refused as it is without jit."""
+    f = ts.jit(lambda x, s: x + s)
+    assert [f(ts.ones(1, "int8"), s).item() for s in (1, 100, -100)] == [2, 101, -99]
+    assert f.specializations == 1
+    for wrong in (300, -129):
+        for g in (f, f.fn):
+            with pytest.raises(ts.ArgumentError, match=f"{wrong} is outside int8"):
+                g(ts.ones(1, "int8"), wrong)
+
+
+def test_gradients_of_traced_numbers() -> None:
+    assert ts.grad(lambda s: s * s * 3.0)(2.0).item() == 12.0
+    assert ts.grad(lambda x, s: ts.sum(x * s))(ts.ones(2, "bf16"), 3.0).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("numeric", ["bf16", "f32"])
+def test_traced_numbers_on_a_gpu(numeric: str, gpu: Any, apart: Any) -> None:
+    f = ts.jit(lambda x, s, n: (x * s + n) * (1 - s), target="cuda")
+    x = ts.tensor([1.0, 2.0], numeric)
+    got, want = f(x, 0.25, 3), f.fn(x, 0.25, 3)
+    assert got.type == want.type
+    np.testing.assert_array_equal(got.array, want.array)
+
+
+# --- powers -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("numeric", "exponent", "result"), [
+    ("int8", 2, "int8"), ("int8", 2.0, "f32"), ("int8", 1.0, "f32"), ("bool_", 3, "int64"),
+    ("bf16", 2, "bf16"), ("bf16", 1, "bf16"), ("f64", 3.0, "f64")])
+def test_a_power_has_the_type_of_other_arithmetic(numeric: str, exponent: float, result: str
+                                                  ) -> None:
+    y = ts.tensor([1, 1], numeric) ** exponent
+    assert str(y.type) == result and y.tolist() == [1, 1]

@@ -1,0 +1,95 @@
+"""Random draws: what lies outside is never drawn, nothing is more likely than it should be, and
+elements of a batch draw apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tessera as ts
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 2.0), (-2.0, -1.0), (-1.0, 0.0)])
+def test_uniform_never_draws_its_end(dtype: str, low: float, high: float) -> None:
+    with ts.config.scope(loop_min_elements=10**9):
+        x = ts.random.uniform((200_000,), low, high, dtype).numpy().astype(np.float64)
+    assert x.min() >= low and x.max() < high
+    spread = 1 / np.sqrt(12 * x.size)  # of the mean of as many draws
+    eps = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-24}.get(dtype, 0.25)
+    assert abs(x.mean() - (low + high) / 2) < 6 * spread + 2 * eps
+
+
+def test_randint_has_no_favourites() -> None:
+    """Of 3 * 2^30 numbers, those of the first third were twice as likely from 32 bits alone."""
+    n = 3 * 2**30
+    draws = ts.random.randint(0, n, (60_000,)).numpy()
+    assert draws.min() >= 0 and draws.max() < n
+    counts = np.bincount(draws // (n // 3), minlength=3)
+    assert stats.chisquare(counts).pvalue > 1e-9
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 4), (5, 6), (0, 2**32),
+                                           (-(2**31), 2**31 - 1)])
+def test_randint_covers_its_range(low: int, high: int) -> None:
+    draws = ts.random.randint(low, high, (40_000,)).numpy()
+    assert draws.min() >= low and draws.max() < high
+    mean, spread = (low + high - 1) / 2, (high - low) / np.sqrt(12 * draws.size)
+    assert abs(draws.mean() - mean) <= 6 * spread
+
+
+ROWS = 6
+DRAWS: dict[str, Any] = {
+    "uniform": lambda r: ts.random.uniform((3,)), "normal": lambda r: r + ts.random.normal((3,)),
+    "dropout": lambda r: ts.dropout(ts.ones(64), 0.5),
+    "bits": lambda r: ts.random.random_bits((2,)),
+    "stochastic": lambda r: ts.cast(ts.full((64,), 1.003) + 0 * ts.sum(r),
+                                    "bf16 @stochastic_round"),
+    "of a captured": lambda r: ts.cast(ts.full((64,), 1.003), "bf16 @stochastic_round"),
+    "scan": lambda r: ts.scan(lambda c, i: (c, ts.random.uniform((2,))), ts.zeros(()), r)[1],
+    "cond": lambda r: ts.cond(ts.sum(r) > 0, lambda: ts.random.uniform((2,)), lambda: ts.ones(2)),
+    "nested": lambda r: ts.vmap(lambda e: e + ts.random.uniform(()))(r),
+    "gradient": lambda r: ts.grad(lambda x: ts.sum(x * ts.random.normal((3,))))(r),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_elements_of_a_batch_draw_apart(name: str, compiled: bool) -> None:
+    batched = ts.vmap(DRAWS[name])
+    made = (ts.jit(batched) if compiled else batched)(ts.ones((ROWS, 3))).numpy()
+    rows = {row.astype(np.float64).tobytes() for row in made}
+    assert len(rows) == ROWS
+    if name == "nested":
+        assert len({float(v) for v in made.reshape(-1)}) == made.size
+
+
+def test_a_key_that_is_passed_draws_alike_and_keys_draw_apart() -> None:
+    key = ts.random.philox(3).next_key()
+    same = ts.vmap(lambda r: r + ts.random.uniform((3,), key=key))(ts.ones((ROWS, 3))).numpy()
+    assert (same == same[0]).all()
+    keys = ts.stack([ts.fold_in(key, i) for i in range(ROWS)])
+    apart = ts.vmap(lambda k: ts.random.uniform((3,), key=k))(keys).numpy()
+    want = np.stack([ts.random.uniform((3,), key=ts.fold_in(key, i)).numpy() for i in range(ROWS)])
+    np.testing.assert_array_equal(apart, want)
+    rounded = ts.vmap(lambda k: ts.random.bernoulli(0.5, (8,), key=k))(keys).numpy()
+    assert len({row.tobytes() for row in rounded}) > 1
+
+
+def test_rounding_to_integers_is_right_in_the_mean() -> None:
+    n = 40_000
+    for x in (2.3, -2.3, 0.5, 7.9):
+        for f in (ts.cast, ts.jit(lambda x, t: ts.cast(x, t))):
+            y = f(ts.full(n, x), "int8 @stochastic_round").numpy().astype(np.float64)
+            assert set(np.unique(y)) == {np.floor(x), np.ceil(x)}
+            assert abs(y.mean() - x) < 6 * 0.5 / np.sqrt(n)
+
+
+def test_rounding_between_formats_of_one_width_is_right_in_the_mean() -> None:
+    """bf16 holds 2^-8 where f16 holds 2^-11: an f16 between two of bf16."""
+    n, x = 40_000, 1 + 2.0**-9
+    y = ts.cast(ts.full(n, x, "f16"), "bf16 @stochastic_round").numpy().astype(np.float64)
+    assert abs(y.mean() - x) < 6 * 2.0**-8 / np.sqrt(n)
