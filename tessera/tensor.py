@@ -6,7 +6,6 @@ unpacked where they are read. Operators and methods are graph ops; the graph lay
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from .numerics import (
     row_bytes,
     unpack,
 )
+from .runtime.host_memory import before_write
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
 FUNCTIONS: dict[str, Callable] = {}  # every public op function, ts.<name>; filled there too
@@ -443,51 +443,6 @@ class Tensor:
 
 
 PLAIN.add(Tensor)
-
-
-# --- tensors that keep what others write over ----------------------------------------------------
-_HELD: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory: the tensors that keep it
-
-
-def held(x: Tensor) -> Tensor:
-    """x as it is now: the same buffer, copied before something is written into it.
-
-    Writing means assignments to tensors that lie there, views of x too, and kernels that take them.
-    What is written through NumPy, `x.numpy()[0] = 1`, is not seen.
-    """
-    if type(x) is not Tensor:
-        return Tensor(np.array(x.array), x.type) if type(x) in PLAIN else x
-    kept: Tensor = object.__new__(Tensor)
-    kept._buffer, kept._shape, kept.type = x._buffer, x._shape, x.type
-    kept.is_param, kept.name = x.is_param, x.name
-    kept.scale = None if x.scale is None else held(x.scale)
-    memory = memory_id(x._buffer)
-    found = _HELD.setdefault(memory, [])
-    found.append(weakref.ref(kept, lambda gone: _forget(memory, gone)))
-    return kept
-
-
-def _forget(memory: int, gone: weakref.ref[Tensor]) -> None:
-    left = [ref for ref in _HELD.get(memory, ()) if ref is not gone]
-    if left:
-        _HELD[memory] = left
-    else:
-        _HELD.pop(memory, None)
-
-
-def before_write(array: np.ndarray) -> None:
-    """To be called before something is written where an array lies."""
-    for ref in _HELD.pop(memory_id(array), ()) if _HELD else ():
-        kept = ref()
-        if kept is not None:
-            kept._buffer = kept._buffer.copy()
-
-
-def memory_id(array: np.ndarray) -> int:
-    """What tells one allocation from another: the object at the end of an array's bases."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return id(array if array.base is None else array.base)
 
 
 def _attributes() -> list[str]:

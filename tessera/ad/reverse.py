@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..errors import GradError
 from ..graph import tree
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.operand import PUBLIC, compute_type
 from ..graph.trace import ALIGN, at_line, replay, run_nodes
-from ..tensor import Tensor, held
+from ..runtime.host_memory import keep
+from ..tensor import PLAIN, Tensor
 
 
 def is_differentiable(x: Tensor) -> bool:
@@ -34,6 +37,22 @@ class Tape:
     @property
     def outputs(self) -> list[Tensor]:
         return [self.values[v] for v in self.graph.outputs]
+
+
+def held(x: Tensor) -> Tensor:
+    """x as it is now: the same buffer, copied before something is written into it.
+
+    Writing means assignments to tensors that lie there, views of x too, and kernels that take them.
+    What is written through NumPy, `x.numpy()[0] = 1`, is not seen.
+    """
+    if type(x) is not Tensor:
+        return Tensor(np.array(x.array), x.type) if type(x) in PLAIN else x
+    made: Tensor = object.__new__(Tensor)
+    made._buffer, made._shape, made.type = x._buffer, x._shape, x.type
+    made.is_param, made.name = x.is_param, x.name
+    made.scale = None if x.scale is None else held(x.scale)
+    keep(made)
+    return made
 
 
 def kept(tape: Tape) -> Tape:

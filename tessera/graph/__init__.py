@@ -22,6 +22,7 @@ from .ops import (
     index,
     join,
     linalg,
+    logic,
     loss,
     lu,
     maths,
@@ -52,7 +53,7 @@ install()
 __all__ = [
     "attention", "channel_norms", "contract", "conv", "convert", "cosine", "create",
     "cumulative", "deps", "determinants", "distances", "einsum", "elementwise",
-    "factorizations", "gather", "index", "join", "linalg", "loss", "lu", "maths",
+    "factorizations", "gather", "index", "join", "linalg", "logic", "loss", "lu", "maths",
     "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool",
     "quantiles", "random", "reduce", "resize", "safe", "scatter", "segments", "sets", "shape",
     "softmax", "sort", "sparse", "special", "spectral",

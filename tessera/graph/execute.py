@@ -18,7 +18,8 @@ import numpy as np
 from .. import config
 from ..errors import OutOfMemoryError, TesseraError
 from ..numerics.random_state import next_step
-from ..tensor import Tensor, memory_id
+from ..runtime.host_memory import memory_id
+from ..tensor import Tensor
 from .cpu import blas, compile_loops
 from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value

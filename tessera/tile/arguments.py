@@ -11,8 +11,9 @@ import numpy as np
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
 from tessera.numerics import DType, NumericType, as_type, encode, pack
+from tessera.runtime.host_memory import before_write
 from tessera.tensor import Tensor as Array
-from tessera.tensor import TensorType, before_write
+from tessera.tensor import TensorType
 from tessera.tile.memory import Memory
 from tessera.tile.types import Scalar, Tensor, Type
 from tessera.tile.values import constant

@@ -435,63 +435,6 @@ for _name in ("isnan", "isinf", "isfinite"):
 equal, not_equal = PUBLIC["equal"], PUBLIC["not_equal"]
 
 
-def _bitwise(name: str, op: Op, sign: str) -> Callable:
-    def fn(a: Any, b: Any) -> Tensor:
-        (x, y), numeric = promote(a, b)
-        _need_bits(numeric, sign, name)
-        return store(apply(op, x, y), numeric)
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"a {sign} b of the bits of integers, or of bools. Raises DTypeError on floats."
-    return public(fn)
-
-
-def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
-    """Of floats an operator on bits is most likely a mistake for `and`."""
-    if numeric.dtype.kind == "float":
-        logical = name.replace("bitwise", "logical")
-        raise DTypeError(f"{sign} needs integers or bools, got {numeric}",
-                         hint=f"compare first, x != 0, or ts.{logical}(...), which does")
-
-
-def _logical(name: str, op: Op, doc: str) -> Callable:
-    def fn(a: Any, b: Any) -> Tensor:
-        return apply(op, truth(a), truth(b))
-
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{doc}, of what is not 0, elementwise with broadcasting; bool_."
-    return public(fn)
-
-
-def truth(x: Any) -> Tensor:
-    """x as bool_: whether each element is not 0. NaN is not 0."""
-    x = as_tensor(x)
-    return x if x.dtype.kind == "bool" else apply(NOT_EQUAL, to_compute(x), literal(0, x))
-
-
-NOT_EQUAL = OPS["not_equal"]
-bitwise_and = _bitwise("bitwise_and", AND, "&")
-bitwise_or = _bitwise("bitwise_or", OR, "|")
-bitwise_xor = _bitwise("bitwise_xor", XOR, "^")
-logical_and = _logical("logical_and", AND, "a and b")
-logical_or = _logical("logical_or", OR, "a or b")
-logical_xor = _logical("logical_xor", XOR, "exclusive or")
-
-
-@public
-def bitwise_not(x: Any) -> Tensor:
-    """~x of the bits of integers, not x of bools, elementwise. Raises DTypeError on floats."""
-    (c,), numeric = promote(x)
-    _need_bits(numeric, "~", "bitwise_not")
-    return store(apply(NOT, c), numeric)
-
-
-@public
-def logical_not(x: Any) -> Tensor:
-    """Whether each element is 0; bool_."""
-    return apply(NOT, truth(x))
-
-
 @public
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """a where the condition holds, else b, with broadcasting.
