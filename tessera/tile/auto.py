@@ -56,7 +56,8 @@ class Recorder(Schedule):
         return super().extra_value(name)
 
     def for_parameter(self, name: str, default: Any) -> Any:
-        self.read.add(ALIASES.get(name, name))
+        if self.source != "auto":  # a proposal leaves arguments as the kernel's author chose them
+            self.read.add(ALIASES.get(name, name))
         return super().for_parameter(name, default)
 
 

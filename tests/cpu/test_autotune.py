@@ -742,6 +742,17 @@ def test_a_schedule_sets_arguments_too(rng):
         made(a, b, c, 32)
 
 
+def test_a_proposal_leaves_arguments_alone(rng):
+    """Blocks that are arguments are the author's: no other block sizes are looked for."""
+    k = build(TUNED_GEMM.format(options="").replace(
+        "@ts.kernel.autotune(space=space, cache=False)", "@kernel"))["k"]
+    a, b, c = products(rng)
+    k(a, b, c, 64)
+    right(a, b, c)
+    assert "64x32 x f32" in k.inspect_ir()
+    assert k.schedule.source == "auto" and "m" not in k.schedule.values
+
+
 def test_a_grid_sees_what_the_space_sets():
     k = build("""@ts.kernel.autotune(dict(ROWS=[4]), cache=False, grid=lambda M, ROWS: (M // ROWS,))
 def k(x: Tensor["M", i32], ROWS=1):
