@@ -53,8 +53,10 @@ class Counting(Sanitizer):
 
 
 def copied(kernel: Kernel, args: tuple, kwargs: dict[str, Any]) -> Bound:
-    """The arguments of a call as copies in host memory: a run does not change the caller's."""
-    return kernel.bind(tuple(map(_copy, args)), {k: _copy(v) for k, v in kwargs.items()})
+    """The arguments of a call as copies in host memory: a run does not change the caller's. Those
+    that share memory do so as copies, too."""
+    copy = _Copies()
+    return kernel.bind(tuple(map(copy, args)), {k: copy(v) for k, v in kwargs.items()})
 
 
 def launch_of(kernel: Kernel, bound: Bound, groups: Any = None, lanes: int | None = None
@@ -92,18 +94,42 @@ def need_kernel(kernel: Any) -> None:
                             where=user_line())
 
 
-def _copy(value: Any) -> Any:
-    """An argument that the run may write: in host memory, with memory of its own."""
-    if isinstance(value, Tensor):
-        return Tensor(value.array.copy(), value.type, scale=value.scale)
-    place = place_of(value)
-    if place is None:
-        return value
-    if place != HOST:
-        raise ArgumentError(f"a {type(value).__module__} array on cuda:{place}: the interpreter "
-                            "reads host memory", hint="x.get() of CuPy, x.cpu() of torch",
-                            where=user_line())
-    return np.array(value if isinstance(value, np.ndarray) else np.from_dlpack(value))
+class _Copies:
+    """Copies of arguments that a run may write: in host memory, one for each memory."""
+
+    def __init__(self) -> None:
+        self.bases: dict[int, np.ndarray] = {}  # bytes, by the base that was copied
+        self.tensors: dict[int, Tensor] = {}
+        self.kept: list[Any] = []  # whose ids these are
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            self.kept.append(value)
+            if id(value) not in self.tensors:
+                array = value.array.copy() if value.dtype.packed else self.view(value.array)
+                self.tensors[id(value)] = Tensor(array, value.type, scale=value.scale)
+            return self.tensors[id(value)]
+        place = place_of(value)
+        if place is None:
+            return value
+        if place != HOST:
+            raise ArgumentError(f"a {type(value).__module__} array on cuda:{place}: the "
+                                "interpreter reads host memory", where=user_line(),
+                                hint="x.get() of CuPy, x.cpu() of torch")
+        return self.view(value if isinstance(value, np.ndarray) else np.from_dlpack(value))
+
+    def view(self, x: np.ndarray) -> np.ndarray:
+        """The same view of a copy of its base."""
+        base = x
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        if not base.flags.c_contiguous or x.size == 0:
+            return np.array(x)
+        if id(base) not in self.bases:
+            self.kept.append(base)
+            self.bases[id(base)] = np.frombuffer(base.tobytes(), np.uint8).copy()
+        offset = x.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        return np.ndarray(x.shape, x.dtype, self.bases[id(base)], offset, x.strides)
 
 
 __all__ = ["Checked", "Counting", "checked_run", "copied", "need_kernel"]

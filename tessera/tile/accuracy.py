@@ -19,9 +19,9 @@ from tessera.numerics import DType, decode
 from tessera.runtime.arrays import read_array
 from tessera.tensor import Tensor as Array
 from tessera.tile.arguments import Bound
-from tessera.tile.device.written import written_parameters
 from tessera.tile.ir import Function, Op, definitions, walk
 from tessera.tile.types import Tile
+from tessera.tile.written import written_parameters
 
 FACTOR = 4.0  # half a unit for a result, and room for the roundings before it
 EPS_F32, EPS_TF32 = 2.0**-23, 2.0**-10

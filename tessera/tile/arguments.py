@@ -141,7 +141,11 @@ def _memory(bound: Bound, name: str, value: Any, array: np.ndarray, numeric: Num
     """The memory of a host array, contiguous; what was copied for that is written back later."""
     before_write(value.buffer if isinstance(value, Array) else array)
     work = array
-    if isinstance(value, Array) and value.dtype.packed:
+    again = next((w for target, w in bound.storage.values() if target is value), None)
+    if again is not None:  # given twice: both names have one memory
+        work = again
+        bound.storage[name] = (value, work)
+    elif isinstance(value, Array) and value.dtype.packed:
         bound.storage[name] = (value, work)
     elif not array.flags.c_contiguous:
         work = np.ascontiguousarray(array)

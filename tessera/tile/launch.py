@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +17,7 @@ from tessera.errors import ArgumentError, user_line
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
 from tessera.tensor import Tensor as Array
+from tessera.tile import aliasing
 from tessera.tile.arguments import Bound, allocate
 from tessera.tile.blame import Blame
 from tessera.tile.draws import draws
@@ -28,6 +29,7 @@ from tessera.tile.progress import Standstill, Turn, endless, take_turns, waits
 from tessera.tile.sanitize import Sanitizer
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile
 from tessera.tile.values import constant
+from tessera.tile.written import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
 # Contexts around each run of the interpreter, by the kernel's name. Filled by debug.
@@ -236,6 +238,12 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
     env, outputs = _environment(function, bound)
     if sanitizer is None and config.debug:
         sanitizer = Sanitizer()
+    written = written_parameters(function)
+    require_writable(name, written, _originals(bound))
+    if bound.storage:
+        aliasing.require_views(name, bound, written)
+    if sanitizer is not None:
+        aliasing.mark(bound)
     report = report or Report(checked=sanitizer is not None)
     order = np.arange(prod(grid), dtype=np.int64)
     if sanitizer is not None:
@@ -254,6 +262,16 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
             raise_nan=config.numerics == "raise", blame=blame), lanes, name)
     bound.write_back()
     return _result(function, bound, outputs), report
+
+
+def _originals(bound: Bound) -> Iterator[tuple[str, bool, str]]:
+    """(name, whether it may be written, library) of the caller's arrays."""
+    for name, memory in bound.values.items():
+        if isinstance(memory, Memory):
+            target = bound.storage[name][0] if name in bound.storage else memory.flat
+            array = target.buffer if isinstance(target, Array) else target
+            library = type(bound.given[name]).__module__.partition(".")[0]
+            yield name, array.flags.writeable, library
 
 
 def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
@@ -290,6 +308,8 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
         if not lockstep():
             for memory, flat, written in before:
                 memory.flat[...], memory.written, memory.shadow = flat, written, None
+                if memory.alias is not None:
+                    memory.alias.shared.shadow = None
             assert changes is not None
             take_turns(order, changes, lambda turn: batch(np.array([turn.number]), turn))
     except KeyboardInterrupt:

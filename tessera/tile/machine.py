@@ -61,6 +61,7 @@ class Machine:
         self.changes, self.looped = changes or Changes(), changes is not None
         self.turns, self.may_wait = turns, may_wait
         self.where: SourceLine | None = None  # the line that runs
+        self.loops = 0  # around it
         self.epoch = np.zeros(len(groups), np.int32)
         self.copies = Copies(self)
 
@@ -182,7 +183,9 @@ class Machine:
             if not self.anyone():
                 break
             self.env[node.var.value] = at
+            self.loops += 1
             self.run(node.body)
+            self.loops -= 1
             self.turn(node.carried, node.yields, on)
             at = at + step
         self.mask, self.apart = outer, apart
@@ -194,13 +197,17 @@ class Machine:
         watch = Watch(self, node)
         while True:
             watch.begin()
+            self.loops += 1
             self.run(node.test)
+            self.loops -= 1
             on = on & self.get(node.cond)
             self.apart = apart + (on.shape[1] > 1)
             self.mask = both(outer, on)
             if not self.anyone():
                 break
+            self.loops += 1
             self.run(node.body)
+            self.loops -= 1
             self.turn(node.carried, node.yields, on)
             watch.end()
         self.mask, self.apart = outer, apart
@@ -254,7 +261,7 @@ class Machine:
         if self.sanitizer is None:
             return None
         return Access(memory, address, self.groups[group, 0].astype(np.int32), lane,
-                      self.epoch[group], self.sanitizer.site(where))
+                      self.epoch[group], self.sanitizer.site(where, self.loops > 0))
 
     def tile_access(self, place: Place, address: np.ndarray, on: np.ndarray, lane: int,
                     where: SourceLine | None) -> Access | None:

@@ -35,6 +35,7 @@ class Memory:
     space = "global"
     stages = 1
     changes: Changes | None = None
+    alias: Any = None  # an aliasing.Alias, where other arguments lie in the same memory
 
     def __init__(self, name: str, shape: tuple[int, ...], numeric: NumericType, flat: np.ndarray):
         self.name, self.shape, self.numeric, self.flat = name, shape, numeric, flat

@@ -67,6 +67,18 @@ class Access:
     lane: np.ndarray
     epoch: np.ndarray
     site: int
+    element: np.ndarray | None = None  # where address counts cells of shared memory: of the tensor
+
+    def placed(self, values: np.ndarray | None = None) -> tuple[Access, np.ndarray | None]:
+        """By cells of the memory that arguments share, each element as often as it has cells."""
+        alias = self.memory.alias
+        if alias is None:
+            return self, values
+        cells = alias.cells[self.address]  # [n, k]
+        group, lane, epoch, element = (np.repeat(x, cells.shape[1]) for x in (
+            self.group, self.lane, self.epoch, self.address))
+        more = None if values is None else np.repeat(values, cells.shape[1])
+        return Access(self.memory, cells.reshape(-1), group, lane, epoch, self.site, element), more
 
 
 class Sanitizer:
@@ -80,6 +92,7 @@ class Sanitizer:
         self.found: dict[Any, KernelError] = {}
         self.sites: list[SourceLine] = [SourceLine("", 0)]
         self.numbers: dict[Any, int] = {}
+        self.looped: set[int] = set()  # sites inside of loops
 
     def report(self, error: KernelError) -> None:
         """Raises it, or keeps the first of its kind and lines."""
@@ -88,7 +101,13 @@ class Sanitizer:
         others = tuple(where for _, where in error.also)
         self.found.setdefault((error.code, error.where, others), error)
 
-    def site(self, where: SourceLine | None) -> int:
+    def site(self, where: SourceLine | None, looped: bool = False) -> int:
+        number = self._number(where)
+        if looped:
+            self.looped.add(number)
+        return number
+
+    def _number(self, where: SourceLine | None) -> int:
         place = where or SourceLine("<generated>", 0)
         key = (place.file, place.line)
         if key not in self.numbers:
@@ -97,12 +116,17 @@ class Sanitizer:
         return self.numbers[key]
 
     def shadow(self, memory: Memory) -> Shadow:
+        if memory.alias is not None:
+            shared = memory.alias.shared
+            shared.shadow = shared.shadow or Shadow(shared.size)
+            return shared.shadow
         if memory.shadow is None:
             memory.shadow = Shadow(len(memory.flat))
         return memory.shadow
 
     def read(self, a: Access) -> None:
         """Checks and records reads."""
+        a, _ = a.placed()
         s = self.shadow(a.memory)
         self._arrived(s, a, "reads")
         if isinstance(a.memory, Local):
@@ -127,6 +151,7 @@ class Sanitizer:
 
     def wrote(self, a: Access, atomic: bool = False, values: np.ndarray | None = None) -> None:
         """Checks and records writes."""
+        a, values = a.placed(values)
         s = self.shadow(a.memory)
         self._arrived(s, a, "writes")
         bad = self._conflict(s.write[:, a.address], a)
@@ -145,10 +170,12 @@ class Sanitizer:
     def in_flight(self, a: Access) -> None:
         """An async copy that will write these addresses some time later."""
         self.wrote(a)
+        a, _ = a.placed()
         self.shadow(a.memory).pending[a.address] = a.site
 
     def landed(self, a: Access) -> None:
         """The copy is complete: written now, by lanes that nobody knows."""
+        a, _ = a.placed()
         s = self.shadow(a.memory)
         s.pending[a.address] = 0
         self._mark(s, a)
@@ -219,7 +246,7 @@ class Sanitizer:
         order = ("in the same launch: nothing orders groups" if across
                  else "with no barrier in between")
         hint = ("give each group its own elements, or use ts.tile.atomic_add" if across
-                else _between(before.line, self.sites[a.site].line))
+                else _between(before, self.sites[a.site], {int(site), a.site} <= self.looped))
         self.report(RaceError(
             f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
             f"{who} {did} it "
@@ -228,12 +255,18 @@ class Sanitizer:
             conflict=_conflict(a, i, verb, group, lane, {"wrote": "writes", "read": "reads"}[did])))
 
 
-def _between(first: int, second: int) -> str:
+def _between(before: SourceLine, now: SourceLine, looped: bool) -> str:
     """Where the barrier belongs; a later line comes first when a loop leads back."""
+    first, second = before.line, now.line
+    if before.file != now.file or (first > second and not looped):
+        return "put ts.tile.barrier() between the two accesses"
     if first < second:
         return f"put ts.tile.barrier() between line {first} and line {second}"
-    return (f"put ts.tile.barrier() behind line {first}, before the loop comes back to line "
-            f"{second}")
+    if looped:
+        return (f"put ts.tile.barrier() behind line {first}, before the loop comes back to line "
+                f"{second}")
+    return (f"line {first} reads what other lanes write there: read into a variable first, then "
+            "ts.tile.barrier(), then write; or write to another tensor")
 
 
 def _who(group: Any, lane: Any) -> str:
@@ -251,12 +284,15 @@ def _verb(verb: str, a: Access, i: Any) -> str:
 def _element(a: Access, i: Any) -> str:
     """`shared buffer 'smem'[3, 4]` for an address."""
     kind = "tensor" if a.memory.space == "global" else f"{a.memory.space} buffer"
-    return f"{kind} '{a.memory.name}'[{', '.join(map(str, _index(a, i)))}]"
+    alias = a.memory.alias
+    also = f", memory that {' and '.join(map(repr, alias.others(a.memory.name)))} shares" \
+        if alias is not None else ""
+    return f"{kind} '{a.memory.name}'[{', '.join(map(str, _index(a, i)))}]{also}"
 
 
 def _index(a: Access, i: Any) -> tuple[int, ...]:
     """The index of an address; the stage first where a buffer has several."""
-    memory, at = a.memory, int(a.address[i])
+    memory, at = a.memory, int((a.address if a.element is None else a.element)[i])
     stage = at // memory.size % memory.stages if memory.size else 0
     index = np.unravel_index(at % max(memory.size, 1), memory.shape or (1,))
     return (stage,) * (memory.stages > 1) + tuple(int(k) for k in index)

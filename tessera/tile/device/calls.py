@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera import config as settings
-from tessera.errors import ArgumentError, user_line
 from tessera.runtime.arrays import HOST, Array, overlap, read_array
 from tessera.runtime.buffer import stream_pointer
 from tessera.runtime.device import device
@@ -20,11 +19,11 @@ from tessera.tile.device.fast import ALIGNMENT_BYTES, Launcher, grid_names
 from tessera.tile.device.images import Image, Request, image_for
 from tessera.tile.device.place import Placement
 from tessera.tile.device.recipe import Recipe, Target, as_signed
-from tessera.tile.device.written import written_parameters
 from tessera.tile.ir import Function
 from tessera.tile.launch import Config, grid_of, lanes_of, scalars_in_grid
 from tessera.tile.schedule import Schedule
 from tessera.tile.types import Scalar, Tensor
+from tessera.tile.written import require_writable, written_parameters
 
 if TYPE_CHECKING:
     from tessera.tile.kernel import Kernel
@@ -41,12 +40,8 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
     schedule = kernel.choose(bound, config)
     function, lanes, grid = specialised(kernel, config, bound, schedule)
     written = written_parameters(function)
-    for name, array in arrays.items():
-        if name in written and not array.writable:
-            raise ArgumentError(
-                f"{kernel.__name__}: argument {name} is read-only ({array.library}), the kernel "
-                "writes it", hint="pass an array that may be written, or return a new tensor from "
-                "the kernel", where=user_line())
+    require_writable(kernel.__name__, written,
+                     ((n, a.writable, a.library) for n, a in arrays.items()))
     target = Target(place.device, grid, _library(arrays), bool(settings.debug))
     request = request_for(schedule, bound, function, lanes, arrays, target)
     image = image_of(kernel, function, request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tessera.errors import ArgumentError, user_line
 from tessera.tile.ir import For, Function, If, Op, Value, While, walk
 from tessera.tile.ops import OPS
 from tessera.tile.types import Tensor, View
@@ -23,6 +26,17 @@ def written_parameters(function: Function) -> frozenset[str]:
         if isinstance(node, Op) and OPS[node.name].effect in ("write", "atomic"):
             found |= _of(places, node.args[:1])
     return found
+
+
+def require_writable(kernel: str, written: frozenset[str], arrays: Iterable[tuple[str, bool, str]]
+                     ) -> None:
+    """arrays: (name, whether it may be written, its library). Raises ArgumentError."""
+    for name, writable, library in arrays:
+        if name in written and not writable:
+            raise ArgumentError(f"{kernel}: argument {name} is read-only ({library}), the kernel "
+                                "writes it", where=user_line(),
+                                hint="pass an array that may be written, or return a new tensor "
+                                "from the kernel")
 
 
 def _of(places: dict[Value, frozenset[str]], operands: tuple) -> frozenset[str]:
