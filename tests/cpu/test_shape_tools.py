@@ -156,6 +156,8 @@ def _draw(arg):
         return ts.tensor(np.ones(arg.shape, bool))
     if kind in ("index", "int"):
         return ts.tensor(np.zeros(arg.shape, np.int64) + (kind == "int"))
+    if kind == "onto":
+        return ts.tensor(np.arange(np.prod(arg.shape)).reshape(arg.shape) % int(detail))
     if kind == "offsets":
         return ts.tensor(np.linspace(0, int(detail), arg.shape[-1]).astype(np.int64))
     if kind in ("spd", "wellconditioned", "dominant"):

@@ -332,7 +332,8 @@ def test_a_manifest_with_any_field_wrong_is_refused(tmp_path):
             text = said(lambda: load(folder))
             if not text:
                 fewer = at[0] == "tensors" and len(at) < 3 and (value is GONE or value == {})
-                assert fewer or (at[-1] in FREE and value is not GONE), (at, value)
+                earlier = at[-1] == "launches" and value is GONE  # they were not counted always
+                assert fewer or earlier or (at[-1] in FREE and value is not GONE), (at, value)
                 assert at[-1] != "seed" or value < 1 << 64
                 continue
             names = {str(k) for k in at} | {"type that is not known", "format", "safetensors"}

@@ -241,7 +241,7 @@ def test_a_checkpoint_reduces_again_where_it_computes_again() -> None:
     layer = lambda x, w: ts.tanh(x @ w)  # noqa: E731
     f = ts.jit(lambda x, w: ts.checkpoint(layer)(x, w))
     assert_close(f(x, w).numpy(), np.tanh(x.numpy() @ w.numpy()), dtype="f32", n=9)
-    made = next(iter(f._cache.values())).program.made
+    made = next(iter(f._cache.kept.values())).program.made
     assert [n.op.name for n in localize(made, 0).nodes] == ["matmul", "mesh_all_reduce", "tanh"]
 
     def reductions(wrap: Callable) -> int:
