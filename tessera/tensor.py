@@ -237,13 +237,32 @@ class Tensor:
         are NumPy's own, of x as an array."""
         return OPERATORS["array_function"](func, args, kwargs)
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        if self.scale is not None or self.dtype.packed or self.array.dtype.kind not in "biuf":
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        """The elements for another library, where they lie: torch.from_dlpack(x). bf16 and fp8 too.
+
+        Raises DTypeError for scaled and packed types, BufferError for another device than the host.
+        """
+        from .runtime import dlpack
+
+        self._exchangeable()
+        if dl_device is not None and tuple(dl_device) != (dlpack.CPU, 0):
+            raise BufferError(f"x lies in host memory, not on DLPack device {tuple(dl_device)}: "
+                              "move it there with that library")
+        array = self.array.copy() if copy else self.array
+        memory = dlpack.Memory(
+            array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides),
+            self.dtype, (dlpack.CPU, 0), not array.flags.writeable, bool(copy))
+        return dlpack.exported(memory, array, max_version)
+
+    def _exchangeable(self) -> None:
+        """Raise DTypeError for a type that other libraries cannot have."""
+        if self.scale is not None or self.dtype.packed:
+            what = "a scaled type" if self.scale is not None else "packed, below a byte an element"
             raise DTypeError(
-                f"DLPack exchange through NumPy does not know {self.type}",
+                f"{self.type} cannot be given to other libraries: it is {what}",
                 hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes",
             )
-        return self.array.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU
@@ -540,12 +559,14 @@ def to_numpy(data: Any) -> np.ndarray:
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
+        from .runtime import dlpack
+
         try:
-            return np.from_dlpack(data)
+            return dlpack.imported(data)
         except (BufferError, RuntimeError, TypeError) as err:
             raise DTypeError(
                 f"{type(data).__module__}.{type(data).__name__} does not pass DLPack: {err}",
-                hint="move it to the host and to a type NumPy has, for example x.cpu().float()",
+                hint="move it to the host, for example x.cpu(), or detach() it",
             ) from err
     try:
         array = np.asarray(data)

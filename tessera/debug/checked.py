@@ -13,6 +13,7 @@ from ..errors import ArgumentError, user_line
 from ..graph.signature import callable_name
 from ..numerics.random_state import rehearsal
 from ..runtime.arrays import HOST, place_of
+from ..runtime.dlpack import imported
 from ..tensor import Tensor
 from ..tile.arguments import Bound
 from ..tile.errors import KernelError
@@ -116,7 +117,7 @@ class _Copies:
             raise ArgumentError(f"a {type(value).__module__} array on cuda:{place}: the "
                                 "interpreter reads host memory", where=user_line(),
                                 hint="x.get() of CuPy, x.cpu() of torch")
-        return self.view(value if isinstance(value, np.ndarray) else np.from_dlpack(value))
+        return self.view(value if isinstance(value, np.ndarray) else imported(value))
 
     def view(self, x: np.ndarray) -> np.ndarray:
         """The same view of a copy of its base."""

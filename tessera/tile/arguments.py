@@ -11,6 +11,7 @@ import numpy as np
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
 from tessera.numerics import DType, NumericType, as_type, encode, pack
+from tessera.runtime.dlpack import imported
 from tessera.runtime.host_memory import before_write
 from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
@@ -168,7 +169,7 @@ def _array(value: Any, what: str) -> tuple[np.ndarray, NumericType]:
         return value, as_type(value.dtype)
     if hasattr(value, "__dlpack__"):
         try:
-            array = np.from_dlpack(value)
+            array = imported(value)
         except (BufferError, RuntimeError, TypeError) as err:
             raise DTypeError(f"{what} cannot pass through DLPack: {err}",
                              hint="the interpreter reads host memory: x.cpu()",

@@ -4,7 +4,9 @@
     f(y), kernel(y)                 # taken as it lies
     y.numpy(), y + 1, y.item()      # the elements are copied to the host, anew each time
 
-CuPy, torch and JAX take one without a copy: cupy.asarray(y), torch.as_tensor(y, device="cuda").
+Other libraries take one without a copy, through DLPack: torch.from_dlpack(y), cupy.from_dlpack(y),
+jax.dlpack.from_dlpack(y), also of bf16 and fp8 where they have them; types that NumPy has also
+through `__cuda_array_interface__`: cupy.asarray(y), torch.as_tensor(y, device="cuda").
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, row_bytes
+from tessera.runtime import dlpack
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
 from tessera.runtime.buffer import Borrowed, Buffer, PooledBuffer
 from tessera.runtime.device import check, device, driver
@@ -62,11 +65,54 @@ class Resident(Tensor):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Raises AttributeError for packed types: elements below a byte have no place in it."""
-        if self.dtype.packed:
-            raise AttributeError(f"{self.type} is packed: other libraries cannot read it")
+        """Raises AttributeError for types that it has no name for: bf16, fp8, scaled and packed
+        ones. The first two pass DLPack."""
+        if self.dtype.packed or self.scale is not None or self.dtype.name in dlpack.SPECIAL:
+            raise AttributeError  # answered by __getattr__
         return {"shape": self._shape, "typestr": self.dtype.numpy.str, "version": 3,
                 "data": (self.memory.pointer, False), "strides": None, "stream": 1}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__cuda_array_interface__":
+            if self.dtype.name in dlpack.SPECIAL and self.scale is None:
+                raise AttributeError(f"{name} has no {self.dtype}: use DLPack, "
+                                     "torch.from_dlpack(y)")
+            raise AttributeError(f"{self.type} is packed or scaled: other libraries cannot read it")
+        return super().__getattr__(name)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        """The elements for another library, on the GPU where they lie; a copy on the host where
+        `dl_device` asks for one.
+
+        stream: on which the other library reads them: None and 1, the default stream, see what was
+        launched before; -1 waits for nothing. For any other stream the GPU is waited for.
+        """
+        self._exchangeable()
+        here = (dlpack.CUDA, self.memory.device.index)
+        if dl_device is not None and tuple(dl_device) != here:
+            if tuple(dl_device) != (dlpack.CPU, 0) or copy is False:
+                raise BufferError(f"the tensor lies on {self.device}, not on DLPack device "
+                                  f"{tuple(dl_device)}" + " without a copy" * (copy is False))
+            return self._on_host(max_version)
+        if stream not in (None, 1, -1):
+            self.memory.device.synchronize()
+        memory = self.memory
+        if copy:
+            memory = PooledBuffer(self.memory.nbytes, self.memory.device)
+            memory.copy(self.memory)
+        given = dlpack.Memory(memory.pointer, self._shape, dense_strides(self._shape), self.dtype,
+                              here, copied=bool(copy))
+        return dlpack.exported(given, memory, max_version)
+
+    def _on_host(self, max_version: tuple[int, int] | None) -> Any:
+        array = self.array
+        given = dlpack.Memory(array.ctypes.data, self._shape, dense_strides(self._shape),
+                              self.dtype, (dlpack.CPU, 0), copied=True)
+        return dlpack.exported(given, array, max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dlpack.CUDA, self.memory.device.index)
 
     def to_host(self, tensors: bool) -> Any:
         """As a call on host arrays returns it."""
