@@ -37,8 +37,8 @@ from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import execute, jit, operand, trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
-from ..graph.ops.convert import cast_ref
 from ..graph.ops.random import get_state
+from ..graph.watch import CASTS, losses
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
 from ..tile import launch
@@ -50,7 +50,6 @@ from .findings import BadValue, Flags, describe_operands, values_of
 from .kernel_sentinel import follow
 
 DELIBERATE = frozenset({"constant", "full"})
-CASTS = frozenset({"cast", "cast_stochastic"})
 
 
 class Seen(NamedTuple):
@@ -111,7 +110,7 @@ def _switch(mode: str | None) -> None:
     _set(trace.EAGER_OBSERVERS, _resolve, mode is None)
     on = mode in ("flag", "raise")
     _set(trace.EAGER_OBSERVERS, observe_eager, on)
-    _set(execute.OBSERVERS, observe_node, on)
+    _set(execute.SENTINELS, _SENTINEL, on)
     _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
     _set(trace.EXITS, observe_exit, on)
     _set(trace.SENDING, observe_sending, on)
@@ -249,7 +248,7 @@ def _inner_values(graph: Graph) -> Iterator[Any]:
 def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
            outs: list[Seen], inner: list) -> None:
     if op.name in CASTS:
-        _count_cast(attrs, where, ins)
+        _count_cast(attrs, where, losses(attrs, [s.array for s in ins]))
     if op.name in DELIBERATE or "collective" in op.effects:
         return  # of a collective, see observe_sending: the result is data from other ranks
     suspects = _local.frames[-1].suspects
@@ -328,15 +327,12 @@ def _count(bad: BadValue) -> None:
             _first.append(bad)
 
 
-def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen]) -> None:
-    """What a cast lost. Operands that were NaN or infinite already are no loss of the cast, unless
-    its format has no NaN: there they became 0."""
-    counts = CastCounts()
-    with np.errstate(all="ignore"):
-        cast_ref(*(s.array for s in ins), counts=counts, **attrs)
-    to = attrs["to"].dtype
-    dropped = counts.nan if to.kind != "bool" and to.special == "none" else 0
-    lost = CastCounts(counts.overflow, counts.underflow, dropped, 0, counts.subnormal)
+def observe_lost(node: Node, counts: CastCounts) -> None:
+    """A cast has run inside of a loop."""
+    _count_cast(node.attrs, lambda: node.where, counts)
+
+
+def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastCounts) -> None:
     if lost.total:
         with _lock:
             total = _counts.setdefault(("cast to " + str(attrs["to"]), str(where())), CastCounts())
@@ -344,6 +340,7 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], ins: list[S
                       subnormal=lost.subnormal)
 
 
+_SENTINEL = execute.Sentinel(observe_node, observe_lost)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

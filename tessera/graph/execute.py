@@ -1,7 +1,9 @@
 """Running a graph: simplify, fuse, plan memory once; then a straight line of steps per call.
 
-A step is a compiled loop, a library call (BLAS, NumPy) or a view. With sentinels on or observers
-present the graph runs node by node instead, each node's NumPy meaning in the user's order.
+A step is a compiled loop, a library call (BLAS, NumPy) or a view. With observers present the graph
+runs node by node instead, each node's NumPy meaning in the user's order. With sentinels on the
+steps look at what they make, and a call in which something was seen is run again node by node
+(watch.py).
 """
 
 from __future__ import annotations
@@ -10,20 +12,22 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import config
 from ..errors import OutOfMemoryError, TesseraError
+from ..numerics import CastCounts
 from ..numerics.random_state import next_step
 from ..runtime.host_memory import memory_id
 from ..tensor import Tensor
 from .cpu import blas, compile_loops
 from .fuse import Group, Unit, describe, fuse
 from .ir import Graph, Node, Value
-from .lower import lower
+from .lower import Lowered, lower
 from .ownership import memory_of
 from .plan import (
     MemoryPlan,
@@ -37,8 +41,23 @@ from .plan import (
 from .simplify import simplify
 from .trace import SENDING, at_line
 
+if TYPE_CHECKING:
+    from .watch import Watched
+
 OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
 Step = Callable[[list], None]
+
+
+@dataclass(frozen=True)
+class Sentinel:
+    """Who looks for bad values: shown each node when a graph runs node by node, and what a cast
+    lost when it does not. From debug."""
+
+    observe: Callable[[Node, tuple, tuple], None]
+    lost: Callable[[Node, CastCounts], None]
+
+
+SENTINELS: list[Sentinel] = []
 NO_LIMIT = contextlib.nullcontext()
 POISON = 0xFF
 
@@ -53,7 +72,9 @@ class Executable:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.random = "random" in graph.effects
+        self.watchable = graph.effects <= {"random"}  # may be run twice
         self._compiled: Compiled | None = None
+        self._watched: Watched | None = None
         self._lock = threading.Lock()
 
     @property
@@ -67,9 +88,24 @@ class Executable:
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self.random:
             next_step()
-        if OBSERVERS or config.numerics != "off":
+        if config.numerics == "off" and not OBSERVERS:
+            return self.compiled.run(arrays)
+        if OBSERVERS or not self.watchable:
             return interpret(self.graph, arrays)
-        return self.compiled.run(arrays)
+        from .watch import run_watched
+
+        return run_watched(self, arrays)
+
+    @property
+    def watched(self) -> Watched:
+        """The steps with sentinels on."""
+        if self._watched is None:
+            from .watch import Watched
+
+            with self._lock:
+                if self._watched is None:
+                    self._watched = Watched(simplify(self.graph))
+        return self._watched
 
     def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         out = self.run([x.array for x in leaves])
@@ -88,7 +124,7 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
                     show(node.op, node.where, node.inputs, inputs)
             made = _call(node, inputs)
             env.update(zip(node.outputs, made, strict=True))
-            for observe in OBSERVERS:
+            for observe in (*OBSERVERS, *(s.observe for s in SENTINELS)):
                 observe(node, inputs, made)
     given = [*arrays, *(t.array for _, t in graph.captures)]
     return list(own(map(env.__getitem__, graph.outputs), given))
@@ -191,23 +227,28 @@ class Compiled:
         return self.plan.places[self.plan.places[v].root].kind in ("arena", "known")
 
     def _loop(self, group: Group) -> Step:
-        low = lower(group.shape, group.nodes, group.outputs, self.numbers)
+        low = self._lower(group)
         shadows = self.plan.shadows
         launch = compile_loops(low.program).bind(
             group.shape,
             [_strides(shadows[v], group.shape, word) for v, word in low.inputs],
-            [_out_strides(shadows[v], m) for v, m in zip(low.outputs, low.modes, strict=True)],
+            [*(_out_strides(shadows[v], m) for v, m in zip(low.outputs, low.modes, strict=True)),
+             *(() for _ in low.counters)],
         )
-        outs = self._pick(low.outputs)
         if any(word is not None for _, word in low.inputs):
             reads = [(self._slot(v), word) for v, word in low.inputs]
 
-            def step_with_key(env: list) -> None:
-                launch([env[s] if w is None else env[s][w:w + 1] for s, w in reads], outs(env))
+            def words(env: list) -> list:
+                return [env[s] if w is None else env[s][w:w + 1] for s, w in reads]
 
-            return step_with_key
-        ins = self._pick([v for v, _ in low.inputs])
+            return self._launch(low, launch, words, self._pick(low.outputs))
+        return self._launch(low, launch, self._pick([v for v, _ in low.inputs]),
+                            self._pick(low.outputs))
 
+    def _lower(self, group: Group) -> Lowered:
+        return lower(group.shape, group.nodes, group.outputs, self.numbers)
+
+    def _launch(self, low: Lowered, launch: Callable, ins: Callable, outs: Callable) -> Step:
         def step(env: list) -> None:
             launch(ins(env), outs(env))
 

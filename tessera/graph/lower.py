@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..numerics import DType
 from .cpu.program import LoopInput, LoopOp, LoopOutput, LoopProgram
 from .ir import Node, Value
@@ -96,6 +98,8 @@ class Lowered:
     inputs: tuple[tuple[Value, int | None], ...]
     outputs: tuple[Value, ...]
     modes: tuple[str, ...]
+    counters: tuple[int, ...] = ()  # of each further output: 0 of bad values, else of a cast
+    casts: tuple[Node, ...] = ()  # 1 + 3 i: overflow, underflow and subnormal of cast i
 
 
 class _Lowering:
@@ -185,11 +189,15 @@ def template(node: Node) -> str:
 
 
 def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],
-          constants: dict[Value, Any]) -> Lowered:
-    """The loop program of a group over `shape`. `constants` are numbers known while compiling."""
+          constants: dict[Value, Any], checked: dict[Value, str] | None = None) -> Lowered:
+    """The loop program of a group over `shape`. `constants` are numbers known while compiling.
+
+    checked: values whose bad elements are counted, "any" or "nan"; casts count what they lose.
+    """
     low = _Lowering(shape, constants)
     for node in nodes:
         low.node(node)
+    counts, casts = _counts(low, nodes, checked) if checked is not None else ([], [])
     made, modes = [], []
     for v in outputs:
         if v in low.sums:
@@ -211,9 +219,62 @@ def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],
     program = LoopProgram(
         tuple(LoopInput(_memory(v, w)) for v, w in low.inputs),
         ops,
-        tuple(LoopOutput(number(p), dtype, mode) for p, dtype, mode in made),
+        tuple(LoopOutput(number(p), dtype, mode) for p, dtype, mode in made)
+        + tuple(LoopOutput(number(p), "int64", mode) for p, mode, _ in counts),
     )
-    return Lowered(program, tuple(low.inputs), tuple(outputs), tuple(modes))
+    return Lowered(program, tuple(low.inputs), tuple(outputs), tuple(modes),
+                   tuple(counter for _, _, counter in counts), tuple(casts))
+
+
+Count = tuple[tuple[str, int], str, int]  # a bool of the program, how it is counted, and where
+
+
+def _counts(low: _Lowering, nodes: list[Node], checked: dict[Value, str]
+            ) -> tuple[list[Count], list[Node]]:
+    """Bools to be counted: bad elements of checked values, and the fates of casts."""
+    counts: list[Count] = []
+    casts: list[Node] = []
+
+    def count(v: Value, args: tuple, text: str, counter: int) -> None:
+        place = low.push(LoopOp("map", args, "bool_", text))
+        whole = tuple(v.aval.shape) == low.shape
+        counts.append((place, "count" if whole else "row_count", counter))
+
+    for node in nodes:
+        v = node.outputs[0]
+        if v not in low.ids:
+            continue
+        if v in checked:
+            limit = _largest(low.register(v))
+            text = f"not (abs({{0}}) <= {limit!r})" if checked[v] == "any" else "isnan({0})"
+            count(v, (low.ids[v],), text, 0)
+        if node.op.name == "cast" and (fates := _fates(low, node)):
+            for i, (text, args) in enumerate(fates):
+                if text:
+                    count(v, args, text, 1 + 3 * len(casts) + i)
+            casts.append(node)
+    return counts, casts
+
+
+def _largest(register: str) -> float:
+    return float(np.finfo(np.float64 if register == "f64" else np.float32).max)
+
+
+def _fates(low: _Lowering, node: Node) -> list[tuple[str, tuple]]:
+    """Conditions of overflow, underflow and subnormal results of a cast; "" for what cannot be."""
+    source, to = node.attrs["source"], node.attrs["to"]
+    if source.dtype is to.dtype or {source.dtype.kind, to.dtype.kind} != {"float"}:
+        return []
+    x, y = low.operand(node.inputs[0]), low.ids[node.outputs[0]]
+    tiny = f"abs({{0}}) < {float(to.dtype.tiny)!r} and {{0}} != 0"
+    if to.dtype.man >= source.dtype.man and to.dtype.name not in GRIDS:
+        return [("", ()), ("", ()), (tiny, (y,))]
+    full = y
+    if to.policy.saturate and to.dtype.name in GRIDS:  # beyond the range, before it was clamped
+        full = low.push(LoopOp("round", (x,), to.dtype.name))
+    held = _largest("f64" if source.dtype.name == "f64" else "f32")
+    over = f"abs({{0}}) <= {held!r} and not (abs({{1}}) <= {float(to.dtype.max)!r})"
+    return [(over, (x, full)), ("{0} != 0 and {1} == 0", (x, y)), (tiny, (y,))]
 
 
 def _memory(v: Value, word: int | None) -> str:

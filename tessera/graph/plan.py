@@ -79,7 +79,8 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], tuple[Node, .
         if size > FOLD_BYTES:
             rest.append(node)
             continue
-        made = node.op.ref(*[known[v] for v in node.inputs], **node.attrs)
+        with np.errstate(all="ignore"):
+            made = node.op.ref(*[known[v] for v in node.inputs], **node.attrs)
         made = made if node.op.multi else (made,)
         known.update((v, np.asarray(a)) for v, a in zip(node.outputs, made, strict=True))
     return known, tuple(rest)

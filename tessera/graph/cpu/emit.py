@@ -33,6 +33,7 @@ BLOCK, ROWS = 512, 128
 HEADER = ("chunks", "chunk_rows", "rows", "width", "count", "line_rows", "rank", "keep_bytes")
 CALL_WORDS = 4  # next chunk, chunks done, finished, address of the partial column sums
 RANDOM_SCOPE = 15
+PLACELESS = ("column_sum", "count", "row_count")  # outputs that no row has a part of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Stream:
     """Something with strides over the iteration space: an array, or an index counted like one."""
 
     name: str
-    kind: str  # 'input' | 'index' | 'full' | 'row' | 'column_sum'
+    kind: str  # 'input' | 'index' | 'full' | 'row' | 'column_sum' | 'count' | 'row_count'
     position: int  # of the input, op or output
     dtype: str
 
@@ -91,6 +92,7 @@ class _Emitter:
             self.first + k for k, op in enumerate(program.ops) if op.kind == "random_bits"
         ]
         self.columns = [s for s in self.streams if s.kind == "column_sum"]
+        self.counts = [s for s in self.streams if s.kind in ("count", "row_count")]
         self.blocked_columns = [s for s in self.columns if self._partial(s) != "i64"]
         self.write = Writer()
 
@@ -106,7 +108,7 @@ class _Emitter:
         for i, s in enumerate(self.streams):
             if self.inner[s.name] == "s":
                 w(f"{s.name}_col = column_stride(layout, {i})")
-            if s.kind != "column_sum":
+            if s.kind not in PLACELESS:
                 w(f"{s.name}_row = row_stride(layout, {i})")
         for slot in range(len(self.plan.kept) + len(self.random)):
             w(f"keep{slot} = keep(layout, scratch, {slot})")
@@ -116,6 +118,8 @@ class _Emitter:
         w("if chunk >= chunk_count(layout):")
         w("    break")
         self._zero_columns()
+        for s in self.counts:
+            w(f"{s.name}_count = {number(0, 'i64')}")
         w("row = first_row(layout, chunk)")
         w("last = last_row(layout, chunk)")
         if self.blocked_columns:
@@ -125,6 +129,8 @@ class _Emitter:
         self._line()
         w.depth = 2
         self._move_columns()
+        for s in self.counts:
+            w(f"deposit({self._data(s)}, {s.name}_count)")
         self._finish()
         w.depth = 1
         w("while pending(call, 2):")
@@ -181,7 +187,7 @@ class _Emitter:
     def _line(self) -> None:
         """The rows of one line: their addresses, then the row loop."""
         w = self.write
-        moving = [s for s in self.streams if s.kind != "column_sum"]
+        moving = [s for s in self.streams if s.kind not in PLACELESS]
         for s in moving:
             offset = f"row_offset(layout, {self.streams.index(s)}, row)"
             w(f"{s.name} = " + " + ".join(filter(None, [self._data(s), offset])))
@@ -239,6 +245,8 @@ class _Emitter:
         for s in self.streams:
             if s.kind == "row":
                 self._store(s, f"{s.name}", "0")
+            if s.kind == "row_count":
+                self._add_count(s, "i64", f"{s.name}_count")
 
     def _op(self, v: int) -> LoopOp:
         return self.program.ops[v - self.first]
@@ -278,6 +286,9 @@ class _Emitter:
             self._after(step)
             return
         w(f"# pass {step.level}")
+        counts = [s for s in self.counts if s.position in step.outputs]
+        for s in counts:
+            w(f"{s.name}_here = {number(0, 'i32')}")
         blocked = [v for v in step.reductions if self._blocked(v)]
         for v in step.reductions:
             kind, dtype = self._op(v).kind, self._op(v).dtype
@@ -298,6 +309,8 @@ class _Emitter:
             for v in blocked:
                 w(f"t{v} += f64_from_f32(s{v})")
             w.depth -= 1
+        for s in counts:
+            w(f"{s.name}_count += i64_from_i32({s.name}_here)")
         self._after(step)
 
     def _blocked(self, v: int) -> bool:
@@ -320,6 +333,8 @@ class _Emitter:
             s = next(s for s in self.streams if s.name == f"y{i}")
             if s.kind == "full":
                 self._store(s, s.name, self._at(s))
+            elif s.kind == "count":
+                self._add_count(s, "i32", f"{s.name}_here")
             else:
                 self._add_column(s)
 
@@ -341,6 +356,10 @@ class _Emitter:
         item = cast(f"v{value}", self.program.registers[value], kind)
         here = f"load_{memory}_partial({s.name}_part, j)"
         self.write(f"store_{memory}_partial({s.name}_part, j, {_add(kind, here, item)})")
+
+    def _add_count(self, s: Stream, kind: str, total: str) -> None:
+        value = self.program.outputs[s.position].value
+        self.write(f"{total} = accumulate_{kind}({total}, {cast(f'v{value}', 'bool_', kind)})")
 
     def _after(self, step: Pass) -> None:
         """Bind the reductions of a pass, then the row values that follow from them."""

@@ -134,6 +134,12 @@ def claim(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
     return builder.atomic_rmw("add", _element(builder, base, index, 64), I64(1), "seq_cst")
 
 
+@instruction("deposit", types.void, types.int64, types.int64)
+def deposit(builder: ir.IRBuilder, base: ir.Value, count: ir.Value) -> None:
+    """Add to a shared word."""
+    builder.atomic_rmw("add", _element(builder, base, I64(0), 64), count, "seq_cst")
+
+
 @instruction("pending", types.boolean, types.int64, types.int64)
 def pending(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
     """True while a shared word is zero; gives the core to another thread before it answers."""

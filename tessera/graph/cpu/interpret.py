@@ -141,6 +141,10 @@ def identity(kind: str, dtype: str) -> Any:
 
 
 def _output(out: LoopOutput, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if out.mode in ("count", "row_count"):
+        space = shape if out.mode == "count" else (*shape[:-1], 1)
+        held = np.broadcast_to(value[..., :1] if out.mode == "row_count" else value, space)
+        return np.array([held.sum()], np.int64)
     if out.mode == "row":
         value = np.broadcast_to(value[..., :1], (*shape[:-1], 1))
     else:

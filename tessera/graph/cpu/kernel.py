@@ -54,7 +54,8 @@ class LoopKernel:
         return emit(self.program, pattern or self._contiguous())
 
     def _contiguous(self) -> str:
-        return "".join("0" if s.kind == "row" else "1" for s in self.streams)
+        rows = ("row", "count", "row_count")
+        return "".join("0" if s.kind in rows else "1" for s in self.streams)
 
     def bind(
         self,
@@ -66,7 +67,7 @@ class LoopKernel:
 
         in_strides: one per input, len(shape) numbers each (0 where it is broadcast).
         out_strides: len(shape) numbers for 'full' and 'row' outputs (the last of a row output is
-        ignored), one number for 'column_sum'.
+        ignored), one number for 'column_sum', none for counts, whose arrays hold 0 before.
         The number of threads is that of `config.num_threads` now.
         The arrays of each call must have these strides and the program's element types; that is
         not checked again. Raises ShapeError when the strides do not fit the shape.
@@ -91,6 +92,8 @@ class LoopKernel:
         for out, strides in zip(program.outputs, out_strides, strict=True):
             if out.mode == "column_sum":
                 table.append((0,) * (rank - 1) + tuple(strides))
+            elif out.mode in ("count", "row_count"):
+                table.append((0,) * rank)
             else:
                 row = self._pad(strides, rank, "output")
                 table.append((*row[:-1], 0) if out.mode == "row" else row)
@@ -182,8 +185,10 @@ class LoopKernel:
         return outputs
 
     def _new(self, out: Any, shape: tuple[int, ...]) -> np.ndarray:
-        extents = {"full": shape, "row": (*shape[:-1], 1), "column_sum": shape[-1:]}[out.mode]
-        return np.empty(extents, MEMORY_NUMPY[out.dtype])
+        extents = {"full": shape, "row": (*shape[:-1], 1), "column_sum": shape[-1:]}
+        if out.mode not in extents:
+            return np.zeros(1, np.int64)
+        return np.empty(extents[out.mode], MEMORY_NUMPY[out.dtype])
 
 
 def _nothing(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:

@@ -80,7 +80,7 @@ def lay_out(
 
 def _pattern(s: Stream, row: Axis, i: int) -> str:
     stride = 0 if row.extent == 1 else row.strides[i]
-    if s.kind == "row":
+    if s.kind in ("row", "count", "row_count"):
         return "0"
     if s.kind in ("full", "column_sum") and row.extent == 1:
         return "1"

@@ -16,6 +16,7 @@ from .expressions import cost, parse
 from .program import REDUCTIONS, LoopOp, LoopProgram
 
 RECOMPUTE_COST = 6  # f32 additions; above, storing to and loading from L1 is cheaper
+ROWS = ("row", "row_count")  # outputs with one number for each row
 DECODE_COST = {"fp8_e4m3": 4, "fp8_e5m2": 2}
 
 
@@ -53,7 +54,7 @@ def plan_passes(
     last = max(
         (levels[a] for v, op in _ops(program) if op.kind in REDUCTIONS for a in op.args), default=0
     )
-    last = max(last, *(levels[o.value] for o in program.outputs if o.mode != "row"), 0)
+    last = max(last, *(levels[o.value] for o in program.outputs if o.mode not in ROWS), 0)
     wanted = [_roots(program, full, levels, level) for level in range(last + 1)]
     kept = _kept(program, full, levels, wanted)
     written: set[int] = set()
@@ -91,9 +92,9 @@ def _levels(
 
 def _check_rows(program: LoopProgram, full: tuple[bool, ...]) -> None:
     for out in program.outputs:
-        if out.mode == "row" and full[out.value]:
+        if out.mode in ROWS and full[out.value]:
             raise ArgumentError(
-                f"a 'row' output stores v{out.value}, which varies along the last axis",
+                f"a {out.mode!r} output has v{out.value}, which varies along the last axis",
                 hint="reduce it first, or use mode 'full'",
             )
     for _, op in _ops(program):
@@ -109,7 +110,8 @@ def _roots(
         v for v, op in _ops(program) if op.kind in REDUCTIONS and levels[op.args[0]] == level
     )
     outputs = tuple(
-        i for i, o in enumerate(program.outputs) if o.mode != "row" and levels[o.value] == level
+        i for i, o in enumerate(program.outputs)
+        if o.mode not in ROWS and levels[o.value] == level
     )
     ops = dict(_ops(program))
     needed = {ops[v].args[0] for v in reductions} | {program.outputs[i].value for i in outputs}

@@ -44,7 +44,7 @@ ARITY = {
     "random_bits": 2,
 }
 KINDS = ("map", *ARITY)
-MODES = ("full", "row", "column_sum")
+MODES = ("full", "row", "column_sum", "count", "row_count")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class LoopOutput:
     full: `[..., C]`.  row: `[..., 1]`, of a value constant along the last axis.
     column_sum: `[C]`, the value summed over all leading axes (runs of rows in its own type, these
     in f64; in an order that the shape alone fixes).
+    count: `[1]` int64, the number of points where the value, a bool, holds, added to what lies
+    there. row_count: of a value constant along the last axis, the number of rows.
     """
 
     value: int
@@ -120,7 +122,7 @@ class LoopProgram:
     def elementwise(self) -> bool:
         """True when no op or output depends on which axis is the last."""
         return not any(op.kind in REDUCTIONS for op in self.ops) and all(
-            out.mode == "full" for out in self.outputs
+            out.mode in ("full", "count") for out in self.outputs
         )
 
     def __str__(self) -> str:
@@ -158,6 +160,10 @@ def verify(program: LoopProgram) -> None:
         _known(out.dtype, tuple(REGISTER_OF), "memory type of a loop output")
         _known(out.mode, MODES, "mode of a loop output")
         _earlier(out.value, first + len(program.ops), "output")
+        if out.mode in ("count", "row_count") and (
+                out.dtype != "int64" or program.registers[out.value] != "bool_"):
+            raise ArgumentError(f"a {out.mode!r} output counts bools into int64, got "
+                                f"{program.registers[out.value]} into {out.dtype}")
     if not program.outputs:
         raise ArgumentError("a loop program needs an output", hint="add a LoopOutput")
 
