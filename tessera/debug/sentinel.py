@@ -117,7 +117,7 @@ def _switch(mode: str | None) -> None:
     _set(launch.SENTINELS, observe_kernel, on or mode is None)
 
 
-def _set(observers: list, observer: Callable, there: bool) -> None:
+def _set(observers: list, observer: Any, there: bool) -> None:
     if there and observer not in observers:
         observers.append(observer)
     elif not there and observer in observers:

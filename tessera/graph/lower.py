@@ -271,7 +271,7 @@ def _fates(low: _Lowering, node: Node) -> list[tuple[str, tuple]]:
         return [("", ()), ("", ()), (tiny, (y,))]
     full = y
     if to.policy.saturate and to.dtype.name in GRIDS:  # beyond the range, before it was clamped
-        full = low.push(LoopOp("round", (x,), to.dtype.name))
+        full = low.push(LoopOp("round", (x,), to.dtype.name))  # type: ignore[arg-type]
     held = _largest("f64" if source.dtype.name == "f64" else "f32")
     over = f"abs({{0}}) <= {held!r} and not (abs({{1}}) <= {float(to.dtype.max)!r})"
     return [(over, (x, full)), ("{0} != 0 and {1} == 0", (x, y)), (tiny, (y,))]
