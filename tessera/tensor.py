@@ -237,32 +237,15 @@ class Tensor:
         are NumPy's own, of x as an array."""
         return OPERATORS["array_function"](func, args, kwargs)
 
-    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
-                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         """The elements for another library, where they lie: torch.from_dlpack(x). bf16 and fp8 too.
 
         Raises DTypeError for scaled and packed types, BufferError for another device than the host.
         """
         from .runtime import dlpack
 
-        self._exchangeable()
-        if dl_device is not None and tuple(dl_device) != (dlpack.CPU, 0):
-            raise BufferError(f"x lies in host memory, not on DLPack device {tuple(dl_device)}: "
-                              "move it there with that library")
-        array = self.array.copy() if copy else self.array
-        memory = dlpack.Memory(
-            array.ctypes.data, array.shape, tuple(s // array.itemsize for s in array.strides),
-            self.dtype, (dlpack.CPU, 0), not array.flags.writeable, bool(copy))
-        return dlpack.exported(memory, array, max_version)
-
-    def _exchangeable(self) -> None:
-        """Raise DTypeError for a type that other libraries cannot have."""
-        if self.scale is not None or self.dtype.packed:
-            what = "a scaled type" if self.scale is not None else "packed, below a byte an element"
-            raise DTypeError(
-                f"{self.type} cannot be given to other libraries: it is {what}",
-                hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes",
-            )
+        dlpack.check_type(self.type)
+        return dlpack.exported_array(self.array, self.dtype, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU

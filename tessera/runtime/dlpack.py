@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError
-from ..numerics import DType, find_dtype
+from ..numerics import DType, NumericType, find_dtype
 
 CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 HOST_DEVICES = (CPU, 3)  # kDLCUDAHost too
@@ -130,6 +130,30 @@ def exported(memory: Memory, owner: Any, max_version: tuple[int, int] | None) ->
     return _api.PyCapsule_New(address, NEW if versioned else OLD, _drop)
 
 
+def exported_array(array: np.ndarray, dtype: DType, *, stream: Any = None,
+                   max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+    """A capsule for an array in host memory, with the options of `__dlpack__`."""
+    if dl_device is not None and tuple(dl_device) != (CPU, 0):
+        raise BufferError(f"the tensor lies in host memory, not on DLPack device "
+                          f"{tuple(dl_device)}: move it there with that library")
+    array = array.copy() if copy else array
+    strides = tuple(s // array.itemsize for s in array.strides)
+    memory = Memory(array.ctypes.data, array.shape, strides, dtype, (CPU, 0),
+                    not array.flags.writeable, bool(copy))
+    return exported(memory, array, max_version)
+
+
+def check_type(numeric: NumericType) -> None:
+    """Raise DTypeError for a type that other libraries cannot have."""
+    policy = numeric.policy
+    scaled = policy.scaled or policy.custom is not None or policy.per_channel is not None
+    if scaled or numeric.dtype.packed:
+        what = "packed, below a byte an element" if numeric.dtype.packed else "a scaled type"
+        raise DTypeError(f"{numeric} cannot be given to other libraries: it is {what}",
+                         hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes")
+
+
 # --- taking -----------------------------------------------------------------------------------
 def imported(x: Any) -> np.ndarray:
     """The elements of anything with `__dlpack__` in host memory, without a copy.
@@ -188,4 +212,5 @@ def _viewed(tensor: _Tensor, dtype: DType, made: Any, address: int, read_only: b
     return out
 
 
-__all__ = ["CPU", "CUDA", "Memory", "SPECIAL", "VERSION", "exported", "imported"]
+__all__ = ["CPU", "CUDA", "Memory", "SPECIAL", "VERSION", "check_type", "exported",
+           "exported_array", "imported"]

@@ -88,13 +88,13 @@ class Resident(Tensor):
         stream: on which the other library reads them: None and 1, the default stream, see what was
         launched before; -1 waits for nothing. For any other stream the GPU is waited for.
         """
-        self._exchangeable()
+        dlpack.check_type(self.type)
         here = (dlpack.CUDA, self.memory.device.index)
         if dl_device is not None and tuple(dl_device) != here:
             if tuple(dl_device) != (dlpack.CPU, 0) or copy is False:
                 raise BufferError(f"the tensor lies on {self.device}, not on DLPack device "
                                   f"{tuple(dl_device)}" + " without a copy" * (copy is False))
-            return self._on_host(max_version)
+            return dlpack.exported_array(self.array, self.dtype, max_version=max_version)
         if stream not in (None, 1, -1):
             self.memory.device.synchronize()
         memory = self.memory
@@ -104,12 +104,6 @@ class Resident(Tensor):
         given = dlpack.Memory(memory.pointer, self._shape, dense_strides(self._shape), self.dtype,
                               here, copied=bool(copy))
         return dlpack.exported(given, memory, max_version)
-
-    def _on_host(self, max_version: tuple[int, int] | None) -> Any:
-        array = self.array
-        given = dlpack.Memory(array.ctypes.data, self._shape, dense_strides(self._shape),
-                              self.dtype, (dlpack.CPU, 0), copied=True)
-        return dlpack.exported(given, array, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CUDA, self.memory.device.index)
