@@ -80,7 +80,8 @@ class Resident(Tensor):
             raise AttributeError(f"{self.type} is packed or scaled: other libraries cannot read it")
         return super().__getattr__(name)
 
-    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+    def __dlpack__(self, *, stream: Any = None,  # type: ignore[override]
+                   max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """The elements for another library, on the GPU where they lie; a copy on the host where
         `dl_device` asks for one.
