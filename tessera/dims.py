@@ -7,7 +7,7 @@ equality is structural: `B*H == H*B`, while `B == S` is false because nothing pr
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import mul
@@ -157,11 +157,11 @@ def divide(a: int | Dim, b: int | Dim) -> int | Dim | None:
 def _parse(text: str) -> int | Dim:
     try:
         return _evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError) as err:
+    except (SyntaxError, ValueError):
         raise ArgumentError(
             f"{text!r} is not an extent: names, integers, + - and * only",
-            hint='for example "B", "B*H" or "S + 1"',
-        ) from err
+            hint='for example "B", "B*H" or "S + 1"; for a half, name it: "2*H" and "H"',
+        ) from None
 
 
 def _evaluate(node: ast.expr) -> int | Dim:
@@ -179,6 +179,30 @@ def _evaluate(node: ast.expr) -> int | Dim:
         case ast.BinOp(left=a, op=ast.Mult(), right=b):
             return _evaluate(a) * _evaluate(b)
     raise ValueError(ast.dump(node))
+
+
+def solve(dim: Dim, known: Collection[str]) -> tuple[str, int, Dim | int] | None:
+    """(name, factor, rest) when dim = factor * name + rest has one name that is not known, alone in
+    its term; else None."""
+    unknown = dim.names - set(known)
+    if len(unknown) != 1:
+        return None
+    (name,) = unknown
+    own = [(mono, coeff) for mono, coeff in dim.terms if name in mono]
+    if len(own) != 1 or own[0][0] != (name,):
+        return None
+    return name, own[0][1], _normal([t for t in dim.terms if name not in t[0]])
+
+
+def solved_names(dims: Iterable[int | Dim]) -> dict[str, Dim]:
+    """Names that extents such as 2*E alone give a value -> the extent that does."""
+    left = [d for d in dims if isinstance(d, Dim)]
+    known = {str(d) for d in left if str(d).isidentifier()}
+    found: dict[str, Dim] = {}
+    while step := next(((s[0], d) for d in left if (s := solve(d, known))), None):
+        found[step[0]] = step[1]
+        known.add(step[0])
+    return found
 
 
 def sym(names: str) -> Dim | tuple[Dim, ...]:

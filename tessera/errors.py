@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -104,6 +104,22 @@ class TesseraError(Exception):
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def trimmed(f: F) -> F:
+    """Errors of users leave f without the frames between it and the line that they name, and
+    without an error that was only being handled: neither says more to a reader."""
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except TesseraError as error:
+            raise error.with_traceback(None) from error.__cause__
+
+    return call  # type: ignore[return-value]
 
 
 class ShapeError(TesseraError, ValueError):

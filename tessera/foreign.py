@@ -55,6 +55,34 @@ FUNCTIONS: Mapping[str, str] = {
     "bool": "ts.bool_",
 }
 
+# ts.tile.<word>: what CUDA, Triton and CuTe call it
+TILE: Mapping[str, str] = {
+    "program_id": "ts.tile.group_id(axis)", "num_programs": "ts.tile.num_groups(axis)",
+    "block_id": "ts.tile.group_id(axis)", "blockIdx": "ts.tile.group_id(axis)",
+    "gridDim": "ts.tile.num_groups(axis)", "blockDim": "ts.tile.group_size()",
+    "threadIdx": "ts.tile.local_id()", "thread_id": "ts.tile.local_id()",
+    "thread_idx": "ts.tile.local_id()", "block_idx": "ts.tile.group_id(axis)",
+    "global_id": "ts.tile.linear_id()", "grid": "ts.tile.linear_id()",
+    "laneid": "ts.tile.lane_id()", "syncthreads": "ts.tile.barrier()",
+    "debug_barrier": "ts.tile.barrier()", "sync": "ts.tile.barrier()",
+    "syncwarp": "ts.tile.barrier()", "shared": "ts.tile.alloc_shared(shape, dtype)",
+    "local": "ts.tile.alloc_register(shape, dtype)",
+    "make_block_ptr": "a slice: x[m:m+64, k:k+32]", "make_tensor_descriptor":
+    "a slice: x[m:m+64, k:k+32]", "advance": "a slice with another origin: x[m:m+64, k:k+32]",
+    "constexpr": "a keyword-only parameter, or one annotated int", "static_range":
+    "range of constants", "matmul": "ts.tile.dot(a, b)", "sum": "ts.tile.row_sum(t), "
+    "ts.tile.col_sum(t) or ts.tile.reduce_sum(t)", "max": "ts.tile.row_max(t) or "
+    "ts.tile.reduce_max(t)", "min": "ts.tile.row_min(t) or ts.tile.reduce_min(t)",
+    "trans": "t.T", "permute": "t.T", "to": "ts.tile.cast(t, dtype)", "expand_dims":
+    "t[:, None] or t[None, :]", "view": "ts.tile.reshape(t, shape)", "rand":
+    "ts.tile.random_uniform(index, seed)", "randint": "ts.tile.random_bits(index, seed)",
+    "device_print": "print(x)", "shfl_down_sync":
+    "ts.tile.shuffle_down(x, delta)", "shfl_sync": "ts.tile.shuffle(x, lane)",
+    "atomicAdd": "ts.tile.atomic_add(x, index, value)", "atomic_xchg":
+    "ts.tile.atomic_exchange(x, index, value)", "full_like": "ts.tile.full(t.shape, value)",
+    "zeros_like": "ts.tile.zeros(t.shape)", "empty": "ts.tile.zeros(shape)",
+}
+
 # ts.random.<word>
 RANDOM: Mapping[str, str] = {
     "rand": "ts.random.uniform(shape)", "random": "ts.random.uniform(shape)",

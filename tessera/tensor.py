@@ -29,11 +29,11 @@ from .numerics import (
     as_type,
     decode,
     encode,
-    is_custom_policy,
     pack,
     row_bytes,
     unpack,
 )
+from .numerics.parse import is_type
 from .runtime.host_memory import before_write
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
@@ -133,7 +133,7 @@ class Tensor:
     def __class_getitem__(cls, items: Any) -> TensorType:
         items = items if isinstance(items, tuple) else (items,)
         numeric = None
-        if items and _is_type(items[-1]):
+        if items and is_type(items[-1]):
             numeric, items = as_type(items[-1]), items[:-1]
         return TensorType(tuple(Dim.of(d) for d in items), numeric)
 
@@ -463,14 +463,6 @@ def _need_parts(array: Any, kind: Any) -> None:
     raise ArgumentError("Tensor(...) takes a stored buffer and a ts.NumericType; "
                         f"got {type(array).__name__}" + ("" if kind is None else f" and {kind!r}"),
                         hint=f"ts.tensor({data}) makes a tensor of numbers")
-
-
-def _is_type(item: Any) -> bool:
-    return (
-        isinstance(item, DType | NumericType | np.dtype)
-        or is_custom_policy(item)
-        or (isinstance(item, type) and issubclass(item, np.generic))
-    )
 
 
 def summarize(values: np.ndarray) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
 
 from tessera.errors import DTypeError, PolicyError, did_you_mean
 from tessera.numerics.dtypes import DType, dtype_names, find_dtype
@@ -20,6 +22,7 @@ from tessera.numerics.policy import (
     Policy,
     as_type,
     custom_policies,
+    is_custom_policy,
     modifier_kinds,
 )
 
@@ -150,3 +153,27 @@ def _number(cursor: _Cursor, word: str, at: int, kind: ModifierKind) -> str | fl
         return converter(word)
     except ValueError:
         cursor.fail(f"@{kind.name} needs a number; got {word!r}", at)
+
+
+LIKE_TYPE = re.compile(r"(b?float|bf|fp|u?int|tf|f)\d\w*")
+
+
+def is_type(item: Any) -> bool:
+    """Whether the last item of Tensor[...] is a numeric type and no extent: of ours, NumPy's, or a
+    string such as "float32" or "bf16 @accum(f32)".
+
+    Raises DTypeError for a string that can only be a misspelled type.
+    """
+    if isinstance(item, DType | NumericType | np.dtype) or is_custom_policy(item) or (
+            isinstance(item, type) and issubclass(item, np.generic)):
+        return True
+    word = item.partition("@")[0].strip() if isinstance(item, str) else ""
+    if not LIKE_TYPE.fullmatch(word):
+        return False
+    try:
+        find_dtype(word)
+    except DTypeError:
+        if word[:1] == "f" and word[1:].isdigit():
+            return False  # f1, f2 may be extents
+        raise
+    return True

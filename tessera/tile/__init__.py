@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from tessera.errors import UnknownNameError
+from tessera.foreign import TILE
 from tessera.tile.ops import OPS
 
 
@@ -32,7 +33,7 @@ def __getattr__(name: str) -> Any:
         return OPS[name]
     if name.startswith("__"):
         raise AttributeError(name)
-    raise UnknownNameError(f"ts.tile has no {name!r}", name, public_names)
+    raise UnknownNameError(f"ts.tile has no {name!r}", name, public_names, TILE)
 
 
 def public_names() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.dims import Dim, show_shape
+from tessera.dims import Dim, show_shape, solve, solved_names
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
 from tessera.numerics import DType, NumericType, as_type, encode, pack
 from tessera.runtime.dlpack import imported
@@ -68,14 +68,15 @@ def bind(fn_name: str, parameters: dict[str, Any], annotations: dict[str, Any],
         value, annotation = arguments[name], annotations.get(name)
         what = f"{fn_name}: argument {name}"
         if is_constant(name) and not isinstance(value, np.ndarray | Array):
-            bound.constants[name] = _constant(value, annotation, what)
+            bound.constants[name] = _constant(value, annotation, what, parameters[name].default)
         elif isinstance(annotation, TensorType) or annotation is Tile or (
                 annotation is None and not _is_number(value)):
             _tensor(bound, name, value, annotation, what, read or _array)
         elif isinstance(annotation, DType | NumericType | str):
             _scalar(bound, name, value, as_type(annotation), what)
         else:
-            bound.constants[name] = _constant(value, annotation, what)
+            bound.constants[name] = _constant(value, annotation, what, parameters[name].default)
+    _solve(bound)
     _products(bound, annotations)
     return bound
 
@@ -84,7 +85,7 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float | str | bool | tuple | DType) or x is None
 
 
-def _constant(value: Any, annotation: Any, what: str) -> Any:
+def _constant(value: Any, annotation: Any, what: str, default: Any) -> Any:
     """A compile-time argument: a Python number, text, dtype or tuple of them."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
@@ -95,10 +96,25 @@ def _constant(value: Any, annotation: Any, what: str) -> Any:
         value = float(value) if kind == "float" else value
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if annotation is None and isinstance(default, int | float):
+        if isinstance(value, str):
+            raise DTypeError(f"{what} must be a number, as its default {default!r} is, got "
+                             f"{value!r}", where=user_line(), hint=_number_in(value))
+    elif annotation in (int, float, str) and isinstance(annotation, type) and not isinstance(
+            value, annotation):
+        said = {int: "an int", float: "a float", str: "a str"}[annotation]
+        raise DTypeError(f"{what} must be {said}, got {value!r}", where=user_line(),
+                         hint=_number_in(value))
     if not _is_number(value):
         raise DTypeError(f"{what} is a compile-time parameter: a number, text or dtype, got "
                          f"{type(value).__name__}", where=user_line())
     return value
+
+
+def _number_in(value: Any) -> str | None:
+    """A hint for a number in quotes."""
+    bare = value.strip() if isinstance(value, str) else ""
+    return f"without quotes: {bare}" if bare.replace(".", "", 1).isdigit() else None
 
 
 def _scalar(bound: Bound, name: str, value: Any, numeric: NumericType, what: str) -> None:
@@ -191,8 +207,11 @@ def _same_type(wanted: NumericType, got: NumericType, what: str) -> NumericType:
 def _extents(bound: Bound, name: str, dims: tuple[Any, ...], shape: tuple[int, ...],
              what: str) -> None:
     if len(dims) != len(shape):
+        fewer = len(shape) > len(dims)
         raise ShapeError(f"{what} has {len(shape)} axes {show_shape(shape)}, its annotation has "
-                         f"{len(dims)} {show_shape(dims)}", code="E_RANK", where=user_line())
+                         f"{len(dims)} {show_shape(dims)}", code="E_RANK", where=user_line(),
+                         hint=f"give the annotation {len(shape)} extents, or pass "
+                         + (f"{name}.reshape(-1)" if fewer and len(dims) == 1 else "a reshape"))
     for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
         text = str(dim)
         known = bound.texts.setdefault(text, size)
@@ -201,11 +220,28 @@ def _extents(bound: Bound, name: str, dims: tuple[Any, ...], shape: tuple[int, .
             bound.sizes[text] = known
         if isinstance(dim, int) and dim != size:
             raise ShapeError(f"{what}: axis {axis} is {size}, its annotation says {dim}",
-                             where=user_line())
+                             where=user_line(), hint=f"pass {dim} there, or give the extent a "
+                             'name: Tensor["N", ...] takes any')
         if known != size:
             raise ShapeError(f"{what}: axis {axis} ({text}) is {size}, but {owner} ({text}) is "
                              f"{known}", hint=f"{text} is one extent: both must agree",
                              where=user_line())
+
+
+def _solve(bound: Bound) -> None:
+    """The names that only stand in expressions: E of the extent 2*E."""
+    dims = [d for t in bound.types.values() if isinstance(t, Tensor) for d in t.dims]
+    for name, dim in solved_names(dims).items():
+        step = solve(dim, bound.sizes)
+        assert step is not None
+        _, factor, rest = step
+        size, owner = bound.texts[str(dim)], bound.owners[str(dim)]
+        left = size - (rest.bind(bound.sizes) if isinstance(rest, Dim) else rest)
+        assert isinstance(left, int)
+        if left % factor or left // factor < 0:
+            raise ShapeError(f"{owner} is {size}, its annotation says {dim}: no {name} gives that",
+                             where=user_line(), hint=f"pass an extent that is {dim}")
+        bound.sizes[name] = left // factor
 
 
 def _products(bound: Bound, annotations: dict[str, Any]) -> None:
@@ -219,7 +255,8 @@ def _products(bound: Bound, annotations: dict[str, Any]) -> None:
                 known = ", ".join(f"{n}={bound.sizes[n]}" for n in sorted(dim.names))
                 raise ShapeError(
                     f"{bound.owners[str(dim)]} is {bound.texts[str(dim)]}, but {dim} = {value} "
-                    f"with {known}", where=user_line())
+                    f"with {known}", where=user_line(), hint=f"{dim} is computed from the "
+                    "extents of the other arguments: all must agree")
 
 
 def allocate(shape: tuple[int, ...], numeric: NumericType, poisoned: bool) -> np.ndarray:

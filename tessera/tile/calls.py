@@ -7,13 +7,15 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from types import FunctionType
+from types import BuiltinMethodType, FunctionType
 from typing import Any
 
-from tessera.numerics import DType, NumericType, as_type, f32, i32
+import numpy as np
+
+from tessera.numerics import DType, NumericType, as_type, dtype_of_numpy, f32, i32
 from tessera.tile.exits import RETURN, Exits
 from tessera.tile.expressions import Expressions, FText, Kernel_, closure_of
-from tessera.tile.handles import UNSET, Handle, Row, Undefined, describe, is_number
+from tessera.tile.handles import UNSET, Handle, Row, Undefined, describe, is_number, plain_number
 from tessera.tile.ops.registry import OPS, TileOp
 from tessera.tile.source import capture
 from tessera.tile.types import Scalar, Tile
@@ -65,9 +67,10 @@ class Calls(Expressions):
         module = getattr(f, "__module__", None)
         if module == "math" and not constant:
             return self.call_math(f, args)
-        if constant and (module in ("math", "numpy", "builtins", "_operator", "operator")
+        method = isinstance(f, BuiltinMethodType) and is_number(f.__self__)  # n.bit_length()
+        if constant and (method or module in ("math", "numpy", "builtins", "_operator", "operator")
                          or isinstance(f, type) or any(f is p for p in PURE)):
-            return self.call_python(lambda: f(*args, **kwargs))
+            return plain_number(self.call_python(lambda: f(*args, **kwargs)))
         if isinstance(f, Kernel_):
             return self.inline(f.fn, args, kwargs)
         if isinstance(f, FunctionType) and not f.__module__.startswith("tessera."):
@@ -94,6 +97,9 @@ class Calls(Expressions):
             self.fail(f"{f} is a type, not a function", f"ts.tile.cast(x, ts.{f})")
         if not callable(f):
             self.fail(f"{describe(f)} is not a function")
+        if isinstance(f, type) and issubclass(f, np.generic):
+            self.fail(f"np.{f.__name__} of a run-time value", "a cast is written "
+                      f"ts.tile.cast(x, ts.{dtype_of_numpy(np.dtype(f)).name})")
         self.fail(f"{name} cannot be called inside a kernel",
                   "ops of ts.tile, math, builtins such as min, and plain functions can")
 

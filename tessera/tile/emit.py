@@ -242,13 +242,27 @@ class Emitter(EdgeFacts):
             return x
         self.need_dims(self.forms.form(x.value))
         self.fail(f"{what} must be known at compile time",
-                  "use a number, a module constant, a keyword-only parameter or a named extent")
+                  "use a number, a module constant, a keyword-only parameter, a named extent, or "
+                  "an expression of them")
 
     def need_dims(self, form: dict) -> None:
-        """Asks for a new trace with constants when only named extents keep `form` symbolic."""
-        values = [v for v in form if v is not None]
-        if values and all(v in self.dims for v in values):
-            raise NeedConstants(frozenset(self.dims[v] for v in values))
+        """Asks for a new trace with constants when only named extents, and what is computed from
+        them, keep `form` symbolic."""
+        found = [self.extents_behind(v) for v in form if v is not None]
+        if found and None not in found:
+            raise NeedConstants(frozenset().union(*found))  # type: ignore[arg-type]
+
+    def extents_behind(self, x: Any) -> frozenset[str] | None:
+        """The named extents that a value is computed from, None when it has other sources."""
+        if isinstance(x, Const):
+            return frozenset()
+        if x in self.dims:
+            return frozenset({self.dims[x]})
+        op = self.defined_by.get(x)
+        if op is None or OPS[op.name].family != "elementwise" and op.name != "convert":
+            return None
+        found = [self.extents_behind(a) for a in op.args]
+        return None if None in found else frozenset().union(*found)  # type: ignore[arg-type]
 
     def is_uniform(self, x: Any) -> bool:
         return not (isinstance(x, Handle) and isinstance(x.type, Scalar) and not x.type.uniform)

@@ -6,13 +6,23 @@ import ast
 import builtins
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tessera.errors import did_you_mean
+from tessera.foreign import TILE, instead
 from tessera.tile.errors import TileError
-from tessera.tile.handles import Handle, Row, Traced, Undefined, describe, is_bool, is_number
+from tessera.tile.handles import (
+    Handle,
+    Row,
+    Traced,
+    Undefined,
+    describe,
+    is_bool,
+    is_number,
+    plain_number,
+)
 from tessera.tile.indexing import Indexing
 from tessera.tile.ir import If, Op
 from tessera.tile.ops.registry import OPS
@@ -110,15 +120,21 @@ class Expressions(Indexing):
             return self.env[name]
         if name in self.globals:
             self.captured.name(self.active_calls[-1], name, self.globals[name])
-            return self.globals[name]
+            return plain_number(self.globals[name])
         if name in vars(builtins):
             return vars(builtins)[name]
         known = [n for n in (*self.env, *self.globals) if not n.startswith("_")]
-        hint = did_you_mean(name, known)
-        hint = hint if hint.startswith("did") else (
-            "define it before the kernel, or in its body: for example i, j = block_m, block_n; the "
-            "extents of annotations, tile_<dim> and block_<dim> are known by name")
+        near = [] if len(name) < 3 else get_close_matches(name, known, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]!r}?" if near else self.undefined(name)
         self.fail(f"{name!r} is not defined", hint, code="E_UNDEFINED_NAME")
+
+    def undefined(self, name: str) -> str:
+        """What to do about a name that nothing resembles."""
+        if len(name) == 1 and name.islower():
+            return (f"number the lanes, {name} = ts.tile.linear_id(), loop, for {name} in "
+                    "ts.tile.range(N), or take the group's block: i, j = block_m, block_n")
+        return ("define it before the kernel, or in its body; the extents of annotations, "
+                "tile_<dim> and block_<dim> are known by name")
 
     def get_BinOp(self, e: ast.BinOp) -> Any:
         if isinstance(e.op, ast.MatMult):
@@ -290,13 +306,14 @@ class Expressions(Indexing):
         try:
             found = getattr(x, name)
             self.captured.attribute(x, name, found)
-            return found
+            return plain_number(found)
         except TileError as err:
             self.fail(err.message, err.hint)
         except AttributeError as err:
             if isinstance(x, ModuleType) and x.__name__ == "tessera.tile":
                 public = [o.name for o in OPS.values() if o.public]
-                self.fail(f"ts.tile has no {name!r}", did_you_mean(name, public), code="E_NAME")
+                hint = instead(name, TILE, public) or "docs/kernels.md lists all operations"
+                self.fail(f"ts.tile has no {name!r}", hint, code="E_NAME")
             self.fail(str(err))
 
     def handle_attribute(self, x: Handle, name: str) -> Any:
@@ -311,6 +328,9 @@ class Expressions(Indexing):
             return self.shape_of(x)
         if name == "ndim" and not isinstance(t, Scalar):
             return len(self.shape_of(x))
+        whole = isinstance(t, Scalar) and t.dtype.kind in ("int", "uint")
+        if whole and name in ("bit_length", "bit_count"):
+            return getattr(self.constant_int(x, f"a number whose .{name}() is asked"), name)
         if name in ("astype", "to"):
             return lambda dtype: self.call(OPS["cast"], [x, dtype], {})
         kind = type(t).__name__.lower()

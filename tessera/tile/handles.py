@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import SourceLine
 from tessera.numerics import bool_
 from tessera.tile.ir import Value
@@ -74,6 +76,11 @@ Number = int | float | bool
 
 def is_number(x: Any) -> bool:
     return isinstance(x, int | float)
+
+
+def plain_number(x: Any) -> Any:
+    """A number of NumPy, np.float32(2.0), as Python's; anything else as it is."""
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufV" else x
 
 
 def is_bool(x: Any) -> bool:

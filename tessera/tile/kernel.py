@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.errors import ArgumentError, did_you_mean, user_line
+from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, i64
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
@@ -22,6 +22,7 @@ from tessera.tile.errors import TileError
 from tessera.tile.expressions import Kernel_, closure_of
 from tessera.tile.ir import Function
 from tessera.tile.launch import Config, run
+from tessera.tile.legality import require_shared
 from tessera.tile.machine import Report
 from tessera.tile.measure import gpu_of_call
 from tessera.tile.passes import PIPELINE
@@ -210,6 +211,7 @@ class Kernel(Kernel_):
             return ready.launch(*args, *kwargs.values(), stream=stream)
         return self.run(config, args, kwargs, stream)
 
+    @trimmed
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
             target: str | None = None) -> Any:
         """A call, the long way: where it runs is found, its arguments are bound and checked."""
@@ -360,13 +362,16 @@ class Kernel(Kernel_):
         function = trace(self.source, self.fn, spec, sizes)
         for run_pass in PIPELINE:
             function = run_pass(function)
+        require_shared(function)
         return function
 
+    @trimmed
     def lower(self, *args: Any, **kwargs: Any) -> Function:
         """The Tile IR that a call with these arguments would run."""
         bound = self.bind(args, kwargs)
         return self.specialise(bound, self.choose(bound), self.grid is not None)
 
+    @trimmed
     def inspect_ir(self, level: str = "tile", *, target: str | None = None, **sizes: int) -> str:
         """The text of a level of the last specialisation.
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ArgumentError
+from tessera.runtime.occupancy import LIMITS
 from tessera.tile.arguments import Bound
+from tessera.tile.errors import TileError
 from tessera.tile.gpus import Gpu
-from tessera.tile.ir import Function
+from tessera.tile.ir import Function, Op, walk
 from tessera.tile.schedule import Schedule
+from tessera.tile.types import Buffer
 from tessera.tile.work import register_bytes, ring_bytes
 
 MAX_LANES = 1024  # of a group
 MAX_REGISTERS = 255  # of a lane; both: CUDA C++ Programming Guide 13, technical specifications
 HEADS = ("D", "D_h")
+
+
+def require_shared(function: Function) -> None:
+    """Raises TileError for buffers that no target has the shared memory for, at the largest."""
+    most = max(n.group_shared_bytes for n in LIMITS.values())
+    target = min(cc for cc, n in LIMITS.items() if n.group_shared_bytes == most)
+    if function.shared_bytes <= most:
+        return
+    made = [(d.type, d.value.name, n.where) for n in walk(function.body) if isinstance(n, Op)
+            for d in n.outs if isinstance(d.type, Buffer) and d.type.space == "shared"]
+    made.sort(key=lambda m: -m[0].bytes)
+    parts = ", ".join(f"{name} {'x'.join(map(str, t.shape))} {t.dtype}" + f" x {t.stages}" * (
+        t.stages > 1) for t, name, _ in made[:3])
+    raise TileError(
+        f"{function.name} needs {function.shared_bytes} bytes of shared memory, a group has at "
+        f"most {most}, on sm_{target[0]}{target[1]}: {parts}", where=made[0][2],
+        hint="use smaller tiles or buffers, or fewer stages; go over a large array in blocks")
 
 
 def require_legal(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu) -> None:

@@ -51,6 +51,10 @@ class Source:
 def capture(fn: Callable) -> Source:
     """The source of a plain function. Raises TileError when there is none or it changed."""
     file = fn.__code__.co_filename
+    if fn.__name__ == "<lambda>":
+        raise TileError("a lambda is no kernel, and none calls one: the source of an expression "
+                        "cannot be told apart", where=source_line(file, fn.__code__.co_firstlineno),
+                        hint="write def f(x): return ...")
     linecache.checkcache(file)
     try:
         lines, first = inspect.getsourcelines(fn)
@@ -58,7 +62,7 @@ def capture(fn: Callable) -> Source:
         raise TileError(
             f"the source of {fn.__name__} is not available ({err})",
             hint="define it in a file or a notebook cell; for exec, put the text into linecache",
-            code="E_NO_SOURCE") from err
+            code="E_NO_SOURCE") from None
     text = "".join(lines)
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = _definition(textwrap.dedent(text), fn)
@@ -69,13 +73,13 @@ def capture(fn: Callable) -> Source:
 def _definition(text: str, fn: Callable) -> ast.FunctionDef:
     try:
         node = ast.parse(text).body[0]
-    except SyntaxError as err:
-        raise _changed(fn) from err
+    except SyntaxError:
+        raise _changed(fn) from None
     if isinstance(node, ast.FunctionDef):
         return node
     where = source_line(fn.__code__.co_filename, fn.__code__.co_firstlineno)
     raise TileError(f"{fn.__name__} is no plain function but {type(node).__name__}", where=where,
-                    hint="a kernel, and what it calls, is a function made by def, not by lambda")
+                    hint="a kernel, and what it calls, is a function made by def")
 
 
 def _require_unchanged(tree: ast.FunctionDef, fn: Callable) -> None:

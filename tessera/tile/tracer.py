@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tessera.dims import Dim
+from tessera.dims import Dim, solved_names
 from tessera.numerics import NumericType, i32, i64
 from tessera.tensor import TensorType
 from tessera.tile import origins
@@ -101,6 +101,8 @@ class Tracer(Ranges):
                  for d in t.dims if isinstance(d, Dim) and str(d).isidentifier()]
         for name, t in self.spec.params:
             self.parameter(name, t, "argument")
+        names += solved_names(d for _, t in self.spec.params if isinstance(t, Tensor)
+                              for d in t.dims)
         for name in dict.fromkeys(names):
             if name not in self.env:
                 self.dimension(name)

@@ -9,6 +9,7 @@ import numpy as np
 from tessera.tile.edge_masks import Along
 from tessera.tile.errors import RuleError
 from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.ops import rules
 from tessera.tile.ops.memory import addresses, touch
 from tessera.tile.ops.registry import declare, macro
 from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
@@ -130,7 +131,8 @@ def _tile_rule(types: Any) -> Any:
     if not isinstance(target, View | Buffer) or not isinstance(value, Tile):
         raise RuleError(f"an atomic of {value} into {target}")
     if target.shape != value.shape:
-        raise RuleError(f"an atomic of {value} into {target}: the extents differ")
+        raise RuleError(f"an atomic of {value} into {target}: the extents differ",
+                        rules.misfit(target.shape, value.shape))
     return ()
 
 

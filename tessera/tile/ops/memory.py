@@ -225,7 +225,9 @@ def _store_rule(types: Any, attrs: Any) -> Any:
         return ()
     if value.shape != target.shape:
         raise RuleError(f"store of {value} to {target}: the extents differ",
-                        "fix the slice, or reshape the tile")
+                        rules.misfit(target.shape, value.shape)
+                        if len(target.shape) == len(value.shape)
+                        else "fix the slice, or reshape the tile")
     return ()
 
 
@@ -262,7 +264,8 @@ def _copy_rule(types: Any, attrs: Any) -> Any:
         raise RuleError(f"cp_async copies from global to shared memory, not from {source.space} "
                         f"to {target.space}", "ts.tile.cp_async(shared_buffer, A[m:m+64, k:k+32])")
     if target.shape != getattr(source, "shape", None):
-        raise RuleError(f"cp_async of {source} into {target}: the extents differ")
+        raise RuleError(f"cp_async of {source} into {target}: the extents differ",
+                        "slice the tensor, or part of the buffer, so that both have one shape")
     if target.dtype is not source.dtype:
         raise RuleError(f"cp_async moves bytes: {source} and {target} have different types",
                         "load, cast and store, or allocate the buffer in the tensor's type")

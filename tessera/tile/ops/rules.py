@@ -8,6 +8,7 @@ is f32. """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from tessera.numerics import DType, bool_, f32, f64, i32, i64
@@ -53,10 +54,12 @@ def broadcast_type(types: Sequence[Type], dtype: DType, what: str) -> Type:
     shape = [1] * rank
     for t in tiles:
         if len(t.shape) != rank:
-            raise RuleError(f"{what} of {' and '.join(map(str, tiles))}: ranks differ")
+            raise RuleError(f"{what} of {' and '.join(map(str, tiles))}: ranks differ",
+                            "give the one with fewer axes the others: t[:, None], t[None, :]")
         for i, n in enumerate(t.shape):
             if n != 1 and shape[i] not in (1, n):
-                raise RuleError(f"{what} of {' and '.join(map(str, tiles))}: axis {i} does not fit")
+                raise RuleError(f"{what} of {' and '.join(map(str, tiles))}: axis {i} does not "
+                                f"fit, {shape[i]} and {n}", misfit(*(t.shape for t in tiles)))
             shape[i] = max(shape[i], n) if n != 1 else shape[i]
     return Tile(dtype, tuple(shape))
 
@@ -100,6 +103,15 @@ def floats(types: Sequence[Type], attrs: dict[str, Any]) -> Type:
     if dtype_of(out).kind != "float":
         raise RuleError(f"needs a float, got {out}")
     return out
+
+
+def misfit(*shapes: tuple[int, ...]) -> str:
+    """What to do about tiles whose extents differ."""
+    if len(shapes) == 2 and shapes[0] == shapes[1][::-1]:
+        return "is a .T missing?"
+    if len(shapes) == 2 and prod(shapes[0]) == prod(shapes[1]):
+        return f"reshape one: ts.tile.reshape(t, {shapes[0]})"
+    return "extents along an axis are equal or 1: load parts of one shape"
 
 
 def require_tile(t: Type, rank: int | None, what: str) -> Tile:
