@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import json
 import subprocess
 import sys
@@ -426,6 +427,8 @@ def run_command(argv: list[str] | None) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: trained; 1: an error; 130: interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files that are no text
     try:
         with ts.dist.rank0_only():
             return run_command(argv)

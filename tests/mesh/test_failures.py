@@ -76,6 +76,19 @@ def test_different_axes_are_found_as_a_circle():
     assert info.value.where.file == __file__
 
 
+def test_calls_that_look_alike_on_different_meshes():
+    def program():
+        shape = (2, 2) if ts.dist.rank() else (1, 4)
+        mesh = ts.dist.mesh(axes=("dp", "tp"), shape=shape)
+        ts.dist.all_reduce(X, "tp", mesh=mesh)
+
+    with pytest.raises(ts.dist.DisagreementError) as info:
+        ts.dist.simulate(program, 4)
+    text = str(info.value)
+    assert text.count("all_reduce(f32[2, 3], op=sum) over tp") == 2
+    assert "are the meshes the same?" in text
+
+
 def test_a_rank_that_returns_early_is_named():
     with pytest.raises(ts.dist.StalledError, match="rank 1 has returned"):
         ts.dist.simulate(lambda: ts.dist.rank() == 1 or ts.dist.barrier(), 3)

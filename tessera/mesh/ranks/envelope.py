@@ -107,7 +107,8 @@ def check(got: Header, label: Label, number: int, rank: int, source: int, expect
     """
     if got.digest != label.digest:
         raise disagreement(f"ranks {min(rank, source)} and {max(rank, source)} disagree about "
-                           "what they exchange", [(rank, str(label)), (source, got.text)],
+                           "what they exchange",
+                           [(rank, str(label), label.digest), (source, got.text, got.digest)],
                            label.where)
     if got.number != number:
         raise MeshError(f"rank {rank} has got message {got.number} of rank {source} in {label}, "
@@ -117,14 +118,17 @@ def check(got: Header, label: Label, number: int, rank: int, source: int, expect
                         f"which sent {got.length} in {got.text}", where=label.where, hint=HINT)
 
 
-def disagreement(what: str, calls: Iterable[tuple[int, str]], where: SourceLine | None
+def disagreement(what: str, calls: Iterable[tuple[int, str, bytes]], where: SourceLine | None
                  ) -> DisagreementError:
-    """The error that shows what each rank does."""
-    by_call: dict[str, list[int]] = {}
-    for rank, text in calls:
-        by_call.setdefault(text, []).append(rank)
+    """The error that shows what each rank does. calls: rank, text and digest"""
+    by_call: dict[tuple[str, bytes], list[int]] = {}
+    for rank, text, digest in calls:
+        by_call.setdefault((text, digest), []).append(rank)
     lines = [f"  {ranks_text(ranks)}: {text}"
-             for text, ranks in sorted(by_call.items(), key=lambda item: min(item[1]))]
+             for (text, _), ranks in sorted(by_call.items(), key=lambda item: min(item[1]))]
+    if len({text for text, _ in by_call}) < len(by_call):
+        lines.append("  what looks alike differs in the ranks of its axis, or in what it was told "
+                     "of other ranks' extents: are the meshes the same?")
     return DisagreementError("\n".join([f"{what}:", *lines]), where=where, hint=HINT)
 
 

@@ -74,7 +74,8 @@ def agree(group: Group, mine: Call, varies: Iterable[int] = ()) -> list[Shape]:
     me = group.transport.rank
     got = group.transport.meet((r for r in group.ranks if r != me), label)
     if any(h.digest != label.digest for h in got.values()):
-        calls = [(r, got[r].text if r in got else str(label)) for r in group.ranks]
+        calls = [(r, got[r].text, got[r].digest) if r in got else
+                 (r, str(label), label.digest) for r in group.ranks]
         raise disagreement(f"the ranks of {group.axis!r} disagree about their next collective",
                            calls, label.where)
     return [got[r].shape if r in got else mine.shape for r in group.ranks]

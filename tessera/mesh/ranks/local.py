@@ -96,7 +96,7 @@ class LocalWorld:
             if messages and self.failure is None:
                 self.fail(None, disagreement(
                     f"rank {to} has returned, and never received what rank {source} has sent it",
-                    [(source, messages[0].header.text), (to, "has returned")], None))
+                    [(source, messages[0].header.text, b""), (to, "has returned", b"")], None))
 
     def deadlock(self) -> StalledError:
         states = [f"  rank {r} " + ("has returned" if self.done[r] else str(self.waiting[r]))

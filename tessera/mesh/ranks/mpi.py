@@ -383,7 +383,7 @@ class MpiTransport(Transport):
             time.sleep(_END_POLL_S)
         return disagreement(
             f"rank {self.rank} has ended the program, and never received what rank {source} has "
-            "sent it", [(source, text), (self.rank, "has ended the program")], None)
+            "sent it", [(source, text, b""), (self.rank, "has ended the program", b"")], None)
 
     def _forget(self) -> None:
         """A child that is forked is no rank: what it sent would be taken for ours."""
