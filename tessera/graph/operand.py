@@ -192,14 +192,15 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
     Python numbers are weak: they take the tensors' type. Raises DTypeError when two formats have
     no common type (fp8_e4m3 with fp8_e5m2).
     """
-    tensors = [as_tensor(x) for x in xs if not is_number(x)]
-    if not tensors:
-        tensors = [as_tensor(x) for x in xs]
-        xs = tuple(tensors)
+    given: list[Tensor | None] = [None if is_number(x) else as_tensor(x) for x in xs]
+    if all(t is None for t in given):  # as_tensor of a traced number is that number still
+        given = [as_tensor(x) for x in xs]
+        xs = tuple(t for t in given if t is not None)
+    tensors = [t for t in given if t is not None]
     common = tensors[0].type
-    for t in tensors[1:]:
-        if t.type is not common:
-            common = result_type(common, t.type)
+    for tensor in tensors[1:]:
+        if tensor.type is not common:
+            common = result_type(common, tensor.type)
     for x in xs:
         if is_number(x):
             dtype = weak_type(common.dtype, x)
@@ -207,14 +208,15 @@ def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:
     if common.dtype is F64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening(tensors)
     numeric = compute_type(common)
-    out, rest = [], iter(tensors)
-    for x in xs:
+    out = []
+    for x, t in zip(xs, given, strict=True):
         if isinstance(x, Number):
             out.append(convert(fitting(x, numeric.dtype), numeric))
         elif is_number(x):
             out.append(literal(x if not isinstance(x, np.generic) else x.item(), numeric))
         else:
-            out.append(convert(to_compute(next(rest)), numeric))
+            assert t is not None
+            out.append(convert(to_compute(t), numeric))
     return out, common
 
 

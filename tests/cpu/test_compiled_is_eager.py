@@ -237,3 +237,18 @@ def test_a_power_has_the_type_of_other_arithmetic(numeric: str, exponent: float,
                                                   ) -> None:
     y = ts.tensor([1, 1], numeric) ** exponent
     assert str(y.type) == result and y.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("f", [
+    lambda n: ts.where(n > 1.0, 1.0 / n, 1.0), lambda n: ts.where(n > 1.0, 1.0, n),
+    lambda n: ts.maximum(n, 1.0), lambda n: ts.minimum(1.0, 2 * n), lambda n: ts.power(n, 2.0)])
+def test_operations_on_numbers_alone(f):
+    """Traced numbers beside written ones, with no tensor among them."""
+    step = ts.jit(f)
+    for n in (2.0, 0.5, 4.0):
+        assert step(n).item() == f(n).item()
+
+
+def test_clipping_by_a_norm_that_is_a_number():
+    clip = ts.jit(lambda g, norm: ts.optim.clip_by_global_norm(g, 1.0, norm)[0])
+    assert [clip({"w": ts.ones(())}, n)["w"].item() for n in (2.0, 0.5)] == [0.5, 1.0]
