@@ -301,6 +301,10 @@ class Tensor:
         else:
             target, update = np.array(self.numpy()), to_numpy(value)
         source = value.type if isinstance(value, Tensor) else np.asarray(value).dtype
+        if not target.flags.writeable:
+            raise ArgumentError(f"a {self.type}{show_shape(self.shape)} that cannot be written: a "
+                                "view that repeats elements, or memory that is read-only",
+                                hint="x = x.copy() first")
         try:
             target[_plain_index(index)] = update
         except IndexError as err:

@@ -131,13 +131,13 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Results in memory of their own: those that lie in an argument, or in another result, copied.
-    """
+    """Results in memory of their own: those that lie in an argument or in another result are
+    copied, and those that repeat elements."""
     taken = {memory_id(a) for a in others}
     out = []
     for a in results:
         at = memory_id(a)
-        out.append(a.copy() if at in taken else a)
+        out.append(a.copy() if at in taken or not a.flags.writeable else a)
         taken.add(at)
     return tuple(out)
 

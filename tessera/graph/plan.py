@@ -51,7 +51,8 @@ class MemoryPlan:
     released: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # behind unit i:
     # (offset, bytes) of the arena that nothing reads any more
     copied: list[bool] = field(default_factory=list)  # per output: whether its memory is shared
-    # with an argument, a capture, a constant or another output, so that the caller gets a copy
+    # with an argument, a capture, a constant, another output or among its own elements, so that
+    # the caller gets a copy
     arena_bytes: int = 0
     unshared_bytes: int = 0
 
@@ -189,7 +190,8 @@ def _escape(plan: MemoryPlan, graph: Graph) -> None:
         root = plan.places[v].root
         if plan.places[root].kind == "arena":
             plan.places[root].kind = "fresh"
-        plan.copied.append(plan.places[root].kind not in ("fresh", "dynamic") or root in seen)
+        owned = plan.places[root].kind in ("fresh", "dynamic") and root not in seen
+        plan.copied.append(not owned or not plan.shadows[v].flags.writeable)  # it may repeat some
         seen.add(root)
 
 

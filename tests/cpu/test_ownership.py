@@ -81,6 +81,29 @@ def test_writing_into_a_result_leaves_the_argument(fn: Any, mode: str) -> None:
     assert x.tolist() == [1.0] * 4
 
 
+@pytest.mark.parametrize("mode", ["off", "flag"])
+@pytest.mark.parametrize("fn", [
+    lambda x: ts.broadcast_to(x @ x, (2, 3, 3)), lambda x: ts.diagonal(x @ x),
+    lambda x: ts.broadcast_to(ts.sum(x), (4,)), lambda x: ts.broadcast_to(x, (2, 3, 3))])
+def test_a_result_is_not_its_own_alias(fn: Any, mode: str) -> None:
+    """A view that repeats elements leaves as a whole array, which can be written."""
+    with ts.config.scope(numerics=mode):
+        y = ts.jit(fn)(ts.ones((3, 3)))
+    y[0] = 7.0
+    assert float(ts.sum(y == 7.0)) == y.size // y.shape[0]
+
+
+def test_what_cannot_be_written_says_so() -> None:
+    fixed = np.ones(3)
+    fixed.setflags(write=False)
+    for x in (ts.broadcast_to(ts.ones(3), (2, 3)), ts.Tensor(fixed, ts.as_type("f64"))):
+        with pytest.raises(ts.ArgumentError, match="cannot be written") as error:
+            x[0] = 2.0
+        assert "copy()" in error.value.hint
+        y = x.copy()
+        y[0] = 2.0
+
+
 def test_a_cast_is_a_copy_eagerly() -> None:
     x = ts.ones(4)
     y = ts.cast(x, "f32 @saturate")
