@@ -43,8 +43,7 @@ FUNCTIONS: Mapping[str, str] = {
     "fmod": "ts.remainder(a, b), with the sign of b", "vdot": "ts.sum(a * b)",
     "rot90": "ts.flip(ts.swapaxes(x, 0, 1), 0)", "heaviside": "ts.where(x < 0, 0, 1)",
     "hardtanh": "ts.clip(x, -1, 1)", "rad2deg": "x * (180 / ts.pi)", "kthvalue":
-    "ts.sort(x)[..., k]", "bitwise_and": "a & b", "bitwise_or": "a | b", "bitwise_xor": "a ^ b",
-    "bitwise_not": "~x", "bincount": "ts.segment_sum(ts.ones(n), ids, num_segments)",
+    "ts.sort(x)[..., k]", "bincount": "ts.segment_sum(ts.ones(n), ids, num_segments)",
     "gammaln": "ts.lgamma(x)", "loggamma": "ts.lgamma(x)", "psi": "ts.digamma(x)",
     "erf_inv": "ts.erfinv(x)", "compile": "ts.jit(f)", "no_grad": "ts.stop_gradient(x)",
     "detach": "ts.stop_gradient(x)", "function": "ts.jit(f)",

@@ -151,6 +151,9 @@ def _reduce(rw: Rewriter, inputs: tuple, node: Node) -> Value | None:
     last = x.aval.ndim - 1
     if all(isinstance(x.aval.shape[a], int) and x.aval.shape[a] == 1 for a in axis) and (
             _keeps(attrs.get("accum"), x.aval)):
+        if node.op.name == "reduce_sum" and x.aval.dtype.kind == "float":  # it begins with 0
+            zero = rw.emit("constant", value=0.0, type=x.aval.type)
+            x = rw.emit("add", x, zero)
         return rw.emit("reshape", x, shape=node.outputs[0].aval.shape)
     if last not in axis or any(x.aval.shape[a] == 0 for a in axis):
         return None

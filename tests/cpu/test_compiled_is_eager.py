@@ -150,6 +150,11 @@ def test_a_sum_of_one_element_rounds_in_its_accumulate_type() -> None:
         with ts.config.scope(loop_min_elements=least):
             assert ts.jit(lambda x: ts.sum(x, axis=1))(x).tolist() == ts.sum(x, axis=1).tolist()
     assert ts.sum(x).item() == 1.0
+    for shape in ((4, 1), (1, 4), (1, 1, 1)):
+        zeros = ts.full(shape, -0.0)  # 0 + -0 is 0
+        for f in (ts.sum, lambda x: ts.sum(x, axis=0), lambda x: ts.max(x, axis=1)):
+            want = np.signbit(f(zeros).array)
+            np.testing.assert_array_equal(np.signbit(ts.jit(f)(zeros).array), want)
 
 
 def test_zeros_of_both_signs_are_two_constants() -> None:
