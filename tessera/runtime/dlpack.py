@@ -25,6 +25,8 @@ CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 HOST_DEVICES = (CPU, 3)  # kDLCUDAHost too
 VERSION = (1, 1)
 READ_ONLY, COPIED = 1, 2  # flags of a versioned tensor
+READ_ONLY_WORDS = ("the tensor is read-only, which the library's DLPack (before 1.0) cannot say: "
+                   "give it a copy")
 CODES = {"int": 0, "uint": 1, "float": 2, "bool": 6}
 SPECIAL = {"bf16": 4, "fp8_e4m3": 10, "fp8_e5m2": 12}  # kDLBfloat, kDLFloat8_e4m3fn, _e5m2
 _NAMES = {(code, 16 if name == "bf16" else 8): name for name, code in SPECIAL.items()}
@@ -121,8 +123,7 @@ def exported(memory: Memory, owner: Any, max_version: tuple[int, int] | None) ->
         made = _Versioned(*VERSION, 0, _delete, flags, tensor)
     else:
         if memory.read_only:
-            raise BufferError("the tensor is read-only, which the library's DLPack (before 1.0) "
-                              "cannot say: give it a copy")
+            raise BufferError(READ_ONLY_WORDS)
         made = _Managed(tensor, 0, _delete)
     address = ctypes.addressof(made)
     with _lock:
@@ -133,15 +134,28 @@ def exported(memory: Memory, owner: Any, max_version: tuple[int, int] | None) ->
 def exported_array(array: np.ndarray, dtype: DType, *, stream: Any = None,
                    max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
-    """A capsule for an array in host memory, with the options of `__dlpack__`."""
+    """A capsule for an array in host memory, with the options of `__dlpack__`.
+
+    It is NumPy's, with the type's code put in: its deleter may run while an error of the library
+    that refused it is on its way, which one written in Python would lose.
+    """
     if dl_device is not None and tuple(dl_device) != (CPU, 0):
         raise BufferError(f"the tensor lies in host memory, not on DLPack device "
                           f"{tuple(dl_device)}: move it there with that library")
     array = array.copy() if copy else array
-    strides = tuple(s // array.itemsize for s in array.strides)
-    memory = Memory(array.ctypes.data, array.shape, strides, dtype, (CPU, 0),
-                    not array.flags.writeable, bool(copy))
-    return exported(memory, array, max_version)
+    versioned = max_version is not None and max_version[0] >= 1
+    if not (versioned or array.flags.writeable):
+        raise BufferError(READ_ONLY_WORDS)
+    code, _ = code_of(dtype)
+    words = array.view(f"u{array.itemsize}") if dtype.name in SPECIAL else array
+    capsule = words.__dlpack__(max_version=VERSION if versioned else None)
+    name = NEW if versioned else OLD
+    address = _api.PyCapsule_GetPointer(id(capsule), name)
+    made = (_Versioned if versioned else _Managed).from_address(address)
+    made.tensor.code = code
+    if isinstance(made, _Versioned):
+        made.minor, made.flags = VERSION[1], made.flags | COPIED * bool(copy)
+    return capsule
 
 
 def check_type(numeric: NumericType) -> None:

@@ -506,9 +506,11 @@ def test_illegal_candidates_are_skipped_with_their_reason(rng):
     check(a, b, c)
     skipped = [t for t in gemm.tuning_trace if t.status == "skipped"]
     reasons = {t.schedule.values["m"]: t.reason for t in skipped if t.schedule.warps == 4}
-    assert reasons == {16: "256000 bytes of shared memory, a group has 232448 on H200",
-                       32: "512000 bytes of shared memory, a group has 232448 on H200",
-                       64: "1024000 bytes of shared memory, a group has 232448 on H200"}
+    said = ("gemm needs {} bytes of shared memory, a group has at most 232448, on sm_90: "
+            "pad {}x4 f32")
+    assert reasons == {16: said.format(256000, 16000),
+                       32: said.format(512000, 32000),
+                       64: said.format(1024000, 64000)}
     assert any("2048 lanes, a group has at most 1024" in t.reason for t in skipped)
     assert len(skipped) == 6 + 12 and not any(t.schedule in clock.asked for t in skipped)
     assert gemm.best_config["stages"] == 2

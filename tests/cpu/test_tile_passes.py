@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
 from kernels.build import build
 from tessera import config
+from tessera.tile.errors import TileError
 from tessera.tile.ir import For, If, Op, definitions, walk
 from tessera.tile.launch import Config, run
 from tessera.tile.parsing import parse_ir
@@ -113,7 +114,11 @@ def results(function, kernel):
 @given(block())
 def test_random_programs_keep_their_results(lines):
     source = HEAD + "\n".join(indent(lines)) + "\n" + TAIL
-    kernel, function = prepared(build(source)["k"])
+    try:
+        kernel, function = prepared(build(source)["k"])
+    except TileError as error:  # two edges that differ meet: refused in words
+        assume(error.code != "E_EDGE")
+        raise
     verify(function)
     want = results(function, kernel)
     assert np.abs(want[0]).max() > 0 or np.isnan(want[0]).any()

@@ -35,9 +35,11 @@ def test_the_kernel_over_a_cache(flash, rng, S, T, causal):
     q, cache = attention_inputs(rng, S, T, 64)
     with ts.device(ts.gpu):
         got = flash(q, cache, dropout=0.0, causal=causal)
+        ts.random.seed(7)  # both launches are the first that draws
         dropped = flash(q, cache, dropout=0.25, causal=causal)
     want = reference_attention(q, cache, causal)
     assert np.abs(np.asarray(got, np.float64) - want).max() < 0.02
+    ts.random.seed(7)
     with ts.device(ts.cpu):
         again = flash(q, cache, dropout=0.25, causal=causal)
     difference = np.asarray(dropped, np.float64) - np.asarray(again, np.float64)
