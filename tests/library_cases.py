@@ -105,7 +105,7 @@ CALLS: dict[str, Call] = {
                                                         (1, 2, 90, 32)), "bf16", CAUSAL, terms=16),
     "attention scaled": Call("flash_attention_2", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32",
                              (("scale", 0.3),), terms=35),
-    "rotary": Call("rotary_embedding", ((2, 3, 50, 32),), "f32", (("start", 100000),), terms=4),
+    "rotary": Call("rotary_embedding", ((2, 3, 50, 32),), "f32", (("start", 100000),), terms=8),
     "rotary bf16": Call("rotary_embedding", ((4, 33, 64),), "bf16", (("base", 500.0),),
                         terms=2),
     "gemm": Call("gemm", ((70, 50), (50, 90)), terms=50),
