@@ -262,11 +262,12 @@ def test_the_goals_attention(queries, keys, causal, blocks, rng):
     args = (halves(rng, 2, queries, 64), halves(rng, 2, keys, 64), halves(rng, 2, keys, 64))
     got, _ = on_gpu(kernel, "torch", args, dropout=0.0, causal=causal)
     assert np.abs(got - attention(*args, causal)).max() < 0.02
-    ts.random.seed(7)  # both launches are the first that draws
+    ts.random.seed(7)
     dropped, _ = on_gpu(kernel, "torch", args, dropout=DROPPED, causal=causal)
     ts.random.seed(7)
     with config.scope(device="cpu"):
-        want = get(kernel(*args, dropout=DROPPED, causal=causal))
+        for _ in range(2):  # as there: each launch draws anew
+            want = get(kernel(*args, dropout=DROPPED, causal=causal))
     assert np.abs(dropped - want).max() < 0.02  # the same elements are dropped
     assert queries == 1 or np.abs(dropped - got).max() > 0.05
 
