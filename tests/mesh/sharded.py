@@ -168,7 +168,8 @@ def low_precision() -> str:
 
 def fp6_gemm() -> str:
     """X by rows over dp, W by columns over tp: the bits of the product of the whole."""
-    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(8, 9))
+    shape = (2, 3) if ts.dist.world_size() == 6 else (8, 9)
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=shape)
     x = ts.dist.tensor((16, 32), ts.ShardSpec(ROW, ("dp",)), mesh, "fp6 @accum(fp32)",
                        init=numbers(16, 32))
     w = ts.dist.tensor((32, 76), ts.ShardSpec(COL, ("tp",)), mesh, "fp6 @accum(fp32)",
