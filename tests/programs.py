@@ -43,12 +43,21 @@ PLAIN_OPS = [op for op in OPS.values() if op.samples and not op.effects
 
 @dataclass
 class Step:
-    """results = fn(wide, *values at args); text says what it is."""
+    """results = fn(wide, *operands); operand j is fits[j](wide, value args[j]), or that value."""
 
     text: str
     fn: Callable[..., Any]
     args: tuple[int, ...]
     results: int = 1
+    fits: tuple[Callable[[bool, Any], Any], ...] = ()
+
+    def __call__(self, wide: bool, values: Sequence[Any],
+                 change: Callable[[int, Any], Any] = lambda place, x: x) -> Any:
+        """Of all values so far. change: what is put in place of operand `place`."""
+        xs = [values[a] for a in self.args]
+        if self.fits:
+            xs = [fit(wide, x) for fit, x in zip(self.fits, xs, strict=True)]
+        return self.fn(wide, *(change(j, x) for j, x in enumerate(xs)))
 
 
 @dataclass
@@ -67,8 +76,7 @@ class Program:
         """All values. change: what is put in place of an operand (place >= 0) or a result (-1)."""
         values = list(xs)
         for i, step in enumerate(self.steps):
-            args = [change(i, j, values[a]) for j, a in enumerate(step.args)]
-            made = step.fn(wide, *args)
+            made = step(wide, values, lambda j, x, i=i: change(i, j, x))
             values += [change(i, -1, y) for y in (made if isinstance(made, tuple) else (made,))]
         return values
 
@@ -216,6 +224,7 @@ def registry_step(rng: np.random.Generator, values: list[Tensor], ops: Sequence[
     loose = op.loop is not None  # elementwise: any shapes
     args: list[int] = []
     takers: list[Callable[[bool, Sequence[Any]], Any]] = []
+    fits: list[Callable[[bool, Any], Any]] = []
     for arg in s.args:
         bring = fit(rng, arg)
         near = [i for i, v in enumerate(values) if loose or tuple(v.shape) == arg.shape]
@@ -225,8 +234,8 @@ def registry_step(rng: np.random.Generator, values: list[Tensor], ops: Sequence[
         at = int(rng.choice(near)) if near else int(rng.integers(len(values)))
         place, shape = len(args), None if near else arg.shape
         args.append(at)
-        takers.append(lambda wide, xs, place=place, shape=shape, bring=bring: bring(
-            _shaped(xs[place], shape), wide))
+        takers.append(lambda wide, xs, place=place: xs[place])
+        fits.append(lambda wide, x, shape=shape, bring=bring: bring(_shaped(x, shape), wide))
 
     def run(wide: bool, *xs: Any) -> Any:
         if op.graph_attrs:  # the types of the graphs it holds are fixed
@@ -236,7 +245,7 @@ def registry_step(rng: np.random.Generator, values: list[Tensor], ops: Sequence[
         attrs = wide_attrs(s.attrs, F64) if wide else s.attrs
         return apply(op, *[take(wide, xs) for take in takers], **attrs)
 
-    return Step(f"{op.name} {s.attrs or ''}", run, tuple(args))
+    return Step(f"{op.name} {s.attrs or ''}", run, tuple(args), fits=tuple(fits))
 
 
 def _constant(x: Tensor) -> Callable[[bool, Sequence[Any]], Any]:
@@ -287,7 +296,7 @@ def _append(made: Program, far: list[Tensor], step: Step) -> bool:
     found = []
     for wide, values in ((False, made.values), (True, far)):
         try:
-            out = step.fn(wide, *[values[a] for a in step.args])
+            out = step(wide, values)
         except (TesseraError, OverflowError):
             return False
         found.append(out if isinstance(out, tuple) else (out,))
@@ -362,7 +371,7 @@ def rounded_program(rng: np.random.Generator) -> Program:
         for _ in range(12):
             step = typed_step(rng, made.values, ROUNDED)
             try:
-                y = step.fn(False, *[made.values[a] for a in step.args])
+                y = step(False, made.values)
             except TesseraError:
                 continue
             if y.size < 1 << 16 and y.ndim < 6:
@@ -416,7 +425,7 @@ def _fit_smooth(rng: np.random.Generator, arg: Arg) -> Callable[[Any, bool], Any
 
 def _append_smooth(made: Program, step: Step) -> bool:
     try:
-        y = step.fn(False, *[made.values[a] for a in step.args])
+        y = step(False, made.values)
     except TesseraError:
         return False
     x = as_f64(y)
@@ -434,14 +443,15 @@ ULPS = 8.0  # of an op: compiled maths are within 6 (test_loops_maths.py), NumPy
 SAFETY = 8.0  # of a sum of independent roundings, beyond its standard deviation
 
 
-def error_bounds(program: Program, rng: np.random.Generator, eps: float, trials: int = 2
+def error_bounds(program: Program, rng: np.random.Generator, eps: float, trials: int = 3
                  ) -> list[np.ndarray]:
     """Per output, how far two computations in a format of this eps may be apart.
 
     Each operand and each result of each step is off by a few ulp (a step that sums n terms: by
     sqrt(n) more, relative to each term). What that does to the outputs is measured in f64: the step
-    alone is changed by random signs, and the changes of all steps add up as independent roundings
-    do. Higham and Mary 2019, "A new approach to probabilistic rounding error analysis".
+    alone is changed at random (its operands as it reads them: of elements that are equal, each by
+    itself), and the changes of all steps add up as independent roundings do. Higham and Mary 2019,
+    "A new approach to probabilistic rounding error analysis".
     """
     xs, h = program.wide_inputs, 2.0**-26
     plain = [as_f64(program.run(xs, True)[i]) for i in program.outputs]
@@ -456,8 +466,8 @@ def error_bounds(program: Program, rng: np.random.Generator, eps: float, trials:
                     if (i, j) != (k, place) or x.dtype.kind != "float":
                         return x
                     terms = max(terms, float(x.size)) if j >= 0 else terms
-                    signs = rng.choice([-1.0, 1.0], x.shape)
-                    return Tensor(np.asarray(x.array * (1 + h * signs)), x.type)
+                    return Tensor(np.asarray(x.array * (1 + h * rng.standard_normal(x.shape))),
+                                  x.type)
 
                 moved = program.run(xs, True, change)
                 for total_of, i, y in zip(found, program.outputs, plain, strict=True):

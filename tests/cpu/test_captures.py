@@ -37,6 +37,7 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
 def test_what_is_written_is_seen(use: str, numeric: str, rng: np.random.Generator) -> None:
     x = ts.tensor(rng.integers(-3, 4, (4, 4)).astype(np.float32))
     values = rng.integers(-2, 3, (4, 4)).astype(np.float32)
+    x[0, 0], values[0, 0] = -1.0, 0.0  # here every use gives another value after each write
     w = ts.param(values, numeric)
     f = ts.jit(lambda x: USES[use](x, w))
     seen = []

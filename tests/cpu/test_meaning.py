@@ -26,10 +26,15 @@ def test_gemm_rounds_once(dtype: str, compiled: bool, rng: np.random.Generator) 
     wide = [x.numpy().astype(np.float64) for x in (a, b, c)]
     exact = 0.5 * wide[0] @ wide[1] - 2.0 * wide[2]
     want = exact.astype(y.dtype.numpy).astype(np.float64)
-    step = {"bf16": 2**-7, "f16": 2**-10, "fp8_e4m3": 2**-3, "f32": 2**-23}[dtype]
-    off = np.abs(y.numpy().astype(np.float64) - want)
-    near_tie = np.abs(exact - want) > (0.5 - 1e-3) * step * np.maximum(np.abs(exact), 2**-6) / 2
-    assert str(y.type) == dtype and (off[~near_tie] <= (0 if dtype != "f32" else 1e-4)).all()
+    got = y.numpy().astype(np.float64)
+    # the product is summed in f32: by that much another value may be the nearest one
+    terms = 0.5 * np.abs(wide[0]) @ np.abs(wide[1]) + 2.0 * np.abs(wide[2])
+    near = [(exact + off).astype(y.dtype.numpy).astype(np.float64)
+            for off in (-18 * 2.0**-24 * terms, 18 * 2.0**-24 * terms)]
+    assert str(y.type) == dtype
+    assert ((near[0] <= got) & (got <= near[1])).all()
+    if dtype != "f32":
+        assert np.mean(got == want) > 0.9
 
 
 @pytest.mark.parametrize(("types", "result"), [

@@ -63,10 +63,10 @@ def test_a_policy_changes_no_result(numeric: str, least: int, rng: np.random.Gen
 @pytest.mark.parametrize("numeric", POLICIES)
 def test_a_policy_changes_no_result_on_a_gpu(numeric: str, gpu: Any, apart: Any,
                                              rng: np.random.Generator) -> None:
-    x = ts.tensor(rng.standard_normal((20, 20)).astype(np.float32), numeric)
+    x = ts.tensor(rng.integers(-3, 4, (20, 20)).astype(np.float32), numeric)  # sums are exact
     f = ts.jit(products, target="cuda")
     for got, want in zip(f(x), products(ts.tensor(x.array)), strict=True):
-        assert_close(got.array, want.array, "f32", 400)
+        np.testing.assert_array_equal(got.array, want.array)
 
 
 @pytest.mark.parametrize("mode", ["off", "flag"])
