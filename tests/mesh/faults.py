@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import tessera as ts
@@ -115,7 +116,9 @@ def ends_at_different_times() -> str:
 def children() -> str:
     """A child that is forked is no rank: it may not communicate, and fails alone."""
     reduce()
-    child = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of every fork of a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         sys.stderr = open(os.devnull, "w")
         try:
