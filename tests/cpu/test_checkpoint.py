@@ -719,14 +719,18 @@ def test_a_claim_for_nothing_leaves_nothing(tmp_path):
 def test_a_forked_child_does_not_hold_what_its_parent_does(tmp_path):
     """It neither keeps the lock when the parent has died nor releases it before."""
     code = """
-import os
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of a fork beside threads
 claim = ts.checkpoints.History(sys.argv[1]).claim()
 claim.__enter__()
+begun, begins = os.pipe()
 if os.fork() == 0:
     claim.__exit__(None, None, None)
+    os.write(begins, b"!")
     sys.stdout = None
     sys.stdin.read()
     os._exit(0)
+os.read(begun, 1)
 print("holds", flush=True)
 import time
 time.sleep(60)

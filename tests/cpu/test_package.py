@@ -26,16 +26,18 @@ CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-IMPORT_SECONDS, IMPORT_MB = 0.5, 80
+IMPORT_SECONDS, NUMPY_SECONDS, IMPORT_MB = 0.5, 0.12, 80
 # Runs in a fresh interpreter. VmHWM is this program's peak; ru_maxrss would also count the parent
 # that forked it.
 IMPORT_PROBE = """
 import json, sys, time
 start = time.process_time()  # of this process: others on the machine do not count
+import numpy
+numpy_seconds = time.process_time() - start
 import tessera
 seconds = time.process_time() - start
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules)]))
+print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), numpy_seconds]))
 """
 HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "nvmath", "scipy",
          "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx"}
@@ -72,8 +74,8 @@ def declared() -> list[str]:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory) -> list[list]:
-    """[seconds, MB, modules] of three imports, each in a fresh process without GPU. The first
-    compiles to byte code, as the first after an installation does."""
+    """[seconds, MB, modules, seconds of NumPy] of three imports, each in a fresh process without
+    GPU. The first compiles to byte code, as the first after an installation does."""
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
                         "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -85,11 +87,13 @@ def imported(tmp_path_factory) -> list[list]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestImport:
     def test_it_is_quick(self, imported):
-        best = min(seconds for seconds, _, _ in imported)
-        assert best < IMPORT_SECONDS, f"import tessera takes {best:.2f} s"
+        """In half a second; where importing NumPy takes longer than its 0.12 s, so may this."""
+        best, of_numpy = (min(probe[i] for probe in imported) for i in (0, 3))
+        limit = IMPORT_SECONDS * max(1.0, of_numpy / NUMPY_SECONDS)
+        assert best < limit, f"import tessera takes {best:.2f} s, NumPy's part {of_numpy:.2f} s"
 
     def test_it_is_small(self, imported):
-        best = min(mb for _, mb, _ in imported)
+        best = min(mb for _, mb, _, _ in imported)
         assert best < IMPORT_MB, f"import tessera peaks at {best:.0f} MB"
 
     def test_it_loads_no_heavy_package(self, imported):

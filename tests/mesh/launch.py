@@ -54,7 +54,8 @@ def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
     """A program of battery.py, or of another file that takes flags, on `ranks` processes."""
     command = [str(MPIRUN), "-n", str(ranks), sys.executable, str(battery), program, str(folder),
                *flags]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"),
+                             *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, **ALLOW, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
            "OPENBLAS_NUM_THREADS": "1", **env}
     begin = time.monotonic()

@@ -214,6 +214,8 @@ FAULTY = {  # program: words of the report
 def test_under_mpirun_it_is_said_once(program, tmp_path):
     run = mpirun(3, program, tmp_path, battery=FAULTS, TESSERA_COMM_TIMEOUT="3")
     assert run.status != 0 and run.seconds < 30 and not run.results, run.text
+    if program == "no_start" and "did not call \"init\"" in run.text:
+        return  # Open MPI 4 ends all ranks itself when one leaves without MPI_Init, and says so
     for text in FAULTY[program]:
         assert text in run.text, run.text
     assert run.text.count("stopping all ranks") == 1, run.text

@@ -65,7 +65,8 @@ def test_simulated_ranks(name, fault, tmp_path):
 # --- under mpirun -------------------------------------------------------------------------------
 def launch(launcher: str, ranks: int, folder: Path, *args: object) -> tuple[int, str, float]:
     mpirun, python = LAUNCHERS[launcher]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"),
+                             *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, **ALLOW, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
            "OPENBLAS_NUM_THREADS": "1", "TESSERA_COMM_TIMEOUT": str(LIMIT_S)}
     command = [str(mpirun), "-n", str(ranks), python, trials.__file__, *map(str, args), str(folder)]

@@ -29,7 +29,7 @@ from ..world import launched_rank, launched_size
 from .output import also_on_terminal, log_to_file, silence_other_ranks
 
 _GRACE_S = 0.3  # ranks that notice the same thing do so within this time of each other
-_FIRST_TURN_S, _TURN_S, _LAST_TURN_S = 0.5, 0.05, 3.0  # of those that speak in turn
+_FIRST_TURN_S, _TURN_S, _LAST_TURN_S = 1.5, 0.05, 5.0  # of those that speak in turn
 _GIVE_UP_S = 10.0  # after which a rank for which another was to speak ends them all itself
 _LEFT: list[int] = []  # the status with which sys.exit has ended this rank, unless it is 0
 _STOPPED: list[int] = []  # that with which this rank ends all; MPI_Abort may return
