@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics import DType
+from ..numerics import DType, NumericType
 from .cpu.program import LoopInput, LoopOp, LoopOutput, LoopProgram
 from .ir import Node, Value
 
@@ -152,13 +152,16 @@ class _Lowering:
         source, to = node.attrs["source"], node.attrs["to"]
         x = self.operand(node.inputs[0])
         kind = cast_kind(source, to)
+        if source.dtype is to.dtype:
+            return x
+        if kind != "round" and to.policy.saturate and to.dtype.kind == source.dtype.kind == "float":
+            wide = "f64" if "f64" in (source.dtype.name, to.dtype.name) else "f32"
+            x = self.clamped(self.push(LoopOp("map", (x,), wide, "{0}")), wide, to)  # type: ignore[arg-type]
         if kind == "alias":
             return x
         if kind == "round":
             if to.policy.saturate:
-                top = float(to.dtype.max)
-                clamp = f"minimum(maximum({{0}}, {-top!r}), {top!r})"
-                x = self.push(LoopOp("map", (x,), "f32", clamp))  # type: ignore[arg-type]
+                x = self.clamped(x, "f32", to)
             return self.push(LoopOp("round", (x,), to.dtype.name))  # type: ignore[arg-type]
         expr = "{0} != 0" if to.dtype.kind == "bool" else "{0}"
         if source.dtype.kind == "bool":
@@ -166,6 +169,12 @@ class _Lowering:
         elif to.dtype.kind in ("int", "uint"):
             expr = _saturated(source.dtype, to.dtype)
         return self.push(LoopOp("map", (x,), REGISTER[to.dtype.name], expr))  # type: ignore[arg-type]
+
+    def clamped(self, x: tuple[str, int], register: str, to: NumericType) -> tuple[str, int]:
+        """x within what `to` holds: infinities too, NaN as it is."""
+        top = float(to.dtype.max)
+        clamp = f"minimum(maximum({{0}}, {-top!r}), {top!r})"
+        return self.push(LoopOp("map", (x,), register, clamp))  # type: ignore[arg-type]
 
 
 def _saturated(source: DType, to: DType) -> str:
@@ -270,8 +279,9 @@ def _fates(low: _Lowering, node: Node) -> list[tuple[str, tuple]]:
     if to.dtype.man >= source.dtype.man and to.dtype.name not in GRIDS:
         return [("", ()), ("", ()), (tiny, (y,))]
     full = y
-    if to.policy.saturate and to.dtype.name in GRIDS:  # beyond the range, before it was clamped
-        full = low.push(LoopOp("round", (x,), to.dtype.name))  # type: ignore[arg-type]
+    if to.policy.saturate:  # beyond the range, before it was clamped
+        full = low.push(LoopOp("round", (x,), to.dtype.name) if to.dtype.name in GRIDS  # type: ignore[arg-type]
+                        else LoopOp("map", (x,), REGISTER[to.dtype.name], "{0}"))  # type: ignore[arg-type]
     held = _largest("f64" if source.dtype.name == "f64" else "f32")
     over = f"abs({{0}}) <= {held!r} and not (abs({{1}}) <= {float(to.dtype.max)!r})"
     return [(over, (x, full)), ("{0} != 0 and {1} == 0", (x, y)), (tiny, (y,))]

@@ -37,6 +37,25 @@ def test_gemm_rounds_once(dtype: str, compiled: bool, rng: np.random.Generator) 
         assert np.mean(got == want) > 0.9
 
 
+FLOATS = ["f64", "f32", "bf16", "f16", "fp8_e5m2", "fp8_e4m3"]
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("source", FLOATS)
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_saturating_cast_clips_infinities(source: str, to: str, least: int) -> None:
+    """Compiled or not; NaN stays, and what is of the type already is not looked at."""
+    top = ts.as_type(to).dtype.max
+    with np.errstate(over="ignore"):
+        x = ts.tensor(np.array([np.inf, -np.inf, np.nan, 2.0 * top, 1.5], np.float64), source)
+    wide = x.numpy().astype(np.float64)
+    want = wide if source == to else np.clip(wide, -top, top)
+    with ts.config.scope(loop_min_elements=least):
+        cast = lambda x: ts.cast(ts.cast(x, f"{to} @saturate"), "f64")  # noqa: E731
+        for y in (cast(x), ts.jit(cast)(x)):
+            np.testing.assert_array_equal(y.numpy(), want)
+
+
 @pytest.mark.parametrize(("types", "result"), [
     (("int8", "int8", "int32"), "int32"), (("int8", "int8", "f32"), "f32"),
     (("bf16", "bf16", "f32"), "f32"), (("bf16", "f32", "bf16"), "f32")])

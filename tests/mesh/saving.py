@@ -189,13 +189,13 @@ def write_slowly(folder: Path) -> str:
     real = os.fsync
 
     def slow(handle: int) -> None:
-        time.sleep(1.5 if ts.dist.rank() == 1 else 0)
+        time.sleep(2.5 if ts.dist.rank() == 1 else 0)
         real(handle)
 
     os.fsync = slow
     write(folder)
     with raised_on_all(ts.CheckpointError):
-        time.sleep(3 if ts.dist.rank() == 1 else 0)
+        time.sleep(5 if ts.dist.rank() == 1 else 0)
     return read(folder)
 
 

@@ -202,7 +202,7 @@ FAULTY = {  # program: words of the report
     "no_start": ["to communicate at all", "the only call"],
     "thread_raises": ["rank 2 of 3 failed in Thread", "ValueError: in a thread",
                       "where the other ranks are:", "ranks 0-1: in all_reduce("],
-    "two_threads": ["communicate at the same time", "all_reduce(f32[5]"],
+    "two_threads": ["all_reduce(f32[5]"],  # said by the rank, or by another that it misled
     "hangs_elsewhere": [" of 3 has waited 3 s for rank 2 in barrier() over all ranks",
                         "  rank 2: after all_reduce(", ": in barrier() over all ranks at "],
     "all_fail_differently": ["at the same time", "where the other ranks are:", ": has failed: "],
