@@ -1,4 +1,4 @@
-"""Reading and running the pages of the guide: README.md, CONTRIBUTING.md and docs/*.md.
+"""Reading and running the pages of the guide: README.md, CONTRIBUTING.md and docs/**/*.md.
 
     ```python            runs; all blocks of a page share one namespace, as if pasted into one file
     ```python nan.py     is written to that file instead
@@ -32,7 +32,7 @@ from pathlib import Path
 from mesh.launch import ALLOW, MPIRUN
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ACCEPT = os.environ.get("TESSERA_ACCEPT", "") == "1"
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ ]*$", re.M | re.S)

@@ -22,6 +22,7 @@ from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.tile import errors as tile_errors
+from tessera.tile import schedule
 from tessera.tile.cuda.lower.hopper.program import Pipeline
 from tessera.tile.ops import OPS as TILE_OPS
 
@@ -321,6 +322,19 @@ def offload_table() -> str | None:
             + markdown(("Kept", "GPU memory, MiB", "host memory, MiB", "ms"), rows))
 
 
+def schedule_table() -> str:
+    """The fields of a schedule by all their names, what stands when none is said, their meaning."""
+    found: dict[str, list[str]] = {}
+    for spelled, name in schedule.ALIASES.items():
+        found.setdefault(name, []).append(f"`{spelled}`")
+    told = dict(re.findall(r"(?:^|   )(\w+) {3,}(\S.*?)(?=   |$)",
+                           inspect.getdoc(schedule.Schedule) or "", re.M))
+    told |= {"m": "rows of the tile of a group", "n": "columns of the tile of a group"}
+    rows = [(", ".join(names), str(schedule.DEFAULTS.get(name, "the compiler decides")),
+             told.get(names[0].strip("`"), "")) for name, names in found.items()]
+    return markdown(("Field", "Default", "Meaning"), rows)
+
+
 def knobs_table() -> str:
     """The fields of Pipeline as its docstring has them."""
     lines = (line.split(maxsplit=1) for line in inspect.getdoc(Pipeline).splitlines())  # type: ignore[union-attr]
@@ -347,5 +361,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "measured in short": measured_in_short,
     "launches": launches_table,
     "offload": offload_table,
+    "schedule": schedule_table,
     "knobs": knobs_table,
 }

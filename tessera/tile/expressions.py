@@ -312,7 +312,8 @@ class Expressions(Indexing):
         except AttributeError as err:
             if isinstance(x, ModuleType) and x.__name__ == "tessera.tile":
                 public = [o.name for o in OPS.values() if o.public]
-                hint = instead(name, TILE, public) or "docs/kernels.md lists all operations"
+                hint = (instead(name, TILE, public)
+                        or "docs/reference/tile_ops.md lists all operations")
                 self.fail(f"ts.tile has no {name!r}", hint, code="E_NAME")
             self.fail(str(err))
 

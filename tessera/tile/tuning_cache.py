@@ -1,4 +1,5 @@
-"""Tuned schedules on disk: one JSON file per kernel, types, extents and GPU. docs/schedules.md.
+"""Tuned schedules on disk: one JSON file per kernel, types, extents and GPU (the schema:
+docs/reference/schedules.md).
 
     cache = TuningCache(folder)        cache.find(key)    cache.store(entry)
     cache.export(path)                 cache.load(path)   all entries in one file, and back
@@ -27,7 +28,7 @@ from tessera.errors import ArgumentError, TesseraError, user_line
 from tessera.tile.schedule import Schedule
 
 ENTRY, EXPORT, VERSION = "tessera.schedule", "tessera.schedules", 1
-# Field -> type, of a key and of an entry: the schema that docs/schedules.md describes.
+# Field -> type, of a key and of an entry: the schema that docs/reference/schedules.md describes.
 KEY: dict[str, type | tuple] = {
     "kernel": str, "hash": str, "shapes": dict, "types": dict, "constants": dict, "space": str,
     "arch": str, "gpu": str, "metric": str, "bench": str, "user": str}

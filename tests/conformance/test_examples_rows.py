@@ -387,7 +387,7 @@ def test_schedule_inheritance():
 # --- patterns ---------------------------------------------------------------------------------
 @pytest.mark.row("EX-24")
 def test_the_chapter_on_patterns_and_its_kernels():
-    guide = (ROOT / "docs/tessera-programming-model.md").read_text()
+    guide = (ROOT / "docs/guide/programming_model.md").read_text()
     chapter = guide.partition("\n## Advanced Patterns")[2]
     assert "`examples/09_patterns.py`" in chapter
     for word in ("**pipeline**", "**split-K**", "**persistent**", "**fused epilogue**"):

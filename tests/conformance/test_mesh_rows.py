@@ -94,7 +94,7 @@ def test_numerics_movement_state_and_sharding_are_in_the_graph(rng):
 @pytest.mark.row("DIST-47")
 def test_the_example_of_the_chapter_runs_on_72_simulated_ranks():
     """Its lines as a program of each rank, and in one process that plays all of them."""
-    page = (Path(guide.ROOT) / "docs" / "rack.md").read_text()
+    page = (Path(guide.ROOT) / "docs" / "guide" / "rack.md").read_text()
     blocks = [b.text for b in guide.blocks_of(page) if b.words == ("python",)]
     assert "axes=(\"dp\", \"tp\"), shape=(8, 9)" in blocks[0] and "def step" in blocks[1]
     code = compile("\n".join(blocks[:2]), "example.py", "exec")

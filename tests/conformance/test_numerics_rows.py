@@ -402,12 +402,12 @@ def test_return_annotations():
 
 
 # --- the document -----------------------------------------------------------------------------
-PAGE = ROOT / "docs/numerics.md"
+PAGE = ROOT / "docs/reference/numerics.md"
 TOPICS = {"Rounding", "Overflow", "NaN", "Subnormals", "Determinism"}
 
 
 def _rules():
-    """(heading, text, tests) of each rule of docs/numerics.md."""
+    """(heading, text, tests) of each rule of docs/reference/numerics.md."""
     for part in re.split(r"^## ", PAGE.read_text(), flags=re.M)[1:]:
         heading = part.splitlines()[0]
         for rule in re.findall(r"^- (.*?)(?=^- |^<|\Z)", part, flags=re.M | re.S):
@@ -423,7 +423,7 @@ def test_each_rule_of_the_document_has_a_test():
         for file, name in tests:
             tree = ast.parse((ROOT / file).read_text())
             names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-            assert name in names, f"{file} has no {name}, which docs/numerics.md names"
+            assert name in names, f"{file} has no {name}, which docs/reference/numerics.md names"
 
 
 @pytest.mark.row("NUM-43")

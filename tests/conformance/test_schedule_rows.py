@@ -456,7 +456,7 @@ def test_the_format_is_versioned_documented_and_validated(rng, own_cache):
     assert (good["schema"], good["version"]) == ("tessera.schedules", 1)
     (entry,) = good["entries"]
     assert entry["version"] == 1 and entry["schedule"] == gemm.best_config
-    page = (ROOT / "docs/schedules.md").read_text()
+    page = (ROOT / "docs/reference/schedules.md").read_text()
     for name in (*good, *entry, *entry["key"]):
         assert f"`{name}`" in page, name
 

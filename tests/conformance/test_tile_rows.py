@@ -48,7 +48,7 @@ def test_the_levels_number_every_lane_once(groups):
     assert set(size) == {128} and set(count) == {groups}
     assert np.array_equal((group * 4 + warp) * 32 + lane, np.arange(groups * 128))
     assert np.array_equal(ids("tile.linear_id()", groups), group * size + warp * 32 + lane)
-    page = (Path(ts.__file__).parents[1] / "docs" / "kernels.md").read_text()
+    page = (Path(ts.__file__).parents[1] / "docs" / "guide" / "kernels.md").read_text()
     assert "A kernel runs as many **groups**. A group is a number of **lanes**" in page
     assert "32 neighbouring lanes are a warp" in page
 

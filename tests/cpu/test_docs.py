@@ -33,10 +33,16 @@ from tessera.tile.cuda.emit.table import load_all
 from tessera.tile.ops import OPS as TILE_OPS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-GUIDE = DOCS / "tessera-programming-model.md"
+GUIDE = DOCS / "guide" / "programming_model.md"
+
+
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
 RUNNING = [p for p in PAGES if any(b.runs for b in guide.blocks_of(p.read_text()))]
-ALL_PAGES = pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
-RUNNING_PAGES = pytest.mark.parametrize("path", RUNNING, ids=lambda p: p.name)
+ALL_PAGES = pytest.mark.parametrize("path", PAGES, ids=page_id)
+RUNNING_PAGES = pytest.mark.parametrize("path", RUNNING, ids=page_id)
 TO_ACCEPT = "TESSERA_ACCEPT=1 python -m pytest tests/cpu/test_docs.py writes the pages anew"
 
 NAME = re.compile(r"\bts((?:\.[A-Za-z_]\w*)+)")
@@ -144,7 +150,7 @@ def test_the_readme_says_what_happens_when_a_rank_fails():
 
 
 def test_the_picture_of_a_layout_is_the_one_that_is_made():
-    file, mesh = DOCS / "layout.svg", ts.dist.mesh(axes=("dp", "tp"), shape=(2, 3))
+    file, mesh = DOCS / "guide" / "layout.svg", ts.dist.mesh(axes=("dp", "tp"), shape=(2, 3))
     grid = ts.ShardSpec(("row", "col"), ("dp", "tp"))
     made = ts.debug.show_sharding(grid, (5, 8), mesh).svg() + "\n"
     if ACCEPT:
@@ -158,14 +164,14 @@ def test_the_picture_of_a_layout_is_the_one_that_is_made():
     for side, length, whole in (("x", "width", "width"), ("y", "height", "height")):
         assert all(float(c.get(side)) + float(c.get(length)) <= float(root.get(whole))
                    for c in cells)
-    assert "![" in (DOCS / "mesh.md").read_text() and "(layout.svg)" in (
-        DOCS / "mesh.md").read_text()
+    assert "![" in (DOCS / "guide" / "mesh.md").read_text() and "(layout.svg)" in (
+        DOCS / "guide" / "mesh.md").read_text()
 
 
 @pytest.mark.row("DOC-06")
 def test_the_chapter_on_derivatives_has_effects_and_rules_of_both_kinds(folder):
     """That its snippets print what it shows is tested above."""
-    text = (DOCS / "autodiff.md").read_text()
+    text = (DOCS / "guide" / "autodiff.md").read_text()
     assert {"Effects and derivatives", "Rules of your own"} <= {t for _, t in guide.headings(text)}
     used = "".join(b.text for b in guide.blocks_of(text) if b.runs)
     for name in ("ts.custom_vjp", "ts.custom_jvp", "ts.dropout", "ts.debug.print"):
@@ -325,7 +331,7 @@ def test_tables_are_complete_and_say_something(name, least):
 @pytest.mark.row("CORE-25", "CORE-29", "CORE-30", "CORE-31", "CARD-02")
 def test_the_readme_says_where_things_are():
     links = guide.links(README.read_text())
-    assert "docs/tessera-programming-model.md" in links and "CONTRIBUTING.md" in links
+    assert "docs/guide/programming_model.md" in links and "CONTRIBUTING.md" in links
     assert "LICENSE" in links
     where = README.read_text().partition("## Where things are")[2].partition("\n## ")[0]
     for word in ("**Code**", "**Documentation**", "**Issues**", "issue tracker", "`tessera/`",

@@ -1,4 +1,4 @@
-"""Sums against f64, at the bound that docs/numerics.md states: along any axes, however long."""
+"""Sums against f64, at the bound of docs/reference/numerics.md: along any axes, however long."""
 
 from __future__ import annotations
 

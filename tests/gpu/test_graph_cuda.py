@@ -250,7 +250,7 @@ def test_timeline_of_two_streams():
 @pytest.mark.parametrize("shape, axis", [
     ((1_000_000, 10), 0), ((3, 500_000, 40), 1), ((50_000_000,), 0), ((400_000, 4, 5), (0, 2))])
 def test_long_sums_keep_the_bound(shape, axis):
-    """docs/numerics.md, Sums: equal terms, whose rounding errors all have one sign."""
+    """docs/reference/numerics.md, Sums: equal terms, whose rounding errors all have one sign."""
     x = ts.full(shape, 0.1)
     axes = (axis,) if isinstance(axis, int) else axis
     n = int(np.prod([shape[a] for a in axes]))

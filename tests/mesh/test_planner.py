@@ -476,7 +476,7 @@ def test_the_picture_is_a_page_of_its_own():
 
 
 def test_the_picture_of_the_guide_is_the_one_that_is_made():
-    file = Path(__file__).resolve().parents[2] / "docs" / "plan.svg"
+    file = Path(__file__).resolve().parents[2] / "docs" / "guide" / "plan.svg"
     mesh = grid("nvl72", dp=8, tp=9)
     made = plan_transformer(model("70b"), mesh, B=64, microbatches=8, zero=1).show().svg() + "\n"
     if ACCEPT:

@@ -253,7 +253,8 @@ def countable(x: Tensor) -> Tensor:
 def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum along axes (all when None), in the accumulate type, in a fixed order.
 
-    An error of at most 128 roundings, whatever the length and the axes (docs/numerics.md, Sums).
+    An error of at most 128 roundings, whatever the length and the axes: docs/reference/numerics.md,
+    Sums.
 
     The result has x's type; bools count as int64, integers of fewer than 32 bits as int32, as in
     a product. Raises AxisError.

@@ -95,7 +95,7 @@ def _kinds(dtype: DType) -> tuple[str, ...]:
         return ("int8", "f32") if dtype.bits <= 8 else ("f32",)
     if dtype.name in ("f64", "tf32"):
         return dtype.name, "f32"
-    if dtype.bits <= 8:  # every value of fp4 and fp6 is one of fp8: see docs/numerics.md
+    if dtype.bits <= 8:  # every value of fp4 and fp6 is one of fp8: see docs/reference/numerics.md
         return "fp8", "f16", "f32"
     return ("f16", "f32") if dtype.bits == 16 else ("f32",)
 
