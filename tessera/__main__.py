@@ -31,7 +31,7 @@ Command("doctor", "what is installed, what works, what to install for the rest",
 Command("compare", "two files of measurements; fails when one is slower",
         "tessera.debug.regressions")
 Command("inspect", "all levels of a kernel, and what it takes: FILE::KERNEL",
-        "tessera.debug.inspection")
+        "tessera.debug.inspect_command")
 Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
         "tessera.debug.planning")
 

@@ -18,7 +18,7 @@ from .mesh.collectives.calls import (
     reduce_scatter,
     replicated,
 )
-from .mesh.collectives.record import Sent, traffic
+from .mesh.collectives.traffic import Sent, traffic
 from .mesh.device_mesh import Mesh, current_mesh, mesh
 from .mesh.errors import (
     DisagreementError,

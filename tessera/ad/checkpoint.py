@@ -18,8 +18,8 @@ import numpy as np
 from ..errors import ArgumentError, did_you_mean
 from ..graph import tree
 from ..graph.decorator import Decorator
-from ..graph.execute import own
 from ..graph.expand import inline
+from ..graph.interpret import own
 from ..graph.ir import Graph, Node
 from ..graph.op import OPS, VIEW, Arg, Aval, Op, Sample, sample
 from ..graph.operand import PUBLIC

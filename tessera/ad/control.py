@@ -10,7 +10,7 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..graph import tree
-from ..graph.execute import own
+from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import OPS, Arg, Aval, Op, Sample
 from ..graph.operand import PUBLIC

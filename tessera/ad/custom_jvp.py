@@ -8,8 +8,8 @@ from typing import Any
 from ..dims import show_shape
 from ..errors import GradError, ShapeError
 from ..graph import tree
-from ..graph.execute import own
 from ..graph.expand import inline
+from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
 from ..graph.operand import PUBLIC, convert

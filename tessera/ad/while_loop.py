@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import tree
-from ..graph.execute import own
+from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, NoRule, Op, Sample
 from ..graph.operand import PUBLIC

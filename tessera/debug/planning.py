@@ -25,7 +25,7 @@ from ..mesh.planning.functions import need_plan, plan_report
 from ..mesh.planning.planner import Planned
 from ..mesh.planning.transformer import MODELS, Training, model, plan_transformer
 from ..numerics import as_type
-from .inspection import import_file
+from .inspect_command import import_file
 
 MODEL_FLAGS = {"layers": int, "d": int, "heads": int, "kv_heads": int, "ffn": int, "vocab": int,
                "T": int, "params": float}

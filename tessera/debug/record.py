@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import config
 from ..errors import SourceLine, user_line
-from ..graph import execute, jit, trace
+from ..graph import interpret, jit, trace
 from ..graph.ir import Graph, Node
 from ..graph.op import Aval, Op
 from ..graph.trace import aval_of
@@ -74,12 +74,12 @@ class Recorder:
     def start(self) -> None:
         config.get("numerics")  # resolved now: the lists must not change while they are walked
         trace.EAGER_OBSERVERS.append(self._eager)
-        execute.OBSERVERS.append(self._node)
+        interpret.OBSERVERS.append(self._node)
         jit.RUN_OBSERVERS.append(self._run)
 
     def stop(self) -> None:
         trace.EAGER_OBSERVERS.remove(self._eager)
-        execute.OBSERVERS.remove(self._node)
+        interpret.OBSERVERS.remove(self._node)
         jit.RUN_OBSERVERS.remove(self._run)
 
     def _add(self, op: str, ins: Sequence[Aval], outs: Sequence[Aval],

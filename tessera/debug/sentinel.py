@@ -34,7 +34,7 @@ import numpy as np
 from .. import config
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
-from ..graph import execute, jit, operand, trace
+from ..graph import interpret, jit, operand, trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.random import get_state
@@ -110,7 +110,7 @@ def _switch(mode: str | None) -> None:
     _set(trace.EAGER_OBSERVERS, _resolve, mode is None)
     on = mode in ("flag", "raise")
     _set(trace.EAGER_OBSERVERS, observe_eager, on)
-    _set(execute.SENTINELS, _SENTINEL, on)
+    _set(interpret.SENTINELS, _SENTINEL, on)
     _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
     _set(trace.EXITS, observe_exit, on)
     _set(trace.SENDING, observe_sending, on)
@@ -340,7 +340,7 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastC
                       subnormal=lost.subnormal)
 
 
-_SENTINEL = execute.Sentinel(observe_node, observe_lost)
+_SENTINEL = interpret.Sentinel(observe_node, observe_lost)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

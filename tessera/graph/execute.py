@@ -1,65 +1,26 @@
 """Running a graph: simplify, fuse, plan memory once; then a straight line of steps per call.
 
-A step is a compiled loop, a library call (BLAS, NumPy) or a view. With observers present the graph
-runs node by node instead, each node's NumPy meaning in the user's order. With sentinels on the
-steps look at what they make, and a call in which something was seen is run again node by node
-(watch.py).
+A step is a compiled loop, a library call (BLAS, NumPy) or a view (compiled.py). With observers
+present the graph runs node by node instead, each node's NumPy meaning in the user's order
+(interpret.py). With sentinels on the steps look at what they make, and a call in which something
+was seen is run again node by node (watch.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from .. import config
-from ..errors import OutOfMemoryError, TesseraError
-from ..numerics import CastCounts
 from ..numerics.random_state import next_step
-from ..runtime.host_memory import memory_id
 from ..tensor import Tensor
-from .cpu import blas, compile_loops
-from .fuse import Group, Unit, describe, fuse
-from .ir import Graph, Node, Value
-from .lower import Lowered, lower
-from .ownership import memory_of
-from .plan import (
-    MemoryPlan,
-    by_last_use,
-    elements,
-    fold_constants,
-    numbers,
-    outputs_of,
-    plan_memory,
-)
+from .compiled import Compiled
+from .interpret import OBSERVERS, interpret
+from .ir import Graph
 from .simplify import simplify
-from .trace import SENDING, at_line
-
-if TYPE_CHECKING:
-    from .watch import Watched
-
-OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
-Step = Callable[[list], None]
-
-
-@dataclass(frozen=True)
-class Sentinel:
-    """Who looks for bad values: shown each node when a graph runs node by node, and what a cast
-    lost when it does not. From debug."""
-
-    observe: Callable[[Node, tuple, tuple], None]
-    lost: Callable[[Node, CastCounts], None]
-
-
-SENTINELS: list[Sentinel] = []
-NO_LIMIT = contextlib.nullcontext()
-POISON = 0xFF
+from .watch import Watched, run_watched
 
 
 class Executable:
@@ -92,16 +53,12 @@ class Executable:
             return self.compiled.run(arrays)
         if OBSERVERS or not self.watchable:
             return interpret(self.graph, arrays)
-        from .watch import run_watched
-
-        return run_watched(self, arrays)
+        return run_watched(self.graph, lambda: self.watched, arrays)
 
     @property
     def watched(self) -> Watched:
         """The steps with sentinels on."""
         if self._watched is None:
-            from .watch import Watched
-
             with self._lock:
                 if self._watched is None:
                     self._watched = Watched(simplify(self.graph))
@@ -110,322 +67,3 @@ class Executable:
     def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         out = self.run([x.array for x in leaves])
         return [Tensor(a, v.aval.type) for a, v in zip(out, self.graph.outputs, strict=True)]
-
-
-def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The meaning of a graph: every node in order, shown to the observers."""
-    env: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
-    env.update((v, t.array) for v, t in graph.captures)
-    with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            inputs = tuple(env[v] for v in node.inputs)
-            if "collective" in node.op.effects:
-                for show in SENDING:
-                    show(node.op, node.where, node.inputs, inputs)
-            made = _call(node, inputs)
-            env.update(zip(node.outputs, made, strict=True))
-            for observe in (*OBSERVERS, *(s.observe for s in SENTINELS)):
-                observe(node, inputs, made)
-    given = [*arrays, *(t.array for _, t in graph.captures)]
-    return list(own(map(env.__getitem__, graph.outputs), given))
-
-
-def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Results in memory of their own: those that lie in an argument or in another result are
-    copied, and those that repeat elements."""
-    taken = {memory_id(a) for a in others}
-    out = []
-    for a in results:
-        at = memory_id(a)
-        out.append(a.copy() if at in taken or not a.flags.writeable else a)
-        taken.add(at)
-    return tuple(out)
-
-
-def _call(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
-    try:
-        if node.op.effects:  # its messages, and other ranks, name the line
-            with at_line(node.where):
-                made = node.op.ref(*inputs, **node.attrs)
-        else:
-            made = node.op.ref(*inputs, **node.attrs)
-    except TesseraError as err:
-        if not err.located:  # the innermost node knows best: a scan's body, not the scan
-            err.where, err.located = node.where or err.where, True
-        raise
-    return tuple(map(np.asarray, made)) if node.op.multi else (np.asarray(made),)
-
-
-class Compiled:
-    """Steps over an environment: a list with one array per value."""
-
-    def __init__(self, graph: Graph):
-        self.known, rest = fold_constants(graph)
-        self.graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
-        self.units = _keep_small_apart(fuse(self.graph))
-        self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known)
-        self.slot: dict[Value, int] = {}
-        for v in (*graph.inputs, *(c for c, _ in graph.captures), *self.known):
-            self._slot(v)
-        self.n_inputs = len(graph.inputs)
-        self.captures = [(self._slot(v), t) for v, t in graph.captures]
-        self.numbers = numbers(self.known)
-        self.steps: list[Step] = []
-        self.splits = False  # whether products run over our threads, with BLAS on one
-        self.poison = config.poison
-        ends = by_last_use(self.plan)
-        for i, unit in enumerate(self.units):
-            self._add(unit)
-            self._drop_after(ends.get(i, ()))
-            if self.poison:
-                self.steps.append(self._poison(self.plan.released.get(i, ())))
-        self.fresh = [
-            (self._slot(v), v.aval.shape, v.aval.dtype.numpy)
-            for v, place in self.plan.places.items()
-            if place.kind == "fresh"
-        ]
-        self.outputs = [(self._slot(v), shared)
-                        for v, shared in zip(graph.outputs, self.plan.copied, strict=True)]
-        self.plan.shadows.clear()
-        self._free: list[list] = []
-
-    def describe(self) -> str:
-        """The Schedule IR: units in order, and the memory they share."""
-        p = self.plan
-        return f"{describe(self.units)}\n  memory: arena {p.arena_bytes} bytes, " \
-               f"{p.unshared_bytes} without reuse"
-
-    # --- the steps ----------------------------------------------------------------------------
-    def _slot(self, v: Value) -> int:
-        return self.slot.setdefault(v, len(self.slot))
-
-    def _pick(self, values: Sequence[Value]) -> Callable[[list], tuple]:
-        """A function from the environment to the arrays of these values, as a tuple."""
-        at = [self._slot(v) for v in values]
-        if len(at) == 1:
-            only = at[0]
-            return lambda env: (env[only],)
-        return itemgetter(*at) if at else lambda env: ()
-
-    def _add(self, unit: Unit) -> None:
-        if isinstance(unit, Group):
-            self.steps.append(self._loop(unit))
-        elif memory_of(unit).kind == "view":
-            if self.plan.places[unit.outputs[0]].kind != "view":
-                self.steps.append(self._copy(unit))
-            elif not self._is_static(unit.outputs[0]):
-                self.steps.append(self._view(unit))
-        elif unit.op.out:
-            if self.plan.places[unit.outputs[0]].kind == "view":
-                self.steps.append(self._take_over(unit))
-            self.steps.append(self._into(unit))
-        else:
-            self.steps.append(self._library(unit))
-
-    def _is_static(self, v: Value) -> bool:
-        """Whether the value's array is the same at every call of a workspace."""
-        return self.plan.places[self.plan.places[v].root].kind in ("arena", "known")
-
-    def _loop(self, group: Group) -> Step:
-        low = self._lower(group)
-        shadows = self.plan.shadows
-        launch = compile_loops(low.program).bind(
-            group.shape,
-            [_strides(shadows[v], group.shape, word) for v, word in low.inputs],
-            [*(_out_strides(shadows[v], m) for v, m in zip(low.outputs, low.modes, strict=True)),
-             *(() for _ in low.counters)],
-        )
-        if any(word is not None for _, word in low.inputs):
-            reads = [(self._slot(v), word) for v, word in low.inputs]
-
-            def words(env: list) -> list:
-                return [env[s] if w is None else env[s][w:w + 1] for s, w in reads]
-
-            return self._launch(low, launch, words, self._pick(low.outputs))
-        return self._launch(low, launch, self._pick([v for v, _ in low.inputs]),
-                            self._pick(low.outputs))
-
-    def _lower(self, group: Group) -> Lowered:
-        return lower(group.shape, group.nodes, group.outputs, self.numbers)
-
-    def _launch(self, low: Lowered, launch: Callable, ins: Callable, outs: Callable) -> Step:
-        def step(env: list) -> None:
-            launch(ins(env), outs(env))
-
-        return step
-
-    def _take_over(self, node: Node) -> Step:
-        """The memory of an operand that nothing reads any more is the result's."""
-        source = self._slot(node.inputs[memory_of(node).operand])
-        target = self._slot(node.outputs[0])
-
-        def step(env: list) -> None:
-            env[target] = env[source]
-
-        return step
-
-    def _poison(self, ranges: Sequence[tuple[int, int]]) -> Step:
-        """What nothing should read any more is filled with NaN, integers with -1."""
-        def step(env: list) -> None:
-            for offset, size in ranges:
-                env[-1][offset:offset + size] = POISON  # the arena stands behind the values
-
-        return step
-
-    def _view(self, node: Node) -> Step:
-        ref, attrs = node.op.ref, node.attrs
-        source, target = self._slot(node.inputs[0]), self._slot(node.outputs[0])
-
-        def step(env: list) -> None:
-            env[target] = ref(env[source], **attrs)
-
-        return step
-
-    def _copy(self, node: Node) -> Step:
-        """A view whose strides NumPy cannot express: elements copied in row-major order."""
-        source, target = self._slot(node.inputs[0]), self._slot(node.outputs[0])
-        shape = self.plan.shadows[node.inputs[0]].shape
-        if node.op.name != "reshape":
-            ref, attrs = node.op.ref, node.attrs
-            return lambda env: np.copyto(env[target], ref(env[source], **attrs))
-        return lambda env: np.copyto(env[target].reshape(shape), env[source])
-
-    def _into(self, node: Node) -> Step:
-        if node.op.name == "matmul" and self._plain_product(node):
-            return self._product(node)
-        ref, attrs, ins = node.op.ref, node.attrs, self._pick(node.inputs)
-        target = self._slot(node.outputs[0])
-
-        def step(env: list) -> None:
-            out = env[target]
-            made = ref(*ins(env), out=out, **attrs)
-            if made is not out:
-                out[...] = made
-
-        return step
-
-    def _plain_product(self, node: Node) -> bool:
-        """Whether a matmul is one of floats in their own type: BLAS, over our threads."""
-        dtype, accum = node.outputs[0].aval.dtype, node.attrs["accum"]
-        return dtype is accum and dtype.numpy.kind == "f"
-
-    def _product(self, node: Node) -> Step:
-        a, b = (self.plan.shadows[v] for v in node.inputs)
-        target = self._slot(node.outputs[0])
-        x, y = (self._slot(v) for v in node.inputs)
-        compute = blas.product(a, b, self.plan.shadows[node.outputs[0]])
-        self.splits |= compute is not blas.whole
-        return lambda env: compute(env[x], env[y], env[target])
-
-    def _library(self, node: Node) -> Step:
-        ins = self._pick(node.inputs)
-        targets = [self._slot(v) for v in node.outputs]
-
-        def step(env: list) -> None:
-            for t, a in zip(targets, _call(node, ins(env)), strict=True):
-                env[t] = a if a.flags.c_contiguous else a.copy()
-
-        return step
-
-    def _drop_after(self, last_used: Sequence[Value]) -> None:
-        dead = [self._slot(v) for v in last_used if self.plan.places[v].kind == "dynamic"]
-        if dead:
-            def step(env: list) -> None:
-                for s in dead:
-                    env[s] = None
-
-            self.steps.append(step)
-
-    # --- running ------------------------------------------------------------------------------
-    def _workspace(self) -> list:
-        """An environment whose arena values and constants are in place."""
-        plan = self.plan
-        raw = np.full(plan.arena_bytes + 64, POISON, np.uint8) if self.poison else np.empty(
-            plan.arena_bytes + 64, np.uint8)
-        arena = raw[-raw.ctypes.data % 64:]
-        env: list[Any] = [None] * len(self.slot)
-        arrays: dict[Value, np.ndarray] = dict(self.known)
-        for unit in self.units:
-            for v in outputs_of(unit):
-                place = plan.places[v]
-                if place.kind == "arena":
-                    arrays[v] = _at(arena, place.offset, v)
-                elif place.kind == "view" and self._is_static(v):
-                    assert isinstance(unit, Node)
-                    memory = memory_of(unit)
-                    source = arrays[unit.inputs[memory.operand]]
-                    viewed = memory.kind == "view"
-                    arrays[v] = unit.op.ref(source, **unit.attrs) if viewed else source
-        for v, a in arrays.items():
-            if v in self.slot:  # a view of a view may have no reader of its own
-                env[self.slot[v]] = a
-        return [*env, arena] if self.poison else env
-
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        try:
-            template = self._free.pop()
-        except IndexError:
-            template = self._workspace()
-        try:
-            return self._run(template, arrays)
-        except MemoryError as err:
-            raise OutOfMemoryError(
-                f"{self.graph.name} needs more memory than there is",
-                hint="smaller extents, ts.checkpoint around parts of the model, or a type of "
-                f"fewer bits; its intermediate results take {self.plan.arena_bytes} bytes",
-            ) from err
-        finally:
-            self._free.append(template)
-
-    def _run(self, template: list, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        env = template.copy()
-        env[: self.n_inputs] = [a if a.flags.c_contiguous else a.copy() for a in arrays]
-        for s, t in self.captures:
-            a = t.array
-            env[s] = a if a.flags.c_contiguous else a.copy()
-        for s, shape, dtype in self.fresh:
-            env[s] = np.empty(shape, dtype) if not self.poison else poisoned(shape, dtype)
-        with np.errstate(all="ignore"), blas.single_thread if self.splits else NO_LIMIT:
-            for step in self.steps:
-                step(env)
-        return [env[s].copy() if shared else env[s] for s, shared in self.outputs]
-
-
-def poisoned(shape: Any, dtype: np.dtype) -> np.ndarray:
-    """Memory whose bytes are all ones: NaN, or -1."""
-    return np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
-
-
-def _at(arena: np.ndarray, offset: int, v: Value) -> np.ndarray:
-    dtype = v.aval.dtype.numpy
-    n = elements(v) * dtype.itemsize
-    return arena[offset:offset + n].view(dtype).reshape(v.aval.shape)
-
-
-def _strides(shadow: np.ndarray, space: tuple[int, ...], word: int | None) -> tuple[int, ...]:
-    """Element strides of an array broadcast to the iteration space."""
-    if word is not None:
-        return (0,) * len(space)
-    lead = len(space) - shadow.ndim
-    own = tuple(
-        0 if n == 1 else s // shadow.itemsize
-        for n, s in zip(shadow.shape, shadow.strides, strict=True)
-    )
-    return (0,) * lead + own
-
-
-def _out_strides(shadow: np.ndarray, mode: str) -> tuple[int, ...]:
-    strides = tuple(s // shadow.itemsize for s in shadow.strides)
-    return strides[-1:] if mode == "column_sum" else strides
-
-
-def _keep_small_apart(units: Sequence[Unit]) -> list[Unit]:
-    """Groups too small to be worth compiling run node by node."""
-    least = config.loop_min_elements
-    out: list[Unit] = []
-    for unit in units:
-        if isinstance(unit, Group) and math.prod(unit.shape) < least:
-            out.extend(unit.nodes)
-        else:
-            out.append(unit)
-    return out

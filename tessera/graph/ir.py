@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dims import size_of
 from ..errors import GraphError, SourceLine
 from ..tensor import Tensor
 from .op import Aval, Op, infer
@@ -26,6 +27,11 @@ class Value:
 
     def __repr__(self) -> str:
         return f"Value({self.aval})"
+
+
+def elements(v: Value) -> int:
+    """How many elements the value has; its extents are numbers."""
+    return int(size_of(v.aval.shape))
 
 
 @dataclass(frozen=True, eq=False)

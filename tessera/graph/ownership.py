@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError
 from .fuse import Group, Unit
-from .ir import Graph, Node, Value
+from .ir import Graph, Node, Value, elements
 from .op import FRESH, Memory
 
 if TYPE_CHECKING:
@@ -156,8 +156,6 @@ def memory_of(unit: Unit) -> Memory:
 
 
 def _bytes(v: Value) -> int:
-    from .plan import elements
-
     return max(elements(v) * v.aval.dtype.numpy.itemsize, 1)
 
 

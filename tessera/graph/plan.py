@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dims import size_of
 from .fuse import Group, Unit
-from .ir import Graph, Node, Value
+from .ir import Graph, Node, Value, elements
 from .op import FRESH
 from .ownership import verify_plan
 
@@ -230,10 +229,6 @@ class _Arena:
             else:
                 merged.append((a, n))
         self.free = merged
-
-
-def elements(v: Value) -> int:
-    return int(size_of(v.aval.shape))
 
 
 def aligned_bytes(v: Value) -> int:

@@ -14,20 +14,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
-from .execute import SENTINELS, Compiled, Step, interpret
+from .compiled import Compiled, Step
 from .fuse import Group, Unit
+from .interpret import SENTINELS, interpret
 from .ir import Graph, Node, Value
 from .lower import Lowered, lower
 from .ops.convert import cast_ref
-
-if TYPE_CHECKING:
-    from .execute import Executable
 
 CASTS = frozenset({"cast", "cast_stochastic"})
 WRITTEN_DOWN = frozenset({"constant", "full"})  # an infinity of these is deliberate
@@ -49,26 +47,30 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def run_watched(executable: Executable, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The results of a graph, its bad values and what its casts lost shown to the sentinels."""
+def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[np.ndarray]
+                ) -> list[np.ndarray]:
+    """The results of a graph, its bad values and what its casts lost shown to the sentinels.
+
+    watched: gives its steps; they are compiled when they are asked for first
+    """
     tally = _local.tally
     if tally is not None:  # a graph within the one that is watched
         if tally.blaming:
-            return interpret(executable.graph, arrays)
-        return executable.watched.run(arrays)
+            return interpret(graph, arrays)
+        return watched().run(arrays)
     tally = _local.tally = Tally()
     try:
         state = get_state()
-        out = executable.watched.run(arrays)
+        out = watched().run(arrays)
         if not tally.bad:
             for node, counts in tally.lost:
                 for sentinel in SENTINELS:
                     sentinel.lost(node, counts)
             return out
         tally.blaming = True
-        if executable.random:
+        if "random" in graph.effects:
             set_state(state)
-        interpret(executable.graph, arrays)
+        interpret(graph, arrays)
         return out
     finally:
         _local.tally = None

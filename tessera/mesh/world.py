@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from tessera import config
@@ -16,23 +14,9 @@ from tessera.numerics.random_state import isolate
 
 from .device_mesh import Mesh, current_mesh
 from .errors import MeshError
+from .ranks.launcher import launched_size, simulated_rank
 from .ranks.local import run_ranks
 from .ranks.transport import Single, Transport
-
-# How launchers tell a process how many there are, and which it is: Open MPI, MPICH.
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_simulated: ContextVar[Transport | None] = ContextVar("simulated rank", default=None)
-
-
-def launched_size() -> int:
-    """How many processes a launcher started, 1 without one. Reads the environment only."""
-    return max([int(os.environ[v]) for v in _SIZES if os.environ.get(v, "").isdigit()], default=1)
-
-
-def launched_rank() -> int:
-    """The rank that a launcher gave this process. Reads the environment only."""
-    return next((int(os.environ[v]) for v in _RANKS if os.environ.get(v, "").isdigit()), 0)
 
 
 def transport() -> Transport:
@@ -40,14 +24,14 @@ def transport() -> Transport:
 
     Raises MeshError under mpirun when mpi4py is missing.
     """
-    return _simulated.get() or _process_transport()
+    return simulated_rank.get() or _process_transport()
 
 
 @functools.cache
 def _process_transport() -> Transport:
     if launched_size() == 1:
         return Single()
-    from .ranks.mpi import MpiTransport
+    from .ranks.mpi import MpiTransport  # it stands on mpi4py, which few need
 
     return MpiTransport()
 
@@ -58,12 +42,6 @@ def rank() -> int:
     Under mpirun the first use of ts.dist starts MPI, which waits until all ranks do.
     """
     return transport().rank
-
-
-def rank_of_program() -> int:
-    """This rank's number, without starting MPI for it."""
-    here = _simulated.get()
-    return launched_rank() if here is None else here.rank
 
 
 def backend() -> str:
@@ -80,7 +58,7 @@ def world_size() -> int:
 def surroundings() -> Any:
     """What a traced function depends on beside its arguments: the open mesh, and in a simulation,
     whose ranks share the functions of this process, the rank."""
-    here = _simulated.get()
+    here = simulated_rank.get()
     return current_mesh(), here and (here.rank, here.size)
 
 
@@ -121,7 +99,7 @@ def simulate(program: Callable[..., Any], ranks: int | Mesh, *args: Any) -> list
     need_playable(size, "a simulation" if ranks is size else str(ranks))
 
     def one(simulated: Transport) -> Any:
-        _simulated.set(simulated)
+        simulated_rank.set(simulated)
         isolate()
         if not isinstance(ranks, Mesh):
             return program(*args)

@@ -14,7 +14,7 @@ from kernels import seeds
 from kernels.build import build
 from tessera import config
 from tessera.__main__ import main
-from tessera.debug import inspection, levels
+from tessera.debug import inspect_command, inspection, levels
 from tessera.debug.inspect_page import page
 from tessera.debug.resources import pressure_of
 from tessera.debug.rooflines import amount
@@ -469,7 +469,7 @@ class TestInspect:
         (folder / "kernels.py").write_text(
             "import tessera as ts\nfrom .half import FACTOR\n@ts.kernel\n"
             "def k(x: ts.Tensor['N', ts.f32]):\n    x[0] = FACTOR\n")
-        assert inspection.load_kernel(str(folder / "kernels.py")).__module__ == "pack.kernels"
+        assert inspect_command.load_kernel(str(folder / "kernels.py")).__module__ == "pack.kernels"
 
 
 @dataclass

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from import_scan import imported_modules, module_parts
+
 PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 
 # Lowest first; a file or folder may import what stands on its own floor only if it is the same one
@@ -58,29 +60,6 @@ class Import:
         if self.importer == self.imported:
             return True
         return FLOOR_OF[self.imported] < FLOOR_OF[self.importer]
-
-
-def module_parts(file: Path, package: Path) -> list[str]:
-    """tessera/tile/ops.py -> [tessera, tile, ops]; a folder's __init__.py is the folder itself."""
-    parts = [package.name, *file.relative_to(package).with_suffix("").parts]
-    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts
-
-
-def imported_modules(node: ast.AST, parts: list[str], is_folder: bool) -> Iterator[list[str]]:
-    """The dotted names that a statement imports, as lists; a from-import's names are appended."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name.split(".") for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module.split(".") if node.module else []
-        if node.level:
-            above = parts[: len(parts) - node.level + is_folder]
-            base = above + base
-        yield from ([*base, alias.name] for alias in node.names)
-    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else \
-            getattr(node.func, "id", "")
-        if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-            yield node.args[0].value.split(".")
 
 
 def floor_name(dotted: list[str], package: Path) -> str | None:

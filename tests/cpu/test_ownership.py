@@ -14,10 +14,12 @@ from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import GraphError
 from tessera.graph import plan as planning
+from tessera.graph.compiled import Compiled
 from tessera.graph.cuda import Program
 from tessera.graph.cuda import ownership as on_device
 from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.execute import Compiled, Executable, own
+from tessera.graph.execute import Executable
+from tessera.graph.interpret import own
 from tessera.graph.ir import Graph
 from tessera.graph.op import FRESH, OPS, VIEW
 from tessera.graph.ownership import verify_plan

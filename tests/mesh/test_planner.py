@@ -21,7 +21,8 @@ from tessera.__main__ import main
 from tessera.graph.simplify import simplify
 from tessera.mesh.planning.fabric import fabric
 from tessera.mesh.planning.flops import bytes_of, count_graph, peak_memory
-from tessera.mesh.planning.planner import better_order, bubble
+from tessera.mesh.planning.planner import bubble
+from tessera.mesh.planning.text import better_order
 from tessera.mesh.planning.transformer import (
     MODELS,
     Training,

@@ -8,9 +8,8 @@ graphs; compiled graphs run it after the others (graph/simplify.py).
 
 from __future__ import annotations
 
-from tessera.graph.ir import Graph, Node, Value, node_effects
+from tessera.graph.ir import Graph, Node, Value, elements, node_effects
 from tessera.graph.op import OPS
-from tessera.graph.plan import elements
 from tessera.graph.simplify import KEEP_EFFECTS, PIPELINE, Rewriter
 
 SMALL_BYTES = 1 << 16  # of one operand

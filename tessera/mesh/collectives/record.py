@@ -11,16 +11,14 @@ included, unless that is the same moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tessera.dims import Dim, show_shape
-from tessera.errors import ArgumentError, AxisError, DTypeError, SourceLine, TraceError
+from tessera.errors import ArgumentError, AxisError, DTypeError, TraceError
 from tessera.graph.op import OPS
 from tessera.graph.trace import EXITS, apply, current_builder
 from tessera.numerics import NumericType, as_key, as_type
@@ -34,6 +32,7 @@ from ..ranks.group import Group, find_mesh, make_group
 from ..ranks.ledger import Call, agree, call
 from ..ranks.wire import byte_count
 from .reduce import key_missing, need_reducible, needs_key
+from .traffic import Sent, record_sent
 
 COLLECTIVES: dict[str, Collective] = {}
 # What a call in the global view becomes: run(record, x, axes, mesh, **attrs). Filled by what
@@ -108,42 +107,6 @@ class Collective:
         return f"Collective({self.name})"
 
 
-# --- what was sent ------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Sent:
-    """One collective that ran on this rank: the types on the way, and the bytes it sent."""
-
-    op: str
-    axis: str
-    types: tuple[str, ...]
-    sent_bytes: int
-    where: SourceLine | None
-
-
-_traffic: ContextVar[list[Sent] | None] = ContextVar("traffic", default=None)
-
-
-@contextmanager
-def traffic() -> Iterator[list[Sent]]:
-    """A list that gets a record of every collective that this rank runs in the block.
-
-    Each says the op, the mesh axis, the types on the way, the bytes sent and the line.
-    """
-    found: list[Sent] = []
-    token = _traffic.set(found)
-    try:
-        yield found
-    finally:
-        _traffic.reset(token)
-
-
-def record_sent(sent: Sent) -> None:
-    """Into the list of `traffic`, where there is one."""
-    log = _traffic.get()
-    if log is not None:
-        log.append(sent)
-
-
 # --- running ------------------------------------------------------------------------------------
 def run_collective(which: Collective, array: np.ndarray, key: Any = None, index: Any = None, *,
                    axis: tuple[str, ...] | None, mesh: Mesh | None, type: NumericType,
@@ -183,7 +146,8 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     if not isinstance(x, Tensor) and place_of(x) not in (None, HOST):
         from ..ranks.nccl import collect_on_gpu  # it stands on the runtime of GPUs, which few need
 
-        return collect_on_gpu(which, x, axis, mesh, dtype=dtype, key=key, index=index, **attrs)
+        return collect_on_gpu(collect, which, x, axis, mesh, dtype=dtype, key=key, index=index,
+                              **attrs)
     x = as_tensor(x)
     _need_plain(which, x)
     if x.layout is not None or traces_whole_tensors():

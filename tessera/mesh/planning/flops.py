@@ -24,7 +24,9 @@ from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.fuse import Group, Unit, fuse
 from tessera.graph.ir import Graph, Node, Value, subgraphs
 from tessera.graph.trace import trace
-from tessera.numerics import DType, row_bytes
+from tessera.numerics import DType, f32, row_bytes
+
+from .fabric import Device
 
 Shape = tuple[int, ...]
 Local = Callable[[Value], Shape]
@@ -401,5 +403,13 @@ def _busiest(lives: dict[Value, tuple[int, int]], sizes: dict[Value, int], units
     return at
 
 
+def work_us(work: Work, device: Device) -> float:
+    """The longest of its products, its other arithmetic and its bytes: they overlap in a kernel."""
+    products = sum(n / (device.peak(dtype) * device.product_part) for dtype, n in work.products)
+    other = work.other / device.peak(f32)
+    moved = work.bytes / (1e9 * device.memory_gbps * device.memory_part)
+    return 1e6 * work.times * max(products, other, moved)
+
+
 __all__ = ["Held", "Local", "Storage", "Work", "bytes_of", "count_graph", "peak_memory",
-           "storage_of", "whole"]
+           "storage_of", "whole", "work_us"]

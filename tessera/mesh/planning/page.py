@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
-from .planner import Planned
 from .text import amount, duration, table
+
+if TYPE_CHECKING:
+    from .planner import Planned
 
 WIDTH, BAR, ROW = 720, 34, 20  # pixels of a bar, its height, a line of its legend
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")

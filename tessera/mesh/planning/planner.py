@@ -10,7 +10,7 @@ Nothing here runs or allocates what it plans. Times are those of fabric.py's mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tessera.errors import ArgumentError, SourceLine
@@ -18,7 +18,9 @@ from tessera.graph.ir import Graph, Value
 
 from ..device_mesh import Mesh
 from .fabric import Device, Fabric, bus_factor
-from .flops import Held, Work, count_graph, peak_memory
+from .flops import Held, Work, count_graph, peak_memory, work_us
+from .page import Picture, page
+from .text import table
 
 ROLES = ("parameters", "gradients", "optimizer", "activations", "workspace", "data")
 
@@ -120,42 +122,18 @@ class Planned:
         return sum(e.count * e.bytes for e in self.exchanges if axis is None or axis in e.axes)
 
     def __str__(self) -> str:
-        from .text import table
-
         return table(self)
 
     def html(self) -> str:
         """A page with the table and the picture; no scripts, nothing from elsewhere."""
-        from .page import page
-
         return page(self)
 
     def show(self) -> Any:
         """The picture, for a notebook; print it for the table."""
-        from .page import Picture
-
         return Picture(self)
 
     def _repr_html_(self) -> str:
         return self.show()._repr_html_()
-
-
-MUCH = 0.8  # of the time now: an order that takes less is worth a word
-
-
-def better_order(plan: Planned) -> tuple[tuple[str, ...], float] | None:
-    """The order of axes with one of them last in which exchanges that are not hidden take least
-    time, and that in microseconds; None when it is not much less than now."""
-    mesh, shown = plan.mesh, [e for e in plan.exchanges if not e.hidden]
-    now = sum(e.total_us for e in shown)
-    found = []
-    for last in mesh.axes[:-1]:
-        axes = (*(a for a in mesh.axes if a != last), last)
-        other = replace(mesh, axes=axes, shape=tuple(mesh.size(a) for a in axes))
-        us = sum(e.count * plan.fabric.time(e.op, e.bytes, other, e.axes).us for e in shown)
-        found.append((us, axes))
-    best = min(found, default=(now, mesh.axes))
-    return (best[1], best[0]) if best[0] < MUCH * now else None
 
 
 def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
@@ -184,16 +162,6 @@ def exchanges_of(collectives: Iterable[Issued], mesh: Mesh, fabric: Fabric
         cost = fabric.time(op, size, mesh, axes)
         found.append(Exchange(op, axes, size, count, cost.us, cost.how, why, where))
     return tuple(found)
-
-
-def work_us(work: Work, device: Device) -> float:
-    """The longest of its products, its other arithmetic and its bytes: they overlap in a kernel."""
-    from tessera.numerics import f32
-
-    products = sum(n / (device.peak(dtype) * device.product_part) for dtype, n in work.products)
-    other = work.other / device.peak(f32)
-    moved = work.bytes / (1e9 * device.memory_gbps * device.memory_part)
-    return 1e6 * work.times * max(products, other, moved)
 
 
 def plan_graph(title: str, graph: Graph, roles: Mapping[Value, str], mesh: Mesh, fabric: Fabric,
@@ -243,5 +211,5 @@ def _in_order(held: Mapping[str, float]) -> dict[str, float]:
     return known | {r: n for r, n in held.items() if r not in known and n}
 
 
-__all__ = ["Exchange", "Issued", "Part", "Planned", "better_order", "bubble", "exchanges_of",
-           "ideal_us", "plan_graph", "work_us"]
+__all__ = ["Exchange", "Issued", "Part", "Planned", "bubble", "exchanges_of", "ideal_us",
+           "plan_graph"]

@@ -25,7 +25,7 @@ from tessera import config
 from tessera.errors import PACKAGE_DIR, TesseraError
 
 from ..errors import StalledError
-from ..world import launched_rank, launched_size
+from .launcher import launched_rank, launched_size
 from .output import also_on_terminal, log_to_file, silence_other_ranks
 
 _GRACE_S = 0.3  # ranks that notice the same thing do so within this time of each other

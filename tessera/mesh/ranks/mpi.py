@@ -30,10 +30,10 @@ from tessera.config import available_cpus
 from tessera.errors import user_line
 
 from ..errors import MeshError, StalledError
-from ..world import launched_rank, launched_size
 from . import board
 from .abort import leaves_well, stop_with
 from .envelope import HEADER_BYTES, Label, disagreement, pack, ranks_text, unpack
+from .launcher import launched_rank, launched_size
 from .transport import MAX_TAG, Receive, Request, Transport
 
 INLINE_BYTES = 4096  # above, a copy into the frame costs more than a second message

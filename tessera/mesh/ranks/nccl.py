@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,14 +32,18 @@ from tessera.runtime.device import check, device, device_count, driver, gpu_id
 from tessera.tensor import Tensor
 from tessera.tile.device.results import maker
 
-from ..collectives.record import Collective, Sent, collect, record_sent
+from ..collectives.traffic import Sent, record_sent
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..parts import balanced
-from ..world import launched_size, need_world
+from ..world import need_world
 from .envelope import Shape, here_in
 from .group import Group, find_mesh, make_group
+from .launcher import launched_size
 from .ledger import agree, call
+
+if TYPE_CHECKING:
+    from ..collectives.record import Collective
 
 _ID_BYTES, _GPU_BYTES = 128, 16
 # How launchers say how many processes there are on one machine: Open MPI, MPICH.
@@ -238,12 +242,13 @@ RUNS: dict[str, Callable[..., Any]] = {
 
 
 # --- calls --------------------------------------------------------------------------------------
-def collect_on_gpu(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: Any = None,
-                   key: Any = None, index: Any = None, **attrs: Any) -> Any:
+def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, axis: Any,
+                   mesh: Mesh | None, *, dtype: Any = None, key: Any = None, index: Any = None,
+                   **attrs: Any) -> Any:
     """A collective on this rank's array on a GPU; the result is an array of the same library.
 
-    As `collect`: the ranks compare the call first. Raises TraceError in a traced function, and
-    DTypeError for what is not added on GPUs.
+    on_host: `collect`, for arrays that cannot go by NCCL. As there the ranks compare the call
+    first. Raises TraceError in a traced function, and DTypeError for what is not added on GPUs.
     """
     if current_builder() is not None:
         raise TraceError(f"{which.name} of a {type(x).__name__} in a traced function: its array "
@@ -259,8 +264,8 @@ def collect_on_gpu(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, d
     mine = call(group, which.name, tuple(array.shape), numeric, attrs | {"dtype": str(to)})
     shapes = agree(group, mine, which.varies(len(array.shape), False, **attrs))
     if group.transport.name != "mpi" or not _by_nccl(group, array.device):
-        return _through_host(which, x, array, axis, mesh, group, dtype=dtype, key=key, index=index,
-                             **attrs)
+        return _through_host(on_host, which, x, array, axis, mesh, group, dtype=dtype, key=key,
+                             index=index, **attrs)
     if which.reduces:
         _need_plain(which.name, numeric, to, attrs["op"])
     run = Run(group, x, array, to)
@@ -285,8 +290,8 @@ def _warn_of_host(group: Group) -> None:
                       "its ranks share a GPU, or have no NCCL", stacklevel=6)
 
 
-def _through_host(which: Collective, x: Any, array: Array, axis: Any, mesh: Mesh | None,
-                  group: Group, **attrs: Any) -> Any:
+def _through_host(on_host: Callable[..., Tensor], which: Collective, x: Any, array: Array,
+                  axis: Any, mesh: Mesh | None, group: Group, **attrs: Any) -> Any:
     """The collective of a copy in host memory."""
     if group.transport.name == "mpi" and config.comm == "auto":
         _warn_of_host(group)
@@ -297,7 +302,7 @@ def _through_host(which: Collective, x: Any, array: Array, axis: Any, mesh: Mesh
         check(driver().cuMemcpyDtoHAsync(host.ctypes.data, read_array(dense, "x").pointer,
                                          host.nbytes, stream), "copy from the GPU")
         check(driver().cuStreamSynchronize(stream), "copy from the GPU")
-        y = collect(which, Tensor(host, as_type(array.dtype)), axis, mesh, **attrs)
+        y = on_host(which, Tensor(host, as_type(array.dtype)), axis, mesh, **attrs)
         out = maker(array.library, tuple(y.shape), y.type, array.device)(None)
         data = np.ascontiguousarray(y.buffer)
         check(driver().cuMemcpyHtoDAsync(out.pointer, data.ctypes.data, data.nbytes, stream),

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from ..world import rank_of_program
+from .launcher import rank_of_program
 
 _silent: ContextVar[bool] = ContextVar("prints are dropped", default=False)
 _terminal: list[io.TextIOBase] = []  # the stderr there was before it became a file

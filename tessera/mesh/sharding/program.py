@@ -17,8 +17,8 @@ import numpy as np
 
 from tessera import config
 from tessera.errors import user_line
-from tessera.graph import execute
-from tessera.graph.execute import Executable, interpret
+from tessera.graph.execute import Executable
+from tessera.graph.interpret import OBSERVERS, interpret
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.jit import RUN_OBSERVERS
 from tessera.graph.op import Aval, Op, infer
@@ -136,7 +136,7 @@ def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _watched() -> bool:
     """Whether graphs run op by op now, shown to observers and sentinels."""
-    return bool(execute.OBSERVERS) or config.numerics != "off"
+    return bool(OBSERVERS) or config.numerics != "off"
 
 
 def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:

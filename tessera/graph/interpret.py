@@ -1,0 +1,72 @@
+"""The meaning of a graph: every node in order, by its op's NumPy meaning, shown to observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import TesseraError
+from ..numerics import CastCounts
+from ..runtime.host_memory import memory_id
+from .ir import Graph, Node, Value
+from .trace import SENDING, at_line
+
+OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
+
+
+@dataclass(frozen=True)
+class Sentinel:
+    """Who looks for bad values: shown each node when a graph runs node by node, and what a cast
+    lost when it does not. From debug."""
+
+    observe: Callable[[Node, tuple, tuple], None]
+    lost: Callable[[Node, CastCounts], None]
+
+
+SENTINELS: list[Sentinel] = []
+
+
+def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The meaning of a graph: every node in order, shown to the observers."""
+    env: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
+    env.update((v, t.array) for v, t in graph.captures)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            inputs = tuple(env[v] for v in node.inputs)
+            if "collective" in node.op.effects:
+                for show in SENDING:
+                    show(node.op, node.where, node.inputs, inputs)
+            made = call_node(node, inputs)
+            env.update(zip(node.outputs, made, strict=True))
+            for observe in (*OBSERVERS, *(s.observe for s in SENTINELS)):
+                observe(node, inputs, made)
+    given = [*arrays, *(t.array for _, t in graph.captures)]
+    return list(own(map(env.__getitem__, graph.outputs), given))
+
+
+def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Results in memory of their own: those that lie in an argument or in another result are
+    copied, and those that repeat elements."""
+    taken = {memory_id(a) for a in others}
+    out = []
+    for a in results:
+        at = memory_id(a)
+        out.append(a.copy() if at in taken or not a.flags.writeable else a)
+        taken.add(at)
+    return tuple(out)
+
+
+def call_node(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
+    try:
+        if node.op.effects:  # its messages, and other ranks, name the line
+            with at_line(node.where):
+                made = node.op.ref(*inputs, **node.attrs)
+        else:
+            made = node.op.ref(*inputs, **node.attrs)
+    except TesseraError as err:
+        if not err.located:  # the innermost node knows best: a scan's body, not the scan
+            err.where, err.located = node.where or err.where, True
+        raise
+    return tuple(map(np.asarray, made)) if node.op.multi else (np.asarray(made),)

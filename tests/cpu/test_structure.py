@@ -1,0 +1,121 @@
+"""How modules hang together: circles of imports, lazy ones too, are few and have a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from import_scan import imported_modules, module_parts
+
+PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
+
+# Modules that need each other, each circle with its reason. What is not here is an error; so is a
+# circle that is here and is no longer one.
+CIRCLES: dict[str, set[str]] = {
+    "a dtype takes policies and equals other spellings, policies and text name dtypes":
+        {"numerics.dtypes", "numerics.parse", "numerics.policy"},
+    "a cache's type makes caches, and a cache has a type":
+        {"state.kv_cache", "state.kv_type"},
+    "a mesh has methods for what is made of meshes":
+        {"mesh.device_mesh", "mesh.layout", "mesh.named", "mesh.parts", "mesh.ranks.group",
+         "mesh.ranks.ledger", "mesh.ranks.nccl", "mesh.sharding.reshard", "mesh.spec",
+         "mesh.tensor", "mesh.world"},
+    "a function of the IR prints itself":
+        {"tile.ir", "tile.printing"},
+    "an indexed op is built from its subscripts, whose checks know the ops":
+        {"tile.indexing", "tile.ops.indexed"},
+    "a kernel is tuned, called whole and delegated, which all make kernels":
+        {"tile.autotune", "tile.delegate", "tile.kernel", "tile.whole_kernel"},
+    "an instruction registers itself where its generation is listed": {
+        "tile.cuda.instruction", "tile.cuda.ptx", "tile.cuda.ptx.arithmetic",
+        "tile.cuda.ptx.atomics", "tile.cuda.ptx.barriers", "tile.cuda.ptx.convert",
+        "tile.cuda.ptx.copy_async", "tile.cuda.ptx.ids", "tile.cuda.ptx.matrix",
+        "tile.cuda.ptx.mbarrier", "tile.cuda.ptx.memory", "tile.cuda.ptx.mma", "tile.cuda.ptx.tma",
+        "tile.cuda.ptx.warp", "tile.cuda.ptx.wgmma"},
+    "elements of a block are read and drawn where they lie":
+        {"tile.cuda.emit.lanes", "tile.cuda.emit.places", "tile.cuda.emit.random"},
+    "a tile is stored in buffers, and packed ones are tiles":
+        {"tile.cuda.emit.buffers", "tile.cuda.emit.packed_tiles", "tile.cuda.emit.tiles"},
+}
+
+
+def for_types_alone(tree: ast.Module) -> set[ast.AST]:
+    """What stands under `if TYPE_CHECKING:`, which does not run."""
+    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If)
+              and "TYPE_CHECKING" in ast.unparse(n.test)]
+    return {inner for guard in guards for line in guard.body for inner in ast.walk(line)}
+
+
+def imports_of(package: Path) -> dict[str, set[str]]:
+    """The modules that each module imports when it or one of its functions runs."""
+    files = {".".join(module_parts(f, package)): f for f in sorted(package.rglob("*.py"))}
+    return {name: set(_imports(file, package, set(files))) - {name}
+            for name, file in files.items()}
+
+
+def _imports(file: Path, package: Path, modules: set[str]) -> Iterator[str]:
+    tree, parts = ast.parse(file.read_text()), module_parts(file, package)
+    skipped = for_types_alone(tree)
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        for dotted in imported_modules(node, parts, file.name == "__init__.py"):
+            names = (".".join(dotted), ".".join(dotted[:-1]))  # a module, or a name in one
+            yield from [n for n in names if n in modules][:1]
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Strongly connected components of more than one module (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph.get(name, ())):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            at = stack.index(name)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return [c for c in found if len(c) > 1]
+
+
+def without_package(names: set[str]) -> set[str]:
+    return {n.partition(".")[2] for n in names}
+
+
+def test_modules_that_need_each_other_are_few_and_have_a_reason():
+    found = [without_package(c) for c in circles(imports_of(PACKAGE))]
+    new = [sorted(c) for c in found if c not in CIRCLES.values()]
+    gone = [why for why, names in CIRCLES.items() if names not in found]
+    assert not new, f"these import each other, in functions too: {new}. Move what both need into " \
+        "a module below, give it as an argument, or, with a reason, add them to CIRCLES"
+    assert not gone, f"no circle any more, or another one: {gone}. Change CIRCLES"
+
+
+@pytest.mark.parametrize("upper, expected", [
+    ("from .lower import x", [{"p.a.lower", "p.a.upper"}]),
+    ("def f():\n    from .lower import x", [{"p.a.lower", "p.a.upper"}]),
+    ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .lower import x", []),
+    ("import p.a", []),
+])
+def test_a_circle_is_found(tmp_path, upper, expected):
+    package = tmp_path / "p"
+    (package / "a").mkdir(parents=True)
+    for name, text in {"__init__": "", "a/__init__": "", "a/lower": "from . import upper",
+                       "a/upper": upper}.items():
+        (package / f"{name}.py").write_text(text)
+    assert circles(imports_of(package)) == expected
