@@ -143,7 +143,7 @@ class _Lowering:
             self.ids[out] = self.push(LoopOp("random_bits", words, "u32"))  # type: ignore[arg-type]
         else:
             args = tuple(self.operand(v) for v in node.inputs)
-            self.ids[out] = self.push(LoopOp("map", args, self.register(out), template(node)))  # type: ignore[arg-type]
+            self.ids[out] = self.push(LoopOp("map", args, self.register(out), filled(node)))  # type: ignore[arg-type]
 
     def register(self, v: Value) -> str:
         return REGISTER[v.aval.dtype.name]
@@ -187,11 +187,9 @@ def _saturated(source: DType, to: DType) -> str:
     return expr
 
 
-def template(node: Node) -> str:
+def filled(node: Node) -> str:
     """The op's loop template with its attributes filled in; {0}, {1} remain."""
     text = node.op.loop or ""
-    if node.op.name == "bitwise_not" and node.inputs[0].aval.dtype.kind == "bool":
-        return "not {0}"
     for key, value in node.attrs.items():
         text = text.replace("{" + key + "}", repr(value))
     return text

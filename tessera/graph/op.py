@@ -139,6 +139,11 @@ class Op:
             exact limit is finite. Sentinels report what any other op hides
     local(attrs, ins, outs) -> the attributes of one shard, from the shapes of its operands and
             results; without it they are those of the whole op
+    loop    an elementwise op as an expression over {0}, {1}, ... and its attributes, in the
+            functions of graph/cpu/vocabulary.py: compiled loops run it, kernels for GPUs and what
+            they cost follow from it
+    tile    the expression in the tile language where it follows from no loop: a text, or a rule
+            (**attrs) -> text or None (see graph/cuda/spell.py for the names it may use)
     memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
             follows from it alone; graph/ownership.py proves it of every plan
     """
@@ -164,6 +169,7 @@ class Op:
     multi: bool = False
     effects: frozenset[str] = frozenset()
     loop: str | None = None
+    tile: str | Callable[..., str | None] | None = None
     loop_kinds: tuple[str, ...] = ("float", "int", "uint", "bool")  # of operands, for which a loop
     # gives what ref gives: one that raises for some values of a kind is called for that kind
     smooth: bool = True  # second derivatives exist almost everywhere and are tested

@@ -22,6 +22,7 @@ class Call:
     """In place of an op record: what passes over the graph ask of one."""
 
     name: str
+    tile: str | None = None
     loop: None = None
     expand: None = None
     effects: frozenset[str] = frozenset()

@@ -8,7 +8,6 @@ from ...numerics import NumericType
 from ...tile.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each lane
-LIGHT = frozenset({"cast", "add", "sub", "mul", "neg", "relu", "maximum", "minimum"})
 IDS = 1024  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors

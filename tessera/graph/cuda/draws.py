@@ -20,7 +20,7 @@ from ..simplify import Rewriter
 from .anchors import Call
 
 SMALL = 4096  # elements of a value that the host computes at each call
-BITS = Call("random_bits")
+BITS = Call("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
 
 
 def open_keys(graph: Graph) -> Graph:

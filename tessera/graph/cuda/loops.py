@@ -7,7 +7,6 @@ from .frame import Frame
 from .schedule import Group, Operand, Step
 from .spell import REDUCTIONS
 from .steps import (
-    PLACED,
     Block,
     Fold,
     Held,
@@ -15,6 +14,7 @@ from .steps import (
     emit_step,
     finished,
     fold_rows,
+    placed,
     start,
     store,
 )
@@ -164,7 +164,7 @@ def _levels(group: Group, b: Block) -> tuple[dict[str, int], set[str]]:
         levels[s.name] = max((levels[a] for a in names), default=0)
         if s.op in REDUCTIONS:
             levels[s.name] += 1
-        elif s.op in PLACED or any(a in wide for a in names):
+        elif placed(s) or any(a in wide for a in names):
             wide.add(s.name)
     return levels, wide
 

@@ -26,7 +26,7 @@ from .offload import place_saved
 from .ownership import verify_plan
 from .prepare import prepare
 from .schedule import Buffer, Group, Operand, Plan, Step, Transfer
-from .spell import REDUCTIONS, template
+from .spell import REDUCTIONS, is_light, template
 from .units import Unit, units_of
 
 
@@ -367,7 +367,7 @@ def _heavy(unit: Unit, frame: Frame) -> bool:
     behind = [n for n in unit.nodes if n is not unit.anchor and n.op.name != "reshape"]
     full = [v for v in unit.inputs if any(v in n.inputs for n in behind)
             and all(frame.pattern(extents_of(v)) or ())]
-    return bool(full) or any(n.op.name not in choose.LIGHT for n in behind)
+    return bool(full) or not all(map(is_light, behind))
 
 
 def _matrix_index(lead: tuple[int, ...], own: tuple[int, ...]) -> str:

@@ -1,56 +1,25 @@
-"""Graph ops as expressions of the tile language: {0}, {1} are operands, other names attributes;
-{index} is where an element stands in the whole, {runs} whether fours of them begin at multiples of
-four.
+"""Elementwise ops as expressions of the tile language: {0}, {1} are operands, other names
+attributes; {index} is where an element stands in the whole, {runs} whether fours of them begin at
+multiples of four.
 
-An op whose meaning at special values differs from the tile op of its name is written so that it
-agrees: `exp` of a difference and division by a row statistic have meanings of their own there.
+The text follows from the loop template of the op's record and from what `vocabulary.py` says of its
+functions; a record whose meaning is no loop template gives the text itself (`Op.tile`).
 """
 
 from __future__ import annotations
 
+import ast
+import re
+from functools import lru_cache
 from typing import Any
 
 from ...errors import UnsupportedTargetError
+from ..cpu.expressions import Node as Expression
+from ..cpu.expressions import cost, parse
+from ..cpu.vocabulary import FUNCTIONS
 from ..ir import Node
+from ..lower import filled
 
-FLOATS: dict[str, str] = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "neg": "-{0}", "pow": "{0} ** {1}", "maximum": "tile.maximum({0}, {1})",
-    "minimum": "tile.minimum({0}, {1})", "floor_divide": "{0} // {1}", "remainder": "{0} % {1}",
-    "exp": "tile.exp({0} * 1.0)", "expm1": "tile.expm1({0})", "log": "tile.log({0})",
-    "log2": "tile.log2({0})", "exp2": "tile.exp2({0})",
-    "log10": "tile.log({0}) * 0.4342944819032518",
-    "log1p": "tile.log1p({0})", "sqrt": "tile.sqrt({0})", "rsqrt": "tile.rsqrt({0})",
-    "abs": "tile.abs({0})", "sin": "tile.sin({0})", "cos": "tile.cos({0})", "tan": "tile.tan({0})",
-    "atan": "tile.atan({0})", "atan2": "tile.atan2({0}, {1})", "tanh": "tile.tanh({0})",
-    "sigmoid": "tile.sigmoid({0})", "erf": "tile.erf({0})", "relu": "tile.maximum({0}, 0.0)",
-    "floor": "tile.floor({0})", "ceil": "tile.ceil({0})", "round": "tile.round({0})",
-    "trunc": "tile.trunc({0})", "pow_constant": "{0} ** {exponent}",
-    "sign": "tile.where({0} > 0.0, 1.0, tile.where({0} < 0.0, -1.0, {0}))",
-    "asin": "tile.atan2({0}, tile.sqrt((1.0 - {0}) * (1.0 + {0})))",
-    "acos": "tile.atan2(tile.sqrt((1.0 - {0}) * (1.0 + {0})), {0})",
-    "sinh": "0.5 * (tile.expm1({0}) - tile.expm1(-{0}))",
-    "cosh": "0.5 * (tile.exp({0}) + tile.exp(-{0}))",
-    "gelu": "{0} * tile.sigmoid(1.59576912 * ({0} * (1.0 + 0.044715 * ({0} * {0}))))",
-    "silu": "{0} * tile.sigmoid({0})",
-    "softplus": "tile.maximum({0}, 0.0) + tile.log1p(tile.exp(-tile.abs({0})))",
-    "isnan": "tile.isnan({0})", "isinf": "tile.isinf({0})",
-    "isfinite": "tile.abs({0}) < inf",
-}
-INTEGERS: dict[str, str] = {  # and bools, on which &, |, ^ and ~ are logical
-    **{n: FLOATS[n] for n in ("add", "sub", "mul", "neg", "maximum", "minimum", "floor_divide",
-                              "remainder", "abs")},
-    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}",
-    "bitwise_not": "~{0}", "relu": "tile.maximum({0}, 0)",
-}
-ANY: dict[str, str] = {
-    "less": "{0} < {1}", "less_equal": "{0} <= {1}", "greater": "{0} > {1}",
-    "greater_equal": "{0} >= {1}", "equal": "{0} == {1}", "not_equal": "{0} != {1}",
-    "where": "tile.where({0}, {1}, {2})",
-    "random_bits": "tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
-}
-# An index from the front; see `within`.
-CHECK_INDEX = "tile.where({0} < 0, {0} + {extent}, {0})"
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 # How partial results of a reduction are joined, and the one that changes nothing.
 COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"),
@@ -61,22 +30,90 @@ STORED = frozenset({
 
 
 def template(node: Node) -> str | None:
-    """The expression of an elementwise op; None when it has none."""
-    name = node.op.name
-    if name == "cast":
-        return _cast(node)
-    if name == "check_index":
-        return CHECK_INDEX
-    operand = node.inputs[-1].aval.dtype if node.inputs else None
-    kind = FLOATS if operand is not None and operand.kind == "float" else INTEGERS
-    return ANY.get(name) or kind.get(name)
-
-
-def _cast(node: Node) -> str | None:
-    source, to = node.attrs["source"], node.attrs["to"]
-    if {source.dtype.name, to.dtype.name} - STORED or to.policy.rounding == "stochastic":
+    """The expression of an elementwise op; None when it has none, or of a type that no kernel
+    stores."""
+    op = node.op
+    if any(v.aval.dtype.name not in STORED for v in (*node.inputs, *node.outputs)):
         return None
-    return "{0} != 0" if to.dtype.kind == "bool" else "tile.cast({0}, {to})"
+    if op.tile is not None:
+        return op.tile if isinstance(op.tile, str) else op.tile(**node.attrs)
+    if op.loop is None:
+        return None
+    kind = node.inputs[-1].aval.dtype.kind if node.inputs else "float"
+    return expression(filled(node), kind)
+
+
+@lru_cache(maxsize=4096)
+def expression(loop: str, kind: str) -> str | None:
+    """A loop template in the tile language, for operands of a kind: "float", "int", "uint",
+    "bool". None where kernels have no such function or operator."""
+    return _text(parse(loop), kind)
+
+
+def _text(e: Expression, kind: str) -> str | None:
+    if e.head == "arg":
+        return f"{{{e.value}}}"
+    if e.head == "number":
+        if isinstance(e.value, bool):
+            return literal(e.value, "bool")
+        return literal(e.value, "int" if kind == "bool" else kind)
+    parts = []
+    for p in e.parts:
+        text = _text(p, kind)
+        if text is None:
+            return None
+        parts.append(text)
+    return _call(e, parts, kind) if e.head == "call" else _operator(e, parts, kind)
+
+
+def _operator(e: Expression, parts: list[str], kind: str) -> str | None:
+    """Of bools, &, |, ^ and ~ are logical."""
+    if e.head == "not":
+        return f"~{_bracketed(parts[0], 3)}"
+    if e.head == "logical":
+        return f" {e.value} ".join(_bracketed(p, 3) for p in parts)
+    if e.head == "compare":
+        return f"{_bracketed(parts[0], 1)} {e.value} {_bracketed(parts[1], 1)}"
+    if (e.value == "/") if kind != "float" else (e.value not in ("+", "-", "*", "/")):
+        return None
+    if e.head == "unary":
+        return f"{e.value}{_bracketed(parts[0], 3)}"
+    rank = {"*": 2, "/": 2, "+": 1, "-": 1}.get(e.value, 0)
+    left, right = (_bracketed(p, r or 3) for p, r in zip(parts, (rank, rank + 1), strict=True))
+    return f"{left} {e.value} {right}"
+
+
+def _call(e: Expression, parts: list[str], kind: str) -> str | None:
+    function = FUNCTIONS[e.value]
+    if function.tile is None or (kind != "float" and function.numbers == "float"):
+        return None
+    plain = re.fullmatch(r"tile\.\w+\([{}\d, ]*\)", function.tile)
+    return function.tile.format(*(parts if plain else (_bracketed(p, 3) for p in parts)))
+
+
+def _bracketed(text: str, least: int) -> str:
+    """As an operand, in brackets when it binds less than `least`."""
+    return text if _rank(text) >= least else f"({text})"
+
+
+@lru_cache(maxsize=4096)
+def _rank(text: str) -> int:
+    """How an expression binds: 3 a name, a number or a call, 2 a product, 1 a sum, 0 the rest."""
+    match ast.parse(text.format(*(f"v{i}" for i in range(8))), mode="eval").body:
+        case ast.Name() | ast.Constant() | ast.Call():
+            return 3
+        case ast.BinOp(op=ast.Mult() | ast.Div()):
+            return 2
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            return 1
+    return 0
+
+
+def is_light(node: Node) -> bool:
+    """Whether an op behind a matmul needs hardly a register beside the sums: a cast, or as cheap
+    as a maximum."""
+    loop = node.op.loop
+    return node.op.name == "cast" or (loop is not None and cost(parse(filled(node))) <= 2)
 
 
 def within(at: str, extent: int, wrap: bool = True) -> str:
@@ -104,5 +141,5 @@ def literal(value: Any, kind: str) -> str:
     return repr(bool(value)) if kind == "bool" else repr(int(value))
 
 
-__all__ = ["COMBINE", "REDUCTIONS", "STORED", "literal", "no_kernel", "template",
-           "within"]
+__all__ = ["COMBINE", "REDUCTIONS", "STORED", "expression", "is_light", "literal", "no_kernel",
+           "template", "within"]

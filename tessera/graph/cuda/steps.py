@@ -16,7 +16,10 @@ from .schedule import HIDDEN, Operand, Step
 from .spell import COMBINE, REDUCTIONS, literal, within
 from .text import Writer, capital
 
-PLACED = frozenset({"random_bits"})  # elementwise, by where an element stands
+
+def placed(step: Step) -> bool:
+    """Whether it is elementwise by where an element stands, as random bits are."""
+    return "{index}" in dict(step.attrs).get("text", "")
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
     if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
         texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
-    if step.op in PLACED:
+    if placed(step):
         known |= {"index": b.number(w), "runs": repr(b.runs)}
         m, n = not b.flat, True
     if step.op == "cast":
@@ -221,5 +224,5 @@ def start(w: Writer, fold: Fold, shape: str) -> str:
     return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
 
 
-__all__ = ["PLACED", "Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",
-           "start", "store", "value"]
+__all__ = ["Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",
+           "placed", "start", "store", "value"]

@@ -106,8 +106,7 @@ def _from_node(node: Node) -> list[Unit]:
         return [Unit(INDEXED[name], shape, [node])]
     if name in REDUCTIONS:
         return _reduction(node)
-    alone = name in ("cast", "check_index")  # elementwise, and in no loop of the CPU
-    if (alone or node.op.loop is not None) and template(node) is not None:
+    if template(node) is not None:
         return [_loop(shape, [node])]
     raise no_kernel(node)
 

@@ -99,6 +99,12 @@ def _cast_memory(source: NumericType, to: NumericType) -> Memory:
     return VIEW if source.dtype is to.dtype else FRESH
 
 
+def _cast_tile(source: NumericType, to: NumericType) -> str | None:
+    if to.policy.rounding == "stochastic":
+        return None
+    return "{0} != 0" if to.dtype.kind == "bool" else "tile.cast({0}, {to})"
+
+
 _TO = [("f32", "f32 @accum(f32)"), ("bf16", "bf16 @saturate"),
        ("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
 CAST = Op(
@@ -109,6 +115,7 @@ CAST = Op(
     jvp=_cast_jvp,
     batch=lambda size, batched, x, source, to: (apply(CAST, x, source=source, to=to), True),
     axes="...->...",
+    tile=_cast_tile,
     memory=_cast_memory,
     samples=tuple(
         Sample((Arg((2, 3), f"type:{a}", False),), {"source": as_type(a), "to": as_type(b)})

@@ -70,6 +70,7 @@ CHECK_INDEX = Op(
         apply(CHECK_INDEX, ids, extent=extent, wrap=wrap), True
     ),
     axes="...->...",
+    tile="tile.where({0} < 0, {0} + {extent}, {0})",
     differentiable=False,
     samples=(sample(((2, 3), "index:5"), extent=5, wrap=True),
              sample(((3,), "index:4"), extent=4, wrap=False)),
