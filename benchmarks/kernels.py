@@ -1,6 +1,6 @@
-"""The examples' kernels beside the vendors' libraries, in one process on one GPU.
+"""Kernels of the examples and of the library beside others, in one process on one GPU.
 
-    python benchmarks/kernels.py [memory] [gemm] [attention] [compile]
+    python benchmarks/kernels.py [memory] [gemm] [attention] [library] [compile]
 
 Times are medians of device events; kernels that are compared run interleaved, each in every
 position, so that clocks and temperature meet all of them alike. Every result is checked first.
@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
+import library  # noqa: E402
 import record  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -176,6 +177,18 @@ def attention() -> dict[str, Any]:
     return done
 
 
+def routines() -> dict[str, Any]:
+    """Every benchmark that a record of the standard library has; see library.py."""
+    done = {}
+    for entry in library.entries():
+        runs = entry.runs(torch)
+        got, want = (r if isinstance(r, tuple) else (r,) for r in (f() for f in runs.values()))
+        for y, z in zip(got, want, strict=True):
+            require(entry.title, y, z, entry.limit)
+        done[entry.title] = show(entry.title, entry.figures(interleaved(runs)))
+    return done
+
+
 FIRST = """
 import time, sys
 sys.path[:0] = {path!r}
@@ -209,7 +222,8 @@ def compile_time() -> dict[str, Any]:
                                 "from the disk cache, second kernel": round(middle[1], 1)})
 
 
-PARTS = {"memory": memory, "gemm": gemm, "attention": attention, "compile": compile_time}
+PARTS = {"memory": memory, "gemm": gemm, "attention": attention, "library": routines,
+         "compile": compile_time}
 
 
 def main() -> None:

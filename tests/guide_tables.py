@@ -21,6 +21,7 @@ from tessera import config, errors, numerics
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
+from tessera.kernels import ROUTINES
 from tessera.tile import errors as tile_errors
 from tessera.tile import schedule
 from tessera.tile.cuda.lower.hopper.program import Pipeline
@@ -154,6 +155,20 @@ def tile_ops_table() -> str:
     return markdown(("Operation", "Meaning", "Declared in"), rows)
 
 
+# --- the standard library ---------------------------------------------------------------------
+def routines_table() -> str:
+    """The routines of the library, by name."""
+    rows = [(f"`{r.__name__}{r.shown_signature}`", meaning_of(r.__doc__), r.record.arrays)
+            for _, r in sorted(ROUTINES.items())]
+    return markdown(("Function", "What it computes", "Arrays"), rows)
+
+
+def meaning_of(doc: str | None) -> str:
+    """The first paragraph of a docstring, equations as code."""
+    text = first_sentence(doc).rstrip(".")
+    return f"`{text}`"
+
+
 # --- ops and functions ------------------------------------------------------------------------
 def ops_table() -> str:
     rows = [
@@ -255,6 +270,10 @@ def figures() -> Iterator[Figure]:
     for name in ("softmax", "rms_norm"):
         yield ("memory", "rows", "GB/s", f"{name}, 16384 x 4096, bf16", name,
                f"torch.compile {name}", "torch.compile")
+    for routine in ROUTINES.values():
+        for case in routine.record.benchmarks:
+            title = f"{routine.__name__} {case.name}"
+            yield "library", title, case.unit, title, "tessera", case.beside[0], case.beside[0]
 
 
 IN_SHORT = ("A Bᵀ, 8192³, bf16", "attention, full, 16 heads of 16384 x 128, bf16",
@@ -357,6 +376,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "modules": modules_table,
     "kernel errors": kernel_errors_table,
     "tile ops": tile_ops_table,
+    "routines": routines_table,
     "measured": measured_table,
     "measured in short": measured_in_short,
     "launches": launches_table,

@@ -1,122 +1,72 @@
-"""Calls of the standard library with their oracles in f64, for tests with and without a GPU."""
+"""Calls of the standard library with their oracles in f64, for tests with and without a GPU.
+
+All of them come from the records of the routines: see tessera/kernels/record.py.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import tessera as ts
-from tessera import stdlib
-from tessera.numerics import decode
+from tessera.kernels import ROUTINES, Routine
+from tessera.kernels.record import Compiled, Sample, wide
+from tolerance import assert_close
 
 
 @dataclass(frozen=True)
 class Call:
-    """routine(*arrays, **options) against oracle(*arrays in f64, **options).
+    """One sample of a routine."""
 
-    rounds: the coarsest type on the way.  terms: of the longest sum.
-    """
+    routine: Routine
+    sample: Sample
 
-    routine: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: str = "f32"
-    options: Any = ()
-    rounds: str = ""
-    terms: int = 1
+    @property
+    def name(self) -> str:
+        return f"{self.routine.__name__} {self.sample.name}".strip()
 
-    def arrays(self, rng: Any) -> list[ts.Tensor]:
-        return [ts.tensor(rng.standard_normal(s).astype(np.float32), self.dtype)
-                for s in self.shapes]
+    def check(self, rng: Any, schedule: ts.Schedule | None = None, target: str | None = None
+              ) -> None:
+        """Run it on fresh arrays and compare every result with the reference.
 
-    def run(self, arrays: list[Any], schedule: ts.Schedule | None = None,
-            target: str | None = None) -> Any:
-        """target: "cuda" copies host arrays to the GPU and back."""
-        routine = getattr(stdlib, self.routine)
-        routine = routine if schedule is None else routine.with_schedule(schedule)
-        if target is None:
-            return routine(*arrays, **dict(self.options))
-        return routine.launch(*arrays, target=target, **dict(self.options))
-
-    def expected(self, arrays: list[ts.Tensor]) -> np.ndarray:
-        return ORACLES[self.routine](*map(wide, arrays), **dict(self.options))
+        target: "cuda" copies host arrays to the GPU and back.
+        """
+        arguments, options = self.sample.drawn(rng)
+        want = self.routine.record.expected(arguments, options)
+        routine = self.routine if schedule is None else self.routine.with_schedule(schedule)
+        launch = {} if target is None else {"target": target}
+        got = routine.launch(*arguments, **launch, **options)
+        got = got if isinstance(got, tuple) else (got,)
+        assert len(got) == len(want) and got[0].type is arguments[0].type
+        for y, z in zip(got, want, strict=True):
+            assert isinstance(y, ts.Tensor)
+            assert_close(y.array, z, *self.sample.tolerance)
 
 
-def wide(x: Any) -> np.ndarray:
-    return np.asarray(decode(x.array, x.dtype), np.float64)
+def calls_of(*routines: Routine) -> dict[str, Call]:
+    found = [Call(r, s) for r in routines for s in r.record.samples]
+    calls = {call.name: call for call in found}
+    assert len(calls) == len(found), "two samples of one name"
+    return calls
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    m = x.max(-1, keepdims=True)
-    e = np.exp(x - m)
-    return e / e.sum(-1, keepdims=True)
+def compiled_of(*routines: Routine) -> list[tuple[str, str, list[Any], dict[str, Any], Compiled]]:
+    """(routine, kernel, arguments, constants, the case) of each launch that is compiled."""
+    found = []
+    for routine in routines:
+        for case in routine.record.compiled:
+            variant = (routine if case.schedule is None
+                       else routine.with_schedule(case.schedule))
+            arguments, options = case.zeros()
+            for kernel, args, constants in variant.launches(*arguments, **options):
+                found.append((routine.__name__, kernel, list(args), constants, case))
+    return found
 
 
-def layernorm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    c = x - x.mean(-1, keepdims=True)
-    return c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * gamma + beta
-
-
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
-              scale: float | None = None) -> np.ndarray:
-    G = q.shape[-3] // k.shape[-3]
-    k, v = np.repeat(k, G, -3), np.repeat(v, G, -3)
-    s = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    S, T = s.shape[-2:]
-    if causal:
-        s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf)
-    return softmax(s) @ v
-
-
-def rotary(x: np.ndarray, base: float = 10000.0, start: int = 0) -> np.ndarray:
-    h = x.shape[-1] // 2
-    t = (start + np.arange(x.shape[-2]))[:, None] * base ** (-np.arange(h) / h)
-    a, b = x[..., :h], x[..., h:]
-    return np.concatenate([a * np.cos(t) - b * np.sin(t), b * np.cos(t) + a * np.sin(t)], -1)
-
-
-def gemm(a: np.ndarray, b: np.ndarray, transpose_b: bool = False) -> np.ndarray:
-    return a @ (b.T if transpose_b else b)
-
-
-ORACLES: dict[str, Callable[..., np.ndarray]] = {
-    "stable_softmax": softmax, "efficient_layernorm": layernorm, "flash_attention_2": attention,
-    "rotary_embedding": rotary, "gemm": gemm,
-}
-CAUSAL = (("causal", True),)
-CALLS: dict[str, Call] = {
-    "softmax": Call("stable_softmax", ((3, 7, 100),), terms=100),
-    "softmax bf16": Call("stable_softmax", ((9, 1000),), "bf16"),
-    "softmax of long rows": Call("stable_softmax", ((3, 17000),), terms=170),
-    "softmax of a vector": Call("stable_softmax", ((33,),), terms=33),
-    "layernorm": Call("efficient_layernorm", ((3, 7, 300), (300,), (300,)), terms=300),
-    "layernorm f16": Call("efficient_layernorm", ((7, 129), (129,), (129,)), "f16", terms=4),
-    "layernorm of long rows": Call("efficient_layernorm", ((3, 17000), (17000,), (17000,)),
-                                   terms=17000),
-    "attention": Call("flash_attention_2", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
-    "attention causal": Call("flash_attention_2", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),
-    "attention f32": Call("flash_attention_2", ((3, 40, 16),) * 3, "f32", CAUSAL, terms=40),
-    "attention of groups": Call("flash_attention_2", ((2, 4, 33, 32), (2, 2, 33, 32),
-                                                      (2, 2, 33, 48)), "f16", terms=16),
-    "attention with a past": Call("flash_attention_2", ((1, 2, 20, 32), (1, 2, 90, 32),
-                                                        (1, 2, 90, 32)), "bf16", CAUSAL, terms=16),
-    "attention scaled": Call("flash_attention_2", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32",
-                             (("scale", 0.3),), terms=35),
-    "rotary": Call("rotary_embedding", ((2, 3, 50, 32),), "f32", (("start", 100000),), terms=8),
-    "rotary bf16": Call("rotary_embedding", ((4, 33, 64),), "bf16", (("base", 500.0),),
-                        terms=2),
-    "gemm": Call("gemm", ((70, 50), (50, 90)), terms=50),
-    "gemm bf16 nt": Call("gemm", ((130, 80), (300, 80)), "bf16", (("transpose_b", True),),
-                         terms=4),
-}
-SCHEDULES = {
-    "stable_softmax": ts.Schedule(m=4, warps=2), "efficient_layernorm": ts.Schedule(m=2, warps=8),
-    "flash_attention_2": ts.Schedule(block=(64, 32), warps=4), "rotary_embedding":
-    ts.Schedule(m=16, warps=2), "gemm": ts.Schedule(block=(64, 64), k=16, warps=4, stages=3),
-}
+CALLS = calls_of(*ROUTINES.values())
+attention = ROUTINES["flash_attention_2"].record.reference
 
 
 def adam(steps: int, rng: Any, n: tuple[int, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -126,11 +76,14 @@ def adam(steps: int, rng: Any, n: tuple[int, ...]) -> tuple[list[np.ndarray], li
              np.zeros(n, np.float32)])
 
 
-def adam_f64(p: np.ndarray, gradients: list[np.ndarray], lr: float, b1: float, b2: float,
-             eps: float, decay: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def adam_f64(p: np.ndarray, gradients: list[np.ndarray], **options: float) -> tuple[Any, ...]:
+    """p, m, v after a step with each gradient."""
     p = p.astype(np.float64)
     m, v = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gradients, 1):
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g.astype(np.float64)**2
-        p = p - lr * (m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * p)
+        p, m, v = ROUTINES["fused_adam"].record.reference(p, g.astype(np.float64), m, v, t,
+                                                          **options)
     return p, m, v
+
+
+__all__ = ["CALLS", "Call", "adam", "adam_f64", "attention", "calls_of", "compiled_of", "wide"]

@@ -1,14 +1,16 @@
-"""The standard library's kernels, one file per family. `tessera.stdlib` is its public face."""
+"""The standard library's kernels, one file per family. `tessera.stdlib` is its public face.
+
+Every module of this folder is loaded, and its routines register themselves.
+"""
 
 from __future__ import annotations
 
-from .adam import fused_adam
-from .attention import flash_attention_2
-from .gemm import gemm
-from .norms import efficient_layernorm
-from .rotary import rotary_embedding
-from .routine import ROUTINES, Routine
-from .softmax import stable_softmax
+import importlib
+import pkgutil
 
-__all__ = ["ROUTINES", "Routine", "efficient_layernorm", "flash_attention_2", "fused_adam", "gemm",
-           "rotary_embedding", "stable_softmax"]
+from .routine import ROUTINES, Routine
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["ROUTINES", "Routine"]

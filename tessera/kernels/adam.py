@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from .record import Benchmark, Compiled, Draw, Sample
 from .routine import reshaped, routine, type_of
 
 
@@ -26,7 +30,51 @@ def adam(p: Tensor["n"], g: Tensor["n"], m: Tensor["n"], v: Tensor["n"], lr: f32
     v[tile_n:tile_n+BN] = second
 
 
-@routine(adam)
+def reference(p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, step: int,
+              lr: float = 1e-3, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8,
+              weight_decay: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+    change = m / (1 - b1**step) / (np.sqrt(v / (1 - b2**step)) + eps)
+    return p - lr * (change + weight_decay * p), m, v
+
+
+def _moments(*shape: int) -> tuple[Draw, Draw]:
+    """m and v; v is a mean of squares, so not negative."""
+    return (Draw(shape, "f32", lambda rng, s: rng.standard_normal(s).astype(np.float32)),
+            Draw(shape, "f32", lambda rng, s: rng.standard_normal(s).astype(np.float32)**2))
+
+
+def _in_torch(torch: Any, p: Any, g: Any, m: Any, v: Any, step: int, lr: float,
+              weight_decay: float) -> Any:
+    """torch.optim.AdamW(fused=True) from the same moments."""
+    w = torch.nn.Parameter(p)
+    optimizer = torch.optim.AdamW([w], lr=lr, weight_decay=weight_decay, fused=True)
+    w.grad = g
+    optimizer.state[w] = {"step": torch.tensor(float(step - 1), device=p.device), "exp_avg": m,
+                          "exp_avg_sq": v}
+
+    def run() -> Any:
+        optimizer.step()
+        return w.detach(), m, v
+
+    return run
+
+
+@routine(
+    adam, arrays="one shape", reference=reference,
+    samples=(
+        Sample("", ((13, 77), (13, 77), *_moments(13, 77), 3),
+               options=dict(lr=0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1), terms=4),
+        Sample("of a bf16 parameter", ((130, 77), (130, 77), *_moments(130, 77), 1), "bf16",
+               options=dict(lr=0.5), terms=4),
+    ),
+    variant=Schedule(n=512, warps=2),
+    compiled=(Compiled("f32", ((4096,), (4096,), *_moments(4096), 1)),),
+    benchmarks=(Benchmark(
+        "f32[2²⁶]", ((1 << 26,), (1 << 26,), *_moments(1 << 26), 10),
+        options=dict(lr=1e-3, weight_decay=0.1), bytes=7 * 4 * (1 << 26),
+        beside=("torch.optim.AdamW, fused", _in_torch)),),
+)
 def fused_adam(run: Any, p: Any, g: Any, m: Any, v: Any, step: int, *, lr: float = 1e-3,
                b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8,
                weight_decay: float = 0.0) -> tuple[Any, Any, Any]:

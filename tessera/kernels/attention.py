@@ -10,12 +10,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..numerics import DType, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from . import softmax
+from .gemm import SPECIALISED
+from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
@@ -61,7 +67,55 @@ def cross_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tenso
                                     SLACK)
 
 
-@routine(attention, cross_attention)
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False,
+              scale: float | None = None) -> np.ndarray:
+    G = q.shape[-3] // k.shape[-3]
+    k, v = np.repeat(k, G, -3), np.repeat(v, G, -3)
+    s = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    S, T = s.shape[-2:]
+    if causal:
+        s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf)
+    return softmax.reference(s) @ v
+
+
+def _in_torch(torch: Any, q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """PyTorch's attention, by cuDNN."""
+    def run() -> Any:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+CAUSAL = {"causal": True}
+KEYS_64 = Schedule(n=64)
+HEADS = (2, 512, 128)
+
+
+@routine(
+    attention, cross_attention, reference=reference,
+    arrays="`[B, H, S, D]`, `[B, Hk, T, D]`, `[B, Hk, T, E]`; without `B` too",
+    samples=(
+        Sample("", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
+        Sample("causal", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),
+        Sample("f32", ((3, 40, 16),) * 3, "f32", CAUSAL, terms=40),
+        Sample("of groups", ((2, 4, 33, 32), (2, 2, 33, 32), (2, 2, 33, 48)), "f16", terms=16),
+        Sample("with a past", ((1, 2, 20, 32), (1, 2, 90, 32), (1, 2, 90, 32)), "bf16", CAUSAL,
+               terms=16),
+        Sample("scaled", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32", {"scale": 0.3}, terms=35),
+    ),
+    variant=Schedule(block=(64, 32), warps=4),
+    compiled=(
+        Compiled("causal", (HEADS,) * 3, "bf16", CAUSAL, KEYS_64, SPECIALISED),
+        Compiled("with a past", (HEADS, (2, 1024, 128), (2, 1024, 128)), "bf16", CAUSAL, KEYS_64),
+        Compiled("f32", ((2, 512, 64),) * 3),
+    ),
+    benchmarks=tuple(
+        Benchmark(f"{'causal' if causal else 'full'}, {B} heads of {S} x 128, bf16",
+                  ((1, B, S, 128),) * 3, "bf16", {"causal": causal},
+                  flops=4 * B * S * S * 128 / (2 if causal else 1), beside=("cuDNN", _in_torch))
+        for B, S in ((64, 4096), (16, 16384)) for causal in (False, True)),
+)
 def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
                       scale: float | None = None) -> Any:
     """y = softmax(scale q k') v, softmax along the keys.

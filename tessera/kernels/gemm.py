@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..numerics import NumericType
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, routine, type_of
 
 
@@ -48,7 +52,35 @@ def gemm_nt(A: Tensor["M", "K"], B: Tensor["N", "K"], D: Tensor["M", "N"], sums,
         A, B, tile_m, tile_n, (None, None), "nt", sums, BM, BN, BK)
 
 
-@routine(gemm_nn, gemm_nt)
+def reference(a: np.ndarray, b: np.ndarray, transpose_b: bool = False) -> np.ndarray:
+    return a @ (b.T if transpose_b else b)
+
+
+def _in_torch(torch: Any, a: Any, b: Any, transpose_b: bool = False) -> Any:
+    b = b.T if transpose_b else b
+    return lambda: torch.mm(a, b)
+
+
+SPECIALISED = "products by wgmma, loads by TMA"
+
+
+@routine(
+    gemm_nn, gemm_nt, arrays="`[M, K]`, `[K, N]` or `[N, K]`", reference=reference,
+    samples=(
+        Sample("", ((70, 50), (50, 90)), terms=50),
+        Sample("bf16 nt", ((130, 80), (300, 80)), "bf16", {"transpose_b": True}, terms=4),
+    ),
+    variant=Schedule(block=(64, 64), k=16, warps=4, stages=3),
+    compiled=(
+        Compiled("nn", ((512, 512),) * 2, "bf16", says=SPECIALISED),
+        Compiled("nt", ((512, 512),) * 2, "bf16", {"transpose_b": True}, says=SPECIALISED),
+        Compiled("f32", ((512, 512),) * 2),
+    ),
+    benchmarks=tuple(
+        Benchmark(f"{'A Bᵀ' if nt else 'A B'}, {n}³, bf16", ((n, n),) * 2, "bf16",
+                  {"transpose_b": nt}, flops=2 * n**3, beside=("cuBLAS", _in_torch))
+        for n in (4096, 8192) for nt in (False, True)),
+)
 def gemm(run: Any, a: Any, b: Any, *, transpose_b: bool = False) -> Any:
     """D = A B, or A B' with transpose_b.
 

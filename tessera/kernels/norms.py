@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, reshaped, routine, type_of
 from .softmax import LONGEST
 
@@ -42,7 +46,28 @@ def long_layernorm(x: Tensor["M", "N"], gamma: Tensor["N"], beta: Tensor["N"],
                                        + tile.load(beta[k:k+BN])[None, :])
 
 
-@routine(layernorm, long_layernorm)
+def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    c = x - x.mean(-1, keepdims=True)
+    return c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * gamma + beta
+
+
+@routine(
+    layernorm, long_layernorm, arrays="`[..., N]`, `[N]`, `[N]`", reference=reference,
+    samples=(
+        Sample("", ((3, 7, 300), (300,), (300,)), terms=300),
+        Sample("f16", ((7, 129), (129,), (129,)), "f16", terms=4),
+        Sample("of long rows", ((3, 17000), (17000,), (17000,)), terms=17000),
+    ),
+    variant=Schedule(m=2, warps=8),
+    compiled=(
+        Compiled("bf16", ((64, 4096), (4096,), (4096,)), "bf16"),
+        Compiled("of long rows", ((64, 32768), (32768,), (32768,)), "bf16"),
+    ),
+    benchmarks=(Benchmark(
+        "bf16[16384, 4096]", ((16384, 4096), (4096,), (4096,)), "bf16", bytes=4 * 16384 * 4096,
+        beside=("PyTorch", lambda torch, x, gamma, beta: lambda: torch.nn.functional.layer_norm(
+            x, x.shape[-1:], gamma, beta))),),
+)
 def efficient_layernorm(run: Any, x: Any, gamma: Any, beta: Any, *, eps: float = 1e-5) -> Any:
     """y = (x - mean x) / sqrt(var x + eps) * gamma + beta, along the last axis.
 

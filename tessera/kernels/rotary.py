@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..dims import show_shape
 from ..errors import DTypeError, ShapeError
 from ..numerics import f32, f64, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from .record import Benchmark, Compiled, Draw, Sample
 from .routine import empty_like, reshaped, routine, type_of
 
 TURN = 2.0 * math.pi
@@ -45,7 +49,46 @@ def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Ten
     turned(x, y, tile.group_id(1), s, tile.load(positions[s:s+BM]), half, rate, BM)
 
 
-@routine(rotary, rotary_at)
+def reference(x: np.ndarray, base: float = 10000.0, positions: np.ndarray | None = None,
+              start: int = 0) -> np.ndarray:
+    h = x.shape[-1] // 2
+    at = start + np.arange(x.shape[-2]) if positions is None else positions
+    t = at[:, None] * base ** (-np.arange(h) / h)
+    a, b = x[..., :h], x[..., h:]
+    return np.concatenate([a * np.cos(t) - b * np.sin(t), b * np.cos(t) + a * np.sin(t)], -1)
+
+
+def _positions(n: int) -> Draw:
+    return Draw((n,), "int32", lambda rng, shape: rng.integers(0, 5000, shape))
+
+
+def _in_torch(torch: Any, x: Any) -> Any:
+    """Compiled by PyTorch's own compiler; the angles are computed once."""
+    S, h = x.shape[-2], x.shape[-1] // 2
+    rate = 10000.0 ** (-torch.arange(h, device=x.device, dtype=torch.float64) / h)
+    t = torch.arange(S, device=x.device)[:, None] * rate
+    c, d = t.cos().float(), t.sin().float()
+    turn = torch.compile(lambda x: torch.cat([x[..., :h] * c - x[..., h:] * d,
+                                              x[..., h:] * c + x[..., :h] * d], -1).to(x.dtype))
+    return lambda: turn(x)
+
+
+@routine(
+    rotary, rotary_at, arrays="`[..., S, D]`", reference=reference,
+    samples=(
+        Sample("", ((2, 3, 50, 32),), options={"start": 100000}, terms=8),
+        Sample("bf16", ((4, 33, 64),), "bf16", {"base": 500.0}, terms=2),
+        Sample("of positions", ((2, 40, 16),), options={"positions": _positions(40)}, terms=8),
+    ),
+    variant=Schedule(m=16, warps=2),
+    compiled=(
+        Compiled("bf16", ((2, 512, 128),), "bf16", {"base": 2.0**6.4}),
+        Compiled("of positions", ((2, 512, 128),), "bf16", {"base": 2.0**6.4,
+                                                            "positions": _positions(512)}),
+    ),
+    benchmarks=(Benchmark("bf16[64, 4096, 128]", ((64, 4096, 128),), "bf16",
+                          bytes=4 * 64 * 4096 * 128, beside=("torch.compile", _in_torch)),),
+)
 def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any = None,
                      start: int = 0) -> Any:
     """(a, b) -> (a cos t - b sin t, b cos t + a sin t), t = position base^(-i / (D/2))

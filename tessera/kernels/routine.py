@@ -22,6 +22,7 @@ from ..tile.delegate import LIBRARY
 from ..tile.device.results import maker
 from ..tile.kernel import Kernel
 from ..tile.schedule import ALIASES, Schedule
+from .record import Benchmark, Compiled, RoutineRecord, Sample
 
 ROUTINES: dict[str, Routine] = {}  # the library, by name
 
@@ -31,11 +32,12 @@ class Routine:
 
     .schedule   the one it was given, else what the compiler chose for the last call
     .kernels    the tile kernels behind it, by name     .with_schedule(s)   a variant
+    .record     reference, samples, tolerance and benchmarks
     """
 
     def __init__(self, fn: Callable[..., Any], kernels: Mapping[str, Kernel],
-                 schedule: Schedule | None = None):
-        self.fn, self._schedule = fn, schedule
+                 record: RoutineRecord, schedule: Schedule | None = None):
+        self.fn, self.record, self._schedule = fn, record, schedule
         self.kernels = MappingProxyType(dict(kernels) if schedule is None else {
             n: k.with_schedule(schedule) for n, k in kernels.items()})
         self.signature = inspect.signature(fn)
@@ -53,7 +55,7 @@ class Routine:
         if schedule.is_space:
             raise ArgumentError("lists in a schedule make a space, a routine has one schedule",
                                 hint="for s in space: routine.with_schedule(s)", where=user_line())
-        return Routine(self.fn, self.kernels, schedule)
+        return Routine(self.fn, self.kernels, self.record, schedule)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.launch(*args, **kwargs)
@@ -61,12 +63,21 @@ class Routine:
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
                target: str | None = None, **kwargs: Any) -> Any:
         """A call with an explicit launch; the parameters are those of `kernel.launch`."""
+        return self._called(Launcher(self, groups, lanes, stream, target), args, kwargs)
+
+    def launches(self, *args: Any, **kwargs: Any) -> list[tuple[str, tuple, dict[str, Any]]]:
+        """What a call would run: (kernel, arguments, constants) of each launch. Nothing runs."""
+        recorder = Recorder(self)
+        self._called(recorder, args, kwargs)
+        return recorder.launches
+
+    def _called(self, launcher: Launcher, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
-            self.signature.bind(None, *args, **kwargs)
+            self.signature.bind(launcher, *args, **kwargs)
         except TypeError as error:
             raise ArgumentError(f"{self.__name__}: {error}", where=user_line(),
                                 hint=f"{self.__name__}{self.shown_signature}") from None
-        return self.fn(Launcher(self, groups, lanes, stream, target), *args, **kwargs)
+        return self.fn(launcher, *args, **kwargs)
 
     @property
     def shown_signature(self) -> str:
@@ -91,8 +102,8 @@ class Routine:
 class Launcher:
     """What a routine's function launches with: `run("softmax", x, y)`."""
 
-    def __init__(self, routine: Routine, groups: Any, lanes: int | None, stream: Any,
-                 target: str | None):
+    def __init__(self, routine: Routine, groups: Any = None, lanes: int | None = None,
+                 stream: Any = None, target: str | None = None):
         self.routine, self.given = routine, routine._schedule
         self.options = {"groups": groups, "lanes": lanes, "stream": stream, "target": target}
 
@@ -113,18 +124,32 @@ class Launcher:
         raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
 
 
-def routine(*kernels: Kernel) -> Callable[..., Routine]:
+class Recorder(Launcher):
+    """Writes down what a routine's function would launch."""
+
+    def __init__(self, routine: Routine):
+        super().__init__(routine)
+        self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
+
+    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        self.launches.append((name, args, kwargs))
+
+
+def routine(*kernels: Kernel, arrays: str, reference: Callable[..., Any],
+            samples: tuple[Sample, ...], variant: Schedule, compiled: tuple[Compiled, ...],
+            benchmarks: tuple[Benchmark, ...] = ()) -> Callable[..., Routine]:
     """Decorator: fn(launcher, *arrays), which runs these kernels, becomes a routine of the library.
 
-    A second of that name raises.
+    The rest is its record, see `RoutineRecord`. A second of that name raises.
     """
+    record = RoutineRecord(arrays, reference, samples, variant, compiled, benchmarks)
 
     def declare(fn: Callable[..., Any]) -> Routine:
         if fn.__name__ in ROUTINES:
             raise ArgumentError(f"a routine named {fn.__name__!r} is declared twice")
-        made = ROUTINES[fn.__name__] = LIBRARY[fn.__name__] = Routine(
-            fn, {k.__name__: k for k in kernels})
-        return made
+        ROUTINES[fn.__name__] = LIBRARY[fn.__name__] = Routine(
+            fn, {k.__name__: k for k in kernels}, record)
+        return ROUTINES[fn.__name__]
 
     return declare
 
@@ -183,5 +208,5 @@ def read_view(x: Any, name: str) -> Array:
     return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)
 
 
-__all__ = ["LIBRARY", "ROUTINES", "Launcher", "Routine", "View", "empty_like", "find", "reshaped",
-           "routine", "type_of"]
+__all__ = ["LIBRARY", "ROUTINES", "Launcher", "Recorder", "Routine", "View", "empty_like", "find",
+           "reshaped", "routine", "type_of"]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..errors import AxisError, DTypeError
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel import kernel
+from ..tile.schedule import Schedule
+from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, reshaped, routine, type_of
 
 LONGEST = 16384  # elements of a row in registers: 32 in each lane of 16 warps
@@ -34,7 +38,28 @@ def long_softmax(x: Tensor["M", "N"], y: Tensor["M", "N"], BM=4, BN=1024):
         y[tile_m:tile_m+BM, k:k+BN] = tile.exp(s - m) / z
 
 
-@routine(softmax, long_softmax)
+def reference(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@routine(
+    softmax, long_softmax, arrays="`[..., N]`", reference=reference,
+    samples=(
+        Sample("", ((3, 7, 100),), terms=100),
+        Sample("bf16", ((9, 1000),), "bf16"),
+        Sample("of long rows", ((3, 17000),), terms=170),
+        Sample("of a vector", ((33,),), terms=33),
+    ),
+    variant=Schedule(m=4, warps=2),
+    compiled=(
+        Compiled("bf16", ((64, 4096),), "bf16"),
+        Compiled("f32", ((64, 16384),)),
+        Compiled("of long rows", ((64, 32768),), "bf16"),
+    ),
+    benchmarks=(Benchmark("bf16[16384, 4096]", ((16384, 4096),), "bf16", bytes=4 * 16384 * 4096,
+                          beside=("PyTorch", lambda torch, x: lambda: torch.softmax(x, -1))),),
+)
 def stable_softmax(run: Any, x: Any, *, axis: int = -1) -> Any:
     """y_i = exp(x_i - max x) / sum_j exp(x_j - max x), along the last axis.
 

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tessera as ts
+from library_cases import compiled_of
 from ptx_harness import require_compiler
 from tessera import Tensor, bf16, f32
 from tessera.graph.cuda import Program
-from tessera.graph.cuda.levels import compiled_of
+from tessera.graph.cuda.levels import compiled_of as program_compiled
 from tessera.kernels import ROUTINES
 from tessera.runtime.ptxas import assembler
 
 require_compiler()
 
 
-def half(*shape: int) -> ts.Tensor:
-    return ts.zeros(shape, bf16)
-
-
-def full(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-
-HEADS = (2, 512, 128)
+COMPILED = compiled_of(*ROUTINES.values())
 # routine, kernel, arguments, constants
-CASES: list[tuple[str, str, list[Any], dict[str, Any]]] = [
-    ("gemm", "gemm_nn", [half(512, 512)] * 3 + [f32], {}),
-    ("gemm", "gemm_nt", [half(512, 512)] * 3 + [f32], {}),
-    ("gemm", "gemm_nn", [full(512, 512)] * 3 + [f32], {"BM": 64, "BN": 64, "BK": 16}),
-    ("stable_softmax", "softmax", [half(64, 4096)] * 2, {}),
-    ("stable_softmax", "softmax", [full(64, 16384)] * 2, {}),
-    ("stable_softmax", "long_softmax", [half(64, 32768)] * 2, {}),
-    ("efficient_layernorm", "layernorm", [half(64, 4096), half(4096), half(4096), half(64, 4096),
-                                          1e-5], {}),
-    ("efficient_layernorm", "long_layernorm", [half(64, 32768), half(32768), half(32768),
-                                               half(64, 32768), 1e-5], {}),
-    ("flash_attention_2", "attention", [half(*HEADS)] * 4 + [1.0], {"causal": True, "BN": 64}),
-    ("flash_attention_2", "cross_attention", [half(*HEADS), half(2, 1024, 128),
-                                              half(2, 1024, 128), half(*HEADS), 1.0],
-     {"causal": True, "BN": 64}),
-    ("flash_attention_2", "attention", [full(2, 512, 64)] * 4 + [1.0], {"BM": 32, "BN": 32}),
-    ("fused_adam", "adam", [full(4096) for _ in range(4)] + [1.0] * 7, {}),
-    ("rotary_embedding", "rotary", [half(*HEADS)] * 2 + [0], {"half": 64, "rate": -0.1}),
-    ("rotary_embedding", "rotary_at", [half(*HEADS)] * 2 + [np.zeros(512, np.int32)],
-     {"half": 64, "rate": -0.1}),
-]
+CASES: list[tuple[str, str, list[Any], dict[str, Any]]] = [c[:4] for c in COMPILED]
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -63,11 +35,20 @@ def test_library_kernels(case, target):
     assert pressure.occupancy.groups >= 1
 
 
+SAYING = [c for c in COMPILED if c[4].says]
+
+
+@pytest.mark.parametrize("saying", SAYING, ids=[f"{c[0]} {c[4].name}" for c in SAYING])
+def test_library_kernels_take_the_form_that_their_records_say(saying):
+    routine, name, arguments, constants, case = saying
+    kernel = ROUTINES[routine].kernels[name]
+    kernel.lower(*arguments, **constants)
+    assert case.says in kernel.inspect_ir("target", target="sm_90a")
+
+
 def test_attention_and_gemm_are_warp_specialised():
-    for routine, name, arguments, constants in (CASES[0], CASES[8]):
-        kernel = ROUTINES[routine].kernels[name]
-        kernel.lower(*arguments, **constants)
-        assert "products by wgmma, loads by TMA" in kernel.inspect_ir("target", target="sm_90a")
+    assert {c[1] for c in SAYING if c[4].says == "products by wgmma, loads by TMA"} == {
+        "gemm_nn", "gemm_nt", "attention"}
 
 
 def mlp(x, w, b, r):
@@ -107,7 +88,7 @@ def test_kernels_of_graph_functions(name, target):
     fn, types = FUNCTIONS[name]
     program = Program(ts.jit(fn).graph(*types), target)
     for launch in program.launches:
-        made = compiled_of(launch, program.target)
+        made = program_compiled(launch, program.target)
         assert made.built.resources.spill_store_bytes == 0, (name, launch.group.kernel, made.notes)
 
 

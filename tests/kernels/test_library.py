@@ -6,45 +6,35 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from benchmarks.library import entries
 from fake_gpu import Torch
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
-from library_cases import CALLS, SCHEDULES, adam, adam_f64
+from library_cases import CALLS, adam, adam_f64
 from tessera import stdlib
 from tolerance import assert_close
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_results(name, rng):
-    call = CALLS[name]
-    arrays = call.arrays(rng)
-    got = call.run(arrays)
-    assert isinstance(got, ts.Tensor) and got.type is arrays[0].type
-    assert_close(got.array, call.expected(arrays), call.rounds or call.dtype, call.terms)
+    CALLS[name].check(rng)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_another_schedule_computes_the_same(name, rng):
-    call = CALLS[name]
-    arrays = call.arrays(rng)
-    got = call.run(arrays, SCHEDULES[call.routine])
-    assert_close(got.array, call.expected(arrays), call.rounds or call.dtype, call.terms)
+    CALLS[name].check(rng, CALLS[name].routine.record.variant)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_through_the_driver(name, rng, gpu):
     """Host arrays are copied to the (fake) GPU, the result back; a schedule makes new kernels."""
-    call = CALLS[name]
-    arrays = call.arrays(rng)
-    got = call.run(arrays, SCHEDULES[call.routine], target="cuda")
-    assert_close(got.array, call.expected(arrays), call.rounds or call.dtype, call.terms)
+    CALLS[name].check(rng, CALLS[name].routine.record.variant, target="cuda")
 
 
-@pytest.mark.parametrize("name", ["softmax bf16", "attention causal", "rotary", "gemm"])
+@pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_raced_for_or_read_before_it_is_written(name, rng):
-    call = CALLS[name]
     with ts.config.scope(debug=True):
-        call.run(call.arrays(rng))
+        CALLS[name].check(rng)
 
 
 def test_a_schedule_reaches_the_kernels(rng):
@@ -63,11 +53,11 @@ def test_adam(dtype, rng):
     """Ten steps of a parameter that is kept in place, its moments in f32."""
     gradients, (p, m, v) = adam(10, rng, (13, 77))
     w = ts.tensor(p, dtype)
-    options = dict(lr=0.02, b1=0.8, b2=0.95, eps=1e-6)
+    options = dict(lr=0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1)
     for t, g in enumerate(gradients, 1):
-        out = stdlib.fused_adam(w, g, m, v, t, weight_decay=0.1, **options)
+        out = stdlib.fused_adam(w, g, m, v, t, **options)
     assert out[0] is w and out[1] is m and out[2] is v
-    want = adam_f64(ts.tensor(p, dtype).numpy(), gradients, **options, decay=0.1)
+    want = adam_f64(ts.tensor(p, dtype).numpy(), gradients, **options)
     assert_close(m, want[1], "f32", 10)
     assert_close(v, want[2], "f32", 10)
     if dtype == "f32":
@@ -130,9 +120,43 @@ def test_a_routine_is_declared_once():
     from tessera.kernels.routine import find, routine
 
     with pytest.raises(ts.ArgumentError, match="declared twice"):
-        @routine(stdlib.gemm.kernels["gemm_nn"])
+        @routine(stdlib.gemm.kernels["gemm_nn"], **vars(stdlib.gemm.record))
         def gemm(run, a):
             return a
     with pytest.raises(ts.ArgumentError, match="no routine 'gem'") as info:
         find("gem")
     assert "gemm" in info.value.hint
+
+
+def test_a_routine_without_samples_or_a_benchmark_without_a_rate_is_refused():
+    from tessera.kernels.record import Benchmark
+
+    facts = vars(stdlib.gemm.record)
+    with pytest.raises(ts.ArgumentError, match="0 samples and 3 compiled calls cannot be tested"):
+        type(stdlib.gemm.record)(**facts | {"samples": ()})
+    with pytest.raises(ts.ArgumentError, match="gives flops=0, bytes=0"):
+        Benchmark("", ((4, 4),), beside=("cuBLAS", lambda torch, a: a))
+    with pytest.raises(ImportError, match="stable_softmx"):
+        exec("from tessera.stdlib import stable_softmx")
+    with pytest.raises(AttributeError, match="did you mean 'stable_softmax'"):
+        _ = stdlib.stable_softmx
+    assert "stable_softmax" in dir(stdlib)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda e: e.title)
+def test_benchmarks_are_calls_and_move_the_bytes_that_they_say(entry):
+    """Each array is read or written at least once and at most twice; the routine takes them."""
+    case, (arguments, options) = entry.case, entry.case.zeros()
+    (_, run, _), = entry.routine.launches(*arguments, **options)
+    arrays = {id(x.array): x for x in run if isinstance(x, ts.Tensor)}.values()
+    once = sum(x.array.nbytes for x in arrays)
+    assert all(any(x.shape[-1] == y.shape[-1] for y in arrays) for x in arguments
+               if isinstance(x, ts.Tensor))
+    if case.bytes:
+        assert 0.99 * once <= case.bytes <= 2 * once and case.unit == "GB/s"
+        assert case.rate(1e3) == case.bytes / 1e9
+    else:
+        assert case.flops > once and case.unit == "TFLOP/s"
+        assert case.rate(1e3) == pytest.approx(case.flops / 1e12)
+    assert entry.figures({"tessera": 2.0, case.beside[0]: 1.0})["tessera"][
+        f"of {case.beside[0]}"] == 0.5
