@@ -36,10 +36,10 @@ from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .errors import UnknownNameError as _UnknownNameError
 from .foreign import FUNCTIONS as _FOREIGN
+from .graph import functions as _functions
 from .graph import random as random
 from .graph import sparse as sparse
 from .graph.jit import jit as jit
-from .graph.operand import PUBLIC as _PUBLIC
 from .graph.regions import Region as Region
 from .graph.regions import read as read
 from .graph.regions import reduce_max as reduce_max
@@ -67,10 +67,10 @@ from .tile.schedule import Schedule as Schedule
 from .tile.schedule import block as block
 
 allreduce = all_reduce
-globals().update(_PUBLIC)
+from .graph.functions import *  # noqa: E402, F403  after all that declare some
 from .tile import MODULE as tile  # noqa: E402  after the ops, one of which is called tile
 
-tile.repeat, KTile = _PUBLIC["tile"], Tensor
+tile.repeat, KTile = _functions.tile, Tensor
 dropout_in_kernel = tile.dropout_in_kernel
 INF = inf
 __version__ = "0.1.0"

@@ -25,8 +25,9 @@ from typing import Any, NoReturn
 from .dims import show_shape
 from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from .foreign import OPTIM
+from .graph import functions as F
 from .graph import tree
-from .graph.operand import PUBLIC, compute_type, convert
+from .graph.operand import compute_type, convert
 from .graph.signature import is_data
 from .mesh.parallel.alike import counter, lie_as, zeros_as
 from .numerics import as_type
@@ -101,7 +102,7 @@ class AdamW:
         lr, unbias1, unbias2 = rates
         m = moments[0] * self.b1 + g * (1 - self.b1)
         v = moments[1] * self.b2 + (g * g) * (1 - self.b2)
-        change = (m * unbias1) / (PUBLIC["sqrt"](v * unbias2) + self.eps)
+        change = (m * unbias1) / (F.sqrt(v * unbias2) + self.eps)
         return w - lr * (change + w * decay if decay else change), (m, v)
 
 
@@ -189,8 +190,8 @@ def _stepped(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, A
 def _unbias(b: float, t: Tensor) -> Tensor:
     """1 / (1 - b^t). expm1: 1 - b^t in f32 would lose digits for b near 1 and small t."""
     if b == 0:
-        return PUBLIC["ones_like"](t)
-    return 1.0 / -PUBLIC["expm1"](t * math.log(b))
+        return F.ones_like(t)
+    return 1.0 / -F.expm1(t * math.log(b))
 
 
 def _like_param(w: Tensor, p: Tensor) -> Tensor:
@@ -228,11 +229,11 @@ def global_norm(grads: Any) -> Tensor:
     leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
     if not leaves:
         raise ArgumentError("the norm of a tree without tensors")
-    squares = [PUBLIC["sum"](PUBLIC["square"](convert(g, compute_type(g.type)))) for g in leaves]
+    squares = [F.sum(F.square(convert(g, compute_type(g.type)))) for g in leaves]
     total = squares[0]
     for s in squares[1:]:
         total = total + s
-    return PUBLIC["sqrt"](total)
+    return F.sqrt(total)
 
 
 def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:
@@ -246,7 +247,7 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any
     if not limit > 0:
         raise ArgumentError(f"clip_by_global_norm: the limit must be positive, got {limit}")
     norm = global_norm(grads) if norm is None else as_tensor(norm)
-    scale = PUBLIC["where"](norm > limit, limit / norm, 1.0)
+    scale = F.where(norm > limit, limit / norm, 1.0)
     return tree.map_tree(lambda g: g * scale, grads), norm
 
 
@@ -289,8 +290,8 @@ class CosineSchedule:
         kind = as_type("f32")
         rise = convert(step + 1, kind) * (self.peak / max(self.warmup, 1))
         way = convert(step - self.warmup, kind) * (1.0 / max(self.steps - self.warmup, 1))
-        fall = self.floor + (self.peak - self.floor) * 0.5 * (1 + PUBLIC["cos"](math.pi * way))
-        where = PUBLIC["where"]
+        fall = self.floor + (self.peak - self.floor) * 0.5 * (1 + F.cos(math.pi * way))
+        where = F.where
         return where(step < self.warmup, rise, where(step >= self.steps, self.floor, fall))
 
 

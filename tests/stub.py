@@ -21,7 +21,7 @@ HEAD = '# Generated: TESSERA_ACCEPT=1 pytest tests/cpu/test_stub.py writes it an
 def render() -> str:
     """The package's own imports, then one line per public function."""
     source = Path(tessera.__file__).read_text()
-    body = source[source.index("from __future__"):source.index("globals().update")]
+    body = source[source.index("from __future__"):source.index("from .graph.functions import *")]
     imports = [
         line for line in body.splitlines()
         if line.strip() and "__future__" not in line and " as _" not in line

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 
 from ..dims import show_shape
 from ..errors import ArgumentError, GradError, ShapeError, did_you_mean
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
 from ..graph.ir import SEEDS
-from ..graph.operand import PUBLIC, compute_type, convert
+from ..graph.operand import compute_type, convert
 from ..graph.signature import callable_name
 from ..graph.trace import current_builder
 from ..numerics import as_type
@@ -79,7 +80,7 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         out = result.build(tape.outputs)
         loss = _loss_of(out, name, has_aux)
         start = prod(seed(graph, graph.outputs[0]) for seed in SEEDS)
-        one = PUBLIC["full"]((), start, compute_type(loss.type))
+        one = F.full((), start, compute_type(loss.type))
         found = backward(tape, [one] + [None] * (len(tape.outputs) - 1), graph.inputs)
         fixed = _stays(packed)
         grads = [x if stays else materialize(g, x)

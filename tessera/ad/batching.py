@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GradError
+from ..graph import functions as F
 from ..graph.ir import Graph, Node, Value
-from ..graph.operand import PUBLIC
 from ..graph.trace import at_line, replay
 from ..tensor import Tensor
 
@@ -53,11 +53,11 @@ def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) 
 
 def _keys_of_rows(key: Tensor, size: Any) -> Tensor:
     """[size, 2]: the key folded with the number of each row."""
-    return PUBLIC["stack"]([PUBLIC["fold_in"](key, i) for i in range(size)])
+    return F.stack([F.fold_in(key, i) for i in range(size)])
 
 
 def stretch(x: Tensor, size: Any, batched: bool) -> Tensor:
     """x with the batch axis, repeated when it has none."""
     if batched:
         return x
-    return PUBLIC["broadcast_to"](PUBLIC["expand_dims"](x, 0), (size, *x.shape))
+    return F.broadcast_to(F.expand_dims(x, 0), (size, *x.shape))

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, GraphError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.execute import Executable
 from ..graph.ir import Graph, Value, node_effects
 from ..graph.op import Aval
-from ..graph.operand import PUBLIC, compute_type
+from ..graph.operand import compute_type
 from ..graph.ops.random import LoopKeys
 from ..graph.signature import is_data, join_scales, split_result
 from ..graph.trace import aval_of, current_builder, trace
@@ -88,7 +89,7 @@ def tangent_aval(x: Aval | Tensor) -> Aval:
 
 
 def zero_tangent(x: Aval | Tensor) -> Tensor:
-    return PUBLIC["zeros"](tuple(x.shape), compute_type(x.type))
+    return F.zeros(tuple(x.shape), compute_type(x.type))
 
 
 # --- keeping values of a graph that will be run again ------------------------------------------

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, did_you_mean
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph, Node
 from ..graph.op import OPS, VIEW, Arg, Aval, Op, Sample, sample
-from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
@@ -226,7 +226,7 @@ def _batch(size: Any, batched: tuple, *xs: Tensor, body: Graph, **attrs: Any) ->
 
 def _samples() -> tuple[Sample, ...]:
     f32 = as_type("f32")
-    body = trace_body(lambda x, w: [PUBLIC["sin"](PUBLIC["tanh"](x) * w)],
+    body = trace_body(lambda x, w: [F.sin(F.tanh(x) * w)],
                       [Aval((3,), f32), Aval((), f32)], "body")
     args = (Arg((3,)), Arg(()))
     return tuple(Sample(args, {"body": body, "policy": p, "place": place}) for p, place in (

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import OPS, Arg, Aval, Op, Sample
-from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -138,7 +138,7 @@ def _cond_residual(p: Tensor, *xs: Tensor, on_true: Graph, on_false: Graph) -> t
 
     def run(graph: Graph, side: int, *args: Tensor) -> list[Tensor]:
         out = evaluate(Keeper.of(graph).graph, args)
-        none = [PUBLIC["zeros"](a.shape, a.type) for a in extra[1 - side]]
+        none = [F.zeros(a.shape, a.type) for a in extra[1 - side]]
         return [*out, *none] if side == 0 else [*out[:n], *none, *out[n:]]
 
     out = _branches(p, xs, run, on_true, on_false, "kept")
@@ -210,14 +210,14 @@ def _cond_batch(size: Any, batched: tuple, p: Tensor, *xs: Tensor, on_true: Grap
 
 def choose(p: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a where p, else b; p [N] and a, b [N, ...] of one type, stored as they are."""
-    p = PUBLIC["reshape"](p, (p.shape[0], *(1,) * (a.ndim - 1)))
+    p = F.reshape(p, (p.shape[0], *(1,) * (a.ndim - 1)))
     return apply(OPS["where"], p, a, b)
 
 
 def _cond_samples() -> tuple[Sample, ...]:
     f32 = as_type("f32")
     avals = [Aval((3,), f32), Aval((), f32)]
-    a = trace_body(lambda x, w: [PUBLIC["sin"](x) * w], avals, "a")
+    a = trace_body(lambda x, w: [F.sin(x) * w], avals, "a")
     b = trace_body(lambda x, w: [x * x + w], avals, "b")
     return (Sample((Arg((), "bool", False), Arg((3,)), Arg(())), {"on_true": a, "on_false": b}),)
 

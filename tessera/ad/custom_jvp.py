@@ -7,12 +7,13 @@ from typing import Any
 
 from ..dims import show_shape
 from ..errors import GradError, ShapeError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
-from ..graph.operand import PUBLIC, convert
+from ..graph.operand import convert
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -136,8 +137,8 @@ def _jvp_vjp(gs: tuple, ys: tuple, *xs: Tensor, wanted: tuple, primal: Graph, ru
 
 def _jvp_samples() -> tuple[Sample, ...]:
     x = Aval((3,), as_type("f32"))
-    primal = trace_body(lambda x: [PUBLIC["sin"](x)], [x], "f")
-    rule = trace_body(lambda x, t: [PUBLIC["sin"](x), t * PUBLIC["cos"](x)], [x, x], "f_jvp")
+    primal = trace_body(lambda x: [F.sin(x)], [x], "f")
+    rule = trace_body(lambda x, t: [F.sin(x), t * F.cos(x)], [x, x], "f_jvp")
     return (Sample((Arg((3,)),), {"primal": primal, "rule": rule, "n_args": 1, "n_closed": 0}),)
 
 

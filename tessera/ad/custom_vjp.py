@@ -7,12 +7,13 @@ from typing import Any
 
 from ..dims import show_shape
 from ..errors import GradError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, NoRule, Op, Sample
-from ..graph.operand import PUBLIC, convert
+from ..graph.operand import convert
 from ..graph.signature import callable_name, is_data
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -186,9 +187,9 @@ def _captured(primal: Graph, bwd: Graph, n_given: int) -> int:
 def _vjp_samples() -> tuple[Sample, ...]:
     f32 = as_type("f32")
     x = Aval((3,), f32)
-    primal = trace_body(lambda x: [PUBLIC["sin"](x)], [x], "f")
-    fwd = trace_body(lambda x: [PUBLIC["sin"](x), x], [x], "f_fwd")
-    bwd = trace_body(lambda x, g: [g * PUBLIC["cos"](x)], [x, x], "f_bwd")
+    primal = trace_body(lambda x: [F.sin(x)], [x], "f")
+    fwd = trace_body(lambda x: [F.sin(x), x], [x], "f_fwd")
+    bwd = trace_body(lambda x, g: [g * F.cos(x)], [x, x], "f_bwd")
     attrs = {"primal": primal, "fwd": fwd, "bwd": bwd, "places": (0,), "n_closed": 0}
     return (Sample((Arg((3,), "normal", False),), attrs),)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, GradError
+from ..graph import functions as F
 from ..graph import tree
-from ..graph.operand import PUBLIC, compute_type
+from ..graph.operand import compute_type
 from ..tensor import Tensor, as_tensor
 from .api import grad, jvp, vjp
 from .reverse import is_differentiable
@@ -38,13 +39,13 @@ def _rows(pull: Callable, leaves: list[Tensor], i: int, structure: Any, xs: list
     y = leaves[i]
 
     def one(g: Tensor) -> tuple:
-        cts = [g if k == i else PUBLIC["zeros"](z.shape, compute_type(z.type))
+        cts = [g if k == i else F.zeros(z.shape, compute_type(z.type))
                for k, z in enumerate(leaves)]
         found = pull(tree.unflatten(structure, cts))
         return found if len(xs) > 1 else (found,)
 
     stacked = vmap(one).rule(_basis(y))
-    return tuple(PUBLIC["reshape"](r, (*y.shape, *x.shape))
+    return tuple(F.reshape(r, (*y.shape, *x.shape))
                  for r, x in zip(stacked, xs, strict=True))
 
 
@@ -72,12 +73,12 @@ def _columns(fn: Callable, xs: list[Tensor], i: int) -> Any:
     x = xs[i]
 
     def along(t: Tensor) -> Any:
-        ts = [t if k == i else PUBLIC["zeros"](z.shape, compute_type(z.type))
+        ts = [t if k == i else F.zeros(z.shape, compute_type(z.type))
               for k, z in enumerate(xs)]
         return jvp(fn, tuple(xs), tuple(ts))[1]
 
     stacked = vmap(along, out_axes=-1).rule(_basis(x))
-    return tree.map_tree(lambda c: PUBLIC["reshape"](c, (*c.shape[:-1], *x.shape)), stacked)
+    return tree.map_tree(lambda c: F.reshape(c, (*c.shape[:-1], *x.shape)), stacked)
 
 
 def hessian(fn: Callable, argnums: int | Sequence[int] = 0) -> Transform:
@@ -118,4 +119,4 @@ def _basis(x: Tensor) -> Tensor:
     if not is_differentiable(x):
         raise GradError(f"a Jacobian needs floating values, got {x.type}")
     numeric = compute_type(x.type)
-    return PUBLIC["reshape"](PUBLIC["eye"](x.size, dtype=numeric), (x.size, *x.shape))
+    return F.reshape(F.eye(x.size, dtype=numeric), (x.size, *x.shape))

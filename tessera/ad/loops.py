@@ -8,10 +8,11 @@ from typing import Any
 
 from ..dims import show_shape
 from ..errors import ArgumentError, ShapeError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.ir import Graph
 from ..graph.op import Aval
-from ..graph.operand import PUBLIC, axis_index, convert
+from ..graph.operand import axis_index, convert
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of
 from ..tensor import Tensor, as_tensor
@@ -166,7 +167,7 @@ def fori_loop(lower: int, upper: int, body: Callable, init: Any) -> Any:
         return body(i, carry), None
 
     step.__name__ = callable_name(body)
-    return scan(step, init, PUBLIC["arange"](lower, max(lower, upper)))[0]
+    return scan(step, init, F.arange(lower, max(lower, upper)))[0]
 
 
 # --- trees of an associative operation --------------------------------------------------------
@@ -183,7 +184,7 @@ def _along(xs: Any, axis: int, what: str) -> tuple[Any, int, list[int]]:
     if not isinstance(extent, int) or extent == 0:
         raise ShapeError(f"{what} needs a known extent of at least 1 along axis {axis}, "
                          f"got {extent}")
-    moved = [PUBLIC["moveaxis"](x, a, 0) for x, a in zip(tensors, axes, strict=True)]
+    moved = [F.moveaxis(x, a, 0) for x, a in zip(tensors, axes, strict=True)]
     return tree.unflatten(structure, moved), extent, axes
 
 
@@ -206,7 +207,7 @@ def reduce(op: Callable, xs: Any, axis: int = 0) -> Any:
         pairs = combine(_rows(level, 0, even, 2), _rows(level, 1, even, 2))
         if extent % 2:
             last = _rows(level, extent - 1, extent)
-            pairs = tree.map_tree(lambda a, b: PUBLIC["concatenate"]([a, b]), pairs, last)
+            pairs = tree.map_tree(lambda a, b: F.concatenate([a, b]), pairs, last)
         level, extent = pairs, even // 2 + extent % 2
     return tree.map_tree(lambda x: x[0], level)
 
@@ -221,7 +222,7 @@ def associative_scan(op: Callable, xs: Any, axis: int = 0) -> Any:
     moved, extent, axes = _along(xs, axis, "associative_scan")
     out = _prefixes(vmap(op), moved, extent)
     flat, structure = tree.flatten(out)
-    return tree.unflatten(structure, [PUBLIC["moveaxis"](y, 0, a)
+    return tree.unflatten(structure, [F.moveaxis(y, 0, a)
                                       for y, a in zip(flat, axes, strict=True)])
 
 
@@ -232,16 +233,16 @@ def _prefixes(combine: Callable, xs: Any, extent: int) -> Any:
     odd = _prefixes(combine, combine(_rows(xs, 0, even, 2), _rows(xs, 1, even, 2)), extent // 2)
     first = _rows(xs, 0, 1)
     if extent == 2:
-        return tree.map_tree(lambda a, b: PUBLIC["concatenate"]([a, b]), first, odd)
+        return tree.map_tree(lambda a, b: F.concatenate([a, b]), first, odd)
     count = (extent - 1) // 2
     evens = combine(_rows(odd, 0, count), _rows(xs, 2, extent, 2))
-    evens = tree.map_tree(lambda a, b: PUBLIC["concatenate"]([a, b]), first, evens)
+    evens = tree.map_tree(lambda a, b: F.concatenate([a, b]), first, evens)
     return tree.map_tree(_interleave, evens, odd)
 
 
 def _interleave(a: Tensor, b: Tensor) -> Tensor:
     """a_0 b_0 a_1 b_1 ...; a may have one more than b."""
     n = b.shape[0]
-    both = PUBLIC["stack"]([a[:n], b], axis=1)
-    mixed = PUBLIC["reshape"](both, (2 * n, *b.shape[1:]))
-    return mixed if a.shape[0] == n else PUBLIC["concatenate"]([mixed, a[n:]])
+    both = F.stack([a[:n], b], axis=1)
+    mixed = F.reshape(both, (2 * n, *b.shape[1:]))
+    return mixed if a.shape[0] == n else F.concatenate([mixed, a[n:]])

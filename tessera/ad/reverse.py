@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import GradError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
-from ..graph.operand import PUBLIC, compute_type
+from ..graph.operand import compute_type
 from ..graph.trace import ALIGN, at_line, replay, run_nodes
 from ..runtime.host_memory import keep
 from ..tensor import PLAIN, Tensor
@@ -156,7 +157,7 @@ def no_derivative(node: Node, mode: str, why: NoRule) -> GradError:
 def materialize(g: Tensor | None, like: Tensor) -> Tensor:
     """A cotangent as a tensor: zeros where there is none; of a distributed tensor, as it lies."""
     if g is None:
-        g = PUBLIC["zeros"](like.shape, compute_type(like.type))
+        g = F.zeros(like.shape, compute_type(like.type))
     for align in ALIGN:
         g = align(g, like)
     return g

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, Op, Sample
-from ..graph.operand import PUBLIC
 from ..graph.trace import apply, aval_of
 from ..numerics import as_type
 from ..tensor import Tensor
@@ -253,7 +253,7 @@ def _batch(size: Any, batched: tuple, *inputs: Tensor, **attrs: Any) -> tuple:
     n = loop.n_carry
     carry, seqs, consts = loop.split(inputs)
     first, x_flags, w_flags = loop.split(batched)
-    seqs = [PUBLIC["moveaxis"](s, 0, 1) if b else s for s, b in zip(seqs, x_flags, strict=True)]
+    seqs = [F.moveaxis(s, 0, 1) if b else s for s, b in zip(seqs, x_flags, strict=True)]
     marks: list[bool] = []
 
     def step_for(flags: list[bool]) -> Callable:
@@ -280,7 +280,7 @@ def _batch(size: Any, batched: tuple, *inputs: Tensor, **attrs: Any) -> tuple:
                                  loop.body.name)
     out = whole.run(operands)
     y_flags = marks[n:]
-    ys = [PUBLIC["moveaxis"](y, 1, 0) if b else y for y, b in zip(out[n:], y_flags, strict=True)]
+    ys = [F.moveaxis(y, 1, 0) if b else y for y, b in zip(out[n:], y_flags, strict=True)]
     return (*out[:n], *ys), (*flags, *y_flags)
 
 
@@ -289,7 +289,7 @@ def _sample() -> tuple[Sample, ...]:
     f32 = as_type("f32")
 
     def step(i: Tensor, c: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
-        return [PUBLIC["tanh"](w * x + c), c * x]
+        return [F.tanh(w * x + c), c * x]
 
     vector = Aval((2,), f32)
     body = trace_body(step, [INDEX, vector, vector, Aval((), f32)], "step", index=0)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, AxisError, ShapeError
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.op import Aval
-from ..graph.operand import PUBLIC, axis_index
+from ..graph.operand import axis_index
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of
 from ..tensor import Tensor
@@ -77,7 +78,7 @@ def _batch_operands(packed: Packed, axes: Sequence[int | None]) -> tuple[Any, li
         if x.ndim == 0:
             raise ShapeError(f"vmap over a scalar argument, {name}",
                              hint="in_axes=None keeps it whole")
-        moved.append(PUBLIC["moveaxis"](x, axis_index(a, x.ndim), 0))
+        moved.append(F.moveaxis(x, axis_index(a, x.ndim), 0))
         extent = moved[-1].shape[0]
         if size is not None and extent != size:
             raise ShapeError(f"vmap: mapped extents differ: {first} has {size}, "
@@ -106,4 +107,4 @@ def _place(y: Tensor, size: Any, batched: bool, axis: int | None) -> Tensor:
             raise AxisError("vmap: out_axes is None for a result that depends on the batch")
         return y
     full = stretch(y, size, batched)
-    return full if axis == 0 else PUBLIC["moveaxis"](full, 0, axis)
+    return full if axis == 0 else F.moveaxis(full, 0, axis)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, NoRule, Op, Sample
-from ..graph.operand import PUBLIC
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -146,7 +146,7 @@ def _while_batch(size: Any, batched: tuple, *xs: Tensor, test: Graph, body: Grap
 
     def test_any(index: Tensor, *args: Tensor) -> list[Tensor]:
         go, each = run_test(flags, index, args)
-        return [PUBLIC["any"](go) if each else go]
+        return [F.any(go) if each else go]
 
     avals = [INDEX, *with_batch(plain, [*flags, *w_flags], size)]
     graphs = [trace_body(test_any, avals, test.name, index=0),
@@ -160,7 +160,7 @@ def _while_samples() -> tuple[Sample, ...]:
     """x <- x / 2 + w until the sum of squares is below 8."""
     f32 = as_type("f32")
     avals = [INDEX, Aval((2,), f32), Aval((), f32)]
-    test = trace_body(lambda i, x, w: [PUBLIC["greater"](PUBLIC["sum"](x * x), 8.0)], avals, "test",
+    test = trace_body(lambda i, x, w: [F.greater(F.sum(x * x), 8.0)], avals, "test",
                       index=0)
     body = trace_body(lambda i, x, w: [x * 0.5 + w], avals, "body", index=0)
     args = (Arg((2,), "normal", False), Arg((), "unit", False))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from ..graph import functions as F
 from ..graph.op import Op, Sample, sample
-from ..graph.operand import PUBLIC
 from ..graph.trace import apply
 from ..numerics import DType, NumericType, as_type, decode
 from ..tensor import Tensor, as_tensor
@@ -29,7 +29,7 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
     _check_fields(fmt, len(args), set(kwargs))
     named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     tensors = {k: as_tensor(v) for k, v in named.items() if isinstance(v, Tensor | np.ndarray)}
-    plain = {k: PUBLIC["dequantize"](t) if t.scale is not None else t for k, t in tensors.items()}
+    plain = {k: F.dequantize(t) if t.scale is not None else t for k, t in tensors.items()}
     fixed = tuple((k, str(v)) for k, v in named.items() if k not in tensors)
     apply(PRINT, *plain.values(), fmt=fmt, names=tuple(plain),
           types=tuple(t.type for t in plain.values()), fixed=fixed)

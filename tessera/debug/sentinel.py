@@ -34,7 +34,8 @@ import numpy as np
 from .. import config
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
-from ..graph import interpret, jit, operand, trace
+from ..graph import functions as F
+from ..graph import interpret, jit, trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.random import get_state
@@ -225,7 +226,7 @@ def observe_exit(out: Any) -> None:
         _count_suspects(out if isinstance(out, tuple | list) else (out,))
 
 
-_ENCLOSING = frozenset({operand.PUBLIC["add"].__code__, trace.run_nodes.__code__})
+_ENCLOSING = frozenset({F.add.__code__, trace.run_nodes.__code__})
 
 
 def _inside_public(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ from ..dims import Dim, bind_shape
 from ..errors import PolicyError
 from ..numerics import NumericType, Policy
 from ..tensor import Tensor, TensorType, need_device
-from .operand import PUBLIC
+from . import functions as F
 from .trace import Tracer, apply
 from .value_type import ValueType
 
@@ -34,7 +34,7 @@ def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], w
     if not same_storage(value.type, kind.type):
         if not cast:
             kind.check(value, sizes, what)
-        out = PUBLIC["cast"](value, kind.type)
+        out = F.cast(value, kind.type)
     else:
         out = under_policy(value, merged_policy(value.type, kind.type, what, cast))
     out.is_param = value.is_param
@@ -81,7 +81,7 @@ def fit_result(out: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what:
     the user's stands."""
     if kind.type is not None and out.type != kind.type:
         need_device(kind.type, what)
-        out = PUBLIC["cast"](_before_rounding(out), kind.type)
+        out = F.cast(_before_rounding(out), kind.type)
     kind.check(out, sizes, what)
     return out
 

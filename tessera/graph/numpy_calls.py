@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ArgumentError, TraceError
 from ..tensor import OPERATORS, Tensor
+from . import functions as F
 from .operand import PUBLIC
 from .signature import show_call
 
@@ -38,7 +39,7 @@ _IGNORED = {"dtype": None, "out": None, "order": "C", "copy": None, "subok": Tru
 def _flat_unless_axis(ours: Callable) -> Callable:
     def call(x: Any, *args: Any, axis: int | None = None, **kwargs: Any) -> Any:
         if axis is None:
-            x, axis = PUBLIC["reshape"](x, (-1,)), 0
+            x, axis = F.reshape(x, (-1,)), 0
         return ours(x, *args, axis=axis, **kwargs)
 
     return call

@@ -20,17 +20,18 @@ from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..foreign import keyword_instead
 from ..numerics import NumericType, as_type, result_type
 from ..tensor import FUNCTIONS, Tensor, as_tensor
+from . import functions as F
 from .op import name_operands
 from .signature import show_call
 from .trace import EXITS, LITERAL, Tracer
 from .weak import Number, fitting, is_number, weak_type
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 F64 = as_type("f64").dtype
 PUBLIC = FUNCTIONS  # every public op function, for ts.* and the docs
 
 
-def public(fn: F) -> F:
+def public(fn: Function) -> Function:
     """Register a public function; its errors name it and its tensor arguments."""
     signature = inspect.signature(fn)
     states_type = getattr(fn, "states_type", False)
@@ -57,19 +58,21 @@ def public(fn: F) -> F:
     if fn.__name__ in PUBLIC:
         raise ArgumentError(f"a public function named {fn.__name__!r} exists already")
     PUBLIC[fn.__name__] = call
+    setattr(F, fn.__name__, call)
+    F.__all__.append(fn.__name__)
     return call  # type: ignore[return-value]
 
 
-def states_type(fn: F) -> F:
+def states_type(fn: Function) -> Function:
     """Decorator below `public`: the call states the type of its result."""
     fn.states_type = True  # type: ignore[attr-defined]
     return fn
 
 
-def named(name: str) -> Callable[[F], F]:
+def named(name: str) -> Callable[[Function], Function]:
     """Decorator: errors of a function that is no public one say `name` and its tensor arguments."""
 
-    def decorate(fn: F) -> F:
+    def decorate(fn: Function) -> Function:
         signature = inspect.signature(fn)
 
         @functools.wraps(fn)
@@ -165,7 +168,7 @@ def to_compute(x: Tensor) -> Tensor:
     """x in its compute type: decoded, unscaled. x itself when it is there already."""
     numeric = compute_type(x.type)
     if x.scale is not None:
-        return PUBLIC["dequantize"](x)
+        return F.dequantize(x)
     return x if x.type.dtype is numeric.dtype else convert(x, numeric)
 
 
@@ -280,7 +283,7 @@ def _is_line(axis: Any) -> bool:
     return isinstance(axis, int | np.integer) and not isinstance(axis, bool) and axis in (0, -1)
 
 
-def scalar_line(fn: F) -> F:
+def scalar_line(fn: Function) -> Function:
     """Decorator below `public` of a function along an axis: a scalar is a line of one element, on
     which axis 0, -1, None and () are the same, and its results are scalars."""
     signature = inspect.signature(fn)
@@ -293,9 +296,9 @@ def scalar_line(fn: F) -> F:
         bound = signature.bind(x, *args, **kwargs)
         axis = bound.arguments.get("axis", 0)
         if axis is None or axis == () or _is_line(axis):
-            line = PUBLIC["reshape"](plain(x), (1,))
+            line = F.reshape(plain(x), (1,))
             out = fn(**{**bound.arguments, "x": line, "axis": 0})
-            back = [PUBLIC["reshape"](y, ()) if tuple(y.shape) == (1,) else y
+            back = [F.reshape(y, ()) if tuple(y.shape) == (1,) else y
                     for y in (out if isinstance(out, tuple) else (out,))]
             return tuple(back) if isinstance(out, tuple) else back[0]
         return fn(x, *args, **kwargs)

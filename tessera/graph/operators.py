@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..tensor import OPERATORS
+from . import functions as F
 from .operand import PUBLIC
 
 _BINARY = {
@@ -54,4 +55,4 @@ def install() -> None:
 
 def _astype(x: Any, dtype: Any) -> Any:
     """x converted to another type; float to integer truncates toward zero and saturates."""
-    return PUBLIC["cast"](x, dtype)
+    return F.cast(x, dtype)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
+from tessera.graph import functions as F
 from tessera.graph.operand import PUBLIC, shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
@@ -267,7 +268,7 @@ def _filler(init: Any, numeric: NumericType, seed: int | None) -> Filler:
         return lambda layout, shape, rank: encode_value(
             np.asarray(init(*_coordinates(layout, shape, rank, dtype))), numeric)
     if init in ("normal", "uniform"):
-        key = rng.key_of(seed) if seed is not None else PUBLIC["next_key"]().array
+        key = rng.key_of(seed) if seed is not None else F.next_key().array
         draw = _normal if init == "normal" else _uniform
         return lambda layout, shape, rank: encode_value(
             draw(key, indices(layout, shape, rank, dtype)), numeric)
@@ -321,7 +322,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
 def _relay(x: DistTensor, layout: Layout, numeric: NumericType) -> DistTensor:
     """A distributed tensor in another layout of its mesh."""
     y = PUBLIC["shard"](x, layout) if x.layout != layout else x
-    made = y if y.type == numeric else PUBLIC["cast"](y, numeric)
+    made = y if y.type == numeric else F.cast(y, numeric)
     return DistTensor(made.held, x.shape, numeric, made.layout, is_param=x.is_param, name=x.name)
 
 

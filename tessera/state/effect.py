@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from ..graph import functions as F
 from ..graph.op import Op, Sample, sample
-from ..graph.operand import PUBLIC
 from ..graph.trace import apply
 from ..tensor import Tensor
 
@@ -68,7 +68,7 @@ EFFECTS = {"state": STATE, "move": MOVE}
 def changes(verb: str, count: Any, more: int = 0, capacity: int | None = None) -> None:
     """Record a change of a state object. Raises ArgumentError, when it runs, for an overflow of
     `capacity` entries."""
-    apply(STATE, PUBLIC["cast"](count, "int64"), verb=verb, more=more, capacity=capacity)
+    apply(STATE, F.cast(count, "int64"), verb=verb, more=more, capacity=capacity)
 
 
 def moves(verb: str, what: str, tensors: Any, into: str, overlap: str | None) -> None:

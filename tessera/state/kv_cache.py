@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError, TraceError
-from ..graph.operand import PUBLIC
+from ..graph import functions as F
 from ..graph.ops.attention import HELD, attention
 from ..graph.trace import Tracer, current_builder
 from ..graph.tree import register_tree
@@ -52,8 +52,8 @@ class KVCache:
 
     @classmethod
     def empty(cls, kind: KVCacheType) -> KVCache:
-        K, V = (PUBLIC["zeros"](kind.dims, kind.numeric) for _ in range(2))
-        count = PUBLIC["zeros"]((), "int64")
+        K, V = (F.zeros(kind.dims, kind.numeric) for _ in range(2))
+        count = F.zeros((), "int64")
         return cls(kind, Storage(K, V, None if isinstance(K, Tracer) else 0), count)
 
     # --- what it is ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class KVCache:
         if count <= self.capacity:
             return OPERATORS["__getitem__"](held, (slice(None), slice(None), slice(0, length)))
         slots = np.arange(count - length, count) % self.capacity
-        return PUBLIC["take"](held, slots, axis=AXIS)
+        return F.take(held, slots, axis=AXIS)
 
     def _need_intact(self) -> None:
         """Raise ArgumentError when later appends have overwritten entries of this handle."""
@@ -152,14 +152,14 @@ class KVCache:
         if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, H, D):
             raise ShapeError(f"append: {name} is {show_shape(x.shape)}, the cache holds "
                              f"{show_shape(self.shape)}", hint=f"{name}: [{B}, {H}, s, {D}]")
-        return PUBLIC["cast"](x, self.kind.numeric)
+        return F.cast(x, self.kind.numeric)
 
     def _slots(self, more: int) -> Tensor:
         """The slots of the next entries: of the last S_max of them, when there are more."""
         kept = min(more, self.capacity)
         first = self._count + (more - kept) if more > kept else self._count
-        ids = PUBLIC["arange"](kept, dtype="int64") + first
-        return PUBLIC["remainder"](ids, self._window())
+        ids = F.arange(kept, dtype="int64") + first
+        return F.remainder(ids, self._window())
 
     def _window(self) -> int:
         """S_max as a modulus. Raises TraceError for one that is symbolic."""
@@ -173,15 +173,15 @@ class KVCache:
         K, V = self._storage.K, self._storage.V
         symbolic = isinstance(self.capacity, Dim) or isinstance(k.shape[AXIS], Dim)
         if not self.kind.rolling and (symbolic or k.shape[AXIS] <= self.capacity):
-            zero = PUBLIC["zeros"]((), "int64")
-            starts = PUBLIC["stack"]([zero, zero, self._count, zero])
-            return (PUBLIC["dynamic_update_slice"](K, k, starts),
-                    PUBLIC["dynamic_update_slice"](V, v, starts))
+            zero = F.zeros((), "int64")
+            starts = F.stack([zero, zero, self._count, zero])
+            return (F.dynamic_update_slice(K, k, starts),
+                    F.dynamic_update_slice(V, v, starts))
         slots = self._slots(k.shape[AXIS])
         last = (slice(None), slice(None), slice(k.shape[AXIS] - slots.shape[0], None))
         k, v = (OPERATORS["__getitem__"](x, last) for x in (k, v))
-        return (PUBLIC["scatter"](K, slots, k, axis=AXIS),
-                PUBLIC["scatter"](V, slots, v, axis=AXIS))
+        return (F.scatter(K, slots, k, axis=AXIS),
+                F.scatter(V, slots, v, axis=AXIS))
 
     def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values with further entries, in place unless another handle has gone further."""
@@ -211,13 +211,13 @@ class KVCache:
             if not isinstance(last, int) or isinstance(last, bool) or last < 0:
                 raise ArgumentError(f"prune(last={last!r}): a number of entries >= 0")
             kept = min(last, self._window(), self.capacity)
-            count = PUBLIC["minimum"](self._count, kept)
-            ids = PUBLIC["arange"](kept, dtype="int64") + (self._count - count)
+            count = F.minimum(self._count, kept)
+            ids = F.arange(kept, dtype="int64") + (self._count - count)
         else:
             ids = self._positions(keep)
             kept = ids.shape[0]
-            count = PUBLIC["full"]((), kept, "int64")
-        slots = PUBLIC["remainder"](ids, self._window())
+            count = F.full((), kept, "int64")
+        slots = F.remainder(ids, self._window())
         rest = self.capacity - kept
         K, V = _gathered(self._storage.K, slots, rest), _gathered(self._storage.V, slots, rest)
         newest = None if isinstance(K, Tracer) else int(count)
@@ -275,9 +275,9 @@ register_tree(KVCache, _flatten, _unflatten)
 # --- in a graph -------------------------------------------------------------------------------
 def _gathered(held: Tensor, slots: Tensor, rest: int) -> Tensor:
     """The entries in these slots in front, zeros behind them."""
-    front = PUBLIC["take"](held, slots, axis=AXIS)
+    front = F.take(held, slots, axis=AXIS)
     shape = (*held.shape[:AXIS], rest, *held.shape[AXIS + 1:])
-    return PUBLIC["concatenate"]([front, PUBLIC["zeros"](shape, held.type)], axis=AXIS)
+    return F.concatenate([front, F.zeros(shape, held.type)], axis=AXIS)
 
 
 def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -> Tensor:
@@ -299,22 +299,22 @@ def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -
 
 
 def _merged(y: Tensor) -> Tensor:
-    return PUBLIC["merge_heads"](y)
+    return F.merge_heads(y)
 
 
 def _seen(cache: KVCache, S: Any, causal: bool) -> Tensor:
     """Which slots each query sees: those that are filled, and not later than it. [S, S_max]"""
     count = cache._count
-    slots = PUBLIC["arange"](cache.capacity, dtype="int64")
+    slots = F.arange(cache.capacity, dtype="int64")
     entry = slots  # the number of the entry that lies in each slot
     if cache.kind.rolling:
-        entry = count - 1 - PUBLIC["remainder"](count - 1 - slots, cache._window())
-    seen = PUBLIC["logical_and"](entry >= 0, entry < count)
+        entry = count - 1 - F.remainder(count - 1 - slots, cache._window())
+    seen = F.logical_and(entry >= 0, entry < count)
     if not causal:
-        return PUBLIC["broadcast_to"](PUBLIC["expand_dims"](seen, 0), (S, cache.capacity))
-    rows = PUBLIC["expand_dims"](PUBLIC["arange"](S, dtype="int64") + (count - S), -1)
-    return PUBLIC["logical_and"](PUBLIC["expand_dims"](seen, 0),
-                                 PUBLIC["less_equal"](PUBLIC["expand_dims"](entry, 0), rows))
+        return F.broadcast_to(F.expand_dims(seen, 0), (S, cache.capacity))
+    rows = F.expand_dims(F.arange(S, dtype="int64") + (count - S), -1)
+    return F.logical_and(F.expand_dims(seen, 0),
+                                 F.less_equal(F.expand_dims(entry, 0), rows))
 
 
 HELD[KVCache] = attend

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dims import show_shape
 from ..errors import ArgumentError, OutOfMemoryError, ShapeError, TraceError
-from ..graph.operand import PUBLIC
+from ..graph import functions as F
 from ..graph.ops.attention import HELD
 from ..graph.trace import current_builder
 from ..numerics import DType, as_type
@@ -46,7 +46,7 @@ class KVCacheManager:
         KVCacheType((1, heads, page_size, head_size), numeric)  # refuses policies with scales
         self.type, self.page_size, self.pages = numeric, page_size, pages
         shape = (pages, heads, page_size, head_size)
-        self._K, self._V = (PUBLIC["zeros"](shape, numeric) for _ in range(2))
+        self._K, self._V = (F.zeros(shape, numeric) for _ in range(2))
         self._free = list(range(pages - 1, -1, -1))  # taken from the end: page 0 first
         self._sequences: dict[int, PagedCache] = {}  # by id
 
@@ -132,9 +132,9 @@ class PagedCache:
 
     def _gather(self, pool: Tensor) -> Tensor:
         self._need()
-        picked = PUBLIC["take"](pool, np.array(self._pages, np.int64), axis=0)  # [P, H, S, D]
+        picked = F.take(pool, np.array(self._pages, np.int64), axis=0)  # [P, H, S, D]
         P, H, S, D = picked.shape
-        rows = PUBLIC["reshape"](PUBLIC["swapaxes"](picked, 0, 1), (1, H, P * S, D))
+        rows = F.reshape(F.swapaxes(picked, 0, 1), (1, H, P * S, D))
         return OPERATORS["__getitem__"](rows, (slice(None), slice(None), slice(0, self.length)))
 
     def append(self, k: Any, v: Any) -> PagedCache:
@@ -164,11 +164,11 @@ class PagedCache:
         x = as_tensor(x)
         _, H, _, D = self.manager._K.shape
         if x.ndim == 4 and x.shape[0] == 1:
-            x = PUBLIC["reshape"](x, x.shape[1:])
+            x = F.reshape(x, x.shape[1:])
         if x.ndim != 3 or (x.shape[0], x.shape[2]) != (H, D):
             raise ShapeError(f"append: {name} is {show_shape(x.shape)}, the pool holds entries of "
                              f"[{H}, {D}]", hint=f"{name}: [{H}, s, {D}]")
-        return PUBLIC["cast"](x, self.manager.type)
+        return F.cast(x, self.manager.type)
 
     def prune(self, last: int) -> PagedCache:
         """Keep the most recent `last` entries, and give the pages that are not needed back."""

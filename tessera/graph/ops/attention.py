@@ -11,7 +11,8 @@ from ...dims import divide, show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import DType
 from ...tensor import Tensor, as_tensor
-from ..operand import PUBLIC, convert, literal, promote, public, store, to_compute
+from .. import functions as F
+from ..operand import convert, literal, promote, public, store, to_compute
 from .contract import matmul_compute
 from .elementwise import broadcast_shapes, where
 from .reduce import accumulate_dtype
@@ -84,7 +85,7 @@ def _mask_operand(mask: Any, q: Tensor, k: Tensor) -> Tensor:
     if m.ndim > q.ndim or broadcast_shapes(tuple(m.shape), want) != want:
         raise ShapeError(f"mask {show_shape(m.shape)} does not broadcast to {show_shape(want)}")
     m = m if m.dtype.kind == "bool" else convert(to_compute(m), q.type)
-    return PUBLIC["reshape"](m, (1,) * (q.ndim - m.ndim) + tuple(m.shape))
+    return F.reshape(m, (1,) * (q.ndim - m.ndim) + tuple(m.shape))
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule) -> Tensor:
@@ -96,15 +97,15 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule
     starts = range(0, S, BLOCK_ROWS)
     sizes = [min(BLOCK_ROWS, S - i) for i in starts]
     parts = []
-    for start, rows in zip(starts, PUBLIC["split"](q, sizes, axis=-2), strict=True):
+    for start, rows in zip(starts, F.split(q, sizes, axis=-2), strict=True):
         stop = start + rows.shape[-2]
         seen = max(min(T, stop + T - S), 0) if rule.causal else T
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., start:stop, :]
         part = part if part is None or part.shape[-1] == 1 else part[..., :seen]
         keys, values = (x if seen == T else x[..., :seen, :] for x in (k, v))
-        own = rule if rule.key is None else replace(rule, key=PUBLIC["fold_in"](rule.key, start))
+        own = rule if rule.key is None else replace(rule, key=F.fold_in(rule.key, start))
         parts.append(_attend(rows, keys, values, part, own, start + T - S))
-    return PUBLIC["concatenate"](parts, axis=-2)
+    return F.concatenate(parts, axis=-2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule,
@@ -116,21 +117,21 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule,
     rows: Any = S
     if groups != 1:  # the queries of a group are further rows of one product
         lead, rows = (q.shape[0], k.shape[1], groups), groups * S
-        q = PUBLIC["reshape"](q, (*lead[:2], rows, q.shape[-1]))
+        q = F.reshape(q, (*lead[:2], rows, q.shape[-1]))
         mask = None if mask is None else _group_mask(mask, lead)
-    scores = matmul_compute(q, PUBLIC["swapaxes"](k, -1, -2), rule.accum)
-    scores = PUBLIC["reshape"](scores, (*lead, S, T))
+    scores = matmul_compute(q, F.swapaxes(k, -1, -2), rule.accum)
+    scores = F.reshape(scores, (*lead, S, T))
     p = _weights(scores, mask, rule, last)  # [..., S, T]
-    p = PUBLIC["dropout"](p, rule.dropout, key=rule.key)
-    y = matmul_compute(PUBLIC["reshape"](p, (*k.shape[:-2], rows, T)), v, rule.accum)
+    p = F.dropout(p, rule.dropout, key=rule.key)
+    y = matmul_compute(F.reshape(p, (*k.shape[:-2], rows, T)), v, rule.accum)
     heads = (lead[0], lead[1] * groups) if groups != 1 else lead
-    return PUBLIC["reshape"](y, (*heads, S, v.shape[-1]))
+    return F.reshape(y, (*heads, S, v.shape[-1]))
 
 
 def _group_mask(mask: Tensor, lead: tuple) -> Tensor:
     """[B, H or 1, S, T] as [B, Hk, G, S, T]"""
     B, H, S, T = mask.shape
-    return PUBLIC["reshape"](mask, (B, 1, 1, S, T) if H == 1 else (B, *lead[1:], S, T))
+    return F.reshape(mask, (B, 1, 1, S, T) if H == 1 else (B, *lead[1:], S, T))
 
 
 def _weights(scores: Tensor, mask: Tensor | None, rule: _Rule, last: Any) -> Tensor:
@@ -143,7 +144,7 @@ def _weights(scores: Tensor, mask: Tensor | None, rule: _Rule, last: Any) -> Ten
         safe = mask is not None
     if rule.causal:
         seen = _causal(scores.shape[-2], scores.shape[-1], last)
-        mask = seen if mask is None else PUBLIC["logical_and"](mask, seen)
+        mask = seen if mask is None else F.logical_and(mask, seen)
         safe = True
     if mask is not None:
         s = where(mask, s, literal(-math.inf, s))
@@ -152,8 +153,8 @@ def _weights(scores: Tensor, mask: Tensor | None, rule: _Rule, last: Any) -> Ten
 
 def _causal(S: Any, T: Any, last: Any) -> Tensor:
     """Whether query i sees key j: j <= i + last.   [S, T] bool_"""
-    rows = PUBLIC["arange"](S, dtype="int32") + last
-    return PUBLIC["less_equal"](PUBLIC["arange"](T, dtype="int32"), PUBLIC["expand_dims"](rows, -1))
+    rows = F.arange(S, dtype="int32") + last
+    return F.less_equal(F.arange(T, dtype="int32"), F.expand_dims(rows, -1))
 
 
 @public

@@ -7,7 +7,8 @@ from typing import Any
 from ...dims import divide, show_shape
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
-from ..operand import PUBLIC, axis_index, convert, floating, public, store, to_compute
+from .. import functions as F
+from ..operand import axis_index, convert, floating, public, store, to_compute
 from ..trace import apply
 from .elementwise import rsqrt
 from .norms import LAYERNORM
@@ -20,7 +21,7 @@ def _of_channels(value: Any, x: Tensor, axis: int, name: str) -> Tensor:
     if tuple(v.shape) != (x.shape[axis],):
         raise ShapeError(f"{name} has shape {show_shape(v.shape)}, the channels of x need "
                          f"{show_shape((x.shape[axis],))}")
-    return PUBLIC["reshape"](v, tuple(n if d == axis else 1 for d, n in enumerate(x.shape)))
+    return F.reshape(v, tuple(n if d == axis else 1 for d, n in enumerate(x.shape)))
 
 
 def _affine(y: Tensor, gamma: Any, beta: Any, axis: int) -> Tensor:
@@ -47,8 +48,8 @@ def batch_norm(x: Any, gamma: Any = None, beta: Any = None, *, mean: Any = None,
     a = axis_index(axis, c.ndim)
     if mean is None:
         others = tuple(d for d in range(c.ndim) if d != a)
-        centred = c - PUBLIC["mean"](c, axis=others, keepdims=True)
-        spread = PUBLIC["mean"](centred * centred, axis=others, keepdims=True)
+        centred = c - F.mean(c, axis=others, keepdims=True)
+        spread = F.mean(centred * centred, axis=others, keepdims=True)
     else:
         centred = c - _of_channels(mean, c, a, "mean")
         spread = _of_channels(var, c, a, "var")
@@ -68,6 +69,6 @@ def group_norm(x: Any, groups: int, gamma: Any = None, beta: Any = None, *,
     if c.ndim < 2 or not whole or divide(c.shape[1], groups) is None:
         raise ShapeError(f"group_norm takes [N, C, ...] and a divisor of C, got "
                          f"{show_shape(c.shape)} and groups={groups!r}")
-    rows = PUBLIC["reshape"](c, (c.shape[0], groups, -1))
+    rows = F.reshape(c, (c.shape[0], groups, -1))
     y = apply(LAYERNORM, rows, eps=float(eps), accum=accumulate_dtype(numeric))
-    return store(_affine(PUBLIC["reshape"](y, c.shape), gamma, beta, 1), numeric)
+    return store(_affine(F.reshape(y, c.shape), gamma, beta, 1), numeric)

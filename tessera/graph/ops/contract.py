@@ -12,6 +12,7 @@ from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode, result_type
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
 from ..cpu import blas
 from ..op import Aval, Op, Sample, sample
 from ..operand import PUBLIC, compute_type, convert, public, store, to_compute
@@ -81,7 +82,7 @@ def _narrow_matmul(a: np.ndarray, b: np.ndarray, accum: DType) -> np.ndarray:
 
 
 def _mT(x: Tensor) -> Tensor:
-    return PUBLIC["swapaxes"](x, -1, -2)
+    return F.swapaxes(x, -1, -2)
 
 
 def _matmul_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> tuple:
@@ -127,9 +128,9 @@ MATMUL = Op(
 def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
     """matmul of operands in one compute type; a 2-D right operand makes it one 2-D product."""
     if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[-2]:
-        flat = PUBLIC["reshape"](a, (size_of(a.shape[:-1]), a.shape[-1]))
+        flat = F.reshape(a, (size_of(a.shape[:-1]), a.shape[-1]))
         out = apply(MATMUL, flat, b, accum=accum)
-        return PUBLIC["reshape"](out, (*a.shape[:-1], b.shape[-1]))
+        return F.reshape(out, (*a.shape[:-1], b.shape[-1]))
     return apply(MATMUL, a, b, accum=accum)
 
 
@@ -183,15 +184,15 @@ def _unrounded_product(a: Any, b: Any) -> tuple[Tensor, NumericType]:
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError("matmul of a scalar", hint="multiply with *")
     left, right = x.ndim == 1, y.ndim == 1
-    x = PUBLIC["reshape"](x, (1, x.shape[0])) if left else x
-    y = PUBLIC["reshape"](y, (y.shape[0], 1)) if right else y
+    x = F.reshape(x, (1, x.shape[0])) if left else x
+    y = F.reshape(y, (y.shape[0], 1)) if right else y
     out = matmul_compute(x, y, accum)
     if left or right:
         shape = list(out.shape)
         del shape[len(shape) - 2 if left else len(shape) - 1]
         if left and right:
             shape = shape[:-1]
-        out = PUBLIC["reshape"](out, shape)
+        out = F.reshape(out, shape)
     return out, result
 
 
@@ -254,9 +255,9 @@ def linear(x: Any, w: Any, bias: Any = None) -> Tensor:
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[1]:
         raise ShapeError(f"linear takes x [..., I] and w [O, I], got {show_shape(a.shape)} and "
                          f"{show_shape(b.shape)}", hint="x @ w takes w [I, O]")
-    rows = a if a.ndim > 1 else PUBLIC["reshape"](a, (1, -1))
-    y = matmul_compute(rows, PUBLIC["swapaxes"](b, 0, 1), accum)
-    y = PUBLIC["reshape"](y, (*a.shape[:-1], b.shape[0]))
+    rows = a if a.ndim > 1 else F.reshape(a, (1, -1))
+    y = matmul_compute(rows, F.swapaxes(b, 0, 1), accum)
+    y = F.reshape(y, (*a.shape[:-1], b.shape[0]))
     if bias is not None:
         c = convert(to_compute(as_tensor(bias)), y.type)
         if tuple(c.shape) != (b.shape[0],):

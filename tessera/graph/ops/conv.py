@@ -16,8 +16,9 @@ import numpy as np
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, public, store, to_compute
+from ..operand import convert, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, product_operands
 
@@ -215,19 +216,19 @@ def _conv(x: Any, w: Any, bias: Any, rank: int, stride: Any, padding: Any, dilat
     n, filters, each = a.shape[0], b.shape[0], b.shape[0] // groups
     count = size_of(places)
     if groups == 1:
-        columns = PUBLIC["reshape"](patches, (n, depth, count))
-        y = matmul_compute(PUBLIC["reshape"](b, (filters, depth)), columns, accum)
+        columns = F.reshape(patches, (n, depth, count))
+        y = matmul_compute(F.reshape(b, (filters, depth)), columns, accum)
     else:
-        columns = PUBLIC["reshape"](patches, (n, groups, depth, count))
-        y = matmul_compute(PUBLIC["reshape"](b, (groups, each, depth)), columns, accum)
-    y = PUBLIC["reshape"](y, (n, filters, *places))
+        columns = F.reshape(patches, (n, groups, depth, count))
+        y = matmul_compute(F.reshape(b, (groups, each, depth)), columns, accum)
+    y = F.reshape(y, (n, filters, *places))
     return store(_with_bias(y, bias), result)
 
 
 def patches_of(x: Tensor, window: tuple, stride: tuple, dilation: tuple, padding: Pairs) -> Tensor:
     if set(window) == {1} and set(stride) == {1} and not any(map(any, padding)):
         lead = x.ndim - len(window)  # each element is its own window
-        return PUBLIC["reshape"](x, (*x.shape[:lead], *window, *x.shape[lead:]))
+        return F.reshape(x, (*x.shape[:lead], *window, *x.shape[lead:]))
     return apply(UNFOLD, x, window=window, stride=stride, dilation=dilation, padding=padding)
 
 
@@ -236,7 +237,7 @@ def _with_bias(y: Tensor, bias: Any) -> Tensor:
         return y
     _check_bias(bias, y.shape[1])
     b = convert(to_compute(as_tensor(bias)), y.type)
-    return y + PUBLIC["reshape"](b, (b.shape[0],) + (1,) * (y.ndim - 2))
+    return y + F.reshape(b, (b.shape[0],) + (1,) * (y.ndim - 2))
 
 
 @public
@@ -277,10 +278,10 @@ def conv_transpose2d(x: Any, w: Any, bias: Any = None, *, stride: Any = 1, paddi
     spatial = _transposed_extents(places, window, steps, spread, pads, output_padding)
     n, each = a.shape[0], b.shape[1]
     depth = a.shape[1] // groups
-    filters = PUBLIC["reshape"](b, (groups, depth, each * size_of(window)))
-    columns = PUBLIC["reshape"](a, (n, groups, depth, size_of(places)))
-    y = matmul_compute(PUBLIC["swapaxes"](filters, 1, 2), columns, accum)
-    y = PUBLIC["reshape"](y, (n, groups * each, *window, *places))
+    filters = F.reshape(b, (groups, depth, each * size_of(window)))
+    columns = F.reshape(a, (n, groups, depth, size_of(places)))
+    y = matmul_compute(F.swapaxes(filters, 1, 2), columns, accum)
+    y = F.reshape(y, (n, groups * each, *window, *places))
     out = apply(FOLD, y, spatial=spatial, stride=steps, dilation=spread, padding=pads)
     return store(_with_bias(out, bias), result)
 

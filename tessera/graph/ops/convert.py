@@ -23,10 +23,10 @@ from ...numerics import (
     encode,
 )
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
 from ..op import FRESH, VIEW, Arg, Memory, Op, Sample
 from ..operand import (
     CONVERT,
-    PUBLIC,
     axis_index,
     compute_type,
     convert,
@@ -127,17 +127,17 @@ CAST = Op(
 def _stochastic_rows(size: Any, batched: tuple, x: Tensor, key: Tensor, **attrs: Any) -> tuple:
     if not batched[1]:
         return apply(CAST_STOCHASTIC, x, key, **attrs), True
-    keys = [PUBLIC["reshape"](k, (2,)) for k in PUBLIC["split"](key, [1] * size, axis=0)]
-    rows = PUBLIC["split"](x, [1] * size, axis=0) if batched[0] else [x] * size
+    keys = [F.reshape(k, (2,)) for k in F.split(key, [1] * size, axis=0)]
+    rows = F.split(x, [1] * size, axis=0) if batched[0] else [x] * size
     shape = tuple(x.shape[1:] if batched[0] else x.shape)
-    made = [apply(CAST_STOCHASTIC, PUBLIC["reshape"](row, shape), k, **attrs)
+    made = [apply(CAST_STOCHASTIC, F.reshape(row, shape), k, **attrs)
             for row, k in zip(rows, keys, strict=True)]
-    return PUBLIC["stack"](made), True
+    return F.stack(made), True
 
 
 def _stochastic_spread(size: Any, batched: tuple, x: Tensor, key: Tensor, **attrs: Any) -> tuple:
     if not batched[0]:
-        x = PUBLIC["broadcast_to"](x, (size, *x.shape))
+        x = F.broadcast_to(x, (size, *x.shape))
     return apply(CAST_STOCHASTIC, x, key, **attrs), True
 
 
@@ -166,7 +166,7 @@ def cast_to(x: Tensor, numeric: NumericType) -> Tensor:
         return x
     attrs = {"source": x.type, "to": numeric}
     if numeric.policy.rounding == "stochastic" and _may_lose(x.dtype, numeric.dtype):
-        return apply(CAST_STOCHASTIC, x, PUBLIC["next_key"](), **attrs)
+        return apply(CAST_STOCHASTIC, x, F.next_key(), **attrs)
     return apply(CAST, x, **attrs)
 
 
@@ -230,21 +230,21 @@ def quantize(x: Any, dtype: Any) -> Tensor:
                                                   loss_scale=numeric.policy.loss_scale))
         scaled = wide / scale
         if numeric.dtype.kind == "int":
-            scaled = PUBLIC["round"](scaled)
+            scaled = F.round(scaled)
         codes = convert(scaled, plain)
     scale = as_tensor(scale)
-    scale = PUBLIC["where"](PUBLIC["equal"](scale, 0.0), 1.0, scale)
+    scale = F.where(F.equal(scale, 0.0), 1.0, scale)
     return with_scale(codes, scale, numeric)
 
 
 def _amax_scale(x: Tensor, numeric: NumericType) -> Tensor:
     axis = numeric.policy.per_channel
     if axis is None:
-        amax = PUBLIC["max"](PUBLIC["abs"](x))
+        amax = F.max(F.abs(x))
     else:
         keep = axis_index(axis, x.ndim)
         others = tuple(i for i in range(x.ndim) if i != keep)
-        amax = PUBLIC["max"](PUBLIC["abs"](x), axis=others, keepdims=True)
+        amax = F.max(F.abs(x), axis=others, keepdims=True)
     return amax * (1.0 / float(numeric.dtype.max))
 
 

@@ -10,8 +10,9 @@ from ...dims import show_shape
 from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
+from .. import functions as F
 from ..op import OPS, Aval, Op, sample
-from ..operand import PUBLIC, axis_index, floating, literal, promote, public, scalar_line, store
+from ..operand import axis_index, floating, literal, promote, public, scalar_line, store
 from ..trace import apply
 from .shape import PAD
 
@@ -53,7 +54,7 @@ def _recurrence_ref(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
 
 def _backwards(x: Tensor, g: Tensor, axis: int) -> Tensor:
     """The adjoint recurrence l_t = g_t + x_(t+1) l_(t+1)."""
-    flip = PUBLIC["flip"]
+    flip = F.flip
     factors = flip(shift(x, axis, 0.0, back=True), axis)
     return flip(apply(LINEAR_RECURRENCE, factors, flip(g, axis), axis=axis), axis)
 
@@ -70,7 +71,7 @@ def _recurrence_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, axis: int) -> Te
 
 
 def _recurrence_batch(size: Any, batched: tuple, a: Tensor, b: Tensor, axis: int) -> tuple:
-    full = [x if flag else PUBLIC["broadcast_to"](x, (size, *x.shape))
+    full = [x if flag else F.broadcast_to(x, (size, *x.shape))
             for x, flag in zip((a, b), batched, strict=True)]
     return apply(LINEAR_RECURRENCE, *full, axis=axis + 1), True
 
@@ -140,10 +141,10 @@ def _lcse_ref(x: np.ndarray, axis: int) -> np.ndarray:
 
 def _decays(y: Tensor, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """exp(y_(i-1) - y_i) and exp(x_i - y_i), both at most 1; 0 where nothing was added so far."""
-    exp, where = PUBLIC["exp"], PUBLIC["where"]
+    exp, where = F.exp, F.where
     before, least, zero = shift(y, axis, float("-inf")), float("-inf"), literal(0.0, y)
-    held = where(PUBLIC["equal"](before, least), zero, exp(before - y))
-    return held, where(PUBLIC["equal"](x, least), zero, exp(x - y))
+    held = where(F.equal(before, least), zero, exp(before - y))
+    return held, where(F.equal(x, least), zero, exp(x - y))
 
 
 def _lcse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: int) -> Tensor:
@@ -197,7 +198,7 @@ def cummax(x: Any, axis: int = 0) -> Tensor:
     """Running maxima along an axis; NaN stays. The gradient goes to the first that reached it."""
     (c,), numeric = promote(x)
     a = axis_index(axis, c.ndim)
-    return store(PUBLIC["take_along_axis"](c, apply(CUMARGMAX, c, axis=a), axis=a), numeric)
+    return store(F.take_along_axis(c, apply(CUMARGMAX, c, axis=a), axis=a), numeric)
 
 
 @public
@@ -206,7 +207,7 @@ def cummin(x: Any, axis: int = 0) -> Tensor:
     """Running minima along an axis; NaN stays. The gradient goes to the first that reached it."""
     (c,), numeric = promote(x)
     a = axis_index(axis, c.ndim)
-    return store(PUBLIC["take_along_axis"](c, apply(CUMARGMIN, c, axis=a), axis=a), numeric)
+    return store(F.take_along_axis(c, apply(CUMARGMIN, c, axis=a), axis=a), numeric)
 
 
 @public

@@ -8,6 +8,7 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
+from .. import functions as F
 from ..operand import PUBLIC, literal, promote, public, store
 from .elementwise import abs_, exp, log, where
 from .loss import REDUCTIONS
@@ -82,12 +83,12 @@ def kl_div(log_q: Any, p: Any, *, reduction: str = "mean", log_target: bool = Fa
     """
     a, b, numeric = _pair(log_q, p)
     if log_target:
-        rows = where(PUBLIC["equal"](b, float("-inf")), literal(0.0, b), exp(b) * (b - a))
+        rows = where(F.equal(b, float("-inf")), literal(0.0, b), exp(b) * (b - a))
     else:
-        some = PUBLIC["greater"](b, 0.0)
+        some = F.greater(b, 0.0)
         rows = where(some, b * (log(where(some, b, literal(1.0, b))) - a), literal(0.0, b))
     if reduction != "batchmean":
         return _reduced(rows, reduction, numeric)
     if rows.ndim == 0:
         raise ShapeError("batchmean of a scalar")
-    return store(PUBLIC["sum"](rows) / rows.shape[0], numeric)
+    return store(F.sum(rows) / rows.shape[0], numeric)

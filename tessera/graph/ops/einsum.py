@@ -17,7 +17,8 @@ from ...dims import Dim, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
 from ...numerics import DType, NumericType
 from ...tensor import Tensor, as_tensor
-from ..operand import PUBLIC, axis_index, convert, promote, public, store, to_compute
+from .. import functions as F
+from ..operand import axis_index, convert, promote, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, product_type
 from .index import DIAGONAL
@@ -107,7 +108,7 @@ def _prepare(x: Tensor, letters: str, sizes: dict[str, Any]) -> Labelled:
             letters = letters[:a] + letters[a + 1:b] + letters[b + 1:] + c
     keep = [i for i, c in enumerate(letters) if x.shape[i] == sizes[c]]
     if len(keep) < len(letters):
-        x = PUBLIC["reshape"](x, [x.shape[i] for i in keep])
+        x = F.reshape(x, [x.shape[i] for i in keep])
         letters = "".join(letters[i] for i in keep)
     return x, letters
 
@@ -121,7 +122,7 @@ def _sum_out(x: Tensor, letters: str, gone: str, accum: DType) -> Labelled:
 
 
 def _arrange(x: Tensor, letters: str, order: str) -> Tensor:
-    return PUBLIC["transpose"](x, [letters.index(c) for c in order])
+    return F.transpose(x, [letters.index(c) for c in order])
 
 
 def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelled:
@@ -142,12 +143,12 @@ def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelle
     extents = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
     rows, columns, depth = ([extents[c] for c in group] for group in (m, n, summed))
     lead = [extents[c] for c in batch]
-    x = PUBLIC["reshape"](_arrange(x, left, batch + m + summed),
+    x = F.reshape(_arrange(x, left, batch + m + summed),
                           (*lead, size_of(rows), size_of(depth)))
-    y = PUBLIC["reshape"](_arrange(y, right, batch + summed + n),
+    y = F.reshape(_arrange(y, right, batch + summed + n),
                           (*lead, size_of(depth), size_of(columns)))
     out = matmul_compute(x, y, accum)
-    return PUBLIC["reshape"](out, (*lead, *rows, *columns)), batch + m + n
+    return F.reshape(out, (*lead, *rows, *columns)), batch + m + n
 
 
 def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
@@ -157,9 +158,9 @@ def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
         shape, it = [], iter(t.shape)
         for c in order:
             shape.append(next(it) if c in letters else 1)
-        return PUBLIC["reshape"](t, shape)
+        return F.reshape(t, shape)
 
-    return PUBLIC["multiply"](spread(x, left), spread(y, right))
+    return F.multiply(spread(x, left), spread(y, right))
 
 
 # --- order ------------------------------------------------------------------------------------
@@ -273,4 +274,4 @@ def outer(a: Any, b: Any) -> Tensor:
             f"outer takes vectors, got {show_shape(x.shape)} and {show_shape(y.shape)}",
             hint="ts.flatten(x), or an einsum",
         )
-    return PUBLIC["expand_dims"](x, 1) * y
+    return F.expand_dims(x, 1) * y

@@ -16,8 +16,9 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import OPS, Aval, Op, Sample, sample
-from ..operand import PUBLIC, convert, floating, literal, promote, public, store, to_compute
+from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import apply
 
 BOOL = as_type("bool_")
@@ -77,7 +78,7 @@ def unbroadcast(g: Tensor, shape: tuple) -> Tensor:
         for i, (a, b) in enumerate(zip(g.shape[extra:], shape, strict=True))
         if a != b
     )
-    return PUBLIC["reshape"](PUBLIC["sum"](g, axis=axes), shape)
+    return F.reshape(F.sum(g, axis=axes), shape)
 
 
 def _jvp(partials: Partials) -> Callable[..., Any]:
@@ -88,7 +89,7 @@ def _jvp(partials: Partials) -> Callable[..., Any]:
                 continue
             term = t if p is ONE else neg(t) if p is MINUS else t * p()
             total = term if total is None else total + term
-        return None if total is None else PUBLIC["broadcast_to"](total, y.shape)
+        return None if total is None else F.broadcast_to(total, y.shape)
 
     return rule
 
@@ -122,7 +123,7 @@ def pad_batch_axes(x: Tensor, ndim: int) -> Tensor:
     missing = ndim + 1 - x.ndim
     if missing == 0:
         return x
-    return PUBLIC["reshape"](x, (x.shape[0],) + (1,) * missing + tuple(x.shape[1:]))
+    return F.reshape(x, (x.shape[0],) + (1,) * missing + tuple(x.shape[1:]))
 
 
 ONE, MINUS = object(), object()  # the partials 1 and -1
@@ -273,7 +274,7 @@ SIGMOID = _unary("sigmoid", _sigmoid_ref, "sigmoid({0})", lambda y, x: y * (1.0 
 ERF = _unary("erf", _erf_ref, "erf({0})",
              lambda y, x: (2.0 / math.sqrt(math.pi)) * exp(-(x * x)), drops_inf=(0,))
 RELU = _unary("relu", lambda x: np.maximum(x, 0), "maximum({0}, 0)",
-              lambda y, x: PUBLIC["cast"](x > 0.0, x.type), draw="apart", smooth=False,
+              lambda y, x: F.cast(x > 0.0, x.type), draw="apart", smooth=False,
               drops_inf=(0,), doc="max(x, 0); gradient 0 at 0")
 FLOOR = elementwise("floor", np.floor, "floor({0})", lambda y, x: (None,), smooth=False)
 CEIL = elementwise("ceil", np.ceil, "ceil({0})", lambda y, x: (None,), smooth=False)
@@ -322,7 +323,7 @@ WHERE = Op(
         unbroadcast(where(c, g, literal(0.0, g)), a.shape),
         unbroadcast(where(c, literal(0.0, g), g), b.shape),
     ),
-    jvp=lambda ts, y, c, a, b: PUBLIC["broadcast_to"](
+    jvp=lambda ts, y, c, a, b: F.broadcast_to(
         where(c, _or_zero(ts[1], a), _or_zero(ts[2], b)), y.shape
     ),
     batch=_batch("where"),
@@ -428,11 +429,15 @@ relu = _public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float
 floor = _public_unary("floor", FLOOR, "the largest integer <= x")
 ceil = _public_unary("ceil", CEIL, "the smallest integer >= x")
 trunc = _public_unary("trunc", TRUNC, "x without its fraction")
-for _name in _COMPARE:
-    _public_predicate(_name, OPS[_name], f"a {_COMPARE[_name][4:-4]} b", 2)
-for _name in ("isnan", "isinf", "isfinite"):
-    _public_predicate(_name, OPS[_name], f"{_name[2:]} elements", 1)
-equal, not_equal = PUBLIC["equal"], PUBLIC["not_equal"]
+less = _public_predicate("less", OPS["less"], "a < b", 2)
+less_equal = _public_predicate("less_equal", OPS["less_equal"], "a <= b", 2)
+greater = _public_predicate("greater", OPS["greater"], "a > b", 2)
+greater_equal = _public_predicate("greater_equal", OPS["greater_equal"], "a >= b", 2)
+equal = _public_predicate("equal", OPS["equal"], "a == b", 2)
+not_equal = _public_predicate("not_equal", OPS["not_equal"], "a != b", 2)
+isnan = _public_predicate("isnan", OPS["isnan"], "nan elements", 1)
+isinf = _public_predicate("isinf", OPS["isinf"], "inf elements", 1)
+isfinite = _public_predicate("isfinite", OPS["isfinite"], "finite elements", 1)
 
 
 @public
@@ -530,7 +535,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     scaled = c * factor if decimals > 0 else c / factor
     whole = apply(ROUND, scaled)
     out = whole / factor if decimals > 0 else whole * factor
-    same = PUBLIC["isfinite"](out)  # numbers so large that scaling overflows have no fraction
+    same = isfinite(out)  # numbers so large that scaling overflows have no fraction
     return store(where(same, out, apply(ROUND, c)), numeric)
 
 
@@ -539,13 +544,13 @@ def _round_integers(x: Tensor, unit: int) -> Tensor:
     (c,), numeric = promote(x)
     if 2 * unit > 2**63 - 1 or numeric.dtype.name == "uint64":
         raise ArgumentError(f"rounding {numeric.dtype} to multiples of {unit}")
-    wide = PUBLIC["cast"](c, "int64")
+    wide = F.cast(c, "int64")
     below = floor_divide(wide, unit)
     twice = (wide - below * unit) * 2
     odd = equal(remainder(below, 2), 1)
-    up = PUBLIC["greater"](twice, unit) | (equal(twice, unit) & odd)
-    whole = (below + PUBLIC["cast"](up, "int64")) * unit
-    return PUBLIC["cast"](clip(whole, int(numeric.dtype.min), int(numeric.dtype.max)), numeric)
+    up = greater(twice, unit) | (equal(twice, unit) & odd)
+    whole = (below + F.cast(up, "int64")) * unit
+    return F.cast(clip(whole, int(numeric.dtype.min), int(numeric.dtype.max)), numeric)
 
 
 @public

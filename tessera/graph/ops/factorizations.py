@@ -17,8 +17,9 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import NumericsError, ShapeError
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Arg, Aval, NoRule, Op, Sample, sample
-from ..operand import PUBLIC, public, store
+from ..operand import public, store
 from ..trace import apply
 from .index import DIAGONAL, DIAGONAL_EMBED
 from .linalg import (
@@ -41,11 +42,11 @@ ANY = tuple(sample((shape, "wellconditioned")) for shape in ((3, 3), (4, 2), (2,
 
 # --- pieces of rules --------------------------------------------------------------------------
 def _tril(x: Tensor, k: int = 0) -> Tensor:
-    return PUBLIC["tril"](x, k)
+    return F.tril(x, k)
 
 
 def _triu(x: Tensor, k: int = 0) -> Tensor:
-    return PUBLIC["triu"](x, k)
+    return F.triu(x, k)
 
 
 def _diagonal(x: Tensor) -> Tensor:
@@ -59,11 +60,11 @@ def _embed(x: Tensor) -> Tensor:
 
 
 def _row(x: Tensor) -> Tensor:
-    return PUBLIC["expand_dims"](x, -2)
+    return F.expand_dims(x, -2)
 
 
 def _column(x: Tensor) -> Tensor:
-    return PUBLIC["expand_dims"](x, -1)
+    return F.expand_dims(x, -1)
 
 
 def _symmetric(x: Tensor) -> Tensor:
@@ -72,9 +73,9 @@ def _symmetric(x: Tensor) -> Tensor:
 
 def _reciprocal_gaps(gaps: Tensor) -> Tensor:
     """1 / gaps off the diagonal, 0 on it. [..., n, n]"""
-    lane = PUBLIC["arange"](gaps.shape[-1])
-    own = PUBLIC["equal"](_column(lane), _row(lane))
-    return PUBLIC["where"](own, 0.0, 1.0 / PUBLIC["where"](own, 1.0, gaps))
+    lane = F.arange(gaps.shape[-1])
+    own = F.equal(_column(lane), _row(lane))
+    return F.where(own, 0.0, 1.0 / F.where(own, 1.0, gaps))
 
 
 def _iterate(routine: Callable, a: np.ndarray) -> Any:
@@ -336,7 +337,7 @@ def qr(a: Any) -> tuple[Tensor, Tensor]:
     if smaller(m, n) == n:
         return _stored(apply(QR, x), numeric)
     q, r = apply(QR, x[..., :m])
-    return _stored((q, PUBLIC["concatenate"]([r, mT(q) @ x[..., m:]], axis=-1)), numeric)
+    return _stored((q, F.concatenate([r, mT(q) @ x[..., m:]], axis=-1)), numeric)
 
 
 @public

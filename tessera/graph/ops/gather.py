@@ -16,6 +16,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import (
     PUBLIC,
@@ -81,31 +82,31 @@ CHECK_INDEX = Op(
 def offset_rows(ids: Tensor, size: Any, extent: Any) -> Tensor:
     """Row b of the ids counts in the b-th block of `extent` elements: [size, ...]."""
     ids = apply(CHECK_INDEX, ids, extent=extent, wrap=True)
-    blocks = PUBLIC["arange"](size) * extent
-    return ids + PUBLIC["reshape"](blocks, (size,) + (1,) * (ids.ndim - 1))
+    blocks = F.arange(size) * extent
+    return ids + F.reshape(blocks, (size,) + (1,) * (ids.ndim - 1))
 
 
 def stretch(x: Tensor, size: Any, batched: bool) -> Tensor:
-    return x if batched else PUBLIC["broadcast_to"](x, (size, *x.shape))
+    return x if batched else F.broadcast_to(x, (size, *x.shape))
 
 
 def ids_first(u: Tensor, axis: int, count: int) -> Tensor:
     """[N, pre, ids, post] -> [N, ids, pre, post], the `count` axes of ids being at `axis`."""
     order = (0, *range(axis + 1, axis + 1 + count), *range(1, axis + 1),
              *range(axis + 1 + count, u.ndim))
-    return PUBLIC["transpose"](u, order)
+    return F.transpose(u, order)
 
 
 def merge_batch(x: Tensor, axis: int) -> Tensor:
     """[N, pre, n, post] -> [N n, pre, post], n at `axis` of the unbatched tensor."""
-    moved = PUBLIC["moveaxis"](x, axis + 1, 1)
-    return PUBLIC["reshape"](moved, (x.shape[0] * x.shape[axis + 1], *moved.shape[2:]))
+    moved = F.moveaxis(x, axis + 1, 1)
+    return F.reshape(moved, (x.shape[0] * x.shape[axis + 1], *moved.shape[2:]))
 
 
 def split_batch(y: Tensor, size: Any, axis: int) -> Tensor:
     """[N n, pre, post] -> [N, pre, n, post]."""
-    parted = PUBLIC["reshape"](y, (size, y.shape[0] // size if size else 0, *y.shape[1:]))
-    return PUBLIC["moveaxis"](parted, 1, axis + 1)
+    parted = F.reshape(y, (size, y.shape[0] // size if size else 0, *y.shape[1:]))
+    return F.moveaxis(parted, 1, axis + 1)
 
 
 def letters(shape: tuple, start: int = 0) -> str:
@@ -149,7 +150,7 @@ def _take_batch(size: Any, batched: tuple, x: Tensor, ids: Tensor, axis: int) ->
         return apply(TAKE, x, ids, axis=axis + 1), True
     if not batched[0]:
         y = apply(TAKE, x, ids, axis=axis)  # [pre, N, ids, post]
-        return PUBLIC["moveaxis"](y, axis, 0), True
+        return F.moveaxis(y, axis, 0), True
     places = offset_rows(ids, size, x.shape[axis + 1])
     flat = apply(TAKE, merge_batch(x, axis), places, axis=0)
     return _ids_after(flat, 1, ids.ndim - 1, axis), True  # from [N, ids, pre, post]
@@ -159,7 +160,7 @@ def _ids_after(y: Tensor, start: int, count: int, pre: int) -> Tensor:
     """Move `count` axes at `start` behind the `pre` axes that follow them."""
     ids, before = range(start, start + count), range(start + count, start + count + pre)
     rest = range(start + count + pre, y.ndim)
-    return PUBLIC["transpose"](y, (*range(start), *before, *ids, *rest))
+    return F.transpose(y, (*range(start), *before, *ids, *rest))
 
 
 TAKE = Op(
@@ -313,8 +314,8 @@ def embedding(table: Any, ids: Any, *, padding_idx: int | None = None) -> Tensor
     if per_row:
         scale = apply(TAKE, scale, rows, axis=0)
     elif scale.ndim == table.ndim:  # one row of scales for all rows
-        scale = PUBLIC["reshape"](scale, scale.shape[1:])
-    return PUBLIC["dequantize"](with_scale(codes, scale, table.type))
+        scale = F.reshape(scale, scale.shape[1:])
+    return F.dequantize(with_scale(codes, scale, table.type))
 
 
 def _without_gradient(y: Tensor, rows: Tensor, table: Tensor, padding: Any) -> Tensor:
@@ -325,9 +326,9 @@ def _without_gradient(y: Tensor, rows: Tensor, table: Tensor, padding: Any) -> T
     if isinstance(extent, int) and not -extent <= index < extent:
         raise AxisError(f"padding_idx={padding} is outside the {extent} rows of the table")
     other = index + extent if index < 0 else index - extent  # the same row, from the other end
-    here = PUBLIC["logical_or"](PUBLIC["equal"](rows, index), PUBLIC["equal"](rows, other))
-    mask = PUBLIC["reshape"](here, (*here.shape, *(1,) * (y.ndim - here.ndim)))
-    return PUBLIC["where"](mask, PUBLIC["stop_gradient"](y), y)
+    here = F.logical_or(F.equal(rows, index), F.equal(rows, other))
+    mask = F.reshape(here, (*here.shape, *(1,) * (y.ndim - here.ndim)))
+    return F.where(mask, PUBLIC["stop_gradient"](y), y)
 
 
 @public
@@ -338,8 +339,8 @@ def one_hot(ids: Any, num_classes: int, dtype: Any = "f32") -> Tensor:
     Raises AxisError for an id outside.
     """
     rows = apply(CHECK_INDEX, index_operand(ids), extent=num_classes, wrap=False)
-    hit = PUBLIC["equal"](PUBLIC["expand_dims"](rows, -1), PUBLIC["arange"](num_classes))
-    return PUBLIC["cast"](hit, dtype)
+    hit = F.equal(F.expand_dims(rows, -1), F.arange(num_classes))
+    return F.cast(hit, dtype)
 
 
 # --- along an axis ----------------------------------------------------------------------------
@@ -428,7 +429,7 @@ def take_along_axis(x: Any, ids: Any, axis: int = -1) -> Tensor:
     x, rows = plain(x), index_operand(ids)
     a = axis_index(axis, x.ndim)
     if rows.ndim == x.ndim:
-        rows = PUBLIC["broadcast_to"](rows, (*x.shape[:a], rows.shape[a], *x.shape[a + 1:]))
+        rows = F.broadcast_to(rows, (*x.shape[:a], rows.shape[a], *x.shape[a + 1:]))
     return apply(TAKE_ALONG, x, rows, axis=a)
 
 
@@ -450,12 +451,12 @@ def gather_axes(x: Any, axes: Sequence[int], ids: Sequence[Any], at: int | None 
     rows = [index_operand(ids[i], f"index of axis {a}") for a, i in zip(axes, order, strict=True)]
     first, adjacent = axes[0], axes == tuple(range(axes[0], axes[0] + len(axes)))
     if not adjacent:  # bring them together in front
-        x = PUBLIC["transpose"](x, (*axes, *(a for a in range(x.ndim) if a not in axes)))
+        x = F.transpose(x, (*axes, *(a for a in range(x.ndim) if a not in axes)))
         first = 0
     picked = x.shape[first:first + len(axes)]
     flat = linear_index(rows, picked)
     if len(axes) > 1:
-        x = PUBLIC["reshape"](x, (*x.shape[:first], size_of(picked), *x.shape[first + len(axes):]))
+        x = F.reshape(x, (*x.shape[:first], size_of(picked), *x.shape[first + len(axes):]))
     y = apply(TAKE, x, flat, axis=first)
     place = first if at is None else at
     return _move_block(y, first, flat.ndim, place)
@@ -474,7 +475,7 @@ def linear_index(rows: Sequence[Tensor], extents: Sequence[Any]) -> Tensor:
 
 def _move_block(y: Tensor, start: int, count: int, to: int) -> Tensor:
     rest = [a for a in range(y.ndim) if not start <= a < start + count]
-    return PUBLIC["transpose"](y, (*rest[:to], *range(start, start + count), *rest[to:]))
+    return F.transpose(y, (*rest[:to], *range(start, start + count), *rest[to:]))
 
 
 OPERATORS.update(take=take, take_along_axis=take_along_axis)

@@ -9,8 +9,9 @@ import numpy as np
 from ...dims import Dim, show_shape
 from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
+from .. import functions as F
 from ..op import VIEW, Aval, Op, sample
-from ..operand import PUBLIC, axis_index, named, plain, public
+from ..operand import axis_index, named, plain, public
 from ..trace import Tracer, apply
 from .elementwise import WHERE
 from .shape import SLICE
@@ -60,9 +61,9 @@ def _basic(x: Tensor, starts: list, stops: list, steps: list, flips: list, dims:
     if not (whole and all(s == 1 for s in steps)):
         x = apply(SLICE, x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
     if flips:
-        x = PUBLIC["flip"](x, tuple(flips))
+        x = F.flip(x, tuple(flips))
     shape = [1 if kind == "new" else x.shape[a] for kind, a in dims if kind != "drop"]
-    return PUBLIC["reshape"](x, shape)
+    return F.reshape(x, shape)
 
 
 class _MaskIndex(np.ndarray):
@@ -183,7 +184,7 @@ def _gather(x: Tensor, dims: list, arrays: list, items: list) -> Tensor:
     at = sum(i < advanced[0] for i in kept) if together else 0
     axes = [kept.index(place) for place, _ in arrays]
     ids = [np.asarray(i) if isinstance(i, _MaskIndex) else i for _, i in arrays]
-    return PUBLIC["gather_axes"](x, axes, ids, at)
+    return F.gather_axes(x, axes, ids, at)
 
 
 # --- diagonals and triangles ------------------------------------------------------------------
@@ -302,16 +303,16 @@ def diag(x: Any, offset: int = 0) -> Tensor:
 @public
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The sum of a diagonal: np.trace."""
-    return PUBLIC["sum"](diagonal(x, offset, axis1, axis2), axis=-1)
+    return F.sum(diagonal(x, offset, axis1, axis2), axis=-1)
 
 
 def _triangle(x: Tensor, k: int, upper: bool) -> Tensor:
     if x.ndim < 2:
         raise ShapeError(f"a triangle needs two axes, got {show_shape(x.shape)}")
-    rows = PUBLIC["expand_dims"](PUBLIC["arange"](x.shape[-2]), 1)
-    above = PUBLIC["arange"](x.shape[-1]) - rows  # [M, N]: column - row
-    keep = PUBLIC["greater_equal"](above, k) if upper else PUBLIC["less_equal"](above, k)
-    zero = PUBLIC["zeros"]((), x.type)
+    rows = F.expand_dims(F.arange(x.shape[-2]), 1)
+    above = F.arange(x.shape[-1]) - rows  # [M, N]: column - row
+    keep = F.greater_equal(above, k) if upper else F.less_equal(above, k)
+    zero = F.zeros((), x.type)
     return apply(WHERE, keep, x, zero)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ...dims import divide, show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import PUBLIC, axis_index, compute_type, plain, promote, public, store
 from ..trace import apply
@@ -59,7 +60,7 @@ CONCATENATE = Op(
     vjp=_concat_vjp,
     jvp=lambda ts, y, *xs, axis: apply(
         CONCATENATE,
-        *[PUBLIC["zeros"](x.shape, compute_type(y.type)) if t is None else t
+        *[F.zeros(x.shape, compute_type(y.type)) if t is None else t
           for t, x in zip(ts, xs, strict=True)],
         axis=axis,
     ),
@@ -120,7 +121,7 @@ def _split_shape(x: Aval, sizes: tuple, axis: int) -> tuple[Aval, ...]:
 
 def _split_vjp(g: tuple, y: tuple, x: Tensor, sizes: tuple, axis: int) -> tuple:
     like = next(p for p in g if p is not None)
-    parts = [PUBLIC["zeros"](p.shape, like.type) if q is None else q
+    parts = [F.zeros(p.shape, like.type) if q is None else q
              for p, q in zip(y, g, strict=True)]
     return (apply(CONCATENATE, *parts, axis=axis),)
 

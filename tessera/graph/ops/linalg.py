@@ -16,6 +16,7 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, NumericsError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import PUBLIC, convert, promote, public, store
 from ..trace import apply
@@ -61,7 +62,7 @@ def smaller(m: Any, n: Any) -> Any:
 
 
 def mT(x: Tensor) -> Tensor:
-    return PUBLIC["swapaxes"](x, -1, -2)
+    return F.swapaxes(x, -1, -2)
 
 
 def add_terms(*terms: Tensor | None) -> Tensor | None:
@@ -178,7 +179,7 @@ def _triangular_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, lower: bool,
     moved = None if ts[0] is None else -(_triangle(ts[0], lower, unit) @ y)
     right = add_terms(ts[1], moved)
     assert right is not None
-    return PUBLIC["broadcast_to"](solve_triangle(a, right, lower, unit), y.shape)
+    return F.broadcast_to(solve_triangle(a, right, lower, unit), y.shape)
 
 
 TRIANGULAR_SOLVE = Op(
@@ -221,7 +222,7 @@ def _solve_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple:
 def _solve_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     right = add_terms(ts[1], None if ts[0] is None else -(ts[0] @ y))
     assert right is not None
-    return PUBLIC["broadcast_to"](apply(SOLVE, a, right), y.shape)
+    return F.broadcast_to(apply(SOLVE, a, right), y.shape)
 
 
 SOLVE = Op(
@@ -257,7 +258,7 @@ def _with_columns(b: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     """run(b) with a vector b as one column."""
     if b.ndim != 1:
         return run(b)
-    return PUBLIC["squeeze"](run(PUBLIC["expand_dims"](b, 1)), -1)
+    return F.squeeze(run(F.expand_dims(b, 1)), -1)
 
 
 @public
@@ -307,15 +308,15 @@ def lstsq(a: Any, b: Any) -> Tensor:
     """
     (x, y), numeric = floats(a, b)
     need_matrix(Aval(x.shape, x.type))
-    columns = PUBLIC["expand_dims"](y, 1) if y.ndim == 1 else y
+    columns = F.expand_dims(y, 1) if y.ndim == 1 else y
     m, n = x.shape[-2:]
     if smaller(m, n) == n:
-        q, r = PUBLIC["qr"](x)
+        q, r = F.qr(x)
         out = solve_triangle(r, mT(q) @ columns, lower=False)
     else:
-        q, r = PUBLIC["qr"](mT(x))
+        q, r = F.qr(mT(x))
         out = q @ solve_triangle(mT(r), columns, lower=True)
-    return store(PUBLIC["squeeze"](out, -1) if y.ndim == 1 else out, numeric)
+    return store(F.squeeze(out, -1) if y.ndim == 1 else out, numeric)
 
 
 @public
@@ -334,5 +335,5 @@ def matrix_power(a: Any, n: int) -> Tensor:
         bits >>= 1
         x = x @ x if bits else x
     if out is None:
-        out = PUBLIC["broadcast_to"](PUBLIC["eye"](x.shape[-1], dtype=x.dtype), x.shape)
+        out = F.broadcast_to(F.eye(x.shape[-1], dtype=x.dtype), x.shape)
     return store(out, numeric)

@@ -10,6 +10,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import PUBLIC, convert, floating, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
@@ -44,17 +45,17 @@ def _nll_ref(x: np.ndarray, label: np.ndarray, smoothing: float, accum: DType) -
 
 
 def _classes(x: Tensor) -> Tensor:
-    return PUBLIC["arange"](x.shape[-1], dtype=INT32)
+    return F.arange(x.shape[-1], dtype=INT32)
 
 
 def _nll_expand(x: Tensor, label: Tensor, smoothing: float, accum: DType) -> Tensor:
     zero, label = literal(0.0, x), convert(label, INT32)
-    picked = row_sum(where(PUBLIC["equal"](_classes(x), label), x, zero), -1, accum)
+    picked = row_sum(where(F.equal(_classes(x), label), x, zero), -1, accum)
     if smoothing:
         picked = (1.0 - smoothing) * picked + smoothing * row_mean(x, accum)
     m = row_max(x)
     y = (m - picked) + log(row_sum(exp(x - m), -1, accum))
-    inside = PUBLIC["logical_and"](label >= 0, PUBLIC["less"](label, x.shape[-1]))
+    inside = F.logical_and(label >= 0, F.less(label, x.shape[-1]))
     return where(inside, y, literal(float("nan"), x))
 
 
@@ -68,7 +69,7 @@ def _nll_slope(x: Tensor, label: Tensor, smoothing: float, accum: DType) -> Tens
     total = row_sum(exp(x - m), -1, accum)
     p = exp((x + neg(m)) + neg(log(total)))
     p = p - smoothing / x.shape[-1] if smoothing else p
-    other = PUBLIC["not_equal"](_classes(x), convert(label, INT32))
+    other = F.not_equal(_classes(x), convert(label, INT32))
     return where(other, p, p - (1.0 - smoothing))
 
 
@@ -80,7 +81,7 @@ NLL = Op(
     jvp=lambda ts, y, x, label, **a: row_sum(ts[0] * _nll_slope(x, label, **a)),
     batch=lambda size, batched, x, label, **a: (
         apply(NLL, *(
-            v if b else PUBLIC["broadcast_to"](PUBLIC["expand_dims"](v, 0), (size, *v.shape))
+            v if b else F.broadcast_to(F.expand_dims(v, 0), (size, *v.shape))
             for v, b in zip((x, label), batched, strict=True)
         ), **a),
         True,
@@ -129,7 +130,7 @@ def mse(prediction: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     total = apply_sum(d * d, accumulate_dtype(numeric))
     count = size_of(d.shape)
     if reduction == "mean":
-        total = total * (1.0 / count) if isinstance(count, int) and count else PUBLIC["mean"](d * d)
+        total = total * (1.0 / count) if isinstance(count, int) and count else F.mean(d * d)
     return store(total, numeric)
 
 
@@ -165,14 +166,14 @@ def cross_entropy(logits: Any, target: Any, *, weight: Any = None, reduction: st
         return _reduce(_soft_rows(x, t, smoothing, w), reduction, numeric)
     _check_labels(x, t, ignore_index)
     if w is None:
-        rows = apply(NLL, x, PUBLIC["expand_dims"](t, -1), smoothing=smoothing, accum=accum)
-        return _reduce_labels(PUBLIC["squeeze"](rows, -1), t, None, ignore_index, reduction,
+        rows = apply(NLL, x, F.expand_dims(t, -1), smoothing=smoothing, accum=accum)
+        return _reduce_labels(F.squeeze(rows, -1), t, None, ignore_index, reduction,
                               numeric)
-    rows = apply(NLL, x, PUBLIC["expand_dims"](t, -1), smoothing=0.0, accum=accum)
+    rows = apply(NLL, x, F.expand_dims(t, -1), smoothing=0.0, accum=accum)
     own = _weight_of(w, t)
-    rows = PUBLIC["squeeze"](rows, -1) * own
+    rows = F.squeeze(rows, -1) * own
     if smoothing:
-        spread = neg(PUBLIC["sum"](w * PUBLIC["log_softmax"](x), axis=-1)) / x.shape[-1]
+        spread = neg(F.sum(w * F.log_softmax(x), axis=-1)) / x.shape[-1]
         rows = (1.0 - smoothing) * rows + smoothing * spread
     return _reduce_labels(rows, t, own, ignore_index, reduction, numeric)
 
@@ -190,9 +191,9 @@ def nll_loss(log_probabilities: Any, target: Any, *, weight: Any = None, reducti
     x, numeric = floating(log_probabilities)
     t = as_tensor(target)
     _check_labels(x, t, ignore_index)
-    label = t if ignore_index is None else where(PUBLIC["equal"](t, ignore_index), 0, t)
-    rows = neg(PUBLIC["take_along_axis"](x, PUBLIC["expand_dims"](label, -1), axis=-1))
-    rows = PUBLIC["squeeze"](rows, -1)
+    label = t if ignore_index is None else where(F.equal(t, ignore_index), 0, t)
+    rows = neg(F.take_along_axis(x, F.expand_dims(label, -1), axis=-1))
+    rows = F.squeeze(rows, -1)
     own = None if weight is None else _weight_of(_class_weights(weight, x), t)
     return _reduce_labels(rows if own is None else rows * own, t, own, ignore_index, reduction,
                           numeric)
@@ -207,8 +208,8 @@ def _class_weights(weight: Any, x: Tensor) -> Tensor:
 
 def _weight_of(w: Tensor, label: Tensor) -> Tensor:
     """The weight of each row's class; any where the label is outside."""
-    inside = PUBLIC["clip"](label, 0, w.shape[0] - 1)
-    return PUBLIC["take"](w, inside)
+    inside = F.clip(label, 0, w.shape[0] - 1)
+    return F.take(w, inside)
 
 
 def _reduce_labels(rows: Tensor, label: Tensor, own: Tensor | None, ignore_index: int | None,
@@ -217,15 +218,15 @@ def _reduce_labels(rows: Tensor, label: Tensor, own: Tensor | None, ignore_index
     if ignore_index is None and (own is None or reduction != "mean"):
         return _reduce(rows, reduction, numeric)
     one = literal(1.0, rows)
-    counts = PUBLIC["broadcast_to"](one, rows.shape) if own is None else own
+    counts = F.broadcast_to(one, rows.shape) if own is None else own
     if ignore_index is not None:
-        counted = PUBLIC["not_equal"](label, ignore_index)
+        counted = F.not_equal(label, ignore_index)
         rows = where(counted, rows, literal(0.0, rows))
         counts = where(counted, counts, literal(0.0, rows))
     if reduction != "mean":
         return _reduce(rows, reduction, numeric)
-    total = PUBLIC["sum"](counts)
-    return store(PUBLIC["sum"](rows) / where(PUBLIC["equal"](total, 0.0), one, total), numeric)
+    total = F.sum(counts)
+    return store(F.sum(rows) / where(F.equal(total, 0.0), one, total), numeric)
 
 
 def _soft_rows(x: Tensor, t: Tensor, smoothing: float, weight: Tensor | None) -> Tensor:
@@ -237,9 +238,9 @@ def _soft_rows(x: Tensor, t: Tensor, smoothing: float, weight: Tensor | None) ->
         n: Any = x.shape[-1]
         q = q * (1.0 - smoothing) + smoothing / n
     q = q if weight is None else q * weight
-    terms = q * PUBLIC["log_softmax"](x)
-    terms = where(PUBLIC["equal"](q, 0.0), literal(0.0, terms), terms)  # 0 log 0 = 0
-    return neg(PUBLIC["sum"](terms, axis=-1))
+    terms = q * F.log_softmax(x)
+    terms = where(F.equal(q, 0.0), literal(0.0, terms), terms)  # 0 log 0 = 0
+    return neg(F.sum(terms, axis=-1))
 
 
 def _check_labels(x: Tensor, t: Tensor, ignore_index: int | None) -> None:
@@ -271,7 +272,7 @@ def binary_cross_entropy_with_logits(logits: Any, target: Any, *, weight: Any = 
     t = convert(to_compute(as_tensor(target)), x.type)
     if t.shape != x.shape:
         raise ShapeError(f"targets {show_shape(t.shape)} for logits {show_shape(x.shape)}")
-    softplus = PUBLIC["softplus"]
+    softplus = F.softplus
     if pos_weight is None:
         rows = softplus(x) - x * t
     else:

@@ -12,8 +12,9 @@ import numpy as np
 
 from ...numerics import as_type
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, public, store
+from ..operand import public, store
 from ..trace import apply
 from .linalg import (
     floats,
@@ -82,21 +83,21 @@ def _lu_shape(a: Aval) -> tuple[Aval, Aval]:
 
 # --- derivatives ------------------------------------------------------------------------------
 def _strict(x: Tensor) -> Tensor:
-    return PUBLIC["tril"](x, -1)
+    return F.tril(x, -1)
 
 
 def _upper(x: Tensor) -> Tensor:
-    return PUBLIC["triu"](x)
+    return F.triu(x)
 
 
 def _take_rows(x: Tensor, order: Tensor) -> Tensor:
-    return PUBLIC["take_along_axis"](x, PUBLIC["expand_dims"](order, -1), axis=-2)
+    return F.take_along_axis(x, F.expand_dims(order, -1), axis=-2)
 
 
 def _unit_lower(square: Tensor) -> Tensor:
-    eye = PUBLIC["equal"](PUBLIC["expand_dims"](PUBLIC["arange"](square.shape[-1]), 1),
-                          PUBLIC["arange"](square.shape[-1]))
-    return PUBLIC["where"](eye, 1.0, _strict(square))
+    eye = F.equal(F.expand_dims(F.arange(square.shape[-1]), 1),
+                          F.arange(square.shape[-1]))
+    return F.where(eye, 1.0, _strict(square))
 
 
 def _times_inverse(x: Tensor, square: Tensor) -> Tensor:
@@ -118,11 +119,11 @@ def _lu_jvp(ts: tuple, y: tuple, a: Tensor) -> tuple:
     out = _strict(dl) + _upper(du)
     if m != k:
         below = _times_inverse(moved[..., k:, :] - packed[..., k:, :] @ du, square)
-        out = PUBLIC["concatenate"]([out, below], axis=-2)
+        out = F.concatenate([out, below], axis=-2)
     if n != k:
         rest = moved[..., k:] - dl @ packed[..., k:]
         beside = solve_triangle(square, rest, lower=True, unit=True)
-        out = PUBLIC["concatenate"]([out, beside], axis=-1)
+        out = F.concatenate([out, beside], axis=-1)
     return out, None
 
 
@@ -143,10 +144,10 @@ def _lu_vjp(g: tuple, y: tuple, a: Tensor) -> tuple:
     left = solve_triangle(mT(square), middle, lower=False, unit=True)
     out = mT(solve_triangle(square, mT(left), lower=False))
     if m != k:
-        out = PUBLIC["concatenate"]([out, below], axis=-2)
+        out = F.concatenate([out, below], axis=-2)
     if n != k:
-        out = PUBLIC["concatenate"]([out, beside], axis=-1)
-    return (_take_rows(out, PUBLIC["argsort"](order, axis=-1)),)
+        out = F.concatenate([out, beside], axis=-1)
+    return (_take_rows(out, F.argsort(order, axis=-1)),)
 
 
 LU = Op(
@@ -179,7 +180,7 @@ def lu(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     square = packed[..., :k, :k]
     lower, upper = _unit_lower(square), _upper(square)
     if m != k:
-        lower = PUBLIC["concatenate"]([lower, packed[..., k:, :]], axis=-2)
+        lower = F.concatenate([lower, packed[..., k:, :]], axis=-2)
     if n != k:
-        upper = PUBLIC["concatenate"]([upper, packed[..., k:]], axis=-1)
+        upper = F.concatenate([upper, packed[..., k:]], axis=-1)
     return order, store(lower, numeric), store(upper, numeric)

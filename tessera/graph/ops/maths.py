@@ -11,8 +11,8 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..operand import (
-    PUBLIC,
     axis_index,
     floating,
     literal,
@@ -33,11 +33,11 @@ EXP2 = elementwise("exp2", np.exp2, "exp2({0})", lambda y, x: (lambda: math.log(
 
 def _hypot_expand(a: Tensor, b: Tensor) -> Tensor:
     """m sqrt(1 + (n / m)^2) for the larger m and the smaller n: no square overflows."""
-    m, n = PUBLIC["maximum"](abs_(a), abs_(b)), PUBLIC["minimum"](abs_(a), abs_(b))
+    m, n = F.maximum(abs_(a), abs_(b)), F.minimum(abs_(a), abs_(b))
     zero = equal(m, 0.0)
     q = n / where(zero, literal(1.0, m), m)
     y = m * sqrt(1.0 + q * q)
-    infinite = PUBLIC["logical_or"](PUBLIC["isinf"](a), PUBLIC["isinf"](b))
+    infinite = F.logical_or(F.isinf(a), F.isinf(b))
     return where(infinite, literal(math.inf, m), y)
 
 
@@ -72,7 +72,7 @@ def lerp(a: Any, b: Any, weight: Any) -> Tensor:
     """a + weight (b - a), elementwise with broadcasting: exactly a for weight 0 and b for 1."""
     (x, y, w), numeric = promote(a, b, weight)
     need_float(x, "lerp")
-    near = PUBLIC["less"](abs_(w), 0.5)
+    near = F.less(abs_(w), 0.5)
     return store(where(near, x + w * (y - x), y - (1.0 - w) * (y - x)), numeric)
 
 
@@ -87,7 +87,7 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None,
     c = to_compute(x)
     high = float(x.dtype.max) if posinf is None else posinf
     low = float(x.dtype.min) if neginf is None else neginf
-    out = where(PUBLIC["isnan"](c), literal(nan, c), c)
+    out = where(F.isnan(c), literal(nan, c), c)
     out = where(equal(c, math.inf), literal(high, c), out)
     return store(where(equal(c, -math.inf), literal(low, c), out), x.type)
 
@@ -101,21 +101,21 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
     """
     (x, y), _ = promote(a, b)
     if x.dtype.kind != "float":
-        x, y = (floating(v)[0] if v.dtype.bits < 32 else PUBLIC["cast"](v, "f64") for v in (x, y))
-    within = PUBLIC["less_equal"](abs_(x - y), atol + rtol * abs_(y))
-    finite = PUBLIC["isfinite"](y)
-    out = PUBLIC["logical_or"](PUBLIC["logical_and"](within, finite), equal(x, y))
+        x, y = (floating(v)[0] if v.dtype.bits < 32 else F.cast(v, "f64") for v in (x, y))
+    within = F.less_equal(abs_(x - y), atol + rtol * abs_(y))
+    finite = F.isfinite(y)
+    out = F.logical_or(F.logical_and(within, finite), equal(x, y))
     if not equal_nan:
         return out
-    both = PUBLIC["logical_and"](PUBLIC["isnan"](x), PUBLIC["isnan"](y))
-    return PUBLIC["logical_or"](out, both)
+    both = F.logical_and(F.isnan(x), F.isnan(y))
+    return F.logical_or(out, both)
 
 
 @public
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8,
              equal_nan: bool = False) -> Tensor:
     """Whether all elements are close: see `ts.isclose`. A bool_ scalar."""
-    return PUBLIC["all"](isclose(a, b, rtol, atol, equal_nan))
+    return F.all(isclose(a, b, rtol, atol, equal_nan))
 
 
 @public
@@ -128,7 +128,7 @@ def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
     parts = [left[i] * right[j] - left[j] * right[i] for i, j in ((1, 2), (2, 0), (0, 1))]
     ndim = parts[0].ndim + 1
     place = axis if axis >= 0 else axis + ndim
-    return store(PUBLIC["stack"](parts, place), numeric)
+    return store(F.stack(parts, place), numeric)
 
 
 def _three(x: Tensor, axis: int) -> list[Tensor]:
@@ -136,4 +136,4 @@ def _three(x: Tensor, axis: int) -> list[Tensor]:
     if x.shape[a] != 3:
         raise ShapeError(f"a cross product needs 3 elements along axis {axis} of "
                          f"{show_shape(x.shape)}")
-    return [PUBLIC["squeeze"](v, a) for v in PUBLIC["split"](x, 3, axis=a)]
+    return [F.squeeze(v, a) for v in F.split(x, 3, axis=a)]

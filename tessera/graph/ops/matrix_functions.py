@@ -8,8 +8,9 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, public, store
+from ..operand import public, store
 from ..trace import apply
 from .linalg import floats, mT, need_matrix, need_square, square_shape, unary_batch
 
@@ -22,7 +23,7 @@ def _pinv_shape(a: Aval, rcond: float) -> Aval:
 
 def _left_over(a: Tensor, y: Tensor) -> Tensor:
     """1 - a y"""
-    return PUBLIC["eye"](a.shape[-2], dtype=a.dtype) - a @ y
+    return F.eye(a.shape[-2], dtype=a.dtype) - a @ y
 
 
 def _pinv_jvp(ts: tuple, y: Tensor, a: Tensor, rcond: float) -> Tensor:
@@ -105,9 +106,9 @@ def _exp_ref(a: np.ndarray) -> np.ndarray:
 
 def _exp_slope(a: Tensor, t: Tensor) -> Tensor:
     """The upper right block of exp([[a, t], [0, a]]): the derivative along t."""
-    join, n = PUBLIC["concatenate"], a.shape[-1]
+    join, n = F.concatenate, a.shape[-1]
     top = join([a, t], axis=-1)
-    bottom = join([PUBLIC["zeros_like"](a), a], axis=-1)
+    bottom = join([F.zeros_like(a), a], axis=-1)
     return apply(MATRIX_EXP, join([top, bottom], axis=-2))[..., :n, n:]
 
 

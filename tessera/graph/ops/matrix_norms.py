@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...tensor import Tensor
+from .. import functions as F
 from ..operand import PUBLIC, axes_tuple, public, store
 from .linalg import floats
 
@@ -25,7 +26,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> T
     (c,), numeric = floats(x)
     if c.ndim == 0:
         axes_tuple(axis, 0)  # refuses any but those of a scalar
-        c, axis = PUBLIC["reshape"](c, (1,)), 0
+        c, axis = F.reshape(c, (1,)), 0
         keepdims = False
     if axis is None and ord is None:
         axes: tuple[int, ...] = tuple(range(c.ndim))
@@ -47,7 +48,7 @@ def vector_norm(x: Any, ord: float = 2, axis: Any = None, keepdims: bool = False
     (c,), numeric = floats(x)
     axes = axes_tuple(axis, c.ndim)
     if not axes:
-        c, axes = PUBLIC["expand_dims"](c, 0), (0,)
+        c, axes = F.expand_dims(c, 0), (0,)
         keepdims = False
     return store(_vector_norm(c, ord, axes, keepdims), numeric)
 
@@ -65,10 +66,10 @@ def _norm_axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 def _euclidean(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     """sqrt(sum x^2), with derivative 0 at 0, where the root has none."""
-    total = PUBLIC["sum"](x * x, axis=axes, keepdims=keepdims)
-    zero = PUBLIC["equal"](total, 0.0)
-    root = PUBLIC["sqrt"](PUBLIC["where"](zero, 1.0, total))
-    return PUBLIC["where"](zero, 0.0, root)
+    total = F.sum(x * x, axis=axes, keepdims=keepdims)
+    zero = F.equal(total, 0.0)
+    root = F.sqrt(F.where(zero, 1.0, total))
+    return F.where(zero, 0.0, root)
 
 
 def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -76,19 +77,19 @@ def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
         return _euclidean(x, axes, keepdims)
     if isinstance(ord, bool | str) or not isinstance(ord, int | float | np.number):
         raise ArgumentError(f"norm of a vector with ord={ord!r}", hint="a number, inf or -inf")
-    size = PUBLIC["abs"](x)
+    size = F.abs(x)
     if abs(ord) == np.inf:
         return PUBLIC["max" if ord > 0 else "min"](size, axis=axes, keepdims=keepdims)
     if ord == 0:
-        size, ord = PUBLIC["cast"](PUBLIC["not_equal"](x, 0.0), x.dtype), 1
+        size, ord = F.cast(F.not_equal(x, 0.0), x.dtype), 1
     if ord == 1:
-        return PUBLIC["sum"](size, axis=axes, keepdims=keepdims)
-    total = PUBLIC["sum"](size ** float(ord), axis=axes, keepdims=keepdims)
+        return F.sum(size, axis=axes, keepdims=keepdims)
+    total = F.sum(size ** float(ord), axis=axes, keepdims=keepdims)
     if ord < 0:
         return total ** (1.0 / float(ord))
-    zero = PUBLIC["equal"](total, 0.0)  # where the root has no derivative, and the norm's is 0
-    root = PUBLIC["where"](zero, 1.0, total) ** (1.0 / float(ord))
-    return PUBLIC["where"](zero, 0.0, root)
+    zero = F.equal(total, 0.0)  # where the root has no derivative, and the norm's is 0
+    root = F.where(zero, 1.0, total) ** (1.0 / float(ord))
+    return F.where(zero, 0.0, root)
 
 
 def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -97,15 +98,15 @@ def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
     rows, columns = axes
     last = {"nuc": "sum", 2: "max", -2: "min"}.get(ord)
     if last is not None:
-        moved = PUBLIC["moveaxis"](x, rows, -1)
-        moved = PUBLIC["moveaxis"](moved, columns - (columns > rows), -1)
-        out = PUBLIC[last](PUBLIC["svd"](moved)[1], axis=-1)
+        moved = F.moveaxis(x, rows, -1)
+        moved = F.moveaxis(moved, columns - (columns > rows), -1)
+        out = PUBLIC[last](F.svd(moved)[1], axis=-1)
     elif ord in (1, -1, np.inf, -np.inf):
         along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
-        sums = PUBLIC["sum"](PUBLIC["abs"](x), axis=along, keepdims=True)
+        sums = F.sum(F.abs(x), axis=along, keepdims=True)
         out = PUBLIC["max" if ord > 0 else "min"](sums, axis=over, keepdims=True)
-        out = PUBLIC["squeeze"](out, axes)
+        out = F.squeeze(out, axes)
     else:
         raise ArgumentError(f"norm of a matrix with ord={ord!r}",
                             hint='"fro", "nuc", 1, -1, 2, -2, inf or -inf')
-    return PUBLIC["expand_dims"](out, axes) if keepdims else out
+    return F.expand_dims(out, axes) if keepdims else out

@@ -12,8 +12,9 @@ from ...dims import divide, show_shape
 from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, floating, literal, public, store, to_compute
+from ..operand import convert, floating, literal, public, store, to_compute
 from ..trace import apply
 from .elementwise import (
     broadcast_shapes,
@@ -49,7 +50,7 @@ def _gelu_partial(x: Tensor) -> Tensor:
 
     Beyond |x| = 32 s is 0 or 1 in f64 too, and u' of a huge x would make 0 * inf of the rest.
     """
-    x = PUBLIC["clip"](x, -32.0, 32.0)
+    x = F.clip(x, -32.0, 32.0)
     square = x * x
     s = sigmoid(GELU_SLOPE * (x * (1.0 + GELU_CUBIC * square)))
     slope = GELU_SLOPE * (1.0 + (3.0 * GELU_CUBIC) * square)
@@ -151,7 +152,7 @@ def _rotary_ref(x: np.ndarray, c: np.ndarray, s: np.ndarray, turn: float) -> np.
 
 def _halves(x: Tensor) -> Tensor:
     """[..., D] as [..., 2, D/2]"""
-    return PUBLIC["reshape"](x, (*x.shape[:-1], 2, divide(x.shape[-1], 2)))
+    return F.reshape(x, (*x.shape[:-1], 2, divide(x.shape[-1], 2)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -164,17 +165,17 @@ def _sign(dtype: str, turn: float) -> Tensor:
 def _rotary_expand(x: Tensor, c: Tensor, s: Tensor, turn: float) -> Tensor:
     """One elementwise loop over [..., 2, D/2]: the halves change place as a view."""
     parts = _halves(x)
-    other = PUBLIC["flip"](parts, -2)
-    c, s = (PUBLIC["expand_dims"](t, -2) for t in (c, s))
-    return PUBLIC["reshape"](parts * c + other * s * _sign(x.dtype.name, turn), x.shape)
+    other = F.flip(parts, -2)
+    c, s = (F.expand_dims(t, -2) for t in (c, s))
+    return F.reshape(parts * c + other * s * _sign(x.dtype.name, turn), x.shape)
 
 
 def _rotary_vjp(g: Tensor, y: Tensor, x: Tensor, c: Tensor, s: Tensor, turn: float) -> tuple:
     """For x the turn back; for the tables the products of corresponding halves."""
     gh, xh = _halves(g), _halves(x)
-    other = PUBLIC["flip"](xh, -2)
-    dc = PUBLIC["sum"](gh * xh, axis=-2)
-    ds = PUBLIC["sum"](gh * other * _sign(x.dtype.name, turn), axis=-2)
+    other = F.flip(xh, -2)
+    dc = F.sum(gh * xh, axis=-2)
+    ds = F.sum(gh * other * _sign(x.dtype.name, turn), axis=-2)
     return (apply(ROTARY, g, c, s, turn=-turn), unbroadcast(dc, tuple(c.shape)),
             unbroadcast(ds, tuple(s.shape)))
 
@@ -182,20 +183,20 @@ def _rotary_vjp(g: Tensor, y: Tensor, x: Tensor, c: Tensor, s: Tensor, turn: flo
 def _rotary_jvp(ts: tuple, y: Tensor, x: Tensor, c: Tensor, s: Tensor, turn: float) -> Tensor:
     parts = [] if ts[0] is None else [apply(ROTARY, ts[0], c, s, turn=turn)]
     if ts[1] is not None:
-        parts.append(apply(ROTARY, x, ts[1], PUBLIC["zeros_like"](s), turn=turn))
+        parts.append(apply(ROTARY, x, ts[1], F.zeros_like(s), turn=turn))
     if ts[2] is not None:
-        parts.append(apply(ROTARY, x, PUBLIC["zeros_like"](c), ts[2], turn=turn))
+        parts.append(apply(ROTARY, x, F.zeros_like(c), ts[2], turn=turn))
     return sum(parts[1:], start=parts[0])
 
 
 def _rotary_batch(size: Any, batched: tuple, x: Tensor, c: Tensor, s: Tensor,
                   turn: float) -> tuple:
     if not batched[0]:
-        x = PUBLIC["broadcast_to"](PUBLIC["expand_dims"](x, 0), (size, *x.shape))
+        x = F.broadcast_to(F.expand_dims(x, 0), (size, *x.shape))
     tables = [pad_batch_axes(t, x.ndim - 1) if b else t for t, b in zip((c, s), batched[1:],
                                                                        strict=True)]
     shape = broadcast_shapes(*(t.shape for t in tables))
-    return apply(ROTARY, x, *(PUBLIC["broadcast_to"](t, shape) for t in tables), turn=turn), True
+    return apply(ROTARY, x, *(F.broadcast_to(t, shape) for t in tables), turn=turn), True
 
 
 ROTARY = Op(
@@ -232,7 +233,7 @@ def _rotary_angles(positions: Tensor, half: int, base: float, like: Tensor) -> t
     position beyond 2^24 and a frequency is still exact to 1e-9. [..., S, D/2]"""
     wide = convert(to_compute(positions), as_type("f64"))
     frequencies = Tensor(_frequencies(half, base), wide.type)
-    angle = PUBLIC["expand_dims"](wide, -1) * frequencies
+    angle = F.expand_dims(wide, -1) * frequencies
     return tuple(convert(f(angle), like.type) for f in (cos, sin))
 
 
@@ -254,7 +255,7 @@ def rotary_embedding(x: Any, base: float = 10000.0, positions: Any = None) -> Te
     if positions is None and isinstance(length, int):
         tables = rotary_table(length, half, float(base), c.dtype.name)
     else:
-        places = PUBLIC["arange"](length) if positions is None else as_tensor(positions)
+        places = F.arange(length) if positions is None else as_tensor(positions)
         tables = _rotary_angles(_fitting(places, c), half, base, c)
     return store(apply(ROTARY, c, *tables, turn=1.0), numeric)
 
@@ -267,7 +268,7 @@ def _fitting(positions: Tensor, x: Tensor) -> Tensor:
     if tuple(positions.shape) == want[-1:]:
         return positions
     if positions.ndim == 2 and x.ndim >= 3 and tuple(positions.shape) == (want[0], want[-1]):
-        return PUBLIC["reshape"](positions, (want[0],) + (1,) * (x.ndim - 3) + (want[-1],))
+        return F.reshape(positions, (want[0],) + (1,) * (x.ndim - 3) + (want[-1],))
     raise ShapeError(f"positions {show_shape(positions.shape)} do not fit x {show_shape(x.shape)}",
                      hint="give [S], or [B, S] for x of [B, ..., S, D]")
 
@@ -277,7 +278,7 @@ def _fitting(positions: Tensor, x: Tensor) -> Tensor:
 def residual(x: Any, f: Any, *, dropout: float = 0.0, key: Any = None,
              training: bool = True) -> Tensor:
     """x + dropout(f, p): the sum itself when p is 0 or not training."""
-    return PUBLIC["add"](x, PUBLIC["dropout"](f, dropout, key=key, training=training))
+    return F.add(x, F.dropout(f, dropout, key=key, training=training))
 
 
 @public
@@ -293,9 +294,9 @@ def split_qkv(qkv: Any, *, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         raise ShapeError(f"split_qkv needs [B, S, 3 * heads * D], got {show_shape(qkv.shape)} and "
                          f"heads={heads}")
     B, S, _ = qkv.shape
-    parts = PUBLIC["split"](qkv, 3, axis=-1)  # each [B, S, H D]
-    split = [PUBLIC["reshape"](p, (B, S, heads, width)) for p in parts]
-    q, k, v = (PUBLIC["transpose"](p, (0, 2, 1, 3)) for p in split)
+    parts = F.split(qkv, 3, axis=-1)  # each [B, S, H D]
+    split = [F.reshape(p, (B, S, heads, width)) for p in parts]
+    q, k, v = (F.transpose(p, (0, 2, 1, 3)) for p in split)
     return q, k, v
 
 
@@ -306,7 +307,7 @@ def merge_heads(x: Any) -> Tensor:
     if x.ndim != 4:
         raise ShapeError(f"merge_heads needs [B, H, S, D], got {show_shape(x.shape)}")
     B, H, S, D = x.shape
-    return PUBLIC["reshape"](PUBLIC["transpose"](x, (0, 2, 1, 3)), (B, S, H * D))
+    return F.reshape(F.transpose(x, (0, 2, 1, 3)), (B, S, H * D))
 
 
 @public
@@ -318,4 +319,4 @@ def split_heads(x: Any, *, heads: int) -> Tensor:
         raise ShapeError(f"split_heads needs [B, S, heads * D], got {show_shape(x.shape)} and "
                          f"heads={heads}")
     B, S, _ = x.shape
-    return PUBLIC["transpose"](PUBLIC["reshape"](x, (B, S, heads, width)), (0, 2, 1, 3))
+    return F.transpose(F.reshape(x, (B, S, heads, width)), (0, 2, 1, 3))

@@ -15,8 +15,9 @@ from ...dims import show_shape
 from ...errors import ShapeError
 from ...numerics import DType, as_type
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, floating, public, store, to_compute
+from ..operand import convert, floating, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, neg, pad_batch_axes, rsqrt, unbroadcast
 from .reduce import accumulate_dtype, apply_count, sum_ref
@@ -45,7 +46,7 @@ def _norm_batch(name: str) -> Any:
         from ..op import OPS
 
         if not batched[0]:
-            x = PUBLIC["broadcast_to"](PUBLIC["expand_dims"](x, 0), (size, *x.shape))
+            x = F.broadcast_to(F.expand_dims(x, 0), (size, *x.shape))
         aligned = [
             pad_batch_axes(w, x.ndim - 1) if b else w
             for w, b in zip(weight, batched[1:], strict=True)

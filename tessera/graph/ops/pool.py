@@ -7,7 +7,8 @@ from typing import Any
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
-from ..operand import PUBLIC, literal, need_float, promote, public, store, to_compute
+from .. import functions as F
+from ..operand import literal, need_float, promote, public, store, to_compute
 from ..trace import apply
 from .conv import Pairs, padding_pairs, patches_of, per_axis
 from .shape import PAD
@@ -56,7 +57,7 @@ class _Windows:
     def of(self, x: Tensor) -> Tensor:
         """The windows of a padded image: [N, C, KH KW, OH, OW]"""
         y = patches_of(x, self.size, self.steps, self.spread, ((0, 0), (0, 0)))
-        return PUBLIC["reshape"](y, (*x.shape[:2], size_of(self.size), *y.shape[4:]))
+        return F.reshape(y, (*x.shape[:2], size_of(self.size), *y.shape[4:]))
 
 
 @public
@@ -75,7 +76,7 @@ def max_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0, dilati
     w = _Windows(c, window, stride, padding, dilation, ceil_mode)
     least = float("-inf") if c.dtype.kind == "float" else int(c.dtype.min)
     windows = w.of(_surround(_surround(c, w.pads, least), w.extra, least))
-    return store(PUBLIC["max"](windows, axis=2), numeric)
+    return store(F.max(windows, axis=2), numeric)
 
 
 @public
@@ -94,8 +95,8 @@ def avg_pool2d(x: Any, window: Any, stride: Any = None, padding: Any = 0,
     w = _Windows(c, window, stride, padding, 1, ceil_mode)
     windows = w.of(_surround(_surround(c, w.pads, 0.0), w.extra, 0.0))
     if count_include_pad and not any(map(any, w.extra)):
-        return store(PUBLIC["mean"](windows, axis=2), x.type)
-    ones = PUBLIC["ones"]((1, 1, *c.shape[2:]), c.type)
+        return store(F.mean(windows, axis=2), x.type)
+    ones = F.ones((1, 1, *c.shape[2:]), c.type)
     padded = _surround(ones, w.pads, 1.0 if count_include_pad else 0.0)
-    counts = PUBLIC["sum"](w.of(_surround(padded, w.extra, 0.0)), axis=2)
-    return store(PUBLIC["sum"](windows, axis=2) / counts, x.type)
+    counts = F.sum(w.of(_surround(padded, w.extra, 0.0)), axis=2)
+    return store(F.sum(windows, axis=2) / counts, x.type)

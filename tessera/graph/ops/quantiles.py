@@ -10,7 +10,8 @@ import numpy as np
 from ...errors import ArgumentError, ShapeError
 from ...numerics import as_type
 from ...tensor import Tensor
-from ..operand import PUBLIC, axes_tuple, convert, floating, public, store, to_compute
+from .. import functions as F
+from ..operand import axes_tuple, convert, floating, public, store, to_compute
 from ..trace import Tracer
 from .elementwise import where
 from .maths import lerp
@@ -34,25 +35,25 @@ def quantile(x: Any, q: Any, axis: Any = None, keepdims: bool = False,
         raise ArgumentError(f"method {method!r}", hint="one of " + ", ".join(METHODS))
     c, numeric = floating(x)
     lines, kept = _lines(c, axis)
-    ordered, n = PUBLIC["sort"](lines, axis=-1), lines.shape[-1]
+    ordered, n = F.sort(lines, axis=-1), lines.shape[-1]
     at = _positions(q) * (n - 1)  # [*q]
-    below = PUBLIC["floor"](at)
-    low, high = (PUBLIC["cast"](v, "int64") for v in (below, PUBLIC["ceil"](at)))
+    below = F.floor(at)
+    low, high = (F.cast(v, "int64") for v in (below, F.ceil(at)))
     if method in ("lower", "higher", "nearest"):
         place = {"lower": low, "higher": high}.get(method)
-        place = PUBLIC["cast"](PUBLIC["round"](at), "int64") if place is None else place
-        y = PUBLIC["take"](ordered, place, axis=-1)
+        place = F.cast(F.round(at), "int64") if place is None else place
+        y = F.take(ordered, place, axis=-1)
     else:
-        a, b = (PUBLIC["take"](ordered, i, axis=-1) for i in (low, high))  # [..., *q]
+        a, b = (F.take(ordered, i, axis=-1) for i in (low, high))  # [..., *q]
         w = convert(at - below, c.type)
         if method == "midpoint":
-            w = where(PUBLIC["equal"](w, 0.0), w, 0.5)
-        y = where(PUBLIC["equal"](a, b), a, lerp(a, b, w))  # also of equal infinities
-    worst = PUBLIC["reshape"](ordered[..., -1:], (*lines.shape[:-1], *(1,) * at.ndim))
-    y = where(PUBLIC["isnan"](worst), math.nan, y)
+            w = where(F.equal(w, 0.0), w, 0.5)
+        y = where(F.equal(a, b), a, lerp(a, b, w))  # also of equal infinities
+    worst = F.reshape(ordered[..., -1:], (*lines.shape[:-1], *(1,) * at.ndim))
+    y = where(F.isnan(worst), math.nan, y)
     order = (*range(lines.ndim - 1, y.ndim), *range(lines.ndim - 1))
-    y = PUBLIC["transpose"](y, order)
-    return store(PUBLIC["reshape"](y, (*at.shape, *kept)) if keepdims else y, numeric)
+    y = F.transpose(y, order)
+    return store(F.reshape(y, (*at.shape, *kept)) if keepdims else y, numeric)
 
 
 @public
@@ -70,11 +71,11 @@ def _lines(x: Tensor, axis: Any) -> tuple[Tensor, tuple]:
     axes = axes_tuple(axis, x.ndim)
     others = [d for d in range(x.ndim) if d not in axes]
     kept = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
-    moved = PUBLIC["transpose"](x, (*others, *axes))
+    moved = F.transpose(x, (*others, *axes))
     count = math.prod(x.shape[d] for d in axes)
     if not isinstance(count, int) or count == 0:
         raise ShapeError(f"a quantile needs a known number of elements, got {count}")
-    return PUBLIC["reshape"](moved, (*(x.shape[d] for d in others), count)), kept
+    return F.reshape(moved, (*(x.shape[d] for d in others), count)), kept
 
 
 def _positions(q: Any) -> Tensor:

@@ -31,10 +31,10 @@ from ...numerics.random_state import (
     set_state,
 )
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from .. import trace as tracing
 from ..op import Arg, Aval, Op, Sample, sample
 from ..operand import (
-    PUBLIC,
     axis_index,
     convert,
     floating,
@@ -49,7 +49,7 @@ from ..signature import show_call
 from ..trace import apply
 from ..weak import is_number
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 U32, F32, INT64 = as_type("uint32"), as_type("f32"), as_type("int64")
 EAGER_STREAM = 0xFFFFFFFF  # draws outside any compiled function
 
@@ -79,13 +79,13 @@ def _keyed(data: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _fold_in_rows(size: Any, batched: tuple, key: Tensor, data: Tensor) -> tuple:
-    keys = PUBLIC["split"](key, [1] * size, axis=0) if batched[0] else [key] * size
-    numbers = PUBLIC["split"](data, [1] * size, axis=0) if batched[1] else [data] * size
+    keys = F.split(key, [1] * size, axis=0) if batched[0] else [key] * size
+    numbers = F.split(data, [1] * size, axis=0) if batched[1] else [data] * size
     rows = [
-        apply(FOLD_IN, PUBLIC["reshape"](k, (2,)), PUBLIC["reshape"](n, ()))
+        apply(FOLD_IN, F.reshape(k, (2,)), F.reshape(n, ()))
         for k, n in zip(keys, numbers, strict=True)
     ]
-    return PUBLIC["stack"](rows), True
+    return F.stack(rows), True
 
 
 FOLD_IN = Op(
@@ -159,9 +159,9 @@ def _bits_ref(key: np.ndarray, shape: tuple) -> np.ndarray:
 
 
 def _bits_batch(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
-    keys = PUBLIC["split"](key, [1] * size, axis=0)
-    rows = [apply(BITS, PUBLIC["reshape"](k, (2,)), shape=shape) for k in keys]
-    return PUBLIC["stack"](rows), True
+    keys = F.split(key, [1] * size, axis=0)
+    rows = [apply(BITS, F.reshape(k, (2,)), shape=shape) for k in keys]
+    return F.stack(rows), True
 
 
 BITS = Op(
@@ -201,7 +201,7 @@ def _key(key: Any, generator: philox | None) -> Tensor:
     return generator.next_key() if generator is not None else next_key()
 
 
-def one_shape(fn: F) -> F:
+def one_shape(fn: Function) -> Function:
     """Decorator below `public`: refuses normal(2, 3), which would mean shape 2 and mean 3."""
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +229,7 @@ def random_bits(shape: Any, *, key: Any = None, generator: Any = None) -> Tensor
 
 def _unit(bits: Tensor) -> Tensor:
     """[0, 1) with 24 bits, as numerics.uniform."""
-    return convert(PUBLIC["floor_divide"](bits, 256), F32) * (2.0**-24)
+    return convert(F.floor_divide(bits, 256), F32) * (2.0**-24)
 
 
 @public
@@ -243,7 +243,7 @@ def uniform(shape: Any, low: float = 0.0, high: float = 1.0, dtype: Any = "f32",
     numeric = as_type(dtype)
     unit = _unit(random_bits(shape, key=key, generator=generator))
     out = store(unit * (high - low) + low, numeric)
-    return store(PUBLIC["where"](out >= high, _below(high, low, out), out), numeric)
+    return store(F.where(out >= high, _below(high, low, out), out), numeric)
 
 
 def _below(high: Any, low: Any, out: Tensor) -> Any:
@@ -266,8 +266,8 @@ def normal(shape: Any, mean: float = 0.0, std: float = 1.0, dtype: Any = "f32", 
     dims = shape_tuple(shape)
     u = _unit(apply(BITS, base, shape=dims))
     v = _unit(apply(BITS, fold_in(base, 1), shape=dims))
-    radius = PUBLIC["sqrt"](-2.0 * PUBLIC["log"](1.0 - u))
-    out = radius * PUBLIC["cos"]((2.0 * math.pi) * v)
+    radius = F.sqrt(-2.0 * F.log(1.0 - u))
+    out = radius * F.cos((2.0 * math.pi) * v)
     if std != 1.0 or mean != 0.0:
         out = out * std + mean
     return store(out, as_type(dtype))
@@ -278,7 +278,7 @@ def bernoulli(p: float, shape: Any, *, key: Any = None, generator: Any = None) -
     """bool_, true with probability p."""
     if not 0 <= p <= 1:
         raise ArgumentError(f"a probability is in [0, 1], got {p}")
-    return PUBLIC["less"](_unit(random_bits(shape, key=key, generator=generator)), float(p))
+    return F.less(_unit(random_bits(shape, key=key, generator=generator)), float(p))
 
 
 @public
@@ -290,11 +290,11 @@ def randint(low: int, high: int, shape: Any, dtype: Any = "int64", *, key: Any =
         raise ArgumentError(f"randint needs low < high and a range of at most 2^32, got {low}, "
                             f"{high}")
     size, base, dims = high - low, _key(key, generator), shape_tuple(shape)
-    rest = PUBLIC["remainder"](convert(apply(BITS, base, shape=dims), INT64), size)
+    rest = F.remainder(convert(apply(BITS, base, shape=dims), INT64), size)
     if size & (size - 1):  # no power of two: 32 further bits, 16 at a time
         more = convert(apply(BITS, fold_in(base, 1), shape=dims), INT64)
-        for half in (more // 65536, PUBLIC["remainder"](more, 65536)):
-            rest = PUBLIC["remainder"](rest * 65536 + half, size)
+        for half in (more // 65536, F.remainder(more, 65536)):
+            rest = F.remainder(rest * 65536 + half, size)
     return store(rest + low, as_type(dtype))
 
 
@@ -302,7 +302,7 @@ def randint(low: int, high: int, shape: Any, dtype: Any = "int64", *, key: Any =
 def permutation(n: int, *, key: Any = None, generator: Any = None) -> Tensor:
     """A random order of 0..n-1; int64. Ties in the 32-bit draws keep their order."""
     bits = random_bits((n,), key=key, generator=generator)
-    return PUBLIC["argsort"](convert(bits, as_type("int64")))
+    return F.argsort(convert(bits, as_type("int64")))
 
 
 @public
@@ -314,9 +314,9 @@ def dropout(x: Any, p: float, *, key: Any = None, training: bool = True) -> Tens
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {p}")
     if p == 0 or not training:
         return x
-    keep = PUBLIC["greater_equal"](_unit(random_bits(x.shape, key=key)), float(p))
+    keep = F.greater_equal(_unit(random_bits(x.shape, key=key)), float(p))
     c = to_compute(x)
-    return store(PUBLIC["where"](keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)
+    return store(F.where(keep, c * (1.0 / (1.0 - p)), literal(0.0, c)), x.type)
 
 
 # --- keys and draws that follow weights ---------------------------------------------------------
@@ -345,14 +345,14 @@ def split(key: Any, num: int = 2) -> Tensor:
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
         raise ArgumentError(f"split into num={num!r} keys")
     root = fold_in(base, _SPLIT)
-    return PUBLIC["stack"]([fold_in(root, i) for i in range(num)])
+    return F.stack([fold_in(root, i) for i in range(num)])
 
 
 def _exponential(shape: tuple, key: Tensor) -> Tensor:
     """-log(1 - u) with u in steps of 2^-32 near 0, where the smallest of many draws lies."""
     bits = convert(apply(BITS, key, shape=shape), as_type("f64"))
     u = convert((bits + 0.5) * 2.0**-32, F32)
-    return -PUBLIC["log1p"](-PUBLIC["minimum"](u, 1.0 - 2.0**-24))
+    return -F.log1p(-F.minimum(u, 1.0 - 2.0**-24))
 
 
 @public
@@ -366,13 +366,13 @@ def categorical(logits: Any, shape: Any = None, axis: int = -1, *, key: Any = No
     """
     x = floating(logits)[0]
     a = axis_index(axis, x.ndim)
-    rows = PUBLIC["moveaxis"](x, a, -1)
+    rows = F.moveaxis(x, a, -1)
     lead = tuple(rows.shape[:-1]) if shape is None else shape_tuple(shape)
     if lead[len(lead) - rows.ndim + 1:] != tuple(rows.shape[:-1]):
         raise ShapeError(f"draws of shape {show_shape(lead)} from logits {show_shape(x.shape)}: "
                          f"the last extents must be {show_shape(rows.shape[:-1])}")
     noise = _exponential((*lead, rows.shape[-1]), _key(key, generator))
-    return PUBLIC["argmax"](convert(rows, F32) - PUBLIC["log"](noise), axis=-1)
+    return F.argmax(convert(rows, F32) - F.log(noise), axis=-1)
 
 
 @public
@@ -384,7 +384,7 @@ def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: i
     divided by their sum   replace=False: no slice twice
     np.random.choice and jax.random.choice. Raises ArgumentError, ShapeError.
     """
-    values = PUBLIC["arange"](a) if isinstance(a, int) and not isinstance(a, bool) else as_tensor(a)
+    values = F.arange(a) if isinstance(a, int) and not isinstance(a, bool) else as_tensor(a)
     if values.ndim == 0:
         raise ShapeError("a choice of a scalar", hint="an integer n draws from 0..n-1")
     place = axis_index(axis, values.ndim)
@@ -399,13 +399,13 @@ def choice(a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: i
     if weights is None and replace:
         ids = randint(0, n, dims, key=made)
     elif weights is None:
-        ids = PUBLIC["reshape"](permutation(n, key=made)[:count], dims)
+        ids = F.reshape(permutation(n, key=made)[:count], dims)
     elif replace:
-        ids = categorical(PUBLIC["log"](weights), dims, key=made)
+        ids = categorical(F.log(weights), dims, key=made)
     else:
-        score = convert(PUBLIC["log"](weights), F32) - PUBLIC["log"](_exponential((n,), made))
-        ids = PUBLIC["reshape"](PUBLIC["top_k"](score, count)[1], dims)
-    return PUBLIC["take"](values, ids, place)
+        score = convert(F.log(weights), F32) - F.log(_exponential((n,), made))
+        ids = F.reshape(F.top_k(score, count)[1], dims)  # type: ignore[arg-type]  # it refuses a Dim
+    return F.take(values, ids, place)
 
 
 def __getattr__(name: str) -> NoReturn:

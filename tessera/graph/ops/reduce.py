@@ -11,9 +11,9 @@ from ...dims import size_of
 from ...errors import ArgumentError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import (
-    PUBLIC,
     axes_tuple,
     axis_index,
     compute_type,
@@ -41,8 +41,8 @@ def reduced_shape(shape: tuple, axis: tuple[int, ...], keepdims: bool) -> tuple:
 def restore_axes(g: Tensor, like: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     """A reduced value stretched back over the axes it was reduced along."""
     if not keepdims:
-        g = PUBLIC["reshape"](g, reduced_shape(tuple(like.shape), axis, True))
-    return PUBLIC["broadcast_to"](g, like.shape)
+        g = F.reshape(g, reduced_shape(tuple(like.shape), axis, True))
+    return F.broadcast_to(g, like.shape)
 
 
 def _shape(result: NumericType | None = None, nonempty: bool = False) -> Callable[..., Aval]:
@@ -119,15 +119,15 @@ SUM = Op(
 
 def _prod_partial(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
     """prod_{i != j} x_i, exact where elements are 0: exclusive products from both sides."""
-    moved = PUBLIC["moveaxis"](x, axis[0], -1)
+    moved = F.moveaxis(x, axis[0], -1)
     before = _exclusive_product(moved)
-    after = PUBLIC["flip"](_exclusive_product(PUBLIC["flip"](moved, -1)), -1)
-    return PUBLIC["moveaxis"](before * after, -1, axis[0])
+    after = F.flip(_exclusive_product(F.flip(moved, -1)), -1)
+    return F.moveaxis(before * after, -1, axis[0])
 
 
 def _exclusive_product(x: Tensor) -> Tensor:
     """Products of the elements before each one along the last axis."""
-    return shift(PUBLIC["cumprod"](x, axis=-1), x.ndim - 1, 1.0)
+    return shift(F.cumprod(x, axis=-1), x.ndim - 1, 1.0)
 
 
 PROD = Op(
@@ -137,7 +137,7 @@ PROD = Op(
     vjp=lambda g, y, x, axis, keepdims: (
         restore_axes(g, x, axis, keepdims) * _prod_partial(y, x, axis, keepdims),
     ),
-    jvp=lambda ts, y, x, axis, keepdims: PUBLIC["sum"](
+    jvp=lambda ts, y, x, axis, keepdims: sum(
         ts[0] * _prod_partial(y, x, axis, keepdims), axis=axis, keepdims=keepdims
     ),
     batch=_batch("reduce_prod"),
@@ -150,8 +150,8 @@ PROD = Op(
 # --- max, min ---------------------------------------------------------------------------------
 def _chosen(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
     """Weights that share a gradient among the elements equal to the extremum."""
-    mask = PUBLIC["cast"](PUBLIC["equal"](x, restore_axes(y, x, axis, keepdims)), x.type)
-    return mask / PUBLIC["sum"](mask, axis=axis, keepdims=True)
+    mask = F.cast(F.equal(x, restore_axes(y, x, axis, keepdims)), x.type)
+    return mask / sum(mask, axis=axis, keepdims=True)
 
 
 def _extremum(name: str, ref: Callable, doc: str) -> Op:
@@ -162,7 +162,7 @@ def _extremum(name: str, ref: Callable, doc: str) -> Op:
         vjp=lambda g, y, x, axis, keepdims: (
             restore_axes(g, x, axis, keepdims) * _chosen(y, x, axis, keepdims),
         ),
-        jvp=lambda ts, y, x, axis, keepdims: PUBLIC["sum"](
+        jvp=lambda ts, y, x, axis, keepdims: sum(
             ts[0] * _chosen(y, x, axis, keepdims), axis=axis, keepdims=keepdims
         ),
         batch=_batch(name),
@@ -222,7 +222,7 @@ CUMSUM = Op(
     shape=lambda x, axis: x,
     ref=_cumsum_ref,
     vjp=lambda g, y, x, axis: (
-        PUBLIC["flip"](apply(CUMSUM, PUBLIC["flip"](g, axis), axis=axis), axis),
+        F.flip(apply(CUMSUM, F.flip(g, axis), axis=axis), axis),
     ),
     jvp=lambda ts, y, x, axis: apply(CUMSUM, ts[0], axis=axis),
     batch=lambda size, batched, x, axis: (apply(CUMSUM, x, axis=axis + 1), True),
@@ -283,7 +283,7 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
 
 def apply_count(count: Any, like: Tensor) -> Tensor:
     """A symbolic number of elements as a scalar of `like`'s type."""
-    return PUBLIC["sum"](PUBLIC["ones"]((count,), like.type))
+    return sum(F.ones((count,), like.type))
 
 
 @public
@@ -304,7 +304,7 @@ def var(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> T
 @public
 def std(x: Any, axis: Any = None, keepdims: bool = False, *, ddof: int = 0) -> Tensor:
     """sqrt(var(x))."""
-    return PUBLIC["sqrt"](var(x, axis, keepdims, ddof=ddof))
+    return F.sqrt(var(x, axis, keepdims, ddof=ddof))
 
 
 @public
@@ -340,7 +340,7 @@ def _public_arg(name: str, op: Op, word: str) -> Callable:
     def fn(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         (c,), _ = promote(x)
         if axis is None:
-            c, axis = PUBLIC["reshape"](c, (size_of(c.shape),)), 0
+            c, axis = F.reshape(c, (size_of(c.shape),)), 0
         return apply(op, c, axis=(axis_index(axis, c.ndim),), keepdims=bool(keepdims))
 
     fn.__name__ = fn.__qualname__ = name
@@ -356,7 +356,7 @@ def _public_logical(name: str, op: Op, doc: str) -> Callable:
     def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = as_tensor(x)
         if x.dtype.kind != "bool":
-            x = PUBLIC["not_equal"](to_compute(x), 0)
+            x = F.not_equal(to_compute(x), 0)
         axes = axes_tuple(axis, x.ndim)
         return apply(op, x, axis=axes, keepdims=bool(keepdims)) if axes else x
 

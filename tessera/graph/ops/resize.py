@@ -10,7 +10,8 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor
-from ..operand import PUBLIC, floating, plain, public, store
+from .. import functions as F
+from ..operand import floating, plain, public, store
 
 # name -> number of spatial axes, None for any
 MODES: dict[str, int | None] = {"nearest": None, "linear": 1, "bilinear": 2, "trilinear": 3}
@@ -45,7 +46,7 @@ def interpolate(x: Any, size: Any = None, scale_factor: Any = None, mode: str = 
     target, steps = _target(extents, size, scale_factor, rank)
     if mode == "nearest":
         for d, (n, m, step) in enumerate(zip(extents, target, steps, strict=True)):
-            x = PUBLIC["take"](x, np.minimum(np.floor(np.arange(m) * step), n - 1).astype(np.int64),
+            x = F.take(x, np.minimum(np.floor(np.arange(m) * step), n - 1).astype(np.int64),
                                2 + d) if n != m or step != 1 else x
         return x
     c, numeric = floating(x)
@@ -88,5 +89,5 @@ def _between(x: Tensor, axis: int, n: int, m: int, step: float, align_corners: b
     w = np.clip(at - below, 0.0, 1.0)
     shape = (m,) + (1,) * (x.ndim - axis - 1)
     weight = Tensor(w.astype(x.dtype.numpy).reshape(shape), x.type)
-    low, high = PUBLIC["take"](x, below, axis), PUBLIC["take"](x, above, axis)
+    low, high = F.take(x, below, axis), F.take(x, above, axis)
     return (1.0 - weight) * low + weight * high

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from ...tensor import Tensor
+from .. import functions as F
 from ..operand import PUBLIC, axis_index, floating, literal, public, scalar_line, store
 from .elementwise import abs_, maximum, rsqrt, where
 from .norms import norm_operand, row_mean, row_weight
@@ -43,14 +44,14 @@ def _row_scale(x: Tensor, eps: float) -> Tensor:
     The results do not depend on it, so it has no gradient.
     """
     a = maximum(row_max(abs_(x)), math.sqrt(eps))
-    return PUBLIC["stop_gradient"](where(PUBLIC["equal"](a, 0.0), literal(1.0, a), a))
+    return PUBLIC["stop_gradient"](where(F.equal(a, 0.0), literal(1.0, a), a))
 
 
 def _unit_rows(z: Tensor, scale: Tensor, eps: float, numeric: Any) -> Tensor:
     """x / sqrt(mean x^2 + eps) for z = x / a: z / sqrt(mean z^2 + eps / a^2)."""
     root = math.sqrt(eps) / scale  # <= 1
     mean = row_mean(z * z, accumulate_dtype(numeric)) + root * root
-    return z * rsqrt(where(PUBLIC["equal"](mean, 0.0), literal(1.0, mean), mean))
+    return z * rsqrt(where(F.equal(mean, 0.0), literal(1.0, mean), mean))
 
 
 @public

@@ -15,9 +15,9 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Arg, Aval, Memory, Op, Sample, sample
 from ..operand import (
-    PUBLIC,
     axis_index,
     compute_type,
     convert,
@@ -91,23 +91,23 @@ def _last_of_each(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _scatter_vjp(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, u: Tensor, axis: int) -> tuple:
     """Only what is still there gets a gradient: x outside the ids, the last of repeated updates."""
-    gone = PUBLIC["zeros"](u.shape, g.type)
+    gone = F.zeros(u.shape, g.type)
     gu = apply(TAKE, g, ids, axis=axis)
     wins = _broadcast_mask(_is_last(ids, x.shape[axis]), u, axis)
     zero = literal(0.0, gu)
-    return apply(SCATTER_SET, g, ids, gone, axis=axis), None, PUBLIC["where"](wins, gu, zero)
+    return apply(SCATTER_SET, g, ids, gone, axis=axis), None, F.where(wins, gu, zero)
 
 
 def _is_last(ids: Tensor, extent: Any) -> Tensor:
     """Whether an id stands nowhere later in ids."""
-    order = PUBLIC["reshape"](PUBLIC["arange"](size_of(ids.shape)), ids.shape)
-    winner = apply(SCATTER_SET, PUBLIC["zeros"]((extent,), INT64), ids, order, axis=0)
-    return PUBLIC["equal"](apply(TAKE, winner, ids, axis=0), order)
+    order = F.reshape(F.arange(size_of(ids.shape)), ids.shape)
+    winner = apply(SCATTER_SET, F.zeros((extent,), INT64), ids, order, axis=0)
+    return F.equal(apply(TAKE, winner, ids, axis=0), order)
 
 
 def _broadcast_mask(mask: Tensor, like: Tensor, axis: int) -> Tensor:
     tail = (1,) * (like.ndim - axis - mask.ndim)
-    return PUBLIC["reshape"](mask, (*mask.shape, *tail))
+    return F.reshape(mask, (*mask.shape, *tail))
 
 
 def _scatter_batch(size: Any, batched: tuple, x: Tensor, ids: Tensor, u: Tensor,
@@ -122,7 +122,7 @@ def _scatter_batch(size: Any, batched: tuple, x: Tensor, ids: Tensor, u: Tensor,
 
 
 def _or_zeros(t: Tensor | None, like: Tensor, numeric: NumericType) -> Tensor:
-    return PUBLIC["zeros"](like.shape, numeric) if t is None else t
+    return F.zeros(like.shape, numeric) if t is None else t
 
 
 SCATTER_SET = Op(
@@ -159,12 +159,12 @@ def scatter(x: Any, ids: Any, updates: Any, axis: int = 0, mode: str = "set") ->
     a = axis_index(axis, x.ndim)
     want = (*x.shape[:a], *rows.shape, *x.shape[a + 1:])
     if not add:
-        u = PUBLIC["broadcast_to"](_as_type_of(updates, x.type), want)
+        u = F.broadcast_to(_as_type_of(updates, x.type), want)
         return apply(SCATTER_SET, x, rows, u, axis=a)
     if x.dtype.kind == "bool":
         raise DTypeError("adding to bools", hint="cast to an integer type first")
     wide = to_compute(x)
-    u = PUBLIC["broadcast_to"](_as_type_of(updates, wide.type), want)
+    u = F.broadcast_to(_as_type_of(updates, wide.type), want)
     return store(wide + apply(SEGMENT_SUM, u, rows, axis=a, extent=x.shape[a]), x.type)
 
 
@@ -200,10 +200,10 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
         raise ShapeError(f"{len(ids)} index tensors for the {x.ndim} axes of {show_shape(x.shape)}")
     shape = broadcast_shapes(*(tuple(i.shape) for i in ids))
     extents = tuple(x.shape[:len(ids)])
-    places = linear_index([PUBLIC["broadcast_to"](i, shape) for i in ids], extents)
-    flat = PUBLIC["reshape"](x, (size_of(extents), *x.shape[len(ids):]))
+    places = linear_index([F.broadcast_to(i, shape) for i in ids], extents)
+    flat = F.reshape(x, (size_of(extents), *x.shape[len(ids):]))
     out = scatter(flat, places, values, 0, "add" if accumulate else "set")
-    return PUBLIC["reshape"](out, x.shape)
+    return F.reshape(out, x.shape)
 
 
 @public
@@ -221,7 +221,7 @@ def put_along_axis(x: Any, ids: Any, values: Any, axis: int, mode: str = "set") 
         raise ShapeError(f"ids {show_shape(rows.shape)} do not fit {show_shape(x.shape)} along "
                          f"axis {a}", hint="all extents but that of the axis must be equal")
     grid: list[Any] = [
-        PUBLIC["reshape"](PUBLIC["arange"](n), [n if e == d else 1 for e in range(x.ndim)])
+        F.reshape(F.arange(n), [n if e == d else 1 for e in range(x.ndim)])
         for d, n in enumerate(rows.shape)
     ]
     grid[a] = rows
@@ -254,11 +254,11 @@ def _grid(starts: Tensor, sizes: tuple, size: Any, lead: bool) -> list[Tensor]:
     """Per axis the positions of every slice of a batch, broadcast to [N, *sizes]."""
     ndim, out = len(sizes), []
     if lead:
-        out.append(PUBLIC["reshape"](PUBLIC["arange"](size), (size,) + (1,) * ndim))
-    columns = PUBLIC["split"](starts, [1] * ndim, axis=1)
+        out.append(F.reshape(F.arange(size), (size,) + (1,) * ndim))
+    columns = F.split(starts, [1] * ndim, axis=1)
     for k, (column, n) in enumerate(zip(columns, sizes, strict=True)):
-        line = PUBLIC["reshape"](PUBLIC["arange"](n), (1,) * (k + 1) + (n,) + (1,) * (ndim - k - 1))
-        out.append(PUBLIC["reshape"](column, (size,) + (1,) * ndim) + line)
+        line = F.reshape(F.arange(n), (1,) * (k + 1) + (n,) + (1,) * (ndim - k - 1))
+        out.append(F.reshape(column, (size,) + (1,) * ndim) + line)
     return out
 
 
@@ -271,7 +271,7 @@ def _checked_grid(starts: Tensor, x: Tensor, sizes: tuple, size: Any, lead: bool
 
 def _front(starts: Tensor) -> Tensor:
     """Starts for a tensor with a batch axis in front, which is taken whole."""
-    return PUBLIC["concatenate"]([PUBLIC["zeros"]((1,), INT64), starts])
+    return F.concatenate([F.zeros((1,), INT64), starts])
 
 
 def _dynamic_slice_batch(size: Any, batched: tuple, x: Tensor, starts: Tensor,
@@ -287,7 +287,7 @@ DYNAMIC_SLICE = Op(
     shape=_dynamic_shape,
     ref=lambda x, starts, sizes: x[tuple(_check_starts(starts, x.shape, sizes))].copy(),
     vjp=lambda g, y, x, starts, sizes: (
-        apply(DYNAMIC_UPDATE_SLICE, PUBLIC["zeros"](x.shape, g.type), g, starts), None
+        apply(DYNAMIC_UPDATE_SLICE, F.zeros(x.shape, g.type), g, starts), None
     ),
     jvp=lambda ts, y, x, starts, sizes: apply(DYNAMIC_SLICE, ts[0], starts, sizes=sizes),
     batch=_dynamic_slice_batch,
@@ -328,11 +328,11 @@ def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tenso
     if not batched[2]:
         return apply(DYNAMIC_UPDATE_SLICE, x, u, _front(starts)), True
     grid = _checked_grid(starts, x, u.shape[1:], size, True)
-    flat, total = PUBLIC["reshape"](x, (size_of(x.shape),)), size_of(u.shape)
-    places = PUBLIC["broadcast_to"](linear_index(grid, x.shape), u.shape)
-    out = apply(SCATTER_SET, flat, PUBLIC["reshape"](places, (total,)),
-                PUBLIC["reshape"](u, (total,)), axis=0)
-    return PUBLIC["reshape"](out, x.shape), True
+    flat, total = F.reshape(x, (size_of(x.shape),)), size_of(u.shape)
+    places = F.broadcast_to(linear_index(grid, x.shape), u.shape)
+    out = apply(SCATTER_SET, flat, F.reshape(places, (total,)),
+                F.reshape(u, (total,)), axis=0)
+    return F.reshape(out, x.shape), True
 
 
 DYNAMIC_UPDATE_SLICE = Op(
@@ -342,7 +342,7 @@ DYNAMIC_UPDATE_SLICE = Op(
     shape=_update_shape,
     ref=_update_ref,
     vjp=lambda g, y, x, u, starts: (
-        apply(DYNAMIC_UPDATE_SLICE, g, PUBLIC["zeros"](u.shape, g.type), starts),
+        apply(DYNAMIC_UPDATE_SLICE, g, F.zeros(u.shape, g.type), starts),
         apply(DYNAMIC_SLICE, g, starts, sizes=tuple(u.shape)),
         None,
     ),
@@ -369,7 +369,7 @@ def _starts(starts: Any, ndim: int) -> Tensor:
         parts = [index_operand(s, "starts") for s in starts]
         if any(p.ndim for p in parts) or not parts:
             raise ShapeError(f"starts are scalars, one per axis, got {len(parts)} of them")
-        t = PUBLIC["stack"](parts)
+        t = F.stack(parts)
     if tuple(t.shape) != (ndim,):
         raise ShapeError(f"{ndim} axes need {ndim} starts, got {show_shape(t.shape)}")
     return t

@@ -8,8 +8,9 @@ import numpy as np
 
 from ...errors import DTypeError
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import OPS, Op, sample
-from ..operand import PUBLIC, floating, literal, promote, public, store
+from ..operand import floating, literal, promote, public, store
 from ..trace import apply
 from .gather import (
     SEGMENT_SUM,
@@ -41,7 +42,7 @@ def _identity(dtype: np.dtype, largest: bool) -> Any:
 
 def _shares(y: Tensor, u: Tensor, ids: Tensor, axis: int) -> Tensor:
     """How much of its segment's gradient each element gets: those that tie share it."""
-    hit = PUBLIC["cast"](PUBLIC["equal"](u, apply(TAKE, y, ids, axis=axis)), u.type)
+    hit = F.cast(F.equal(u, apply(TAKE, y, ids, axis=axis)), u.type)
     count = apply(SEGMENT_SUM, hit, ids, axis=axis, extent=y.shape[axis])
     return hit / apply(TAKE, count, ids, axis=axis)
 
@@ -115,7 +116,7 @@ def segment_mean(values: Any, ids: Any, num_segments: int) -> Tensor:
     u, numeric = floating(values)
     rows = index_operand(ids)
     total = apply(SEGMENT_SUM, u, rows, axis=0, extent=num_segments)
-    one = PUBLIC["broadcast_to"](literal(1.0, u), rows.shape)
+    one = F.broadcast_to(literal(1.0, u), rows.shape)
     count = apply(SEGMENT_SUM, one, rows, axis=0, extent=num_segments)
-    count = PUBLIC["reshape"](count, (num_segments, *(1,) * (total.ndim - 1)))
-    return store(total / PUBLIC["maximum"](count, 1.0), numeric)
+    count = F.reshape(count, (num_segments, *(1,) * (total.ndim - 1)))
+    return store(total / F.maximum(count, 1.0), numeric)

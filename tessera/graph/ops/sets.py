@@ -14,6 +14,7 @@ from ...dims import size_of
 from ...errors import ArgumentError, ShapeError, TraceError
 from ...numerics import as_type
 from ...tensor import Tensor
+from .. import functions as F
 from ..operand import PUBLIC, plain, promote, public, to_compute
 from ..trace import Tracer, apply
 from .gather import SEGMENT_SUM
@@ -22,7 +23,7 @@ INT64 = as_type("int64")
 
 
 def _flat(x: Tensor) -> Tensor:
-    return PUBLIC["reshape"](x, (size_of(x.shape),))
+    return F.reshape(x, (size_of(x.shape),))
 
 
 def _check_size(x: Tensor, size: Any, name: str) -> None:
@@ -36,10 +37,10 @@ def _check_size(x: Tensor, size: Any, name: str) -> None:
 
 def _first_true(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Positions of the first `size` true elements of a line, and which of them exist: [size]"""
-    order = PUBLIC["argsort"](PUBLIC["logical_not"](mask))[:size]
+    order = F.argsort(F.logical_not(mask))[:size]
     if order.shape[0] < size:
-        order = PUBLIC["pad"](order, (0, size - order.shape[0]))
-    return order, PUBLIC["arange"](size) < PUBLIC["sum"](mask)
+        order = F.pad(order, (0, size - order.shape[0]))
+    return order, F.arange(size) < F.sum(mask)
 
 
 @public
@@ -54,16 +55,16 @@ def nonzero(x: Any, size: int | None = None, fill_value: int = 0) -> tuple[Tenso
     if x.ndim == 0:
         raise ShapeError("nonzero of a scalar", hint="x != 0")
     _check_size(x, size, "nonzero")
-    mask = x if x.dtype.kind == "bool" else PUBLIC["not_equal"](to_compute(x), 0)
+    mask = x if x.dtype.kind == "bool" else F.not_equal(to_compute(x), 0)
     if size is None:
         return tuple(Tensor(np.ascontiguousarray(i), INT64) for i in np.nonzero(mask.numpy()))
     if size_of(x.shape) == 0:
-        return tuple(PUBLIC["full"]((size,), fill_value, "int64") for _ in x.shape)
+        return tuple(F.full((size,), fill_value, "int64") for _ in x.shape)
     place, there = _first_true(_flat(mask), size)
     out: list[Tensor] = []
     for n in reversed(x.shape):
-        out.append(PUBLIC["where"](there, PUBLIC["remainder"](place, n), fill_value))
-        place = PUBLIC["floor_divide"](place, n)
+        out.append(F.where(there, F.remainder(place, n), fill_value))
+        place = F.floor_divide(place, n)
     return tuple(reversed(out))
 
 
@@ -94,31 +95,31 @@ def _unique_eager(x: Tensor) -> tuple[Tensor, ...]:
     _, index, inverse, counts = np.unique(c.numpy(), return_index=True, return_inverse=True,
                                           return_counts=True)
     made = [Tensor(np.asarray(a, np.int64), INT64) for a in (index, inverse, counts)]
-    made[1] = PUBLIC["reshape"](made[1], x.shape)
-    return PUBLIC["take"](_flat(x), made[0]), *made
+    made[1] = F.reshape(made[1], x.shape)
+    return F.take(_flat(x), made[0]), *made
 
 
 def _unique_sized(x: Tensor, size: int, fill_value: Any) -> tuple[Tensor, ...]:
     flat = _flat(x)
     n = flat.shape[0]
     (c,), _ = promote(flat)
-    order = PUBLIC["argsort"](c)
-    ordered = PUBLIC["take"](c, order)
+    order = F.argsort(c)
+    ordered = F.take(c, order)
     a, b = ordered[:-1], ordered[1:]
-    new = PUBLIC["not_equal"](a, b)
+    new = F.not_equal(a, b)
     if c.dtype.kind == "float":
-        new = PUBLIC["logical_and"](new, PUBLIC["logical_not"](PUBLIC["isnan"](a)))
-    new = PUBLIC["concatenate"]([PUBLIC["ones"](1, "bool_"), new])
+        new = F.logical_and(new, F.logical_not(F.isnan(a)))
+    new = F.concatenate([F.ones(1, "bool_"), new])
     place, there = _first_true(new, size)
-    values = PUBLIC["take"](flat, PUBLIC["take"](order, place))
-    least = PUBLIC["take"](flat, order[:1])
-    values = PUBLIC["where"](there, values, least if fill_value is None else fill_value)
-    rank = PUBLIC["cumsum"](PUBLIC["cast"](new, "int64")) - 1  # of the ordered elements
-    inverse = PUBLIC["take"](rank, PUBLIC["argsort"](order))
-    counts = apply(SEGMENT_SUM, PUBLIC["ones"](n, "int64"), rank, axis=0, extent=n)
-    counts = counts[:size] if size <= n else PUBLIC["pad"](counts, (0, size - n))
-    first = PUBLIC["where"](there, PUBLIC["take"](order, place), order[:1])
-    return values, first, PUBLIC["reshape"](inverse, x.shape), counts
+    values = F.take(flat, F.take(order, place))
+    least = F.take(flat, order[:1])
+    values = F.where(there, values, least if fill_value is None else fill_value)
+    rank = F.cumsum(F.cast(new, "int64")) - 1  # of the ordered elements
+    inverse = F.take(rank, F.argsort(order))
+    counts = apply(SEGMENT_SUM, F.ones(n, "int64"), rank, axis=0, extent=n)
+    counts = counts[:size] if size <= n else F.pad(counts, (0, size - n))
+    first = F.where(there, F.take(order, place), order[:1])
+    return values, first, F.reshape(inverse, x.shape), counts
 
 
 @public
@@ -128,8 +129,8 @@ def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
     x: [...]   values: any shape   y: bool_ [...]
     """
     (a, b), _ = promote(plain(x), plain(values))
-    line = PUBLIC["sort"](_flat(b))
+    line = F.sort(_flat(b))
     if line.shape[0] == 0:
-        return PUBLIC["full"](a.shape, bool(invert), "bool_")
-    place = PUBLIC["minimum"](PUBLIC["searchsorted"](line, a), line.shape[0] - 1)
-    return PUBLIC["not_equal" if invert else "equal"](PUBLIC["take"](line, place), a)
+        return F.full(a.shape, bool(invert), "bool_")
+    place = F.minimum(F.searchsorted(line, a), line.shape[0] - 1)
+    return PUBLIC["not_equal" if invert else "equal"](F.take(line, place), a)

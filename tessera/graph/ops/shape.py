@@ -10,9 +10,9 @@ import numpy as np
 from ...dims import Dim, divide, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
+from .. import functions as F
 from ..op import VIEW, Aval, Op, sample
 from ..operand import (
-    PUBLIC,
     axes_tuple,
     axis_index,
     compute_type,
@@ -383,7 +383,7 @@ def _pad_ref(x: np.ndarray, value: np.ndarray, before: tuple, after: tuple, hole
 def _pad_vjp(g: Tensor, y: Tensor, x: Tensor, value: Tensor, before: tuple, after: tuple,
              holes: tuple) -> tuple:
     inner = _unpad(g, x.shape, before, after, holes)
-    return inner, PUBLIC["sum"](g) - PUBLIC["sum"](inner)
+    return inner, F.sum(g) - F.sum(inner)
 
 
 def _unpad(g: Tensor, shape: tuple, before: tuple, after: tuple, holes: tuple) -> Tensor:
@@ -402,9 +402,9 @@ def _pad_batch(size: Any, batched: tuple, x: Tensor, value: Tensor, before: tupl
     attrs = dict(before=(0, *before), after=(0, *after), holes=(0, *holes))
     if not batched[1]:
         return apply(PAD, x, value, **attrs), True
-    y = apply(PAD, x, PUBLIC["zeros"]((), x.type), **attrs)
-    inside = apply(PAD, PUBLIC["ones"](x.shape, "bool_"), PUBLIC["zeros"]((), "bool_"), **attrs)
-    return PUBLIC["where"](inside, y, reshape(value, (size,) + (1,) * (y.ndim - 1))), True
+    y = apply(PAD, x, F.zeros((), x.type), **attrs)
+    inside = apply(PAD, F.ones(x.shape, "bool_"), F.zeros((), "bool_"), **attrs)
+    return F.where(inside, y, reshape(value, (size,) + (1,) * (y.ndim - 1))), True
 
 
 def _pad_letters(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple) -> str:
@@ -419,7 +419,7 @@ PAD = Op(
     vjp=_pad_vjp,
     jvp=lambda ts, y, x, v, **a: apply(
         PAD,
-        PUBLIC["zeros"](x.shape, compute_type(x.type)) if ts[0] is None else ts[0],
+        F.zeros(x.shape, compute_type(x.type)) if ts[0] is None else ts[0],
         literal(0.0, y) if ts[1] is None else ts[1],
         **a,
     ),
@@ -486,7 +486,7 @@ def _pad_by_own(x: Tensor, pairs: list, mode: str) -> Tensor:
             raise ShapeError(f"padding by {pair} in mode {mode!r} along axis {axis} of extent {n}",
                              hint="slice to crop; an empty axis has no element to repeat")
         places = np.pad(np.arange(n), pair, mode)  # type: ignore[call-overload]
-        x = PUBLIC["take"](x, places, axis)
+        x = F.take(x, places, axis)
     return x
 
 

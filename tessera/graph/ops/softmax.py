@@ -9,8 +9,9 @@ import numpy as np
 
 from ...numerics import DType, as_type
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Op, sample
-from ..operand import PUBLIC, axes_tuple, axis_index, floating, literal, public, scalar_line, store
+from ..operand import axes_tuple, axis_index, floating, literal, public, scalar_line, store
 from ..trace import apply
 from .elementwise import exp, log, where
 from .reduce import MAX, SUM, accumulate_dtype, reduced_shape, sum_ref
@@ -32,7 +33,7 @@ def row_max(x: Tensor, axis: int | tuple[int, ...] = -1) -> Tensor:
 def _shift(x: Tensor, axis: Any, safe: bool) -> Tensor:
     """What is subtracted before exp: the maximum, or 0 where `safe` finds it infinite."""
     m = row_max(x, axis)
-    return where(PUBLIC["isfinite"](m), m, literal(0.0, m)) if safe else m
+    return where(F.isfinite(m), m, literal(0.0, m)) if safe else m
 
 
 def _shift_ref(x: np.ndarray, axis: Any, safe: bool) -> np.ndarray:
@@ -51,7 +52,7 @@ def _softmax_expand(x: Tensor, axis: int, safe: bool, accum: DType) -> Tensor:
     e = exp(x - _shift(x, axis, safe))
     total = row_sum(e, axis, accum)
     if safe:
-        total = where(PUBLIC["equal"](total, 0.0), literal(1.0, total), total)
+        total = where(F.equal(total, 0.0), literal(1.0, total), total)
     return e / total
 
 
@@ -148,22 +149,22 @@ def _lse_ref(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) -> np.nda
 def _lse_expand(x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
     m = _shift(x, axis, True)
     y = m + log(row_sum(exp(x - m), axis, accum))
-    return PUBLIC["reshape"](y, reduced_shape(tuple(x.shape), axis, keepdims))
+    return F.reshape(y, reduced_shape(tuple(x.shape), axis, keepdims))
 
 
 def _lse_weights(y: Tensor, x: Tensor, axis: tuple) -> Tensor:
     """exp(x - y): the softmax, zeros where all of a row is -inf."""
     y = _kept(y, x, axis)
-    return exp(x - where(PUBLIC["isfinite"](y), y, literal(0.0, y)))
+    return exp(x - where(F.isfinite(y), y, literal(0.0, y)))
 
 
 def _kept(v: Tensor, x: Tensor, axis: tuple) -> Tensor:
-    return PUBLIC["reshape"](v, reduced_shape(tuple(x.shape), axis, True))
+    return F.reshape(v, reduced_shape(tuple(x.shape), axis, True))
 
 
 def _lse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: tuple, keepdims: bool, accum: DType) -> Tensor:
     t = row_sum(ts[0] * _lse_weights(y, x, axis), axis)
-    return PUBLIC["reshape"](t, y.shape)
+    return F.reshape(t, y.shape)
 
 
 LOGSUMEXP = Op(

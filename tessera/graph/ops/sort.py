@@ -13,8 +13,9 @@ from ...dims import show_shape
 from ...errors import ArgumentError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axis_index, plain, promote, public, scalar_line
+from ..operand import axis_index, plain, promote, public, scalar_line
 from ..trace import apply
 from .cumulative import line_axes
 from .gather import TAKE_ALONG
@@ -122,9 +123,9 @@ def _search_batch(size: Any, batched: tuple, ordered: Tensor, values: Tensor, si
     if not batched[0] and not lines:
         return apply(SEARCHSORTED, ordered, values, side=side, lines=0), True
     if not batched[0]:
-        ordered = PUBLIC["broadcast_to"](ordered, (size, *ordered.shape))
+        ordered = F.broadcast_to(ordered, (size, *ordered.shape))
     if not batched[1]:
-        values = PUBLIC["broadcast_to"](values, (size, *values.shape))
+        values = F.broadcast_to(values, (size, *values.shape))
     return apply(SEARCHSORTED, ordered, values, side=side, lines=lines + 1), True
 
 
@@ -182,11 +183,11 @@ def top_k(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor,
         raise ArgumentError(f"top_k needs a number of elements, got k={k!r}")
     x = plain(x)
     a = axis_index(axis, x.ndim)
-    lines = PUBLIC["moveaxis"](x, a, -1)
+    lines = F.moveaxis(x, a, -1)
     (c,), _ = promote(lines)
     index = apply(TOP_K_INDEX, c, k=int(k), largest=bool(largest))
     values = apply(TAKE_ALONG, lines, index, axis=x.ndim - 1)
-    return PUBLIC["moveaxis"](values, -1, a), PUBLIC["moveaxis"](index, -1, a)
+    return F.moveaxis(values, -1, a), F.moveaxis(index, -1, a)
 
 
 @public

@@ -18,8 +18,9 @@ from ...dims import show_shape
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, plain, public, store, to_compute
+from ..operand import convert, plain, public, store, to_compute
 from ..trace import Tracer, apply
 from ..tree import register_tree
 from .contract import product_operands
@@ -87,8 +88,8 @@ class _Matrix(ABC):
         """The dense matrix [M, N]; values stored for one place add."""
         values, rows, cols = self.triples()
         m, n = self.shape
-        flat = PUBLIC["segment_sum"](values, rows * n + cols, m * n)
-        return PUBLIC["reshape"](flat, (m, n))
+        flat = F.segment_sum(values, rows * n + cols, m * n)
+        return F.reshape(flat, (m, n))
 
     def __matmul__(self, x: Any) -> Tensor:
         x = as_tensor(x)
@@ -145,10 +146,10 @@ class COO(_Matrix):
 
     def to_csr(self) -> CSR:
         """Sorted by row, those of one row in the order in which they are stored."""
-        order = PUBLIC["argsort"](self.rows)
-        ones = PUBLIC["ones"]((self.nnz,), INT64)
+        order = F.argsort(self.rows)
+        ones = F.ones((self.nnz,), INT64)
         counts = apply(SEGMENT_SUM, ones, self.rows, axis=0, extent=self.shape[0])
-        indptr = PUBLIC["pad"](PUBLIC["cumsum"](counts), (1, 0))
+        indptr = F.pad(F.cumsum(counts), (1, 0))
         return _made(CSR, values=apply(TAKE, self.values, order, axis=0),
                      indices=apply(TAKE, self.cols, order, axis=0), indptr=indptr,
                      shape=self.shape)
@@ -280,7 +281,7 @@ def _product(a: Any, x: Any, transpose: bool, ndim: int) -> Tensor:
         raise DTypeError(f"sums of sparse products run in {left.dtype} or wider, not {accum}")
     left, right = convert(left, as_type(accum)), convert(right, as_type(accum))
     if ndim == 2:
-        left = PUBLIC["expand_dims"](left, 1)
+        left = F.expand_dims(left, 1)
     picked = apply(TAKE, right, cols, axis=0)
     return store(apply(SEGMENT_SUM, left * picked, rows, axis=0, extent=m), numeric)
 

@@ -16,8 +16,9 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
+from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axes_tuple, axis_index, plain, public, store
+from ..operand import axes_tuple, axis_index, plain, public, store
 from ..trace import apply
 from .linalg import floats
 
@@ -59,7 +60,7 @@ def _both(re: Tensor | None, im: Tensor | None) -> tuple[Tensor, Tensor]:
     """Parts, of which one may be None for zero."""
     some = re if re is not None else im
     assert some is not None
-    zero = PUBLIC["zeros_like"]
+    zero = F.zeros_like
     return (re if re is not None else zero(some)), (im if im is not None else zero(some))
 
 
@@ -67,7 +68,7 @@ def line_batch(name: str) -> Callable[..., tuple]:
     def rule(size: Any, batched: tuple, *xs: Tensor, axis: int, **attrs: Any) -> tuple:
         from ..op import OPS
 
-        full = [x if flag else PUBLIC["broadcast_to"](x, (size, *x.shape))
+        full = [x if flag else F.broadcast_to(x, (size, *x.shape))
                 for x, flag in zip(xs, batched, strict=True)]
         return apply(OPS[name], *full, axis=axis + 1, **attrs), True
 
@@ -208,7 +209,7 @@ def _resized(x: Tensor, n: int | None, axis: int) -> Tensor:
         raise ArgumentError(f"a transform has a positive number of points, got n={n!r}")
     width = [(0, 0)] * x.ndim
     width[axis] = (0, int(n) - x.shape[axis])
-    return PUBLIC["pad"](x, width)
+    return F.pad(x, width)
 
 
 def _transform(x: Any, points: Any, axes: Any, norm: str, inverse: bool) -> tuple[Tensor, Tensor]:
@@ -304,8 +305,8 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Tensor:
     """
     x = plain(x)
     if axis is None:
-        flat = PUBLIC["reshape"](x, (-1,))
-        return PUBLIC["reshape"](roll(flat, shift, 0), x.shape)
+        flat = F.reshape(x, (-1,))
+        return F.reshape(roll(flat, shift, 0), x.shape)
     if x.ndim == 0:
         axes_tuple(axis, 0)  # refuses any but those of a scalar
         return x
@@ -324,7 +325,7 @@ def _rolled(x: Tensor, by: int, axis: int) -> Tensor:
         return x
     before = (slice(None),) * axis
     cut = n - by % n
-    return PUBLIC["concatenate"]([x[(*before, slice(cut, None))], x[(*before, slice(cut))]],
+    return F.concatenate([x[(*before, slice(cut, None))], x[(*before, slice(cut))]],
                                  axis=axis)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from ...errors import DTypeError, PrivilegeError, SourceLine, TraceError, user_line
 from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
 from ..op import Aval
 from ..operand import PUBLIC, convert, to_compute
 from ..ops.reduce import accumulate_dtype
@@ -225,13 +226,13 @@ def _part_value(value: Any, region: Held, index: Any) -> Tensor:
     """`value` as the elements of region[index]: broadcast, in the type that is held."""
     kind = region.now.type
     if isinstance(value, int | float):
-        value = PUBLIC["full"]((), value, to_compute(region.now).type)
+        value = F.full((), value, to_compute(region.now).type)
     value = as_tensor(value)
     if region.type.dtype.kind != "float" and value.dtype.kind == "float":
         raise DTypeError(f"{region.label} holds {region.type}, a {value.type} cannot be stored "
                          "into it", hint=f"ts.cast(value, ts.{region.type.dtype})")
     value = convert(value if value.scale is None else to_compute(value), kind)
-    return PUBLIC["broadcast_to"](value, shape_of_part(region.shape, index))
+    return F.broadcast_to(value, shape_of_part(region.shape, index))
 
 
 def _match(value: Any, base: Any, combine: str, builder: Any) -> tuple[Tensor, list] | None:

@@ -9,7 +9,7 @@ import numpy as np
 from ...dims import show_shape, size_of
 from ...errors import AxisError, TraceError
 from ...tensor import Tensor
-from ..operand import PUBLIC
+from .. import functions as F
 from ..trace import Tracer
 
 Box = tuple[tuple[Any, Any], ...]  # per axis, (first element, number of elements)
@@ -26,16 +26,16 @@ def shape_of_part(shape: tuple, index: Any) -> tuple:
 def place(x: Tensor, index: Any, update: Tensor) -> Tensor:
     """x with x[index] replaced by `update`, which has its shape and type."""
     if is_whole(tuple(x.shape), index):
-        return PUBLIC["reshape"](update, tuple(x.shape))
+        return F.reshape(update, tuple(x.shape))
     if _is_box(tuple(x.shape), index):
         box = _box(tuple(x.shape), index)
-        block = PUBLIC["reshape"](update, tuple(n for _, n in box))
-        return PUBLIC["dynamic_update_slice"](x, block, [start for start, _ in box])
+        block = F.reshape(update, tuple(n for _, n in box))
+        return F.dynamic_update_slice(x, block, [start for start, _ in box])
     size: Any = size_of(x.shape)
     flat = _subscript(np.arange(size).reshape(x.shape), index).reshape(-1)
-    out = PUBLIC["scatter"](PUBLIC["reshape"](x, (size,)), flat,
-                            PUBLIC["reshape"](update, (flat.size,)))
-    return PUBLIC["reshape"](out, tuple(x.shape))
+    out = F.scatter(F.reshape(x, (size,)), flat,
+                            F.reshape(update, (flat.size,)))
+    return F.reshape(out, tuple(x.shape))
 
 
 # --- which elements have been written ---------------------------------------------------------

@@ -20,8 +20,9 @@ import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import DTypeError, ShapeError
+from tessera.graph import functions as F
 from tessera.graph.op import OPS, VIEW, Arg, Aval, Op, Sample
-from tessera.graph.operand import PUBLIC, compute_type, convert
+from tessera.graph.operand import compute_type, convert
 from tessera.graph.ops.convert import store_cotangent
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type
@@ -134,7 +135,7 @@ def _vjp_broadcast(g: Tensor, y: Tensor, x: Tensor, *, root: int, **attrs: Any) 
 # --- derivatives of what reduces --------------------------------------------------------------
 def _share(x: Tensor, whole: Tensor, attrs: dict) -> Tensor:
     """Weights that share a gradient among the ranks whose element is the extremum `whole`."""
-    mask = PUBLIC["cast"](PUBLIC["equal"](x, whole), compute_type(x.type))
+    mask = F.cast(F.equal(x, whole), compute_type(x.type))
     return mask / emit("all_reduce", mask, attrs, op="sum")
 
 

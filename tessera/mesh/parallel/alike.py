@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.dims import Dim
+from tessera.graph import functions as F
 from tessera.graph.op import VIEW, Op, sample
-from tessera.graph.operand import PUBLIC
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType
@@ -65,7 +65,7 @@ def zeros_as(like: Tensor, numeric: NumericType) -> Tensor:
     if current_builder() is None and like.layout is not None:
         layout = like.layout.settled().unmarked()
         return tensor(like.shape, layout, layout.mesh, numeric)
-    zeros = PUBLIC["zeros"](like.shape, numeric)
+    zeros = F.zeros(like.shape, numeric)
     return apply(LIKE, zeros, like) if is_distributed(like) else zeros
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from tessera.ad.api import vjp
 from tessera.ad.bodies import ONCE, Packed, Result, tangent_aval
 from tessera.ad.reverse import is_differentiable
+from tessera.graph import functions as F
 from tessera.graph import tree
 from tessera.graph.ir import Graph, Node, Value, node_effects
 from tessera.graph.jit import Function
-from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import aval_of, current_builder, evaluate, trace
 from tessera.tensor import Tensor
@@ -145,7 +145,7 @@ class Halves:
             builder = current_builder()
             assert builder is not None
             cts = [builder.add_input(tangent_aval(t)) if is_differentiable(t)
-                   else PUBLIC["zeros"](()) for t in leaves]
+                   else F.zeros(()) for t in leaves]
             grads = pull(tree.unflatten(structure, cts))
             box.extend([structure, [is_differentiable(t) for t in leaves], grads])
             return Result((y, *grads)).tensors

@@ -18,6 +18,7 @@ from typing import Any
 
 from tessera.dims import show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
+from tessera.graph import functions as F
 from tessera.graph import tree
 from tessera.graph.operand import PUBLIC, convert, plain, public, store, to_compute
 from tessera.graph.trace import apply, current_builder
@@ -64,16 +65,16 @@ def moe(x: Any, router: Any, experts: Any, axis: str = "ep", *, top_k: int = 1,
     G = place.groups if groups is None else groups
     flat, valid = _grouped(tokens, G)  # [G, S, D], [G, S, 1] or None
     flat = place.tokens(flat)
-    gates = PUBLIC["softmax"](PUBLIC["matmul"](to_compute(flat), to_compute(weight)), axis=-1)
+    gates = F.softmax(F.matmul(to_compute(flat), to_compute(weight)), axis=-1)
     S = flat.shape[1]
     capacity = S if capacity_factor is None else \
         min(S, max(1, math.ceil(capacity_factor * top_k * S / E)))
     route = _route(gates, valid, top_k, capacity)
-    sent = PUBLIC["broadcast_to"](PUBLIC["expand_dims"](flat, 2), (G, S, top_k, flat.shape[-1]))
+    sent = F.broadcast_to(F.expand_dims(flat, 2), (G, S, top_k, flat.shape[-1]))
     held = fill_slots(sent, route.slots, E * capacity)  # [G, E C, D]
     made = _on_experts(held, params, run, place, capacity)  # [G, E C, Dv]
     back = to_compute(read_slots(made, route.slots))  # [G, S, K, Dv]
-    y = PUBLIC["sum"](back * PUBLIC["expand_dims"](route.weights, -1), axis=2)
+    y = F.sum(back * F.expand_dims(route.weights, -1), axis=2)
     y = store(_ungrouped(y, tokens), tokens.type)
     return (y, _balance(gates, route.first, valid, tokens)) if balance else y
 
@@ -92,7 +93,7 @@ def _experts(experts: Any, expert: Expert | None) -> tuple[Any, Expert]:
 
 def _two_layers(weights: tuple, x: Tensor) -> Tensor:
     w1, w2 = weights
-    return PUBLIC["matmul"](PUBLIC["gelu"](PUBLIC["matmul"](x, w1)), w2)
+    return F.matmul(F.gelu(F.matmul(x, w1)), w2)
 
 
 def _check(x: Tensor, router: Tensor, params: Any, top_k: int, factor: float | None) -> int:
@@ -166,19 +167,19 @@ def _grouped(x: Tensor, G: int) -> tuple[Tensor, Tensor | None]:
     if isinstance(G, bool) or not isinstance(G, int) or G < 1:
         raise ArgumentError(f"groups is a number of groups, at least 1, got {G!r}")
     S = -(-T // G)
-    flat, more = PUBLIC["reshape"](x, (T, D)), G * S - T
+    flat, more = F.reshape(x, (T, D)), G * S - T
     if not more:
-        return PUBLIC["reshape"](flat, (G, S, D)), None
-    flat = PUBLIC["pad"](flat, ((0, more), (0, 0)))
-    valid = PUBLIC["cast"](PUBLIC["less"](PUBLIC["arange"](G * S), T), "f32")
-    return PUBLIC["reshape"](flat, (G, S, D)), PUBLIC["reshape"](valid, (G, S, 1))
+        return F.reshape(flat, (G, S, D)), None
+    flat = F.pad(flat, ((0, more), (0, 0)))
+    valid = F.cast(F.less(F.arange(G * S), T), "f32")
+    return F.reshape(flat, (G, S, D)), F.reshape(valid, (G, S, 1))
 
 
 def _ungrouped(y: Tensor, x: Tensor) -> Tensor:
     G, S, D = y.shape
-    flat, T = PUBLIC["reshape"](y, (G * S, D)), int(size_of(x.shape[:-1]))
+    flat, T = F.reshape(y, (G * S, D)), int(size_of(x.shape[:-1]))
     flat = flat if G * S == T else flat[:T]
-    return PUBLIC["reshape"](flat, (*x.shape[:-1], D))
+    return F.reshape(flat, (*x.shape[:-1], D))
 
 
 # --- routing -------------------------------------------------------------------------------------
@@ -200,23 +201,23 @@ def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _R
     left, taken = PUBLIC["stop_gradient"](gates), None
     slots, weights, firsts = [], [], []
     for _ in range(top_k):
-        chosen = PUBLIC["argmax"](left, axis=-1)  # [G, S]
-        mask = PUBLIC["one_hot"](chosen, E, gates.type)  # [G, S, E]
-        left = PUBLIC["where"](mask > 0, -1.0, left)
-        weights.append(PUBLIC["sum"](gates * mask, axis=-1))
+        chosen = F.argmax(left, axis=-1)  # [G, S]
+        mask = F.one_hot(chosen, E, gates.type)  # [G, S, E]
+        left = F.where(mask > 0, -1.0, left)
+        weights.append(F.sum(gates * mask, axis=-1))
         mask = mask if valid is None else mask * valid
-        before = PUBLIC["cumsum"](mask, axis=1) - mask
+        before = F.cumsum(mask, axis=1) - mask
         before = before if taken is None else before + taken
-        count = PUBLIC["sum"](mask, axis=1, keepdims=True)
+        count = F.sum(mask, axis=1, keepdims=True)
         taken = count if taken is None else taken + count
-        at = PUBLIC["cast"](PUBLIC["sum"](before * mask, axis=-1), "int64")
-        goes = PUBLIC["logical_and"](at < capacity, PUBLIC["sum"](mask, axis=-1) > 0)
-        slots.append(PUBLIC["where"](goes, chosen * capacity + at, E * capacity))
+        at = F.cast(F.sum(before * mask, axis=-1), "int64")
+        goes = F.logical_and(at < capacity, F.sum(mask, axis=-1) > 0)
+        slots.append(F.where(goes, chosen * capacity + at, E * capacity))
         firsts.append(mask)
-    gate = PUBLIC["stack"](weights, axis=-1)
+    gate = F.stack(weights, axis=-1)
     if top_k > 1:
-        gate = gate / PUBLIC["sum"](gate, axis=-1, keepdims=True)
-    return _Route(PUBLIC["stack"](slots, axis=-1), gate, firsts[0])
+        gate = gate / F.sum(gate, axis=-1, keepdims=True)
+    return _Route(F.stack(slots, axis=-1), gate, firsts[0])
 
 
 def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity: int) -> Tensor:
@@ -225,23 +226,23 @@ def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity:
 
     G, slots, D = held.shape
     E = slots // capacity
-    there = place.buffers(PUBLIC["reshape"](held, (G, E, capacity, D)))
-    there = PUBLIC["reshape"](PUBLIC["transpose"](there, (1, 0, 2, 3)), (E, G * capacity, D))
+    there = place.buffers(F.reshape(held, (G, E, capacity, D)))
+    there = F.reshape(F.transpose(there, (1, 0, 2, 3)), (E, G * capacity, D))
     made = vmap(run)(params, there)  # [E, G C, Dv]
     if made.ndim != 3 or tuple(made.shape[:2]) != (E, G * capacity):
         raise ShapeError(f"an expert gives {show_shape(made.shape[1:])} for tokens "
                          f"{show_shape((G * capacity, D))}, not one row each")
     made = convert(made, held.type) if made.dtype.kind == "float" else made
-    made = PUBLIC["reshape"](made, (E, G, capacity, made.shape[-1]))
-    made = place.buffers(PUBLIC["transpose"](made, (1, 0, 2, 3)))
-    return place.tokens(PUBLIC["reshape"](made, (G, slots, made.shape[-1])))
+    made = F.reshape(made, (E, G, capacity, made.shape[-1]))
+    made = place.buffers(F.transpose(made, (1, 0, 2, 3)))
+    return place.tokens(F.reshape(made, (G, slots, made.shape[-1])))
 
 
 def _balance(gates: Tensor, first: Tensor, valid: Tensor | None, x: Tensor) -> Tensor:
     T, E = int(size_of(x.shape[:-1])), gates.shape[-1]
     gates = gates if valid is None else gates * valid
-    f = PUBLIC["sum"](PUBLIC["stop_gradient"](first), axis=(0, 1)) / T
-    return E * PUBLIC["sum"](f * (PUBLIC["sum"](gates, axis=(0, 1)) / T))
+    f = F.sum(PUBLIC["stop_gradient"](first), axis=(0, 1)) / T
+    return E * F.sum(f * (F.sum(gates, axis=(0, 1)) / T))
 
 
 __all__ = ["moe"]

@@ -18,8 +18,9 @@ import numpy as np
 
 from tessera.dims import divide, show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
+from tessera.graph import functions as F
 from tessera.graph.op import OPS, VIEW, Arg, Aval, NoRule, Op, Sample, sample
-from tessera.graph.operand import PUBLIC, compute_type, need_float, plain, promote, public, store
+from tessera.graph.operand import compute_type, need_float, plain, promote, public, store
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType
@@ -63,10 +64,10 @@ def ring_attention(q: Any, k: Any, v: Any, *, causal: bool = True, axis: str = "
         a, b, c = (apply(ALONG, x, axis=axis) for x in (a, b, c))
     B, H, S, D = a.shape
     Hk = b.shape[1]
-    grouped = PUBLIC["reshape"](a, (B, Hk, divide(H, Hk), S, D))
+    grouped = F.reshape(a, (B, Hk, divide(H, Hk), S, D))
     scale = 1.0 / math.sqrt(D) if scale is None else float(scale)
     y, _ = apply(RING, grouped, b, c, causal=bool(causal), scale=scale, zigzag=bool(zigzag))
-    return store(PUBLIC["reshape"](y, (B, H, S, c.shape[-1])), numeric)
+    return store(F.reshape(y, (B, H, S, c.shape[-1])), numeric)
 
 
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:
@@ -143,8 +144,8 @@ def _alone(q: np.ndarray) -> Ring:
 def _ring_vjp(gs: tuple, ys: tuple, q: Tensor, k: Tensor, v: Tensor, **attrs: Any) -> tuple:
     g, of_lse = gs
     y, lse = ys
-    g = PUBLIC["zeros_like"](y) if g is None else g
-    delta = PUBLIC["sum"](g * y, axis=-1)
+    g = F.zeros_like(y) if g is None else g
+    delta = F.sum(g * y, axis=-1)
     delta = delta if of_lse is None else delta - of_lse
     return apply(RING_BACK, q, k, v, lse, delta, g, **attrs)
 
@@ -165,9 +166,9 @@ def _merged_batch(op: str) -> Any:
 
     def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
         wide = [stretch(x, size, b) for x, b in zip(xs, batched, strict=True)]
-        flat = [PUBLIC["reshape"](x, (x.shape[0] * x.shape[1], *x.shape[2:])) for x in wide]
+        flat = [F.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])) for x in wide]
         out = apply(OPS[op], *flat, **attrs)
-        return tuple(PUBLIC["reshape"](y, (size, y.shape[0] // size if size else 0, *y.shape[1:]))
+        return tuple(F.reshape(y, (size, y.shape[0] // size if size else 0, *y.shape[1:]))
                      for y in out), True
 
     return rule

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.errors import ArgumentError
+from tessera.graph import functions as F
 from tessera.graph.ir import Node
 from tessera.graph.op import VIEW, Op, sample
-from tessera.graph.operand import PUBLIC, plain, public
+from tessera.graph.operand import plain, public
 from tessera.graph.trace import ALIGN, apply, current_builder
 from tessera.tensor import Tensor
 
@@ -177,7 +178,7 @@ def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, *, dtype
         known.position(name)
     at = split if which.name == "all_to_all" else dim
     y = constrain(which.name, x, axes, dim=at, concat=concat)
-    return y if dtype is None else PUBLIC["cast"](y, dtype)
+    return y if dtype is None else F.cast(y, dtype)
 
 
 GLOBAL_VIEW.append(_in_global_view)

@@ -13,9 +13,9 @@ import numpy as np
 
 from tessera.ad.bodies import close_together
 from tessera.errors import SourceLine, TesseraError
+from tessera.graph import functions as F
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import OPS, Aval, Op
-from tessera.graph.operand import PUBLIC
 from tessera.graph.ops.convert import cast_ref
 from tessera.graph.trace import apply, at_line, trace
 from tessera.numerics import as_type, random_bits_at
@@ -85,7 +85,7 @@ def _move(step: Move, x: Tensor, rank: int) -> Tensor:
     hop, shape = step.hop, extents(step.value.aval)
     if hop.kind == "term":
         first = hop.target.mesh.index(rank, hop.axes) == 0
-        return x if first else PUBLIC["zeros"](tuple(x.shape), x.type)
+        return x if first else F.zeros(tuple(x.shape), x.type)
     if hop.kind == "slice":
         return _slice(x, hop, shape, rank)
     return apply(MOVES[hop.kind], x, hop=hop, rank=rank, shape=shape, type=x.type,

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from tessera.graph import functions as F
 from tessera.graph.ir import Node
 from tessera.graph.op import OPS
-from tessera.graph.operand import PUBLIC
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 
@@ -51,10 +51,10 @@ def run_masked(node: Node, parts: Sequence[Tensor], ins: Sequence[Layout], outs:
     at, whole = (ins[0], node.inputs[0].aval) if reads else (outs[0], node.outputs[0].aval)
     lo, hi = block(at, rank, axis, extents(whole), whole.dtype)
     if hi == lo or not prod(values.shape) or not prod(shape):
-        return PUBLIC["zeros"](shape, whole.type)
+        return F.zeros(shape, whole.type)
     ids = apply(OPS["check_index"], ids, extent=extents(whole)[axis], wrap=True)
-    inside = PUBLIC["logical_and"](ids >= lo, ids < hi)
-    own = PUBLIC["where"](inside, ids - lo, 0 * ids)
+    inside = F.logical_and(ids >= lo, ids < hi)
+    own = F.where(inside, ids - lo, 0 * ids)
     if reads:
         y = apply(node.op, values, own, **node.attrs)
         return _keep(y, inside, node)
@@ -65,6 +65,6 @@ def _keep(x: Tensor, inside: Tensor, node: Node) -> Tensor:
     """x where the index is inside, else zeros; the dimensions of ids begin at the axis."""
     if node.op.name in ("take", "segment_sum"):
         axis, count = node.attrs["axis"], inside.ndim
-        inside = PUBLIC["reshape"](
+        inside = F.reshape(
             inside, (1,) * axis + tuple(inside.shape) + (1,) * (x.ndim - axis - count))
-    return apply(OPS["where"], inside, x, PUBLIC["zeros"]((), x.type))
+    return apply(OPS["where"], inside, x, F.zeros((), x.type))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tessera.graph import functions as F
 from tessera.graph.ir import Graph, Node
 from tessera.graph.op import OPS
-from tessera.graph.operand import PUBLIC
 from tessera.graph.simplify import simplify
 from tessera.graph.trace import apply, at_line, trace
 from tessera.tensor import Tensor
@@ -32,13 +32,13 @@ def _arg(extremum: str) -> Callable[..., Tensor]:
     """The first index at which the extremum, or NaN, is: two small reductions."""
     def rule(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
         best = apply(OPS[extremum], x, axis=axis, keepdims=True)
-        hit = PUBLIC["equal"](x, best)
+        hit = F.equal(x, best)
         if x.dtype.kind == "float":
-            hit = PUBLIC["logical_or"](hit, PUBLIC["isnan"](x))
+            hit = F.logical_or(hit, F.isnan(x))
         shape: list[Any] = [1] * x.ndim
         shape[axis[0]] = x.shape[axis[0]]
-        places = PUBLIC["reshape"](PUBLIC["arange"](x.shape[axis[0]]), tuple(shape))
-        found = PUBLIC["where"](hit, places, x.shape[axis[0]])
+        places = F.reshape(F.arange(x.shape[axis[0]]), tuple(shape))
+        found = F.where(hit, places, x.shape[axis[0]])
         return apply(OPS["reduce_min"], found, axis=axis, keepdims=keepdims)
 
     return rule
