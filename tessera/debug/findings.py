@@ -11,22 +11,6 @@ from ..dims import show_shape
 from ..errors import NumericsError, SourceLine
 from ..numerics import CastCounts, DType, decode
 
-HINTS = {
-    "log": "log needs positive operands; ts.where(x > 0, x, 1) inside it, not around it",
-    "log1p": "log1p needs operands above -1",
-    "sqrt": "sqrt needs operands that are not negative",
-    "rsqrt": "rsqrt needs positive operands: add an epsilon",
-    "div": "the divisor holds 0: add an epsilon, or select the divisor with ts.where first",
-    "exp": "exp overflows f32 above 88.7: subtract the maximum first (ts.softmax_safe does)",
-    "pow": "a negative base with a fraction, 0 to a negative power, or an overflow",
-    "sub": "inf - inf: a row whose elements are all masked? ts.softmax_safe allows it",
-    "mul": "an overflow, or 0 * inf: in a gradient, a branch that ts.where did not choose",
-    "softmax": "a row whose elements are all -inf (masked)? ts.softmax_safe gives zeros there",
-    "cast": "beyond the range of the format: @saturate, or a scale",
-    "matmul": "a product or sum beyond the range of the type",
-    "reduce_sum": "a sum beyond the range of the type: take the mean of parts, or a wider @accum",
-}
-
 
 def values_of(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Stored elements as numbers NumPy can test."""
@@ -43,6 +27,7 @@ class BadValue:
     graph    the compiled function it ran in, or None outside of one
     run      how many calls of compiled functions this thread had begun with a sentinel on
     step     of ts.random
+    hint     what the op's record advises
     """
 
     op: str
@@ -58,6 +43,7 @@ class BadValue:
     graph: str | None
     run: int
     step: int
+    hint: str = ""
 
     @property
     def label(self) -> str:
@@ -75,8 +61,8 @@ class BadValue:
         return "\n".join([*lines, f"  {place}, random step {self.step}"])
 
     def error(self) -> NumericsError:
-        hint = HINTS.get(self.op) if self.origin else "look at the arguments and captured tensors"
-        return NumericsError(str(self), hint=hint, where=self.where)
+        hint = self.hint if self.origin else "look at the arguments and captured tensors"
+        return NumericsError(str(self), hint=hint or None, where=self.where)
 
 
 def describe_operand(name: str, array: np.ndarray, dtype: DType, index: tuple[int, ...],

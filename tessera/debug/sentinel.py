@@ -39,7 +39,7 @@ from ..graph import interpret, jit, trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.random import get_state
-from ..graph.watch import CASTS, losses
+from ..graph.watch import losses
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
 from ..tile import launch
@@ -49,8 +49,6 @@ from ..tile.ir import Function
 from ..tile.memory import Memory
 from .findings import BadValue, Flags, describe_operands, values_of
 from .kernel_sentinel import follow
-
-DELIBERATE = frozenset({"constant", "full"})
 
 
 class Seen(NamedTuple):
@@ -248,9 +246,9 @@ def _inner_values(graph: Graph) -> Iterator[Any]:
 # --- the rules --------------------------------------------------------------------------------
 def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
            outs: list[Seen], inner: list) -> None:
-    if op.name in CASTS:
+    if op.converts:
         _count_cast(attrs, where, losses(attrs, [s.array for s in ins]))
-    if op.name in DELIBERATE or "collective" in op.effects:
+    if op.makes == "number" or "collective" in op.effects:
         return  # of a collective, see observe_sending: the result is data from other ranks
     suspects = _local.frames[-1].suspects
     held, hidden = [], []
@@ -302,6 +300,7 @@ def _judge(op: Op, where: Callable[[], SourceLine | None], ins: list[Seen], out:
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
         operands=describe_operands([(s.array, s.dtype) for s in ins], index, mask.shape),
         origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
+        hint=op.hint,
     )
 
 

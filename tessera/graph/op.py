@@ -15,6 +15,7 @@ from typing import Any
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, TesseraError
 from ..numerics import DType, NumericType
+from .flops import Flops, none, per_operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,19 @@ FRESH, VIEW = Memory(), Memory("view")
 
 
 @dataclass(frozen=True)
+class Indexed:
+    """Operand 1 of an op holds indices along attribute axis.
+
+    reads: the result has those elements of operand 0; else those of operand 0 are added at these
+    places of the result, whose extent is attribute extent
+    along: the indices have the shape of the elements; else one stands for a whole slice
+    """
+
+    reads: bool
+    along: bool = False
+
+
+@dataclass(frozen=True)
 class NoRule:
     """Why an op has no derivative in one mode, and what to use instead.
 
@@ -144,6 +158,17 @@ class Op:
             they cost follow from it
     tile    the expression in the tile language where it follows from no loop: a text, or a rule
             (**attrs) -> text or None (see graph/cuda/spell.py for the names it may use)
+    reduction  how elements along attribute axis combine: sum | max | min | prod | any | all; "" of
+            what is no reduction (with attributes axis and keepdims)
+    makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it
+            is deliberate) | "range" | "key" | "bits"
+    converts  between numeric types, attributes source and to: what it loses is counted
+    indexed  which operand is indexed by which, of takes and sums at places
+    picks   it reads as many elements of operand 0 as it gives
+    flops   its operations, a rule of graph/flops.py. Without: none of a view, those of `expand`,
+            as many as elements of operand 0 of a reduction, else one for each element of a result
+    matmul  its operations are those of matmuls, at the rate of the type of its operands
+    hint    what to do about a NaN or an infinity that it made
     memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
             follows from it alone; graph/ownership.py proves it of every plan
     """
@@ -179,6 +204,14 @@ class Op:
     out: bool = False  # ref takes out=, a buffer to write into
     memory: Memory | Callable[..., Memory] = FRESH
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
+    reduction: str = ""
+    makes: str = ""
+    converts: bool = False
+    indexed: Indexed | None = None
+    picks: bool = False
+    flops: Flops | None = None
+    matmul: bool = False
+    hint: str = ""
 
     def __post_init__(self) -> None:
         if self.name in OPS:
@@ -199,6 +232,20 @@ class Op:
     def lies(self, attrs: dict[str, Any]) -> Memory:
         """Where the results of one node lie."""
         return self.memory if isinstance(self.memory, Memory) else self.memory(**attrs)
+
+    @property
+    def free(self) -> bool:
+        """Whether its results are made where they are needed, and take no memory."""
+        return self.makes in ("number", "range", "key")
+
+    @property
+    def operations(self) -> Flops | None:
+        """The rule of its operations, where it is not that of `expand` or one for each element."""
+        if self.flops is not None:
+            return self.flops
+        if self.view or self.free:
+            return none
+        return per_operand if self.reduction else None
 
     @property
     def view(self) -> bool:

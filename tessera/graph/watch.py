@@ -27,9 +27,6 @@ from .ir import Graph, Node, Value
 from .lower import Lowered, lower
 from .ops.convert import cast_ref
 
-CASTS = frozenset({"cast", "cast_stochastic"})
-WRITTEN_DOWN = frozenset({"constant", "full"})  # an infinity of these is deliberate
-
 
 @dataclass
 class Tally:
@@ -96,7 +93,7 @@ def _holds(v: Value) -> bool:
 
 
 def _carries(node: Node, k: int) -> bool:
-    if node.op.name not in CASTS:
+    if not node.op.converts:
         return node.op.carries(k)
     to = node.attrs["to"]
     return to.dtype.kind == "float" and to.dtype.special != "none" and not to.policy.saturate
@@ -131,7 +128,7 @@ class Watched(Compiled):
 
     def _folded_badly(self) -> bool:
         for node in self.nodes:
-            if node.op.name in WRITTEN_DOWN or not all(v in self.known for v in node.outputs):
+            if node.op.makes == "number" or not all(v in self.known for v in node.outputs):
                 continue
             made = [self.known[v] for v in node.outputs if _holds(v)]
             given = [self.known[v] for v in node.inputs if _holds(v)]
@@ -145,7 +142,7 @@ class Watched(Compiled):
         if isinstance(unit, Group):
             super()._add(unit)
             return
-        if unit.op.name in CASTS:  # before its operand may be written over
+        if unit.op.converts:  # before its operand may be written over
             self.steps.append(self._losses(unit))
         super()._add(unit)
         self._look(unit.outputs)

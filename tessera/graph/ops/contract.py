@@ -12,6 +12,7 @@ from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode, result_type
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import flops
 from .. import functions as F
 from ..cpu import blas
 from ..op import Aval, Op, Sample, sample
@@ -120,6 +121,9 @@ MATMUL = Op(
         sample((2, 1, 3, 4), (3, 4, 2), accum=_F32),
         Sample(sample(((2, 3), "int"), ((3, 2), "int")).args, {"accum": as_type("int32").dtype}),
     ),
+    flops=flops.matmul,
+    matmul=True,
+    hint="a product or sum beyond the range of the type",
     doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast",
     out=True,
 )

@@ -16,6 +16,7 @@ import numpy as np
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import convert, public, store, to_compute
@@ -111,6 +112,7 @@ UNFOLD = Op(
         sample((2, 1, 5, 6), window=(2, 3), stride=(2, 1), dilation=(1, 2),
                padding=((0, 0), (1, 0))),
     ),
+    flops=flops.none,
     doc="windows of the last axes: [lead, spatial] -> [lead, window, places]",
 )
 

@@ -121,6 +121,8 @@ CAST = Op(
         Sample((Arg((2, 3), f"type:{a}", False),), {"source": as_type(a), "to": as_type(b)})
         for a, b in _TO
     ),
+    converts=True,
+    hint="beyond the range of the format: @saturate, or a scale",
     doc="convert to another numeric type, rounding once as its policy says",
 )
 
@@ -156,6 +158,7 @@ CAST_STOCHASTIC = Op(
             {"source": as_type("f32"), "to": as_type("bf16 @stochastic_round")},
         ),
     ),
+    converts=True,
     doc="convert with stochastic rounding: Philox bits of (key, global element index)",
 )
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...tensor import Tensor
+from .. import flops
 from ..op import Aval, Op, sample
 from ..operand import axis_index, public, store
 from ..trace import apply
@@ -62,6 +63,7 @@ DCT = Op(
     axes=lambda x, axis, inverse: line_letters(x, axis, 1, 1),
     samples=(sample((5,), axis=0, inverse=False), sample((2, 4), axis=1, inverse=True),
              sample((1, 2), axis=0, inverse=True)),
+    flops=flops.fft(0.5),
     doc="orthonormal cosine transform along an axis, type II; its inverse and transpose, type III; "
     "Makhoul 1980, doi:10.1109/TASSP.1980.1163351",
 )

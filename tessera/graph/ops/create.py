@@ -33,6 +33,7 @@ CONSTANT_OP = Op(
     axes="->",
     differentiable=False,
     samples=(sample(value=2.5, type=as_type("f32")),),
+    makes="number",
     doc="a Python number",
 )
 CONSTANT.append(CONSTANT_OP)
@@ -46,6 +47,7 @@ FULL = Op(
     local=lambda attrs, ins, outs: {**attrs, "shape": outs[0]},
     differentiable=False,
     samples=(sample(shape=(2, 3), value=1.5, type=as_type("bf16")),),
+    makes="number",
     doc="every element the same number",
 )
 
@@ -56,6 +58,7 @@ IOTA = Op(
     axes="->i",
     differentiable=False,
     samples=(sample(size=5, type=as_type("f32")),),
+    makes="range",
     doc="0, 1, 2, ... size - 1",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ...dims import show_shape
 from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
+from .. import flops
 from .. import functions as F
 from ..op import OPS, Aval, Op, sample
 from ..operand import axis_index, floating, literal, promote, public, scalar_line, store
@@ -85,6 +87,7 @@ LINEAR_RECURRENCE = Op(
     batch=_recurrence_batch,
     axes=lambda a, b, axis: line_axes(a, axis, 2),
     samples=(sample((4,), (4,), axis=0), sample((2, 3), (2, 3), axis=1)),
+    flops=lambda ins, outs, **attrs: 2.0 * math.prod(outs[0]),
     doc="h_t = a_t h_(t-1) + b_t along an axis, h_(-1) = 0",
 )
 
@@ -99,6 +102,7 @@ CUMPROD = Op(
     batch=lambda size, batched, x, axis: (apply(CUMPROD, x, axis=axis + 1), True),
     axes=line_axes,
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
+    flops=flops.per_operand,
     doc="running products along an axis; the derivative divides by nothing, so zeros are exact",
 )
 
@@ -125,6 +129,7 @@ def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> Op:
         axes=line_axes,
         differentiable=False,
         drops_inf=(0,),
+        flops=flops.per_operand,
         samples=(sample(((4,), "distinct"), axis=0), sample(((2, 5), "distinct"), axis=1)),
         doc=f"index of the running {word}; ties give the lowest index",
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import public, store
@@ -56,6 +57,7 @@ COFACTOR = Op(
     batch=unary_batch("cofactor"),
     axes="...__->...__",
     samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    flops=flops.cubic(2),
     doc="d det(a) / d a, also of singular matrices (its own derivative needs an inverse)",
 )
 
@@ -68,6 +70,7 @@ DET = Op(
     batch=unary_batch("det"),
     axes="...__->...",
     samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    flops=flops.cubic(2 / 3),
     doc="determinants of square matrices",
 )
 
@@ -81,6 +84,7 @@ SLOGDET = Op(
     axes="...__->...,...",
     multi=True,
     samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    flops=flops.cubic(2 / 3),
     doc="sign and log|det| of square matrices; 0 and -inf of singular ones",
 )
 

@@ -146,6 +146,7 @@ def elementwise(
     loop_kinds: tuple[str, ...] = Op.loop_kinds,
     doc: str = "",
     expand: Callable[..., Any] | None = None,
+    hint: str = "",
 ) -> Op:
     """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
     ONE, MINUS or None (no derivative). `expand` instead of `loop`: it in other ops."""
@@ -170,6 +171,7 @@ def elementwise(
         differentiable=partials is not None,
         samples=samples,
         doc=doc,
+        hint=hint,
     )
 
 
@@ -177,12 +179,17 @@ def elementwise(
 ADD = elementwise("add", np.add, "{0} + {1}", lambda y, a, b: (ONE, ONE), arity=2,
                   linear="joint", doc="a + b")
 SUB = elementwise("sub", np.subtract, "{0} - {1}", lambda y, a, b: (ONE, MINUS), arity=2,
-                  linear="joint", doc="a - b")
+                  linear="joint", doc="a - b",
+                  hint="inf - inf: a row whose elements are all masked? ts.softmax_safe allows it")
 MUL = elementwise("mul", np.multiply, "{0} * {1}", lambda y, a, b: (lambda: b, lambda: a), arity=2,
-                  linear="each", doc="a * b")
+                  linear="each", doc="a * b",
+                  hint="an overflow, or 0 * inf: in a gradient, a branch that ts.where did not "
+                       "choose")
 DIV = elementwise("div", np.true_divide, "{0} / {1}",
                   lambda y, a, b: (lambda: 1.0 / b, lambda: -(y / b)), arity=2, draw="positive",
-                  linear="first", doc="a / b")
+                  linear="first", doc="a / b",
+                  hint="the divisor holds 0: add an epsilon, or select the divisor with ts.where "
+                       "first")
 NEG = elementwise("neg", np.negative, "-{0}", lambda y, x: (MINUS,), linear="joint", doc="-x")
 
 
@@ -206,6 +213,7 @@ POW = elementwise(
         lambda: y * log(where(equal(a, 0.0), literal(1.0, a), a)),  # 0 ** b stays 0 near b > 0
     ),
     arity=2, draw="positive", loop_kinds=("float", "uint"), doc="a ** b for a tensor exponent",
+    hint="a negative base with a fraction, 0 to a negative power, or an overflow",
 )
 MAXIMUM = elementwise(
     "maximum", np.maximum, "maximum({0}, {1})",
@@ -250,13 +258,18 @@ def _sigmoid_ref(x: np.ndarray) -> np.ndarray:
     return np.divide(np.where(x >= 0, 1, z), 1 + z, dtype=x.dtype)
 
 
-EXP = _unary("exp", np.exp, "exp({0})", lambda y, x: y, drops_inf=(0,))
+EXP = _unary("exp", np.exp, "exp({0})", lambda y, x: y, drops_inf=(0,),
+             hint="exp overflows f32 above 88.7: subtract the maximum first (ts.softmax_safe does)")
 EXPM1 = _unary("expm1", np.expm1, "expm1({0})", lambda y, x: y + 1.0, drops_inf=(0,))
-LOG = _unary("log", np.log, "log({0})", lambda y, x: 1.0 / x, draw="positive")
-LOG1P = _unary("log1p", np.log1p, "log1p({0})", lambda y, x: 1.0 / (1.0 + x), draw="positive")
-SQRT = _unary("sqrt", np.sqrt, "sqrt({0})", lambda y, x: 0.5 / y, draw="positive")
+LOG = _unary("log", np.log, "log({0})", lambda y, x: 1.0 / x, draw="positive",
+             hint="log needs positive operands; ts.where(x > 0, x, 1) inside it, not around it")
+LOG1P = _unary("log1p", np.log1p, "log1p({0})", lambda y, x: 1.0 / (1.0 + x), draw="positive",
+               hint="log1p needs operands above -1")
+SQRT = _unary("sqrt", np.sqrt, "sqrt({0})", lambda y, x: 0.5 / y, draw="positive",
+              hint="sqrt needs operands that are not negative")
 RSQRT = _unary("rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt({0})", lambda y, x: -0.5 * (y * y * y),
-               draw="positive", doc="1 / sqrt(x)")
+               draw="positive", doc="1 / sqrt(x)",
+               hint="rsqrt needs positive operands: add an epsilon")
 ABS = _unary("abs", np.abs, "abs({0})", lambda y, x: sign(x), draw="apart", smooth=False)
 SIGN = elementwise("sign", np.sign, "sign({0})", lambda y, x: (None,), draw="apart", smooth=False,
                    drops_inf=(0,))

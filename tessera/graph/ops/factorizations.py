@@ -17,6 +17,7 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import NumericsError, ShapeError
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Arg, Aval, NoRule, Op, Sample, sample
 from ..operand import public, store
@@ -134,6 +135,7 @@ CHOLESKY = Op(
     batch=unary_batch("cholesky"),
     axes="...__->...__",
     samples=SQUARE,
+    flops=flops.cubic(1 / 3),
     doc="lower triangular L with L Lᵀ = (a + aᵀ) / 2",
 )
 
@@ -181,6 +183,7 @@ QR = Op(
     axes=lambda a: "...__->...__,...__",
     multi=True,
     samples=ANY[:2] + (sample(((2, 3, 2), "wellconditioned")),),
+    flops=flops.qr,
     doc="orthonormal columns Q and upper triangular R with Q R = a; [M, N], M >= N",
 )
 
@@ -241,6 +244,7 @@ SVD = Op(
     axes=lambda a: "...__->...__,..._,...__",
     multi=True,
     samples=ANY,
+    flops=flops.cubic(21),
     doc="U diag(s) Vh = a with k = min(M, N) singular values, falling",
 )
 
@@ -280,6 +284,7 @@ EIGH = Op(
     axes="...__->..._,...__",
     multi=True,
     samples=SQUARE,
+    flops=flops.cubic(9),
     doc="eigenvalues, rising, and orthonormal eigenvectors (columns) of (a + aᵀ) / 2",
 )
 
@@ -302,6 +307,7 @@ EIG = Op(
     axes="...__->..._,..._,...__,...__",
     multi=True,
     samples=tuple(Sample((Arg(shape, "normal", diff=False),)) for shape in ((3, 3), (2, 2, 2))),
+    flops=flops.cubic(25),
     doc="eigenvalues and eigenvectors (columns) of a general matrix, real and imaginary parts "
     "apart",
 )

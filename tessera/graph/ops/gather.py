@@ -16,8 +16,9 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, Indexed, Op, sample
 from ..operand import (
     PUBLIC,
     axis_index,
@@ -179,6 +180,9 @@ TAKE = Op(
         sample((2, 4, 3), ((2, 2), "index:4"), axis=1),
         sample((3,), ((), "index:3"), axis=0),
     ),
+    flops=flops.none,
+    picks=True,
+    indexed=Indexed(reads=True),
     doc="slices of x along an axis, at integer positions: [pre, n, post] -> [pre, ids, post]",
 )
 
@@ -266,6 +270,8 @@ SEGMENT_SUM = Op(
         sample((4, 3), ((4,), "index:5"), axis=0, extent=5),
         sample((2, 3, 2, 4), ((3, 2), "index:5"), axis=1, extent=5),
     ),
+    flops=flops.per_operand,
+    indexed=Indexed(reads=False),
     doc="y[ids[i]] = sum of the values u[i] with that id, 0 where there is none: the adjoint of "
     "take",
 )
@@ -396,6 +402,9 @@ TAKE_ALONG = Op(
     drops=(0,),
     samples=(sample((2, 4), ((2, 3), "index:4"), axis=1),
              sample((3, 2), ((5, 2), "index:3"), axis=0)),
+    flops=flops.none,
+    picks=True,
+    indexed=Indexed(reads=True, along=True),
     doc="y[i, j] = x[i, ids[i, j]] along an axis",
 )
 
@@ -415,6 +424,8 @@ ADD_ALONG = Op(
     reduces="sum",
     samples=(sample((2, 3), ((2, 3), "index:4"), axis=1, extent=4),
              sample((5, 2), ((5, 2), "index:3"), axis=0, extent=3)),
+    flops=flops.per_operand,
+    indexed=Indexed(reads=False, along=True),
     doc="y[i, ids[i, j]] += u[i, j] along an axis, from zeros: the adjoint of take_along",
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 from ...dims import Dim, show_shape
 from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
+from .. import flops
 from .. import functions as F
 from ..op import VIEW, Aval, Op, sample
 from ..operand import axis_index, named, plain, public
@@ -268,6 +269,7 @@ DIAGONAL_EMBED = Op(
         sample((3,), offset=0, axis1=0, axis2=1, extents=(3, 3)),
         sample((2, 3), offset=1, axis1=2, axis2=0, extents=(3, 4)),
     ),
+    flops=flops.none,
     doc="zeros with x on a diagonal of two new axes: the adjoint of diagonal",
 )
 

@@ -16,6 +16,7 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, NumericsError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import PUBLIC, convert, promote, public, store
@@ -195,6 +196,7 @@ TRIANGULAR_SOLVE = Op(
         sample(((2, 3, 3), "dominant"), (3, 2), lower=False, unit=False),
         sample(((3, 3), "dominant"), (2, 1, 3, 1), lower=False, unit=True),
     ),
+    flops=flops.triangular_solve,
     doc="X with a X = b, reading one triangle of a (`unit`: with ones on its diagonal)",
 )
 
@@ -237,6 +239,7 @@ SOLVE = Op(
         sample(((3, 3), "wellconditioned"), (3, 2)),
         sample(((2, 1, 3, 3), "wellconditioned"), (2, 3, 1)),
     ),
+    flops=flops.solve,
     doc="X with a X = b, by LU with partial pivoting",
 )
 
@@ -249,6 +252,7 @@ INV = Op(
     batch=unary_batch("inv"),
     axes="...__->...__",
     samples=(sample(((3, 3), "wellconditioned")), sample(((2, 2, 2), "wellconditioned"))),
+    flops=flops.cubic(2),
     doc="the inverse of square matrices",
 )
 

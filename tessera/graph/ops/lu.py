@@ -12,6 +12,7 @@ import numpy as np
 
 from ...numerics import as_type
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import public, store
@@ -160,6 +161,7 @@ LU = Op(
     axes="...__->...__,..._",
     multi=True,
     samples=tuple(sample((shape, "wellconditioned")) for shape in ((3, 3), (4, 2), (2, 2, 3))),
+    flops=flops.cubic(2 / 3),
     doc="L below the diagonal and U on and above it, in one matrix, and the order p of the rows: "
     "L U = a[p]",
 )

@@ -70,6 +70,7 @@ RNG_KEY = Op(
     effects=frozenset({"random"}),
     differentiable=False,
     samples=(sample(stream=3),),
+    makes="key",
     doc="the key of a stream at this step",
 )
 
@@ -98,6 +99,7 @@ FOLD_IN = Op(
     axes="_,->_",
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False), Arg((), "int", False))),),
+    makes="key",
     doc="a key derived from a key and a number",
 )
 
@@ -173,6 +175,7 @@ BITS = Op(
     spread=lambda size, batched, key, shape: (apply(BITS, key, shape=(size, *shape)), True),
     differentiable=False,
     samples=(Sample((Arg((2,), "key", False),), {"shape": (2, 3)}),),
+    makes="bits",
     doc="uint32 per element: Philox4x32-10 of (key, global element index)",
 )
 

@@ -11,6 +11,7 @@ from ...dims import size_of
 from ...errors import ArgumentError, ShapeError
 from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import (
@@ -113,6 +114,8 @@ SUM = Op(
     samples=tuple(
         type(s)(s.args, {**s.attrs, "accum": as_type("f32").dtype}) for s in _AXES
     ),
+    reduction="sum",
+    hint="a sum beyond the range of the type: take the mean of parts, or a wider @accum",
     doc="sum along axes in the accumulate type",
 )
 
@@ -143,6 +146,7 @@ PROD = Op(
     batch=_batch("reduce_prod"),
     axes=_letters,
     samples=(sample((2, 3), axis=(1,), keepdims=False), sample((4,), axis=(0,), keepdims=True)),
+    reduction="prod",
     doc="product along one axis",
 )
 
@@ -154,7 +158,8 @@ def _chosen(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
     return mask / sum(mask, axis=axis, keepdims=True)
 
 
-def _extremum(name: str, ref: Callable, doc: str) -> Op:
+def _extremum(way: str, ref: Callable, doc: str) -> Op:
+    name = f"reduce_{way}"
     return Op(
         name,
         shape=_shape(nonempty=True),
@@ -167,7 +172,8 @@ def _extremum(name: str, ref: Callable, doc: str) -> Op:
         ),
         batch=_batch(name),
         axes=_letters,
-        reduces=name.removeprefix("reduce_"),
+        reduces=way,
+        reduction=way,
         drops_inf=(0,),
         smooth=False,
         samples=_APART,
@@ -175,8 +181,8 @@ def _extremum(name: str, ref: Callable, doc: str) -> Op:
     )
 
 
-MAX = _extremum("reduce_max", np.max, "largest element; NaN propagates; ties share the gradient")
-MIN = _extremum("reduce_min", np.min, "smallest element; NaN propagates; ties share the gradient")
+MAX = _extremum("max", np.max, "largest element; NaN propagates; ties share the gradient")
+MIN = _extremum("min", np.min, "smallest element; NaN propagates; ties share the gradient")
 
 
 def _arg(name: str, ref: Callable) -> Op:
@@ -188,6 +194,7 @@ def _arg(name: str, ref: Callable) -> Op:
         axes=_letters,
         drops_inf=(0,),
         differentiable=False,
+        flops=flops.per_operand,
         samples=(sample(((2, 3), "distinct"), axis=(1,), keepdims=False),),
         doc="index of the extremum along an axis; ties give the lowest index",
     )
@@ -196,7 +203,8 @@ def _arg(name: str, ref: Callable) -> Op:
 ARGMAX, ARGMIN = _arg("argmax", np.argmax), _arg("argmin", np.argmin)
 
 
-def _logical(name: str, ref: Callable, doc: str) -> Op:
+def _logical(way: str, ref: Callable, doc: str) -> Op:
+    name = f"reduce_{way}"
     return Op(
         name,
         shape=_shape(),
@@ -204,13 +212,13 @@ def _logical(name: str, ref: Callable, doc: str) -> Op:
         batch=_batch(name),
         axes=_letters,
         differentiable=False,
+        reduction=way,
         samples=(sample(((2, 3), "bool"), axis=(1,), keepdims=False),),
         doc=doc,
     )
 
 
-ANY, ALL = _logical("reduce_any", np.any, "or of bools"), _logical("reduce_all", np.all,
-                                                                   "and of bools")
+ANY, ALL = _logical("any", np.any, "or of bools"), _logical("all", np.all, "and of bools")
 
 # --- cumulative -------------------------------------------------------------------------------
 def _cumsum_ref(x: np.ndarray, axis: int) -> np.ndarray:
@@ -230,6 +238,7 @@ CUMSUM = Op(
         "".join("_" if d == axis else c for d, c in enumerate("abcdefgh"[: x.ndim]))),
     linear="joint",
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
+    flops=flops.per_operand,
     doc="running sums along an axis",
 )
 

@@ -15,6 +15,7 @@ from ...dims import show_shape, size_of
 from ...errors import ArgumentError, AxisError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Arg, Aval, Memory, Op, Sample, sample
 from ..operand import (
@@ -142,6 +143,7 @@ SCATTER_SET = Op(
         sample((2, 4, 3), ((2, 2), "index:4"), (2, 2, 2, 3), axis=1),
         sample((3,), ((), "index:3"), (), axis=0),
     ),
+    flops=flops.per_operand,
     doc="x with the slices at ids replaced; of repeated ids the last one stays",
 )
 
@@ -298,6 +300,8 @@ DYNAMIC_SLICE = Op(
         sample((5,), ((1,), "index:3"), sizes=(3,)),
         sample((4, 6), ((2,), "index:3"), sizes=(2, 3)),
     ),
+    flops=flops.none,
+    picks=True,
     doc="`sizes` elements from `starts` on, an integer tensor with one entry per axis",
 )
 
@@ -357,6 +361,7 @@ DYNAMIC_UPDATE_SLICE = Op(
         Sample((Arg((5,)), Arg((3,)), Arg((1,), "index:3", False))),
         Sample((Arg((4, 6)), Arg((2, 3)), Arg((2,), "index:3", False))),
     ),
+    flops=flops.none,
     doc="x with the block at `starts` replaced by an update",
 )
 

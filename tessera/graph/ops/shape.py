@@ -10,6 +10,7 @@ import numpy as np
 from ...dims import Dim, divide, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
+from .. import flops
 from .. import functions as F
 from ..op import VIEW, Aval, Op, sample
 from ..operand import (
@@ -432,6 +433,7 @@ PAD = Op(
         sample((4, 3), (), before=(-1, 2), after=(1, -2), holes=(0, 0)),
         sample((4,), (), before=(-2,), after=(-1,), holes=(1,)),
     ),
+    flops=flops.none,
     doc="surround with a value, and put `holes` of it between neighbours",
 )
 

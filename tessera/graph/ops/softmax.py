@@ -76,6 +76,7 @@ SOFTMAX = Op(
         sample((3, 2), axis=0, safe=True, accum=F32),
         sample((4,), axis=0, safe=True, accum=F32),
     ),
+    hint="a row whose elements are all -inf (masked)? ts.softmax_safe gives zeros there",
     doc="exp(x_i) / sum_j exp(x_j) along an axis",
 )
 

@@ -16,6 +16,7 @@ from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
+from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
 from ..operand import axes_tuple, axis_index, plain, public, store
@@ -103,6 +104,7 @@ FFT = Op(
         sample((2, 4), (2, 4), axis=1, inverse=True, norm="backward"),
         sample((3, 2), (3, 2), axis=0, inverse=False, norm="ortho"),
     ),
+    flops=flops.fft(1.0),
     doc="y_k = sum_j x_j exp(-2 pi i j k / n) along an axis, or its inverse; real and imaginary "
     "parts apart",
 )
@@ -145,6 +147,7 @@ RFFT = Op(
     multi=True,
     samples=(sample((5,), axis=0, norm="backward"), sample((2, 4), axis=1, norm="backward"),
              sample((1, 2), axis=0, norm="ortho"), sample((4, 2), axis=0, norm="forward")),
+    flops=flops.fft(0.5),
     doc="the frequencies 0..n/2 of real elements along an axis; the others are their conjugates",
 )
 
@@ -177,6 +180,7 @@ IRFFT = Op(
         sample((1, 2), (1, 2), axis=0, n=1, norm="ortho"),
         sample((2, 2), (2, 2), axis=0, n=2, norm="forward"),
     ),
+    flops=flops.fft(0.5),
     doc="n real elements from their frequencies 0..n/2 along an axis; the imaginary parts of "
     "those that are their own conjugates are not read",
 )

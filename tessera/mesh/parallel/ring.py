@@ -11,7 +11,7 @@ Liu et al. 2023, arXiv:2310.01889.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from tessera.dims import divide, show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
+from tessera.graph.flops import Flops
 from tessera.graph.op import OPS, VIEW, Arg, Aval, NoRule, Op, Sample, sample
 from tessera.graph.operand import compute_type, need_float, plain, promote, public, store
 from tessera.graph.ops.gather import stretch
@@ -161,6 +162,21 @@ def _back_ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray, delt
                        out_type)
 
 
+def _flops(widths: Callable[[int, int], int]) -> Flops:
+    """Scores and values of a rank's rows with all rows, 2 S T (D + Dv) a head; backward the scores
+    again and four products more; half of it when causal."""
+    def rule(ins: Sequence[tuple], outs: Sequence[tuple], *, causal: bool,
+             rows: Sequence | None = None, **attrs: Any) -> float:
+        q, k, v = ins[:3]  # [B, H, G, S, D], [B, H, S, D], [B, H, S, Dv]
+        T = k[2] if rows is None else sum(map(len, rows))
+        return 2.0 * math.prod(q[:-1]) * T * widths(q[-1], v[-1]) * (0.5 if causal else 1.0)
+
+    return rule
+
+
+FORWARD, BACKWARD = _flops(lambda D, Dv: D + Dv), _flops(lambda D, Dv: 3 * D + 2 * Dv)
+
+
 def _merged_batch(op: str) -> Any:
     """vmap: the batch becomes part of B."""
 
@@ -186,6 +202,8 @@ RING = Op(
     axes="bh_s_,bhs_,bhs_->bh_s_,bh_s",
     samples=(_fixed((2, 2, 1, 5, 4), (2, 2, 5, 4), (2, 2, 5, 3), causal=True, scale=0.5),
              _fixed((1, 1, 2, 4, 3), (1, 1, 4, 3), (1, 1, 4, 3), causal=False, scale=1.0)),
+    flops=FORWARD,
+    matmul=True,
     doc="attention over a sequence that ranks share, and the log of the sums of its weights",
 )
 RING_BACK = Op(
@@ -195,6 +213,8 @@ RING_BACK = Op(
     axes="bh_s_,bhs_,bhs_,bh_s,bh_s,bh_s_->bh_s_,bhs_,bhs_",
     samples=(_fixed((1, 2, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 3), (1, 2, 2, 5), (1, 2, 2, 5),
                     (1, 2, 2, 5, 3), causal=True, scale=0.5),),
+    flops=BACKWARD,
+    matmul=True,
     doc="slopes of queries, keys and values of ring_attention",
 )
 
@@ -284,6 +304,9 @@ RING_PART = Op(
     shape=lambda *xs, made, **attrs: made,
     ref=_part_ref, multi=True, effects=frozenset({"collective"}),
     differentiable=False,
+    flops=lambda ins, outs, *, name, **attrs: (BACKWARD if name == RING_BACK.name else FORWARD)(
+        ins, outs, **attrs),
+    matmul=True,
     doc="ring attention, or its derivative, on the rows of one rank",
 )
 for _name in SEQUENCE:

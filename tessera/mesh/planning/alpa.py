@@ -40,7 +40,7 @@ from ..sharding.steps import Held, Move, Run, Step, Together, merge_reductions, 
 from ..spec import ShardSpec
 from ..tensor import distribute, resolve
 from .fabric import Device, Fabric, bus_factor, fabric_of
-from .flops import FREE, Storage, bytes_of, storage_of
+from .flops import Storage, bytes_of, storage_of
 from .functions import DistStandIn, as_stand_in, roles_of
 from .search import Cost, Found, least, search
 from .text import amount, duration
@@ -347,7 +347,7 @@ def _local(layout: Layout, shape: tuple, dtype: DType) -> tuple[int, ...]:
 
 def _inside(graph: Graph) -> frozenset[Value]:
     """Values that stay inside a fused loop, and constants: they take no memory."""
-    free = {v for n in graph.nodes if n.op.name in FREE for v in n.outputs}
+    free = {v for n in graph.nodes if n.op.free for v in n.outputs}
     for unit in fuse(graph):
         if isinstance(unit, Group):
             free |= {v for n in unit.nodes for v in n.outputs} - set(unit.outputs)

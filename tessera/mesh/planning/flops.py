@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import log2, prod
+from math import prod
 from typing import Any
 
 from tessera.dims import Dim, show_shape
@@ -30,10 +30,6 @@ from .fabric import Device
 
 Shape = tuple[int, ...]
 Local = Callable[[Value], Shape]
-FREE = frozenset({"full", "constant", "iota", "rng_key", "fold_in"})
-# Ops that say how a value is to lie, or what it is: the value is the same.
-SAME = frozenset({"retype", "shard", "shard_like", "constrain", "lie_as", "zero_split"})
-GATHERS = frozenset({"take", "take_along", "dynamic_slice", "slice"})  # read what they give
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Storage:
 
 def storage_of(graph: Graph) -> Storage:
     """Views and widening casts lie in what they are of; see above for products."""
-    made = Storage({}, {}, {v for n in graph.nodes if n.op.name in FREE for v in n.outputs})
+    made = Storage({}, {}, {v for n in graph.nodes if n.op.free for v in n.outputs})
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for v in node.inputs:
@@ -116,7 +112,7 @@ def storage_of(graph: Graph) -> Storage:
 
 
 def _is_alias(node: Node) -> bool:
-    if node.op.view or node.op.name in SAME:
+    if node.op.view:
         return True
     if node.op.name != "cast":
         return False
@@ -139,96 +135,14 @@ class _Call:
         """The wider of the types in which the two operands of a product are stored."""
         return max((self.stored.dtype(v) for v in self.node.inputs[:2]), key=lambda t: t.bits)
 
-    @property
-    def out(self) -> int:
-        return prod(self.outputs[0])
-
-    @property
-    def n(self) -> int:
-        """The last extent of the first operand: the order of a matrix."""
-        return self.inputs[0][-1]
-
-    @property
-    def matrices(self) -> int:
-        return prod(self.inputs[0][:-2])
-
-
-def _matmul(c: _Call) -> float:
-    """2 m n k; k as the rank with least of it has: operands that are not split alike are cut."""
-    return 2.0 * c.out * min(c.inputs[0][-1], c.inputs[1][-2])
-
-
-def _ring(c: _Call) -> float:
-    """Scores and values of a rank's rows with all rows, 2 S T (D + Dv) a head; backward the scores
-    again and four products more; half of it when causal."""
-    q, k, v = c.inputs[:3]  # [B, H, G, S, D], [B, H, S, D], [B, H, S, Dv]
-    rows = c.node.attrs.get("rows")
-    T = k[2] if rows is None else sum(map(len, rows))
-    back = c.node.attrs.get("name", c.node.op.name) == "ring_attention_back"
-    widths = 3 * q[-1] + 2 * v[-1] if back else q[-1] + v[-1]
-    return 2.0 * prod(q[:-1]) * T * widths * (0.5 if c.node.attrs["causal"] else 1.0)
-
-
-PRODUCTS: dict[str, Callable[[_Call], float]] = {
-    "matmul": _matmul, **dict.fromkeys(
-        ("ring_attention", "ring_attention_back", "mesh_ring_attention"), _ring),
-}
-
-
-def _per_input(c: _Call) -> float:
-    return float(sum(map(prod, c.inputs[:1])))
-
-
-def _fft(c: _Call) -> float:
-    """5 n log2 n of a complex transform, half of it of a real one (FFTW's convention)."""
-    n = max(s[-1] for s in (*c.inputs, *c.outputs))
-    lines = max(prod(s[:-1]) for s in c.outputs)
-    return 5.0 * lines * n * log2(max(n, 2)) * (1.0 if c.node.op.name == "fft" else 0.5)
-
-
-def _cubic(factor: float) -> Callable[[_Call], float]:
-    """factor n^3 for each matrix: Golub and Van Loan, Matrix Computations, 4th ed. 2013."""
-    return lambda c: factor * c.matrices * float(c.n) ** 3
-
-
-def _solve(c: _Call) -> float:
-    return c.matrices * (2 / 3 * float(c.n) ** 3 + 2.0 * c.n**2 * c.inputs[1][-1])
-
-
-def _triangular(c: _Call) -> float:
-    return float(c.matrices) * c.n**2 * c.inputs[1][-1]
-
-
-def _qr(c: _Call) -> float:
-    """Householder, and Q formed: 2 (2 m n^2 - 2/3 n^3)."""
-    m, n = max(c.inputs[0][-2:]), min(c.inputs[0][-2:])
-    return c.matrices * 2 * (2.0 * m * n**2 - 2 / 3 * float(n) ** 3)
-
-
-OPERATIONS: dict[str, Callable[[_Call], float]] = {
-    "fft": _fft, "rfft": _fft, "irfft": _fft, "dct": _fft,
-    "cholesky": _cubic(1 / 3), "lu": _cubic(2 / 3), "det": _cubic(2 / 3), "slogdet": _cubic(2 / 3),
-    "inv": _cubic(2), "cofactor": _cubic(2), "eigh": _cubic(9), "eig": _cubic(25),
-    "svd": _cubic(21), "qr": _qr, "solve": _solve, "triangular_solve": _triangular,
-    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any",
-                     "reduce_all", "argmax", "argmin", "cumsum", "cumprod", "cumargmax",
-                     "segment_sum", "scatter_set", "add_along"), _per_input),
-    "linear_recurrence": lambda c: 2.0 * c.out,
-    **dict.fromkeys(("reshape", "transpose", "broadcast_to", "slice", "flip", "pad", "concatenate",
-                     "take", "take_along", "dynamic_slice", "dynamic_update_slice", "diagonal",
-                     "diagonal_embed", "unfold", "retype", "saved", "stop_gradient", *FREE),
-                    lambda c: 0.0),
-}
-
 
 def _operations(call: _Call) -> tuple[dict[DType, float], float]:
     """(products by type, other operations) of one node; one for each element of an elementwise op
     and of those that have no rule of their own."""
     node = call.node
-    if node.op.name in PRODUCTS:
-        return {call.operand: PRODUCTS[node.op.name](call)}, 0.0
-    if node.op.name in OPERATIONS:
-        return {}, OPERATIONS[node.op.name](call)
+    if (rule := node.op.operations) is not None:
+        flops = rule(call.inputs, call.outputs, **node.attrs)
+        return ({call.operand: flops}, 0.0) if node.op.matmul else ({}, flops)
     if node.op.expand is not None:
         return _opened(call)
     return {}, float(sum(map(prod, call.outputs)))
@@ -267,8 +181,8 @@ def _unit_work(unit: Unit, local: Local, stored: Storage) -> list[Work]:
     if not isinstance(unit, Group):
         if unit.op.graph_attrs:
             return _nested(unit)
-        sends = "collective" in unit.op.effects and unit.op.name not in PRODUCTS
-        if unit.op.name in FREE or sends:
+        sends = "collective" in unit.op.effects and not unit.op.matmul
+        if unit.op.free or sends:
             return []
     if all(map(_is_alias, nodes)):
         return []
@@ -293,7 +207,7 @@ def _name(unit: Unit) -> str:
 
 
 def _moved(unit: Unit, local: Local, stored: Storage) -> float:
-    gathers = isinstance(unit, Node) and unit.op.name in GATHERS
+    gathers = isinstance(unit, Node) and unit.op.picks
     read = sum(stored.size(v, local) for v in unit.inputs[1 if gathers else 0:])
     written = sum(stored.size(v, local) for v in unit.outputs if stored.owner(v) is v)
     return read + written * (2 if gathers else 1)
@@ -360,7 +274,7 @@ def _lives(units: Sequence[Unit], graph: Graph, stored: Storage, given: set[Valu
     """Of each value with memory of its own: the unit that makes it, and the last that reads it."""
     lives: dict[Value, tuple[int, int]] = {}
     for i, unit in enumerate(units):
-        if isinstance(unit, Node) and unit.op.name in FREE:
+        if isinstance(unit, Node) and unit.op.free:
             continue
         for v in unit.outputs:
             root = stored.owner(v)

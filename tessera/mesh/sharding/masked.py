@@ -25,21 +25,23 @@ from ..parts import extents
 from .moves import block
 
 SPLIT = "Z"
-READS = frozenset({"take", "take_along"})  # operand 0 has the split dimension
-WRITES = frozenset({"segment_sum", "add_along"})  # the result has it
-MASKED = READS | WRITES
 
 
 def can_mask(node: Node) -> bool:
     """Whether a node is one of these ops, on numbers: bools have no sum."""
-    return node.op.name in MASKED and node.inputs[0].aval.dtype.kind != "bool"
+    return node.op.indexed is not None and node.inputs[0].aval.dtype.kind != "bool"
+
+
+def _reads(node: Node) -> bool:
+    """Whether the indexed dimension is one of operand 0, else of the result."""
+    return node.op.indexed is not None and node.op.indexed.reads
 
 
 def is_masked(node: Node, ins: Sequence[Layout], outs: Sequence[Layout]) -> bool:
     """Whether the indexed dimension is split."""
     if not can_mask(node):
         return False
-    at = ins[0] if node.op.name in READS else outs[0]
+    at = ins[0] if _reads(node) else outs[0]
     return bool(at.axes_of(node.attrs["axis"]))
 
 
@@ -47,7 +49,7 @@ def run_masked(node: Node, parts: Sequence[Tensor], ins: Sequence[Layout], outs:
                rank: int, shape: tuple[int, ...]) -> Tensor:
     """One of these ops on the parts of a rank. shape: of its part of the result"""
     values, ids = parts
-    reads, axis = node.op.name in READS, node.attrs["axis"]
+    reads, axis = _reads(node), node.attrs["axis"]
     at, whole = (ins[0], node.inputs[0].aval) if reads else (outs[0], node.outputs[0].aval)
     lo, hi = block(at, rank, axis, extents(whole), whole.dtype)
     if hi == lo or not prod(values.shape) or not prod(shape):
@@ -63,7 +65,7 @@ def run_masked(node: Node, parts: Sequence[Tensor], ins: Sequence[Layout], outs:
 
 def _keep(x: Tensor, inside: Tensor, node: Node) -> Tensor:
     """x where the index is inside, else zeros; the dimensions of ids begin at the axis."""
-    if node.op.name in ("take", "segment_sum"):
+    if node.op.indexed is not None and not node.op.indexed.along:
         axis, count = node.attrs["axis"], inside.ndim
         inside = F.reshape(
             inside, (1,) * axis + tuple(inside.shape) + (1,) * (x.ndim - axis - count))

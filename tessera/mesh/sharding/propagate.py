@@ -28,7 +28,6 @@ from .steps import CONSTRAINTS, Held, Move, Run, Step, remove_dead
 # One byte from another rank counts as so many operations of this one. An H200 on NVLink does about
 # 2000 by its data sheet (989 TFLOP/s, 450 GB/s); a CPU far fewer.
 WORK_PER_BYTE = 200.0
-SOURCES = frozenset({"constant", "full", "iota", "random_bits"})  # made where they are needed
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class _Walk:
         if instead is not None:
             self._visit_all(instead, node)
             return
-        if node.op.name in SOURCES:
+        if node.op.makes and node.op.makes != "key":  # made where they are needed
             for v in node.outputs:
                 self.made_by[v] = node
         passed = self._passes(node)
