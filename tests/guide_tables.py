@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
+from guide_api import API
 from tessera import config, errors, numerics
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
@@ -150,8 +151,8 @@ def kernel_errors_table() -> str:
 def tile_ops_table() -> str:
     """What kernels may call, in the order of the modules that declare it."""
     found = sorted((op for op in TILE_OPS.values() if op.public), key=lambda op: op.family)
-    rows = [(f"`{op.signature}`", first_sentence(op.doc), f"`tile.ops.{op.family}`")
-            for op in found]
+    rows = [(f"[`{op.signature}`](api/tile.md#tstile{op.name})", first_sentence(op.doc),
+             f"`tile.ops.{op.family}`") for op in found]
     return markdown(("Operation", "Meaning", "Declared in"), rows)
 
 
@@ -196,7 +197,8 @@ def functions_table() -> str:
     """Public functions on tensors, in the order of the modules that hold them."""
     found = [f for f in PUBLIC.values() if ours(f)]
     found.sort(key=lambda f: (inspect.unwrap(f).__module__, f.__name__))
-    rows = [(f"`ts.{call_text(f)}`", first_sentence(f.__doc__), f"`{family(f)}`") for f in found]
+    rows = [(f"[`ts.{call_text(f)}`](api/ts.md#ts{f.__name__})", first_sentence(f.__doc__),
+             f"`{family(f)}`") for f in found]
     return markdown(("Function", "Meaning", "Declared in"), rows)
 
 
@@ -383,4 +385,5 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "offload": offload_table,
     "schedule": schedule_table,
     "knobs": knobs_table,
+    **API,
 }
