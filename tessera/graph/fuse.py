@@ -189,7 +189,7 @@ def _fits(node: Node, shape: tuple, space: tuple) -> bool:
         return True
     row = (*space[:-1], 1)
     reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
-    return bool(space) and shape == row and not reduces and node.op.name != "random_bits"
+    return bool(space) and shape == row and not reduces and node.op.makes != "bits"
 
 
 def fuse(graph: Graph) -> list[Unit]:

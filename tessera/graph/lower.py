@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..numerics import DType, NumericType
-from .cpu.program import LoopInput, LoopOp, LoopOutput, LoopProgram
+from .cpu.program import REDUCTIONS, LoopInput, LoopOp, LoopOutput, LoopProgram
 from .ir import Node, Value
 
 REGISTER = {
@@ -17,16 +17,20 @@ REGISTER = {
 }
 GRIDS = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"})
 LOADS = frozenset(REGISTER) | {"int16", "int8", "uint16", "uint8"}
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-ALIASES = frozenset({"retype"})  # ops whose result is their operand
 
 
 def _register(dtype: DType) -> str | None:
     return REGISTER.get(dtype.name)
 
 
+def loop_reduction(node: Node) -> str:
+    """The kind of loop op that a node is, "reduce_sum" for one; "" when it is none."""
+    kind = f"reduce_{node.op.reduction}"
+    return kind if kind in REDUCTIONS else ""
+
+
 def is_last_axis_reduction(node: Node) -> bool:
-    if node.op.name not in REDUCTIONS:
+    if not loop_reduction(node):
         return False
     x = node.inputs[0].aval
     return node.attrs["axis"] == (x.ndim - 1,) and node.attrs["keepdims"]
@@ -34,7 +38,7 @@ def is_last_axis_reduction(node: Node) -> bool:
 
 def column_sum_axes(node: Node) -> tuple[int, ...] | None:
     """The axes of a sum over all axes but the last, None for any other node."""
-    if node.op.name != "reduce_sum":
+    if node.op.reduction != "sum":
         return None
     x = node.inputs[0].aval
     axis = node.attrs["axis"]
@@ -44,24 +48,23 @@ def column_sum_axes(node: Node) -> tuple[int, ...] | None:
 
 def can_lower(node: Node) -> bool:
     """Whether a node can run inside a compiled loop."""
-    name = node.op.name
     if not node.outputs:
         return False
     out = node.outputs[0].aval
-    if name in ("cast", "retype"):
-        return name == "cast" and cast_kind(node.attrs["source"], node.attrs["to"]) is not None
+    if node.op.name == "cast":
+        return cast_kind(node.attrs["source"], node.attrs["to"]) is not None
     if any(v.aval.dtype.name not in REGISTER or v.aval.dtype.name in GRIDS for v in node.inputs):
         return False
     if out.dtype.name not in REGISTER or out.dtype.name in GRIDS:
         return False
-    if name in REDUCTIONS:
+    if loop_reduction(node):
         if node.inputs[0].aval.dtype.kind == "bool":
             return False
         fine = node.attrs.get("accum", out.dtype) is out.dtype
         if column_sum_axes(node) is not None:
             return fine and out.dtype.kind == "float"
         return fine and is_last_axis_reduction(node)
-    if name == "random_bits":
+    if node.op.makes == "bits":
         return True
     return node.op.loop is not None and _kind_of(node) in node.op.loop_kinds
 
@@ -134,11 +137,11 @@ class _Lowering:
             self.ids[out] = self.cast(node)
         elif column_sum_axes(node) is not None and node.inputs[0].aval.shape == self.shape:
             self.sums[out] = self.operand(node.inputs[0])
-        elif node.op.name in REDUCTIONS:
+        elif kind := loop_reduction(node):
             self.ids[out] = self.push(
-                LoopOp(node.op.name, (self.operand(node.inputs[0]),), self.register(out))  # type: ignore[arg-type]
+                LoopOp(kind, (self.operand(node.inputs[0]),), self.register(out))  # type: ignore[arg-type]
             )
-        elif node.op.name == "random_bits":
+        elif node.op.makes == "bits":
             words = tuple(self.operand(node.inputs[0], w) for w in (0, 1))
             self.ids[out] = self.push(LoopOp("random_bits", words, "u32"))  # type: ignore[arg-type]
         else:

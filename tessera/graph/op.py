@@ -83,15 +83,17 @@ class Memory:
 
     fresh    in buffers of their own
     view     in the memory of one operand, where strides can say it; copied where they cannot
+             flat: with the elements in the same order, as a reshape has them
     donated  in a buffer given as out=, which may be that of one operand: ref reads and writes it
              element by element. A plan gives it so when nothing reads the operand afterwards
     """
 
     kind: str = "fresh"
     operand: int = 0
+    flat: bool = False
 
 
-FRESH, VIEW = Memory(), Memory("view")
+FRESH, VIEW, FLAT_VIEW = Memory(), Memory("view"), Memory("view", flat=True)
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class Op:
     @property
     def view(self) -> bool:
         """Whether it is a view whatever its attributes are: it moves elements and computes none."""
-        return self.memory is VIEW
+        return isinstance(self.memory, Memory) and self.memory.kind == "view"
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

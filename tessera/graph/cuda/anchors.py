@@ -23,6 +23,9 @@ class Call:
 
     name: str
     tile: str | None = None
+    makes: str = ""
+    reduction: str = ""
+    indexed: None = None
     loop: None = None
     expand: None = None
     effects: frozenset[str] = frozenset()

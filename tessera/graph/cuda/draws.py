@@ -20,7 +20,8 @@ from ..simplify import Rewriter
 from .anchors import Call
 
 SMALL = 4096  # elements of a value that the host computes at each call
-BITS = Call("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
+BITS = Call("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
+            makes="bits")
 
 
 def open_keys(graph: Graph) -> Graph:
@@ -28,7 +29,7 @@ def open_keys(graph: Graph) -> Graph:
     rw = Rewriter()
     for node in graph.nodes:
         rw.where = node.where
-        if node.op.name == "random_bits":
+        if node.op.makes == "bits":
             words = (_word(rw, node.inputs[0], i) for i in (0, 1))
             node = Node(BITS, tuple(words), {}, node.outputs, node.where)  # type: ignore[arg-type]
         rw.add(node)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .choose import blocks
 from .frame import Frame
 from .schedule import Group, Operand, Step
-from .spell import REDUCTIONS
 from .steps import (
     Block,
     Fold,
@@ -65,7 +64,7 @@ def loop_source(group: Group) -> Source:
 def body(w: Writer, b: Block, group: Group, steps: list[Step]) -> None:
     texts = templates(group)
     for step in steps:
-        if step.op in REDUCTIONS:
+        if step.reduction:
             fold = Fold.of(step)
             w.line(f"{step.name} = {finished(w, fold, fold_rows(w, b, fold))}", step)
             b.held[step.name] = _column(step.name)
@@ -115,11 +114,11 @@ def _passes(w: Writer, b: Block, group: Group, N: int) -> None:
     levels, wide = _levels(group, b)
     steps = {s.name: s for s in group.steps}
     texts = templates(group)
-    rows: list[Step] = [s for s in group.steps if s.op not in REDUCTIONS and s.name not in wide]
+    rows: list[Step] = [s for s in group.steps if not s.reduction and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
-                 if s.op in REDUCTIONS and levels[s.name] == level + 1]
+                 if s.reduction and levels[s.name] == level + 1]
         if not folds:
             continue
         for f in folds:
@@ -162,7 +161,7 @@ def _levels(group: Group, b: Block) -> tuple[dict[str, int], set[str]]:
     for s in group.steps:
         names = [a for a in s.args if isinstance(a, str)]
         levels[s.name] = max((levels[a] for a in names), default=0)
-        if s.op in REDUCTIONS:
+        if s.reduction:
             levels[s.name] += 1
         elif placed(s) or any(a in wide for a in names):
             wide.add(s.name)

@@ -26,7 +26,7 @@ from .offload import place_saved
 from .ownership import verify_plan
 from .prepare import prepare
 from .schedule import Buffer, Group, Operand, Plan, Step, Transfer
-from .spell import REDUCTIONS, is_light, template
+from .spell import COMBINE, is_light, template
 from .units import Unit, units_of
 
 
@@ -147,7 +147,7 @@ class _Lowering:
                   choose.grid_of(frame.extents, s.m, s.n), axes=frame.members)
 
     def rows(self, unit: Unit) -> None:
-        if len(unit.nodes) == 1 and unit.nodes[0].op.name in REDUCTIONS:
+        if len(unit.nodes) == 1 and unit.nodes[0].op.reduction in COMBINE:
             return self._one_fold(unit)
         reads = [self._operand(v) for v in self._reads(unit)]
         writes = [self._operand(v) for v in unit.outputs]
@@ -356,9 +356,10 @@ def _attrs(node: Node) -> dict[str, Any]:
     if text is not None:
         plain = {k: v for k, v in node.attrs.items() if isinstance(v, int | float)}
         return {**plain, "text": text, "kinds": tuple(v.aval.dtype.kind for v in node.inputs)}
-    if node.op.name in REDUCTIONS:
+    if node.op.reduction in COMBINE:
         sums = {"accum": node.attrs["accum"]} if "accum" in node.attrs else {}
-        return {**sums, "kinds": (node.inputs[0].aval.dtype.kind,)}
+        return {**sums, "reduction": node.op.reduction,
+                "kinds": (node.inputs[0].aval.dtype.kind,)}
     return {}
 
 

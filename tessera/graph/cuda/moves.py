@@ -49,24 +49,28 @@ def moves_of(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, in
 
     numbers: values that are known. Raises UnsupportedTargetError.
     """
+    return MOVES[node.op.name](node, numbers)
+
+
+def _from_one(node: Node, axes: tuple) -> list[tuple[int | None, int, Move]]:
     shape = extents_of(node.outputs[0])
-    name, attrs, zero = node.op.name, node.attrs, (0,) * len(shape)
-    if name == "transpose":
-        places = attrs["axes"]
-        return [(0, 0, Move(shape, zero, tuple(
-            (places.index(a), 0, 1) for a in range(len(shape)))))]
-    if name == "slice":
-        axes = tuple((a, s, k) for a, (s, k) in enumerate(zip(attrs["starts"], attrs["steps"],
-                                                              strict=True)))
-        return [(0, 0, Move(shape, zero, axes))]
-    if name == "flip":
-        flipped = attrs["axis"]
-        axes = tuple((a, shape[a] - 1, -1) if a in flipped else (a, 0, 1)
-                     for a in range(len(shape)))
-        return [(0, 0, Move(shape, zero, axes))]
-    if name == "broadcast_to":
-        return [(0, 0, Move(shape, zero, _stretched(node)))]
-    return _padded(node, numbers) if name == "pad" else _parts(node)
+    return [(0, 0, Move(shape, (0,) * len(shape), axes))]
+
+
+def _transposed(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+    places = node.attrs["axes"]
+    return _from_one(node, tuple((places.index(a), 0, 1) for a in range(len(places))))
+
+
+def _sliced(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+    spans = zip(node.attrs["starts"], node.attrs["steps"], strict=True)
+    return _from_one(node, tuple((a, s, k) for a, (s, k) in enumerate(spans)))
+
+
+def _flipped(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+    shape, flipped = extents_of(node.outputs[0]), node.attrs["axis"]
+    return _from_one(node, tuple((a, n - 1, -1) if a in flipped else (a, 0, 1)
+                                 for a, n in enumerate(shape)))
 
 
 def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
@@ -83,14 +87,14 @@ def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int
             *([] if 0 in x else [(0, 0, Move(x, before, plain, fill))])]
 
 
-def _stretched(node: Node) -> tuple[tuple[int, int, int], ...]:
+def _stretched(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
     x, shape = node.inputs[0].aval.shape, node.outputs[0].aval.shape
     lead = len(shape) - len(x)
-    return tuple((a + lead, 0, 1) if n == shape[a + lead] else (-1, 0, 1)
-                 for a, n in enumerate(x))
+    return _from_one(node, tuple((a + lead, 0, 1) if n == shape[a + lead] else (-1, 0, 1)
+                                 for a, n in enumerate(x)))
 
 
-def _parts(node: Node) -> list[tuple[int | None, int, Move]]:
+def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
     """concatenate and split: runs of one axis."""
     axis, at = node.attrs["axis"], 0
     out: list[tuple[int | None, int, Move]] = []
@@ -105,6 +109,10 @@ def _parts(node: Node) -> list[tuple[int | None, int, Move]]:
                         Move(shape, here if joins else none, axes)))
         at += shape[axis]
     return out
+
+
+MOVES = {"transpose": _transposed, "broadcast_to": _stretched, "slice": _sliced, "flip": _flipped,
+         "split": _parts, "concatenate": _parts, "pad": _padded}
 
 
 def move_source(group: Group) -> Source:

@@ -17,7 +17,8 @@ from ..trace import trace
 from .anchors import match_attention, match_product, replace_calls
 from .draws import open_keys
 from .numbering import inside
-from .units import INDEXED
+from .spell import COMBINE
+from .units import indexed_kind
 
 Pass = Callable[[Graph], Graph]
 
@@ -74,7 +75,7 @@ def split_reductions(graph: Graph) -> Graph:
     """Reductions over axes that do not lie together become one for each run, kept, last first."""
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node.op.name not in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
+        if node.op.reduction not in COMBINE:
             return None
         runs = _runs(node.attrs["axis"])
         if len(runs) < 2 and node.attrs["keepdims"]:
@@ -103,7 +104,7 @@ def _runs(axis: tuple[int, ...]) -> list[tuple[int, ...]]:
 def narrow_ids(graph: Graph) -> Graph:
     """Integers that choose slices as they lie: what picks by int64 picks by int32 too."""
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if node.op.name not in INDEXED:
+        if not indexed_kind(node):
             return None
         cast = rw.made_by(inputs[1], "cast")
         if cast is None or cast.inputs[0].aval.dtype.name != "int32":

@@ -21,7 +21,7 @@ from ..ir import show_attr
 
 VERSION = 1
 ALIGN_BYTES = 256
-HIDDEN = ("text", "kinds")  # attributes of steps that follow from op and types
+HIDDEN = ("text", "kinds", "reduction")  # attributes of steps that follow from op and types
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class Step:
     type: NumericType
     ops: tuple[str, ...] = ()
     where: SourceLine | None = field(default=None, compare=False)
+
+    @property
+    def reduction(self) -> str:
+        """How elements combine: sum | max | min | prod; "" of an elementwise op."""
+        return str(dict(self.attrs).get("reduction", ""))
 
     def __str__(self) -> str:
         args = ", ".join(str(a) if isinstance(a, str) else repr(a) for a in self.args)

@@ -20,7 +20,6 @@ from ..cpu.vocabulary import FUNCTIONS
 from ..ir import Node
 from ..lower import filled
 
-REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod"}
 # How partial results of a reduction are joined, and the one that changes nothing.
 COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"),
            "min": ("tile.minimum({0}, {1})", "inf"), "prod": ("{0} * {1}", "1.0")}
@@ -141,5 +140,5 @@ def literal(value: Any, kind: str) -> str:
     return repr(bool(value)) if kind == "bool" else repr(int(value))
 
 
-__all__ = ["COMBINE", "REDUCTIONS", "STORED", "expression", "is_light", "literal", "no_kernel",
+__all__ = ["COMBINE", "STORED", "expression", "is_light", "literal", "no_kernel",
            "template", "within"]

@@ -13,7 +13,7 @@ from typing import Any
 from ...numerics import DType, as_type
 from .frame import Frame, Pattern
 from .schedule import HIDDEN, Operand, Step
-from .spell import COMBINE, REDUCTIONS, literal, within
+from .spell import COMBINE, literal, within
 from .text import Writer, capital
 
 
@@ -171,7 +171,7 @@ class Fold:
     @staticmethod
     def of(step: Step, blocks: int = 1) -> Fold:
         kept = dict(step.attrs).get("accum", step.type.dtype)
-        way = REDUCTIONS[step.op]
+        way = step.reduction
         long = way == "sum" and kept.name == "f32" and blocks > CHAIN
         return Fold(step, way, kept, step.type.dtype, as_type("f64").dtype if long else kept)
 

@@ -13,13 +13,12 @@ from ..fuse import Group as Loop
 from ..fuse import fuse
 from ..ir import Graph, Node, Value, uses
 from ..lower import column_sum_axes
+from .anchors import Call
 from .frame import anchor_frame, extents_of
-from .spell import REDUCTIONS, STORED, no_kernel, template
+from .moves import MOVES
+from .spell import COMBINE, STORED, no_kernel, template
 
-VIEWS = frozenset({"reshape", "retype", "cast"})  # where they are views: the same elements in order
-MOVES = frozenset({"transpose", "broadcast_to", "slice", "flip", "split", "concatenate", "pad"})
 ANCHORS = frozenset({"product", "flash_attention"})
-INDEXED = {"take": "gather", "segment_sum": "segments"}  # the kind of unit that each becomes
 
 
 @dataclass(eq=False)
@@ -74,7 +73,7 @@ def _from_loop(loop: Loop) -> list[Unit]:
 
 def _loop(shape: tuple[int, ...], nodes: list[Node]) -> Unit:
     for n in nodes:
-        if n.op.name not in REDUCTIONS and template(n) is None:
+        if n.op.reduction not in COMBINE and template(n) is None:
             raise no_kernel(n)
     return Unit("rows" if _has_rows(shape, nodes) else "loop", shape, nodes)
 
@@ -82,7 +81,7 @@ def _loop(shape: tuple[int, ...], nodes: list[Node]) -> Unit:
 def _has_rows(shape: tuple[int, ...], nodes: list[Node]) -> bool:
     """Whether some value is one number per row."""
     rows = (*shape[:-1], 1)
-    return any(n.op.name in REDUCTIONS for n in nodes) or (shape != rows and any(
+    return any(n.op.reduction in COMBINE for n in nodes) or (shape != rows and any(
         tuple(v.aval.shape) == rows for n in nodes for v in n.outputs))
 
 
@@ -91,7 +90,7 @@ def _from_node(node: Node) -> list[Unit]:
     if node.op.effects or node.op.graph_attrs:
         raise no_kernel(node)
     shape = _concrete(node)
-    viewed = name in VIEWS and node.op.lies(node.attrs).kind == "view"
+    viewed = not isinstance(node.op, Call) and node.op.lies(node.attrs).flat
     if viewed or 0 in shape:
         return [Unit("view" if viewed else "empty", shape, [node])]
     if name == "saved":
@@ -101,10 +100,10 @@ def _from_node(node: Node) -> list[Unit]:
         return [Unit("gemm" if name == "product" else "attention", shape, [node], anchor=node)]
     if name in MOVES:
         return [Unit("move", shape, [node])]
-    if name in INDEXED:
+    if kind := indexed_kind(node):
         _check_indexed(node)
-        return [Unit(INDEXED[name], shape, [node])]
-    if name in REDUCTIONS:
+        return [Unit(kind, shape, [node])]
+    if node.op.reduction in COMBINE:
         return _reduction(node)
     if template(node) is not None:
         return [_loop(shape, [node])]
@@ -129,11 +128,19 @@ def _check_anchor(node: Node) -> None:
         raise no_kernel(node, f"it accumulates in {accum} and gives {out}")
 
 
+def indexed_kind(node: Node) -> str:
+    """The kind of unit that an op on indexed slices becomes; "" when it is none."""
+    indexed = node.op.indexed
+    if indexed is None or indexed.along:
+        return ""
+    return "gather" if indexed.reads else "segments"
+
+
 def _check_indexed(node: Node) -> None:
     x, ids = (v.aval for v in node.inputs)
     if x.dtype.name not in STORED:
         raise no_kernel(node, f"of {x.type}")
-    if node.op.name == "segment_sum" and x.dtype.kind != "float" and x.dtype.bits < 32:
+    if indexed_kind(node) == "segments" and x.dtype.kind != "float" and x.dtype.bits < 32:
         raise no_kernel(node, f"sums in {x.dtype}")
     if 0 in (*x.shape, *ids.shape):
         raise no_kernel(node, "no elements")
@@ -195,7 +202,7 @@ def _front(unit: Unit, v: Value) -> list[Node]:
     others; that value as narrow as possible."""
     have, nodes = {v}, list[Node]()
     for n in unit.nodes:
-        whole = n.op.name not in REDUCTIONS and extents_of(n.outputs[0]) == unit.space
+        whole = n.op.reduction not in COMBINE and extents_of(n.outputs[0]) == unit.space
         if whole and have.intersection(n.inputs) and have.issuperset(
                 set(n.inputs) - set(unit.inputs)):
             nodes.append(n)
@@ -263,7 +270,7 @@ def _takes(unit: Unit, v: Value, source: Unit) -> bool:
     if unit is source or size_of(v.aval.shape) * 2 > size_of(unit.space):
         return False
     if unit.kind in ("loop", "rows"):
-        return not (len(unit.nodes) == 1 and unit.nodes[0].op.name in REDUCTIONS)
+        return not (len(unit.nodes) == 1 and unit.nodes[0].op.reduction in COMBINE)
     if unit.anchor is None or v in unit.anchor.inputs:
         return False
     frame = anchor_frame(unit.anchor, unit.space)

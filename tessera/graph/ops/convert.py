@@ -24,7 +24,7 @@ from ...numerics import (
 )
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
-from ..op import FRESH, VIEW, Arg, Memory, Op, Sample
+from ..op import FLAT_VIEW, FRESH, Arg, Memory, Op, Sample
 from ..operand import (
     CONVERT,
     axis_index,
@@ -96,7 +96,7 @@ def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
 
 def _cast_memory(source: NumericType, to: NumericType) -> Memory:
     """Between policies of one storage nothing is rounded: the elements are the operand's own."""
-    return VIEW if source.dtype is to.dtype else FRESH
+    return FLAT_VIEW if source.dtype is to.dtype else FRESH
 
 
 def _cast_tile(source: NumericType, to: NumericType) -> str | None:
@@ -259,7 +259,7 @@ RETYPE = Op(
     jvp=lambda ts, y, x, to: ts[0],
     batch=lambda size, batched, x, to: (apply(RETYPE, x, to=to), True),
     axes="...->...",
-    memory=VIEW,
+    memory=FLAT_VIEW,
     samples=(Sample((Arg((2, 3)),), {"to": as_type("f32 @loss_scale(2.0)")}),),
     doc="the same elements under another policy of the same storage",
 )

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..op import VIEW, Aval, Op, sample
+from ..op import FLAT_VIEW, VIEW, Aval, Op, sample
 from ..operand import (
     axes_tuple,
     axis_index,
@@ -47,7 +47,7 @@ RESHAPE = Op(
     batch=lambda size, batched, x, shape: (reshape(x, (size, *shape)), True),
     linear="joint",
     local=lambda attrs, ins, outs: {"shape": outs[0]},
-    memory=VIEW,
+    memory=FLAT_VIEW,
     samples=(sample((2, 3), shape=(3, 2)), sample((4,), shape=(2, 1, 2)), sample((), shape=(1,))),
     doc="the same elements in row-major order under other extents",
 )
