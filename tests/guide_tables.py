@@ -252,6 +252,15 @@ def call_text(fn: Callable) -> str:
     return show_call(fn.__name__, inspect.signature(fn))
 
 
+def rooms_table() -> str:
+    """Every package of the code with the first sentence of its docstring."""
+    rows = []
+    for file in sorted(PACKAGE.rglob("__init__.py"), key=lambda p: p.parent.parts):
+        said = first_sentence(ast.get_docstring(ast.parse(file.read_text())))
+        rows.append((f"`{file.parent.relative_to(PACKAGE.parent).as_posix()}/`", said))
+    return markdown(("Folder", "What it holds"), rows)
+
+
 # --- figures ----------------------------------------------------------------------------------
 # (part and case in the file, its unit, what is computed, our row, the row beside it, whose that is)
 Figure = tuple[str, str, str, str, str, str, str]
@@ -385,5 +394,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "offload": offload_table,
     "schedule": schedule_table,
     "knobs": knobs_table,
+    "rooms": rooms_table,
     **API,
 }
