@@ -28,3 +28,10 @@ def imported_modules(node: ast.AST, parts: list[str], is_folder: bool) -> Iterat
             getattr(node.func, "id", "")
         if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
             yield node.args[0].value.split(".")
+
+
+def for_types_alone(tree: ast.Module) -> set[ast.AST]:
+    """What stands under `if TYPE_CHECKING:`, which does not run."""
+    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If)
+              and "TYPE_CHECKING" in ast.unparse(n.test)]
+    return {inner for guard in guards for line in guard.body for inner in ast.walk(line)}

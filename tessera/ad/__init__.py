@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..graph.ops.stop_gradient import stop_gradient as stop_gradient
 from .api import Differentiable as Differentiable
 from .api import autodiff as autodiff
 from .api import grad as grad
@@ -12,7 +13,6 @@ from .checkpoint import checkpoint as checkpoint
 from .checkpoint import remat as remat
 from .checkpoint import remat_policies as remat_policies
 from .control import cond as cond
-from .custom import stop_gradient as stop_gradient
 from .custom_jvp import custom_jvp as custom_jvp
 from .custom_vjp import custom_vjp as custom_vjp
 from .gradcheck import gradcheck as gradcheck

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .. import hooks
 from ..dims import show_shape
 from ..errors import ArgumentError, GradError, ShapeError, did_you_mean
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
-from ..graph.ir import SEEDS
 from ..graph.operand import compute_type, convert
 from ..graph.signature import callable_name
 from ..graph.trace import current_builder
@@ -79,7 +78,7 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
         tape = forward(graph, packed.tensors)
         out = result.build(tape.outputs)
         loss = _loss_of(out, name, has_aux)
-        start = prod(seed(graph, graph.outputs[0]) for seed in SEEDS)
+        start = hooks.seed.get()(graph, graph.outputs[0])
         one = F.full((), start, compute_type(loss.type))
         found = backward(tape, [one] + [None] * (len(tape.outputs) - 1), graph.inputs)
         fixed = _stays(packed)

@@ -1,4 +1,4 @@
-"""What functions with a derivative of the user's share; and stop_gradient."""
+"""What functions with a derivative of the user's share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, GradError
 from ..graph import tree
 from ..graph.ir import Graph
-from ..graph.op import VIEW, Aval, Op, sample
-from ..graph.operand import plain, public
+from ..graph.op import Aval, Op
 from ..graph.signature import callable_name
 from ..graph.trace import apply, current_builder, current_line
 from ..tensor import Tensor
@@ -139,23 +138,3 @@ def batch_graphs(op: Op, names: tuple[str, ...]) -> Callable:
             True
 
     return rule
-
-
-# --- stop_gradient ----------------------------------------------------------------------------
-STOP_GRADIENT = Op(
-    "stop_gradient",
-    shape=lambda x: x,
-    ref=lambda x: x,
-    batch=lambda size, batched, x: (apply(STOP_GRADIENT, x), True),
-    axes="...->...",
-    memory=VIEW,
-    differentiable=False,
-    samples=(sample((2, 3)),),
-    doc="x, as a constant for derivatives",
-)
-
-
-@public
-def stop_gradient(x: Any) -> Any:
-    """x, whose derivative is taken as zero. x: a tensor or a nested value of them."""
-    return tree.map_tree(lambda t: apply(STOP_GRADIENT, plain(t)), x)

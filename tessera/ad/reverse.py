@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..errors import GradError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.operand import compute_type
-from ..graph.trace import ALIGN, at_line, replay, run_nodes
+from ..graph.trace import at_line, replay, run_nodes
 from ..runtime.host_memory import keep
 from ..tensor import PLAIN, Tensor
 
@@ -158,6 +159,4 @@ def materialize(g: Tensor | None, like: Tensor) -> Tensor:
     """A cotangent as a tensor: zeros where there is none; of a distributed tensor, as it lies."""
     if g is None:
         g = F.zeros(like.shape, compute_type(like.type))
-    for align in ALIGN:
-        g = align(g, like)
-    return g
+    return hooks.align.get()(g, like)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from .. import hooks
 from ..ad import grad
 from ..errors import ArgumentError
 from ..graph import jit
@@ -47,6 +48,6 @@ def _compiled(kernel: Kernel) -> None:
     jit.LAST[:] = [kernel]  # type: ignore[list-item]
 
 
-jit.GRADIENT.append(_gradient)
+hooks.gradient.fill(_gradient)
 COMPILED.append(_compiled)
 __all__ = ["inspect_ir"]

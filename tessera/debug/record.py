@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import config
+from .. import config, hooks
 from ..errors import SourceLine, user_line
-from ..graph import interpret, jit, trace
+from ..graph import trace
 from ..graph.ir import Graph, Node
 from ..graph.op import Aval, Op
 from ..graph.trace import aval_of
@@ -73,14 +73,14 @@ class Recorder:
 
     def start(self) -> None:
         config.get("numerics")  # resolved now: the lists must not change while they are walked
-        trace.EAGER_OBSERVERS.append(self._eager)
-        interpret.OBSERVERS.append(self._node)
-        jit.RUN_OBSERVERS.append(self._run)
+        hooks.eager_ops.append(self._eager)
+        hooks.nodes.append(self._node)
+        hooks.runs.append(self._run)
 
     def stop(self) -> None:
-        trace.EAGER_OBSERVERS.remove(self._eager)
-        interpret.OBSERVERS.remove(self._node)
-        jit.RUN_OBSERVERS.remove(self._run)
+        hooks.eager_ops.remove(self._eager)
+        hooks.nodes.remove(self._node)
+        hooks.runs.remove(self._run)
 
     def _add(self, op: str, ins: Sequence[Aval], outs: Sequence[Aval],
              where: SourceLine | None) -> None:

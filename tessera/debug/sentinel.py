@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import config
+from .. import config, hooks
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import functions as F
-from ..graph import interpret, jit, trace
+from ..graph import trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.random import get_state
@@ -106,13 +106,13 @@ class numerics(config.Switch):
 
 def _switch(mode: str | None) -> None:
     """Put the observers where ops run, or take them away. None: to be resolved at the next op."""
-    _set(trace.EAGER_OBSERVERS, _resolve, mode is None)
+    _set(hooks.eager_ops, _resolve, mode is None)
     on = mode in ("flag", "raise")
-    _set(trace.EAGER_OBSERVERS, observe_eager, on)
-    _set(interpret.SENTINELS, _SENTINEL, on)
-    _set(jit.RUN_OBSERVERS, observe_run, on or mode is None)
-    _set(trace.EXITS, observe_exit, on)
-    _set(trace.SENDING, observe_sending, on)
+    _set(hooks.eager_ops, observe_eager, on)
+    _set(hooks.sentinels, _SENTINEL, on)
+    _set(hooks.runs, observe_run, on or mode is None)
+    _set(hooks.exits, observe_exit, on)
+    _set(hooks.sending, observe_sending, on)
     _set(launch.SENTINELS, observe_kernel, on or mode is None)
 
 
@@ -340,7 +340,7 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastC
                       subnormal=lost.subnormal)
 
 
-_SENTINEL = interpret.Sentinel(observe_node, observe_lost)
+_SENTINEL = hooks.Sentinel(observe_node, observe_lost)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

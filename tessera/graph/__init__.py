@@ -45,6 +45,7 @@ from .ops import (
     sparse,
     special,
     spectral,
+    stop_gradient,
 )
 from .regions.deps import deps
 
@@ -56,5 +57,5 @@ __all__ = [
     "factorizations", "gather", "index", "join", "linalg", "logic", "loss", "lu", "maths",
     "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool",
     "quantiles", "random", "reduce", "resize", "safe", "scatter", "segments", "sets", "shape",
-    "softmax", "sort", "sparse", "special", "spectral",
+    "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
 ]

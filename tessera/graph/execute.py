@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import config
+from .. import config, hooks
 from ..numerics.random_state import next_step
 from ..tensor import Tensor
 from .compiled import Compiled
-from .interpret import OBSERVERS, interpret
+from .interpret import interpret
 from .ir import Graph
 from .simplify import simplify
 from .watch import Watched, run_watched
@@ -49,9 +49,9 @@ class Executable:
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self.random:
             next_step()
-        if config.numerics == "off" and not OBSERVERS:
+        if config.numerics == "off" and not hooks.nodes:
             return self.compiled.run(arrays)
-        if OBSERVERS or not self.watchable:
+        if hooks.nodes or not self.watchable:
             return interpret(self.graph, arrays)
         return run_watched(self.graph, lambda: self.watched, arrays)
 

@@ -253,6 +253,7 @@ if TYPE_CHECKING:
     from .ops.spectral import irfft as irfft
     from .ops.spectral import rfft as rfft
     from .ops.spectral import roll as roll
+    from .ops.stop_gradient import stop_gradient as stop_gradient
 
     # Declared under a shorter name, or under one that leaves Python's own alone.
     subtract = sub

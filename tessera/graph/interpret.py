@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from .. import hooks
 from ..errors import TesseraError
-from ..numerics import CastCounts
 from ..runtime.host_memory import memory_id
 from .ir import Graph, Node, Value
-from .trace import SENDING, at_line
-
-OBSERVERS: list[Callable[[Node, tuple, tuple], None]] = []  # (node, inputs, outputs); from debug
-
-
-@dataclass(frozen=True)
-class Sentinel:
-    """Who looks for bad values: shown each node when a graph runs node by node, and what a cast
-    lost when it does not. From debug."""
-
-    observe: Callable[[Node, tuple, tuple], None]
-    lost: Callable[[Node, CastCounts], None]
-
-
-SENTINELS: list[Sentinel] = []
+from .trace import at_line
 
 
 def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -36,11 +21,11 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         for node in graph.nodes:
             inputs = tuple(env[v] for v in node.inputs)
             if "collective" in node.op.effects:
-                for show in SENDING:
+                for show in hooks.sending:
                     show(node.op, node.where, node.inputs, inputs)
             made = call_node(node, inputs)
             env.update(zip(node.outputs, made, strict=True))
-            for observe in (*OBSERVERS, *(s.observe for s in SENTINELS)):
+            for observe in (*hooks.nodes, *(s.observe for s in hooks.sentinels)):
                 observe(node, inputs, made)
     given = [*arrays, *(t.array for _, t in graph.captures)]
     return list(own(map(env.__getitem__, graph.outputs), given))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,6 @@ class Graph:
 
     def __str__(self) -> str:
         return _text(self)
-
-
-# The cotangent with which ts.grad begins is the product of what these give for the graph of the
-# function and its loss: 1/n for a loss that n ranks hold. Filled by mesh.
-SEEDS: list[Callable[[Graph, Value], float]] = []
 
 
 def subgraphs(node: Node) -> Iterator[Graph]:

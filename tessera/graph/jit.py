@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from .. import wide_arrays
+from .. import hooks, wide_arrays
 from ..dims import Dim
 from ..errors import (
     ArgumentError,
@@ -45,7 +45,7 @@ from .signature import (
     type_of,
 )
 from .signatures import Signatures
-from .trace import DISTRIBUTED, Tracer, aval_of, current_builder, evaluate, trace
+from .trace import Tracer, aval_of, current_builder, evaluate, trace
 from .value_type import ValueType
 from .weak import number_of, number_type
 
@@ -55,14 +55,6 @@ EXECUTORS: dict[str, Callable[[Graph, bool], Any]] = {
     "cpu": lambda graph, capture: Executable(graph)}
 # What a target makes of a leaf of its arguments, by the parameter's name.
 ARGUMENTS: dict[str, Callable[[Any, str], Any]] = {"cpu": lambda leaf, name: leaf}
-# observe(graph) is a context in which the graph runs; it gives a function that is shown the
-# results. Filled by debug.
-RUN_OBSERVERS: list[Callable[[Graph], AbstractContextManager[Callable[[list[Tensor]], None]]]] = []
-# What a trace depends on beside its arguments: each gives something hashable. Filled by mesh.
-SURROUNDINGS: list[Callable[[], Any]] = []
-# (groups, extents): groups(graph) are those of ranks whose extents a trace knows, and
-# extents(groups, leaves, name) is what these ranks call it with now. Filled by mesh.
-TOGETHER: list[tuple[Callable[[Graph], tuple], Callable[[tuple, Sequence[Tensor], str], Any]]] = []
 
 
 def _lowered(level: str, traced: Traced) -> str:
@@ -115,14 +107,15 @@ class Traced:
     @functools.cached_property
     def program(self) -> Any:
         """The graph on the mesh of its distributed tensors."""
-        return DISTRIBUTED[0].program(self.graph, self.layouts)
+        assert self.layouts is not None
+        return hooks.distributed.get().program(self.graph, self.layouts)
 
     def run(self, leaves: Sequence[Tensor], call: Call | None = None) -> Any:
         """The result of the compiled graph on these tensors; `call` has its regions."""
-        if not RUN_OBSERVERS:
+        if not hooks.runs:
             return self.result(self._tensors(leaves), call)
         with ExitStack() as stack:
-            shown = [stack.enter_context(observe(self.graph)) for observe in RUN_OBSERVERS]
+            shown = [stack.enter_context(observe(self.graph)) for observe in hooks.runs]
             flat = self._tensors(leaves)
             for show in shown:
                 show(flat)
@@ -159,7 +152,7 @@ class Function:
         self._names = positional_names(self.signature)
         self.static = self._static_names(static)
         self._cache = Signatures(self.name)
-        self._groups: dict[tuple, tuple] = {}  # by surroundings: see TOGETHER
+        self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
         self._last: Traced | None = None
         self._annotations: dict[str, Any] | None = None
         self._regions: dict[str, RegionType] | None = None
@@ -189,7 +182,7 @@ class Function:
         """The hot path: positional plain tensors of a known signature."""
         if self._groups:
             return None
-        key: list[Any] = [look() for look in SURROUNDINGS]
+        key: list[Any] = [look() for look in hooks.surroundings]
         for a in args:
             if type(a) not in PLAIN or a.scale is not None:
                 return None
@@ -204,7 +197,7 @@ class Function:
     def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
         if not self._groups and all(
                 type(a) in PLAIN and a.scale is None for a in args):
-            key = [look() for look in SURROUNDINGS]
+            key = [look() for look in hooks.surroundings]
             key += [k for a in args for k in (a._shape, id(a.type), a.is_param)]
             self._cache.remember(tuple(key), [a.type for a in args], traced)
 
@@ -269,16 +262,16 @@ class Function:
         return leaves, statics, (treedef, tuple(key), tuple(statics), here)
 
     def _surroundings(self, leaves: list[Tensor]) -> tuple:
-        here = tuple(look() for look in SURROUNDINGS)
+        here = tuple(look() for look in hooks.surroundings)
         known = self._groups.get(here)
-        return (*here, TOGETHER[0][1](known, leaves, self.name)) if known else here
+        return (*here, hooks.together.get().extents(known, leaves, self.name)) if known else here
 
     def _new(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
         """A new trace, under the key by which it is found again."""
         traced = self._trace(leaves, statics, key)
-        here = key[3][:len(SURROUNDINGS)]
+        here = key[3][:len(hooks.surroundings)]
         known = self._groups.get(here, ())
-        more = tuple(g for find, _ in TOGETHER for g in find(traced.graph) if g not in known)
+        more = tuple(g for g in hooks.together.get().groups(traced.graph) if g not in known)
         if more:
             self._groups[here] = known + more
             key = (*key[:3], self._surroundings(leaves))
@@ -404,7 +397,7 @@ class Function:
         _need_level(level)
         traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
         if backward:
-            traced = GRADIENT[0](self, traced)
+            traced = hooks.gradient.get()(self, traced)
         return INSPECTORS[level](traced)
 
     def infer(self, *args: Any, **kwargs: Any) -> Any:
@@ -465,9 +458,6 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-
-GRADIENT: list[Callable[[Function, Traced], Traced]] = []  # put here by debug/inspect.py
 
 
 def _need_level(level: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import wide_arrays
+from .. import hooks, wide_arrays
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..foreign import keyword_instead
@@ -23,7 +23,7 @@ from ..tensor import FUNCTIONS, Tensor, as_tensor
 from . import functions as F
 from .op import name_operands
 from .signature import show_call
-from .trace import EXITS, LITERAL, Tracer
+from .trace import LITERAL, Tracer
 from .weak import Number, fitting, is_number, weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ def public(fn: Function) -> Function:
             raise ArgumentError(f"ts.{fn.__name__}: {problem}", hint=hint) from err
         if wide_arrays.UNSTATED and not states_type:
             wide_arrays.inherit(out, (*args, *kwargs.values()))
-        for leave in EXITS:
+        for leave in hooks.exits:
             leave(out)
         return out
 
@@ -183,10 +183,7 @@ def convert(x: Tensor, numeric: NumericType) -> Tensor:
     """x as `numeric`, rounded as its policy says. x itself when nothing changes."""
     if x.type == numeric:
         return x
-    return CONVERT[0](x, numeric)
-
-
-CONVERT: list[Callable[[Tensor, NumericType], Tensor]] = []  # cast, put here by ops/convert.py
+    return hooks.cast.get()(x, numeric)
 
 
 def promote(*xs: Any) -> tuple[list[Tensor], NumericType]:

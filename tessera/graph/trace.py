@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .. import hooks
 from ..dims import size_of
 from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
 from ..tensor import STATIC_HINT, Tensor, as_tensor, need_device
@@ -27,14 +28,6 @@ class _State(threading.local):
 
 
 _state = _State()
-EAGER_OBSERVERS: list[Callable[[Op, tuple, dict, tuple], None]] = []  # filled by debug
-ALIGN: list[Callable[[Tensor, Tensor], Tensor]] = []  # align(g, x): g as x lies; filled by mesh
-DISTRIBUTED: list[Any] = []  # runs ops and graphs of distributed tensors; put here by mesh
-# Shown a collective before it runs: (op, line, what stands for each operand, its array). What
-# leaves for other ranks is looked at here. Filled by debug.
-SENDING: list[Callable[[Op, SourceLine | None, Sequence[Any], Sequence[np.ndarray]], None]] = []
-EXITS: list[Callable[[Any], None]] = []  # shown what a graph or a public function that ran op by
-# op has given; filled by debug
 
 
 class Tracer(Tensor):
@@ -156,7 +149,7 @@ class Builder:
         if key not in self.literals:
             value = Value(Aval((), x.type))
             self.nodes.append(
-                Node(CONSTANT[0], (), {"value": number, "type": x.type}, (value,), None)
+                Node(hooks.constant.get(), (), {"value": number, "type": x.type}, (value,), None)
             )
             self.literals[key] = value
         return self.literals[key]
@@ -188,7 +181,6 @@ class Builder:
 
 
 LITERAL = "literal"  # name of tensors that stand for Python numbers
-CONSTANT: list[Op] = []  # the `constant` op, put here by ops/create.py
 
 
 def current_builder() -> Builder | None:
@@ -218,10 +210,10 @@ def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
                 hint="return it from the traced function instead of storing it outside",
             )
     if any(a.layout is not None for a in args):
-        return DISTRIBUTED[0].run_op(op, args, attrs)
+        return hooks.distributed.get().run_op(op, args, attrs)
     avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
-    if SENDING and "collective" in op.effects:
-        for show in SENDING:
+    if hooks.sending and "collective" in op.effects:
+        for show in hooks.sending:
             show(op, _state.where or user_line(), args, [a.array for a in args])
     try:
         with np.errstate(all="ignore"):
@@ -236,7 +228,7 @@ def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
         Tensor(np.asarray(x), aval.type)
         for x, aval in zip(arrays if op.multi else (arrays,), avals, strict=True)
     )
-    for observe in EAGER_OBSERVERS:
+    for observe in hooks.eager_ops:
         observe(op, tuple(args), attrs, made)
     return made if op.multi else made[0]
 
@@ -276,11 +268,8 @@ def replay(node: Node, inputs: list) -> Any:
     """A node in a copy of its graph: a random stream gets a number of its own there, so that a
     function used twice draws twice."""
     if node.op.name == "rng_key":
-        return NEXT_KEY[0]()
+        return hooks.next_key.get()()
     return apply(node.op, *inputs, **node.attrs)
-
-
-NEXT_KEY: list[Callable[[], Tensor]] = []  # next_key, put here by ops/random.py
 
 
 def run_nodes(
@@ -293,7 +282,7 @@ def run_nodes(
             out = visit(node, inputs) if visit else apply(node.op, *inputs, **node.attrs)
         outs = out if node.op.multi else (out,)
         env.update(zip(node.outputs, outs, strict=True))
-    for leave in EXITS:
+    for leave in hooks.exits:
         leave([env[v] for v in graph.outputs])
 
 

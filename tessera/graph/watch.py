@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
 from .compiled import Compiled, Step
 from .fuse import Group, Unit
-from .interpret import SENTINELS, interpret
+from .interpret import interpret
 from .ir import Graph, Node, Value
 from .lower import Lowered, lower
 from .ops.convert import cast_ref
@@ -61,7 +62,7 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
         out = watched().run(arrays)
         if not tally.bad:
             for node, counts in tally.lost:
-                for sentinel in SENTINELS:
+                for sentinel in hooks.sentinels:
                     sentinel.lost(node, counts)
             return out
         tally.blaming = True

@@ -12,13 +12,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tessera.graph.ir import SEEDS
-from tessera.graph.jit import SURROUNDINGS, TOGETHER
+from tessera import hooks
 
 from .collectives import merge as merge
 from .collectives import ops as ops
-from .collectives.replicated import seed
-from .collectives.together import extents, groups
+from .collectives import replicated as replicated
+from .collectives import together as together
 from .device_mesh import Mesh, mesh
 from .ranks import abort
 from .world import surroundings
@@ -31,9 +30,14 @@ class _MeshModule(ModuleType):
         return mesh(*args, **kwargs)
 
 
+def _backend_of(where: Mesh) -> str:
+    from .ranks.nccl import backend_of  # it stands on the runtime of GPUs, which few need
+
+    return backend_of(where)
+
+
 MODULE: Any = sys.modules[__name__]
 MODULE.__class__ = _MeshModule
-SEEDS.append(seed)
-SURROUNDINGS.append(surroundings)
-TOGETHER.append((groups, extents))
+hooks.backend_of.fill(_backend_of)
+hooks.surroundings.append(surroundings)
 abort.install()

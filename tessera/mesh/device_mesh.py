@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
+from tessera import hooks
 from tessera.errors import ArgumentError, AxisError, ShapeError, did_you_mean
 
 # The meshes whose blocks are open, outermost first. A context variable: the threads that simulate
@@ -85,9 +86,7 @@ class Mesh:
         Tensor["vocab", "d_model"], whose ShardSpec is the result
         Raises AxisError for a dimension or an axis that is not there.
         """
-        from .named import shard_named  # made of meshes, as tensors are
-
-        return shard_named(self, x, which, dims)
+        return hooks.shard_named.get()(self, x, which, dims)
 
     @property
     def backend(self) -> str:
@@ -98,9 +97,7 @@ class Mesh:
         out together, it is what this rank finds on its machine. Raises MeshError where
         TESSERA_COMM=nccl demands what is not there.
         """
-        from .ranks.nccl import backend_of
-
-        return backend_of(self)
+        return hooks.backend_of.get()(self)
 
     @property
     def names_gpus(self) -> bool:

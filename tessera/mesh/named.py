@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tessera import hooks
 from tessera.errors import ArgumentError
 from tessera.tensor import TensorType
 
@@ -25,6 +26,9 @@ def shard_named(where: Mesh, x: Any, which: Any, dims: Sequence[str] | None) -> 
     spec.resolve(where, x.ndim, names)  # raises for what is not there
     numbers = tuple(find_dim(d, x.ndim, names) for d in spec.partition)
     return ShardSpec(numbers, spec.mesh_axes, spec.replicate)
+
+
+hooks.shard_named.fill(shard_named)
 
 
 def on(where: Mesh | Sequence[str], **options: Any) -> Callable[[Callable], Callable]:

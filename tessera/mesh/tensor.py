@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tessera import hooks
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.graph import functions as F
-from tessera.graph.operand import PUBLIC, shape_tuple
+from tessera.graph.operand import shape_tuple
 from tessera.graph.ops import random as rng
 from tessera.numerics import NumericType, as_type, encode, random_bits_at
 from tessera.tensor import Tensor, as_tensor, encode_value
@@ -321,7 +322,7 @@ def distribute(x: Any, layout: Any, dtype: Any = None, mesh: Mesh | None = None,
 
 def _relay(x: DistTensor, layout: Layout, numeric: NumericType) -> DistTensor:
     """A distributed tensor in another layout of its mesh."""
-    y = PUBLIC["shard"](x, layout) if x.layout != layout else x
+    y = hooks.shard.get()(x, layout) if x.layout != layout else x
     made = y if y.type == numeric else F.cast(y, numeric)
     return DistTensor(made.held, x.shape, numeric, made.layout, is_param=x.is_param, name=x.name)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import hooks
 from ..errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
 from . import libcuda
 from .target import Target, target_of_device
@@ -76,10 +77,6 @@ def _failure(status: int, what: str) -> Exception:
     return DeviceError(f"{what}: {name}, {words}", hint=hint)
 
 
-# Called with the number of a device that was waited for: errors that its kernels reported show now.
-SYNCHRONISED: list[Callable[[int], None]] = []
-
-
 @dataclass(frozen=True)
 class Device:
     """One GPU: what it is, and its primary context."""
@@ -131,7 +128,7 @@ class Device:
         """Wait for everything on the device, then raise what its kernels reported."""
         with self.current():
             check(driver().cuCtxSynchronize(), f"wait for {self}")
-        for tell in SYNCHRONISED:
+        for tell in hooks.synchronised:
             tell(self.index)
 
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import hooks
 from ..errors import DeviceError, SourceLine, TesseraError
 from .buffer import Buffer, MappedMemory
-from .device import SYNCHRONISED, check, device, driver, outside_capture
+from .device import check, device, driver, outside_capture
 
 WORDS = 8
 VALUES = 4
@@ -185,4 +186,4 @@ def _check_after_wait(index: int) -> None:
         _flags[index].check()
 
 
-SYNCHRONISED.append(_check_after_wait)
+hooks.synchronised.append(_check_after_wait)

@@ -18,6 +18,7 @@ from tessera import (
     f32,
     fp8_e4m3,
     fp8_e5m2,
+    hooks,
     int8,
     loss_scale,
     per_channel,
@@ -25,7 +26,6 @@ from tessera import (
     scaled,
     stochastic_round,
 )
-from tessera.graph.trace import EAGER_OBSERVERS
 from tessera.numerics import all_dtypes, as_type, decode, from_codes, pack
 from tolerance import assert_close
 
@@ -374,11 +374,11 @@ def test_a_loss_scale_reaches_every_stored_cotangent(rng):
 
         x, w = ts.tensor(x0, t), ts.param(w0, t)
         y, pull = ts.vjp(lambda w: ts.relu(x @ w), w)
-        EAGER_OBSERVERS.append(watch)
+        hooks.eager_ops.append(watch)
         try:
             return pull(ts.full(y.shape, 2.0**-6)), seen
         finally:
-            EAGER_OBSERVERS.remove(watch)
+            hooks.eager_ops.remove(watch)
 
     (g1, plain), (gk, larger) = stored(1.0), stored(64.0)
     assert len(plain) == len(larger) == 2

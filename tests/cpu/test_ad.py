@@ -124,18 +124,19 @@ def test_loss_scale_multiplies_cotangents_and_is_removed() -> None:
 
 def run_nodes(graph: Graph, *args: Tensor) -> list[tuple[str, np.ndarray]]:
     """Every intermediate of a graph, by op: a probe."""
-    from tessera.graph.execute import OBSERVERS, interpret
+    from tessera import hooks
+    from tessera.graph.interpret import interpret
 
     found: list[tuple[str, np.ndarray]] = []
 
     def observe(node: Any, inputs: tuple, outputs: tuple) -> None:
         found.extend((node.op.name, np.asarray(a, np.float64)) for a in outputs)
 
-    OBSERVERS.append(observe)
+    hooks.nodes.append(observe)
     try:
         interpret(graph, [a.array for a in args])
     finally:
-        OBSERVERS.remove(observe)
+        hooks.nodes.remove(observe)
     return found
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import hooks
 from tessera.debug import profiling
-from tessera.graph import execute, jit, trace
 
 
 @ts.jit
@@ -43,11 +43,11 @@ class TestTrace:
     def test_it_ends_with_its_block_also_after_an_error(self, args):
         with pytest.raises(ZeroDivisionError), ts.debug.trace() as program:
             raise ZeroDivisionError
-        before = [list(x) for x in (trace.EAGER_OBSERVERS, execute.OBSERVERS, jit.RUN_OBSERVERS)]
+        before = [list(x) for x in (hooks.eager_ops, hooks.nodes, hooks.runs)]
         ts.exp(args[0])
         assert len(program) == 0
-        assert [list(x) for x in (trace.EAGER_OBSERVERS, execute.OBSERVERS,
-                                  jit.RUN_OBSERVERS)] == before
+        assert [list(x) for x in (hooks.eager_ops, hooks.nodes,
+                                  hooks.runs)] == before
 
     def test_traces_nest(self, args):
         with ts.debug.trace() as outer:

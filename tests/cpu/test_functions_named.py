@@ -28,7 +28,7 @@ def test_what_a_type_checker_reads_is_what_runs():
 
 
 def test_no_function_of_the_graph_is_left_out():
-    """Those of the floors above, stop_gradient and shard say, are imported from there."""
+    """Those of the floors above, ts.shard say, are imported from there."""
     of_graph = {n for n, f in PUBLIC.items() if f.__module__.startswith("tessera.graph.")}
     assert of_graph == named().keys()
     assert len(of_graph) > 200

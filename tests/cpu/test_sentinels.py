@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph import execute, jit, trace
+from tessera import hooks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -295,7 +295,7 @@ class TestSwitching:
             x + 1.0
         ts.config.set(numerics="off")
         x + 1.0
-        lists = (trace.EAGER_OBSERVERS, execute.OBSERVERS, jit.RUN_OBSERVERS, trace.EXITS)
+        lists = (hooks.eager_ops, hooks.nodes, hooks.runs, hooks.exits)
         assert not any(lists)
         assert np.isnan(ts.log(ts.tensor([-1.0])).numpy()).all() and not ts.debug.flags()
         error = caught(ts.jit(shifted_log), ts.tensor([1.0]))  # and on, the op is named

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import hooks
 from tessera.graph import execute, watch
 from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops, interpret
 
@@ -41,11 +42,11 @@ def by_op(f, *args):
     def nothing(node, ins, outs):
         pass
 
-    execute.OBSERVERS.append(nothing)
+    hooks.nodes.append(nothing)
     try:
         return findings(f, *args)
     finally:
-        execute.OBSERVERS.remove(nothing)
+        hooks.nodes.remove(nothing)
 
 
 def findings(f, *args):

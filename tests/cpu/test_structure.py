@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from import_scan import imported_modules, module_parts
+from import_scan import for_types_alone, imported_modules, module_parts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 
@@ -19,10 +19,6 @@ CIRCLES: dict[str, set[str]] = {
         {"numerics.dtypes", "numerics.parse", "numerics.policy"},
     "a cache's type makes caches, and a cache has a type":
         {"state.kv_cache", "state.kv_type"},
-    "a mesh has methods for what is made of meshes":
-        {"mesh.device_mesh", "mesh.layout", "mesh.named", "mesh.parts", "mesh.ranks.group",
-         "mesh.ranks.ledger", "mesh.ranks.nccl", "mesh.sharding.reshard", "mesh.spec",
-         "mesh.tensor", "mesh.world"},
     "a function of the IR prints itself":
         {"tile.ir", "tile.printing"},
     "an indexed op is built from its subscripts, whose checks know the ops":
@@ -40,13 +36,6 @@ CIRCLES: dict[str, set[str]] = {
     "a tile is stored in buffers, and packed ones are tiles":
         {"tile.cuda.emit.buffers", "tile.cuda.emit.packed_tiles", "tile.cuda.emit.tiles"},
 }
-
-
-def for_types_alone(tree: ast.Module) -> set[ast.AST]:
-    """What stands under `if TYPE_CHECKING:`, which does not run."""
-    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If)
-              and "TYPE_CHECKING" in ast.unparse(n.test)]
-    return {inner for guard in guards for line in guard.body for inner in ast.walk(line)}
 
 
 def imports_of(package: Path) -> dict[str, set[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import wide_arrays
+from ... import hooks, wide_arrays
 from ...numerics import (
     CastCounts,
     DType,
@@ -26,7 +26,6 @@ from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, FRESH, Arg, Memory, Op, Sample
 from ..operand import (
-    CONVERT,
     axis_index,
     compute_type,
     convert,
@@ -180,7 +179,7 @@ def _may_lose(source: DType, to: DType) -> bool:
     return to.kind in ("int", "uint") and source.kind == "float"
 
 
-CONVERT.append(cast_to)
+hooks.cast.fill(cast_to)
 
 
 @public

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from ... import hooks
 from ...dims import Dim
 from ...errors import ArgumentError
 from ...numerics import NumericType, as_type, encode
 from ...tensor import Tensor, TensorType, as_tensor
 from ..op import Aval, Op, sample
 from ..operand import public, shape_tuple
-from ..trace import CONSTANT, apply
+from ..trace import apply
 
 
 def _elements(value: Any, numeric: NumericType) -> np.ndarray:
@@ -36,7 +37,7 @@ CONSTANT_OP = Op(
     makes="number",
     doc="a Python number",
 )
-CONSTANT.append(CONSTANT_OP)
+hooks.constant.fill(CONSTANT_OP)
 
 
 FULL = Op(

@@ -20,7 +20,6 @@ from .. import flops
 from .. import functions as F
 from ..op import Aval, Indexed, Op, sample
 from ..operand import (
-    PUBLIC,
     axis_index,
     convert,
     plain,
@@ -334,7 +333,7 @@ def _without_gradient(y: Tensor, rows: Tensor, table: Tensor, padding: Any) -> T
     other = index + extent if index < 0 else index - extent  # the same row, from the other end
     here = F.logical_or(F.equal(rows, index), F.equal(rows, other))
     mask = F.reshape(here, (*here.shape, *(1,) * (y.ndim - here.ndim)))
-    return F.where(mask, PUBLIC["stop_gradient"](y), y)
+    return F.where(mask, F.stop_gradient(y), y)
 
 
 @public

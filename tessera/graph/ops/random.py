@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ... import numerics
+from ... import hooks, numerics
 from ...dims import show_shape, size_of
 from ...errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 from ...foreign import RANDOM
@@ -153,7 +153,7 @@ def next_key() -> Tensor:
     return apply(RNG_KEY, stream=builder.streams)
 
 
-tracing.NEXT_KEY.append(next_key)
+hooks.next_key.fill(next_key)
 
 
 def _bits_ref(key: np.ndarray, shape: tuple) -> np.ndarray:

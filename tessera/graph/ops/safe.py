@@ -11,7 +11,7 @@ from typing import Any
 
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import PUBLIC, axis_index, floating, literal, public, scalar_line, store
+from ..operand import axis_index, floating, literal, public, scalar_line, store
 from .elementwise import abs_, maximum, rsqrt, where
 from .norms import norm_operand, row_mean, row_weight
 from .reduce import accumulate_dtype
@@ -44,7 +44,7 @@ def _row_scale(x: Tensor, eps: float) -> Tensor:
     The results do not depend on it, so it has no gradient.
     """
     a = maximum(row_max(abs_(x)), math.sqrt(eps))
-    return PUBLIC["stop_gradient"](where(F.equal(a, 0.0), literal(1.0, a), a))
+    return F.stop_gradient(where(F.equal(a, 0.0), literal(1.0, a), a))
 
 
 def _unit_rows(z: Tensor, scale: Tensor, eps: float, numeric: Any) -> Tensor:
@@ -85,7 +85,7 @@ def layernorm_safe(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 
     if c.shape[-1] == 0:
         return store(c, numeric)
     quarter = c * 0.25  # the largest distance is twice the largest number
-    y = quarter - PUBLIC["stop_gradient"](row_max(quarter))
+    y = quarter - F.stop_gradient(row_max(quarter))
     scale = _row_scale(y, float(eps) / 16.0)
     z = y / scale
     y = _unit_rows(z - row_mean(z, accumulate_dtype(numeric)), scale, float(eps) / 16.0, numeric)

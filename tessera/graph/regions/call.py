@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ... import hooks
 from ...errors import ArgumentError, DTypeError, EffectError, PrivilegeError, TraceError
 from ...tensor import Tensor
 from .. import tree
@@ -15,9 +16,6 @@ from ..annotate import fit_argument
 from ..trace import Tracer, current_builder
 from .held import Held
 from .types import Privilege, RegionType, read
-
-# observe(function, uses, result) after each call of a function with regions; filled by deps.py
-CALLS: list[Callable[[str, list[Use], Any], None]] = []
 
 
 # --- while it is traced -----------------------------------------------------------------------
@@ -123,7 +121,7 @@ class Call:
         """Write what the regions hold now into the caller's arrays; the result as it is."""
         for update, value in zip(updates, values, strict=True):
             write_back(self.uses[update.name, update.place].leaf, value, update.whole)
-        for observe in CALLS:
+        for observe in hooks.region_calls:
             observe(self.function, list(self.uses.values()), result)
         return result
 

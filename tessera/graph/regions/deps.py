@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ... import hooks
 from ...tensor import Tensor
 from .. import tree
 from ..trace import Tracer
-from .call import CALLS, Use, memory_of
+from .call import Use, memory_of
 from .held import Held
 from .types import Privilege, read, write
 
@@ -97,11 +98,11 @@ class deps:
 
     def __enter__(self) -> Dependencies:
         self.found = Dependencies()
-        CALLS.append(self.found.record)
+        hooks.region_calls.append(self.found.record)
         return self.found
 
     def __exit__(self, *exc: object) -> None:
-        CALLS.remove(self.found.record)
+        hooks.region_calls.remove(self.found.record)
 
 
 def _identity(leaf: Any) -> tuple:

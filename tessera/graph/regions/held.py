@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from ... import hooks
 from ...errors import DTypeError, PrivilegeError, SourceLine, TraceError, user_line
 from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
@@ -136,7 +137,7 @@ class Held(Tracer):
             return None
         with at_line(self.where):
             out = convert(self.now, self.type)
-            return out if self.builder.mesh is None else PUBLIC["shard"](out, self.layout)
+            return out if self.builder.mesh is None else hooks.shard.get()(out, self.layout)
 
     def _check_reads(self, results: Sequence[Tensor]) -> None:
         """Raise PrivilegeError at the first node that reads a region which is only reduced."""

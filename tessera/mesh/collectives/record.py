@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from tessera import hooks
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, AxisError, DTypeError, TraceError
 from tessera.graph.op import OPS
-from tessera.graph.trace import EXITS, apply, current_builder
+from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType, as_key, as_type
 from tessera.runtime.arrays import HOST, place_of
 from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh
-from ..errors import MeshError
 from ..ranks.envelope import Label, Shape
 from ..ranks.group import Group, find_mesh, make_group
 from ..ranks.ledger import Call, agree, call
@@ -35,9 +35,6 @@ from .reduce import key_missing, need_reducible, needs_key
 from .traffic import Sent, record_sent
 
 COLLECTIVES: dict[str, Collective] = {}
-# What a call in the global view becomes: run(record, x, axes, mesh, **attrs). Filled by what
-# distributes tensors.
-GLOBAL_VIEW: list[Callable[..., Any]] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +148,8 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     x = as_tensor(x)
     _need_plain(which, x)
     if x.layout is not None or traces_whole_tensors():
-        return _in_global_view(which, x, axis, mesh, dtype=dtype, key=key, index=index, **attrs)
+        return hooks.global_view.get()(which, x, axis, mesh, dtype=dtype, key=key, index=index,
+                                       **attrs)
     mesh, axes = find_mesh(axis, mesh)
     group = make_group(mesh, axes)
     attrs = which.check(tuple(x.shape), group.size, **attrs)
@@ -167,7 +165,7 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
         attrs["agreed"] = True
     y = apply(OPS[which.name], x, *rest, axis=axes, mesh=mesh, index=group.index, type=x.type,
               **attrs)
-    for leave in EXITS:
+    for leave in hooks.exits:
         leave(y)
     return y
 
@@ -186,12 +184,6 @@ def _need_plain(which: Collective, x: Tensor) -> None:
         raise TraceError(f"{which.name} of {x.type}{show_shape(x.shape)}: ranks compare extents "
                          "when they trace, so these must be numbers",
                          hint="trace with tensors or types of known extents")
-
-
-def _in_global_view(which: Collective, x: Tensor, *args: Any, **attrs: Any) -> Any:
-    if not GLOBAL_VIEW:
-        raise MeshError(f"{which.name} of a distributed tensor: nothing here runs those")
-    return GLOBAL_VIEW[0](which, x, *args, **attrs)
 
 
 def _call_here(group: Group, which: Collective, x: Tensor, to: NumericType, attrs: dict,

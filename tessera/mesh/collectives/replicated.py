@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tessera import hooks
 from tessera.graph.ir import Graph, Node, Value, subgraphs
 from tessera.graph.trace import Builder, Tracer
 
@@ -150,6 +151,9 @@ def seed(graph: Graph, loss: Value) -> float:
     where = replication(graph, [NOWHERE] * len(graph.inputs))[loss]
     n = copies(where)
     return 1 / n if n > 1 else 1
+
+
+hooks.seed.fill(seed)
 
 
 def _speaks(graph: Graph) -> bool:

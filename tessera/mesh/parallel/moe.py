@@ -20,7 +20,7 @@ from tessera.dims import show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph import tree
-from tessera.graph.operand import PUBLIC, convert, plain, public, store, to_compute
+from tessera.graph.operand import convert, plain, public, store, to_compute
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
@@ -198,7 +198,7 @@ class _Route:
 def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _Route:
     """First choices take their places before second ones, tokens in order."""
     E = gates.shape[-1]
-    left, taken = PUBLIC["stop_gradient"](gates), None
+    left, taken = F.stop_gradient(gates), None
     slots, weights, firsts = [], [], []
     for _ in range(top_k):
         chosen = F.argmax(left, axis=-1)  # [G, S]
@@ -241,7 +241,7 @@ def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity:
 def _balance(gates: Tensor, first: Tensor, valid: Tensor | None, x: Tensor) -> Tensor:
     T, E = int(size_of(x.shape[:-1])), gates.shape[-1]
     gates = gates if valid is None else gates * valid
-    f = F.sum(PUBLIC["stop_gradient"](first), axis=(0, 1)) / T
+    f = F.sum(F.stop_gradient(first), axis=(0, 1)) / T
     return E * F.sum(f * (F.sum(gates, axis=(0, 1)) / T))
 
 

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tessera import hooks
 from tessera.errors import ArgumentError
 from tessera.graph import functions as F
 from tessera.graph.ir import Node
 from tessera.graph.op import VIEW, Op, sample
 from tessera.graph.operand import plain, public
-from tessera.graph.trace import ALIGN, apply, current_builder
+from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
-from ..collectives.record import GLOBAL_VIEW, Collective
+from ..collectives.record import Collective
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..spec import ShardSpec
@@ -73,6 +74,9 @@ def shard(x: Any, layout: Any, mesh: Any = None) -> Tensor:
     return apply(SHARD, x, layout=found)
 
 
+hooks.shard.fill(shard)
+
+
 # --- like ----------------------------------------------------------------------------------------
 LIKE = Op(
     "shard_like",
@@ -95,7 +99,7 @@ def _align(g: Tensor, x: Tensor) -> Tensor:
     return apply(LIKE, g, x) if getattr(builder, "mesh", None) is not None else g
 
 
-ALIGN.append(_align)
+hooks.align.fill(_align)
 
 
 # --- collectives on whole tensors ----------------------------------------------------------------
@@ -168,7 +172,7 @@ def constrain(kind: str, x: Tensor, axes: Sequence[str], *, dim: int = -1, conca
     return apply(CONSTRAIN, x, kind=kind, axes=tuple(axes), dim=dim, concat=concat)
 
 
-def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, *, dtype: Any = None,
+def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, /, *, dtype: Any = None,
                     key: Any = None, index: Any = None, dim: int = -1, op: str = "sum",
                     split: int = 0, concat: int = -1, **attrs: Any) -> Tensor:
     """A collective of collectives/calls.py on a value that is whole: see `constrain`."""
@@ -181,7 +185,7 @@ def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, *, dtype
     return y if dtype is None else F.cast(y, dtype)
 
 
-GLOBAL_VIEW.append(_in_global_view)
+hooks.global_view.fill(_in_global_view)
 
 
 __all__ = ["CONSTRAIN", "LIKE", "SHARD", "constrain", "shard"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from tessera import hooks
 from tessera.errors import ArgumentError, SourceLine, did_you_mean
-from tessera.graph.jit import SURROUNDINGS
 from tessera.graph.operand import public
 from tessera.graph.trace import current_hints, hinted
 
@@ -23,7 +23,7 @@ from ..device_mesh import current_mesh
 from .moves import Hop
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
-SURROUNDINGS.append(current_hints)
+hooks.surroundings.append(current_hints)
 
 
 @public

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera import config
+from tessera import config, hooks
 from tessera.errors import user_line
 from tessera.graph.execute import Executable
-from tessera.graph.interpret import OBSERVERS, interpret
+from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.jit import RUN_OBSERVERS
 from tessera.graph.op import Aval, Op, infer
-from tessera.graph.trace import DISTRIBUTED, at_line
+from tessera.graph.trace import at_line
 from tessera.numerics.random_state import next_step
 from tessera.tensor import Tensor
 
@@ -127,7 +126,7 @@ class Program:
 def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of a rank's graph, op by op; sentinels count what is bad among them."""
     with ExitStack() as stack:
-        shown = [stack.enter_context(observe(graph)) for observe in RUN_OBSERVERS]
+        shown = [stack.enter_context(observe(graph)) for observe in hooks.runs]
         found = interpret(graph, arrays)
         for show in shown:
             show([Tensor(a, v.aval.type) for a, v in zip(found, graph.outputs, strict=True)])
@@ -136,7 +135,7 @@ def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _watched() -> bool:
     """Whether graphs run op by op now, shown to observers and sentinels."""
-    return bool(OBSERVERS) or config.numerics != "off"
+    return bool(hooks.nodes) or config.numerics != "off"
 
 
 def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:
@@ -182,12 +181,12 @@ def _key(op: Op, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
     return None if op.graph_attrs else key
 
 
-class _Runner:
+class _Distributed:
     """What the graph layer calls."""
 
     program = Program
     run_op = staticmethod(run_op)
 
 
-DISTRIBUTED.append(_Runner)
+hooks.distributed.fill(_Distributed())
 __all__ = ["Program", "run_op"]

@@ -1,0 +1,233 @@
+"""What higher floors do for lower ones: every place where a call goes up, with its type.
+
+    hooks.cast.get()(x, numeric)           a Hook has one filler; get() raises when there is none
+    for observe in hooks.eager_ops: ...    Hooks has as many as were added, in that order
+
+Imports only point down, so a lower floor calls what is written here and a higher one fills it where
+it is defined: `hooks.cast.fill(cast_to)`, `hooks.exits.append(observe)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from .errors import TesseraError
+
+if TYPE_CHECKING:  # types alone: this module stands below those that it speaks of
+    import numpy as np
+
+    from .errors import SourceLine
+    from .graph.ir import Graph, Node, Value
+    from .graph.jit import Function, Traced
+    from .graph.op import Op
+    from .graph.regions.call import Use
+    from .mesh.collectives.record import Collective
+    from .mesh.device_mesh import Mesh
+    from .numerics import CastCounts, NumericType
+    from .tensor import Tensor
+
+T = TypeVar("T")
+
+
+class Hook(Generic[T]):
+    """One thing that a higher floor does. `filler`: the module that does it."""
+
+    def __init__(self, name: str, filler: str):
+        self.name, self.filler = name, filler
+        self._does: T | None = None
+
+    def fill(self, does: T) -> None:
+        """Raises TesseraError when it is filled already."""
+        if self._does is not None:
+            raise TesseraError(f"hook {self.name!r} is filled twice: {self._does!r} and {does!r}",
+                               hint="a Hook has one filler; Hooks is a list of several")
+        self._does = does
+
+    def get(self) -> T:
+        """What it was filled with. Raises TesseraError while it is empty."""
+        if self._does is None:
+            raise TesseraError(f"nothing fills the hook {self.name!r}: tessera.{self.filler} does, "
+                               "and has not been imported", hint="import tessera")
+        return self._does
+
+
+class Hooks(list[T]):
+    """Several of a kind, called in the order in which they were added; often there are none."""
+
+
+# --- the graph asks its own ops -----------------------------------------------------------------
+class Cast(Protocol):
+    """x as another type, rounded as its policy says."""
+
+    def __call__(self, x: Tensor, numeric: NumericType, /) -> Tensor: ...
+
+
+class NextKey(Protocol):
+    """The next key of the random stream, of the trace that is open or of the program."""
+
+    def __call__(self) -> Tensor: ...
+
+
+cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
+next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
+constant: Hook[Op] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
+
+
+# --- the graph asks the mesh --------------------------------------------------------------------
+class DistributedProgram(Protocol):
+    """A graph whose tensors lie on a mesh, ready to run."""
+
+    def run(self, leaves: Sequence[Tensor], /) -> list[Tensor]: ...
+
+
+class Distributed(Protocol):
+    """Runs ops and graphs of distributed tensors."""
+
+    def run_op(self, op: Op, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
+
+    def program(self, graph: Graph, layouts: tuple, /) -> DistributedProgram: ...
+
+
+class Extents(Protocol):
+    """Extents that ranks of a group must know of each other when they trace together."""
+
+    def groups(self, graph: Graph, /) -> tuple:
+        """The groups of ranks whose extents a trace of this graph knows."""
+
+    def extents(self, known: tuple, leaves: Sequence[Tensor], name: str, /) -> Any:
+        """What the ranks of these groups call `name` with now."""
+
+
+class Surrounding(Protocol):
+    """What a trace depends on beside its arguments; hashable."""
+
+    def __call__(self) -> Any: ...
+
+
+class Seed(Protocol):
+    """The cotangent with which the gradient of a loss begins: 1/n for one that n ranks hold."""
+
+    def __call__(self, graph: Graph, loss: Value, /) -> float: ...
+
+
+class Align(Protocol):
+    """A cotangent as x lies on its mesh."""
+
+    def __call__(self, g: Tensor, x: Tensor, /) -> Tensor: ...
+
+
+class Shard(Protocol):
+    """x laid out on a mesh."""
+
+    def __call__(self, x: Tensor, layout: Any, /) -> Tensor: ...
+
+
+distributed: Hook[Distributed] = Hook("distributed", "mesh.sharding.program")
+together: Hook[Extents] = Hook("together", "mesh.collectives.together")
+surroundings: Hooks[Surrounding] = Hooks()
+seed: Hook[Seed] = Hook("seed", "mesh.collectives.replicated")
+align: Hook[Align] = Hook("align", "mesh.sharding.constraints")
+shard: Hook[Shard] = Hook("shard", "mesh.sharding.constraints")
+
+
+# --- meshes ask what is made of them ------------------------------------------------------------
+class ShardNamed(Protocol):
+    """`mesh.shard(x, which, dims=)`."""
+
+    def __call__(self, where: Mesh, x: Any, which: Any, dims: Sequence[str] | None, /) -> Any: ...
+
+
+class BackendOf(Protocol):
+    """`mesh.backend`."""
+
+    def __call__(self, mesh: Mesh, /) -> str: ...
+
+
+class GlobalView(Protocol):
+    """What a collective called on a whole, distributed value becomes."""
+
+    def __call__(self, which: Collective, x: Tensor, axis: Any, mesh: Mesh | None, /,
+                 **attrs: Any) -> Tensor: ...
+
+
+shard_named: Hook[ShardNamed] = Hook("shard_named", "mesh.named")
+backend_of: Hook[BackendOf] = Hook("backend_of", "mesh")
+global_view: Hook[GlobalView] = Hook("global_view", "mesh.sharding.constraints")
+
+
+# --- debug looks on -----------------------------------------------------------------------------
+class EagerObserver(Protocol):
+    """Shown an op that has run at once: its operands, attributes and results."""
+
+    def __call__(self, op: Op, args: tuple, attrs: dict, made: tuple, /) -> None: ...
+
+
+class NodeObserver(Protocol):
+    """Shown a node of a graph that runs op by op, with the arrays that went in and came out."""
+
+    def __call__(self, node: Node, inputs: tuple, made: tuple, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Sentinel:
+    """Who looks for bad values: shown each node when a graph runs op by op, and what a cast lost
+    when it does not."""
+
+    observe: NodeObserver
+    lost: Callable[[Node, CastCounts], None]
+
+
+class SendingObserver(Protocol):
+    """Shown a collective before it runs: what leaves for other ranks is looked at here. operands:
+    what stands for each of its arrays."""
+
+    def __call__(self, op: Op, where: SourceLine | None, operands: Sequence[Any],
+                 arrays: Sequence[np.ndarray], /) -> None: ...
+
+
+class ExitObserver(Protocol):
+    """Shown what a graph, or a public function that ran op by op, has given."""
+
+    def __call__(self, out: Any, /) -> None: ...
+
+
+class RunObserver(Protocol):
+    """A context in which a graph runs; it gives a function that is shown the results."""
+
+    def __call__(self, graph: Graph, /
+                 ) -> AbstractContextManager[Callable[[list[Tensor]], None]]: ...
+
+
+class RegionObserver(Protocol):
+    """Shown each call of a function with regions: what it used, and its result."""
+
+    def __call__(self, function: str, uses: list[Use], result: Any, /) -> None: ...
+
+
+class Gradient(Protocol):
+    """The gradient of a compiled function at the signature of one of its traces."""
+
+    def __call__(self, fn: Function, traced: Traced, /) -> Traced: ...
+
+
+eager_ops: Hooks[EagerObserver] = Hooks()
+nodes: Hooks[NodeObserver] = Hooks()
+sentinels: Hooks[Sentinel] = Hooks()
+sending: Hooks[SendingObserver] = Hooks()
+exits: Hooks[ExitObserver] = Hooks()
+runs: Hooks[RunObserver] = Hooks()
+region_calls: Hooks[RegionObserver] = Hooks()
+gradient: Hook[Gradient] = Hook("gradient", "debug.inspect")
+
+
+# --- the runtime --------------------------------------------------------------------------------
+class Synchronised(Protocol):
+    """Told the number of a device that was waited for: what its kernels reported shows now."""
+
+    def __call__(self, index: int, /) -> None: ...
+
+
+synchronised: Hooks[Synchronised] = Hooks()
