@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 import tessera as ts
-from tessera.mesh.planning.fabric import MOVES, fabric
+from tessera.mesh.collectives.cost import COSTS
+from tessera.mesh.planning.fabric import fabric
 
 SIZES = (1 << 12, 1 << 20, 1 << 23, 1 << 25)  # bytes
 REPEATS = 3
@@ -60,7 +61,7 @@ def main() -> None:
                 us = exchange_us(op, ranks, size)
                 model = fabric("cpu").time(op, size, ts.dist.mesh(axes="x", shape=ranks)).us
                 print(f"{op:16}{ranks:6}{size:10}{us:12.0f}{model:12.0f}")
-                rows.append([MOVES[op].steps(ranks), MOVES[op].sent(ranks) * size * ranks / 1e3])
+                rows.append([COSTS[op].steps(ranks), COSTS[op].sent(ranks) * size * ranks / 1e3])
                 measured.append(us)
     x, y = np.array(rows), np.array(measured)
     # The fit of least relative errors.

@@ -8,6 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .errors import did_you_mean
 from .mesh.collectives.calls import (
     all_gather,
     all_reduce,
@@ -18,6 +23,7 @@ from .mesh.collectives.calls import (
     reduce_scatter,
     replicated,
 )
+from .mesh.collectives.record import COLLECTIVES, call_of
 from .mesh.collectives.traffic import Sent, traffic
 from .mesh.device_mesh import Mesh, current_mesh, mesh
 from .mesh.errors import (
@@ -43,6 +49,14 @@ from .mesh.sharding.reshard import Plan, plan
 from .mesh.spec import Block, Cyclic, Replicated, ShardSpec, axes_of_names, spec_of
 from .mesh.tensor import DistTensor, distribute, tensor
 from .mesh.world import backend, rank, simulate, world_size
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """A collective whose record has no function here: call(x, axis, mesh=, and its attributes)."""
+    if name in COLLECTIVES:
+        return partial(call_of, COLLECTIVES[name])
+    raise AttributeError(f"ts.dist has no {name!r}; {did_you_mean(name, __all__)}", name=name)
+
 
 __all__ = [
     "Block", "Cyclic", "DisagreementError", "DistTensor", "Layout", "Mesh", "MeshError", "Plan",

@@ -23,6 +23,7 @@ from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.kernels import ROUTINES
+from tessera.mesh.collectives.record import COLLECTIVES, Collective
 from tessera.tile import errors as tile_errors
 from tessera.tile import schedule
 from tessera.tile.cuda.lower.hopper.program import Pipeline
@@ -168,6 +169,17 @@ def meaning_of(doc: str | None) -> str:
     """The first paragraph of a docstring, equations as code."""
     text = first_sentence(doc).rstrip(".")
     return f"`{text}`"
+
+
+# --- collectives ------------------------------------------------------------------------------
+def collectives_table() -> str:
+    """The records of collectives, in the order in which they are declared."""
+    def shown(c: Collective) -> str:
+        return ", ".join(["x", "axis", *(f"{name}=" for name in c.samples[0].attrs)])
+
+    rows = [(f"`ts.dist.{c.name}({shown(c)})`", c.doc, c.adjoint,
+             "yes" if c.same_result else "") for c in COLLECTIVES.values()]
+    return markdown(("Call", "Each rank gets", "Its adjoint", "One value on all"), rows)
 
 
 # --- ops and functions ------------------------------------------------------------------------
@@ -387,6 +399,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "modules": modules_table,
     "kernel errors": kernel_errors_table,
     "tile ops": tile_ops_table,
+    "collectives": collectives_table,
     "routines": routines_table,
     "measured": measured_table,
     "measured in short": measured_in_short,

@@ -14,8 +14,8 @@ from typing import Any
 
 from tessera import hooks
 
+from .collectives import calls as calls
 from .collectives import merge as merge
-from .collectives import ops as ops
 from .collectives import replicated as replicated
 from .collectives import together as together
 from .device_mesh import Mesh, mesh

@@ -331,7 +331,8 @@ def test_every_table_has_its_page():
 @pytest.mark.parametrize("name, least", [("ops", 80), ("functions", 120), ("transforms", 15),
                                          ("errors", 12), ("special errors", 5), ("settings", 5),
                                          ("formats", 16), ("names", 15), ("modules", 8),
-                                         ("kernel errors", 7), ("tile ops", 100), ("routines", 6)])
+                                         ("kernel errors", 7), ("tile ops", 100), ("routines", 6),
+                                         ("collectives", 6)])
 def test_tables_are_complete_and_say_something(name, least):
     rows = [re.split(r"(?<!\\)\|", line)[1:-1]
             for line in (TABLES[name]() or "").splitlines()[2:]]

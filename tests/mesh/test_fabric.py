@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from mesh.layouts import meshes
+from tessera.mesh.collectives.cost import COSTS
 from tessera.mesh.planning.fabric import (
     FABRICS,
     LOW_PART,
-    MOVES,
     Link,
     bus_factor,
     fabric,
@@ -93,7 +93,7 @@ def test_the_switch_adds_from_its_number_of_ranks_on():
     assert "ring" in fabric("8xh200").time("all_gather", large, row(8)).how
 
 
-@given(meshes(), st.sampled_from(sorted(MOVES)), st.sampled_from(sorted(FABRICS)),
+@given(meshes(), st.sampled_from(sorted(COSTS)), st.sampled_from(sorted(FABRICS)),
        st.integers(0, 1 << 30), st.integers(0, 1 << 30), st.data())
 def test_more_bytes_take_longer_and_one_rank_takes_nothing(mesh, op, name, a, b, data):
     axes = data.draw(st.lists(st.sampled_from(mesh.axes), unique=True, min_size=1))

@@ -3,33 +3,42 @@
 Called by every rank of a mesh axis on its own tensor. `axis` names one or several axes of the mesh
 that is given, whose `with` block is open, or that is the only one; without axis and mesh all ranks
 of the program take part. In a function of ts.jit or ts.grad a call is an op of its graph, and has
-derivatives: those of the sum of all ranks' results (ops.py).
+derivatives: those of the sum of all ranks' results (rules.py).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tessera.errors import ArgumentError, AxisError
-from tessera.graph.op import OPS
+from tessera.graph.op import VIEW, Arg, Op
+from tessera.graph.op import Sample as OpSample
 from tessera.graph.trace import apply
+from tessera.numerics import as_type
 from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh
-from ..layout import REDUCTIONS
+from ..layout import REDUCTIONS, Layout
 from ..parts import balanced, group_of
 from ..ranks.group import find_mesh, make_group
 from ..ranks.ledger import agree, call
+from . import rules
+from .cost import COSTS, ONCE_AROUND, TWICE_AROUND, CollectiveCost
 from .record import (
+    EFFECT,
+    PLACE,
     Collective,
+    OnWholeTensors,
     Operand,
     Sample,
     axis_of,
     collect,
+    emit,
     traces_whole_tensors,
 )
 from .reduce import need_reducible, reduce_terms, round_once
@@ -76,7 +85,17 @@ def _run_all_reduce(x: Operand, op: str) -> np.ndarray:
 
 
 ALL_REDUCE = Collective(
-    "all_reduce",
+    name="all_reduce",
+    doc="sum, max, min or mean over the ranks of an axis, on all of them",
+    shape=rules.shape_all_reduce,
+    vjp=rules.vjp_all_reduce,
+    jvp=rules.jvp_all_reduce,
+    adjoint="itself of a sum or mean; of `max` and `min` the sum, for the ranks that hold the "
+            "extremum, shared among them",
+    same_result=True,
+    cost=replace(TWICE_AROUND, switch_adds=True, stages=(
+        ("inside", ONCE_AROUND), ("between", TWICE_AROUND), ("inside", ONCE_AROUND))),
+    on_whole=OnWholeTensors(lambda at, axes, dim, concat: at, adjoint="all_reduce"),
     meaning=lambda arrays, op: [_FOLD[op](arrays, axis=0)] * len(arrays),
     run=_run_all_reduce,
     sends=lambda elements, n: 2 * elements * (n - 1) / n,
@@ -132,8 +151,24 @@ def _mean_reduce_scatter(arrays: list[np.ndarray], dim: int, op: str) -> list[np
     return [total[b] for b in _blocks(total.shape, dim, len(arrays))]
 
 
+def _layout_scattered(at: Layout, axes: tuple[str, ...], dim: int, concat: int) -> Layout:
+    at, d = at.gathered(axes), dim % at.ndim
+    return at.with_split(d, (*at.axes_of(d), *axes))
+
+
+IN_STAGES = replace(ONCE_AROUND, stages=(("between", ONCE_AROUND), ("inside", ONCE_AROUND)))
 REDUCE_SCATTER = Collective(
-    "reduce_scatter",
+    name="reduce_scatter",
+    doc="this rank's block of a reduction over the ranks of an axis",
+    shape=rules.shape_reduce_scatter,
+    vjp=rules.vjp_reduce_scatter,
+    jvp=rules.jvp_reduce_scatter,
+    adjoint="`all_gather`, divided by the number of ranks for a mean; of `max` and `min` as "
+            "`all_reduce`",
+    same_result=False,
+    cost=IN_STAGES,
+    dims=("dim",),
+    on_whole=OnWholeTensors(_layout_scattered, adjoint="all_gather"),
     meaning=_mean_reduce_scatter,
     run=_run_reduce_scatter,
     sends=lambda elements, n: elements * (n - 1) / n,
@@ -169,8 +204,24 @@ def _run_all_gather(x: Operand, dim: int, sizes: Sequence[int]) -> np.ndarray:
     return np.concatenate(x.swap([x.array] * x.group.size, shapes), axis=dim)
 
 
+def _layout_gathered(at: Layout, axes: tuple[str, ...], dim: int, concat: int) -> Layout:
+    for d, split in enumerate(at.splits):
+        if any(a in split.axes for a in axes):
+            left = tuple(a for a in split.axes if a not in axes)
+            at = at.with_split(d, left, split.cyclic, split.unit)
+    return at
+
+
 ALL_GATHER = Collective(
-    "all_gather",
+    name="all_gather",
+    doc="the tensors of all ranks of an axis, joined",
+    shape=rules.shape_all_gather,
+    vjp=rules.vjp_all_gather,
+    adjoint="`reduce_scatter`, of the same parts",
+    same_result=True,
+    cost=IN_STAGES,
+    dims=("dim",),
+    on_whole=OnWholeTensors(_layout_gathered, adjoint="reduce_scatter"),
     meaning=lambda arrays, dim: [np.concatenate(arrays, axis=dim)] * len(arrays),
     run=_run_all_gather,
     sends=lambda elements, n: elements * (n - 1),
@@ -220,8 +271,24 @@ def _meaning_all_to_all(arrays: list[np.ndarray], split: int, concat: int) -> li
     return [np.concatenate([cut[i][j] for i in range(n)], axis=concat) for j in range(n)]
 
 
+def _layout_exchanged(at: Layout, axes: tuple[str, ...], dim: int, concat: int) -> Layout:
+    d, other = dim % at.ndim, concat % at.ndim
+    if not set(axes) <= set(at.axes_of(other)):
+        return at
+    left = tuple(a for a in at.axes_of(other) if a not in axes)
+    return at.with_split(other, left).with_split(d, (*at.axes_of(d), *axes))
+
+
 ALL_TO_ALL = Collective(
-    "all_to_all",
+    name="all_to_all",
+    doc="a block of each rank's tensor, joined",
+    shape=rules.shape_all_to_all,
+    vjp=rules.vjp_all_to_all,
+    adjoint="its inverse",
+    same_result=False,
+    cost=replace(ONCE_AROUND, route="pairs"),
+    dims=("split", "concat"),
+    on_whole=OnWholeTensors(_layout_exchanged, adjoint="all_to_all"),
     meaning=_meaning_all_to_all,
     run=_run_all_to_all,
     sends=lambda elements, n: elements * (n - 1) / n,
@@ -260,7 +327,13 @@ def _run_broadcast(x: Operand, root: int) -> np.ndarray:
 
 
 BROADCAST = Collective(
-    "broadcast",
+    name="broadcast",
+    doc="the tensor of one rank of an axis, on all of them",
+    shape=rules.shape_broadcast,
+    vjp=rules.vjp_broadcast,
+    adjoint="the sum at the root, zeros elsewhere",
+    same_result=True,
+    cost=CollectiveCost(lambda n: n - 1, lambda n: 1.0),
     meaning=lambda arrays, root: [arrays[root]] * len(arrays),
     run=_run_broadcast,
     sends=lambda elements, n: elements * (n - 1),
@@ -308,7 +381,13 @@ def _meaning_permute(arrays: list[np.ndarray], pairs: Sequence) -> list[np.ndarr
 
 
 PERMUTE = Collective(
-    "permute",
+    name="permute",
+    doc="the tensor of the rank that sends to this one, zeros when none does",
+    shape=rules.shape_permute,
+    vjp=rules.vjp_permute,
+    adjoint="its inverse",
+    same_result=False,
+    cost=CollectiveCost(lambda n: 1, lambda n: 1.0, route="one"),
     meaning=_meaning_permute,
     run=_run_permute,
     sends=lambda elements, n: elements,
@@ -329,6 +408,19 @@ def permute(x: Any, axis: Axis = None, *, pairs: Sequence[tuple[int, int]],
     return collect(PERMUTE, x, axis, mesh, pairs=pairs)
 
 
+REPLICATED = Op(
+    "replicated",
+    shape=rules.shape_broadcast,
+    ref=lambda x, **attrs: x,
+    vjp=lambda g, y, x, **attrs: (emit("all_reduce", g, attrs, op="sum"),),
+    jvp=lambda ts, y, x, **attrs: apply(REPLICATED, ts[0], **{**attrs, "type": ts[0].type}),
+    batch=lambda size, batched, x, **attrs: (apply(REPLICATED, x, **attrs), True),
+    memory=VIEW,
+    samples=(OpSample((Arg((2, 3)),), {**PLACE, "type": as_type("f32")}),),
+    doc="a value that all ranks of an axis hold; its gradient is the sum of theirs",
+)
+
+
 def replicated(x: Any, axis: Axis = None, *, mesh: Mesh | None = None) -> Tensor:
     """x, said to be the same on all ranks of an axis. Nothing is sent or compared.
 
@@ -342,7 +434,20 @@ def replicated(x: Any, axis: Axis = None, *, mesh: Mesh | None = None) -> Tensor
         return x
     mesh, axes = find_mesh(axis, mesh)
     group = make_group(mesh, axes)
-    return apply(OPS["replicated"], x, axis=axes, mesh=mesh, index=group.index, type=x.type)
+    return apply(REPLICATED, x, axis=axes, mesh=mesh, index=group.index, type=x.type)
+
+
+def _run_barrier(axis: tuple[str, ...] | None, mesh: Mesh | None) -> tuple:
+    group = make_group(mesh, axis)
+    agree(group, call(group, "barrier", (), None, {}))
+    return ()
+
+
+BARRIER = Op(
+    "barrier", shape=lambda axis, mesh: (), ref=_run_barrier, multi=True, effects=EFFECT,
+    differentiable=False, samples=(OpSample((), {"axis": None, "mesh": None}),),
+    doc="all ranks of an axis have come here")
+COSTS["barrier"] = CollectiveCost(lambda n: 2 * (n - 1), lambda n: 0.0)  # no record: no operand
 
 
 def barrier(axis: Axis = None, *, mesh: Mesh | None = None) -> None:
@@ -353,10 +458,4 @@ def barrier(axis: Axis = None, *, mesh: Mesh | None = None) -> None:
     if traces_whole_tensors():
         return
     mesh, axes = find_mesh(axis, mesh)
-    apply(OPS["barrier"], axis=axes, mesh=mesh)
-
-
-def run_barrier(axis: tuple[str, ...] | None, mesh: Mesh | None) -> tuple:
-    group = make_group(mesh, axis)
-    agree(group, call(group, "barrier", (), None, {}))
-    return ()
+    apply(BARRIER, axis=axes, mesh=mesh)

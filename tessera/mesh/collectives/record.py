@@ -1,8 +1,9 @@
 """The record of a collective, and how one is run.
 
 A collective is one Collective record: what it means on the arrays of all ranks, how one rank does
-it, which extents may differ between ranks, what it sends, and samples. Tests iterate over
-`COLLECTIVES`. Its op in a graph, with the derivative rules, is in ops.py.
+it, which extents may differ between ranks, its shape and derivatives in a graph, what it costs, on
+which ranks its result is the same, and samples. Its op is made from it. Tests, the guide's table
+and the planner iterate over `COLLECTIVES`.
 
 A call is checked twice. Where it is written the ranks compare it and learn each other's extents:
 in a traced function that is when it is traced. Where it runs they compare it again, extents
@@ -19,22 +20,27 @@ import numpy as np
 
 from tessera import hooks
 from tessera.dims import Dim, show_shape
-from tessera.errors import ArgumentError, AxisError, DTypeError, TraceError
-from tessera.graph.op import OPS
+from tessera.errors import ArgumentError, AxisError, DTypeError, TraceError, user_line
+from tessera.graph.op import OPS, Arg, Op
+from tessera.graph.op import Sample as OpSample
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType, as_key, as_type
 from tessera.runtime.arrays import HOST, place_of
 from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh
+from ..layout import Layout
 from ..ranks.envelope import Label, Shape
 from ..ranks.group import Group, find_mesh, make_group
 from ..ranks.ledger import Call, agree, call
 from ..ranks.wire import byte_count
+from .cost import COSTS, CollectiveCost
 from .reduce import key_missing, need_reducible, needs_key
 from .traffic import Sent, record_sent
 
 COLLECTIVES: dict[str, Collective] = {}
+EFFECT = frozenset({"collective"})
+PLACE = {"axis": None, "mesh": None, "index": 0}  # of a program that runs alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,39 +75,136 @@ class Sample:
     attrs: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+def _no_dimension(ndim: int, sized: bool, **attrs: Any) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class OnWholeTensors:
+    """What a collective called by hand says of a distributed tensor.
+
+    layout(settled, axes, dim, concat) -> the layout it leaves its operand in
+    adjoint: the collective whose layout the cotangent takes
+    """
+
+    layout: Callable[[Layout, tuple[str, ...], int, int], Layout]
+    adjoint: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Collective:
     """One collective operation.
 
+    doc: what each rank gets, in a few words
     meaning(arrays, **attrs) -> arrays: every rank's result from every rank's numbers, in NumPy
     run(operand, **attrs, **extents) -> array: this rank's result, by exchanging with the group
+    shape(aval, **attrs) -> aval: of the op in a graph, as `Op.shape`
+    vjp, jvp: derivative rules of the op, as `Op.vjp` and `Op.jvp`; jvp None: it is linear
+    adjoint: what the derivative is, in words
+    same_result: whether all ranks of the axis have the same result
+    sends(elements, members) -> elements that the busiest rank sends, of `elements` it holds
+    cost: steps and bytes on a fabric of GPUs, for the planner
     varies(ndim, sized, **attrs) -> the dimensions whose extents may differ between ranks, before
                               and after (`sized`) the extents of all are attributes
     check(shape, members, **attrs) -> attrs, normalised; raises for what cannot be
     extents(shapes, index, dtype, **attrs) -> further attributes, from the shapes of all members
-    sends(elements, members) -> elements that the busiest rank sends, of `elements` it holds
     shared: the extents that are the same on all members, so that ranks can compare them
+    dims: the attributes that are dimensions
     reduces: whether values are combined, so that the result is rounded
+    on_whole: what it says of a distributed tensor; None: nothing, and it is refused there
     """
 
     name: str
+    doc: str
     meaning: Callable[..., list[np.ndarray]]
     run: Callable[..., np.ndarray]
+    shape: Callable[..., Any]
+    vjp: Callable[..., tuple]
+    adjoint: str
+    same_result: bool
     sends: Callable[[int, int], float]
-    varies: Callable[..., Iterable[int]] = lambda ndim, sized, **attrs: ()
+    cost: CollectiveCost
+    samples: tuple[Sample, ...]
+    jvp: Callable[..., Tensor] | None = None
+    varies: Callable[..., Iterable[int]] = _no_dimension
     check: Callable[..., dict[str, Any]] = lambda shape, members, **attrs: attrs
     extents: Callable[..., dict[str, Any]] = lambda shapes, index, dtype, **attrs: {}
     shared: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
     reduces: bool = False
-    samples: tuple[Sample, ...] = ()
+    on_whole: OnWholeTensors | None = None
 
     def __post_init__(self) -> None:
         if self.name in COLLECTIVES:
             raise ArgumentError(f"a collective named {self.name!r} is registered already")
         COLLECTIVES[self.name] = self
+        COSTS[self.name] = self.cost
+        _make_op(self)
+
+    @property
+    def knows_extents(self) -> bool:
+        """Whether a graph holds what other ranks' extents were when it was traced."""
+        return self.varies is not _no_dimension
 
     def __repr__(self) -> str:
         return f"Collective({self.name})"
+
+
+# --- its op -------------------------------------------------------------------------------------
+def emit(name: str, x: Tensor, attrs: dict[str, Any], **changed: Any) -> Tensor:
+    """Another collective of the same group on x, in x's own type."""
+    group = {k: attrs[k] for k in PLACE}
+    if COLLECTIVES[name].reduces:
+        changed.setdefault("to", x.type)
+    return apply(OPS[name], x, **group, type=x.type, **changed)
+
+
+def _make_op(which: Collective) -> Op:
+    return Op(which.name, shape=which.shape, ref=_ref(which), vjp=which.vjp,
+              jvp=which.jvp or _again(which.name), batch=_batch(which), effects=EFFECT,
+              samples=_op_samples(which), doc=which.doc)
+
+
+def _again(name: str) -> Callable[..., Tensor]:
+    """jvp of a linear collective: the same one on the tangent."""
+    def rule(ts: tuple, y: Tensor, x: Tensor, type: NumericType, **attrs: Any) -> Tensor:
+        return emit(name, ts[0], attrs, **{k: v for k, v in attrs.items() if k not in PLACE})
+
+    return rule
+
+
+def _batch(which: Collective) -> Callable[..., tuple[Tensor, bool]]:
+    """The batch axis comes first, so that dimensions move up by one. One key serves the batch."""
+
+    def rule(size: Any, batched: tuple, x: Tensor, *rest: Tensor, **attrs: Any) -> tuple:
+        if any(batched[1:]) or not batched[0]:
+            raise DTypeError(f"{which.name} under vmap takes one key and no element indices")
+        attrs |= {d: attrs[d] + 1 for d in which.dims}
+        if "shape" in attrs:
+            attrs["shape"] = (size, *attrs["shape"])
+        return apply(OPS[which.name], x, *rest, **attrs), True
+
+    return rule
+
+
+def _ref(which: Collective) -> Callable[..., np.ndarray]:
+    def ref(x: np.ndarray, *rest: np.ndarray, index: int, **attrs: Any) -> np.ndarray:
+        y = run_collective(which, x, *rest, **attrs)
+        return y.copy() if np.may_share_memory(y, x) else y  # of the only member
+
+    return ref
+
+
+def _op_samples(which: Collective) -> tuple[OpSample, ...]:
+    """The record's own samples, for a program that runs alone."""
+    f32, samples = as_type("f32"), []
+    for s in which.samples:
+        shape = s.shape(0, 1)
+        attrs = which.check(shape, 1, **s.attrs)
+        attrs |= which.extents([shape], 0, f32.dtype, **attrs) | ({"to": f32} if which.reduces
+                                                                  else {})
+        samples.append(OpSample((Arg(shape),), {**PLACE, "type": f32, **attrs}))
+    return tuple(samples)
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -168,6 +271,16 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     for leave in hooks.exits:
         leave(y)
     return y
+
+
+def call_of(which: Collective, x: Any, axis: str | Sequence[str] | None = None, *,
+            mesh: Mesh | None = None, **attrs: Any) -> Tensor:
+    """A collective by its attributes. Raises ArgumentError for others than those of its samples."""
+    known = which.samples[0].attrs
+    if attrs.keys() - {"dtype", "key", "index"} != known.keys():
+        raise ArgumentError(f"{which.name} takes {', '.join(known) or 'no attributes'}; got "
+                            f"{', '.join(attrs) or 'none'}", where=user_line())
+    return collect(which, x, axis, mesh, **attrs)
 
 
 def traces_whole_tensors() -> bool:

@@ -2,9 +2,9 @@
 
 In the local view every rank has arrays of its own, and `ts.grad` is the gradient of the sum of the
 losses of all ranks. A loss that n ranks hold n times is one loss: each of them seeds it with 1/n.
-A value is replicated over an axis when all_reduce, all_gather or broadcast over that axis made it,
-or when it follows from such values and constants alone. What comes in varies, unless
-`ts.dist.replicated` says that it does not.
+A value is replicated over an axis when a collective over that axis made it whose record says
+`same_result` (all_reduce, all_gather, broadcast), or when it follows from such values and constants
+alone. What comes in varies, unless `ts.dist.replicated` says that it does not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.graph.trace import Builder, Tracer
 
 from ..device_mesh import Mesh
 from ..world import transport
+from .record import COLLECTIVES
 
 # (mesh, axis) pairs over which a value is the same; None: on all ranks of the program.
 Same = frozenset[tuple[Mesh, str]] | None
@@ -64,7 +65,7 @@ def _so_far(builder: Builder) -> dict[Value, Same]:
 def _walk(nodes: Sequence[Node], found: dict[Value, Same]) -> None:
     for node in nodes:
         ins = [found[v] for v in node.inputs]
-        rule = RULES.get(node.op.name)
+        rule = rule_of(node.op.name)
         outs = rule(node, ins) if rule else [meet(*ins)] * len(node.outputs)
         found.update(zip(node.outputs, outs, strict=True))
 
@@ -78,7 +79,7 @@ def _of_mesh(where: Same, mesh: Mesh) -> frozenset:
 
 
 def _made(node: Node, ins: list[Same]) -> list[Same]:
-    """all_reduce, all_gather, broadcast: the same along their axes, too."""
+    """The same along its axes, too: as of all_reduce."""
     mesh, axes = node.attrs["mesh"], node.attrs["axis"]
     if ins[0] is None or mesh is None:
         return [EVERYWHERE]
@@ -88,7 +89,7 @@ def _made(node: Node, ins: list[Same]) -> list[Same]:
 
 
 def _dealt(node: Node, ins: list[Same]) -> list[Same]:
-    """reduce_scatter, all_to_all, permute: different along their axes."""
+    """Different along its axes: as of reduce_scatter."""
     mesh, axes = node.attrs["mesh"], node.attrs["axis"]
     if mesh is None:
         return [NOWHERE]
@@ -130,17 +131,20 @@ def _cond(node: Node, ins: list[Same]) -> list[Same]:
 
 
 Rule = Callable[[Node, list[Same]], list[Same]]
-MOVES: dict[str, Rule] = {
-    "all_reduce": _made, "all_gather": _made, "broadcast": _made, "replicated": _made,
-    "reduce_scatter": _dealt, "all_to_all": _dealt, "permute": _dealt,
-}
-RULES: dict[str, Rule] = {
-    **MOVES,
+RULES: dict[str, Rule] = {  # of ops that are no collectives: the records of those say it
+    "replicated": _made,
     "scan": _scan, "while_loop": _while, "cond": _cond,
     "checkpoint": lambda node, ins: _outputs(node.attrs["body"], ins),
     "custom_vjp_call": lambda node, ins: _outputs(node.attrs["primal"], ins),
     "custom_jvp_call": lambda node, ins: _outputs(node.attrs["primal"], ins),
 }
+
+
+def rule_of(op: str) -> Rule | None:
+    """None: the result follows from the operands alone."""
+    if op in COLLECTIVES:
+        return _made if COLLECTIVES[op].same_result else _dealt
+    return RULES.get(op)
 
 
 # --- the seed -------------------------------------------------------------------------------------
@@ -158,7 +162,8 @@ hooks.seed.fill(seed)
 
 def _speaks(graph: Graph) -> bool:
     """Whether a graph has a collective, or a value said to be replicated."""
-    return any(node.op.name in MOVES or any(map(_speaks, subgraphs(node))) for node in graph.nodes)
+    return any(node.op.name in COLLECTIVES or node.op.name == "replicated"
+               or any(map(_speaks, subgraphs(node))) for node in graph.nodes)
 
 
 def copies(where: Same) -> int:

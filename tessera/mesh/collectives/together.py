@@ -17,8 +17,8 @@ from tessera.tensor import Tensor
 from ..device_mesh import Mesh
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
+from .record import COLLECTIVES
 
-SIZED = frozenset({"all_gather", "all_to_all", "permute"})
 Members = tuple[Mesh | None, tuple[str, ...] | None]  # a mesh, and axes of it
 
 
@@ -26,7 +26,8 @@ def groups(graph: Graph) -> tuple[Members, ...]:
     """Whose extents a graph holds, in the order of its nodes."""
     found: dict[Members, None] = {}
     for node in graph.nodes:
-        if node.op.name in SIZED:
+        which = COLLECTIVES.get(node.op.name)
+        if which is not None and which.knows_extents:
             found[node.attrs["mesh"], node.attrs["axis"]] = None
         for inner in subgraphs(node):
             found.update(dict.fromkeys(groups(inner)))

@@ -20,7 +20,7 @@ bus bandwidth (NVIDIA/nccl-tests doc/PERFORMANCE.md).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -28,6 +28,7 @@ from tessera.errors import ArgumentError, did_you_mean
 from tessera.numerics import DType
 from tessera.tile.gpus import GPUS, Gpu
 
+from ..collectives.cost import COSTS, CollectiveCost
 from ..device_mesh import Mesh
 
 FABRICS: dict[str, Fabric] = {}
@@ -164,51 +165,53 @@ class Fabric:
         all_to_all: the operand; permute: what a rank sends
         Raises ArgumentError for an unknown op or too many ranks, AxisError for an unknown axis.
         """
-        if op not in MOVES:
+        if op not in COSTS:
             raise ArgumentError(f"there is no collective {op!r}",
-                                hint=did_you_mean(op, list(MOVES)))
+                                hint=did_you_mean(op, list(COSTS)))
         self.need(mesh)
         ranks, domains, least = self.spread(mesh, axes)
-        if ranks == 1 or (size == 0 and op != "barrier"):
+        cost = COSTS[op]
+        if ranks == 1 or (size == 0 and cost.sent(ranks)):
             return Cost(0.0, "nothing to send")
         if self.shared:
-            return self._in_turn(op, size, ranks, mesh.size() // ranks)
+            return self._in_turn(cost, size, ranks, mesh.size() // ranks)
         if domains == 1:
-            return self._inside(op, size, ranks)
-        if op == "all_to_all":
+            return self._inside(cost, size, ranks)
+        if cost.route == "pairs":
             return self._exchange(size, ranks, least)
-        return self._across(op, size, ranks, domains, least)
+        return self._across(cost, size, ranks, domains, least)
 
-    def _in_turn(self, op: str, size: float, ranks: int, groups: int) -> Cost:
-        link, move = self.inside, MOVES[op]
-        one = link.ring(move.steps(ranks), move.sent(ranks) * size, link.bus_gbps / ranks)
+    def _in_turn(self, cost: CollectiveCost, size: float, ranks: int, groups: int) -> Cost:
+        link = self.inside
+        one = link.ring(cost.steps(ranks), cost.sent(ranks) * size, link.bus_gbps / ranks)
         return Cost(groups * one, f"{groups} groups of {ranks} in turn")
 
-    def _inside(self, op: str, size: float, ranks: int) -> Cost:
-        link, move = self.inside, MOVES[op]
-        ring = link.ring(move.steps(ranks), move.sent(ranks) * size)
+    def _inside(self, cost: CollectiveCost, size: float, ranks: int) -> Cost:
+        link = self.inside
+        ring = link.ring(cost.steps(ranks), cost.sent(ranks) * size)
         found = Cost(ring, f"ring of {ranks} over {link.name}")
-        if op == "all_reduce" and link.sum_gbps and ranks >= link.sum_ranks:
+        if cost.switch_adds and link.sum_gbps and ranks >= link.sum_ranks:
             summed = link.sum_base + size / (1e3 * link.sum_gbps)
             if summed < ring:
                 found = Cost(summed, f"{ranks} ranks, added by {link.name}'s switch")
         return found
 
-    def _across(self, op: str, size: float, ranks: int, domains: int, least: int) -> Cost:
+    def _across(self, cost: CollectiveCost, size: float, ranks: int, domains: int, least: int
+                ) -> Cost:
         """One ring over all ranks, as fast as the slowest domain leaves and enters; or, where
-        each domain has as many, in stages: see STAGES."""
+        each domain has as many, in the stages that the collective has."""
         assert self.between is not None  # need() has seen to it
-        inside, between, move = self.inside, self.between, MOVES[op]
-        rails = 1 if op == "permute" else least  # one wire for each of the group's ranks
+        inside, between = self.inside, self.between
+        rails = 1 if cost.route == "one" else least  # one wire for each of the group's ranks
         rate = min(inside.bus_gbps, rails * between.bus_gbps)
-        crossing = move.steps(domains)  # of the steps, those that leave a domain
-        wait = (move.steps(ranks) - crossing) * inside.step + crossing * between.step
-        low = (move.steps(ranks) - crossing) * inside.low_step + crossing * between.low_step
-        sent = move.sent(ranks) * size / (1e3 * rate)
+        crossing = cost.steps(domains)  # of the steps, those that leave a domain
+        wait = (cost.steps(ranks) - crossing) * inside.step + crossing * between.step
+        low = (cost.steps(ranks) - crossing) * inside.low_step + crossing * between.low_step
+        sent = cost.sent(ranks) * size / (1e3 * rate)
         best = Cost(min(between.base + wait + sent, between.low_base + low + sent / LOW_PART),
                     f"ring of {ranks} over {domains} domains, {rails} x {between.name}", True)
-        if op in STAGES and least * domains == ranks and least > 1:
-            staged = STAGES[op](self, size, least, domains)
+        if cost.stages and least * domains == ranks and least > 1:
+            staged = _in_stages(self, cost, size, least, domains)
             if staged.us < best.us:
                 best = staged
         return best
@@ -233,59 +236,31 @@ def _spread(mesh: Mesh, axes: tuple[str, ...], domain: int) -> tuple[int, int, i
     return max(found, key=lambda s: (s[1], -s[2]))
 
 
-# --- what a rank sends in each collective ---------------------------------------------------------
-@dataclass(frozen=True)
-class Move:
-    """steps(n) of a ring of n ranks; sent(n): the part of the size that each rank sends."""
-
-    steps: Callable[[int], int]
-    sent: Callable[[int], float]
-
-
-MOVES = {
-    "all_reduce": Move(lambda n: 2 * (n - 1), lambda n: 2 * (n - 1) / n),
-    "all_gather": Move(lambda n: n - 1, lambda n: (n - 1) / n),
-    "reduce_scatter": Move(lambda n: n - 1, lambda n: (n - 1) / n),
-    "all_to_all": Move(lambda n: n - 1, lambda n: (n - 1) / n),
-    "broadcast": Move(lambda n: n - 1, lambda n: 1.0),
-    "permute": Move(lambda n: 1, lambda n: 1.0),
-    "barrier": Move(lambda n: 2 * (n - 1), lambda n: 0.0),
-}
-
-
 def bus_factor(op: str, ranks: int) -> float:
     """Bus bandwidth / (size / time): what a rank sends of each byte of the size.
 
     NVIDIA/nccl-tests doc/PERFORMANCE.md, "Summary".
     """
-    return MOVES[op].sent(ranks)
+    return COSTS[op].sent(ranks)
 
 
 # --- in stages over domains -----------------------------------------------------------------------
-def _reduce_in_stages(fabric: Fabric, size: float, k: int, domains: int) -> Cost:
-    """reduce_scatter in the domain, all_reduce of S/k along each rail, all_gather in the domain."""
-    us = 2 * _stage(fabric.inside, "all_gather", size, k)
-    us += _stage(_between(fabric), "all_reduce", size / k, domains)
-    return Cost(us, f"in stages: {k} ranks over {fabric.inside.name}, {domains} domains over "
-                f"{_between(fabric).name}", True)
+def _in_stages(fabric: Fabric, cost: CollectiveCost, size: float, k: int, domains: int) -> Cost:
+    """k ranks of each domain exchange the whole, and the domains a rank's part along each rail."""
+    links = {"inside": fabric.inside, "between": _between(fabric)}
+    ranks = {"inside": k, "between": domains}
+    bytes_of = {"inside": size, "between": size / k}
+    us = {where: sum(_stage(links[where], stage, bytes_of[where], ranks[where])
+                     for w, stage in cost.stages if w == where) for where in links}
+    order = list(dict.fromkeys(where for where, _ in cost.stages))
+    words = [f"{ranks[w]} {'ranks' if w == 'inside' else 'domains'} over {links[w].name}"
+             for w in order]
+    then = ", then " if len(order) == len(cost.stages) else ", "
+    return Cost(us["inside"] + us["between"], f"in stages: {then.join(words)}", True)
 
 
-def _gather_in_stages(fabric: Fabric, size: float, k: int, domains: int) -> Cost:
-    """all_gather of S/k along each rail, then in the domain; reduce_scatter the other way."""
-    us = _stage(_between(fabric), "all_gather", size / k, domains)
-    us += _stage(fabric.inside, "all_gather", size, k)
-    return Cost(us, f"in stages: {domains} domains over {_between(fabric).name}, then {k} ranks "
-                f"over {fabric.inside.name}", True)
-
-
-STAGES: dict[str, Callable[[Fabric, float, int, int], Cost]] = {
-    "all_reduce": _reduce_in_stages, "all_gather": _gather_in_stages,
-    "reduce_scatter": _gather_in_stages,
-}
-
-
-def _stage(link: Link, op: str, size: float, ranks: int) -> float:
-    return link.ring(MOVES[op].steps(ranks), MOVES[op].sent(ranks) * size) if ranks > 1 else 0.0
+def _stage(link: Link, cost: CollectiveCost, size: float, ranks: int) -> float:
+    return link.ring(cost.steps(ranks), cost.sent(ranks) * size) if ranks > 1 else 0.0
 
 
 def _between(fabric: Fabric) -> Link:
@@ -369,5 +344,4 @@ Fabric("cpu", "the ranks of ts.dist.simulate on the machine the figures were mea
        _TURNS, None, Device("two CPU cores", (("f32", 0.2), ("f64", 0.1)), 24 * _GB, 22, 1.0, 1.0,
                             "measured, see the record"), shared=True)
 
-__all__ = ["FABRICS", "MOVES", "Cost", "Device", "Fabric", "Link", "Move", "bus_factor", "fabric",
-           "fabric_of"]
+__all__ = ["FABRICS", "Cost", "Device", "Fabric", "Link", "bus_factor", "fabric", "fabric_of"]

@@ -25,12 +25,13 @@ from tessera.graph.simplify import simplify
 from tessera.numerics import as_type
 from tessera.tensor import Tensor, TensorType
 
+from ..collectives.cost import COSTS
 from ..device_mesh import Mesh, current_mesh
 from ..device_mesh import mesh as make_mesh
 from ..layout import Layout
 from ..sharding.localize import localize
 from ..tensor import need_mesh, resolve
-from .fabric import MOVES, Fabric, bus_factor, fabric_of
+from .fabric import Fabric, bus_factor, fabric_of
 from .flops import bytes_of, whole
 from .planner import Issued, Planned, plan_graph
 
@@ -173,7 +174,7 @@ class Written:
 def written_collectives(graph: Graph, mesh: Mesh) -> Iterator[Issued]:
     """The collectives among a graph's nodes, as they are called by hand on a rank's own tensors."""
     for node in graph.nodes:
-        if "collective" not in node.op.effects or node.op.name not in MOVES:
+        if "collective" not in node.op.effects or node.op.name not in COSTS:
             continue
         axis = node.attrs.get("axis")
         axes = mesh.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)

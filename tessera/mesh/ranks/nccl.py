@@ -207,6 +207,20 @@ class Run:
         return made
 
 
+RUNS: dict[str, Callable[..., Any]] = {}  # by the collective's name
+
+
+def by_nccl(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: run(run, **attrs, **extents) is how a collective goes on GPUs."""
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        if RUNS.setdefault(name, run) is not run:
+            raise ValueError(f"the run of {name!r} on GPUs is declared twice")
+        return run
+
+    return register
+
+
+@by_nccl("all_reduce")
 def _all_reduce(run: Run, op: str) -> Any:
     flat, me = run.x.reshape(-1), run.group.index
     cuts = balanced(prod(flat.shape), run.group.size)
@@ -217,6 +231,7 @@ def _all_reduce(run: Run, op: str) -> Any:
     return out
 
 
+@by_nccl("reduce_scatter")
 def _reduce_scatter(run: Run, dim: int, op: str, sizes: Sequence[int]) -> Any:
     ends = np.cumsum([0, *sizes])
     blocks = [run.x[(slice(None),) * dim + (slice(int(a), int(b)),)]
@@ -228,6 +243,7 @@ def _reduce_scatter(run: Run, dim: int, op: str, sizes: Sequence[int]) -> Any:
     return out
 
 
+@by_nccl("all_gather")
 def _all_gather(run: Run, dim: int, sizes: Sequence[int]) -> Any:
     shape, me = tuple(run.x.shape), run.group.index
     got = [run.x if j == me else run.empty((*shape[:dim], n, *shape[dim + 1:]))
@@ -235,10 +251,6 @@ def _all_gather(run: Run, dim: int, sizes: Sequence[int]) -> Any:
     run.swap([run.x] * run.group.size, got)
     join: Callable[..., Any] = run.xp.cat if run.array.library == "torch" else run.xp.concatenate
     return join(got, dim)
-
-
-RUNS: dict[str, Callable[..., Any]] = {
-    "all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather}
 
 
 # --- calls --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tessera.graph.operand import plain, public
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
 
-from ..collectives.record import Collective
+from ..collectives.record import COLLECTIVES, Collective
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..spec import ShardSpec
@@ -105,32 +105,13 @@ hooks.align.fill(_align)
 # --- collectives on whole tensors ----------------------------------------------------------------
 def _constrained(node: Node, at: Sequence[Layout]) -> Layout:
     """The layout that a collective called by hand leaves its operand in."""
-    home, attrs = at[0], node.attrs
-    axes, kind = attrs["axes"], attrs["kind"]
-    settled = home.settled()
-    if kind == "all_reduce":
-        return settled
-    if kind == "all_gather":
-        for d in range(settled.ndim):
-            split = settled.splits[d]
-            if any(a in split.axes for a in axes):
-                left = tuple(a for a in split.axes if a not in axes)
-                settled = settled.with_split(d, left, split.cyclic, split.unit)
-        return settled
-    d = attrs["dim"] % settled.ndim
-    if kind == "reduce_scatter":
-        settled = settled.gathered(axes)
-        return settled.with_split(d, (*settled.axes_of(d), *axes))
-    other = attrs["concat"] % settled.ndim
-    if not set(axes) <= set(settled.axes_of(other)):
-        return settled
-    left = tuple(a for a in settled.axes_of(other) if a not in axes)
-    return settled.with_split(other, left).with_split(d, (*settled.axes_of(d), *axes))
+    attrs = node.attrs
+    whole = COLLECTIVES[attrs["kind"]].on_whole
+    assert whole is not None  # `constrain` refuses the others
+    return whole.layout(at[0].settled(), attrs["axes"], attrs["dim"], attrs["concat"])
 
 
 CONSTRAINTS["constrain"] = _constrained
-_BACK = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
-         "all_reduce": "all_reduce", "all_to_all": "all_to_all"}
 
 
 def _constrain_batch(size: Any, batched: tuple, x: Tensor, **attrs: Any) -> tuple:
@@ -140,10 +121,12 @@ def _constrain_batch(size: Any, batched: tuple, x: Tensor, **attrs: Any) -> tupl
 
 def _constrain_vjp(g: Tensor, y: Tensor, x: Tensor, *, kind: str, dim: int, concat: int,
                    **attrs: Any) -> tuple:
-    """The adjoint's constraint; all_to_all takes the split back to where it was."""
-    if kind == "all_to_all":
+    """The adjoint's constraint; what moves a split from one dimension to another takes it back."""
+    which = COLLECTIVES[kind]
+    assert which.on_whole is not None
+    if "split" in which.dims:
         dim, concat = concat, dim
-    return (apply(CONSTRAIN, g, kind=_BACK[kind], dim=dim, concat=concat, **attrs),)
+    return (apply(CONSTRAIN, g, kind=which.on_whole.adjoint, dim=dim, concat=concat, **attrs),)
 
 
 CONSTRAIN = Op(
@@ -166,7 +149,7 @@ def constrain(kind: str, x: Tensor, axes: Sequence[str], *, dim: int = -1, conca
               ) -> Tensor:
     """A collective called by hand on a distributed value. Raises ArgumentError for those that say
     nothing about a whole tensor."""
-    if kind not in _BACK:
+    if COLLECTIVES[kind].on_whole is None:
         raise ArgumentError(f"{kind} of a distributed tensor: it is the same whole on all ranks",
                             hint="x.local is this rank's part; or ts.shard(x, spec)")
     return apply(CONSTRAIN, x, kind=kind, axes=tuple(axes), dim=dim, concat=concat)
@@ -180,7 +163,7 @@ def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, /, *, dt
     axes = known.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
     for name in axes:
         known.position(name)
-    at = split if which.name == "all_to_all" else dim
+    at = split if "split" in which.dims else dim
     y = constrain(which.name, x, axes, dim=at, concat=concat)
     return y if dtype is None else F.cast(y, dtype)
 
