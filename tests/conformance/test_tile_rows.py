@@ -49,8 +49,8 @@ def test_the_levels_number_every_lane_once(groups):
     assert np.array_equal((group * 4 + warp) * 32 + lane, np.arange(groups * 128))
     assert np.array_equal(ids("tile.linear_id()", groups), group * size + warp * 32 + lane)
     page = (Path(ts.__file__).parents[1] / "docs" / "guide" / "kernels.md").read_text()
-    assert "A kernel runs as many **groups**. A group is a number of **lanes**" in page
-    assert "32 neighbouring lanes are a warp" in page
+    assert "A kernel runs as many **groups**. A group is a number of **threads**" in page
+    assert "32 neighbouring threads are a warp, and are its **lanes**" in page
 
 
 @pytest.mark.row("TILE-02")

@@ -242,6 +242,16 @@ def test_modules_files_variables_and_targets_exist(path):
         pair for t in targets for pair in ((t, ""), ("", t))}
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "internals").glob("*.md")), ids=page_id)
+def test_short_names_of_files_are_the_ends_of_paths(path):
+    """`emit/reduce.py` and `cpu/`: internals name files and folders by the end of their path."""
+    text = guide.without_blocks(path.read_text())
+    known = ["/" + p.relative_to(ROOT).as_posix() for p in (ROOT / "tessera").rglob("*")]
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        if not (ROOT / name).exists():
+            assert any(k.endswith("/" + name.rstrip("/")) for k in known), f"{path.name}: {name}"
+
+
 def test_flags_of_the_training_example_exist():
     text = TRAINING.read_text() + section("Several GPUs or processes")
     used = set(re.findall(r"--[A-Za-z][A-Za-z-]*", text)) - {"--help"}
