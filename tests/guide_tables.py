@@ -3,7 +3,9 @@ from what was measured, in benchmarks/results."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
 import inspect
 import json
 import math
@@ -19,6 +21,7 @@ import numpy as np
 import tessera as ts
 from guide_api import API
 from tessera import config, errors, numerics
+from tessera.__main__ import COMMANDS
 from tessera.graph.op import OPS, Op
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
@@ -264,6 +267,19 @@ def call_text(fn: Callable) -> str:
     return show_call(fn.__name__, inspect.signature(fn))
 
 
+def commands_table() -> str:
+    """The commands of `python -m tessera`, each with its arguments."""
+    rows = []
+    for command in COMMANDS.values():
+        parser = argparse.ArgumentParser(add_help=False)
+        importlib.import_module(command.module).add_arguments(parser)
+        told = [(f"`{' '.join([*a.option_strings, str(a.metavar or a.dest) * (a.nargs != 0)])}`"
+                 .replace(" `", "`"), (a.help or "") % {"default": a.default})
+                for a in parser._actions]
+        rows += [(f"`{command.name}`", command.doc), *((f"- {name}", said) for name, said in told)]
+    return markdown(("Command, arguments", "Meaning"), rows)
+
+
 def rooms_table() -> str:
     """Every package of the code with the first sentence of its docstring."""
     rows = []
@@ -408,5 +424,6 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "schedule": schedule_table,
     "knobs": knobs_table,
     "rooms": rooms_table,
+    "commands": commands_table,
     **API,
 }
