@@ -23,15 +23,10 @@ _METHODS = (
     "reshape transpose squeeze expand_dims swapaxes flatten sum mean var std prod max min argmax "
     "argmin any all cumsum exp log sqrt tanh abs round clip"
 ).split()
-_UFUNCS = {
-    **{n: n for n in (
-        "add subtract multiply divide floor_divide remainder power maximum minimum exp expm1 log "
-        "log1p sqrt sin cos tan sinh cosh tanh floor ceil trunc sign less less_equal greater "
-        "greater_equal equal not_equal isnan isinf isfinite square logical_and logical_or "
-        "logical_xor logical_not matmul negative").split()},
-    "true_divide": "divide", "absolute": "abs", "rint": "round", "arcsin": "asin",
-    "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "invert": "bitwise_not",
-    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+_UFUNCS = {  # beside those that are the meaning of an elementwise op: see ops/elementwise.py
+    **{n: n for n in "power square logical_and logical_or logical_xor logical_not matmul "
+                     "bitwise_and bitwise_or bitwise_xor".split()},
+    "rint": "round", "invert": "bitwise_not",
 }
 
 

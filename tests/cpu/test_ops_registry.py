@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,16 @@ from tessera.tensor import Tensor
 from tolerance import assert_close
 
 F32, F64, BATCH = as_type("f32"), as_type("f64"), 3
-CASES = [
-    pytest.param(op, s, id=f"{op.name}-{i}")
-    for op in OPS.values()
-    for i, s in enumerate(op.samples)
-]
+
+
+
+def cases_of(ops: Iterable[Op]) -> list:
+    """What is tested of ops: each with each of its samples."""
+    return [pytest.param(op, s, id=f"{op.name}-{i}") for op in ops
+            for i, s in enumerate(op.samples)]
+
+
+CASES = cases_of(OPS.values())
 
 
 def _derivable(op: Op, s: Sample) -> bool:

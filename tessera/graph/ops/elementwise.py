@@ -15,7 +15,7 @@ import numpy as np
 from ...dims import show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType, as_type
-from ...tensor import Tensor, as_tensor
+from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import OPS, Aval, Op, Sample, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
@@ -365,7 +365,15 @@ def _refuse_bools(name: str, numeric: NumericType) -> None:
                          hint="use ~, & , | and ^, or cast to an integer type first")
 
 
-def _public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callable[[Any], Tensor]:
+def _offered(op: Op, fn: Callable) -> Callable:
+    """NumPy's ufunc that is the meaning of the op gives tensors for tensors: np.exp(x)."""
+    if isinstance(op.ref, np.ufunc):
+        OPERATORS[f"ufunc_{op.ref.__name__}"] = fn
+    return fn
+
+
+def public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callable[[Any], Tensor]:
+    """The public function of an op of one operand. to_float: integers become f32."""
     def fn(x: Any) -> Tensor:
         if to_float:
             c, numeric = floating(x)
@@ -376,10 +384,11 @@ def _public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callabl
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{doc}, elementwise.\n\n    x: any shape. Integers become f32.\n    "
-    return public(fn)
+    return _offered(op, public(fn))
 
 
-def _public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Callable:
+def public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Callable:
+    """The public function of an op of two operands, promoted to one type."""
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
         if to_float and numeric.dtype.kind != "float":
@@ -392,10 +401,11 @@ def _public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Calla
         f"{doc}, elementwise with NumPy broadcasting.\n\n"
         "    Python numbers take the tensor's type. Raises ShapeError, DTypeError.\n    "
     )
-    return public(fn)
+    return _offered(op, public(fn))
 
 
-def _public_predicate(name: str, op: Op, doc: str, arity: int) -> Callable:
+def public_predicate(name: str, op: Op, doc: str, arity: int) -> Callable:
+    """The public function of an op that gives bools."""
     if arity == 1:
         def fn(x: Any) -> Tensor:
             return apply(op, floating(x)[0])
@@ -406,51 +416,51 @@ def _public_predicate(name: str, op: Op, doc: str, arity: int) -> Callable:
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{doc}, elementwise; a bool_ tensor."
-    return public(fn)
+    return _offered(op, public(fn))
 
 
-add = _public_binary("add", ADD, "a + b")
-sub = _public_binary("subtract", SUB, "a - b")
-mul = _public_binary("multiply", MUL, "a * b")
-div = _public_binary("divide", DIV, "a / b (integers become f32)", to_float=True)
-maximum = _public_binary("maximum", MAXIMUM, "max(a, b); NaN propagates")
-minimum = _public_binary("minimum", MINIMUM, "min(a, b); NaN propagates")
-floor_divide = _public_binary("floor_divide", FLOOR_DIV, "floor(a / b)")
-remainder = _public_binary("remainder", REMAINDER, "a - b * floor(a / b)")
-atan2 = _public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
-neg = _public_unary("negative", NEG, "-x", to_float=False)
-abs_ = _public_unary("abs", ABS, "|x|", to_float=False)
-sign = _public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
-exp = _public_unary("exp", EXP, "e**x")
-expm1 = _public_unary("expm1", EXPM1, "e**x - 1")
-log = _public_unary("log", LOG, "the natural logarithm")
-log1p = _public_unary("log1p", LOG1P, "log(1 + x)")
-sqrt = _public_unary("sqrt", SQRT, "the square root")
-rsqrt = _public_unary("rsqrt", RSQRT, "1 / sqrt(x)")
-sin = _public_unary("sin", SIN, "sin x")
-cos = _public_unary("cos", COS, "cos x")
-tan = _public_unary("tan", TAN, "tan x")
-asin = _public_unary("asin", ASIN, "arcsin x")
-acos = _public_unary("acos", ACOS, "arccos x")
-atan = _public_unary("atan", ATAN, "arctan x")
-sinh = _public_unary("sinh", SINH, "sinh x")
-cosh = _public_unary("cosh", COSH, "cosh x")
-tanh = _public_unary("tanh", TANH, "tanh x")
-sigmoid = _public_unary("sigmoid", SIGMOID, "1 / (1 + exp(-x))")
-erf = _public_unary("erf", ERF, "the error function")
-relu = _public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
-floor = _public_unary("floor", FLOOR, "the largest integer <= x")
-ceil = _public_unary("ceil", CEIL, "the smallest integer >= x")
-trunc = _public_unary("trunc", TRUNC, "x without its fraction")
-less = _public_predicate("less", OPS["less"], "a < b", 2)
-less_equal = _public_predicate("less_equal", OPS["less_equal"], "a <= b", 2)
-greater = _public_predicate("greater", OPS["greater"], "a > b", 2)
-greater_equal = _public_predicate("greater_equal", OPS["greater_equal"], "a >= b", 2)
-equal = _public_predicate("equal", OPS["equal"], "a == b", 2)
-not_equal = _public_predicate("not_equal", OPS["not_equal"], "a != b", 2)
-isnan = _public_predicate("isnan", OPS["isnan"], "nan elements", 1)
-isinf = _public_predicate("isinf", OPS["isinf"], "inf elements", 1)
-isfinite = _public_predicate("isfinite", OPS["isfinite"], "finite elements", 1)
+add = public_binary("add", ADD, "a + b")
+sub = public_binary("subtract", SUB, "a - b")
+mul = public_binary("multiply", MUL, "a * b")
+div = public_binary("divide", DIV, "a / b (integers become f32)", to_float=True)
+maximum = public_binary("maximum", MAXIMUM, "max(a, b); NaN propagates")
+minimum = public_binary("minimum", MINIMUM, "min(a, b); NaN propagates")
+floor_divide = public_binary("floor_divide", FLOOR_DIV, "floor(a / b)")
+remainder = public_binary("remainder", REMAINDER, "a - b * floor(a / b)")
+atan2 = public_binary("atan2", ATAN2, "the angle of the point (b, a)", to_float=True)
+neg = public_unary("negative", NEG, "-x", to_float=False)
+abs_ = public_unary("abs", ABS, "|x|", to_float=False)
+sign = public_unary("sign", SIGN, "-1, 0 or 1", to_float=False)
+exp = public_unary("exp", EXP, "e**x")
+expm1 = public_unary("expm1", EXPM1, "e**x - 1")
+log = public_unary("log", LOG, "the natural logarithm")
+log1p = public_unary("log1p", LOG1P, "log(1 + x)")
+sqrt = public_unary("sqrt", SQRT, "the square root")
+rsqrt = public_unary("rsqrt", RSQRT, "1 / sqrt(x)")
+sin = public_unary("sin", SIN, "sin x")
+cos = public_unary("cos", COS, "cos x")
+tan = public_unary("tan", TAN, "tan x")
+asin = public_unary("asin", ASIN, "arcsin x")
+acos = public_unary("acos", ACOS, "arccos x")
+atan = public_unary("atan", ATAN, "arctan x")
+sinh = public_unary("sinh", SINH, "sinh x")
+cosh = public_unary("cosh", COSH, "cosh x")
+tanh = public_unary("tanh", TANH, "tanh x")
+sigmoid = public_unary("sigmoid", SIGMOID, "1 / (1 + exp(-x))")
+erf = public_unary("erf", ERF, "the error function")
+relu = public_unary("relu", RELU, "max(x, 0); the gradient at 0 is 0", to_float=False)
+floor = public_unary("floor", FLOOR, "the largest integer <= x")
+ceil = public_unary("ceil", CEIL, "the smallest integer >= x")
+trunc = public_unary("trunc", TRUNC, "x without its fraction")
+less = public_predicate("less", OPS["less"], "a < b", 2)
+less_equal = public_predicate("less_equal", OPS["less_equal"], "a <= b", 2)
+greater = public_predicate("greater", OPS["greater"], "a > b", 2)
+greater_equal = public_predicate("greater_equal", OPS["greater_equal"], "a >= b", 2)
+equal = public_predicate("equal", OPS["equal"], "a == b", 2)
+not_equal = public_predicate("not_equal", OPS["not_equal"], "a != b", 2)
+isnan = public_predicate("isnan", OPS["isnan"], "nan elements", 1)
+isinf = public_predicate("isinf", OPS["isinf"], "inf elements", 1)
+isfinite = public_predicate("isfinite", OPS["isfinite"], "finite elements", 1)
 
 
 @public

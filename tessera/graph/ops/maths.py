@@ -22,7 +22,7 @@ from ..operand import (
     store,
     to_compute,
 )
-from .elementwise import _public_binary, _public_unary, abs_, elementwise, equal, sqrt, where
+from .elementwise import abs_, elementwise, equal, public_binary, public_unary, sqrt, where
 
 LOG2 = elementwise("log2", np.log2, "log2({0})",
                    lambda y, x: (lambda: (1.0 / math.log(2)) / x,), draw="positive")
@@ -53,10 +53,10 @@ HYPOT = elementwise(
     expand=_hypot_expand, doc="sqrt(a^2 + b^2)",
 )
 
-log2 = _public_unary("log2", LOG2, "the logarithm of base 2")
-log10 = _public_unary("log10", LOG10, "the logarithm of base 10")
-exp2 = _public_unary("exp2", EXP2, "2**x")
-hypot = _public_binary("hypot", HYPOT, "sqrt(a^2 + b^2) without overflow; the gradient at 0 is 0",
+log2 = public_unary("log2", LOG2, "the logarithm of base 2")
+log10 = public_unary("log10", LOG10, "the logarithm of base 10")
+exp2 = public_unary("exp2", EXP2, "2**x")
+hypot = public_binary("hypot", HYPOT, "sqrt(a^2 + b^2) without overflow; the gradient at 0 is 0",
                        to_float=True)
 
 

@@ -397,7 +397,7 @@ def _same_splits(a: Layout, b: Layout) -> bool:
 def _is_term(v: Value, layout: Layout, axes: Sequence[str], node: Node) -> bool:
     """Whether a value that all ranks have can be added as the term of one of them: the sum then
     stays pending, and several are reduced at once."""
-    stays = _small(v) or (node.op.name in ("add", "sub")
+    stays = _small(v) or (node.op.loop is not None and node.op.linear == "joint"
                           and extents(v.aval) == extents(node.outputs[0].aval))
     return stays and not layout.pending and not _uses(layout, axes)
 

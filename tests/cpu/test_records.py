@@ -1,0 +1,224 @@
+"""One record, all meanings: no list of op names beside the records, no name that is no op, and an
+elementwise op that is declared in one place is everywhere."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import guide_tables
+import tessera as ts
+from cpu import test_ops_registry
+from mesh import test_sharded_ops
+from mesh.sharding import MESH, spread
+from op_names import Table, compared, op_tables
+from ptx_harness import require_compiler
+from tessera.graph import functions
+from tessera.graph.cuda import Program, anchors, draws, offload
+from tessera.graph.cuda.spell import expression
+from tessera.graph.fuse import Group, fuse
+from tessera.graph.op import OPS
+from tessera.graph.operand import PUBLIC
+from tessera.graph.ops.elementwise import elementwise, public_unary
+from tessera.mesh.layout import Layout, Split
+from tessera.mesh.planning.flops import count_graph
+from tessera.tensor import OPERATORS
+from tessera.tile.ops import OPS as TILE_OPS
+from tolerance import assert_close
+
+PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
+FILES = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.py"))}
+# Kernels have ops and rules of their own; records of the graph are free to name each other.
+OUTSIDE = {rel: p for rel, p in FILES.items() if not rel.startswith(("tile/", "graph/ops/"))}
+CALLS = {call.name for module in (anchors, draws, offload) for call in vars(module).values()
+         if isinstance(call, anchors.Call)}
+
+# Rewrites that match particular ops, and rules that one room has for particular ops.
+RULES = {
+    "graph/simplify.py:RULES": "identities, each of one op",
+    "graph/cuda/moves.py:MOVES": "how a kernel moves the elements of each structural op",
+    "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
+    "mesh/sharding/localize.py:SPECIAL": "what a rank makes of its own part by the place it has",
+    "mesh/sharding/held.py:": "how bodies of ops that hold graphs are partitioned",
+    "mesh/parallel/ring.py:SEQUENCE": "where operands of the two ops of this file have a sequence",
+    "mesh/parallel/ring.py:RESULTS": "where results of the two ops of this file have a sequence",
+}
+# Collections of other things, some of which are called like ops.
+OTHERS = {
+    "__all__": "names that a module gives",
+    "foreign.py": "words of other libraries, and what is said here instead",
+    "graph/operators.py": "operators of Python, ufuncs and methods of NumPy",
+    "graph/numpy_calls.py": "functions of NumPy that take a tensor",
+    "graph/weak.py": "operators of Python",
+    "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
+    "graph/regions/types.py": "privileges of a region",
+    "state/effect.py": "names of effects",
+    "mesh/collectives/": "kinds of collectives",
+    "mesh/planning/fabric.py": "kinds of collectives",
+    "mesh/ranks/nccl.py": "kinds of collectives",
+    "mesh/sharding/constraints.py": "kinds of collectives",
+    "mesh/sharding/issue.py": "kinds of collectives",
+    "mesh/sharding/move_ops.py": "kinds of collectives",
+    "mesh/sharding/overlap.py": "kinds of collectives",
+}
+
+
+def found_tables() -> list[Table]:
+    return [t for rel, p in OUTSIDE.items() for t in op_tables(p, rel, OPS)]
+
+
+def reason(key: str, reasons: dict[str, str]) -> str | None:
+    """The entry that allows a table: its key, a file or a folder, or a name in every file."""
+    return next((k for k in reasons if key.startswith(k) or key.endswith(f":{k}")), None)
+
+
+def test_lists_of_op_names_are_in_the_records() -> None:
+    """A fact about an op is a field of its record; a list of names beside it is forgotten when an
+    op is added."""
+    strange = [f"{t.key} line {t.line}: {', '.join(t.names)}" for t in found_tables()
+               if not reason(t.key, RULES) and not reason(t.key, OTHERS)]
+    assert not strange, "put the fact into graph/op.py:Op, or say here why not:\n" + "\n".join(
+        strange)
+
+
+def test_what_is_allowed_is_there() -> None:
+    keys = [t.key for t in found_tables()]
+    for reasons in (RULES, OTHERS):
+        unused = [k for k in reasons if not any(reason(key, {k: ""}) for key in keys)]
+        assert not unused, f"no such list any more: {unused}"
+
+
+def test_rules_name_ops_that_exist() -> None:
+    for table in found_tables():
+        if reason(table.key, RULES):
+            unknown = [n for n in table.names if n not in OPS]
+            assert not unknown, f"{table.key} line {table.line} names no op: {unknown}"
+
+
+@pytest.mark.parametrize("rel", OUTSIDE)
+def test_names_that_are_compared_are_ops(rel: str) -> None:
+    """`node.op.name == "..."`, `node.op.name in (...)`, OPS["..."], a rewriter's emit("...")."""
+    known = {*OPS, *TILE_OPS, *CALLS}
+    unknown = [f"line {line}: {name!r}" for line, name in compared(OUTSIDE[rel])
+               if name not in known]
+    assert not unknown, f"{rel} compares with what is no op: {', '.join(unknown)}"
+
+
+def test_the_scan_finds_tables_and_comparisons(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text('A = frozenset({"exp", "log", "gone"})\n'
+                    'def f(node, rw, v):\n'
+                    '    if node.op.name in A or node.op.name == "left":\n'
+                    '        return rw.emit("other", v)\n'
+                    '    return {"exp": 1, "log": 2}[node.op.name]\n')
+    tables = list(op_tables(file, "x.py", {"exp", "log"}))
+    assert [(t.key, t.line, t.names) for t in tables] == [
+        ("x.py:A", 1, ("exp", "log", "gone")), ("x.py:f", 5, ("exp", "log"))]
+    assert sorted(compared(file)) == [(3, "exp"), (3, "gone"), (3, "left"), (3, "log"),
+                                      (4, "other"), (5, "exp"), (5, "log")]
+
+
+# --- an elementwise op from one declaration -------------------------------------------------------
+@pytest.fixture
+def squareplus() -> Iterator[Callable]:
+    """The public function of an op declared here alone; the registries are given back after."""
+    held = [(table, dict(table)) for table in (OPS, PUBLIC, OPERATORS, vars(functions))]
+    names = list(functions.__all__)
+    op = elementwise(
+        "squareplus", lambda x: (x + np.sqrt(x * x + 4)) / 2,
+        "({0} + sqrt({0} * {0} + 4)) * 0.5",
+        lambda y, x: (lambda: 0.5 + 0.5 * x / ts.sqrt(x * x + 4.0),),
+        doc="(x + sqrt(x^2 + 4)) / 2", hint="squareplus of -inf is -inf + inf")
+    yield public_unary("squareplus", op, "(x + sqrt(x^2 + 4)) / 2")
+    for table, before in held:
+        table.clear()
+        table.update(before)
+    functions.__all__[:] = names
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...] = (6, 40)) -> ts.Tensor:
+    return ts.tensor(rng.standard_normal(shape).astype(np.float32))
+
+
+def expected(x: ts.Tensor) -> np.ndarray:
+    wide = np.asarray(x, np.float64)
+    return (wide + np.sqrt(wide * wide + 4)) / 2
+
+
+class TestOneDeclaration:
+    def test_it_computes_and_has_a_derivative(self, squareplus, rng):
+        x = values(rng)
+        assert_close(squareplus(x).array, expected(x), "f32")
+        slope = 0.5 + 0.5 * np.asarray(x, np.float64) / np.sqrt(np.asarray(x, np.float64)**2 + 4)
+        assert_close(ts.grad(lambda x: ts.sum(squareplus(x)))(x).array, slope, "f32", n=4)
+        assert squareplus(ts.cast(x, ts.bf16)).type == ts.bf16
+
+    def test_it_is_in_a_compiled_loop(self, squareplus, rng):
+        x, f = values(rng), ts.jit(lambda x: squareplus(x * 2.0) + 1.0)
+        assert_close(f(x).array, expected(x * 2.0) + 1, "f32", n=4)
+        loops = [unit for unit in fuse(f.graph(x)) if isinstance(unit, Group)]
+        assert ["mul squareplus add"] == [" ".join(n.op.name for n in g.nodes) for g in loops]
+
+    def test_kernels_for_gpus_have_it(self, squareplus, rng):
+        """Its text follows from the loop, is carried out by the interpreter, and is compiled."""
+        x, f = values(rng), ts.jit(lambda x: squareplus(x * 2.0))
+        program = Program(f.graph(x), "sm_90a")
+        (y,) = program.run([x.array])
+        assert_close(y, expected(x * 2.0), "f32", n=4)
+        assert expression(OPS["squareplus"].loop, "float") == \
+            "({0} + tile.sqrt({0} * {0} + 4.0)) * 0.5"
+
+    def test_its_kernel_is_compiled(self, squareplus, rng):
+        require_compiler()
+        f = ts.jit(lambda x: squareplus(x))
+        assert "sqrt.rn.f32" in f.inspect_ir("ptx", values(rng))
+
+    def test_it_has_a_cost(self, squareplus, rng):
+        (work,) = count_graph(ts.jit(squareplus).graph(values(rng)))
+        assert (work.flops, work.bytes) == (240, 2 * 4 * 240)
+
+    def test_sentinels_know_it(self, squareplus, fresh_config):
+        ts.debug.flags()
+        with ts.debug.numerics("flag"):
+            squareplus(ts.tensor([1.0, -math.inf]))
+        first = ts.debug.flags().first
+        assert first is not None and (first.op, first.kind) == ("squareplus", "nan")
+        assert "squareplus of -inf is -inf + inf" in str(first.error())
+
+    def test_a_mesh_splits_it(self, squareplus, rng):
+        x, rows = values(rng), Layout(MESH, (Split(("dp",)), Split()))
+        y = ts.jit(lambda x: squareplus(x))(spread(x, rows, rng))
+        assert_close(y.array, expected(x), "f32")
+        assert y.layout == rows, "it runs where its rows are"
+
+    def test_the_tables_of_the_guide_show_it(self, squareplus):
+        row = "| `squareplus` | (x + sqrt(x^2 + 4)) / 2 | reverse, forward |"
+        assert row in guide_tables.ops_table()
+        assert "ts.squareplus" in guide_tables.functions_table()
+
+    def test_the_tests_of_the_registry_take_it(self, squareplus, rng):
+        """Each that is run on samples, and that of layouts on a mesh."""
+        op, ran = OPS["squareplus"], []
+        for name, test in vars(test_ops_registry).items():
+            takes = set(inspect.signature(test).parameters) if name.startswith("test_") else set()
+            for s in op.samples if takes in ({"op", "s", "rng"}, {"op", "s"}) else ():
+                test(**{k: v for k, v in (("op", op), ("s", s), ("rng", rng)) if k in takes})
+                ran.append(name)
+        assert {"test_compiled_equals_eager", "test_jvp_is_the_finite_difference",
+                "test_second_derivatives", "test_vmap_is_a_loop"} <= set(ran)
+        test_sharded_ops.test_layouts_give_what_the_whole_gives(op, op.samples[0], rng)
+        assert [p.values[0] for p in test_ops_registry.cases_of([op])] == [op, op]
+
+
+def test_every_op_of_loops_runs_on_gpus() -> None:
+    """A loop template that kernels cannot say, of floats or of integers, stops here."""
+    for op in OPS.values():
+        if op.loop is not None and not op.name.startswith("test_"):
+            text = re.sub(r"\{[a-z]+\}", "2.0", op.loop)
+            assert any(expression(text, kind) for kind in op.loop_kinds), op.name
