@@ -6,6 +6,7 @@ import configparser
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import tessera as ts
 from guide import ACCEPT, PAGES, ROOT
 from guide_tables import TABLES
 from mesh.launch import needs_mpi
-from tessera import config
+from tessera import config, errors
 from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
 from tessera.tile.cuda.emit.maths import BODIES
@@ -352,6 +353,17 @@ def test_tables_are_complete_and_say_something(name, least):
         needed = (1, 2) if name in ("modules", "functions", "special errors") else (1,)
         silent = [row[0].strip() for row in rows if not all(row[i].strip() for i in needed)]
         assert not silent, f"nothing is said of {silent}"
+
+
+def test_the_api_has_every_function_and_class():
+    """With or without a docstring: one that says nothing is to be seen, too."""
+    shown = "".join(TABLES[name]() or "" for name in ("api ts", "api classes"))
+    public = {name: getattr(ts, name) for name in set(ts.__all__) - set(errors.__all__)}
+    missing = [name for name, x in public.items() if inspect.isroutine(x) or isinstance(x, type)
+               if f"`ts.{name}`\n" not in shown]
+    assert not missing
+    silent = re.findall(r"^### (.*)\n\n```\n(?:.+\n)+```", shown, re.M)
+    assert not silent, "no docstring"
 
 
 @pytest.mark.row("CORE-25", "CORE-29", "CORE-30", "CORE-31", "CARD-02")
