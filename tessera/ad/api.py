@@ -300,7 +300,6 @@ class Differentiable:
         self.__doc__, self.__wrapped__ = fn.__doc__, fn
         self.__signature__ = signature_of(fn)
         self.__annotations__ = getattr(fn, "__annotations__", {})
-        self.__globals__ = getattr(fn, "__globals__", {})
         self.grad, self.value_and_grad = grad(fn), value_and_grad(fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -64,10 +64,9 @@ def close_graph(graph: Graph) -> tuple[Graph, list[Tensor]]:
 
 def run_graph(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of a closed graph, by an executable that the graph keeps."""
-    kept = graph.__dict__
-    if "executable" not in kept:
-        object.__setattr__(graph, "executable", Executable(graph))
-    return kept["executable"].run(arrays)
+    if "executable" not in graph.kept:
+        graph.kept["executable"] = Executable(graph)
+    return graph.kept["executable"].run(arrays)
 
 
 def check_inputs(graph: Graph, given: Sequence[Aval]) -> tuple[Aval, ...]:

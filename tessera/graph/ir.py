@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,8 @@ class Graph:
     captures: tuple[tuple[Value, Tensor], ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
+    # What was made of this graph and is kept with it, as an executable is; no part of a copy.
+    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def effects(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import threading
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from numba import types
@@ -60,11 +60,11 @@ def _define(source: str, name: str) -> FunctionType:
     """The Python function, its names resolved to instructions; shown by tracebacks as `name`."""
     file = f"<tessera {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    scope: dict[str, Any] = {}
-    exec(compile(source, file, "exec"), scope)  # our own emitter's text
-    function: FunctionType = scope["loops"]
-    function.__globals__.update({n: resolve(n) for n in function.__code__.co_names})
-    return function
+    code = compile(source, file, "exec")
+    (body,) = (c for c in code.co_consts if isinstance(c, CodeType))
+    scope: dict[str, Any] = {n: resolve(n) for n in body.co_names}
+    exec(code, scope)  # our own emitter's text
+    return scope["loops"]
 
 
 def resolve(name: str) -> object:

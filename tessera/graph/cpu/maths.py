@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -27,7 +28,32 @@ from .vocabulary import FUNCTIONS
 MATHS: dict[str, object] = {}
 f32, f64, i32 = np.float32, np.float64, np.int32
 
-globals().update(INSTRUCTIONS)  # abs_f32, fma_f32, where_f32, bits_f32, ... used below by name
+abs_f32 = INSTRUCTIONS["abs_f32"]
+abs_f64 = INSTRUCTIONS["abs_f64"]
+add_u32 = INSTRUCTIONS["add_u32"]
+bits_f32 = INSTRUCTIONS["bits_f32"]
+bits_f64 = INSTRUCTIONS["bits_f64"]
+f32_from_f64 = INSTRUCTIONS["f32_from_f64"]
+f32_from_i32 = INSTRUCTIONS["f32_from_i32"]
+f64_from_f32 = INSTRUCTIONS["f64_from_f32"]
+f64_from_i64 = INSTRUCTIONS["f64_from_i64"]
+floor_f64 = INSTRUCTIONS["floor_f64"]
+fma_f32 = INSTRUCTIONS["fma_f32"]
+fma_f64 = INSTRUCTIONS["fma_f64"]
+from_bits_f32 = INSTRUCTIONS["from_bits_f32"]
+from_bits_f64 = INSTRUCTIONS["from_bits_f64"]
+i32_from_i64 = INSTRUCTIONS["i32_from_i64"]
+isnan_f32 = INSTRUCTIONS["isnan_f32"]
+maximum_f32 = INSTRUCTIONS["maximum_f32"]
+maximum_f64 = INSTRUCTIONS["maximum_f64"]
+mul_u32 = INSTRUCTIONS["mul_u32"]
+rint_f32 = INSTRUCTIONS["rint_f32"]
+rint_f64 = INSTRUCTIONS["rint_f64"]
+u32_from_i64 = INSTRUCTIONS["u32_from_i64"]
+u64_high = INSTRUCTIONS["u64_high"]
+where_f32 = INSTRUCTIONS["where_f32"]
+where_f64 = INSTRUCTIONS["where_f64"]
+xor_u32 = INSTRUCTIONS["xor_u32"]
 
 
 def compiled(function: Callable) -> object:
@@ -389,7 +415,7 @@ def pow_f32(x, y):
 def _declare_both(name: str, make: Callable[[str], str]) -> None:
     """A short function with the same text in f32 and f64."""
     for suffix in ("f32", "f64"):
-        scope = dict(globals())
+        scope: dict[str, Any] = INSTRUCTIONS | globals()
         exec(f"def {name}_{suffix}{make(suffix)}", scope)  # our own text, below
         compiled(scope[f"{name}_{suffix}"])
 
@@ -486,7 +512,7 @@ def _declare_libm(name: str, scalar: Callable | None) -> None:
     """name_f64 is libm's function; name_f32, where there is no polynomial, goes through it."""
     arguments = "x, y" if FUNCTIONS[name].arity == 2 else "x"
     wide = ", ".join(f"f64_from_f32({a})" for a in arguments.split(", "))
-    scope = dict(globals(), scalar=scalar)
+    scope: dict[str, Any] = INSTRUCTIONS | globals() | {"scalar": scalar}
     if f"{name}_f64" not in MATHS:
         exec(f"def {name}_f64({arguments}): return scalar({arguments})", scope)
         compiled(scope[f"{name}_f64"])

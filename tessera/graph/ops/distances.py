@@ -9,7 +9,7 @@ from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import PUBLIC, literal, promote, public, store
+from ..operand import literal, promote, public, store
 from .elementwise import abs_, exp, log, where
 from .loss import REDUCTIONS
 
@@ -29,7 +29,9 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType]:
 def _reduced(rows: Tensor, reduction: str, numeric: NumericType) -> Tensor:
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"reduction {reduction!r}", hint=f"one of {', '.join(REDUCTIONS)}")
-    return store(rows if reduction == "none" else PUBLIC[reduction](rows), numeric)
+    if reduction == "none":
+        return store(rows, numeric)
+    return store(F.sum(rows) if reduction == "sum" else F.mean(rows), numeric)
 
 
 @public

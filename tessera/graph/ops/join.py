@@ -13,7 +13,7 @@ from ...tensor import Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, axis_index, compute_type, plain, promote, public, store
+from ..operand import axis_index, compute_type, plain, promote, public, store
 from ..trace import apply
 from .shape import SLICE, broadcast_to, expand_dims, reshape, slices_of, whole_axes
 
@@ -265,10 +265,10 @@ def diff(x: Any, n: int = 1, axis: int = -1) -> Tensor:
     a = axis_index(axis, x.ndim)
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ArgumentError(f"diff taken n={n!r} times")
-    name = "not_equal" if x.dtype.kind == "bool" else "subtract"
+    differ = F.not_equal if x.dtype.kind == "bool" else F.subtract
     for _ in range(n):
         before = (slice(None),) * a
-        x = PUBLIC[name](x[(*before, slice(1, None))], x[(*before, slice(None, -1))])
+        x = differ(x[(*before, slice(1, None))], x[(*before, slice(None, -1))])
     return x
 
 

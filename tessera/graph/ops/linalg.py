@@ -19,7 +19,7 @@ from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
 from ..op import Aval, Op, sample
-from ..operand import PUBLIC, convert, promote, public, store
+from ..operand import convert, promote, public, store
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
 
@@ -131,7 +131,7 @@ def _solve_shape(a: Aval, b: Aval, **attrs: Any) -> Aval:
 # --- triangular -------------------------------------------------------------------------------
 def _triangle(x: Tensor, lower: bool, unit: bool) -> Tensor:
     """The part of a matrix that a triangular solve reads."""
-    return PUBLIC["tril" if lower else "triu"](x, (-1 if lower else 1) if unit else 0)
+    return (F.tril if lower else F.triu)(x, (-1 if lower else 1) if unit else 0)
 
 
 def substitute(a: np.ndarray, b: np.ndarray, lower: bool, unit: bool) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import PUBLIC, axes_tuple, public, store
+from ..operand import axes_tuple, public, store
 from .linalg import floats
 
 
@@ -79,7 +79,7 @@ def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
         raise ArgumentError(f"norm of a vector with ord={ord!r}", hint="a number, inf or -inf")
     size = F.abs(x)
     if abs(ord) == np.inf:
-        return PUBLIC["max" if ord > 0 else "min"](size, axis=axes, keepdims=keepdims)
+        return (F.max if ord > 0 else F.min)(size, axis=axes, keepdims=keepdims)
     if ord == 0:
         size, ord = F.cast(F.not_equal(x, 0.0), x.dtype), 1
     if ord == 1:
@@ -96,15 +96,15 @@ def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
     if ord is None or ord == "fro":
         return _euclidean(x, axes, keepdims)
     rows, columns = axes
-    last = {"nuc": "sum", 2: "max", -2: "min"}.get(ord)
+    last = {"nuc": F.sum, 2: F.max, -2: F.min}.get(ord)
     if last is not None:
         moved = F.moveaxis(x, rows, -1)
         moved = F.moveaxis(moved, columns - (columns > rows), -1)
-        out = PUBLIC[last](F.svd(moved)[1], axis=-1)
+        out = last(F.svd(moved)[1], axis=-1)
     elif ord in (1, -1, np.inf, -np.inf):
         along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = F.sum(F.abs(x), axis=along, keepdims=True)
-        out = PUBLIC["max" if ord > 0 else "min"](sums, axis=over, keepdims=True)
+        out = (F.max if ord > 0 else F.min)(sums, axis=over, keepdims=True)
         out = F.squeeze(out, axes)
     else:
         raise ArgumentError(f"norm of a matrix with ord={ord!r}",

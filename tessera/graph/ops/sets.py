@@ -15,7 +15,7 @@ from ...errors import ArgumentError, ShapeError, TraceError
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import PUBLIC, plain, promote, public, to_compute
+from ..operand import plain, promote, public, to_compute
 from ..trace import Tracer, apply
 from .gather import SEGMENT_SUM
 
@@ -133,4 +133,4 @@ def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
     if line.shape[0] == 0:
         return F.full(a.shape, bool(invert), "bool_")
     place = F.minimum(F.searchsorted(line, a), line.shape[0] - 1)
-    return PUBLIC["not_equal" if invert else "equal"](F.take(line, place), a)
+    return (F.not_equal if invert else F.equal)(F.take(line, place), a)

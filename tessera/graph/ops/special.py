@@ -20,7 +20,7 @@ from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..op import Op, sample
-from ..operand import PUBLIC, convert, floating, public, store
+from ..operand import convert, floating, public, store
 from ..trace import apply
 from .elementwise import exp
 
@@ -28,7 +28,7 @@ F64 = as_type("f64")
 NAMES = "where log log1p sqrt sin cos abs floor minimum maximum".split()
 NUMPY = SimpleNamespace(**{n: getattr(np, n) for n in NAMES}, rint=np.rint)
 GRAPH = SimpleNamespace(
-    **{n: (lambda *xs, n=n: PUBLIC[n](*xs)) for n in NAMES}, rint=lambda x: F.round(x))
+    **{n: (lambda *xs, n=n: getattr(F, n)(*xs)) for n in NAMES}, rint=lambda x: F.round(x))
 
 LGAMMA = (  # lgamma(2 + z) / z for |z| <= 1/2, from z^0 on
     0.42278433509846713, 0.3224670334241132, -0.06735230105319809, 0.02058080842778463,

@@ -11,7 +11,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import Aval
-from ..operand import PUBLIC, convert, to_compute
+from ..operand import convert, to_compute
 from ..ops.reduce import accumulate_dtype
 from ..ops.shape import SLICE
 from ..trace import Tracer, apply, at_line, current_builder
@@ -103,7 +103,7 @@ class Held(Tracer):
         assert self.privilege.combine is not None
         own = OPERATORS["__getitem__"](self.now, index)
         value = to_compute(as_tensor(value))
-        self._put(index, PUBLIC[self.privilege.combine](own, convert(value, to_type(own))))
+        self._put(index, getattr(F, self.privilege.combine)(own, convert(value, to_type(own))))
 
     def _put(self, index: Any, value: Any) -> None:
         if current_builder() is not self.builder:

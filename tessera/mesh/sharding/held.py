@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.simplify import simplify
@@ -36,10 +35,9 @@ class Inside:
 
 def ready(graph: Graph) -> Graph:
     """A held graph as it is partitioned: simplified, calls opened."""
-    kept: dict[str, Any] = graph.__dict__
-    if "ready_for_mesh" not in kept:
-        object.__setattr__(graph, "ready_for_mesh", simplify(graph))
-    return kept["ready_for_mesh"]
+    if "ready_for_mesh" not in graph.kept:
+        graph.kept["ready_for_mesh"] = simplify(graph)
+    return graph.kept["ready_for_mesh"]
 
 
 def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = ()
