@@ -17,7 +17,7 @@ import numpy as np
 
 import tessera as ts
 from tessera.mesh.collectives.cost import COSTS
-from tessera.mesh.planning.fabric import fabric
+from tessera.planning.fabric import fabric
 
 SIZES = (1 << 12, 1 << 20, 1 << 23, 1 << 25)  # bytes
 REPEATS = 3

@@ -56,10 +56,10 @@ from .state import rolling_window as rolling_window
 from .tensor import Tensor as Tensor
 from .tensor import param as param
 from .tensor import tensor as tensor
-from .tile.arguments import Tile as Tile
-from .tile.kernel import kernel as kernel
-from .tile.schedule import Schedule as Schedule
-from .tile.schedule import block as block
+from .tile.interpreter.arguments import Tile as Tile
+from .tile.ir.schedule import Schedule as Schedule
+from .tile.ir.schedule import block as block
+from .tile.kernel.kernel import kernel as kernel
 from .tensor import TensorType as TensorType
 
 INF: float

@@ -39,7 +39,6 @@ from .mesh.parallel.moe import moe
 from .mesh.parallel.ring import ring_attention
 from .mesh.parallel.zero import Zero, zero
 from .mesh.parts import assemble, indices, local_shape, pieces, take
-from .mesh.planning.calls import alpa_shard, plan_report, stand_in, stand_ins
 from .mesh.ranks.messages import share
 from .mesh.ranks.output import rank0_only
 from .mesh.sharding.constraints import shard
@@ -49,6 +48,7 @@ from .mesh.sharding.reshard import Plan, plan
 from .mesh.spec import Block, Cyclic, Replicated, ShardSpec, axes_of_names, spec_of
 from .mesh.tensor import DistTensor, distribute, tensor
 from .mesh.world import backend, rank, simulate, world_size
+from .planning.calls import alpa_shard, plan_report, stand_in, stand_ins
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ from tessera.runtime import (
     tensormap,
     timing,
 )
-from tessera.tile.device import recipe, resident, results
+from tessera.tile.launch import recipe, resident, results
 
 CONTEXT = 77
 INVALID_VALUE = 1

@@ -25,12 +25,12 @@ from tessera.runtime import arrays
 from tessera.runtime.module import Kernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.tile.cuda.emit.emitter import Parameter, kind_of
-from tessera.tile.device import images
-from tessera.tile.ir import Function
-from tessera.tile.machine import Machine
-from tessera.tile.memory import Memory, Place
-from tessera.tile.types import Tensor
-from tessera.tile.values import constant
+from tessera.tile.interpreter.machine import Machine
+from tessera.tile.interpreter.memory import Memory, Place
+from tessera.tile.ir.ir import Function
+from tessera.tile.ir.numpy_values import constant
+from tessera.tile.ir.types import Tensor
+from tessera.tile.launch import machine_code
 
 
 class Compiler:
@@ -50,7 +50,7 @@ class Compiler:
         self._numbers = itertools.count()
         driver.run = self.run
 
-    def compile(self, function: Function, request: images.Request) -> Any:
+    def compile(self, function: Function, request: machine_code.Request) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
         parameters = (*parameters_of(function), *self.extra)
@@ -129,8 +129,8 @@ def memory(pointer: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def gpu(driver, monkeypatch, tmp_path):
     """The fake compiler; kernels are cached in an empty folder."""
     made = Compiler(driver)
-    monkeypatch.setattr(images, "compile_request", made.compile)
-    monkeypatch.setattr(images, "fingerprint", lambda: "of the fake compiler")
+    monkeypatch.setattr(machine_code, "compile_request", made.compile)
+    monkeypatch.setattr(machine_code, "fingerprint", lambda: "of the fake compiler")
     monkeypatch.setattr(arrays, "_by_class", {})
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())

@@ -27,9 +27,9 @@ from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.record import COLLECTIVES, Collective
-from tessera.tile import errors as tile_errors
-from tessera.tile import schedule
-from tessera.tile.cuda.lower.hopper.program import Pipeline
+from tessera.tile.cuda.lower.warp_specialised.program import Pipeline
+from tessera.tile.ir import errors as tile_errors
+from tessera.tile.ir import schedule
 from tessera.tile.ops import OPS as TILE_OPS
 
 PACKAGE = Path(ts.__file__).parent

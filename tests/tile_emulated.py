@@ -13,11 +13,11 @@ import emulate_ptx
 import tile_gpu
 from tessera.numerics import decode, pack, unpack
 from tessera.runtime.target import parse_target
-from tessera.tile.arguments import allocate
-from tessera.tile.launch import extent
-from tessera.tile.launch import run as interpret
-from tessera.tile.memory import Memory
-from tessera.tile.types import Tensor
+from tessera.tile.interpreter.arguments import allocate
+from tessera.tile.interpreter.launch import extent
+from tessera.tile.interpreter.launch import run as interpret
+from tessera.tile.interpreter.memory import Memory
+from tessera.tile.ir.types import Tensor
 
 
 @dataclass

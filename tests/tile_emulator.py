@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from tessera.numerics import decode, encode, find_dtype
-from tessera.tile.cuda.instruction import Instruction, Operand, Operation, find_instruction
-from tessera.tile.memory import Memory
-from tessera.tile.types import Tensor
+from tessera.tile.cuda.ptx.instruction import Instruction, Operand, Operation, find_instruction
+from tessera.tile.interpreter.memory import Memory
+from tessera.tile.ir.types import Tensor
 
 TYPES = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64, "pred": np.int32,
          "i16": np.int32}
@@ -587,7 +587,7 @@ def emulate(kernel, *args, groups=None, lanes_=None, target="sm_90", facts=None,
     from tessera.numerics import pack, row_bytes, unpack
     from tessera.runtime.target import parse_target
     from tessera.tile.cuda.compile import emit
-    from tessera.tile.launch import extent
+    from tessera.tile.interpreter.launch import extent
 
     bound, function, _, count, grid, schedule = tile_gpu.prepare(kernel, args, kwargs, groups,
                                                                  lanes_)
@@ -598,7 +598,7 @@ def emulate(kernel, *args, groups=None, lanes_=None, target="sm_90", facts=None,
         if isinstance(p.type, Tensor):
             name = p.value.name
             if p.role == "output":
-                from tessera.tile.arguments import allocate
+                from tessera.tile.interpreter.arguments import allocate
 
                 shape = tuple(extent(str(d), bound) for d in p.type.dims)
                 memories[name] = Memory(name, shape, p.type.numeric, allocate(
@@ -648,7 +648,7 @@ def compare(kernel, *args, groups=None, lanes=None, rtol=1e-5, atol=1e-5, exact=
             target="sm_90", facts=None, **kwargs):
     """Asserts that interpreter and emulated kernel leave the same arrays. exact: equal codes."""
     import tile_gpu
-    from tessera.tile.launch import run as interpret
+    from tessera.tile.interpreter.launch import run as interpret
 
     bound, function, chosen, count, _, _ = tile_gpu.prepare(kernel, copy.deepcopy(args), kwargs,
                                                             groups, lanes)

@@ -17,11 +17,11 @@ from tessera.runtime.buffer import Buffer
 from tessera.runtime.device import device
 from tessera.runtime.target import parse_target
 from tessera.tensor import Tensor as Array
-from tessera.tile.arguments import allocate
-from tessera.tile.launch import Config, extent, grid_of, lanes_of
-from tessera.tile.launch import run as interpret
-from tessera.tile.memory import Memory
-from tessera.tile.types import Tensor
+from tessera.tile.interpreter.arguments import allocate
+from tessera.tile.interpreter.launch import Config, extent, grid_of, lanes_of
+from tessera.tile.interpreter.launch import run as interpret
+from tessera.tile.interpreter.memory import Memory
+from tessera.tile.ir.types import Tensor
 
 LAUNCH_KEY = 0x243F6A88, 0x85A308D3  # by which all launches here draw
 

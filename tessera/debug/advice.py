@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..tile.access import WARP, Pattern
-from ..tile.ir import Function, Op, Value, definitions, walk
-from ..tile.layout import BANKS, WORD_BYTES, SharedLayout
-from ..tile.types import Buffer, Scalar
+from ..tile.interpreter.access_costs import WARP, Pattern
+from ..tile.ir.ir import Function, Op, Value, definitions, walk
+from ..tile.ir.shared_layout import BANKS, WORD_BYTES, SharedLayout
+from ..tile.ir.types import Buffer, Scalar
 
 # Accesses of single lanes: where their indices begin among the operands.
 FIRST_INDEX = {"load_element": 1, "store_element": 2, "atomic": 2, "atomic_cas": 3}

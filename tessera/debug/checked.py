@@ -15,13 +15,13 @@ from ..numerics.random_state import rehearsal
 from ..runtime.arrays import HOST, place_of
 from ..runtime.dlpack import imported
 from ..tensor import Tensor
-from ..tile.arguments import Bound
-from ..tile.errors import KernelError
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
-from ..tile.launch import Config, grid_of, lanes_of, run
-from ..tile.machine import Report
-from ..tile.sanitize import Sanitizer
+from ..tile.interpreter.arguments import Bound
+from ..tile.interpreter.launch import Config, grid_of, lanes_of, run
+from ..tile.interpreter.machine import Report
+from ..tile.interpreter.sanitizer import Sanitizer
+from ..tile.ir.errors import KernelError
+from ..tile.ir.ir import Function
+from ..tile.kernel.kernel import Kernel
 
 
 @dataclass(frozen=True)

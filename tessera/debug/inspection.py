@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
-from ..tile.arguments import Bound
-from ..tile.gpus import gpu as find_gpu
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
+from ..tile.interpreter.arguments import Bound
+from ..tile.ir.ir import Function
+from ..tile.kernel.kernel import Kernel
+from ..tile.tuning.gpus import gpu as find_gpu
 from .checked import Counting, checked_run
 from .kernels import bank_report, sector_report
 from .levels import TITLES, Section, kernel_sections

@@ -18,10 +18,10 @@ from ..dims import show_shape
 from ..errors import user_line
 from ..graph.ops.random import get_state
 from ..numerics import decode
-from ..tile.arguments import Bound
-from ..tile.blame import Blame, Source
-from ..tile.ir import Function
-from ..tile.memory import Memory
+from ..tile.interpreter.arguments import Bound
+from ..tile.interpreter.blame import Blame, Source
+from ..tile.interpreter.memory import Memory
+from ..tile.ir.ir import Function
 from .findings import BadValue, describe_operands
 
 

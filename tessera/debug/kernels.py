@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, user_line
-from ..tile.access import Pattern
-from ..tile.errors import KernelError
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
-from ..tile.machine import Report
-from ..tile.sanitize import Conflict, Sanitizer
+from ..tile.interpreter.access_costs import Pattern
+from ..tile.interpreter.machine import Report
+from ..tile.interpreter.sanitizer import Conflict, Sanitizer
+from ..tile.ir.errors import KernelError
+from ..tile.ir.ir import Function
+from ..tile.kernel.kernel import Kernel
 from .advice import bank_advice, sector_advice
 from .checked import Counting, checked_run, copied, need_kernel
 

@@ -12,9 +12,9 @@ from ..errors import ArgumentError, TesseraError, short_path, user_line
 from ..graph import jit
 from ..graph.signature import callable_name
 from ..runtime.ptxas import sass
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
-from ..tile.printing import print_ir
+from ..tile.ir.ir import Function
+from ..tile.ir.printing import print_ir
+from ..tile.kernel.kernel import Kernel
 from .lowering import FunctionLowering, function_lowering
 
 TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile": "Tile IR",
@@ -109,7 +109,7 @@ def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> d
     found["schedule"] = _plain("schedule", kernel.schedule.explained())
     found["tile"] = _commented("tile", print_ir(function), "//")
     try:
-        from ..tile.device.levels import compiled_for
+        from ..tile.launch.levels import compiled_for
 
         compiled = compiled_for(kernel, function, target)
     except TesseraError as error:

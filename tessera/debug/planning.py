@@ -20,11 +20,11 @@ from typing import Any
 from ..errors import ArgumentError, did_you_mean
 from ..mesh.device_mesh import Mesh, need_few
 from ..mesh.device_mesh import mesh as make_mesh
-from ..mesh.planning.fabric import FABRICS, fabric, fabric_of
-from ..mesh.planning.functions import need_plan, plan_report
-from ..mesh.planning.planner import Planned
-from ..mesh.planning.transformer import MODELS, Training, model, plan_transformer
 from ..numerics import as_type
+from ..planning.fabric import FABRICS, fabric, fabric_of
+from ..planning.functions import need_plan, plan_report
+from ..planning.planner import Planned
+from ..planning.transformer import MODELS, Training, model, plan_transformer
 from .inspect_command import import_file
 
 MODEL_FLAGS = {"layers": int, "d": int, "heads": int, "kv_heads": int, "ffn": int, "vocab": int,

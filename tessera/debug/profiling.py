@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value
 from ..runtime.timeline import KernelEvent, Timeline
-from ..tile.launch import RUN_WATCHERS
+from ..tile.interpreter.launch import RUN_WATCHERS
 from .record import Recorder, current_path, inside
 
 

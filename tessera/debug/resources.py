@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.occupancy import MAX_REGISTERS, Occupancy, limits_of, occupancy
 from ..runtime.target import Target
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
+from ..tile.ir.ir import Function
+from ..tile.kernel.kernel import Kernel
 from .checked import need_kernel
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def register_pressure(kernel: Kernel, *args: Any, target: str | None = None,
 
 
 def compiled_pressure(kernel: Kernel, function: Function, target: str | None) -> Pressure:
-    from ..tile.device.levels import compiled_for
+    from ..tile.launch.levels import compiled_for
 
     compiled = compiled_for(kernel, function, target)
     return pressure_of(kernel.__name__, compiled.built, compiled.threads, compiled.notes)

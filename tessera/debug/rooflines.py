@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..tile.arguments import Bound
-from ..tile.cost import CACHE_BYTES_PER_CLOCK
-from ..tile.gpus import DEFAULT, Gpu
-from ..tile.gpus import gpu as find_gpu
-from ..tile.ir import Function
-from ..tile.kernel import Kernel
-from ..tile.launch import extent
-from ..tile.types import Tensor
-from ..tile.work import Work, count
+from ..tile.interpreter.arguments import Bound
+from ..tile.interpreter.launch import extent
+from ..tile.ir.ir import Function
+from ..tile.ir.types import Tensor
+from ..tile.kernel.kernel import Kernel
+from ..tile.passes.operation_counts import Work, count
+from ..tile.tuning.cost import CACHE_BYTES_PER_CLOCK
+from ..tile.tuning.gpus import DEFAULT, Gpu
+from ..tile.tuning.gpus import gpu as find_gpu
 from .checked import launch_of, need_kernel
 
 

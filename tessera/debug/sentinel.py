@@ -42,11 +42,11 @@ from ..graph.ops.random import get_state
 from ..graph.watch import losses
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
-from ..tile import launch
-from ..tile.arguments import Bound
-from ..tile.blame import Blame
-from ..tile.ir import Function
-from ..tile.memory import Memory
+from ..tile.interpreter import launch
+from ..tile.interpreter.arguments import Bound
+from ..tile.interpreter.blame import Blame
+from ..tile.interpreter.memory import Memory
+from ..tile.ir.ir import Function
 from .findings import BadValue, Flags, describe_operands, values_of
 from .kernel_sentinel import follow
 

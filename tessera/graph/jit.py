@@ -470,7 +470,7 @@ def _need_level(level: str) -> None:
 def need_target(target: str) -> str:
     """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
     if target == "cuda" and has_gpu():
-        from ..tile.device.resident import adopted
+        from ..tile.launch.resident import adopted
         from .cuda.device import DeviceExecutable
 
         EXECUTORS["cuda"] = lambda graph, capture: DeviceExecutable(graph, capture=capture)

@@ -12,8 +12,8 @@ from ..errors import DTypeError, ShapeError
 from ..numerics import f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
 from ..tile.kernel import kernel
-from ..tile.schedule import Schedule
 from .record import Benchmark, Compiled, Draw, Sample
 from .routine import reshaped, routine, type_of
 

@@ -17,8 +17,8 @@ from ..errors import DTypeError, ShapeError
 from ..numerics import DType, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
 from ..tile.kernel import kernel
-from ..tile.schedule import Schedule
 from . import softmax
 from .gemm import SPECIALISED
 from .record import Benchmark, Compiled, Sample

@@ -11,8 +11,8 @@ from ..errors import DTypeError, ShapeError
 from ..numerics import NumericType
 from ..tensor import Tensor
 from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
 from ..tile.kernel import kernel
-from ..tile.schedule import Schedule
 from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, routine, type_of
 

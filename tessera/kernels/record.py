@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..numerics import as_type, decode
 from ..tensor import Tensor, tensor
-from ..tile.schedule import Schedule
+from ..tile.ir.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from ..errors import ArgumentError, did_you_mean, user_line
 from ..numerics import DType, NumericType, as_type
 from ..runtime.arrays import HOST, Array, dense_strides, place_of, read_array, reader
 from ..tensor import Tensor
-from ..tile.delegate import LIBRARY
-from ..tile.device.results import maker
-from ..tile.kernel import Kernel
-from ..tile.schedule import ALIASES, Schedule
+from ..tile.ir.schedule import ALIASES, Schedule
+from ..tile.kernel.kernel import Kernel
+from ..tile.kernel.schedule_only import LIBRARY
+from ..tile.launch.results import maker
 from .record import Benchmark, Compiled, RoutineRecord, Sample
 
 ROUTINES: dict[str, Routine] = {}  # the library, by name

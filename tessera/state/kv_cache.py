@@ -19,7 +19,7 @@ from ..graph.trace import Tracer, current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
-from ..tile.records import RECORDS, Record
+from ..tile.frontend.composite_parameters import RECORDS, Record
 from .effect import changes, moves
 from .kv_type import EXTENTS, KVCacheType
 

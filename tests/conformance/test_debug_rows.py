@@ -205,8 +205,8 @@ def test_one_switch_turns_on_bounds_races_and_sentinels(env, head, want, tmp_pat
 
 @pytest.mark.row("DBG-12")
 def test_the_switch_reaches_what_runs_on_a_device():
-    from tessera.tile.device import calls
+    from tessera.tile.launch import first_call
 
     with ts.debug.enable():
-        assert config.debug and calls.settings.debug is True
-    assert calls.settings is config
+        assert config.debug and first_call.settings.debug is True
+    assert first_call.settings is config

@@ -9,10 +9,10 @@ import pytest
 import tessera as ts
 from kernels.corpus import Program, read
 from tessera import config
-from tessera.tile.ir import Function, Op, definitions, walk
-from tessera.tile.kernel import COMPILED
-from tessera.tile.parsing import parse_ir
-from tessera.tile.printing import print_ir
+from tessera.tile.ir.ir import Function, Op, definitions, walk
+from tessera.tile.ir.parsing import parse_ir
+from tessera.tile.ir.printing import print_ir
+from tessera.tile.kernel.kernel import COMPILED
 
 PROGRAMS = [*read("correct"), *read("racy")]
 

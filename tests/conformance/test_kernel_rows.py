@@ -14,7 +14,7 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile.errors import RaceError
+from tessera.tile.ir.errors import RaceError
 from tolerance import assert_close
 
 

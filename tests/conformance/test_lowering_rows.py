@@ -18,7 +18,7 @@ from tessera.graph.cuda import Program
 from tessera.graph.cuda.kernels import source_of
 from tessera.graph.cuda.levels import origin_of
 from tessera.graph.cuda.numbering import value_ids
-from tessera.tile.ir import walk
+from tessera.tile.ir.ir import walk
 from tolerance import assert_close
 
 LEVELS = ("graph", "schedule", "tile", "target")

@@ -15,7 +15,7 @@ import tessera as ts
 from mesh import example
 from tessera import KVCache, accum, bf16, f32
 from tessera.__main__ import main
-from tessera.mesh.planning.fabric import bus_factor
+from tessera.planning.fabric import bus_factor
 
 S = ts.ShardSpec
 CUDA = [f"cuda:{i}" for i in range(72)]

@@ -18,9 +18,9 @@ from tessera.errors import TesseraError
 from tessera.numerics import decode, find_dtype
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import lower
-from tessera.tile.ir import Op, walk
-from tessera.tile.launch import run as interpret
-from tessera.tile.printing import print_ir
+from tessera.tile.interpreter.launch import run as interpret
+from tessera.tile.ir.ir import Op, walk
+from tessera.tile.ir.printing import print_ir
 
 COPY = """@kernel
 def k(x: Tensor["M", {1}, {0}], y: Tensor["M", {1}, {0}]):

@@ -20,10 +20,10 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile import delegate
-from tessera.tile.cost_model import CostModel
-from tessera.tile.trial import Trial, spearman
-from tessera.tile.tuning_cache import TuningCache, TuningCacheWarning
+from tessera.tile.kernel import schedule_only
+from tessera.tile.tuning.cost_model import CostModel
+from tessera.tile.tuning.trial import Trial, spearman
+from tessera.tile.tuning.tuned_schedules import TuningCache, TuningCacheWarning
 from tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,10 +153,10 @@ def small_attention(Q, K, V):
     ...
 """)["small_attention"]
     q, k, v = (halves(rng, 2, 40, 64) for _ in range(3))
-    monkeypatch.setattr(delegate, "LIBRARY", {})
+    monkeypatch.setattr(schedule_only, "LIBRARY", {})
     with pytest.raises(ts.UnsupportedTargetError, match="stands for flash_attention_2"):
         small(q, k, v)
-    monkeypatch.setattr(delegate, "LIBRARY", {"flash_attention_2": seeds.flash_attention})
+    monkeypatch.setattr(schedule_only, "LIBRARY", {"flash_attention_2": seeds.flash_attention})
     got = small(q, k, V=v)
     assert small.implementation.schedule == small.schedule
     assert np.array_equal(got, seeds.flash_attention.with_schedule(small.schedule)(q, k, v))
@@ -362,7 +362,7 @@ def test_the_model_ranks_products_as_they_run_on_the_machine():
     gemm = build(BLOCKED)["gemm"]
     zeros = [np.zeros((4096, 4096), ml_dtypes.bfloat16) for _ in range(2)]
     bound = gemm.bind((*zeros, np.zeros((4096, 4096), np.float32)), {})
-    from tessera.tile.cost import estimate
+    from tessera.tile.tuning.cost import estimate
 
     us = []
     for m, n, k, warps, stages in ((64, 64, 32, 4, 2), (128, 128, 64, 8, 3), (128, 256, 64, 8, 4)):

@@ -13,10 +13,10 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile.ir import definitions
-from tessera.tile.parsing import parse_ir
-from tessera.tile.printing import print_ir
-from tessera.tile.types import space_of
+from tessera.tile.ir.ir import definitions
+from tessera.tile.ir.parsing import parse_ir
+from tessera.tile.ir.printing import print_ir
+from tessera.tile.ir.types import space_of
 from tolerance import assert_close
 
 

@@ -17,14 +17,14 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile import accuracy, gpus, search, tuning_cache
-from tessera.tile.cost import explain, shared_traffic
-from tessera.tile.cost_model import CostModel
-from tessera.tile.legality import fits, require_legal
-from tessera.tile.measure import DeviceBench, FunctionBench, bench_for
-from tessera.tile.trial import Trace, Trial, spearman
-from tessera.tile.tuning_cache import Entry, TuningCache, TuningCacheWarning
-from tessera.tile.work import Product, count, register_bytes, ring_bytes
+from tessera.tile.passes.operation_counts import Product, count, register_bytes, ring_bytes
+from tessera.tile.tuning import accuracy, gpus, search, tuned_schedules
+from tessera.tile.tuning.cost import explain, shared_traffic
+from tessera.tile.tuning.cost_model import CostModel
+from tessera.tile.tuning.legality import fits, require_legal
+from tessera.tile.tuning.measure import DeviceBench, FunctionBench, bench_for
+from tessera.tile.tuning.trial import Trace, Trial, spearman
+from tessera.tile.tuning.tuned_schedules import Entry, TuningCache, TuningCacheWarning
 
 GEMM = """@kernel
 def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", f32]):
@@ -598,9 +598,9 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path):
     with cache.tuning(1.0):
         pass
     with pytest.raises(ts.ArgumentError, match="cannot be written"):
-        tuning_cache.export(tmp_path / "no" / "where.json", [])
+        tuned_schedules.export(tmp_path / "no" / "where.json", [])
     with pytest.raises(ts.ArgumentError, match="cannot be read"):
-        tuning_cache.read_export(tmp_path / "missing.json")
+        tuned_schedules.read_export(tmp_path / "missing.json")
 
 
 def test_a_tuned_schedule_outside_of_the_space_is_not_taken(rng, tmp_path):

@@ -16,8 +16,8 @@ from fake_gpu import gpu as gpu
 from tessera.errors import DTypeError
 from tessera.numerics import as_type
 from tessera.runtime.arrays import overlap
-from tessera.tile import accuracy
-from tessera.tile.device import recipe, results
+from tessera.tile.launch import recipe, results
+from tessera.tile.tuning import accuracy
 
 CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 

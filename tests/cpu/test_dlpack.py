@@ -14,7 +14,7 @@ from fake_driver import driver  # noqa: F401  a fixture
 from tessera.numerics import as_type
 from tessera.runtime import dlpack
 from tessera.tensor import Tensor
-from tessera.tile.device.resident import Resident
+from tessera.tile.launch.resident import Resident
 
 NUMPY_HAS = ["f64", "f32", "f16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16",
              "uint8", "bool_"]

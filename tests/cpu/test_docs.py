@@ -29,8 +29,8 @@ from mesh.launch import needs_mpi
 from tessera import config, errors
 from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
-from tessera.tile.cuda.emit.maths import BODIES
-from tessera.tile.cuda.emit.table import load_all
+from tessera.tile.cuda.emit.registry import load_all
+from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.ops import OPS as TILE_OPS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"

@@ -13,7 +13,7 @@ import tessera as ts
 from kernels import seeds
 from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera.tile.cuda.emit.emitter import Facts
-from tessera.tile.gpus import gpu
+from tessera.tile.tuning.gpus import gpu
 from tile_emulated import compare
 
 

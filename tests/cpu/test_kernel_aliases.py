@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import Tensor, config, f32, fp4_e2m1, int32
 from tessera.errors import ArgumentError
-from tessera.tile.errors import RaceError
+from tessera.tile.ir.errors import RaceError
 
 tile = ts.tile
 

@@ -22,7 +22,7 @@ from tessera.debug.samples import missing_extents, sample_arguments
 from tessera.errors import ArgumentError, UnsupportedTargetError
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import parse_target
-from tessera.tile.device import levels as device_levels
+from tessera.tile.launch import levels as device_levels
 
 TRANSPOSE = """@kernel
 def transpose(A: Tensor["M", "N", f32], out: Tensor["M", "N", f32]):

@@ -18,8 +18,8 @@ from tessera import Tensor, bf16, checkpoints, config, f32, stochastic_round
 from tessera.numerics import fold_in, random_bits
 from tessera.numerics.random_state import next_launch
 from tessera.runtime.replays import ADD_ONE
-from tessera.tile.cuda.emit import philox
 from tessera.tile.cuda.emit.emitter import Parameter
+from tessera.tile.cuda.intrinsics import random
 from tile_emulator import Block, Builder, compare, lanes
 
 tile = ts.tile
@@ -307,7 +307,7 @@ def test_a_captured_launch_counts_its_replays(gpu, driver):
 def test_the_key_of_a_replay(count):
     memory = np.zeros(4096, np.uint8)
     memory[2048:2056].view(np.int64)[:] = count
-    body = philox.launch_key().rule().body
+    body = random.launch_key().rule().body
     key = np.array([0x9E3779B9, 0x243F6A88], np.uint32)
 
     def run(at):

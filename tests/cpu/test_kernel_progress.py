@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, config, f32, int32
-from tessera.tile.errors import KernelError
+from tessera.tile.ir.errors import KernelError
 
 tile = ts.tile
 

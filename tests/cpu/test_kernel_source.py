@@ -12,7 +12,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 import tessera as ts
 from tessera import Tensor, f32
-from tessera.tile.errors import KernelAssertionError, TileError
+from tessera.tile.ir.errors import KernelAssertionError, TileError
 
 LIMIT = 8.0
 

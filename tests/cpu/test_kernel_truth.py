@@ -11,7 +11,7 @@ import tile_emulator
 import truth_programs
 from kernels.build import build
 from tessera.errors import TesseraError
-from tessera.tile.errors import TileError
+from tessera.tile.ir.errors import TileError
 
 
 # --- and, or --------------------------------------------------------------------------------------

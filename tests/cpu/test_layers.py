@@ -29,6 +29,7 @@ FLOORS: list[list[str]] = [
     ["graph"],
     ["ad"],
     ["mesh"],
+    ["planning"],
     ["checkpoints", "data", "dynamic_scale", "optim", "state"],
     ["debug"],
     ["array", "dist", "effects", "shape", "stdlib"],

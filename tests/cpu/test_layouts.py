@@ -12,12 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.build import build
-from tessera.tile.cuda.lower.assign import Hint, assign_layouts, split_warps
-from tessera.tile.cuda.lower.order import order
-from tessera.tile.ir import Def, If, Op, definitions, walk, with_regions
-from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warpgroups, warps_over
+from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts, split_warps
+from tessera.tile.cuda.lower.insert_barriers import order
+from tessera.tile.ir.ir import Def, If, Op, definitions, walk, with_regions
+from tessera.tile.ir.register_layout import (
+    Layout,
+    accumulator,
+    bits_of,
+    blocked,
+    warpgroups,
+    warps_over,
+)
+from tessera.tile.ir.types import Tile
 from tessera.tile.passes import verify
-from tessera.tile.types import Tile
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ArgumentError, ShapeError
-from tessera.graph.cpu import (
-    LoopInput,
-    LoopOp,
-    LoopOutput,
-    LoopProgram,
-    compile_loops,
-    interpret,
-)
+from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops, interpret
 from tessera.graph.cpu.interpret import MEMORY_NUMPY, philox_words
 from tessera.graph.cpu.layout import element_strides
 from tessera.graph.cpu.program import REGISTER_OF

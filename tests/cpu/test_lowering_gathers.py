@@ -12,7 +12,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import Program
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.trace import apply
-from tessera.tile.errors import KernelAssertionError
+from tessera.tile.ir.errors import KernelAssertionError
 
 
 def program(fn: Any, *inputs: ts.Tensor) -> Program:

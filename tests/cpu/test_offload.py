@@ -21,7 +21,7 @@ from tessera.graph.ir import Graph
 from tessera.numerics import as_type
 from tessera.runtime.copies import CopyQueue
 from tessera.tensor import Tensor
-from tessera.tile.schedule import Schedule
+from tessera.tile.ir.schedule import Schedule
 
 LAYERS, WIDTH = 5, 128  # a value of 128 x 128 in f32 takes 64 KiB, the least that is copied
 SIZE = 4 * WIDTH * WIDTH

@@ -15,7 +15,7 @@ from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
 from tessera.numerics import as_type
 from tessera.tensor import Tensor
-from tessera.tile.device.resident import Resident, stored_bytes
+from tessera.tile.launch.resident import Resident, stored_bytes
 from tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")

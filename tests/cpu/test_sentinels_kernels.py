@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor, f32, stdlib
-from tessera.tile import launch
+from tessera.tile.interpreter import launch
 
 tile = ts.tile
 MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate_ptx import Builder
-from tessera.tile.cuda.emit.swizzles import Addresses, Panel
-from tessera.tile.layout import BANKS, CHUNK_BYTES, SharedLayout
+from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
+from tessera.tile.ir.shared_layout import BANKS, CHUNK_BYTES, SharedLayout
 
 TYPES = {"int8": 1, "bf16": 2, "f32": 4, "f64": 8}
 SWIZZLES = (None, "xor", "chunks")

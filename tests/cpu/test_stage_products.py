@@ -15,10 +15,10 @@ from tessera import config
 from tessera.errors import TesseraError
 from tessera.numerics import decode
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.lower.stage import Room, stage_products
-from tessera.tile.ir import For, Op, walk
-from tessera.tile.launch import run as interpret
-from tessera.tile.memory import Memory
+from tessera.tile.cuda.lower.stage_loads import Room, stage_products
+from tessera.tile.interpreter.launch import run as interpret
+from tessera.tile.interpreter.memory import Memory
+from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.passes import verify
 
 KIB = 1024
@@ -109,7 +109,7 @@ def test_the_detector_sees_what_is_missing(rng, missing, warps):
 
     def without(function):
         def part(nodes):
-            from tessera.tile.ir import with_regions
+            from tessera.tile.ir.ir import with_regions
 
             return tuple(with_regions(n, part) for n in nodes
                          if not (isinstance(n, Op) and n.name == missing))

@@ -17,8 +17,8 @@ from tessera import config
 from tessera.runtime import device as devices
 from tessera.runtime import flags, tensormap
 from tessera.runtime.flags import Site
-from tessera.tile.errors import BoundsError, KernelAssertionError
-from tessera.tile.written import written_parameters
+from tessera.tile.ir.errors import BoundsError, KernelAssertionError
+from tessera.tile.passes.written_arguments import written_parameters
 from tolerance import assert_close
 
 CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE

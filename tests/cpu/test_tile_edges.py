@@ -13,10 +13,10 @@ import tile_emulated
 from edge_programs import accepted
 from kernels.build import build
 from tessera import config
-from tessera.tile.edge_check import check_edges
-from tessera.tile.edge_rules import gives_zero, grouped
-from tessera.tile.edges import Facts
-from tessera.tile.errors import TileIRError
+from tessera.tile.frontend.edge_check import check_edges
+from tessera.tile.frontend.edge_rules import gives_zero, grouped
+from tessera.tile.ir.edges import Facts
+from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ops.registry import OPS
 
 COUNT = 500 if os.environ.get("TESSERA_SLOW") == "1" else 24
@@ -331,13 +331,14 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
                 t.facts[v] = Facts()
             check_edges(t, nodes)
 
-        monkeypatch.setattr("tessera.tile.tracer.check_edges", check)
+        monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check)
         kernel(LOAD, "if f > 0:", "    t = tile.tanh(t)", "w = tile.exp(t)",
                "o[tile_m:tile_m+8] = tile.row_sum(w)")(x, o, 1, 0)
 
     with pytest.raises(TileIRError, match="lost the edge of axis"):
         tampered("w")
-    monkeypatch.setattr("tessera.tile.tracer.check_edges", check_edges)
-    monkeypatch.setattr("tessera.tile.emit.within", lambda t, record, args, attrs: args)
+    monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check_edges)
+    monkeypatch.setattr("tessera.tile.frontend.build_ir.within",
+                        lambda t, record, args, attrs: args)
     with pytest.raises(TileIRError, match="fold_sum sees elements beyond an edge along axis 1"):
         kernel(LOAD, STORE)(x, o, 1, 0)

@@ -8,11 +8,11 @@ import pytest
 
 from kernels.build import build
 from tessera.numerics import all_dtypes, decode, encode, find_dtype
-from tessera.tile.cuda.emit import casts, routes
 from tessera.tile.cuda.emit.emitter import kind_of
-from tessera.tile.cuda.instruction import Operand
-from tessera.tile.layouts import Layout, accumulator, bits_of, blocked, warps_over
-from tessera.tile.values import array_dtype, convert
+from tessera.tile.cuda.intrinsics import casts, layout_conversion
+from tessera.tile.cuda.ptx.instruction import Operand
+from tessera.tile.ir.numpy_values import array_dtype, convert
+from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
 from tile_cases import CASES
 from tile_emulator import TYPES, Block, Builder, compare, lanes
 
@@ -128,23 +128,25 @@ def conflicts(addresses: np.ndarray, size: int, width: int) -> int:
 
 def carry(before: Layout, after: Layout, threads: int, kind: str, most: int) -> str:
     """Moves a tile and checks that every element arrived; what was used."""
-    route, block = routes.Route(before, after), Block(0, threads, None)
+    route, block = layout_conversion.Route(before, after), Block(0, threads, None)
     b, thread = Builder(block), lanes(np.arange(threads, dtype=np.int32))
     x = [lanes(v.astype(TYPES[kind])) for v, _ in held(before, threads)]
     head = (before.text, after.text, after.shape, kind)
     if route.kind != "block":
-        got = routes.exchanged(*head).rule(None, None).body(b, x, thread)
+        got = layout_conversion.exchanged(*head).rule(None, None).body(b, x, thread)
     else:
         size, got = 8 if kind == "i64" else 4, []
-        rounds = routes.rounds_of(route, size, most)
+        rounds = layout_conversion.rounds_of(route, size, most)
         start = lanes(np.int32(0))
         for turn in range(1 << rounds):
-            routes.put(*head, rounds, turn).rule(None, None, None).body(b, x, start, thread)
+            put = layout_conversion.put(*head, rounds, turn)
+            put.rule(None, None, None).body(b, x, start, thread)
             block.epoch += 1
-            got += routes.get(*head, rounds, turn).rule(None, None).body(b, start, thread)
+            get = layout_conversion.get(*head, rounds, turn)
+            got += get.rule(None, None).body(b, start, thread)
             block.epoch += 1
             for side in (route.before, route.after):
-                slots = routes._Slots(route, side, kind, rounds, turn)
+                slots = layout_conversion._Slots(route, side, kind, rounds, turn)
                 for at in slots.addresses(b, start, thread):
                     full = np.broadcast_to(np.asarray(at), threads)
                     assert conflicts(full, size, slots.width) == 1

@@ -15,7 +15,7 @@ from kernels.gathers import CASES, TYPES, rows_of, values
 from tessera import config
 from tessera.errors import TesseraError
 from tessera.numerics import decode, f32
-from tessera.tile.errors import RaceError
+from tessera.tile.ir.errors import RaceError
 
 
 def kernel(source: str):
@@ -258,7 +258,7 @@ def test_emitted_as_interpreted(name, rng, monkeypatch):
 
 def test_barriers_between_what_may_meet(rng):
     """Another thread may have written what is gathered; sums need no order among themselves."""
-    from tessera.tile.ir import Op, walk
+    from tessera.tile.ir.ir import Op, walk
 
     def barriers(body):
         k = kernel(f"""def k(x: Tensor["n", f32], ids: Tensor["m", i32], y: Tensor["n", f32]):

@@ -27,20 +27,20 @@ from hopper_programs import (
 )
 from tessera import Tensor, bf16, f32, fp8_e4m3
 from tessera.numerics import encode, find_dtype
-from tessera.tile.cuda.emit import hopper_parts
-from tessera.tile.cuda.lower.hopper import Program, Refusal, lower_hopper
-from tessera.tile.cuda.lower.hopper.check import check_slots
-from tessera.tile.cuda.lower.hopper.machine import PipelineError, run_program
-from tessera.tile.cuda.lower.hopper.rewrite import map_blocks, ops_in, with_attrs
-from tessera.tile.cuda.shared import swizzle
-from tessera.tile.errors import TileIRError
-from tessera.tile.ir import For, If, Op, While, walk
-from tessera.tile.launch import _environment
-from tessera.tile.layouts import warpgroups
+from tessera.tile.cuda.intrinsics import warp_specialised
+from tessera.tile.cuda.intrinsics.shared_memory import swizzle
+from tessera.tile.cuda.lower.warp_specialised import Program, Refusal, lower_hopper
+from tessera.tile.cuda.lower.warp_specialised.check import check_slots
+from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError, run_program
+from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
+from tessera.tile.interpreter.launch import _environment
+from tessera.tile.ir.errors import TileIRError
+from tessera.tile.ir.ir import For, If, Op, While, walk
+from tessera.tile.ir.parsing import parse_ir
+from tessera.tile.ir.printing import print_ir
+from tessera.tile.ir.register_layout import warpgroups
+from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ops.registry import OPS
-from tessera.tile.parsing import parse_ir
-from tessera.tile.printing import print_ir
-from tessera.tile.schedule import Schedule
 
 LOG2E = 1.4426950408889634
 
@@ -500,7 +500,7 @@ def test_the_order_on_a_gpu_is_the_order(extents):
     rank, tiles = len(extents), int(np.prod(extents))
     order, outer = (tuple(range(rank))[::-1], 0) if rank == 2 else ((0, 2, 1), 1)
     b = Lanes(tiles)
-    made = body_of(hopper_parts.tile_order(order, outer, rank - 1))(
+    made = body_of(warp_specialised.tile_order(order, outer, rank - 1))(
         b, b.lane, b.i32(2), *map(b.i32, extents))
     want = OPS["tile_order"].numpy(
         b.lane.astype(np.int32)[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
@@ -517,7 +517,7 @@ def test_stores_of_sixteen_bytes_reach_their_places(rows, columns, left):
     tile = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
     x = [tile[row + base[0], column + base[1]] for base in layout.bases]
     pitch = 2 * 1000
-    body_of(hopper_parts.store_quads(layout.text, layout.shape, "bf16"))(
+    body_of(warp_specialised.store_quads(layout.text, layout.shape, "bf16"))(
         b, x, row * pitch, b.i32(pitch), b.lane & 3, left[0] - row, b.i32(left[1]))
     found = np.full((rows, columns), -1)
     for at, words, on in b.stored:
@@ -543,8 +543,8 @@ def test_a_nan_is_stored_as_a_cast_makes_it(dtype, nans, rng):
     row = (block.t >> 2 & 7) | (block.t >> 5 & 7) << 4
     column = (block.t & 3) * 2
     held = [x[row + base[0], column + base[1]] for base in layout.bases]
-    block.operate(hopper_parts.store_quads(layout.text, layout.shape, dtype), held, row * 128, 128,
-                  block.t & 3, 128 - row, 64)
+    store = warp_specialised.store_quads(layout.text, layout.shape, dtype)
+    block.operate(store, held, row * 128, 128, block.t & 3, 128 - row, 64)
     found = block.memory.view(np.uint16).reshape(128, 64)
     np.testing.assert_array_equal(found, encode(x, d).view(np.uint16))
     assert np.isnan(x).sum() >= min(nans, 1)
@@ -561,7 +561,7 @@ def test_held_operands_are_those_that_tma_wrote(columns, rng):
             at = c // wide * 256 * wide + swizzle(r, c % wide * 2, 2 * wide)
             memory[at:at + 2] = np.frombuffer(tile[r, c].tobytes(), np.uint8)
     b = Lanes(256, memory.tobytes())
-    found = body_of(hopper_parts.hold(0, 1 << 20, 256 * wide, 2 * columns))(b, b.i32(0), b.lane)
+    found = body_of(warp_specialised.hold(0, 1 << 20, 256 * wide, 2 * columns))(b, b.i32(0), b.lane)
     assert len(found) == columns // 4
     row, column = (b.lane >> 5) * 16 + (b.lane & 31) // 4, b.lane % 4 * 2
     for i, word in enumerate(found):
@@ -575,5 +575,5 @@ def test_a_quotient_of_nothing_is_nothing():
     x = [np.array([0.0, 2.0, 0.0], np.float32)]
     y = [np.array([0.0, 4.0, 5.0], np.float32)]
     with np.errstate(all="ignore"):
-        (found,) = body_of(hopper_parts.quotient((0,), 1))(b, x, y)
+        (found,) = body_of(warp_specialised.quotient((0,), 1))(b, x, y)
     np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])

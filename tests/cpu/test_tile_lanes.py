@@ -9,9 +9,9 @@ import pytest
 import emulate_lanes
 import tessera as ts
 from kernels.build import build
-from tessera.tile.cuda.emit import simt
-from tessera.tile.cuda.emit.swizzles import Panel
-from tessera.tile.layout import SharedLayout
+from tessera.tile.cuda.intrinsics import thread_elements
+from tessera.tile.cuda.intrinsics.swizzle import Panel
+from tessera.tile.ir.shared_layout import SharedLayout
 
 
 def agree(source: str, *args, groups: int = 2, lanes: int = 45, target: str = "sm_80") -> None:
@@ -121,7 +121,7 @@ def k(x: Tensor["R", "C", f32], y: Tensor["R", "C", f32], p: Tensor["m", i32]):
 def test_single_elements_lie_where_the_layout_says(columns, dtype):
     layout = SharedLayout(40, columns, ts.as_type(dtype).dtype.bits // 8, "xor")
     row, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[0:40, 0:columns])
-    body = simt.swizzled((40, columns, dtype, "xor")).rule(None, None).body
+    body = thread_elements.swizzled((40, columns, dtype, "xor")).rule(None, None).body
     got = body(emulate_lanes.LaneBuilder(None), row, column)
     np.testing.assert_array_equal(got, layout.offset(row, column))
     assert Panel(40, columns, dtype, "xor").layout == layout

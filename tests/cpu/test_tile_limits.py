@@ -13,9 +13,9 @@ import tile_gpu
 from tessera.runtime.occupancy import limits_of
 from tessera.runtime.target import KNOWN, parse_target
 from tessera.tile.cuda.compile import emit
-from tessera.tile.gpus import gpu
-from tessera.tile.ir import Op, While, walk
-from tessera.tile.launch import Config, grid_of
+from tessera.tile.interpreter.launch import Config, grid_of
+from tessera.tile.ir.ir import Op, While, walk
+from tessera.tile.tuning.gpus import gpu
 
 FAR = 3_000_000_000  # elements of an axis: more than an int32 counts
 

@@ -11,7 +11,7 @@ from kernels.build import build
 from tessera.runtime.flags import Site
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import Facts, emit
-from tessera.tile.errors import KernelAssertionError
+from tessera.tile.ir.errors import KernelAssertionError
 
 MESSAGES = {  # an expression -> what is shown, where i is 3
     '"{"': "{", '"}"': "}", '"{}"': "{}", '"{0} {i}"': "{0} {i}", '"{{x}}"': "{{x}}",

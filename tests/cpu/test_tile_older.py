@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tessera.errors import ArgumentError
-from tessera.tile.cuda.emit import older
-from tessera.tile.cuda.instruction import OTHERWISE, find_instruction, otherwise
+from tessera.tile.cuda.intrinsics import older_targets
+from tessera.tile.cuda.ptx.instruction import OTHERWISE, find_instruction, otherwise
 from tile_emulator import Block, Builder, lanes
 
 NAMES = ("f32_max_nan", "f32_min_nan", "min_s16x2",
@@ -54,4 +54,4 @@ def test_the_same_as_the_instruction(name, rng):
 def test_every_instruction_that_has_one_is_here():
     assert set(OTHERWISE) == set(NAMES)
     with pytest.raises(ArgumentError, match="'f32_max_nan' is declared twice"):
-        otherwise("f32_max_nan")(older._extreme)
+        otherwise("f32_max_nan")(older_targets._extreme)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 import tessera as ts
 from kernels.build import build
 from tessera import config
-from tessera.tile.errors import TileError
-from tessera.tile.ir import For, If, Op, definitions, walk
-from tessera.tile.launch import Config, run
-from tessera.tile.parsing import parse_ir
+from tessera.tile.frontend.tracer import Spec, trace
+from tessera.tile.interpreter.launch import Config, run
+from tessera.tile.ir.errors import TileError
+from tessera.tile.ir.ir import For, If, Op, definitions, walk
+from tessera.tile.ir.parsing import parse_ir
+from tessera.tile.ir.printing import print_ir
 from tessera.tile.passes import PIPELINE, merge, simplify, verify
-from tessera.tile.printing import print_ir
-from tessera.tile.tracer import Spec, trace
 
 NAMES = ("a", "b", "c")
 HEAD = """@kernel

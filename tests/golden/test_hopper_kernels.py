@@ -15,9 +15,9 @@ from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
 from tessera.tile.cuda.emit.emitter import Emitted, Facts
-from tessera.tile.cuda.emit.hopper import compile_hopper
-from tessera.tile.cuda.lower.hopper import Program
-from tessera.tile.schedule import Schedule
+from tessera.tile.cuda.emit.warp_specialised import compile_hopper
+from tessera.tile.cuda.lower.warp_specialised import Program
+from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")

@@ -13,7 +13,7 @@ from ptx_harness import require_compiler
 from tessera import config
 from tessera.__main__ import main
 from tessera.runtime.ptxas import assemble, find_tool
-from tessera.tile.ir import Op, walk
+from tessera.tile.ir.ir import Op, walk
 
 require_compiler()
 TARGETS = pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])

@@ -8,10 +8,8 @@ import pytest
 
 from tessera.errors import ArgumentError
 from tessera.numerics import decode, find_dtype, int4, pack, unpack
-from tessera.tile.cuda import (
-    packed,
-    ptx,  # noqa: F401  registers prmt
-)
+from tessera.tile.cuda import ptx  # noqa: F401  registers the instructions
+from tessera.tile.cuda.intrinsics import packed_codes
 
 
 class Ints:
@@ -45,7 +43,7 @@ class Ints:
 
 def words(source: str, rng) -> tuple[np.ndarray, np.ndarray]:
     """Random packed words, and the numbers of their codes in order [words, codes]."""
-    n, dtype = packed.codes_per_word(source), find_dtype(source)
+    n, dtype = packed_codes.codes_per_word(source), find_dtype(source)
     raw = rng.integers(0, 256, (4096, n * dtype.bits // 8), dtype=np.uint8)
     codes = unpack(raw, dtype, n) if dtype.packed else raw.view(dtype.numpy)
     full = np.zeros((4096, 4), np.uint8)
@@ -55,18 +53,19 @@ def words(source: str, rng) -> tuple[np.ndarray, np.ndarray]:
     return full.view(np.uint32)[:, 0], decode(codes, dtype)
 
 
-CASES = [(s, t) for t, wide in packed.TARGETS.items() for s, one in packed.SOURCES.items()
+CASES = [(s, t) for t, wide in packed_codes.TARGETS.items()
+         for s, one in packed_codes.SOURCES.items()
          if one.bits < wide.bits]
 
 
 @pytest.mark.parametrize("source, target", CASES)
 def test_every_code_is_placed_exactly(source, target, rng):
     given, want = words(source, rng)
-    operation = packed.place(source, target)
+    operation = packed_codes.place(source, target)
     got = np.stack(operation.rule(None).body(Ints(), given), 1)
     wide = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16}[target]
     with np.errstate(invalid="ignore"):  # random codes: signalling NaN too
-        numbers = got.view(wide).astype(np.float64) * packed.factor(source, target)
+        numbers = got.view(wide).astype(np.float64) * packed_codes.factor(source, target)
     keep = np.isfinite(want) | (source == "fp8_e5m2")
     np.testing.assert_array_equal(numbers[keep], want.astype(np.float64)[keep])
     assert np.array_equal(np.signbit(numbers), np.signbit(want))
@@ -76,13 +75,13 @@ def test_every_code_is_placed_exactly(source, target, rng):
 def test_int4(rng):
     values = rng.integers(-8, 8, (512, 8)).astype(np.int8)
     given = pack(values.astype(int4.numpy), int4).view(np.uint32)[:, 0]
-    got = np.stack(packed.int4().rule(None).body(Ints(), given), 1).view(np.int8)
+    got = np.stack(packed_codes.int4().rule(None).body(Ints(), given), 1).view(np.int8)
     np.testing.assert_array_equal(got, values * 16)
 
 
 def test_a_format_does_not_fit_into_its_own_width():
     with pytest.raises(ArgumentError, match="source='fp8_e5m2' is not one of"):
-        packed.place("fp8_e5m2", "fp8_e4m3")
+        packed_codes.place("fp8_e5m2", "fp8_e4m3")
 
 
 @pytest.mark.parametrize("source, target, most", [("fp4_e2m1", "fp8_e4m3", 16),
@@ -92,7 +91,7 @@ def test_it_takes_few_instructions(source, target, most):
     from tessera.runtime.target import parse_target
     from tessera.tile.cuda.numba_gate import compile_source
 
-    registers = packed.place(source, target).rule(None).results[0].count
+    registers = packed_codes.place(source, target).rule(None).results[0].count
     text = (f"from tessera.tile.cuda import fragments, packed, use\n"
             f"from tessera.tile.cuda.ptx import memory\n"
             f"place, store = use(packed.place({source!r}, {target!r})), "

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from tessera.errors import ArgumentError
-from tessera.tile.cuda import instruction as records
-from tessera.tile.cuda import shared
-from tessera.tile.cuda.instruction import Instruction, find_instruction, mnemonics, samples
+from tessera.tile.cuda.intrinsics import shared_memory
 from tessera.tile.cuda.ptx import atomics, memory, mma, tma, wgmma
+from tessera.tile.cuda.ptx import instruction as records
+from tessera.tile.cuda.ptx.instruction import Instruction, find_instruction, mnemonics, samples
 from tessera.tile.cuda.ptx_text import entry_name, opcode_counts, plain, relocate
 
 
@@ -183,21 +183,21 @@ def test_opcodes_are_counted():
 
 def test_descriptors():
     """Fields of PTX ISA 9.7.15.5.1, read back."""
-    bits = shared.descriptor_bits(8192, 1024, 64)
+    bits = shared_memory.descriptor_bits(8192, 1024, 64)
     assert bits >> 62 == 2 and bits >> 32 & 0x3FFF == 64 and bits >> 16 & 0x3FFF == 512
     with pytest.raises(ArgumentError, match="lead_bytes=8 is not a multiple of 16"):
-        shared.descriptor_bits(8, 1024)
-    assert shared.steps(64, 16) == (0, 2, 4, 6)
-    assert shared.steps(128, 16, panel_bytes=16384) == (0, 2, 4, 6, 1024, 1026, 1028, 1030)
-    assert shared.steps(64, 16, major="M") == (0, 128, 256, 384)
-    assert shared.steps(128, 8) == (0, 2, 4, 6)
+        shared_memory.descriptor_bits(8, 1024)
+    assert shared_memory.steps(64, 16) == (0, 2, 4, 6)
+    assert shared_memory.steps(128, 16, panel_bytes=16384) == (0, 2, 4, 6, 1024, 1026, 1028, 1030)
+    assert shared_memory.steps(64, 16, major="M") == (0, 128, 256, 384)
+    assert shared_memory.steps(128, 8) == (0, 2, 4, 6)
 
 
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_the_swizzle_is_a_bijection_that_spreads_a_column(width):
-    places = {shared.swizzle(r, c, width) for r in range(32) for c in range(0, width, 16)}
+    places = {shared_memory.swizzle(r, c, width) for r in range(32) for c in range(0, width, 16)}
     assert places == set(range(0, 32 * width, 16))
-    rows = [shared.swizzle(r, 0, width) % 128 // 16 for r in range(8)]
+    rows = [shared_memory.swizzle(r, 0, width) % 128 // 16 for r in range(8)]
     assert len(set(rows)) == 8  # eight rows of a column: eight groups of four banks
 
 

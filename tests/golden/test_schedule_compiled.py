@@ -12,8 +12,8 @@ import tessera as ts
 from kernels.build import build
 from ptx_harness import require_compiler
 from tessera import config
-from tessera.tile.device.levels import compiled_for
-from tessera.tile.work import ring_bytes
+from tessera.tile.launch.levels import compiled_for
+from tessera.tile.passes.operation_counts import ring_bytes
 
 require_compiler()
 

@@ -9,7 +9,7 @@ import hopper_programs as kernels
 import tile_gpu
 from tessera import bf16, fp8_e4m3
 from tessera.runtime.device import device
-from tessera.tile.schedule import Schedule
+from tessera.tile.ir.schedule import Schedule
 
 LOG2E = 1.4426950408889634
 CLOSE = {"rtol": 2e-2, "atol": 2e-2}

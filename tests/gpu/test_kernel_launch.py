@@ -19,7 +19,7 @@ from gpu_harness import require_gpu
 from kernels import seeds
 from tessera import config
 from tessera.runtime.device import device
-from tessera.tile.errors import BoundsError, KernelAssertionError
+from tessera.tile.ir.errors import BoundsError, KernelAssertionError
 from tolerance import assert_close
 
 require_gpu()

@@ -557,7 +557,7 @@ def k(X: Tensor["M", "N", f32], Y: Tensor["M", "N", f32]):
 # --- reports ------------------------------------------------------------------------------------
 def run_checked(k, *args, groups=None, lanes=None, checked=True, monkeypatch=None):
     """Runs with the kernel's sites registered; raises what the kernel reported."""
-    import tessera.tile.device.reports  # noqa: F401  kinds of errors
+    import tessera.tile.launch.reports  # noqa: F401  kinds of errors
     from tessera.runtime import flags
     from tessera.tile.cuda.compile import compile_function
     from tile_gpu import facts_of, prepare

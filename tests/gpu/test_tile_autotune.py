@@ -13,8 +13,8 @@ from kernels.build import build
 from tessera import config
 from tessera.runtime.device import device
 from tessera.runtime.timing import EventTimer
-from tessera.tile.gpus import gpu_of
-from tessera.tile.trial import spearman
+from tessera.tile.tuning.gpus import gpu_of
+from tessera.tile.tuning.trial import spearman
 
 require_gpu()
 torch = pytest.importorskip("torch")

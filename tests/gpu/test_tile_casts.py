@@ -12,7 +12,7 @@ import tessera as ts
 from gpu_harness import require_gpu
 from kernels.build import build
 from tessera.numerics import all_dtypes, decode, encode, find_dtype
-from tessera.tile.values import array_dtype, convert
+from tessera.tile.ir.numpy_values import array_dtype, convert
 
 require_gpu()
 TYPES = tuple(d.name for d in all_dtypes())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import Tensor
-from tessera.mesh.planning.alpa import _Prices, _Problem, candidates
-from tessera.mesh.planning.search import Cost, search
+from tessera.planning.alpa import _Prices, _Problem, candidates
+from tessera.planning.search import Cost, search
 
 S = ts.ShardSpec
 

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from mesh.layouts import meshes
 from tessera.mesh.collectives.cost import COSTS
-from tessera.mesh.planning.fabric import (
-    FABRICS,
-    LOW_PART,
-    Link,
-    bus_factor,
-    fabric,
-    fabric_of,
-)
+from tessera.planning.fabric import FABRICS, LOW_PART, Link, bus_factor, fabric, fabric_of
 
 MiB, GiB = 1 << 20, 1 << 30
 ANY = pytest.mark.parametrize("name", FABRICS)

@@ -19,11 +19,11 @@ import tessera as ts
 from tessera import Tensor
 from tessera.__main__ import main
 from tessera.graph.simplify import simplify
-from tessera.mesh.planning.fabric import fabric
-from tessera.mesh.planning.flops import bytes_of, count_graph, peak_memory
-from tessera.mesh.planning.planner import bubble
-from tessera.mesh.planning.text import better_order
-from tessera.mesh.planning.transformer import (
+from tessera.planning.fabric import fabric
+from tessera.planning.flops import bytes_of, count_graph, peak_memory
+from tessera.planning.planner import bubble
+from tessera.planning.text import better_order
+from tessera.planning.transformer import (
     MODELS,
     Training,
     layer_activations,

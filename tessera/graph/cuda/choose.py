@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...kernels.gemm import default_block
 from ...kernels.softmax import LONGEST
 from ...numerics import NumericType
-from ...tile.schedule import Schedule
+from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each lane
 IDS = 1024  # that a group looks through at once

@@ -17,7 +17,7 @@ from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...tensor import Tensor
-from ...tile.device.resident import Resident
+from ...tile.launch.resident import Resident
 from ..ir import Graph
 from .offload import waits
 from .ownership import released

@@ -13,11 +13,11 @@ from typing import Any
 
 from ...runtime.device import device, has_gpu
 from ...runtime.target import Target, parse_target
-from ...tile.device.images import Request, compile_request
-from ...tile.ir import Function
-from ...tile.launch import Config, lanes_of
-from ...tile.printing import print_ir
-from ...tile.types import Tensor
+from ...tile.interpreter.launch import Config, lanes_of
+from ...tile.ir.ir import Function
+from ...tile.ir.printing import print_ir
+from ...tile.ir.types import Tensor
+from ...tile.launch.machine_code import Request, compile_request
 from ..ir import Graph
 from .run import DEFAULT_TARGET, Launch, Program
 from .text import Origin, mark
@@ -125,8 +125,8 @@ def emitted_of(launch: Launch, target: Target) -> Any:
     """The source that a kernel becomes, without compiling it."""
     from ...tile.cuda.compile import WARP_SPECIALISED, emit
     from ...tile.cuda.emit.emitter import Facts
-    from ...tile.cuda.emit.hopper import compile_hopper
-    from ...tile.cuda.lower.hopper import Refusal
+    from ...tile.cuda.emit.warp_specialised import compile_hopper
+    from ...tile.cuda.lower.warp_specialised import Refusal
 
     r, function = request_of(launch, target), launch.kernel.function()
     facts = Facts(r.divisible, r.aligned)
@@ -196,7 +196,7 @@ def text_of(level: str, graph: Graph, target: str | None = None) -> str:
 # --- ids --------------------------------------------------------------------------------------
 def tile_ids(function: Function, launch: Launch) -> dict[int, tuple[str, ...]]:
     """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
-    from ...tile.ir import walk
+    from ...tile.ir.ir import walk
 
     found = {}
     for i, node in enumerate(walk(function.body)):

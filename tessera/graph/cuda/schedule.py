@@ -16,7 +16,7 @@ from typing import Any
 from ...dims import show_shape, size_of
 from ...errors import SourceLine, short_path
 from ...numerics import NumericType
-from ...tile.schedule import Schedule
+from ...tile.ir.schedule import Schedule
 from ..ir import show_attr
 
 VERSION = 1

@@ -15,9 +15,9 @@ from ...errors import SourceLine, short_path
 from ...numerics import NumericType
 from ...tensor import Tensor
 from ...tile import MODULE as tile
-from ...tile.ir import Function
-from ...tile.kernel import Kernel
-from ...tile.tracer import Spec
+from ...tile.frontend.tracer import Spec
+from ...tile.ir.ir import Function
+from ...tile.kernel.kernel import Kernel
 from .schedule import Group, Operand, Step
 
 

@@ -30,7 +30,7 @@ from tessera.numerics import NumericType, as_type
 from tessera.runtime.arrays import Array, current_stream, read_array
 from tessera.runtime.device import check, device, device_count, driver, gpu_id
 from tessera.tensor import Tensor
-from tessera.tile.device.results import maker
+from tessera.tile.launch.results import maker
 
 from ..collectives.traffic import Sent, record_sent
 from ..device_mesh import Mesh

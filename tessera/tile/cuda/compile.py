@@ -9,16 +9,16 @@ from tessera.runtime.occupancy import limits_of
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, build
 from tessera.tile.cuda.emit.emitter import Emitted, Emitter, Facts, Parameter
-from tessera.tile.cuda.emit.hopper import compile_hopper
-from tessera.tile.cuda.emit.swizzles import stage_bytes
-from tessera.tile.cuda.lower.assign import Hint, assign_layouts
-from tessera.tile.cuda.lower.hopper import Program, Refusal
-from tessera.tile.cuda.lower.order import order
+from tessera.tile.cuda.emit.warp_specialised import compile_hopper
+from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
+from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
+from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
-from tessera.tile.cuda.lower.stage import Room, ring_stages, stage_products
-from tessera.tile.ir import Function, Op, Value, walk
-from tessera.tile.schedule import Schedule
-from tessera.tile.types import Buffer
+from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_products
+from tessera.tile.cuda.lower.warp_specialised import Program, Refusal
+from tessera.tile.ir.ir import Function, Op, Value, walk
+from tessera.tile.ir.schedule import Schedule
+from tessera.tile.ir.types import Buffer
 
 # Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
 FULL_LANES = 256

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.edge_masks import Along
-from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.frontend.edge_masks import Along
+from tessera.tile.frontend.handles import Handle, Row, describe, is_number
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.numpy_values import convert
+from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
 from tessera.tile.ops import rules
 from tessera.tile.ops.memory import addresses, touch
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.types import Buffer, Scalar, Tensor, Tile, View
-from tessera.tile.values import convert
 
 SCOPES = ("group", "device", "system")
 KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
@@ -111,8 +111,8 @@ def _added(types: Any, attrs: Any) -> list[Along]:
          effect="atomic", group=True, public=False, combines=_added)
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
-    from tessera.tile.copies import wide
-    from tessera.tile.sanitize import GROUP
+    from tessera.tile.interpreter.async_copies import wide
+    from tessera.tile.interpreter.sanitizer import GROUP
 
     address, inside = target.addresses(m.groups)
     on = inside & wide(m.active_groups(), inside)

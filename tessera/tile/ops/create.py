@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
-from tessera.tile import edge_rules
-from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle, Row, describe, is_number
+from tessera.tile.frontend import edge_rules
+from tessera.tile.frontend.handles import Handle, Row, describe, is_number
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.numpy_values import array_dtype, rounded
+from tessera.tile.ir.types import Buffer, Scalar, Tile, View
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.types import Buffer, Scalar, Tile, View
-from tessera.tile.values import array_dtype, rounded
 
 
 def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def alloc_register(t: Any, shape: Any, dtype: Any = None) -> Any:
 @declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype",), public=False)
 def undefined(dtype: Any) -> Any:
     """A register that nothing has written: NaN, or a number nobody expects."""
-    from tessera.tile.values import poison
+    from tessera.tile.ir.numpy_values import poison
 
     return poison((1, 1), dtype)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.edge_masks import Along
-from tessera.tile.errors import KernelAssertionError, RuleError
-from tessera.tile.expressions import FText
-from tessera.tile.handles import Handle, describe, is_number
-from tessera.tile.memory import Place
+from tessera.tile.frontend.edge_masks import Along
+from tessera.tile.frontend.expressions import FText
+from tessera.tile.frontend.handles import Handle, describe, is_number
+from tessera.tile.interpreter.memory import Place
+from tessera.tile.ir.errors import KernelAssertionError, RuleError
+from tessera.tile.ir.types import Scalar, Tile
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.types import Scalar, Tile
 
 MAX_LINES = 64  # printed for one statement and batch of groups
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType
-from tessera.tile import edge_rules
-from tessera.tile.errors import RuleError
+from tessera.tile.frontend import edge_rules
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.types import Scalar, Tile
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare
-from tessera.tile.types import Scalar, Tile
 
 
 def _pair(rng: Any) -> tuple:
@@ -192,6 +192,6 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
          edges=edge_rules.elementwise)
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
-    from tessera.tile.values import convert as to
+    from tessera.tile.ir.numpy_values import convert as to
 
     return to(x, dtype, rounding, saturate)

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import i32, i64
-from tessera.tile.copies import wide
-from tessera.tile.edge_masks import Along, mask_edge, mask_listed, refuse
-from tessera.tile.edges import Edge, Facts, Listed, Mixed, open_
-from tessera.tile.errors import RaceError, RuleError
-from tessera.tile.handles import Handle, Region, Row, describe, is_number
-from tessera.tile.indexing import Part
-from tessera.tile.ir import Value
-from tessera.tile.memory import Place
+from tessera.tile.frontend.edge_masks import Along, mask_edge, mask_listed, refuse
+from tessera.tile.frontend.handles import Handle, Region, Row, describe, is_number
+from tessera.tile.frontend.indexing import Part
+from tessera.tile.interpreter.async_copies import wide
+from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.sanitizer import GROUP, MANY
+from tessera.tile.ir.edges import Edge, Facts, Listed, Mixed, open_
+from tessera.tile.ir.errors import RaceError, RuleError
+from tessera.tile.ir.ir import Value
+from tessera.tile.ir.numpy_values import array_dtype, convert
+from tessera.tile.ir.types import Buffer, Tensor, Tile, Type, View
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.sanitize import GROUP, MANY
-from tessera.tile.types import Buffer, Tensor, Tile, Type, View
-from tessera.tile.values import array_dtype, convert
 
 MODES = ("store", "add")
 

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
-from tessera.tile import edge_rules, edges
-from tessera.tile.edge_masks import Along
-from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle, Row, describe
-from tessera.tile.memory import Place
+from tessera.tile.frontend import edge_rules
+from tessera.tile.frontend.edge_masks import Along
+from tessera.tile.frontend.handles import Handle, Row, describe
+from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.sanitizer import MANY
+from tessera.tile.ir import edges
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.numpy_values import array_dtype, convert
+from tessera.tile.ir.types import Buffer, Scalar, Tile, View
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.sanitize import MANY
-from tessera.tile.types import Buffer, Scalar, Tile, View
-from tessera.tile.values import array_dtype, convert
 
 PRECISIONS = (None, "tf32", "f32")
 
@@ -85,7 +86,7 @@ def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
     if not isinstance(x, Place):
         return x
     address, inside = x.addresses(m.groups)
-    from tessera.tile.copies import wide
+    from tessera.tile.interpreter.async_copies import wide
 
     access = m.tile_access(x, address, inside & wide(m.active_groups(), inside), MANY, op.where)
     if access is not None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_key, f32, fold_in, i64, random_bits_at, uint32
-from tessera.tile import edge_rules, edges
-from tessera.tile.draws import DROPOUT
-from tessera.tile.errors import KernelError, RuleError
-from tessera.tile.handles import Handle, is_number
+from tessera.tile.frontend import edge_rules
+from tessera.tile.frontend.handles import Handle, is_number
+from tessera.tile.ir import edges
+from tessera.tile.ir.errors import KernelError, RuleError
+from tessera.tile.ir.types import Scalar, Tile
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.types import Scalar, Tile
+from tessera.tile.passes.random_draws import DROPOUT
 
 RUN = 4  # words that one computation of Philox gives
 

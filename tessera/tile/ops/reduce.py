@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
-from tessera.tile import edge_masks, edge_rules, edges
-from tessera.tile.edge_masks import Along, mask_edge
-from tessera.tile.edges import Edge, Facts, Mixed
-from tessera.tile.errors import RuleError
-from tessera.tile.handles import Handle, Row, is_number
+from tessera.tile.frontend import edge_masks, edge_rules
+from tessera.tile.frontend.edge_masks import Along, mask_edge
+from tessera.tile.frontend.handles import Handle, Row, is_number
+from tessera.tile.ir import edges
+from tessera.tile.ir.edges import Edge, Facts, Mixed
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.numpy_values import array_dtype
+from tessera.tile.ir.types import Scalar, Tile
 from tessera.tile.ops import rules
 from tessera.tile.ops.registry import declare, macro
-from tessera.tile.types import Scalar, Tile
-from tessera.tile.values import array_dtype
 
 
 def _matrix(rng: Any) -> tuple:

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType, bool_, f32, f64, i32, i64
-from tessera.tile.errors import RuleError
-from tessera.tile.types import Scalar, Tile, Type
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.types import Scalar, Tile, Type
 
 
 def compute_dtype(dtype: DType) -> DType:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32, uint32
-from tessera.tile.errors import DivergenceError, RuleError
+from tessera.tile.ir.errors import DivergenceError, RuleError
+from tessera.tile.ir.types import Scalar
 from tessera.tile.ops import rules
 from tessera.tile.ops.ids import WARP
 from tessera.tile.ops.registry import declare
-from tessera.tile.types import Scalar
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.tile.ir import Function
+from tessera.tile.ir.ir import Function
 from tessera.tile.passes.merge import merge
 from tessera.tile.passes.simplify import simplify
 from tessera.tile.passes.verify import verify

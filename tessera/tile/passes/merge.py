@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.ir import (
-    For,
-    Function,
-    If,
-    Node,
-    Op,
-    Operand,
-    Value,
-    While,
-    map_operands,
-)
+from tessera.tile.ir.ir import For, Function, If, Node, Op, Operand, Value, While, map_operands
 from tessera.tile.ops.registry import OPS
 
 

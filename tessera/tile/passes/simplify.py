@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tessera.tile.ir import (
+from tessera.tile.ir.ir import (
     For,
     Function,
     If,
@@ -104,7 +104,7 @@ def _sweep(nodes: tuple[Node, ...], live: set[Value]) -> tuple[Node, ...]:
 
 
 def _inside(nodes: tuple[Node, ...]) -> Iterable[Node]:
-    from tessera.tile.ir import walk
+    from tessera.tile.ir.ir import walk
 
     return walk(nodes)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tessera.tile.errors import RuleError, TileIRError
-from tessera.tile.ir import Const, Def, For, Function, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.errors import RuleError, TileIRError
+from tessera.tile.ir.ir import Const, Def, For, Function, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.types import Scalar, Type, is_lane
 from tessera.tile.ops.registry import OPS
-from tessera.tile.types import Scalar, Type, is_lane
 
 
 def verify(function: Function) -> Function:

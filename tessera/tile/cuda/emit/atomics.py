@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit import tiles
-from tessera.tile.cuda.emit.buffers import spot_of_layout
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
-from tessera.tile.cuda.emit.lanes import (
+from tessera.tile.cuda.emit.memory_operands import access_width, place_of
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.shared_tiles import spot_of_layout
+from tessera.tile.cuda.emit.thread_elements import (
     address,
     checked,
     first_lane,
@@ -18,11 +20,9 @@ from tessera.tile.cuda.emit.lanes import (
     intrinsic,
     once_per_group,
 )
-from tessera.tile.cuda.emit.places import access_width, place_of
-from tessera.tile.cuda.emit.table import emits
 from tessera.tile.cuda.emit.tiles import guards_of
-from tessera.tile.cuda.emit.updates import neighbours
-from tessera.tile.ir import Def, Op, Operand
+from tessera.tile.cuda.intrinsics.atomics import neighbours
+from tessera.tile.ir.ir import Def, Op, Operand
 from tessera.tile.ops.ids import WARP
 
 
@@ -47,7 +47,7 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
     order = "acq_rel" if alone and read and op.attr["scope"] != "group" else "relaxed"
     kind = options.get("kind")
     what = [kind] if kind else []
-    text = intrinsic(f"updates.{name}", *what, place.space, place.dtype.name,
+    text = intrinsic(f"atomics.{name}", *what, place.space, place.dtype.name,
                      scope=op.attr["scope"], order=order, silent=bool(kind) and not read)
     call = e.use(f"atomic_{kind}" if kind else name, text)
     numbers = ", ".join(e.name(x) for x in values)
@@ -72,7 +72,7 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
     owner = e.owner(layout)
     if place.space == "shared":
         spot = spot_of_layout(e, place, layout)
-        text = intrinsic("updates.shared_tile", attr["kind"], place.dtype.name, attr["scope"],
+        text = intrinsic("atomics.shared_tile", attr["kind"], place.dtype.name, attr["scope"],
                          (spot.panel.rows, spot.panel.columns, spot.panel.dtype,
                           spot.panel.swizzle), layout.text, layout.shape, spot.axis or 0, guards,
                          spot.steps, spot.zeros, owner is not None)
@@ -81,7 +81,7 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
         axis, width = access_width(e, place, layout)
         width = min(width, neighbours(attr["kind"], place.dtype, e.dtype(value), attr["scope"],
                                       e.target))
-        text = intrinsic("updates.tile", attr["kind"], place.dtype.name, e.dtype(value).name,
+        text = intrinsic("atomics.tile", attr["kind"], place.dtype.name, e.dtype(value).name,
                          attr["scope"], layout.text, layout.shape, axis, width, guards,
                          owner is not None)
         where = [tiles.address(e, place, layout), *tiles.strides(e, place, layout, axis)]
@@ -108,12 +108,12 @@ def _once(e: Emitter, made: Def, update: str, read: bool, ok: str | None) -> Non
 def broadcast(e: Emitter, text: str, kind: str) -> str:
     """A number of the first thread, in all threads of the group."""
     if e.lanes <= WARP:
-        return f"{e.use('shuffle', intrinsic('collect.shuffle', 'idx', kind))}({text}, i32(0))"
+        return f"{e.use('shuffle', intrinsic('warps.shuffle', 'idx', kind))}({text}, i32(0))"
     size = 8 if kind[-2:] == "64" else 4
     at = e.scratch(size)
     if e.loops:
         e.sync()
-    put = e.use("put_part", intrinsic("collect.put", kind))
+    put = e.use("put_part", intrinsic("warps.put", kind))
     e.line(f"{put}({at}, {text}, {first_lane(e)})")
     e.sync()
-    return f"{e.use('all_parts', intrinsic('collect.get', 'fold_sum', kind, 1))}({at})"
+    return f"{e.use('all_parts', intrinsic('warps.get', 'fold_sum', kind, 1))}({at})"

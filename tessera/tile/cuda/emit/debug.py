@@ -11,12 +11,12 @@ import string
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.flags import VALUES
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
-from tessera.tile.cuda.emit.lanes import first_lane, intrinsic, once_per_group
 from tessera.tile.cuda.emit.reduce import inside_only
+from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import Word, print_line, report, site, who, word
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Op, Operand
-from tessera.tile.types import Scalar, Tile
+from tessera.tile.cuda.emit.thread_elements import first_lane, intrinsic, once_per_group
+from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.ir.types import Scalar, Tile
 
 CONTINUED = "    "
 
@@ -88,7 +88,7 @@ def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int)
     words: list[Word] = [("", "i64")] * rank + [("", how)]
     index = ", ".join(["{}"] * rank)
     number = site(e, f"{before}[{index}] {{}}{after}", "print", words)
-    text = intrinsic("prints.tile", number, layout.text, layout.shape, kind,
+    text = intrinsic("debug.tile", number, layout.text, layout.shape, kind,
                      unsigned=dtype.kind == "uint")
     owner = e.owner(layout) or "i32(1)"
     args = [e.param("count", "count", "i64"), e.param("lines", "lines", "i64"),
@@ -125,7 +125,7 @@ def all_of(e: Emitter, x: Operand) -> str:
     for axis in range(len(layout.shape)):
         if layout.overhangs(axis):
             text = inside_only(e, text, layout, axis, "i32", "1")
-    return f"{e.use('all_of', intrinsic('prints.all_of', layout.count))}({text})"
+    return f"{e.use('all_of', intrinsic('debug.all_of', layout.count))}({text})"
 
 
 # --- breakpoint -----------------------------------------------------------------------------------

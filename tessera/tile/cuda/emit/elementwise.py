@@ -6,13 +6,13 @@ whether an integer is unsigned its dtype says.
 
 from __future__ import annotations
 
-from tessera.tile.cuda.emit.casts import same_register
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
-from tessera.tile.cuda.emit.narrow import has_instructions
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Const, Op, Operand
-from tessera.tile.layouts import Layout
-from tessera.tile.types import Tile
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.casts import same_register
+from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
+from tessera.tile.ir.ir import Const, Op, Operand
+from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.types import Tile
 
 PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
          "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
@@ -91,7 +91,7 @@ def _maths(name: str) -> None:
     def emit(e: Emitter, op: Op) -> None:
         kind = e.dtype(op.args[0])
         tag = "u" if kind.kind == "uint" else ""
-        apply(e, op, e.use(name, f"use(maths.operation({name!r}, '{tag}{kind_of(kind)}'))"))
+        apply(e, op, e.use(name, f"use(elementwise.operation({name!r}, '{tag}{kind_of(kind)}'))"))
 
     emits(name)(emit)
 
@@ -104,7 +104,7 @@ for _name in BY_KIND:
 def _running_max(e: Emitter, op: Op) -> None:
     slack = float(op.attr["slack"])
     kind = kind_of(e.dtype(op.args[0]))
-    apply(e, op, e.use("running_max", f"use(maths.running_max({slack!r}, {kind!r}))"))
+    apply(e, op, e.use("running_max", f"use(elementwise.running_max({slack!r}, {kind!r}))"))
 
 
 @emits("convert")
@@ -127,7 +127,7 @@ def _constant(e: Emitter, op: Op) -> None:
 
 @emits("undefined")
 def _undefined(e: Emitter, op: Op) -> None:
-    from tessera.tile.values import poison
+    from tessera.tile.ir.numpy_values import poison
 
     dtype = op.attr["dtype"]
     e.define(op.outs[0], literal(poison((), dtype).item(), dtype))
@@ -165,7 +165,7 @@ def _arange(e: Emitter, op: Op) -> None:
     at = e.index(layout, 0)
     start = int(op.attr["start"])
     at = f"i32({at} + {start})" if start else at
-    made_by = e.use("positions", f"use(parts.positions({layout.text!r}, {layout.shape}, 0))")
+    made_by = e.use("positions", f"use(tiles.positions({layout.text!r}, {layout.shape}, 0))")
     text = f"{made_by}({at})"
     if made.type.dtype.name != "int32":
         cast = e.use("cast", f"use(casts.cast('int32', {made.type.dtype.name!r}))")
@@ -199,7 +199,7 @@ def _reshape(e: Emitter, op: Op) -> None:
     if free is not None and free.threads == after.threads and set(free.bases) == set(after.bases):
         e.define(made, reordered(e, e.name(x), free, after))
         return
-    from tessera.tile.cuda.emit.exchange import through_shared
+    from tessera.tile.cuda.emit.layout_conversion import through_shared
 
     e.define(made, through_shared(e, e.name(x), before, after, e.dtype(x)))
 
@@ -216,10 +216,10 @@ def _edge_mask(e: Emitter, op: Op) -> None:
     of = f"({layout.text!r}, {layout.shape}, {axis}, {kind_of(dtype)!r}, {number(fill, dtype)})"
     if op.attr.get("low"):
         first = f"i32(-{e.name(start)} - {e.index(layout, axis)})"
-        make = e.use("edge_mask_low", f"use(parts.mask_between{of})")
+        make = e.use("edge_mask_low", f"use(tiles.mask_between{of})")
         e.define(made, f"{make}({e.name(x)}, {first}, {left})")
         return
-    e.define(made, f"{e.use('edge_mask', f'use(parts.mask{of})')}({e.name(x)}, {left})")
+    e.define(made, f"{e.use('edge_mask', f'use(tiles.mask{of})')}({e.name(x)}, {left})")
 
 
 def number(value: float, dtype: object) -> str:
@@ -235,7 +235,7 @@ def _causal_mask(e: Emitter, op: Op) -> None:
     (made,) = op.outs
     layout = e.layout(x)
     room = f"i32({e.name(q0)} + {e.index(layout, 0)} - {e.name(k0)} - {e.index(layout, 1)})"
-    make = e.use("causal_mask", f"use(maths.causal_mask({layout.text!r}, {layout.shape}, "
+    make = e.use("causal_mask", f"use(elementwise.causal_mask({layout.text!r}, {layout.shape}, "
                  f"{kind_of(made.type.dtype)!r}))")
     e.define(made, f"{make}({e.name(x)}, {room})")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import keyword
+import pkgutil
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from tessera.dims import Dim
 from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.numerics import DType
 from tessera.runtime.target import OLDEST, Target
-from tessera.tile.cuda.emit.facts import Knowledge
-from tessera.tile.cuda.emit.table import load_all
-from tessera.tile.cuda.instruction import Kind
-from tessera.tile.ir import (
+from tessera.tile.cuda import intrinsics
+from tessera.tile.cuda.emit.integer_facts import Knowledge
+from tessera.tile.cuda.emit.registry import load_all
+from tessera.tile.cuda.ptx.instruction import Kind
+from tessera.tile.ir.ir import (
     Const,
     Def,
     For,
@@ -37,21 +40,17 @@ from tessera.tile.ir import (
     uses,
     walk,
 )
-from tessera.tile.layouts import WARP_BITS, Layout
+from tessera.tile.ir.register_layout import WARP_BITS, Layout
+from tessera.tile.ir.types import Scalar, Tensor, Tile, Type, is_lane
 from tessera.tile.ops.registry import OPS
-from tessera.tile.types import Scalar, Tensor, Tile, Type, is_lane
 
 INDENT = "    "
-HEAD = """\
-from tessera.tile.cuda import fragments, packed, shared, use
-from tessera.tile.cuda.emit import (casts, collect, extremes, maths, packed_tiles, parts,
-                                    quotients, reductions, reports, routes, scans, simt, sorting,
-                                    updates)
-from tessera.tile.cuda.emit import blocks, dots, hopper_parts, moves
-from tessera.tile.cuda.emit import philox, picks, prefetches, prints, rows
+_FAMILIES = ", ".join(sorted(module.name for module in pkgutil.iter_modules(intrinsics.__path__)))
+HEAD = f"""\
+from tessera.tile.cuda import ptx, use
+from tessera.tile.cuda.intrinsics import (
+{textwrap.fill(_FAMILIES, 96, initial_indent="    ", subsequent_indent="    ")})
 from tessera.tile.cuda.numba_gate import f32, f64, i32, i64
-from tessera.tile.cuda.ptx import (arithmetic, atomics, barriers, convert, copy_async, matrix,
-                                   memory, mbarrier, mma, tma, warp, wgmma)
 INF, NAN = float("inf"), float("nan")
 """
 
@@ -292,7 +291,8 @@ class Emitter:
         self.shared_bytes = -(-self.shared_bytes // alignment) * alignment
         at = self.shared_bytes
         self.shared_bytes += -(-size // 4) * 4  # codes below a byte are written by whole words
-        return self.once("scratch", self.use("shared_at", f"use(shared.address({at}))") + "()")
+        make = self.use("shared_at", f"use(shared_memory.address({at}))")
+        return self.once("scratch", make + "()")
 
     # --- nodes --------------------------------------------------------------------------------
     def nodes(self, nodes: tuple[Node, ...]) -> None:

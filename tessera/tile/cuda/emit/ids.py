@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Op, walk
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.ir.ir import Op, walk
 
 
 def group_number(e: Emitter) -> str:
@@ -58,7 +58,7 @@ def band_coordinate(e: Emitter, axis: int) -> str:
     """Bands of BAND rows (the last may have fewer), down the rows of a band first."""
     divide = e.use("divide", "use(fragments.udiv)")
     rest = e.use("remainder", "use(fragments.urem)")
-    smaller = e.use("smaller", "use(maths.operation('minimum', 'i32'))")
+    smaller = e.use("smaller", "use(elementwise.operation('minimum', 'i32'))")
     down, across = (e.param("axis", f"groups_{a}", "i32", a) for a in (0, 1))
     number, size = group_number(e), f"i32({across} * {BAND})"
     band = e.once("band", f"{divide}({number}, {size})")

@@ -6,10 +6,10 @@ import numpy as np
 
 from tessera.numerics import as_key, fold_in
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
-from tessera.tile.cuda.emit.lanes import intrinsic
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.draws import DROPOUT, ROUNDING
-from tessera.tile.ir import Op, Operand
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.thread_elements import intrinsic
+from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.passes.random_draws import DROPOUT, ROUNDING
 
 
 def words_of(key: object) -> str:
@@ -21,7 +21,7 @@ def launch_key(e: Emitter) -> str:
     """The pair of words that is the launch's key: two parameters, folded with the number of the
     replay where the launch is part of a captured graph."""
     words = [e.param("seed", "launch", "i32", axis) for axis in (0, 1)]
-    made = e.use("launch_key", "use(philox.launch_key())")
+    made = e.use("launch_key", "use(random.launch_key())")
     given = ", ".join([*words, e.param("replays", "replays", "i64")])
     return e.once("launch_key", f"{made}({given})")
 
@@ -33,7 +33,7 @@ def words(e: Emitter, pair: str) -> list[str]:
 
 def folded(e: Emitter, pair: str, domain: int, hint: str) -> str:
     """The pair of a stream of its own, computed once."""
-    fold = e.use("fold_in", intrinsic("philox.fold_in", domain))
+    fold = e.use("fold_in", intrinsic("random.fold_in", domain))
     return e.once(hint, f"{fold}({', '.join(words(e, pair))})")
 
 
@@ -44,7 +44,7 @@ def rounding_key(e: Emitter) -> list[str]:
 
 def drawn(e: Emitter, index: str) -> str:
     """The word by which a store rounds the element at an index of its tensor."""
-    call = e.use("random_bits", intrinsic("philox.random_bits", "int64"))
+    call = e.use("random_bits", intrinsic("random.random_bits", "int64"))
     return f"{call}({index}, {', '.join(rounding_key(e))})"
 
 
@@ -53,9 +53,9 @@ def _random_bits(e: Emitter, op: Op) -> None:
     (index, *key_words), seed = op.args, op.attr["seed"]
     if op.attr["runs"]:
         layout = e.layout(index)
-        text = intrinsic("philox.random_runs", e.dtype(index).name, layout.text, layout.shape)
+        text = intrinsic("random.random_runs", e.dtype(index).name, layout.text, layout.shape)
     else:
-        text = intrinsic("philox.random_bits", e.dtype(index).name)
+        text = intrinsic("random.random_bits", e.dtype(index).name)
     call = e.use("random_bits", text)
     if key_words:
         key = ", ".join(f"i32({e.name(w)})" for w in key_words)
@@ -78,7 +78,7 @@ def _drop(e: Emitter, op: Op) -> None:
              f"{e.name(col)} + {at_col}")
     aligned = min(e.known.divisor(col), e.known.divisor(cols)) >= 4
     threshold = int(np.uint32(min(p * 2.0**32, 2.0**32 - 1)).astype(np.int32))
-    call = e.use("drop", intrinsic("philox.drop", layout.text, layout.shape,
+    call = e.use("drop", intrinsic("random.drop", layout.text, layout.shape,
                                    kind_of(made.type.dtype), threshold, scale(e, x, p),
                                    aligned=aligned))
     e.define(made, f"{call}({e.name(x)}, {start}, {wide(cols)}, {at_col}, {_key(e, op, given)})")
@@ -96,7 +96,7 @@ def _key(e: Emitter, op: Op, given: list[Operand]) -> str:
     if seed is not None:
         return words_of(fold_in(as_key(seed), DROPOUT))
     if given:
-        fold, pair = e.use("fold_in", intrinsic("philox.fold_in", DROPOUT)), e.fresh("dropout_key")
+        fold, pair = e.use("fold_in", intrinsic("random.fold_in", DROPOUT)), e.fresh("dropout_key")
         e.line(f"{pair} = {fold}({', '.join(f'i32({e.name(w)})' for w in given)})")
         return ", ".join(words(e, pair))
     return ", ".join(words(e, folded(e, launch_key(e), DROPOUT, "dropout_key")))

@@ -6,10 +6,10 @@ from math import prod
 
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
-from tessera.tile.cuda.emit.reductions import padded
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Op
-from tessera.tile.layouts import Layout
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.reduce import padded
+from tessera.tile.ir.ir import Op
+from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ops.reduce import NEUTRAL
 
 COMBINE = {"fold_sum": "add", "fold_max": "maximum", "fold_min": "minimum", "fold_prod": "mul"}
@@ -48,7 +48,7 @@ def neutral(name: str, dtype: object) -> str:
 
 def inside_only(e: Emitter, text: str, layout: Layout, axis: int, kind: str, fill: str) -> str:
     """The fragment with `fill` in registers that lie outside of the tile."""
-    make = e.use("inside", f"use(parts.mask({layout.text!r}, {layout.shape}, {axis}, {kind!r}, "
+    make = e.use("inside", f"use(tiles.mask({layout.text!r}, {layout.shape}, {axis}, {kind!r}, "
                  f"{fill}))")
     return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
 
@@ -57,7 +57,7 @@ def folded(e: Emitter, text: str, layout: Layout, axis: int, name: str, tag: str
     """A fragment of layout.drop(axis) with the combined values, in all threads."""
     lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
-    make = e.use(name, f"use(reductions.fold({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
+    make = e.use(name, f"use(reduce.fold({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
                  f"{axis}, {lanes}))")
     if not warps:
         return f"{make}({text})"
@@ -78,12 +78,12 @@ def across_warps(e: Emitter, part: str, layout: Layout, axis: int, name: str, ta
     warp = " | ".join(f"({e.thread} >> {bit} & 1) << {i}" for i, bit in enumerate(warps))
     number_ = e.once("part_of", f"i32({warp})")
     place = flat_index(e, rest)
-    write = e.use("put_parts", f"use(reductions.put({tag!r}, {rest.text!r}, {rest.shape}))")
+    write = e.use("put_parts", f"use(reduce.put({tag!r}, {rest.text!r}, {rest.shape}))")
     first = writer(e, layout, axis)
     e.line(f"{write}({part}, {at} + {size} * ({number_} * {elements} + {place}), "
            f"{first})")
     e.sync()
-    read = e.use("get_parts", f"use(reductions.get({name!r}, {tag!r}, {rest.text!r}, "
+    read = e.use("get_parts", f"use(reduce.get({name!r}, {tag!r}, {rest.text!r}, "
                  f"{rest.shape}, {count}))")
     return f"{read}({at} + {size} * {place})"
 

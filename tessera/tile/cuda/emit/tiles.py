@@ -7,10 +7,7 @@ from math import prod
 from tessera.numerics import bf16
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.lanes import checked
-from tessera.tile.cuda.emit.narrow import has_instructions
-from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
-from tessera.tile.cuda.emit.places import (
+from tessera.tile.cuda.emit.memory_operands import (
     Place,
     asked,
     bytes_of,
@@ -19,11 +16,14 @@ from tessera.tile.cuda.emit.places import (
     place_of,
     product,
 )
+from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.random import rounding_key
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Op, Operand, Value
-from tessera.tile.layouts import WARP_BITS, Layout, bits_of, blocked
-from tessera.tile.types import Tile
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.thread_elements import checked
+from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
+from tessera.tile.ir.ir import Op, Operand, Value
+from tessera.tile.ir.register_layout import WARP_BITS, Layout, bits_of, blocked
+from tessera.tile.ir.types import Tile
 
 PLAIN = ("nearest_even", False)
 MOVED = frozenset({"transpose", "reshape", "expand_dims", "convert_layout"})
@@ -37,7 +37,7 @@ def _load(e: Emitter, op: Op) -> None:
     place = checked(e, place_of(e, op.args[0]))
     layout, fill = e.layout(made.value), op.attr["fill"]
     if place.space == "shared":
-        from tessera.tile.cuda.emit.buffers import load_buffer
+        from tessera.tile.cuda.emit.shared_tiles import load_buffer
 
         e.define(made, load_buffer(e, place, layout, fill, op.attr["vector"]))
         return
@@ -50,7 +50,7 @@ def _load(e: Emitter, op: Op) -> None:
     axis, width = asked(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.target) else ""
-    text = (f"use(parts.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+    text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {STREAMING!r}{more}))")
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
     call = f"{e.use(f'load_{place.name}', text)}({args})"
@@ -67,7 +67,7 @@ def _store(e: Emitter, op: Op) -> None:
     else:
         (layout, x), exact = filled(e, place, e.name(value)), False
     if place.space == "shared":
-        from tessera.tile.cuda.emit.buffers import store_buffer
+        from tessera.tile.cuda.emit.shared_tiles import store_buffer
 
         store_buffer(e, place, layout, x)
     elif place.dtype.packed:
@@ -88,7 +88,7 @@ def store_global(e: Emitter, place: Place, layout: Layout, x: str, exact: bool =
         how = ("exact", False)
     more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.target)}" \
         if how != PLAIN or has_instructions(place.dtype, e.target) else ""
-    text = (f"use(parts.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
+    text = (f"use(tiles.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {owner is not None}{more}))")
     args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]
     args += [place.base, *rounding_key(e)] if how[0] == "stochastic" else []
@@ -120,7 +120,7 @@ def converted(e: Emitter, text: str, before: Layout, after: Layout, place: Place
     """The fragment in another layout."""
     if before == after:
         return text
-    from tessera.tile.cuda.emit.exchange import convert_layout
+    from tessera.tile.cuda.emit.layout_conversion import convert_layout
 
     given = e.fresh(place.name)
     e.line(f"{given} = {text}")
@@ -218,7 +218,7 @@ def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, ...],
                  bounds: list[str]) -> None:
     """The box ends before the registers do, and perhaps the tensor before the box."""
     box = f"i32({layout.shape[axis]} - {e.index(layout, axis)})"
-    smaller = e.use("smaller", "use(maths.operation('minimum', 'i32'))")
+    smaller = e.use("smaller", "use(elementwise.operation('minimum', 'i32'))")
     if found[0] == "left":
         bounds.append(f"{smaller}({found[1]}, {box})")
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.lanes import (
+from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, is_wide, place_of
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.thread_elements import (
     checked,
     flat,
     flat32,
@@ -14,11 +16,9 @@ from tessera.tile.cuda.emit.lanes import (
     row_bytes,
     stage_base,
 )
-from tessera.tile.cuda.emit.places import Place, bytes_of, is_wide, place_of
-from tessera.tile.cuda.emit.swizzles import Panel
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Op, Operand
-from tessera.tile.types import Vector
+from tessera.tile.cuda.intrinsics.swizzle import Panel
+from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.ir.types import Vector
 
 ACCESS_BITS = 128
 
@@ -48,14 +48,14 @@ def _intrinsic(e: Emitter, what: str, place: Place, width: int, **options: bool)
         raise UnsupportedTargetError(f"{what}_vector of an array of a lane", where=e.where,
                                      hint="index its elements")
     if dtype.packed:
-        return intrinsic(f"rows.{what}_packed_row", place.space, dtype.name, width)
+        return intrinsic(f"vectors.{what}_packed_row", place.space, dtype.name, width)
     options["hardware"] = hardware(e, dtype)
     if place.space == "shared":
         assert place.buffer is not None
         panel = Panel.of(place.buffer)
         fields = (panel.rows, panel.columns, panel.dtype, panel.swizzle)
-        return intrinsic(f"rows.{what}_shared", fields, width, piece(e, place, width), **options)
-    return intrinsic(f"rows.{what}", dtype.name, width, piece(e, place, width), **options)
+        return intrinsic(f"vectors.{what}_shared", fields, width, piece(e, place, width), **options)
+    return intrinsic(f"vectors.{what}", dtype.name, width, piece(e, place, width), **options)
 
 
 def piece(e: Emitter, place: Place, width: int) -> int:
@@ -78,7 +78,7 @@ def _arguments(e: Emitter, place: Place, index: tuple[Operand, ...], width: int)
     column = e.once("column", f"i32({e.thread} * {width})")
     left = f"i32({place.extents[-1]} - {column})"
     if is_wide(e, place.extents[-1]):
-        left = f"{e.use('near', 'use(parts.near())')}(i64({place.extents[-1]} - {column}))"
+        left = f"{e.use('near', 'use(tiles.near())')}(i64({place.extents[-1]} - {column}))"
     left = left if ok is None else f"i32({left} * {ok})"
     if place.space == "shared":
         assert place.buffer is not None

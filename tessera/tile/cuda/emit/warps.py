@@ -7,9 +7,9 @@ a `.sync` instruction (they have exited, PTX ISA 9.7.9), and what is read from t
 from __future__ import annotations
 
 from tessera.tile.cuda.emit.emitter import Emitter, kind_of
-from tessera.tile.cuda.emit.lanes import intrinsic
-from tessera.tile.cuda.emit.table import emits
-from tessera.tile.ir import Const, Op
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.thread_elements import intrinsic
+from tessera.tile.ir.ir import Const, Op
 from tessera.tile.ops.ids import WARP
 
 SHUFFLES = {"shuffle": "idx", "shuffle_down": "down", "shuffle_up": "up", "shuffle_xor": "bfly"}
@@ -48,10 +48,10 @@ def _shuffle(name: str, mode: str) -> None:
         number = number if kind_of(e.dtype(other)) == "i32" else f"i32({number})"
         near = isinstance(other, Const) and 0 <= other.value < WARP
         if full_warps(e) and near:
-            call = e.use(name, intrinsic("collect.shuffle", mode, kind))
+            call = e.use(name, intrinsic("warps.shuffle", mode, kind))
             e.define(made, f"{call}({e.name(x)}, {number})")
             return
-        call = e.use(name, intrinsic("collect.shuffle_any", mode, kind))
+        call = e.use(name, intrinsic("warps.shuffle_any", mode, kind))
         e.define(made, f"{call}({e.name(x)}, {number}, {lane(e)}, {warp_size(e)})")
 
     emits(name)(emit)
@@ -65,8 +65,8 @@ for _name, _mode in SHUFFLES.items():
 def warp_fold(e: Emitter, text: str, name: str, tag: str) -> str:
     """The fold of a number over the warp, in every lane."""
     if full_warps(e):
-        return f"{e.use(name, intrinsic('collect.fold', name, tag))}({text})"
-    call = e.use(name, intrinsic("collect.fold_some", name, tag))
+        return f"{e.use(name, intrinsic('warps.fold', name, tag))}({text})"
+    call = e.use(name, intrinsic("warps.fold_some", name, tag))
     return f"{call}({text}, {lane(e)}, {warp_size(e)})"
 
 
@@ -99,16 +99,16 @@ def group_fold(e: Emitter, text: str, name: str, tag: str) -> str:
     e.line(f"{mine} = {part}")
     if e.loops:
         e.sync()
-    put = e.use("put_part", intrinsic("collect.put", tag))
+    put = e.use("put_part", intrinsic("warps.put", tag))
     e.line(f"{put}(i32({at} + {size} * ({e.thread} >> 5)), {mine}, i32({lane(e)} == 0))")
     e.sync()
-    return f"{e.use('all_parts', intrinsic('collect.get', name, tag, warps))}({at})"
+    return f"{e.use('all_parts', intrinsic('warps.get', name, tag, warps))}({at})"
 
 
 @emits("warp_scan")
 def _scan(e: Emitter, op: Op) -> None:
     (x,) = op.args
-    call = e.use("warp_scan", intrinsic("collect.scan", e.dtype(x).name))
+    call = e.use("warp_scan", intrinsic("warps.scan", e.dtype(x).name))
     e.define(op.outs[0], f"{call}({e.name(x)}, {lane(e)})")
 
 
@@ -123,5 +123,5 @@ for _vote in ("vote_any", "vote_all", "ballot"):
 @emits("popcount")
 def _popcount(e: Emitter, op: Op) -> None:
     (x,) = op.args
-    call = e.use("popcount", intrinsic("collect.popcount", e.dtype(x).name))
+    call = e.use("popcount", intrinsic("warps.popcount", e.dtype(x).name))
     e.define(op.outs[0], f"{call}({e.name(x)})")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.cuda.lower.ahead import Ahead, known_ahead
-from tessera.tile.ir import (
+from tessera.tile.cuda.lower.next_iteration import Ahead, known_ahead
+from tessera.tile.ir.ir import (
     Const,
     Def,
     For,
@@ -24,7 +24,7 @@ from tessera.tile.ir import (
     definitions,
     with_regions,
 )
-from tessera.tile.types import Scalar, View
+from tessera.tile.ir.types import Scalar, View
 
 
 def prefetch_boxes(function: Function) -> Function:

@@ -1,0 +1,43 @@
+"""Division: by a row statistic, one reciprocal for each divisor and two products for each element.
+
+x / y = (x s) (1 / (y s)) with s = 1 except for a y near the ends of the range, where a power of two
+keeps the reciprocal a normal number. At most 1.5 ulp from x / y; zeros, infinities and NaN as in
+x / y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.tile.cuda.emit.elementwise import apply, spread
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.ir.ir import Op
+from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.types import Tile
+
+Builder = Any
+LLVM = Any
+# (magnitudes whose reciprocal is a normal number lie between 2^-a and 2^a, power of the scale)
+RANGES = {"f32": (126, 64), "f64": (1022, 512)}
+
+
+@emits("div", "div_or_zero")
+def _div(e: Emitter, op: Op) -> None:
+    (x, y), (made,) = op.args, op.outs
+    kind = kind_of(made.type.dtype)
+    if not isinstance(made.type, Tile) or not isinstance(e.type(y), Tile) or \
+            2 * e.layout(y).count > e.layout(made.value).count:
+        apply(e, op, e.use(op.name, f"use(elementwise.operation({op.name!r}, {kind!r}))"))
+        return
+    assert made.type.layout is not None
+    large = Layout.parse(made.type.layout, made.type.shape)
+    scale, inverse = e.fresh("scale"), e.fresh("inverse")
+    e.line(f"{scale}, {inverse} = {e.use('inverses', f'use(divide.inverses({kind!r}))')}"
+           f"({e.name(y)})")
+    factors = [scale, inverse] + ([e.name(y)] if op.name == "div_or_zero" else [])
+    wide = [spread(e, text, e.layout(y), large) for text in factors]
+    quotient = e.use(op.name, f"use(divide.{op.name})")
+    dividend = spread(e, e.name(x), e.layout(x), large) if isinstance(e.type(x), Tile) \
+        else e.name(x)
+    e.define(made, f"{quotient}({dividend}, {', '.join(wide)})")

@@ -1,0 +1,137 @@
+"""What is known about integers before a kernel runs: divisors and signs.
+
+They decide how wide a memory access may be, and which guards it needs.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from tessera.tile.ir.ir import Const, For, Function, If, Node, Op, Operand, Value, definitions, walk
+from tessera.tile.ir.types import Scalar
+
+LARGEST = 1 << 20  # the divisor of 0, and the greatest that is tracked
+DIVISIBLE = 16
+# Ops that are never negative when their operands are not.
+GROWING = frozenset({"add", "mul", "minimum", "maximum", "floordiv", "mod", "convert", "where",
+                     "shr", "bitand"})
+NATURAL = frozenset({"group_id", "linear_id", "local_id", "lane_id", "warp_id", "group_size",
+                     "num_groups", "popcount", "tile_order", "block_number", "block_count"})
+
+
+def divisor_of(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return LARGEST if number == 0 else min(LARGEST, number & -number)
+
+
+class Knowledge:
+    """Answers for the integer scalars of a function. divisible: extents known to be so by 16."""
+
+    def __init__(self, function: Function, divisible: frozenset[str]):
+        self.types = definitions(function)
+        self.made: dict[Value, Node] = {}
+        self.loops: dict[Value, For] = {}
+        self.divisible = divisible
+        self.extents = {p.value: p.value.name for p in function.params if p.role == "dim"}
+        self.constants = dict(function.constants)
+        for node in walk(function.body):
+            outs = node.outs if isinstance(node, Op | If) else node.carried
+            self.made |= {d.value: node for d in outs}
+            if isinstance(node, For):
+                self.loops[node.var.value] = node
+        self._divisors: dict[Value, int] = {}
+        self._natural: dict[Value, bool] = {}
+
+    # --- divisors -----------------------------------------------------------------------------
+    def divisor(self, x: Operand | int) -> int:
+        """A power of two that surely divides x."""
+        if isinstance(x, int):
+            return divisor_of(x)
+        if isinstance(x, Const):
+            return divisor_of(int(x.value))
+        if x not in self._divisors:
+            self._divisors[x] = 1  # what a value that depends on itself may assume
+            self._divisors[x] = self._divisor(x)
+        return self._divisors[x]
+
+    def extent(self, text: str) -> int:
+        """As divisor, of the extent with that text."""
+        if text.isdigit():
+            return divisor_of(int(text))
+        if text in self.constants:
+            return divisor_of(int(self.constants[text]))
+        return DIVISIBLE if text in self.divisible else 1
+
+    def _divisor(self, x: Value) -> int:
+        if x in self.extents:
+            return self.extent(self.extents[x])
+        if x in self.loops:
+            loop = self.loops[x]
+            return gcd(self.divisor(loop.lo), self.divisor(loop.step))
+        node = self.made.get(x)
+        if not isinstance(node, Op):
+            return self._joined(x, node)
+        args = [a for a in node.args if self._integer(a)]
+        if node.name == "mul":
+            return min(LARGEST, self.divisor(args[0]) * self.divisor(args[1]))
+        if node.name in ("add", "sub", "minimum", "maximum", "mod"):
+            return gcd(*(self.divisor(a) for a in args))
+        if node.name == "where":
+            return gcd(*(self.divisor(a) for a in args[1:]))
+        if node.name == "convert" and args:
+            return self.divisor(args[0]) if self._holds(node, args[0]) else 1
+        if node.name == "constant":
+            return divisor_of(int(node.attr["value"]))
+        return 1
+
+    def _joined(self, x: Value, node: Node | None) -> int:
+        if not isinstance(node, If):
+            return 1
+        at = [d.value for d in node.outs].index(x)
+        return gcd(self.divisor(node.thens[at]), self.divisor(node.elses[at]))
+
+    def _holds(self, convert: Op, x: Operand) -> bool:
+        """Whether a conversion keeps every number that is not negative; others saturate."""
+        source = x.dtype if isinstance(x, Const) else self.types[x].dtype
+        made = convert.outs[0].type.dtype
+        return made.kind != "float" and made.max >= min(source.max, 2**31 - 1)
+
+    def _integer(self, x: Operand) -> bool:
+        t = Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
+        return isinstance(t, Scalar) and t.dtype.kind in ("int", "uint", "bool")
+
+    # --- signs --------------------------------------------------------------------------------
+    def natural(self, x: Operand | int) -> bool:
+        """Whether x is surely not negative (and does not overflow, as indices do not)."""
+        if isinstance(x, int):
+            return x >= 0
+        if isinstance(x, Const):
+            return x.value >= 0
+        if x not in self._natural:
+            self._natural[x] = False
+            self._natural[x] = self._is_natural(x)
+        return self._natural[x]
+
+    def _is_natural(self, x: Value) -> bool:
+        if x in self.extents:
+            return True
+        if x in self.loops:
+            loop = self.loops[x]
+            return self.natural(loop.lo) and isinstance(loop.step, Const) and loop.step.value > 0
+        node = self.made.get(x)
+        if isinstance(node, Op):
+            if node.name in NATURAL:
+                return True
+            if node.name == "constant":
+                return bool(node.attr["value"] >= 0)
+            if node.name == "maximum":
+                return any(self.natural(a) for a in node.args)
+            return node.name in GROWING and all(
+                self._integer(a) and self.natural(a) for a in node.args)
+        if isinstance(node, If):
+            at = [d.value for d in node.outs].index(x)
+            return self.natural(node.thens[at]) and self.natural(node.elses[at])
+        return False
+
+
+__all__ = ["Knowledge", "divisor_of"]

@@ -1,0 +1,135 @@
+"""A tile from one layout to another: by picking registers, by shuffles, or through shared memory.
+
+A layout is a permutation of index bits, so what a thread needs is decided bit by bit. Where every
+thread bit of the old layout is a replica or stays where it was, the thread already has what it
+needs. Where only lane bits change, lanes of a warp exchange. Else the elements go through shared
+memory, at addresses that are linear in the index bits and conflict-free on both sides.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tessera.numerics import DType
+from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
+from tessera.tile.ir.ir import Op
+from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ops.registry import declare
+
+MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
+POOL_BYTES = 32768  # of one round through shared memory
+
+
+@declare(rule=lambda types, attrs: types[0], name="convert_layout", public=False)
+def _same(x: Any) -> Any:
+    """The tile; only where its elements lie changes. Put in by tile/cuda/lower/assign.py."""
+    return x
+
+
+@emits("convert_layout")
+def _convert_layout(e: Emitter, op: Op) -> None:
+    (x,), (made,) = op.args, op.outs
+    e.define(made, convert_layout(e, e.name(x), e.layout(x), e.layout(made.value), e.dtype(x)))
+
+
+def convert_layout(e: Emitter, text: str, before: Layout, after: Layout, dtype: DType) -> str:
+    """The fragment `text` of a layout as a fragment of another layout of the same shape."""
+    if before == after:
+        return text
+    route = Route(before, after)
+    head = f"{before.text!r}, {after.text!r}, {after.shape}, {kind_of(dtype)!r}"
+    if route.kind == "thread" and not route.choices:
+        indices = route.indices()
+        if indices == tuple(range(before.count)):
+            return text
+        if all(i is not None for i in indices):
+            return f"{e.use('pick', f'use(fragments.pick({indices}))')}({text})"
+    shuffles = MOST_SHUFFLES if e.warp_bits else 0
+    if route.kind == "thread" or (route.kind == "warp" and route.shuffles <= shuffles):
+        make = e.use("exchanged", f"use(layout_conversion.exchanged({head}))")
+        return f"{make}({text}, {e.thread})"
+    return _through_memory(e, text, route, head, dtype)
+
+
+def _through_memory(e: Emitter, text: str, route: Route, head: str, dtype: DType) -> str:
+    """Rounds of: write, barrier, read."""
+    size = 8 if kind_of(dtype)[-2:] == "64" else 4
+    rounds = rounds_of(route, size, POOL_BYTES)
+    at, used = pool(e, route.bytes(size, rounds))
+    owner = e.owner(route.before)
+    parts = []
+    for turn in range(1 << rounds):
+        if used or turn:
+            e.sync()
+        put = e.use("put", f"use(layout_conversion.put({head}, {rounds}, {turn}, "
+                    f"{owner is not None}))")
+        e.line(f"{put}({', '.join([text, at, e.thread, *([owner] if owner else [])])})")
+        e.sync()
+        get = e.use("get", f"use(layout_conversion.get({head}, {rounds}, {turn}))")
+        parts.append(e.fresh("part"))
+        e.line(f"{parts[-1]} = {get}({at}, {e.thread})")
+    if len(parts) == 1:
+        return parts[0]
+    order = route.joined(size, rounds)
+    whole = f"{e.use('join', f'use(fragments.join({len(parts)}))')}({', '.join(parts)})"
+    return f"{e.use('pick', f'use(fragments.pick({order}))')}({whole})"
+
+
+def pool(e: Emitter, size: int) -> tuple[str, bool]:
+    """(address, whether somebody may still read it) of shared bytes that all exchanges share."""
+    if e.pool is None or e.pool[1] < size:
+        e.pool = (e.scratch(size), size)
+        return e.pool[0], e.loops > 0
+    return e.pool[0], True
+
+
+def through_shared(e: Emitter, text: str, before: Layout, after: Layout, dtype: DType) -> str:
+    """A reshape: the elements in row-major order, as a fragment of `after` of another shape."""
+    free = before.reshaped(after.shape)
+    if free is not None:
+        order = tuple(before.number[_unflat(_flat(base, after.shape), before.shape)]
+                      for base in free.bases)
+        if order != tuple(range(before.count)):
+            text = f"{e.use('pick', f'use(fragments.pick({order}))')}({text})"
+        return convert_layout(e, text, free, after, dtype)
+    kind = kind_of(dtype)
+    size = 8 if kind[-2:] == "64" else 4
+    at, used = pool(e, size * prod(before.shape))
+    if used:
+        e.sync()
+    owner = e.owner(before)
+    put = e.use("put_rows", f"use(layout_conversion.put_rows({before.text!r}, {before.shape}, "
+                f"{kind!r}, {owner is not None}))")
+    e.line(f"{put}({', '.join([text, at, *indices(e, before), *([owner] if owner else [])])})")
+    e.sync()
+    get = e.use("get_rows", f"use(layout_conversion.get_rows({after.text!r}, {after.shape}, "
+                f"{kind!r}))")
+    made = e.fresh("reshaped")
+    e.line(f"{made} = {get}({', '.join([at, *indices(e, after)])})")
+    return made
+
+
+def indices(e: Emitter, layout: Layout) -> list[str]:
+    """The thread part of the index along every axis."""
+    return [e.index(layout, axis) for axis in range(len(layout.shape))]
+
+
+def _flat(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    at = 0
+    for i, n in zip(index, shape, strict=True):
+        at = at * n + i
+    return at
+
+
+def _unflat(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    out = []
+    for n in reversed(shape):
+        out.append(at % n)
+        at //= n
+    return tuple(reversed(out))
+
+
+__all__ = ["convert_layout", "indices", "pool", "through_shared"]

@@ -1,0 +1,428 @@
+"""Emission of the ops of a warp-specialised program; see lower/hopper and hopper_parts.
+
+Ring positions are two variables, `name_slot` and `name_phase`, which a fill or a wait moves on: a
+role is one thread of control, so its ops stand in the order in which they act. What a slot holds is
+no variable: descriptors are made where products read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.runtime.target import Target, parse_target
+from tessera.tile.cuda.emit.emitter import INDENT, Emitted, Emitter, Facts, Line, kind_of
+from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.tiles import parts_of
+from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
+from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_hopper
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    MAIL_SLOTS,
+    ROWS,
+    SHARED_BYTES,
+    WARPGROUP,
+    Load,
+    Program,
+    Ring,
+)
+from tessera.tile.cuda.lower.warp_specialised.qualify import FORMATS
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.ir.ir import Const, Function, Op, Value, regions, walk
+from tessera.tile.ir.types import Tile
+
+NEEDS = parse_target("sm_90a")
+CONSUMERS_BARRIER = 1  # barrier 0 is the block's
+
+
+def compile_hopper(function: Function, lanes: int, schedule: Any, target: Target, facts: Facts
+                   ) -> tuple[Program, Emitted] | Refusal:
+    """The program of a function and its source, with fewer stages where the consumers need shared
+    memory of their own; or why there is none."""
+    reserved = 0
+    while True:
+        program = lower_hopper(function, lanes, schedule, facts, reserved)
+        if isinstance(program, Refusal):
+            return program
+        emitted = emit_hopper(program, target, facts)
+        if emitted.shared_bytes <= SHARED_BYTES:
+            return program, emitted
+        reserved += emitted.shared_bytes - SHARED_BYTES
+
+
+def emit_hopper(program: Program, target: Target, facts: Facts) -> Emitted:
+    """The source of a program: `finish` of its emitter."""
+    emitter = HopperEmitter(program, target, facts)
+    emitter.declare()
+    emitter.nodes(program.function.body)
+    emitter.prologue()
+    return emitter.finish()
+
+
+class HopperEmitter(Emitter):
+    """An emitter whose lanes are those of the consumers; what is special to roles and rings."""
+
+    def __init__(self, program: Program, target: Target, facts: Facts):
+        super().__init__(program.function, WARPGROUP * program.warpgroups, target, facts)
+        self.program = program
+        self.require(NEEDS, "the warp-specialised form")
+        self.shared_bytes = program.shared_bytes
+        self.slots: dict[Value, tuple[Ring, Load, str]] = {}  # of slot_tile
+        self.waited = {d.value for n in walk(program.function.body)
+                       if isinstance(n, Op) and n.name == "ring_wait" for d in n.outs}
+        self.fused, self.absorbed = _fused(program.function.body)
+        self.positions = {r.name: (self.fresh(f"{r.name}_at"), self.fresh(f"{r.name}_phase"))
+                          for r in program.rings}
+        self.mail = (self.fresh("mail_at"), self.fresh("mail_phase"))
+        for note in program.notes:
+            self.note(note)
+
+    # --- threads ------------------------------------------------------------------------------
+    @property
+    def all_threads(self) -> str:
+        return self.once("tid", self.use("thread_number", "use('tid_x')") + "()")
+
+    @property
+    def thread(self) -> str:
+        """Number among the consumers; in the producer it is not used."""
+        return self.once("thread", f"i32({self.all_threads} - {WARPGROUP})")
+
+    @property
+    def role(self) -> str:
+        """Number of the warpgroup, known to the assembler to be uniform; 0 is the producer."""
+        uniform = self.use("uniform", "use(ptx.warp.shfl('idx'))")
+        return self.once("role", f"{uniform}({self.all_threads} >> 7, 0)")
+
+    @property
+    def group(self) -> str:
+        """Number of the consumer warpgroup."""
+        return self.once("consumer", f"i32({self.role} - 1)")
+
+    def sync(self) -> None:
+        barrier = self.use("bar_sync", "use('bar_sync')")
+        self.line(f"{barrier}({CONSUMERS_BARRIER}, {self.lanes})")
+
+    def part(self, hint: str, name: str, *args: object) -> str:
+        """An intrinsic of hopper_parts, bound in the header."""
+        return self.use(hint, f"use(warp_specialised.{name}({', '.join(map(repr, args))}))")
+
+    # --- the start of the kernel --------------------------------------------------------------
+    def prologue(self) -> None:
+        """Barriers of the rings, and positions: a producer finds all slots empty at phase 1."""
+        prefetch = self.use("prefetch_map", "use('prefetch_map')")
+        maps = [self.cached[repr(key)] for key in self.parameters if key[0] == "map"]
+        first = [f"if {m} != 0: {prefetch}({m})" for m in maps]  # 0: of a tensor without elements
+        arrivals = 4 * self.program.warpgroups
+        for r in self.program.rings:
+            make = self.part(f"{r.name}_init", "ring_init", r.slots, r.barriers_bytes, arrivals)
+            first.append(f"{make}()")
+        positions = list(self.positions.values())
+        if self.program.pipeline.tiles == "dynamic":
+            make = self.part("mail_init", "ring_init", MAIL_SLOTS, self.program.mailbox_bytes,
+                             arrivals)
+            first.append(f"{make}()")
+            positions.append(self.mail)
+        first.append(self.use("fence_init", "use('fence_mbarrier_init')") + "()")
+        thread, role = self.all_threads, self.role
+        self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
+        self.write(self.use("sync", "use('sync_threads')") + "()")
+        for at, phase in positions:
+            self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
+
+    def write(self, *texts: str) -> None:
+        self.top += [Line(INDENT + text) for text in texts]
+
+
+def _fused(nodes: Any) -> tuple[dict[Value, int], set[Value]]:
+    """Products whose next statement is their own wait: (product -> pending, waits' results)."""
+    fused: dict[Value, int] = {}
+    absorbed: set[Value] = set()
+    blocks = [nodes, *(region for n in walk(nodes) for region in regions(n))]
+    for block in blocks:
+        for node, after in zip(block, block[1:], strict=False):
+            if isinstance(node, Op) and node.name == "async_product" and isinstance(
+                    after, Op) and after.name == "product_wait" and (
+                    after.args[0] == node.outs[0].value):
+                fused[node.outs[0].value] = after.attr["pending"]
+                absorbed.add(after.outs[0].value)
+    return fused, absorbed
+
+
+def _hopper(e: Emitter) -> HopperEmitter:
+    assert isinstance(e, HopperEmitter)
+    return e
+
+
+# --- roles and tiles --------------------------------------------------------------------------
+@emits("is_producer")
+def _is_producer(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], f"i32({_hopper(e).role} == 0)")
+
+
+@emits("is_first")
+def _is_first(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], f"i32({_hopper(e).all_threads} == 0)")
+
+
+@emits("set_registers")
+def _set_registers(e: Emitter, op: Op) -> None:
+    count, how = op.attr["registers"], op.attr["how"]
+    name = "more_registers" if how == "inc" else "fewer_registers"
+    e.line(e.use(name, f"use(ptx.barriers.set_registers({count}, {how!r}))") + "()")
+
+
+@emits("block_number")
+def _block_number(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], e.use("block_id", "use('ctaid_x')") + "()")
+
+
+@emits("block_count")
+def _block_count(e: Emitter, op: Op) -> None:
+    e.define(op.outs[0], e.use("block_count", "use('nctaid_x')") + "()")
+
+
+@emits("next_tile")
+def _next_tile(e: Emitter, op: Op) -> None:
+    counter = e.param("counter", "tiles", "i64")
+    count = e.use("block_count", "use('nctaid_x')")
+    take = e.use("next_tile", "use(warp_specialised.next_tile())")
+    e.define(op.outs[0], f"{take}({counter}, {count}(), {e.name(op.args[1])})")
+
+
+@emits("mail_put")
+def _mail_put(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    at, phase = h.mail
+    put = h.part("mail_put", "mail_put", MAIL_SLOTS, h.program.mailbox_bytes)
+    e.line(f"{put}({at}, {phase}, {e.name(op.args[0])})")
+    _step(h, MAIL_SLOTS, at, phase)
+
+
+@emits("mail_get")
+def _mail_get(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    at, phase = h.mail
+    get = h.part("mail_get", "mail_get", MAIL_SLOTS, h.program.mailbox_bytes)
+    lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
+    e.define(op.outs[0], f"{get}({at}, {phase}, {lead})")
+    _step(h, MAIL_SLOTS, at, phase)
+
+
+@emits("tile_order")
+def _tile_order(e: Emitter, op: Op) -> None:
+    attr = op.attr
+    make = _hopper(e).part("tile_order", "tile_order", attr["order"], attr["outer"],
+                           attr["reversed"])
+    names = ", ".join(e.spelled[d.value] for d in op.outs)
+    e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
+
+
+# --- rings ------------------------------------------------------------------------------------
+@emits("ring_fill")
+def _ring_fill(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    ring = h.program.ring(op.attr["ring"])
+    at, phase = h.positions[ring.name]
+    acquire = h.part(f"{ring.name}_acquire", "ring_acquire", ring.slots, ring.barriers_bytes,
+                     ring.copied_bytes)
+    e.line(f"{acquire}({at}, {phase})")
+    for load, view in zip(ring.loads, op.args, strict=True):
+        place = place_of(e, view)
+        columns = load.panel_box[-1]
+        copy = h.part(f"{base_name(load.name)}_copy", "ring_copy", len(load.box),
+                      ring.offset_bytes + load.offset_bytes, ring.slot_bytes, ring.barriers_bytes,
+                      load.panels, load.panel_bytes, columns)
+        map_ = e.param("map", place.name, "i64", box=load.panel_box)
+        coordinates = ", ".join(f"i32({e.name(x)})" for x in reversed(place.offsets))
+        e.line(f"{copy}({at}, {map_}, {coordinates})")
+    _advance(h, ring)
+
+
+def _advance(h: HopperEmitter, ring: Ring) -> None:
+    at, phase = h.positions[ring.name]
+    _step(h, ring.slots, at, phase)
+
+
+def _step(h: HopperEmitter, slots: int, at: str, phase: str) -> None:
+    step = h.part(f"next_of_{slots}", "ring_next", slots)
+    h.line(f"{at}, {phase} = {step}({at}, {phase})")
+
+
+@emits("ring_wait")
+def _ring_wait(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    ring = h.program.ring(op.attr["ring"])
+    at, phase = h.positions[ring.name]
+    wait = h.part(f"{ring.name}_wait", "ring_wait", ring.barriers_bytes)
+    e.define(op.outs[0], f"{wait}({at}, {phase})")
+    _advance(h, ring)
+
+
+@emits("slot_tile")
+def _slot_tile(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    ring = h.program.ring(op.attr["ring"])
+    h.slots[op.outs[0].value] = (ring, ring.load(op.attr["load"]), e.name(op.args[0]))
+
+
+@emits("ring_release")
+def _ring_release(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    ring = h.program.ring(op.attr["ring"])
+    release = h.part(f"{ring.name}_release", "ring_release", ring.slots, ring.barriers_bytes,
+                     op.args[0] not in h.waited)
+    lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
+    e.line(f"{release}({e.name(op.args[0])}, {lead})")
+
+
+# --- products ---------------------------------------------------------------------------------
+def step_offsets(load: Load, k: int, major: str) -> tuple[int, ...]:
+    """Descriptor offsets, in 16-byte units, of the 32-byte steps of the contracted axis."""
+    bits = load.dtype.bits
+    count = k * bits // 256
+    if major == "M":
+        return tuple(i * (256 // bits) * load.width_bytes >> 4 for i in range(count))
+    per_panel = load.width_bytes // 32
+    return tuple((i // per_panel * load.panel_bytes >> 4) + i % per_panel * 2
+                 for i in range(count))
+
+
+def descriptor(h: HopperEmitter, x: Value, side: str, major: str) -> str:
+    """The expression of an operand's descriptor."""
+    ring, load, slot = h.slots[x]
+    lead = load.panel_bytes if major == "M" else 16
+    bits = descriptor_bits(lead, 8 * load.width_bytes, load.width_bytes)
+    group = row_offset(load, major, 1) if side == "a" else 0
+    make = h.part(f"describe_{base_name(load.name)}", "describe",
+                  ring.offset_bytes + load.offset_bytes, ring.slot_bytes, group, bits)
+    return f"{make}({slot}, {h.group})"
+
+
+def row_offset(load: Load, major: str, blocks: int) -> int:
+    """Bytes between 64-row blocks of A."""
+    if major == "K":
+        return blocks * ROWS * load.width_bytes
+    return blocks * ROWS * load.dtype.bits // (8 * load.width_bytes) * load.panel_bytes
+
+
+@emits("async_product")
+def _async_product(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    (made,), (a, b, *accumulator) = op.outs, op.args
+    attr = op.attr
+    assert isinstance(made.type, Tile) and isinstance(a, Value) and isinstance(b, Value)
+    m, n = made.type.shape
+    right = h.slots[b][1]
+    k = right.shape[1] if attr["b_major"] == "K" else right.shape[0]
+    options = {"b": FORMATS[right.dtype.name][0], "b_offsets": step_offsets(
+        right, k, attr["b_major"]), "majors": attr["a_major"] + attr["b_major"],
+        "accumulate": "yes" if accumulator else "no", "wait": h.fused.get(made.value)}
+    if a in h.slots:
+        left = h.slots[a][1]
+        blocks = m // (ROWS * h.program.warpgroups)
+        step = row_offset(left, attr["a_major"], h.program.warpgroups) >> 4
+        options |= {"a_offsets": step_offsets(left, k, attr["a_major"]),
+                    "rows": tuple(i * step for i in range(blocks))}
+        x = descriptor(h, a, "a", attr["a_major"])
+    else:
+        x = e.name(a)
+    total = "f32" if attr["dtype"].kind == "float" else "s32"
+    settings = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    form = FORMATS[e.type(a).dtype.name][0]
+    make = e.use("product", f"use(ptx.wgmma.product({n}, {form!r}, {total!r}, {settings}))")
+    args = [*map(e.name, accumulator), x, descriptor(h, b, "b", attr["b_major"])]
+    e.define(made, f"{make}({', '.join(args)})")
+
+
+@emits("product_wait")
+def _product_wait(e: Emitter, op: Op) -> None:
+    (made,), (x,) = op.outs, op.args
+    if made.value in _hopper(e).absorbed:
+        e.define(made, e.name(x))
+        return
+    count, kind = e.layout(x).count, kind_of(e.dtype(x))
+    wait = e.use("wait", f"use(ptx.wgmma.wait({op.attr['pending']}, {count}, {kind!r}))")
+    e.define(made, f"{wait}({e.name(x)})")
+
+
+@emits("hold_operand")
+def _hold_operand(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    assert isinstance(op.args[0], Value)
+    ring, load, slot = h.slots[op.args[0]]
+    make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
+                  ring.slot_bytes, load.panel_bytes, load.row_bytes)
+    e.define(op.outs[0], f"{make}({slot}, {h.thread})")
+
+
+@emits("pack_operand")
+def _pack_operand(e: Emitter, op: Op) -> None:
+    form = FORMATS[op.attr["dtype"].name][0]
+    make = e.use("pack", f"use(fragments.packed(ptx.convert.pack_half({form!r})))")
+    e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
+
+
+@emits("pin")
+def _pin(e: Emitter, op: Op) -> None:
+    h = _hopper(e)
+    layout = e.layout(op.args[0])
+    if "pin" not in h.cached:
+        h.cached["pin"] = str(h.shared_bytes)
+        h.shared_bytes += 16
+    make = h.part("pin", "pin", layout.text, layout.shape, op.attr["registers"],
+                  int(h.cached["pin"]))
+    e.line(f"{make}({e.name(op.args[0])})")
+
+
+# --- statistics and results ---------------------------------------------------------------------
+@emits("lane_sum")
+def _lane_sum(e: Emitter, op: Op) -> None:
+    layout = e.layout(op.args[0])
+    make = _hopper(e).part("lane_sum", "lane_sum", layout.text, layout.shape)
+    e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
+
+
+@emits("quad_sum")
+def _quad_sum(e: Emitter, op: Op) -> None:
+    make = _hopper(e).part("quad_sum", "quad_sum", e.layout(op.args[0]).count)
+    e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
+
+
+@emits("any_differs")
+def _any_differs(e: Emitter, op: Op) -> None:
+    make = _hopper(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
+                           float(op.attr["value"]))
+    e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
+
+
+@emits("row_quotient")
+def _row_quotient(e: Emitter, op: Op) -> None:
+    (made,), (x, y) = op.outs, op.args
+    rows = e.layout(y)
+    which = tuple(rows.number[(base[0], 0)] for base in e.layout(made.value).bases)
+    make = _hopper(e).part("quotient", "quotient", which, rows.count)
+    e.define(made, f"{make}({e.name(x)}, {e.name(y)})")
+
+
+@emits("store_rows")
+def _store_rows(e: Emitter, op: Op) -> None:
+    target, value = op.args
+    place, layout = place_of(e, target), e.layout(value)
+    row_axis, column_axis = place.axes
+    make = _hopper(e).part("store_quads", "store_quads", layout.text, layout.shape,
+                           place.dtype.name)
+    parts = parts_of(e, place, layout)
+    row = parts[row_axis] or "i32(0)"
+    parts[column_axis] = None
+    at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
+    pitch = bytes_of(place.dtype, product(place.stride(row_axis)))
+    quad = e.once("quad", f"i32({_hopper(e).thread} & 3)")
+    args = [e.name(value), at, pitch, quad, left(e, place, row_axis, row),
+            left(e, place, column_axis, "i32(0)")]
+    e.line(f"{make}({', '.join(args)})")
+
+
+def left(e: Emitter, place: Any, axis: int, part: str) -> str:
+    """How many elements are left along a memory axis from the lane's first on."""
+    offset = place.offsets[axis]
+    start = "" if isinstance(offset, Const) and offset.value == 0 else f" - {e.name(offset)}"
+    return f"i32({place.extents[axis]}{start}" + (f" - {part})" if part != "i32(0)" else ")")

@@ -1,0 +1,1 @@
+"""What emitted kernels call: operations in PTX instructions, a file per family of ops."""

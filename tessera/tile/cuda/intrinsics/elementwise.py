@@ -1,0 +1,210 @@
+"""Bodies of elementwise ops for each kind of register, as Operations for `use`.
+
+What a body computes is what the op's record says on NumPy arrays. Functions of the C library come
+from libdevice, NVIDIA's, which is part of NVVM.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tessera.tile.cuda.intrinsics import fragments
+from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation, find_instruction
+from tessera.tile.ir.register_layout import Layout
+
+Builder = Any
+Body = Callable[..., Any]
+LOG2E = 1.4426950408889634
+BODIES: dict[tuple[str, str], tuple[int, Body, str | None]] = {}
+FLOATS, INTS = ("f32", "f64"), ("i32", "i64", "ui32", "ui64")
+
+
+def body_of(name: str, arity: int, *kinds: str, result: str | None = None) -> Callable:
+    """Registers the body of an op for register kinds. result: the kind when it is another."""
+    def register(f: Body) -> Body:
+        for kind in kinds:
+            if (name, kind) in BODIES:
+                raise ValueError(f"{name} for {kind} is declared twice")
+            BODIES[name, kind] = (arity, f, result)
+        return f
+
+    return register
+
+
+@functools.cache
+def operation(name: str, kind: str) -> Operation:
+    """The intrinsic of an op on registers of a kind, 'u' in front for unsigned."""
+    arity, body, result = BODIES[name, kind]
+    return fragments.elementwise(name, arity, body, result)  # type: ignore[arg-type]
+
+
+def library(name: str) -> Body:
+    """A function of libdevice of the given name, for f32 and f64."""
+    return lambda b, *x: b.library(f"__nv_{name}" + ("f" if b.bits(x[0]) == 32 else ""), *x)
+
+
+for _name, _symbol in (("expm1", "expm1"), ("log", "log"), ("log2", "log2"), ("log1p", "log1p"),
+                       ("sin", "sin"), ("cos", "cos"), ("tan", "tan"), ("atan", "atan"),
+                       ("tanh", "tanh"), ("erf", "erf"), ("floor", "floor"), ("ceil", "ceil"),
+                       ("round", "rint"), ("trunc", "trunc"), ("exp", "exp"), ("sqrt", "sqrt")):
+    body_of(_name, 1, *FLOATS)(library(_symbol))
+body_of("exp2", 1, "f64")(library("exp2"))
+body_of("rsqrt", 1, "f64")(lambda b, x: b.fdiv(b.const("f64", 1), b.library("__nv_sqrt", x)))
+body_of("pow", 2, *FLOATS)(library("pow"))
+body_of("atan2", 2, *FLOATS)(library("atan2"))
+body_of("abs", 1, *FLOATS)(library("fabs"))
+body_of("div", 2, *FLOATS)(lambda b, x, y: b.fdiv(x, y))
+body_of("exp2", 1, "f32")(lambda b, x: b.call(find_instruction("ex2_approx"), x))
+body_of("rsqrt", 1, "f32")(lambda b, x: b.call(find_instruction("rsqrt_approx_full"), x))
+
+
+@body_of("fma", 3, "f32")
+def _fma(b: Builder, x: Any, y: Any, z: Any) -> Any:
+    return b.call(find_instruction("fma_rn"), x, y, z)
+
+
+body_of("fma", 3, "f64")(library("fma"))
+
+
+def _extreme(name: str, sign: str, instruction: str) -> None:
+    @body_of(name, 2, "f32")
+    def single(b: Builder, x: Any, y: Any) -> Any:
+        return b.call(find_instruction(f"{instruction}_nan"), x, y)
+
+    @body_of(name, 2, "f64")
+    def double(b: Builder, x: Any, y: Any) -> Any:
+        better = b.select(b.compare(sign, x, y), x, y)
+        return b.select(b.compare("!=", x, x), x, b.select(b.compare("!=", y, y), y, better))
+
+    for kind in INTS:
+        body_of(name, 2, kind)(functools.partial(_pick, sign, kind[0] == "u"))
+
+
+def _pick(sign: str, signless: bool, b: Builder, x: Any, y: Any) -> Any:
+    return b.select(b.compare(sign, x, y, unsigned=signless), x, y)
+
+
+_extreme("maximum", ">", "f32_max")
+_extreme("minimum", "<", "f32_min")
+
+
+# --- integers ---------------------------------------------------------------------------------
+def _nonzero(b: Builder, y: Any) -> tuple[Any, Any]:
+    """(y or 1, whether y is 0): division by zero gives 0, as NumPy's."""
+    zero = b.compare("==", y, b.zero(y))
+    return b.select(zero, b.like(y, 1), y), zero
+
+
+@body_of("floordiv", 2, "i32", "i64")
+def _floordiv(b: Builder, x: Any, y: Any) -> Any:
+    safe, zero = _nonzero(b, y)
+    quotient = b.sdiv(x, safe)
+    rest = b.sub(x, b.mul(quotient, safe))
+    # one less where the division left something and the signs differ
+    down = b.and_(b.compare("!=", rest, b.zero(x)), b.compare("<", b.xor(rest, safe), b.zero(x)))
+    return b.select(zero, b.zero(x), b.select(down, b.sub(quotient, b.like(x, 1)), quotient))
+
+
+@body_of("mod", 2, "i32", "i64")
+def _mod(b: Builder, x: Any, y: Any) -> Any:
+    safe, zero = _nonzero(b, y)
+    rest = b.sub(x, b.mul(b.sdiv(x, safe), safe))
+    up = b.and_(b.compare("!=", rest, b.zero(x)), b.compare("<", b.xor(rest, safe), b.zero(x)))
+    return b.select(zero, b.zero(x), b.select(up, b.add(rest, safe), rest))
+
+
+@body_of("floordiv", 2, "ui32", "ui64")
+def _udiv(b: Builder, x: Any, y: Any) -> Any:
+    safe, zero = _nonzero(b, y)
+    return b.select(zero, b.zero(x), b.udiv(x, safe))
+
+
+@body_of("mod", 2, "ui32", "ui64")
+def _umod(b: Builder, x: Any, y: Any) -> Any:
+    safe, zero = _nonzero(b, y)
+    return b.select(zero, b.zero(x), b.urem(x, safe))
+
+
+@body_of("floordiv", 2, *FLOATS)
+def _float_floordiv(b: Builder, x: Any, y: Any) -> Any:
+    return library("floor")(b, b.fdiv(x, y))
+
+
+@body_of("mod", 2, *FLOATS)
+def _float_mod(b: Builder, x: Any, y: Any) -> Any:
+    """Of the sign of y, as Python's."""
+    rest = library("fmod")(b, x, y)
+    nonzero = b.compare("!=", rest, b.zero(rest))
+    differ = b.xor(b.compare("<", rest, b.zero(x)), b.compare("<", y, b.zero(y)))
+    moved = b.select(b.and_(nonzero, differ), b.fadd(rest, y), rest)
+    return b.select(b.compare("==", rest, b.zero(rest)), library("copysign")(b, rest, y), moved)
+
+
+body_of("shr", 2, "i32", "i64")(lambda b, x, y: b.ashr(x, y))
+body_of("shr", 2, "ui32", "ui64")(lambda b, x, y: b.lshr(x, y))
+body_of("bitnot", 1, *INTS)(lambda b, x: b.xor(x, b.like(x, -1)))
+body_of("not", 1, "i32")(lambda b, x: b.xor(x, b.i32(1)))
+body_of("abs", 1, "ui32", "ui64")(lambda b, x: x)
+
+
+@body_of("abs", 1, "i32", "i64")
+def _abs(b: Builder, x: Any) -> Any:
+    return b.select(b.compare("<", x, b.zero(x)), b.sub(b.zero(x), x), x)
+
+
+# --- predicates and composites ------------------------------------------------------------------
+@body_of("isnan", 1, *FLOATS, result="i32")
+def _isnan(b: Builder, x: Any) -> Any:
+    return b.to_int(b.compare("!=", x, x))
+
+
+@body_of("isinf", 1, *FLOATS, result="i32")
+def _isinf(b: Builder, x: Any) -> Any:
+    return b.to_int(b.compare("==", library("fabs")(b, x), b.like(x, float("inf"))))
+
+
+@body_of("sigmoid", 1, *FLOATS)
+def _sigmoid(b: Builder, x: Any) -> Any:
+    one = b.like(x, 1.0)
+    return b.fdiv(one, b.fadd(one, library("exp")(b, b.fneg(x))))
+
+
+@body_of("exp_sub", 2, *FLOATS)
+def _exp_sub(b: Builder, x: Any, y: Any) -> Any:
+    """e^(x - y), 0 where x is -inf."""
+    value = library("exp")(b, b.fsub(x, y))
+    return b.select(b.compare("==", x, b.like(x, -float("inf"))), b.zero(x), value)
+
+
+@body_of("div_or_zero", 2, *FLOATS)
+def _div_or_zero(b: Builder, x: Any, y: Any) -> Any:
+    """x / y, 0 for 0 / 0."""
+    both = b.and_(b.compare("==", x, b.zero(x)), b.compare("==", y, b.zero(y)))
+    return b.select(both, b.zero(x), b.fdiv(x, y))
+
+
+@functools.cache
+def running_max(slack: float, kind: str) -> Operation:
+    """(m, x) -> x where x > m + slack, else m"""
+    def body(b: Builder, m: Any, x: Any) -> Any:
+        return b.select(b.compare(">", x, b.fadd(m, b.like(m, slack))), x, m)
+
+    return fragments.elementwise("running_max", 2, body)
+
+
+@functools.cache
+def causal_mask(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
+    """(scores, q0 + row - k0 - column of the thread) -> -inf where column > row"""
+    bases = Layout.parse(layout, shape).bases
+    x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
+
+    def body(b: Builder, values: list[Any], room: Any) -> list[Any]:
+        low = b.const(kind, -float("inf"))
+        test = functools.cache(lambda d: b.compare("<", room, b.i32(d)))
+        return [b.select(test(base[1] - base[0]), low, v)
+                for base, v in zip(bases, values, strict=True)]
+
+    form = Form((x, Operand("room", "i32")), (x,), body)
+    return Operation("causal_mask", 2, lambda *_: form)

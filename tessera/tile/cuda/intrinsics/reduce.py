@@ -1,0 +1,131 @@
+"""Intrinsics of reductions, as Operations for `use`."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from math import prod
+from typing import Any
+
+from tessera.tile.cuda.intrinsics.elementwise import BODIES
+from tessera.tile.cuda.ptx import memory, warp
+from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
+from tessera.tile.ir.register_layout import Layout, bits_of
+
+Builder = Any
+CHAINS = 4  # independent partial results, which hide the latency of one operation
+COMBINE = {"fold_max": "maximum", "fold_min": "minimum"}
+
+
+def combiner(name: str, tag: str) -> Any:
+    """(builder, x, y) -> the two combined."""
+    if name in COMBINE:
+        return BODIES[COMBINE[name], tag][1]
+    floats = tag[0] == "f"
+    if name == "fold_sum":
+        return (lambda b, x, y: b.fadd(x, y)) if floats else (lambda b, x, y: b.add(x, y))
+    return (lambda b, x, y: b.fmul(x, y)) if floats else (lambda b, x, y: b.mul(x, y))
+
+
+def kind_of_tag(tag: str) -> Any:
+    return tag.removeprefix("u")
+
+
+@functools.cache
+def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
+         lanes: tuple[int, ...]) -> Operation:
+    """(fragment) -> each result's partial value over this warp, in all its lanes."""
+    whole = Layout.parse(layout, shape)
+    rest, kind, combine = whole.drop(axis), kind_of_tag(tag), combiner(name, tag)
+    members = defaultdict(list)
+    for i, base in enumerate(whole.bases):
+        members[base[:axis] + base[axis + 1:]].append(i)
+
+    def body(b: Builder, x: list[Any]) -> list[Any]:
+        out = [chained(b, combine, [x[i] for i in members[base]]) for base in rest.bases]
+        for mask in lanes:
+            out = [combine(b, v, exchanged(b, kind, v, mask)) for v in out]
+        return out
+
+    form = Form((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),), body)
+    return Operation(name, 1, lambda _: form)
+
+
+def chained(b: Builder, combine: Any, values: list[Any]) -> Any:
+    """All values combined, in CHAINS chains and then those."""
+    chains = values[:CHAINS]
+    for i, v in enumerate(values[CHAINS:]):
+        chains[i % CHAINS] = combine(b, chains[i % CHAINS], v)
+    while len(chains) > 1:
+        chains = [combine(b, *chains[i:i + 2]) if i + 1 < len(chains) else chains[i]
+                  for i in range(0, len(chains), 2)]
+    return chains[0]
+
+
+def exchanged(b: Builder, kind: str, x: Any, mask: int) -> Any:
+    """The value of the lane whose number differs in `mask`."""
+    return shuffled(b, kind, x, "bfly", b.i32(mask))
+
+
+def shuffled(b: Builder, kind: str, x: Any, mode: str, lane: Any) -> Any:
+    """A shuffle of registers of any kind; see ptx/warp.shfl."""
+    if kind in ("i32", "f32"):
+        return b.call(warp.shfl(mode, kind), x, lane)
+    bits = b.bitcast(x, "i64") if kind == "f64" else x
+    low, high = b.trunc(bits, "i32"), b.trunc(b.lshr(bits, b.const("i64", 32)), "i32")
+    low, high = (b.call(warp.shfl(mode), v, lane) for v in (low, high))
+    bits = b.or_(b.zext(low, "i64"), b.shl(b.zext(high, "i64"), b.const("i64", 32)))
+    return b.bitcast(bits, "f64") if kind == "f64" else bits
+
+
+def element_of(kind: str) -> str:
+    return {"i32": "b32", "i64": "b64"}.get(kind, kind)
+
+
+def padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents rounded up to powers of two: what registers beyond the tile write is not read."""
+    return tuple(1 << bits_of(n) for n in shape)
+
+
+def flat(base: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Row-major number of an element."""
+    at = 0
+    for i, n in zip(base, shape, strict=True):
+        at = at * n + i
+    return at
+
+
+@functools.cache
+def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(fragment, shared address, condition): elements to their row-major places."""
+    kind, how = kind_of_tag(tag), Layout.parse(layout, shape)
+    size = 8 if kind[-2:] == "64" else 4
+
+    def body(b: Builder, x: list[Any], at: Any, condition: Any) -> None:
+        record = memory.st("shared", element_of(kind), guarded=True)
+        for base, v in zip(how.bases, x, strict=True):
+            b.call(record, b.add(at, b.i32(size * flat(base, padded(shape)))), v, condition)
+
+    form = Form((Operand("x", kind, how.count), Operand("at", "i32"), Operand("if", "i32")), (),
+                body)
+    return Operation("put_parts", 3, lambda *_: form)
+
+
+@functools.cache
+def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
+    """(shared address) -> `count` partial values of each element, combined in order."""
+    kind, how, combine = kind_of_tag(tag), Layout.parse(layout, shape), combiner(name, tag)
+    size = 8 if kind[-2:] == "64" else 4
+    step = size * prod(padded(shape))
+
+    def body(b: Builder, at: Any) -> list[Any]:
+        record = memory.ld("shared", element_of(kind))
+        out = []
+        for base in how.bases:
+            first = b.add(at, b.i32(size * flat(base, padded(shape))))
+            parts = [b.call(record, b.add(first, b.i32(step * i))) for i in range(count)]
+            out.append(functools.reduce(lambda x, y: combine(b, x, y), parts))
+        return out
+
+    form = Form((Operand("at", "i32"),), (Operand("d", kind, how.count),), body)
+    return Operation("get_parts", 1, lambda _: form)

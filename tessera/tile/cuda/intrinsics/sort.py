@@ -1,0 +1,276 @@
+"""Intrinsics of sorted rows: keys, and the steps of a bitonic network, as Operations for `use`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
+from tessera.tile.cuda.ptx import memory
+from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
+from tessera.tile.ir.register_layout import Layout, bits_of
+
+Builder = Any
+LLVM = Any
+Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
+IN_WARP = 1024  # the longest row sorted by a warp
+REGISTERS = 64  # most of them, of 32 bits, that it may take
+
+
+# --- keys ---------------------------------------------------------------------------------------
+def kinds_of(name: str, tag: str) -> tuple[str, ...]:
+    """Registers of a key."""
+    kind = kind_of_tag(tag)
+    wide = "i64" if kind[-2:] == "64" else "i32"
+    if name == "sort":
+        return (wide,)
+    return ("i64",) if wide == "i32" else ("i64", "i32")
+
+
+def key_of(b: Builder, name: str, tag: str, descending: bool, x: LLVM, position: LLVM) -> Key:
+    """The key of an element."""
+    kind = "i64" if kind_of_tag(tag)[-2:] == "64" else "i32"
+    bits = b.bitcast(x, kind) if tag[0] == "f" else x
+    if tag[0] == "f":
+        bits = _ordered(b, name, x, bits)
+    elif tag[0] == "u":
+        bits = b.xor(bits, b.like(bits, -(1 << b.bits(bits) - 1)))
+    if descending:
+        bits = b.xor(bits, b.like(bits, -1))
+    if name == "sort":
+        return (bits,)
+    if kind == "i64":
+        return bits, position
+    high = b.shl(b.sext(bits, "i64"), b.const("i64", 32))
+    return (b.or_(high, b.zext(position, "i64")),)
+
+
+def _ordered(b: Builder, name: str, x: LLVM, bits: LLVM) -> LLVM:
+    """Bits of a float as an integer of the same order; all NaN alike, above everything."""
+    width = b.bits(bits)
+    most = (1 << width - 1) - 1
+    if name == "argsort":  # 0 and -0 are equal
+        bits = b.select(b.compare("==", x, b.zero(x)), b.zero(bits), bits)
+    flip = b.and_(b.ashr(bits, b.like(bits, width - 1)), b.like(bits, most))
+    return b.select(b.compare("!=", x, x), b.like(bits, most), b.xor(bits, flip))
+
+
+def value_of(b: Builder, name: str, tag: str, descending: bool, key: Key) -> LLVM:
+    """What a key stands for: the number, or the position."""
+    if name == "argsort":
+        return key[1] if len(key) > 1 else b.trunc(key[0], "i32")
+    bits = b.xor(key[0], b.like(key[0], -1)) if descending else key[0]
+    width = b.bits(bits)
+    if tag[0] == "u":
+        return b.xor(bits, b.like(bits, -(1 << width - 1)))
+    if tag[0] != "f":
+        return bits
+    flip = b.and_(b.ashr(bits, b.like(bits, width - 1)), b.like(bits, (1 << width - 1) - 1))
+    return b.bitcast(b.xor(bits, flip), kind_of_tag(tag))
+
+
+def last_key(b: Builder, name: str, tag: str, position: LLVM) -> Key:
+    """The key of a place beyond the row: not before any other."""
+    kinds = kinds_of(name, tag)
+    if name == "sort":
+        return (b.const(kinds[0], (1 << (63 if kinds[0] == "i64" else 31)) - 1),)
+    if len(kinds) == 2:
+        return b.const("i64", (1 << 63) - 1), position
+    return (b.or_(b.const("i64", 0x7FFFFFFF << 32), b.zext(position, "i64")),)
+
+
+def less(b: Builder, x: Key, y: Key) -> LLVM:
+    """Whether key x stands before key y."""
+    before = b.compare("<", x[0], y[0])
+    if len(x) == 1:
+        return before
+    tied = b.and_(b.compare("==", x[0], y[0]), b.compare("<", x[1], y[1]))
+    return b.or_(before, tied)
+
+
+def _chosen(b: Builder, c: LLVM, x: Key, y: Key) -> Key:
+    return tuple(b.select(c, p, q) for p, q in zip(x, y, strict=True))
+
+
+def _with_pads(b: Builder, name: str, tag: str, descending: bool, x: LLVM, position: LLVM,
+               length: int, sure: bool) -> Key:
+    key = key_of(b, name, tag, descending, x, position)
+    if sure:
+        return key
+    inside = b.compare("<", position, b.i32(length))
+    return _chosen(b, inside, key, last_key(b, name, tag, position))
+
+
+# --- in a warp ----------------------------------------------------------------------------------
+@functools.cache
+def in_warp(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
+            ) -> Operation:
+    """(fragment, thread part of the position, thread) -> sorted fragment, or positions"""
+    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    last = len(shape) - 1
+    full = Layout((*shape[:-1], padded(shape)[-1]), how.registers, how.threads)
+    lane = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == last}
+    sure = shape[-1] == full.shape[-1]
+
+    def body(b: Builder, x: list[LLVM], at: LLVM, thread: LLVM) -> list[LLVM]:
+        keys = {}
+        for base in full.bases:
+            position = b.add(at, b.i32(base[last]))
+            there = how.number.get(base)
+            keys[base] = last_key(b, name, tag, position) if there is None else _with_pads(
+                b, name, tag, descending, x[there], position, shape[-1], sure)
+        upper = functools.cache(lambda bit: b.true(b.and_(thread, b.i32(1 << lane[bit]))))
+        for top in range(bits_of(shape[-1])):
+            for flips in (tuple(range(top + 1)), *((bit,) for bit in reversed(range(top)))):
+                keys = _compared(b, keys, flips, lane, upper)
+        return [value_of(b, name, tag, descending, keys[base]) for base in how.bases]
+
+    result = "i32" if name == "argsort" else kind
+    form = Form((Operand("x", kind, how.count), Operand("at", "i32"),
+                 Operand("thread", "i32")),
+                (Operand("d", result, how.count),), body)  # type: ignore[arg-type]
+    return Operation(name, 3, lambda *_: form)
+
+
+def _compared(b: Builder, keys: dict[tuple[int, ...], Key], flips: Sequence[int],
+              lane: dict[int, int], upper: Callable[[int], LLVM]) -> dict[tuple[int, ...], Key]:
+    """One step: positions that differ in the bits `flips`; the highest of them tells which keeps
+    the smaller key."""
+    decides = max(flips)
+    mask = sum(1 << lane[bit] for bit in flips if bit in lane)
+    registers = sum(1 << bit for bit in flips if bit not in lane)
+    out: dict[tuple[int, ...], Key] = {}
+    for base, mine in keys.items():
+        partner = (*base[:-1], base[-1] ^ registers)
+        if not mask:
+            if base in out:
+                continue
+            low, high = (base, partner) if not base[-1] >> decides & 1 else (partner, base)
+            swap = less(b, keys[high], keys[low])
+            out[low] = _chosen(b, swap, keys[high], keys[low])
+            out[high] = _chosen(b, swap, keys[low], keys[high])
+            continue
+        other = tuple(exchanged(b, "i64" if b.bits(k) == 64 else "i32", k, mask)
+                      for k in keys[partner])
+        if decides in lane:  # equal keys are equal in every part, or they are the same
+            take = b.xor(less(b, other, mine), upper(decides))
+        else:
+            take = less(b, other, mine)
+            if base[-1] >> decides & 1:
+                take = b.xor(take, b.compare("==", b.i32(0), b.i32(0)))
+        out[base] = _chosen(b, take, other, mine)
+    return {base: out[base] for base in keys}
+
+
+# --- in shared memory ---------------------------------------------------------------------------
+class _Memory:
+    """Keys of padded rows: their words in one array after another."""
+
+    def __init__(self, name: str, tag: str, count: int):
+        self.kinds, self.count = kinds_of(name, tag), count
+        self.sizes = [8 if k == "i64" else 4 for k in self.kinds]
+
+    def _places(self, b: Builder, at: LLVM, index: LLVM) -> list[tuple[str, LLVM]]:
+        out, start = [], 0
+        for kind, size in zip(self.kinds, self.sizes, strict=True):
+            place = b.add(b.add(at, b.i32(start)), b.mul(index, b.i32(size)))
+            out.append(("b64" if kind == "i64" else "b32", place))
+            start += size * self.count
+        return out
+
+    def read(self, b: Builder, at: LLVM, index: LLVM, on: LLVM) -> Key:
+        return tuple(b.call(memory.ld("shared", e, guarded=True), p, b.to_int(on))
+                     for e, p in self._places(b, at, index))
+
+    def write(self, b: Builder, at: LLVM, index: LLVM, key: Key, on: LLVM) -> None:
+        for (element, place), word in zip(self._places(b, at, index), key, strict=True):
+            b.call(memory.st("shared", element, guarded=True), place, word, b.to_int(on))
+
+
+@functools.cache
+def pad(name: str, tag: str, descending: bool, shape: tuple[int, int]) -> Operation:
+    """(element, address): the last key, everywhere before the rows are written"""
+    held = _Memory(name, tag, prod(shape))
+
+    def body(b: Builder, i: LLVM, at: LLVM) -> None:
+        key = last_key(b, name, tag, b.and_(i, b.i32(shape[1] - 1)))
+        held.write(b, at, i, key, b.compare("<", i, b.i32(held.count)))
+
+    form = Form((Operand("i", "i32"), Operand("at", "i32")), (), body)
+    return Operation("pad_rows", 2, lambda *_: form)
+
+
+def _elements(b: Builder, how: Layout, parts: Sequence[LLVM]) -> list[tuple[LLVM, LLVM, LLVM]]:
+    """(number in the padded rows, position, whether it exists) of each register."""
+    width, out = padded(how.shape)[-1], []
+    for base in how.bases:
+        at = [b.add(p, b.i32(i)) for p, i in zip(parts, base, strict=True)]
+        row, inside = b.i32(0), b.compare("<", at[-1], b.i32(how.shape[-1]))
+        for i, n in zip(at[:-1], how.shape[:-1], strict=True):
+            row = b.add(b.mul(row, b.i32(n)), i)
+            inside = b.and_(inside, b.compare("<", i, b.i32(n)))
+        out.append((b.add(b.mul(row, b.i32(width)), at[-1]), at[-1], inside))
+    return out
+
+
+def _rows_form(how: Layout, kind: str, first: bool) -> tuple[Operand, ...]:
+    x = (Operand("x", kind, how.count),) if first else ()  # type: ignore[arg-type]
+    return (*x, Operand("at", "i32"), *(Operand(f"i{a}", "i32") for a in range(len(how.shape))))
+
+
+@functools.cache
+def put(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(fragment, address, thread part of each axis' index...)"""
+    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
+
+    def body(b: Builder, x: list[LLVM], at: LLVM, *parts: LLVM) -> None:
+        for value, (i, position, inside) in zip(x, _elements(b, how, parts), strict=True):
+            held.write(b, at, i, key_of(b, name, tag, descending, value, position), inside)
+
+    args = _rows_form(how, kind, True)
+    return Operation("put_rows", len(args), lambda *_: Form(args, (), body))
+
+
+@functools.cache
+def get(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
+    """(address, thread part of each axis' index...) -> fragment"""
+    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
+
+    def body(b: Builder, at: LLVM, *parts: LLVM) -> list[LLVM]:
+        out = []
+        for i, _, inside in _elements(b, how, parts):
+            key = held.read(b, at, i, inside)
+            out.append(value_of(b, name, tag, descending, key))
+        return out
+
+    args = _rows_form(how, kind, False)
+    result = Operand("d", "i32" if name == "argsort" else kind, how.count)
+    return Operation("get_rows", len(args), lambda *_: Form(args, (result,), body))
+
+
+@functools.cache
+def step(name: str, tag: str, descending: bool, shape: tuple[int, int]) -> Operation:
+    """(pair, address, size, stride): one comparison of a merge of `size` elements
+
+    The first step of a merge (stride = size / 2) compares mirrored positions.
+    """
+    held = _Memory(name, tag, prod(shape))
+
+    def body(b: Builder, pair: LLVM, at: LLVM, size: LLVM, stride: LLVM) -> None:
+        one, on = b.i32(1), b.compare("<", pair, b.i32(held.count // 2))
+        inner = b.and_(pair, b.sub(stride, one))
+        low = b.add(b.shl(b.sub(pair, inner), one), inner)
+        mirrored = b.xor(low, b.sub(size, one))
+        first = b.compare("==", b.shl(stride, one), size)
+        high = b.select(first, mirrored, b.or_(low, stride))
+        x, y = held.read(b, at, low, on), held.read(b, at, high, on)
+        swap = b.and_(on, less(b, y, x))
+        held.write(b, at, low, y, swap)
+        held.write(b, at, high, x, swap)
+
+    form = Form(tuple(Operand(n, "i32") for n in ("pair", "at", "size", "stride")), (), body)
+    return Operation("sort_step", 4, lambda *_: form)

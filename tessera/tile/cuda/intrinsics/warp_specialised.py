@@ -1,0 +1,392 @@
+"""Intrinsics of the warp-specialised form, as Operations for `use`: rings, operands, statistics.
+
+Offsets are in bytes of the kernel's dynamic shared memory. A ring's barriers are full[slots], then
+empty[slots]; its position is a slot and the parity of the phase that comes next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from tessera.tile.cuda.intrinsics.formats import encode_half
+from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
+from tessera.tile.cuda.ptx.instruction import Form, Kind, Operand, Operation, find_instruction
+from tessera.tile.ir.register_layout import Layout
+
+Builder = Any
+FLT_MAX = 3.4028234663852886e38
+BARRIER_BYTES = 8
+QUAD = (1, 2)  # lane distances inside of the four lanes that share a row
+
+
+def operands(**kinds: Kind) -> tuple[Operand, ...]:
+    return tuple(Operand(name, kind) for name, kind in kinds.items())
+
+
+def _barrier(b: Builder, offset: int, slot: Any) -> Any:
+    return b.add(b.add(b.shared_base(), b.i32(offset)), b.shl(slot, b.i32(3)))
+
+
+# --- rings ------------------------------------------------------------------------------------
+@functools.cache
+def ring_init(slots: int, barriers: int, arrivals: int) -> Operation:
+    """() -> all barriers of a ring; `arrivals` warps give a slot back."""
+    def body(b: Builder) -> None:
+        for i in range(2 * slots):
+            at = b.add(b.shared_base(), b.i32(barriers + BARRIER_BYTES * i))
+            b.call(find_instruction("mbarrier_init"), at, b.i32(1 if i < slots else arrivals))
+
+    return Operation("ring_init", 0, lambda: Form((), (), body))
+
+
+@functools.cache
+def ring_next(slots: int) -> Operation:
+    """(slot, phase) -> the position after it."""
+    def body(b: Builder, slot: Any, phase: Any) -> list[Any]:
+        after = b.add(slot, b.i32(1))
+        wrapped = b.compare("==", after, b.i32(slots))
+        return [b.select(wrapped, b.i32(0), after), b.xor(phase, b.to_int(wrapped))]
+
+    form = Form(operands(slot="i32", phase="i32"), operands(next="i32", parity="i32"), body)
+    return Operation("ring_next", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_acquire(slots: int, barriers: int, copied_bytes: int) -> Operation:
+    """(slot, phase): waits until the slot is empty and expects its bytes."""
+    def body(b: Builder, slot: Any, phase: Any) -> None:
+        b.call(find_instruction("mbarrier_wait"),
+               _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
+        b.call(find_instruction("mbarrier_arrive_expect"), _barrier(b, barriers, slot),
+               b.i32(copied_bytes))
+
+    form = Form(operands(slot="i32", phase="i32"), (), body)
+    return Operation("ring_acquire", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: int,
+              panel_bytes: int, panel_columns: int) -> Operation:
+    """(slot, map, coordinates innermost first): one copy for each panel of a tile."""
+    def body(b: Builder, slot: Any, map_: Any, first: Any, *rest: Any) -> None:
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        for p in range(panels):
+            b.call(tma.load(rank), b.add(base, b.i32(p * panel_bytes)), map_,
+                   b.add(first, b.i32(p * panel_columns)), *rest, _barrier(b, barriers, slot))
+
+    args = (Operand("slot", "i32"), Operand("map", "i64"),
+            *(Operand(f"c{i}", "i32") for i in range(rank)))
+    form = Form(args, (), body)
+    return Operation("ring_copy", len(args), lambda *_: form)
+
+
+@functools.cache
+def ring_wait(barriers: int) -> Operation:
+    """(slot, phase) -> the slot, once it is full."""
+    def body(b: Builder, slot: Any, phase: Any) -> Any:
+        b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
+        return slot
+
+    form = Form(operands(slot="i32", phase="i32"), operands(d="i32"), body)
+    return Operation("ring_wait", 2, lambda *_: form)
+
+
+@functools.cache
+def ring_release(slots: int, barriers: int, maybe: bool) -> Operation:
+    """(slot, lead): one lane of each warp arrives at `empty`. maybe: the slot may be -1, none."""
+    def body(b: Builder, slot: Any, lead: Any) -> None:
+        if maybe:
+            lead = b.select(b.compare("<", slot, b.i32(0)), b.i32(0), lead)
+        b.call(find_instruction("mbarrier_arrive_if"),
+               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
+
+    form = Form(operands(slot="i32", lead="i32"), (), body)
+    return Operation("ring_release", 2, lambda *_: form)
+
+
+# --- the mailbox: a ring whose slots hold a number each ------------------------------------------
+def _letter(b: Builder, slots: int, barriers: int, slot: Any) -> Any:
+    """The address of a slot's number, behind the barriers."""
+    first = barriers + 2 * BARRIER_BYTES * slots
+    return b.add(b.add(b.shared_base(), b.i32(first)), b.shl(slot, b.i32(2)))
+
+
+@functools.cache
+def mail_put(slots: int, barriers: int) -> Operation:
+    """(slot, phase, number): waits until the slot was read, writes and tells."""
+    def body(b: Builder, slot: Any, phase: Any, number: Any) -> None:
+        b.call(find_instruction("mbarrier_wait"),
+               _barrier(b, barriers + BARRIER_BYTES * slots, slot), phase)
+        b.call(memory.st("shared", "b32"), _letter(b, slots, barriers, slot), number)
+        b.call(find_instruction("mbarrier_arrive"), _barrier(b, barriers, slot))
+
+    form = Form(operands(slot="i32", phase="i32", number="i32"), (), body)
+    return Operation("mail_put", 3, lambda *_: form)
+
+
+@functools.cache
+def mail_get(slots: int, barriers: int) -> Operation:
+    """(slot, phase, lead) -> the number, in all lanes; each warp gives the slot back."""
+    def body(b: Builder, slot: Any, phase: Any, lead: Any) -> Any:
+        b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
+        number = b.call(memory.ld("shared", "b32"), _letter(b, slots, barriers, slot))
+        b.call(find_instruction("sync_warp"), b.i32(-1))
+        b.call(find_instruction("mbarrier_arrive_if"),
+               _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
+        return b.call(warp.shfl("idx"), number, b.i32(0))  # known to be the same in the warp
+
+    form = Form(operands(slot="i32", phase="i32", lead="i32"), operands(d="i32"), body)
+    return Operation("mail_get", 3, lambda *_: form)
+
+
+@functools.cache
+def next_tile() -> Operation:
+    """(counter, blocks, tiles) -> the number of a tile that nobody has taken, from `tiles` on none.
+
+    Block b begins with tile b, and each block asks until it gets none: `tiles` times in all. Who
+    asks last sets the counter back to 0, for the next launch.
+    """
+    def body(b: Builder, counter: Any, blocks: Any, tiles: Any) -> Any:
+        taken = b.call(atomics.atom("add", "u32"), counter, b.i32(1))
+        last = b.to_int(b.compare("==", b.add(taken, b.i32(1)), tiles))
+        b.call(memory.st("global", "b32", cache="relaxed.gpu", guarded=True), counter, b.i32(0),
+               last)
+        return b.add(taken, blocks)
+
+    form = Form(operands(counter="i64", blocks="i32", tiles="i32"), operands(d="i32"), body)
+    return Operation("next_tile", 3, lambda *_: form)
+
+
+# --- operands of products -----------------------------------------------------------------------
+@functools.cache
+def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Operation:
+    """(slot, warpgroup) -> the matrix descriptor of this warpgroup's part; bits: its constants."""
+    high = bits - ((bits >> 63) << 64)  # as a signed constant
+
+    def body(b: Builder, slot: Any, group: Any) -> Any:
+        at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        if group_bytes:
+            at = b.add(at, b.mul(group, b.i32(group_bytes)))
+        low = b.lshr(b.and_(at, b.i32(0x3FFFF)), b.i32(4))
+        return b.or_(b.zext(low, "i64"), b.const("i64", high))
+
+    form = Form(operands(slot="i32", group="i32"), operands(d="i64"), body)
+    return Operation("describe", 2, lambda *_: form)
+
+
+@functools.cache
+def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Operation:
+    """(slot, thread) -> A's registers of the warp's 16 rows, by ldmatrix from panels as wide as the
+    rows, at most 128 bytes, swizzled as wide. All lanes have read when it ends: the slot may go
+    back."""
+    width = min(row_bytes, 128)
+    steps, shift = width // 32, {128: 0, 64: 1, 32: 2}[width]  # of a panel; rows of 128 bytes
+
+    def body(b: Builder, slot: Any, thread: Any) -> list[Any]:
+        lane = b.and_(thread, b.i32(31))
+        row = b.or_(b.shl(b.lshr(thread, b.i32(5)), b.i32(4)), b.and_(lane, b.i32(15)))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        base = b.add(base, b.shl(row, b.i32(7 - shift)))
+        half = b.lshr(lane, b.i32(4))
+        line = b.and_(b.lshr(lane, b.i32(shift)), b.i32(width // 16 - 1))
+        out: list[Any] = []
+        for step in range(row_bytes // 32):
+            chunk = b.xor(b.or_(half, b.i32(2 * (step % steps))), line)
+            at = b.add(b.add(base, b.shl(chunk, b.i32(4))), b.i32(step // steps * panel_bytes))
+            out += b.call(matrix.ldmatrix(4), at)
+        b.call(find_instruction("sync_warp"), b.i32(-1))
+        return out
+
+    form = Form(operands(slot="i32", thread="i32"), (Operand("d", "i32", row_bytes // 8),), body)
+    return Operation("hold", 2, lambda *_: form)
+
+
+# --- statistics of rows -----------------------------------------------------------------------
+@functools.cache
+def lane_sum(layout: str, shape: tuple[int, int]) -> Operation:
+    """(fragment) -> the sums of this lane's part of its rows, each as one chain."""
+    whole = Layout.parse(layout, shape)
+    rest = whole.drop(1)
+    rows = rows_of(whole)
+
+    def body(b: Builder, x: list[Any]) -> list[Any]:
+        return [functools.reduce(b.fadd, [x[i] for i in rows[base[0]]]) for base in rest.bases]
+
+    form = Form((Operand("x", "f32", whole.count),), (Operand("d", "f32", rest.count),), body)
+    return Operation("lane_sum", 1, lambda _: form)
+
+
+def rows_of(layout: Layout) -> dict[int, list[int]]:
+    """Row -> the positions of its registers."""
+    rows: dict[int, list[int]] = defaultdict(list)
+    for i, base in enumerate(layout.bases):
+        rows[base[0]].append(i)
+    return rows
+
+
+@functools.cache
+def quad_sum(count: int) -> Operation:
+    """(summands) -> the sums over the four lanes that share a row, in each of them."""
+    def body(b: Builder, x: list[Any]) -> list[Any]:
+        for distance in QUAD:
+            x = [b.fadd(v, b.call(warp.shfl("bfly", "f32"), v, b.i32(distance))) for v in x]
+        return x
+
+    part = (Operand("x", "f32", count),)
+    form = Form(part, (Operand("d", "f32", count),), body)
+    return Operation("quad_sum", 1, lambda _: form)
+
+
+@functools.cache
+def any_differs(count: int, value: float) -> Operation:
+    """(fragment) -> 1 in all lanes of a warp when an element of one of them is not `value`."""
+    def body(b: Builder, x: list[Any]) -> Any:
+        found = functools.reduce(b.or_, [b.compare("!=", v, b.const("f32", value)) for v in x])
+        return b.call(find_instruction("vote_any"), b.to_int(found))
+
+    form = Form((Operand("x", "f32", count),), operands(d="i32"), body)
+    return Operation("any_differs", 1, lambda _: form)
+
+
+@functools.cache
+def pin(layout: str, shape: tuple[int, int], registers: int, offset: int) -> Operation:
+    """(fragment): a store of the sum of its first registers that never happens, for the sum is not
+    FLT_MAX, which the assembler cannot know (it deletes a test of `sum < 0`)."""
+    whole = Layout.parse(layout, shape)
+    rows = rows_of(whole)
+
+    def body(b: Builder, x: list[Any]) -> None:
+        sums = [functools.reduce(b.fadd, [x[i] for i in part if i < registers])
+                for part in rows.values() if part[0] < registers]
+        total = functools.reduce(b.fadd, sums)
+        at = b.add(b.shared_base(), b.i32(offset))
+        b.call(memory.st("shared", "f32", guarded=True), at, total,
+               b.to_int(b.compare("==", total, b.const("f32", FLT_MAX))))
+
+    form = Form((Operand("x", "f32", whole.count),), (), body)
+    return Operation("pin", 1, lambda _: form)
+
+
+@functools.cache
+def quotient(rows: tuple[int, ...], count: int) -> Operation:
+    """(x, y) -> x * (1 / y), 0 for 0 / 0. rows: which of the `count` numbers y goes with each x;
+    one reciprocal each."""
+    def body(b: Builder, x: list[Any], y: list[Any]) -> list[Any]:
+        inverse = [b.call(find_instruction("rcp_rn"), v) for v in y]
+        nothing = b.const("f32", 0.0)
+        zero = [b.compare("==", v, nothing) for v in y]
+        return [b.select(b.and_(zero[i], b.compare("==", v, nothing)), nothing,
+                         b.fmul(v, inverse[i])) for v, i in zip(x, rows, strict=True)]
+
+    args = (Operand("x", "f32", len(rows)), Operand("y", "f32", count))
+    form = Form(args, (Operand("d", "f32", len(rows)),), body)
+    return Operation("quotient", 2, lambda *_: form)
+
+
+# --- results ----------------------------------------------------------------------------------
+@functools.cache
+def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
+    """(fragment, address of the lane's row and column 0, bytes of a row, lane % 4, rows left,
+    columns left): two rows of a lane in pieces of 16 bytes.
+
+    Four lanes share a row and each holds two columns of every eight; a 4 x 4 transpose among them
+    gives each lane eight neighbouring columns of its own.
+
+    The packing instruction makes a NaN of its own. So what is stored is summed up, which costs less
+    than mending it, and a warp that met a NaN stores once more with NaN as casts make it.
+    """
+    whole = Layout.parse(layout, shape)
+    pack, add = find_instruction(f"pack_{dtype}_rn"), find_instruction(f"add_{dtype}x2")
+    names = {"at": "i64", "pitch": "i64", "quad": "i32", "rows": "i32", "columns": "i32"}
+
+    def body(b: Builder, x: list[Any], at: Any, pitch: Any, quad: Any, rows: Any,
+             columns: Any) -> None:
+        odd, high = (b.true(b.and_(quad, b.i32(m))) for m in QUAD)
+        at = b.add(at, b.shl(b.zext(quad, "i64"), b.const("i64", 4)))
+        left = b.sub(columns, b.shl(quad, b.i32(3)))
+
+        def write(words_of: Callable[[list[Any]], list[Any]]) -> None:
+            for row, parts in rows_of(whole).items():
+                line = b.add(at, b.mul(pitch, b.const("i64", row)))
+                inside = b.compare("<", b.i32(row), rows)
+                for first in range(0, len(parts), 8):
+                    words = words_of([x[i] for i in parts[first:first + 8]])
+                    on = b.and_(inside, b.compare("<", b.i32(8 * (first // 2)), left))
+                    b.call(memory.st("global", "b32", 4, guarded=True),
+                           b.add(line, b.const("i64", 8 * first)),
+                           _transposed(b, words, odd, high), b.to_int(on))
+
+        met: list[Any] = []
+
+        def quick(part: list[Any]) -> list[Any]:
+            words = [b.call(pack, *part[i:i + 2]) for i in range(0, len(part), 2)]
+            met[:] = [functools.reduce(lambda a, c: b.call(add, a, c), [*met, *words])]
+            return words
+
+        write(quick)
+        again = b.call(find_instruction("vote_any"), b.to_int(_holds_nan(b, met[0])))
+        with b.when(b.true(again)):
+            write(lambda part: encode_half(b, dtype, part))
+
+    args = (Operand("x", "f32", whole.count),
+            *(Operand(n, k) for n, k in names.items()))  # type: ignore[arg-type]
+    form = Form(args, (), body)
+    return Operation("store_quads", len(args), lambda *_: form)
+
+
+def _holds_nan(b: Builder, word: Any) -> Any:
+    """Whether either half is the NaN that instructions make: 0x7FFF."""
+    halves = (b.and_(word, b.i32(0xFFFF)), b.lshr(word, b.i32(16)))
+    return functools.reduce(b.or_, [b.compare("==", h, b.i32(0x7FFF)) for h in halves])
+
+
+def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:
+    """Word i of lane j of a quad <-> word j of lane i, for words 4 columns apart in i."""
+    x = list(words)
+
+    def swap(i: int, k: int, bit: Any, distance: int) -> None:
+        give, keep = b.select(bit, x[i], x[k]), b.select(bit, x[k], x[i])
+        got = b.call(warp.shfl("bfly"), give, b.i32(distance))
+        x[i], x[k] = b.select(bit, got, keep), b.select(bit, keep, got)
+
+    for i, k in ((0, 1), (2, 3)):
+        swap(i, k, odd, 1)
+    for i, k in ((0, 2), (1, 3)):
+        swap(i, k, high, 2)
+    return x
+
+
+# --- tiles ------------------------------------------------------------------------------------
+@functools.cache
+def tile_order(order: tuple[int, ...], outer: int, reversed: int | None) -> Operation:
+    """(tile, raster, extents...) -> coordinates: see the op."""
+    rank = len(order)
+    strip, inner = order[outer], order[outer + 1:]
+
+    def split(b: Builder, x: Any, n: Any) -> tuple[Any, Any]:
+        quotient = b.udiv(x, n)
+        return quotient, b.sub(x, b.mul(quotient, n))
+
+    def body(b: Builder, tile: Any, raster: Any, *extents: Any) -> Any:
+        at: dict[int, Any] = {}
+        many = functools.reduce(b.mul, [extents[a] for a in inner], b.i32(1))
+        rest, inside = split(b, tile, b.mul(extents[strip], many)) if outer else (None, tile)
+        for axis in order[:outer][::-1]:
+            rest, at[axis] = split(b, rest, extents[axis])
+        start = b.mul(b.udiv(inside, b.mul(raster, many)), raster)
+        left = b.sub(extents[strip], start)
+        width = b.select(b.compare("<", left, raster), left, raster)
+        rest, within = split(b, b.sub(inside, b.mul(start, many)), width)
+        at[strip] = b.add(start, within)
+        for axis in inner[::-1]:
+            rest, at[axis] = split(b, rest, extents[axis])
+        if reversed is not None:
+            at[reversed] = b.sub(b.sub(extents[reversed], b.i32(1)), at[reversed])
+        return [at[a] for a in range(rank)] if rank > 1 else at[0]
+
+    args = (*operands(tile="i32", raster="i32"), *(Operand(f"n{a}", "i32") for a in range(rank)))
+    form = Form(args, tuple(Operand(f"at{a}", "i32") for a in range(rank)), body)
+    return Operation("tile_order", rank + 2, lambda *_: form)

@@ -1,0 +1,357 @@
+"""Chooses the layout of every tile, and converts where two choices meet.
+
+Layouts are anchored where they matter and spread from there until nothing changes: first the
+accumulators of products, then global memory (the largest box first), then whatever is left.
+Elementwise ops want one layout for operands and result; a reduction, a new axis and the like hand
+on a relabelled one. Where a value arrives in another layout than its reader wants, a
+`convert_layout` is put in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from tessera.tile.ir.ir import (
+    Def,
+    For,
+    Function,
+    If,
+    Names,
+    Node,
+    Op,
+    Operand,
+    Value,
+    While,
+    definitions,
+    walk,
+)
+from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
+from tessera.tile.ir.types import Tile
+from tessera.tile.ops.registry import OPS
+
+ACCESS_BYTES = 16  # of one lane at once
+# Ops whose result has the layout of their tile operands, besides the family `elementwise`.
+SAME = frozenset({"edge_mask", "causal_mask", "running_max", "drop", "random_bits", "cumsum",
+                  "product_wait", "quad_sum", "pack_operand", "row_quotient",
+                  "cummax", "cumprod", "sort", "argsort", "settle"})
+FOLDS = frozenset(f"fold_{k}" for k in ("sum", "max", "min", "prod", "argmax", "argmin")) | {
+    "lane_sum"}
+# Ops that take a tile in any layout: they move it through memory or select registers themselves.
+ANY = FOLDS | {"store_tile", "atomic_tile", "matmul", "print", "device_assert", "stop",
+               "convert_layout", "async_product", "hold_operand", "pin", "any_differs",
+               "store_rows", "take_operand"}
+# Ops with a tile of positions: operand -> which one it is.
+INDEX = {"gather": 1, "store_scatter": 2, "atomic_scatter": 2}
+
+Relabel = Callable[[Layout], Layout | None]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the caller knows: warps of the group, the accumulators' split over them, and how many
+    neighbours an access to global memory shall move."""
+
+    threads: int  # that share tiles: a power of two
+    down_only: bool = False  # all warps down the rows, so that a row belongs to one warp
+    vector: int | None = None
+
+
+def assign_layouts(function: Function, hint: Hint,
+                   given: dict[Value, Layout] | None = None) -> Function:
+    """The function with a layout in each tile's type and `convert_layout` where they differ.
+
+    given: layouts that are already fixed, for example those of a warp-specialised pipeline.
+    """
+    chosen = _Chooser(function, hint).run(given or {})
+    types = definitions(function)
+    table = {v: replace(t, layout=chosen[v].text) for v, t in types.items() if isinstance(t, Tile)}
+    return _Rewriter(function, table, chosen).run()
+
+
+# --- choosing ---------------------------------------------------------------------------------
+class _Chooser:
+    def __init__(self, function: Function, hint: Hint):
+        self.function, self.hint = function, hint
+        self.types = definitions(function)
+        self.links: dict[Value, list[tuple[Value, Relabel]]] = defaultdict(list)
+        for node in walk(function.body):
+            for a, b, there, back in _relations(node, self.types):
+                if there:
+                    self.links[a].append((b, there))
+                if back:
+                    self.links[b].append((a, back))
+
+    def tile(self, x: Operand) -> Tile | None:
+        t = self.types.get(x) if isinstance(x, Value) else None
+        return t if isinstance(t, Tile) else None
+
+    def run(self, given: dict[Value, Layout]) -> dict[Value, Layout]:
+        self.chosen: dict[Value, Layout] = {}
+        for value, layout in (*given.items(), *self.anchors()):
+            if value not in self.chosen:
+                self.settle(value, layout)
+        return self.chosen
+
+    def settle(self, value: Value, layout: Layout) -> None:
+        """Fixes a value's layout and what follows from it."""
+        work = [(value, layout)]
+        while work:
+            v, layout = work.pop()
+            if v in self.chosen:
+                continue
+            self.chosen[v] = layout
+            for other, relabel in self.links[v]:
+                if other not in self.chosen and (made := relabel(layout)) is not None:
+                    work.append((other, made))
+
+    def anchors(self) -> Iterator[tuple[Value, Layout]]:
+        """Values with the layout that suits them, the most important first."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        for op in nodes:
+            if op.name == "matmul" and self.hint.threads >= 32 and not self.by_threads(op):
+                yield op.outs[0].value, self.product(op)
+        memory: list[tuple[bool, int, Value, int, int | None]] = []  # said by the user, size, ...
+        for op in nodes:
+            value = op.outs[0].value if op.name in ("load_tile", "gather") else op.args[1] \
+                if op.name in ("store_tile", "atomic_tile", *INDEX) else None
+            if value is not None and (t := self.tile(value)) is not None:
+                bits = self.types[op.args[0]].dtype.bits  # type: ignore[index]
+                said = op.attr.get("vector")
+                memory.append((said is not None, prod(t.shape) * bits, value,  # type: ignore
+                               bits, said or self.hint.vector))
+        for *_, value, bits, vector in sorted(memory, key=lambda m: m[:2], reverse=True):
+            yield value, self.in_memory(value, bits, vector)
+        for value in sorted((v for v, t in self.types.items() if isinstance(t, Tile)),
+                            key=lambda v: -prod(self.types[v].shape)):  # type: ignore[union-attr]
+            yield value, self.in_memory(value, self.types[value].dtype.bits)
+
+    def by_threads(self, op: Op) -> bool:
+        """Whether a product is done by fused multiply-adds of threads."""
+        from tessera.tile.cuda.lower.choose_matmul_unit import tensor_core_type
+
+        a, b = (self.types[x] for x in op.args[:2])  # type: ignore[index]
+        return tensor_core_type(a.dtype, b.dtype, op.attr) is None
+
+    def product(self, op: Op) -> Layout:
+        rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]
+        shape = (rows, columns)
+        warps = max(1, self.hint.threads // 32)
+        down, across = (warps, 1) if self.hint.down_only else split_warps(shape, warps)
+        return accumulator(shape, warps_over(shape, down, across))
+
+    def in_memory(self, value: Value, bits: int, vector: int | None = None) -> Layout:
+        """16 bytes a lane along the last axis, fewer when the tile is small; or as many as are
+        asked for: `vector`.
+
+        bits: of an element in memory, where the tile may be held in a wider type.
+        """
+        t = self.tile(value)
+        assert t is not None
+        share = max(1, prod(1 << bits_of(n) for n in t.shape) // self.hint.threads)
+        width = max(1, ACCESS_BYTES * 8 // max(8, bits))
+        wanted = bits_of(vector) if vector else share.bit_length() - 1
+        neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
+        return blocked(t.shape, self.hint.threads, neighbours)
+
+
+def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
+    """down x across, so that the part of one warp is as square as it gets."""
+    choices = [(1 << i, warps >> i) for i in range(bits_of(warps) + 1)]
+    return min(choices, key=lambda c: (max(1, 16 * c[0] / shape[0]) * max(1, 8 * c[1] / shape[1]),
+                                       shape[0] / c[0] + shape[1] / c[1]))
+
+
+def _relations(node: Node, types: dict) -> Iterator[tuple[Value, Value, Relabel | None,
+                                                          Relabel | None]]:
+    """(a, b, a's layout -> b's, b's -> a's)"""
+    def tile(x: Operand) -> bool:
+        return isinstance(x, Value) and isinstance(types.get(x), Tile)
+
+    if not isinstance(node, Op):
+        yield from _ties(node, tile)
+        return
+    ins = [x for x in node.args if tile(x)]
+    if node.name in ("store_scatter", "atomic_scatter"):
+        value, index = node.args[1:3]
+        small = types[index].shape
+        yield (value, index, lambda layout: index_layout(node, layout, small),  # type: ignore
+               _same if small == types[value].shape else None)
+        return
+    if not node.outs or not tile(node.outs[0].value):
+        return
+    out = node.outs[0].value
+    shape = types[out].shape
+    if node.name in FOLDS:
+        axis = node.attr["axis"]
+        yield ins[0], out, lambda layout: layout.drop(axis), None  # type: ignore[misc]
+    elif node.name == "expand_dims":
+        axis = node.attr["axis"]
+        yield (ins[0], out, lambda layout: layout.insert(axis),  # type: ignore[misc]
+               lambda layout: layout.drop(axis))
+    elif node.name == "transpose":
+        yield (ins[0], out, lambda layout: layout.permuted((1, 0)),  # type: ignore[misc]
+               lambda layout: layout.permuted((1, 0)))
+    elif node.name == "reshape":
+        before = types[ins[0]].shape
+        yield (ins[0], out, lambda layout: layout.reshaped(shape),  # type: ignore[misc]
+               lambda layout: layout.reshaped(before))
+    elif node.name == "gather":
+        yield (node.args[1], out, _same if shape == types[ins[0]].shape else None,  # type: ignore
+               lambda layout: index_layout(node, layout, types[ins[0]].shape))
+    elif node.name == "matmul":
+        if len(ins) and len(node.args) == 3:
+            yield node.args[2], out, _same, _same  # type: ignore[misc]
+    elif is_elementwise(node):
+        for x in ins:
+            small = types[x].shape
+            if small == shape:
+                yield x, out, _same, _same  # type: ignore[misc]
+            else:
+                yield (x, out, None,  # type: ignore[misc]
+                       functools.partial(_shrunk, small))
+
+
+def is_elementwise(op: Op) -> bool:
+    """Whether an op maps registers to registers: operands in the result's layout."""
+    return OPS[op.name].family == "elementwise" or op.name in SAME or op.name == "broadcast_to"
+
+
+def index_layout(op: Op, layout: Layout, index: tuple[int, ...]) -> Layout:
+    """The layout in which a gather or scatter of a tile in this one reads its positions."""
+    from tessera.tile.ops.indexed import shape_of
+
+    _, first = shape_of(index, op.attr)
+    for axis in reversed(range(len(layout.shape))):
+        if not first <= axis < first + len(index):
+            layout = layout.drop(axis)
+    return layout
+
+
+def _same(layout: Layout) -> Layout:
+    return layout
+
+
+def _shrunk(shape: tuple[int, ...], layout: Layout) -> Layout:
+    return layout.shrunk(shape)
+
+
+def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
+    """Values that are one variable in the emitted code."""
+    if isinstance(node, If):
+        groups = zip(node.outs, node.thens, node.elses, strict=True)
+    else:
+        groups = zip(node.carried, node.yields, node.inits, strict=True)
+    for made, first, second in groups:
+        for x in (first, second):
+            if tile(x):
+                yield x, made.value, _same, _same
+
+
+# --- rewriting --------------------------------------------------------------------------------
+class _Rewriter:
+    """Puts the types in, and conversions in front of readers that want another layout."""
+
+    def __init__(self, function: Function, types: dict[Value, Tile], chosen: dict[Value, Layout]):
+        self.function, self.types, self.chosen = function, types, chosen
+        self.names = Names.of(function)
+
+    def run(self) -> Function:
+        return replace(self.function, body=self.block(self.function.body))
+
+    def made(self, d: Def) -> Def:
+        return Def(d.value, self.types.get(d.value, d.type))
+
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        ready: dict[tuple[Value, str], Value] = {}
+        for node in nodes:
+            if isinstance(node, Op):
+                self.op(node, out, ready)
+            else:
+                out.append(self.nested(node, out, ready))
+        return tuple(out)
+
+    def want(self, x: Operand, layout: Layout | None, out: list[Node], ready: dict) -> Operand:
+        """x in a layout; what converts it is added to `out`."""
+        if layout is None or not isinstance(x, Value) or self.chosen[x] == layout:
+            return x
+        key = (x, layout.text)
+        if key not in ready:
+            new = self.names.fresh(x.name)
+            made = replace(self.types[x], layout=layout.text)
+            self.types[new], self.chosen[new] = made, layout
+            out.append(Op("convert_layout", (x,), (Def(new, made),)))
+            ready[key] = new
+        return ready[key]
+
+    def op(self, op: Op, out: list[Node], ready: dict) -> None:
+        args = tuple(self.want(x, self.wanted(op, x), out, ready) for x in op.args)
+        op = replace(op, args=args, outs=tuple(map(self.made, op.outs)))
+        natural = self.natural(op)
+        if natural is None or natural == self.chosen[op.outs[0].value]:
+            out.append(op)
+            return
+        (d,) = op.outs
+        assert isinstance(d.type, Tile)
+        first = Def(self.names.fresh(d.value.name), replace(d.type, layout=natural.text))
+        self.types[first.value], self.chosen[first.value] = first.type, natural  # type: ignore
+        out += [replace(op, outs=(first,)), Op("convert_layout", (first.value,), (d,))]
+
+    def natural(self, op: Op) -> Layout | None:
+        """The layout that a reduction's result has by itself; None for ops that follow theirs."""
+        if op.name not in FOLDS or op.outs[0].value not in self.chosen:
+            return None
+        return self.chosen[op.args[0]].drop(op.attr["axis"])  # type: ignore[index]
+
+    def wanted(self, op: Op, x: Operand) -> Layout | None:
+        """The layout that an op reads x in; None when any is right."""
+        if not isinstance(x, Value) or x not in self.types:
+            return None
+        result = self.chosen.get(op.outs[0].value) if op.outs else None
+        if op.name in INDEX:
+            if x != op.args[INDEX[op.name]]:
+                return None
+            tile = result or self.chosen[op.args[1]]  # type: ignore[index]
+            return index_layout(op, tile, self.types[x].shape)
+        if op.name == "matmul":
+            return result if len(op.args) == 3 and x == op.args[2] else None
+        if op.name in ANY or result is None:
+            return None
+        shape = self.types[x].shape
+        if op.name == "expand_dims":
+            return result.drop(op.attr["axis"])
+        if op.name == "transpose":
+            return result.permuted((1, 0))
+        if op.name == "reshape":
+            return result.reshaped(shape)
+        return result if shape == result.shape else result.shrunk(shape)
+
+    def nested(self, node: For | While | If, out: list[Node], ready: dict) -> Node:
+        """Regions get their own conversions; what a loop begins with is converted before it."""
+        if isinstance(node, If):
+            then, thens = self.ending(node.then, node.thens, node.outs)
+            orelse, elses = self.ending(node.orelse, node.elses, node.outs)
+            return replace(node, then=then, orelse=orelse, thens=thens, elses=elses,
+                           outs=tuple(map(self.made, node.outs)))
+        inits = tuple(self.want(x, self.chosen.get(d.value), out, ready)
+                      for x, d in zip(node.inits, node.carried, strict=True))
+        body, yields = self.ending(node.body, node.yields, node.carried)
+        node = replace(node, inits=inits, body=body, yields=yields,
+                       carried=tuple(map(self.made, node.carried)))
+        return replace(node, test=self.block(node.test)) if isinstance(node, While) else node
+
+    def ending(self, nodes: tuple[Node, ...], values: tuple[Operand, ...],
+               defs: tuple[Def, ...]) -> tuple[tuple[Node, ...], tuple[Operand, ...]]:
+        """A region and the values that leave it, in the layouts of what they become."""
+        body = list(self.block(nodes))
+        ready: dict = {}
+        left = tuple(self.want(x, self.chosen.get(d.value), body, ready)
+                     for x, d in zip(values, defs, strict=True))
+        return tuple(body), left
+
+
+__all__ = ["Hint", "assign_layouts", "is_elementwise", "split_warps"]

@@ -1,0 +1,170 @@
+"""Which loads only feed products, and can be copies to shared memory instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tessera.numerics import DType
+from tessera.runtime.target import Target
+from tessera.tile.cuda.lower.choose_matmul_unit import format_of
+from tessera.tile.cuda.lower.next_iteration import known_ahead
+from tessera.tile.ir.ir import (
+    Const,
+    For,
+    Function,
+    Node,
+    Op,
+    Operand,
+    Value,
+    definitions,
+    regions,
+    walk,
+)
+from tessera.tile.ir.types import Tensor, View
+
+WRITES = ("store", "atomic")
+# Where the user copies by himself, groups of ours would take in what his barriers complete.
+MANUAL = frozenset({"cp_async", "cp_commit_group", "cp_wait_group"})
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A load for products. view: the box as memory has it; turned: the tile is its transpose.
+
+    ahead: whether the loop around it may copy it turns ahead.  users: id() of the products.
+    """
+
+    value: Value
+    tensor: Value
+    view: Value
+    turned: bool
+    dtype: DType
+    shape: tuple[int, ...]
+    ahead: bool
+    users: frozenset[int]
+
+    @property
+    def bytes(self) -> int:
+        return -(-prod(self.shape) * self.dtype.bits // 8 // 128) * 128
+
+
+def find_feeds(function: Function, target: Target, overlapping: bool) -> list[Feed]:
+    """In order of the text."""
+    nodes = list(walk(function.body))
+    if any(isinstance(n, Op) and n.name in MANUAL for n in nodes):
+        return []
+    return _Finder(function, target, overlapping).run()
+
+
+class _Finder:
+    def __init__(self, function: Function, target: Target, overlapping: bool):
+        self.function, self.target, self.overlapping = function, target, overlapping
+        self.types = definitions(function)
+        self.made: dict[Value, Op] = {}
+        self.users: dict[Value, list[tuple[Node, int]]] = {}
+        self.around: dict[int, tuple[Node, ...]] = {}  # loops and branches, outermost first
+        self.scan(function.body, ())
+
+    def scan(self, nodes: tuple[Node, ...], around: tuple[Node, ...]) -> None:
+        from tessera.tile.ir.ir import operands
+
+        for node in nodes:
+            self.around[id(node)] = around
+            for i, x in enumerate(operands(node)):
+                if isinstance(x, Value):
+                    self.users.setdefault(x, []).append((node, i))
+            if isinstance(node, Op):
+                self.made |= {d.value: node for d in node.outs}
+            for region in regions(node):
+                self.scan(region, (*around, node))
+
+    def run(self) -> list[Feed]:
+        loads = [n for n in walk(self.function.body)
+                 if isinstance(n, Op) and n.name == "load_tile" and n.attr["fill"] == 0]
+        found = [self.feed(op) for op in loads]
+        return [f for f in found if f is not None]
+
+    def feed(self, op: Op) -> Feed | None:
+        value = op.outs[0].value
+        products = self.products(value, False)
+        source = self.source(op.args[0])
+        if not products or source is None:
+            return None
+        tensor, view, turned = source
+        t = self.types[view]
+        assert isinstance(t, View)
+        if len(t.shape) != 2 or not all(
+                self.readable(p, i, flip ^ turned) for p, i, flip in products):
+            return None
+        return Feed(value, tensor, view, turned, t.dtype, t.shape, self.ahead(op, view, tensor),
+                    frozenset(id(p) for p, _, _ in products))
+
+    def products(self, x: Value, flip: bool) -> list[tuple[Op, int, bool]] | None:
+        """(product, operand, transposed) of all uses; None when there are others."""
+        found = []
+        for node, i in self.users.get(x, []):
+            if isinstance(node, Op) and node.name == "matmul" and i < 2:
+                found.append((node, i, flip))
+            elif isinstance(node, Op) and node.name == "transpose":
+                more = self.products(node.outs[0].value, not flip)
+                if more is None:
+                    return None
+                found += more
+            else:
+                return None
+        return found
+
+    def source(self, x: Operand) -> tuple[Value, Value, bool] | None:
+        """(tensor, view without transposition, whether it was transposed)"""
+        turned = False
+        while isinstance(x, Value) and x in self.made and self.made[x].name == "view_transpose":
+            x, turned = self.made[x].args[0], not turned
+        made = self.made.get(x) if isinstance(x, Value) else None
+        if made is None or made.name != "view" or not isinstance(x, Value):
+            return None
+        tensor = made.args[0]
+        whole = isinstance(tensor, Value) and isinstance(self.types[tensor], Tensor)
+        return (tensor, x, turned) if whole else None  # type: ignore[return-value]
+
+    def readable(self, product: Op, operand: int, turned: bool) -> bool:
+        """Whether the product reads the type as it lies in memory, at a good speed."""
+        a, b = (self.types[x].dtype for x in product.args[:2])  # type: ignore[index]
+        mine = (a, b)[operand]
+        kinds = format_of(a, b, product.attr, self.target)
+        if kinds is None:
+            return mine.bits >= 16 and not mine.packed
+        stored = {"tf32": ("tf32", "f32")}.get(kinds[operand], (kinds[operand],))
+        names = {"s8": "int8", "u8": "uint8", "e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2"}
+        if mine.name not in [names.get(s, s) for s in stored]:
+            return False
+        along_k = (operand == 0) ^ turned  # memory runs along k
+        return along_k or mine.bits >= 16
+
+    def ahead(self, op: Op, view: Value, tensor: Value) -> bool:
+        """Whether a serial loop is right around it, knows its address and changes no source."""
+        around = self.around[id(op)]
+        loop = around[-1] if around else None
+        if not isinstance(loop, For) or loop.over != "serial":
+            return False
+        step = loop.step
+        uniform = all(not isinstance(x, Value) or getattr(self.types[x], "uniform", False)
+                      for x in (loop.lo, loop.hi))
+        if not uniform or not isinstance(step, Const) or step.value <= 0:
+            return False
+        return known_ahead(loop, view) and not any(
+            self.changes(n, tensor) for n in walk(loop.body))
+
+    def changes(self, node: Node, tensor: Value) -> bool:
+        """Whether a node may write to a tensor."""
+        if not isinstance(node, Op) or not node.name.startswith(WRITES):
+            return False
+        root = node.args[0]
+        while isinstance(root, Value) and root in self.made:
+            root = self.made[root].args[0] if self.made[root].args else None  # type: ignore
+        if not isinstance(root, Value) or not isinstance(self.types[root], Tensor):
+            return False
+        return self.overlapping or root == tensor
+
+
+__all__ = ["Feed", "find_feeds"]

@@ -1,9 +1,0 @@
-"""The warp-specialised form of a kernel for sm_90a: one producer warpgroup brings tiles by TMA into
-rings of shared memory, consumer warpgroups multiply them by wgmma and do the rest."""
-
-from __future__ import annotations
-
-from tessera.tile.cuda.lower.hopper.lower import lower_hopper
-from tessera.tile.cuda.lower.hopper.program import Pipeline, Program, Refusal
-
-__all__ = ["Pipeline", "Program", "Refusal", "lower_hopper"]

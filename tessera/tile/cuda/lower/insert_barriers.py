@@ -1,0 +1,141 @@
+"""Barriers between whole-group statements on global memory.
+
+The language orders tile ops and uniform element accesses of one group on global memory. On a GPU
+each thread does its part when it comes there, so a barrier is needed where one thread may touch
+what another one wrote, or is still to read. Two accesses need none when every thread touches the
+same elements in both: the same view in the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.tile.ir.ir import For, Function, If, Node, Op, Value, While, definitions
+from tessera.tile.ir.types import Scalar, Tensor, Tile, Type
+
+TILES = frozenset({"load_tile", "store_tile", "atomic_tile"})
+PICKS = frozenset({"gather", "store_scatter", "atomic_scatter"})
+ANYWHERE = "any thread, any element"  # in no order with itself: the next turn goes elsewhere
+ATOMICS = frozenset({"atomic", "compare_exchange"})
+ELEMENTS = frozenset({"load_element", "store_element"}) | ATOMICS
+
+
+@dataclass(frozen=True)
+class Access:
+    """memory: the tensor, '' for any.  part: what says which thread touches which elements."""
+
+    memory: str
+    write: bool
+    part: Any
+
+    def conflicts(self, other: Access) -> bool:
+        same = self.memory == other.memory or "" in (self.memory, other.memory)
+        apart = self.part != other.part or self.part == ANYWHERE
+        return same and (self.write or other.write) and apart
+
+
+Pending = frozenset[Access]
+
+
+def order(function: Function, overlapping: bool = False) -> Function:
+    """The function with the barriers that the order of global accesses needs.
+
+    overlapping: parameters may be the same memory.
+    """
+    return _Orderer(function, overlapping).run()
+
+
+class _Orderer:
+    def __init__(self, function: Function, overlapping: bool):
+        self.function, self.overlapping = function, overlapping
+        self.types = definitions(function)
+        self.roots: dict[Value, Value] = {}
+
+    def run(self) -> Function:
+        body, _ = self.block(self.function.body, frozenset())
+        return replace(self.function, body=body)
+
+    def block(self, nodes: Iterable[Node], pending: Pending) -> tuple[tuple[Node, ...], Pending]:
+        out: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Op):
+                pending = self.op(node, pending, out)
+            elif isinstance(node, If):
+                pending = self.branch(node, pending, out)
+            else:
+                pending = self.loop(node, pending, out)
+        return tuple(out), pending
+
+    def op(self, op: Op, pending: Pending, out: list[Node]) -> Pending:
+        if op.name in ("view", "view_transpose") and isinstance(op.args[0], Value):
+            self.roots[op.outs[0].value] = self.root(op.args[0])
+        if op.name == "barrier":
+            pending = frozenset()
+        access = self.access(op)
+        if access is not None:
+            if any(access.conflicts(p) for p in pending):
+                out.append(Op("barrier", (), (), (), op.where))
+                pending = frozenset()
+            pending |= {access}
+        out.append(op)
+        return pending
+
+    def branch(self, node: If, pending: Pending, out: list[Node]) -> Pending:
+        if not self.uniform(node.cond):
+            out.append(node)  # what lanes do on their own is not ordered
+            return pending
+        then, after = self.block(node.then, pending)
+        orelse, other = self.block(node.orelse, pending)
+        out.append(replace(node, then=then, orelse=orelse))
+        return after | other
+
+    def loop(self, node: For | While, pending: Pending, out: list[Node]) -> Pending:
+        """The second look at the body knows what the turn before left."""
+        test: tuple[Node, ...] = node.test if isinstance(node, While) else ()
+        bounds = (node.lo, node.hi, node.step) if isinstance(node, For) else (node.cond,)
+        if not all(map(self.uniform, bounds)):
+            out.append(node)  # lanes leave at different turns: a barrier in it would wait for ever
+            return pending
+        _, once = self.block((*test, *node.body), pending)
+        both = pending | once
+        if isinstance(node, While):
+            test, both = self.block(node.test, both)
+        body, after = self.block(node.body, both)
+        made = replace(node, body=body)
+        out.append(replace(made, test=test) if isinstance(made, While) else made)
+        return after | pending
+
+    # --- what an op touches -------------------------------------------------------------------
+    def root(self, x: Value) -> Value:
+        return self.roots.get(x, x)
+
+    def type(self, x: Any) -> Type:
+        return self.types[x] if isinstance(x, Value) else Scalar(x.dtype)
+
+    def uniform(self, x: Any) -> bool:
+        t = self.type(x)
+        return isinstance(t, Scalar) and t.uniform
+
+    def access(self, op: Op) -> Access | None:
+        if op.name in ("cp_async", "cp_async_if") and isinstance(op.args[1], Value):
+            return Access("" if self.overlapping else self.root(op.args[1]).name, False,
+                          ("copied", op.args[1]))
+        if op.name not in TILES | ELEMENTS | PICKS or not isinstance(op.args[0], Value):
+            return None
+        tensor = self.types[self.root(op.args[0])]
+        if not isinstance(tensor, Tensor):
+            return None
+        write = op.name in ("store_tile", "store_element", "atomic_tile", "store_scatter",
+                            "atomic_scatter") or op.name in ATOMICS
+        memory = "" if self.overlapping else self.root(op.args[0]).name
+        if op.name in PICKS:  # sums meet sums in any order
+            return Access(memory, write, "sums" if op.name == "atomic_scatter" else ANYWHERE)
+        if op.name in TILES:
+            tile = op.outs[0].type if op.outs else self.type(op.args[1])
+            layout = tile.layout if isinstance(tile, Tile) else None
+            return Access(memory, write, (op.args[0], layout))
+        if not all(map(self.uniform, op.args[1:])):
+            return None
+        return Access(memory, write, "one thread writes" if write else "all read")

@@ -1,0 +1,55 @@
+"""Values of a loop's body as they will be in another turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.ir.ir import Def, For, Names, Node, Op, Operand, Value
+
+PURE = frozenset({"add", "sub", "mul", "minimum", "maximum", "floordiv", "mod", "shl", "shr",
+                  "bitand", "bitor", "bitxor", "convert", "where", "lt", "le", "gt", "ge", "eq",
+                  "ne", "and", "or", "not", "neg", "constant", "view", "view_transpose"})
+
+
+def made_in(node: For) -> dict[Value, Op]:
+    """The ops of a loop's own body by what they define."""
+    return {d.value: n for n in node.body if isinstance(n, Op) for d in n.outs}
+
+
+def known_ahead(node: For, x: Operand) -> bool:
+    """Whether x follows from the loop variable and what stood before the loop."""
+    carried = {d.value for d in node.carried}
+    made = made_in(node)
+    inner = {d.value for n in node.body if not isinstance(n, Op)
+             for d in (n.outs if hasattr(n, "outs") else n.carried)}
+
+    def known(v: Operand) -> bool:
+        if not isinstance(v, Value) or v == node.var.value:
+            return True
+        if v in carried or v in inner:
+            return False
+        return v not in made or made[v].name in PURE and all(map(known, made[v].args))
+
+    return known(x)
+
+
+class Ahead:
+    """Copies what known_ahead approves of, with the loop variable replaced."""
+
+    def __init__(self, node: For, at: Operand, names: Names):
+        self.node, self.names, self.made = node, names, made_in(node)
+        self.known: dict[Value, Operand] = {node.var.value: at}
+
+    def copy(self, x: Operand, out: list[Node]) -> Operand:
+        if not isinstance(x, Value):
+            return x
+        if x not in self.known:
+            self.known[x] = self._made(x, out) if x in self.made else x
+        return self.known[x]
+
+    def _made(self, x: Value, out: list[Node]) -> Operand:
+        op = self.made[x]
+        args = tuple(self.copy(a, out) for a in op.args)
+        outs = tuple(Def(self.names.fresh(d.value.name), d.type) for d in op.outs)
+        out.append(replace(op, args=args, outs=outs))
+        return outs[0].value

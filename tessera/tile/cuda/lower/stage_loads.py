@@ -1,0 +1,392 @@
+"""Loads that feed products become copies to shared memory, under way while products run.
+
+A tile that is loaded and only multiplied needs no registers: it is copied to shared memory and read
+there by the product. In a serial loop whose addresses can be computed ahead, the copies of later
+turns run while this one multiplies: a ring of `stages` buffers,
+
+    copies of turns 0 .. stages - 2                                  (each one commit group)
+    for each turn:
+        wait until this turn's copies have arrived, barrier
+        the body, reading this turn's buffer; in the midst of its first product,
+            copies of the turn `stages` - 1 ahead, into the buffer that the last turn read
+
+with one barrier a turn. The tensor cores are busy while the copies are issued: the product is cut
+in two along k around them. Where a turn has one product, `carry` also reads its operands ahead, and
+spreads the copies. Other such loads get a buffer of their own. Tile IR in, Tile IR out: the
+interpreter runs the result, and its race detector checks the barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.errors import SourceLine
+from tessera.numerics import DType, as_type, bool_, i32
+from tessera.runtime.target import Target, parse_target
+from tessera.tile.cuda.lower.carry_fragments import Carrier, plan
+from tessera.tile.cuda.lower.choose_matmul_unit import format_of
+from tessera.tile.cuda.lower.find_staged_loads import Feed, find_feeds
+from tessera.tile.cuda.lower.next_iteration import Ahead
+from tessera.tile.ir.ir import (
+    Const,
+    Def,
+    For,
+    Function,
+    If,
+    Names,
+    Node,
+    Op,
+    Operand,
+    Value,
+    While,
+    definitions,
+    walk,
+    with_regions,
+)
+from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+
+MOST_STAGES = 4  # more hide no more latency: a turn takes longer than a copy
+ALIGNMENT = 128
+STEP_BYTES = 32  # of k in one instruction of the tensor cores
+COUNT = Scalar(i32)
+TRUTH = Scalar(bool_)
+SM80 = parse_target("sm_80")
+
+
+@dataclass(frozen=True)
+class Room:
+    """shared_bytes: of a group, at most.  stages: asked for, or None.
+
+    groups: how many groups should find room on a multiprocessor; fewer rather than one stage.
+    warps: whether groups are whole warps, whose products mma.sync does.
+    """
+
+    shared_bytes: int
+    stages: int | None = None
+    groups: int = 1
+    warps: bool = False
+
+
+def stage_products(function: Function, target: Target, room: Room,
+                   overlapping: bool = False) -> Function:
+    """The function with its products' loads staged.
+
+    overlapping: parameters may be the same memory, so that any store may change what is loaded.
+    """
+    feeds = find_feeds(function, target, overlapping)
+    if not feeds:
+        return function
+    return _Stager(function, feeds, target, room).run()
+
+
+def ring_stages(function: Function) -> int:
+    """Stages of the rings that this pass made; 1 where there are none."""
+    made = [n.attr for n in walk(function.body) if isinstance(n, Op) and n.name == "allocate"]
+    return max((a["stages"] for a in made if a["swizzle"] == "chunks"), default=1)
+
+
+class _Stager:
+    def __init__(self, function: Function, feeds: list[Feed], target: Target, room: Room):
+        self.function, self.room, self.target = function, room, target
+        self.names, self.types = Names.of(function), definitions(function)
+        self.feeds = {f.value: f for f in feeds}
+        self.buffers: list[Node] = []
+        self.where: SourceLine | None = None
+        self.staged: dict[Value, Buffer] = {}  # places that products read
+        self.made: dict[Value, Any] = {}  # types of what this pass defines
+        self.turn: Carrier | None = None  # does the product of the ring around
+        self.midst: Callable[[list[Node]], None] | None = None  # to do amid the next product
+        self.coming: set[Value] = set()  # tiles whose copies nobody has waited for
+        self.turns: dict[Value, Value] = {}  # transposed tile -> tile
+        self.ready: dict[Value, tuple[Value, bool]] = {}  # tile -> (place, transposed)
+        self.loops = 0
+        self.stages = self.choose(feeds)
+
+    def choose(self, feeds: list[Feed]) -> int:
+        """Stages of all rings: as asked, else as many as there is room for."""
+        if self.room.stages is not None:
+            return self.room.stages
+        taken = self.function.shared_bytes
+        ring = sum(f.bytes for f in feeds if f.ahead)
+        alone = sum(f.bytes for f in feeds if not f.ahead)
+        most = MOST_STAGES if self.target.runs(SM80) else 2
+        for groups in (self.room.groups, 1):
+            left = self.room.shared_bytes // groups - taken - alone
+            if left >= 2 * ring:
+                break
+        return max(1, min(most, left // max(1, ring)))
+
+    def run(self) -> Function:
+        body = self.block(self.function.body)
+        return replace(self.function, body=(*self.buffers, *body))
+
+    # --- making ops ---------------------------------------------------------------------------
+    def op(self, out: list[Node], name: str, args: Iterable[Operand], hint: str, type: Any,
+           **attrs: Any) -> Value:
+        made = Def(self.names.fresh(hint), type)
+        self.made[made.value] = type
+        out.append(Op(name, tuple(args), (made,), tuple(sorted(attrs.items())), self.where))
+        return made.value
+
+    def act(self, out: list[Node], name: str, *args: Operand, **attrs: Any) -> None:
+        out.append(Op(name, args, (), tuple(sorted(attrs.items())), self.where))
+
+    def buffer(self, feed: Feed, stages: int) -> Value:
+        made = Buffer(feed.dtype, feed.shape, "shared", stages, "chunks", ALIGNMENT)
+        return self.op(self.buffers, "allocate", (), f"{feed.tensor.name}_shared", made,
+                       dtype=feed.dtype, shape=feed.shape, space="shared", stages=stages,
+                       swizzle="chunks", alignment=ALIGNMENT)
+
+    # --- walking ------------------------------------------------------------------------------
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for i, node in enumerate(nodes):
+            self.where = node.where
+            if not isinstance(node, Op):
+                self.arrive(out)
+            if isinstance(node, Op):
+                self.statement(node, nodes[i + 1:], out)
+            else:
+                self.nested(node, out)
+        return tuple(out)
+
+    def nested(self, node: For | While | If, out: list[Node]) -> None:
+        """What stands inside of a node does not interrupt its products for copies around it."""
+        midst, self.midst = self.midst, None
+        turn, self.turn = self.turn, None
+        if isinstance(node, If):
+            out.append(with_regions(node, self.block))
+        elif isinstance(node, For) and (ring := self.ring_of(node)):
+            self.ring(node, ring, out)
+        else:
+            self.loops += 1
+            out.append(with_regions(node, self.block))
+            self.loops -= 1
+        self.midst, self.turn = midst, turn
+
+    def statement(self, op: Op, after: tuple[Node, ...], out: list[Node]) -> None:
+        made = op.outs[0].value if op.outs else None
+        if made in self.feeds:
+            assert made is not None
+            self.alone(self.feeds[made], after, out)
+        elif op.name == "transpose" and op.args[0] in self.ready:
+            place, turned = self.ready[op.args[0]]
+            self.ready[made] = (place, not turned)  # type: ignore[index]
+            self.turns[made] = op.args[0]  # type: ignore[index]
+        elif op.name == "matmul":
+            self.arrive(out, op.args)
+            if self.turn is not None and op is self.turn.plan.op:
+                self.turn.product(out)
+            else:
+                self.product(op, out)
+        else:
+            out.append(op)
+
+    def product(self, op: Op, out: list[Node]) -> None:
+        """A product that reads its places; the first of a ring's turn with copies in its midst."""
+        midst, self.midst = self.midst, None
+        at = self.cut(op) if midst else 0
+        if not at:
+            out.append(replace(op, args=tuple(self.read(x, out) for x in op.args)))
+        else:
+            a, b, *acc = op.args
+            (made,), K = op.outs, self.types[a].shape[1]  # type: ignore[index,union-attr]
+            first = Def(self.names.fresh(made.value.name), made.type)
+            parts = (self.read(a, out, 1, 0, at), self.read(b, out, 0, 0, at))
+            out.append(replace(op, args=(*parts, *acc), outs=(first,)))
+        if midst:
+            midst(out)
+        if at:
+            parts = (self.read(a, out, 1, at, K - at), self.read(b, out, 0, at, K - at))
+            out.append(replace(op, args=(*parts, first.value)))
+
+    def cut(self, op: Op) -> int:
+        """Where to cut the product along k; 0: nowhere."""
+        a, b = op.args[:2]
+        if a not in self.ready or b not in self.ready:
+            return 0
+        x, y = self.types[a], self.types[b]
+        assert isinstance(x, Tile) and isinstance(y, Tile)
+        half = x.shape[1] // 2
+        whole = half * x.dtype.bits % (8 * STEP_BYTES) == 0 and half * 2 == x.shape[1]
+        units = format_of(x.dtype, y.dtype, op.attr, self.target)
+        return half if units and whole and op.attr["dtype"].bits >= 32 else 0
+
+    def read(self, x: Operand, out: list[Node], axis: int = 0, start: int = 0,
+             count: int = 0) -> Operand:
+        """An operand of a product: the place that holds it, or `count` of it along an axis."""
+        if not isinstance(x, Value) or x not in self.ready:
+            return x
+        place, turned = self.ready[x]
+        t: Buffer | View = self.staged[place]
+        if count:
+            return self.part(out, place, t.dtype, t.shape, turned, axis, start, count)
+        return self.upright(out, place, t, turned)
+
+    def part(self, out: list[Node], place: Value, dtype: DType, shape: tuple[int, ...],
+             turned: bool, axis: int, start: int, count: int) -> Value:
+        """`count` of a place along an axis of the operand that it is."""
+        axis = 1 - axis if turned else axis
+        box = tuple(count if i == axis else n for i, n in enumerate(shape))
+        offsets = tuple(Const(start if i == axis else 0, i32) for i in (0, 1))
+        t = View(as_type(dtype), box, "shared")
+        made = self.op(out, "view", (place, *offsets), place.name, t, box=box, kept=(0, 1))
+        return self.upright(out, made, t, turned)
+
+    def upright(self, out: list[Node], place: Value, t: Buffer | View, turned: bool) -> Value:
+        if not turned:
+            return place
+        return self.op(out, "view_transpose", (place,), place.name,
+                       View(t.numeric, t.shape[::-1], "shared"))
+
+    # --- a buffer of its own ------------------------------------------------------------------
+    def alone(self, feed: Feed, after: tuple[Node, ...], out: list[Node]) -> None:
+        """One buffer. What reads it first waits, or a ring that comes before that."""
+        place = self.buffer(feed, 1)
+        if self.loops and not self.coming:
+            self.act(out, "barrier")  # the turn before may still be read
+        self.act(out, "cp_async", place, feed.view)
+        self.act(out, "cp_commit_group")
+        self.hold(feed, place)
+        if not self.read_in_ring(feed, after):
+            self.coming.add(feed.value)
+
+    def arrive(self, out: list[Node], readers: tuple[Operand, ...] | None = None) -> None:
+        """Waits for copies under way that these operands (None: anything) may read."""
+        if self.coming and (readers is None or any(self.origin(x) in self.coming
+                                                   for x in readers)):
+            self.act(out, "cp_wait_group", pending=0)
+            self.act(out, "barrier")
+            self.coming.clear()
+
+    def origin(self, x: Operand) -> Value | None:
+        """The tile that an operand is, or is the transpose of."""
+        while isinstance(x, Value) and x in self.turns:
+            x = self.turns[x]
+        return x if isinstance(x, Value) else None
+
+    def hold(self, feed: Feed, place: Value) -> None:
+        self.ready[feed.value] = (place, feed.turned)
+        self.staged[place] = Buffer(feed.dtype, feed.shape, "shared", 1, "chunks", ALIGNMENT)
+
+    def read_in_ring(self, feed: Feed, after: tuple[Node, ...]) -> bool:
+        """Whether only a ring of the same block reads it: that one's first wait is for it too."""
+        rings = [n for n in after if isinstance(n, For) and self.ring_of(n)]
+        return bool(rings) and all(any(user in loop_users(r) for r in rings)
+                                   for user in feed.users)
+
+    # --- rings --------------------------------------------------------------------------------
+    def ring_of(self, node: For) -> list[Feed]:
+        """The loads of a loop's own body that can be made ahead."""
+        if self.stages < 2:
+            return []
+        return [self.feeds[n.outs[0].value] for n in node.body
+                if isinstance(n, Op) and n.outs and n.outs[0].value in self.feeds
+                and self.feeds[n.outs[0].value].ahead]
+
+    def ring(self, node: For, feeds: list[Feed], out: list[Node]) -> None:
+        found = plan(self, node, feeds) if self.room.warps else None
+        if found is not None:
+            Carrier(self, node, feeds, found).run(out)
+        else:
+            self.plain_ring(node, feeds, out)
+        if self.loops:  # the next prologue writes what may still be read, or written: with zeros
+            if found is not None:
+                self.act(out, "cp_wait_group", pending=0)
+            self.act(out, "barrier")
+
+    def plain_ring(self, node: For, feeds: list[Feed], out: list[Node]) -> None:
+        """Copies amid the turn's first product, whatever the loop does with what they bring."""
+        buffers = {f.value: self.buffer(f, self.stages) for f in feeds}
+        for turn in range(self.stages - 1):
+            at = self.moved(out, node.lo, node.step, turn)
+            self.copies(out, node, feeds, buffers, at, Const(turn, i32))
+        slot, put = (self.counter(hint) for hint in ("slot", "free"))
+        body: list[Node] = []
+        self.act(body, "cp_wait_group", pending=self.stages - 2)
+        self.act(body, "barrier")
+        for f in feeds:
+            one = replace(self.types_of(buffers[f.value], f), stages=1)
+            self.hold(f, self.op(body, "stage", (buffers[f.value], slot.value),
+                                 f.tensor.name, one))
+
+        def ahead(out: list[Node]) -> None:
+            at = self.moved(out, node.var.value, node.step, self.stages - 1)
+            self.copies(out, node, feeds, buffers, at, put.value)
+
+        self.midst = ahead
+        self.rest(node, feeds, body)
+        if self.midst is not None:  # its products all stand deeper
+            ahead(body)
+        self.midst = None
+        yields = [self.following(body, d.value) for d in (slot, put)]
+        out.append(replace(
+            node, carried=(*node.carried, slot, put), body=tuple(body),
+            inits=(*node.inits, Const(0, i32), Const(self.stages - 1, i32)),
+            yields=(*node.yields, *yields)))
+
+    def types_of(self, buffer: Value, feed: Feed) -> Buffer:
+        return Buffer(feed.dtype, feed.shape, "shared", self.stages, "chunks", ALIGNMENT)
+
+    def rest(self, node: For, feeds: list[Feed], body: list[Node]) -> None:
+        """What the loop does besides its staged loads."""
+        mine = {f.value for f in feeds}
+        left = tuple(n for n in node.body
+                     if not (isinstance(n, Op) and n.outs and n.outs[0].value in mine))
+        self.loops += 1
+        body += self.block(left)
+        self.loops -= 1
+
+    def copies(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
+               at: Operand, slot: Operand) -> None:
+        """The copies of the turn whose loop variable is `at`, if there is such a turn."""
+        then: list[Node] = []
+        inside = self.inside(out, at, node)
+        self.copy_turn(then, node, feeds, buffers, at, slot)
+        out.append(If(inside, tuple(then), (), (), (), (), self.where))
+        self.act(out, "cp_commit_group")
+
+    def copy_turn(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
+                  at: Operand, slot: Operand, inside: Value | None = None) -> None:
+        """inside: whether there is such a turn; None: there is."""
+        ahead = Ahead(node, at, self.names)
+        for f in feeds:
+            target = self.op(out, "stage", (buffers[f.value], slot), f.tensor.name,
+                             replace(self.types_of(buffers[f.value], f), stages=1))
+            source = ahead.copy(f.view, out)
+            if inside is None:
+                self.act(out, "cp_async", target, source)
+            else:
+                self.act(out, "cp_async_if", target, source, inside)
+
+    def inside(self, out: list[Node], at: Operand, node: For) -> Value:
+        """Whether the loop has a turn with that value of its variable."""
+        return self.op(out, "lt", (at, node.hi), "more", TRUTH)
+
+    def counter(self, hint: str) -> Def:
+        return Def(self.names.fresh(hint), COUNT)
+
+    def moved(self, out: list[Node], x: Operand, step: Operand, turns: int) -> Operand:
+        """x + turns * step"""
+        assert isinstance(step, Const)
+        by = int(step.value) * turns
+        if by == 0:
+            return x
+        if isinstance(x, Const):
+            return Const(int(x.value) + by, x.dtype)
+        return self.op(out, "add", (x, Const(by, step.dtype)), "later", Scalar(step.dtype))
+
+    def following(self, out: list[Node], slot: Value) -> Value:
+        """The next buffer of the ring."""
+        more = self.op(out, "add", (slot, Const(1, i32)), slot.name, COUNT)
+        last = self.op(out, "eq", (more, Const(self.stages, i32)), "around", TRUTH)
+        return self.op(out, "where", (last, Const(0, i32), more), slot.name, COUNT)
+
+
+def loop_users(node: For) -> set[int]:
+    return {id(n) for n in walk(node.body)}
+
+
+__all__ = ["Room", "ring_stages", "stage_products"]

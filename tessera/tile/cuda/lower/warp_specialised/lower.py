@@ -1,0 +1,141 @@
+"""Tile IR -> the warp-specialised program: the passes in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tessera.tile.cuda.emit.integer_facts import Knowledge
+from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
+from tessera.tile.cuda.lower.warp_specialised.check import check_slots
+from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
+from tessera.tile.cuda.lower.warp_specialised.guards import guard_masks, guard_rescales
+from tessera.tile.cuda.lower.warp_specialised.layouts import place_tiles
+from tessera.tile.cuda.lower.warp_specialised.masks import unify_masks
+from tessera.tile.cuda.lower.warp_specialised.operands import place_operands
+from tessera.tile.cuda.lower.warp_specialised.persist import choose_order, loop_over_tiles, rank_of
+from tessera.tile.cuda.lower.warp_specialised.pins import place_pins
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    SHARED_BYTES,
+    Pipeline,
+    Program,
+    Refusal,
+    Refused,
+)
+from tessera.tile.cuda.lower.warp_specialised.qualify import check_memory, qualify
+from tessera.tile.cuda.lower.warp_specialised.registers import hold_operands
+from tessera.tile.cuda.lower.warp_specialised.releases import place_releases
+from tessera.tile.cuda.lower.warp_specialised.results import widen_stores
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, out
+from tessera.tile.cuda.lower.warp_specialised.rings import form_rings
+from tessera.tile.cuda.lower.warp_specialised.roles import consumer_of, producer_of
+from tessera.tile.cuda.lower.warp_specialised.rotate import overlap
+from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
+from tessera.tile.cuda.lower.warp_specialised.split import split_loops
+from tessera.tile.cuda.lower.warp_specialised.sums import defer_sums
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name, tidy_names
+from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
+from tessera.tile.ir.ir import Function, If, Node
+from tessera.tile.passes import merge, simplify, verify
+
+
+def lower_hopper(function: Function, lanes: int, schedule: Any, facts: Any, reserved: int = 0
+                 ) -> Program | Refusal:
+    """The program, or why there is none.
+
+    lanes: of a group, as the launch asked; the form brings its own and only tiles may depend on
+    them. schedule: stages, warps, and extra parameters named as the fields of Pipeline. facts:
+    divisible extents and aligned tensors. reserved: bytes of shared memory that rings may not use.
+    """
+    try:
+        return _lower(function, pipeline_of(schedule), facts, reserved)
+    except Refused as why:
+        return why.refusal
+
+
+def pipeline_of(schedule: Any) -> Pipeline:
+    """What the user's schedule fixes. Extra parameters are spelled in capitals: PIN=8.
+
+    Stages and warps that the compiler proposed were for the other form.
+    """
+    chosen: dict[str, Any] = {}
+    if schedule is not None:
+        if schedule.unit_ == "mma":
+            raise Refused("its schedule asks for mma")
+        chosen = {name.lower(): value for name, value in schedule.extra}
+    if schedule is not None and schedule.source != "auto":
+        if schedule.stages_ is not None:
+            chosen["stages"] = schedule.stages_
+        if schedule.warps_ is not None and schedule.warps_ >= 4:
+            chosen["warpgroups"] = schedule.warps_ // 4
+    return Pipeline().override(chosen)
+
+
+def _lower(function: Function, pipeline: Pipeline, facts: Any, reserved: int) -> Program:
+    qualify(function)
+    function = simplify(merge(unify_masks(function)))
+    maker = Maker(function)
+    known = Knowledge(function, facts.divisible)
+    function = simplify(place_operands(function, maker, known, facts.aligned,
+                                       pipeline.fast_sums))
+    check_memory(function, getattr(facts, "shared", False))
+    pipeline = complete(pipeline, function, maker)
+    assert pipeline.stages is not None
+    rings = form_rings(function.body, maker, pipeline.stages, SHARED_BYTES - reserved)
+    producer = producer_of(function, rings, maker)
+    consumer = _consumer(function, rings, maker, pipeline, known)
+    order = choose_order(function, pipeline)
+    dynamic = pipeline.tiles == "dynamic"
+    consumer = loop_over_tiles(function, consumer, order, maker, dynamic, False)
+    producer = loop_over_tiles(function, producer, order, maker, dynamic, True)
+    producer, _ = maker.copy(producer, {})
+    whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
+    whole = verify(tidy_names(simplify(whole)))
+    assert pipeline.warpgroups is not None
+    whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False))
+    whole = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
+                         facts.aligned)
+    return Program(whole, rings, pipeline, rank_of(function), rows_of(function),
+                   _notes(rings, pipeline))
+
+
+def _consumer(function: Function, rings: Any, maker: Maker, pipeline: Pipeline, known: Knowledge
+              ) -> Nodes:
+    nodes = consumer_of(function, rings, maker)
+    if pipeline.a_in_registers:
+        nodes = hold_operands(nodes, maker)
+    nodes = guard_masks(sink_loads(nodes), maker)
+    if pipeline.guard_rescale:
+        nodes = guard_rescales(nodes, maker)
+    if pipeline.overlap:
+        nodes = overlap(nodes, maker, nonempty(function, known))
+    if pipeline.split:
+        nodes = split_loops(nodes, maker)
+    nodes = place_waits(nodes, maker, pipeline.in_flight or 0)
+    nodes = place_releases(nodes, maker)
+    check_slots(nodes)
+    nodes = defer_sums(nodes, maker)
+    if pipeline.pin:
+        nodes = place_pins(nodes, maker, pipeline.pin)
+    return nodes
+
+
+def _roles(producer: Nodes, consumer: Nodes, pipeline: Pipeline, maker: Maker) -> Nodes:
+    """One function of both: a branch of warpgroups, and one thread of the producer's."""
+    role = maker.op("is_producer", (), "producer")
+    first = maker.op("is_first", (), "first")
+    fewer: list[Node] = []
+    more: list[Node] = []
+    if pipeline.registers is not None:
+        few, many = pipeline.registers
+        fewer = [maker.op("set_registers", (), registers=few, how="dec")]
+        more = [maker.op("set_registers", (), registers=many, how="inc")]
+    fills = If(out(first), producer, (), (), (), ())
+    return (role, If(out(role), (*fewer, first, fills), (*more, *consumer), (), (), ()))
+
+
+def _notes(rings: Any, pipeline: Pipeline) -> tuple[str, ...]:
+    held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
+            f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
+    knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)
+    return ("products by wgmma, loads by TMA, warpgroups specialised", *held, knobs)

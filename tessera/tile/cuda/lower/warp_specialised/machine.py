@@ -1,0 +1,139 @@
+"""Runs a warp-specialised program on the interpreter: the producer, then the consumers.
+
+Rings keep what the producer would have brought, and where it would be waiting. A consumer that
+waits for what cannot arrive, a slot that goes back while a product reads it, and a result that is
+read while its product runs are errors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import SourceLine
+from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
+from tessera.tile.cuda.lower.warp_specialised.program import Program
+from tessera.tile.interpreter.machine import Machine
+from tessera.tile.interpreter.memory import Place
+from tessera.tile.ir.errors import KernelError
+from tessera.tile.ir.ir import Op, Value
+
+
+class PipelineError(KernelError):
+    """A program that would hang or read what is not there. Of the compiler, not of the user."""
+
+    default_code = "E_PIPELINE"
+
+
+class Rings:
+    """The state of all rings of one block."""
+
+    def __init__(self, program: Program):
+        self.slots = {r.name: r.slots for r in program.rings}
+        self.fills: list[tuple[str, dict[str, np.ndarray]]] = []  # in the producer's order
+        self.reached = 0  # fills that the producer has begun
+        self.filled: dict[str, deque] = defaultdict(deque)  # begun, not yet waited for
+        self.turn: dict[str, int] = defaultdict(int)  # waits so far
+        self.held: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
+        self.source: dict[int, tuple[np.ndarray, str, int]] = {}  # array -> its slot
+        self.running: list[tuple[np.ndarray, list[tuple[str, int]]]] = []
+
+    # --- the producer -------------------------------------------------------------------------
+    def fill(self, ring: str, views: dict[str, Place], machine: Any) -> None:
+        tiles = {}
+        for name, place in views.items():
+            address, inside = place.addresses(machine.groups)
+            values = place.memory.read(address)
+            tiles[name] = np.where(inside, values, values.dtype.type(0))
+        self.fills.append((ring, tiles))
+
+    def advance(self) -> None:
+        """The producer goes on until its next slot is not free."""
+        while self.reached < len(self.fills):
+            ring, tiles = self.fills[self.reached]
+            if len(self.filled[ring]) + len(self.held[ring]) == self.slots[ring]:
+                return
+            self.filled[ring].append(tiles)
+            self.reached += 1
+
+    # --- the consumers ------------------------------------------------------------------------
+    def wait(self, ring: str, where: SourceLine | None) -> int:
+        self.advance()
+        if not self.filled[ring]:
+            raise PipelineError(f"deadlock: the consumer waits for ring {ring}, and the producer "
+                                f"for a free slot; held: {self.holding()}", where=where)
+        slot = self.turn[ring] % self.slots[ring]
+        self.turn[ring] += 1
+        self.held[ring][slot] = self.filled[ring].popleft()
+        return slot
+
+    def holding(self) -> dict[str, list[int]]:
+        return {name: sorted(slots) for name, slots in self.held.items() if slots}
+
+    def tile(self, ring: str, slot: int, load: str) -> np.ndarray:
+        if slot not in self.held[ring]:
+            raise PipelineError(f"slot {slot} of ring {ring} is read and not held")
+        array = self.held[ring][slot][load]
+        self.source[id(array)] = (array, ring, slot)
+        return array
+
+    def release(self, ring: str, slot: int, where: SourceLine | None) -> None:
+        if slot == NO_SLOT:
+            return
+        if any((ring, slot) in slots for _, slots in self.running):
+            raise PipelineError(f"slot {slot} of ring {ring} is released while a product reads it",
+                                where=where)
+        if slot not in self.held[ring]:
+            raise PipelineError(f"slot {slot} of ring {ring} is released and not held", where=where)
+        del self.held[ring][slot]
+
+    # --- products -----------------------------------------------------------------------------
+    def issue(self, made: np.ndarray, operands: tuple, accumulator: Any,
+              where: SourceLine | None) -> None:
+        for x in operands:
+            self.require_ready(x, "the operand of a product", where)
+        slots = [self.source[id(x)][1:] for x in operands if id(x) in self.source]
+        self.running.append((made, slots))
+
+    def settle(self, pending: int) -> None:
+        self.running = self.running[len(self.running) - pending:] if pending else []
+
+    def require_ready(self, x: Any, what: str, where: SourceLine | None) -> None:
+        if any(made is x for made, _ in self.running):
+            raise PipelineError(f"{what} is read before its product is complete", where=where)
+
+
+class PipelineMachine(Machine):
+    """One persistent block. role: 'producer' | 'consumer'."""
+
+    def __init__(self, program: Program, block: int, blocks: int, axes: tuple[int, ...],
+                 env: dict[Value, Any]):
+        super().__init__(np.array([0], np.int64), 1, axes, env)
+        self.block, self.blocks, self.role = block, blocks, "producer"
+        self.rings = Rings(program)
+        self.mail: deque[np.ndarray] = deque()
+
+    def op(self, op: Op) -> None:
+        if op.name not in ("async_product", "product_wait"):
+            for x in op.args:
+                self.rings.require_ready(self.get(x), f"an operand of {op.name}", op.where)
+        super().op(op)
+
+
+def run_program(program: Program, axes: tuple[int, ...], env: dict[Value, Any],
+                blocks: int = 2) -> None:
+    """All tiles of a grid, by `blocks` persistent blocks one after the other."""
+    for block in range(blocks):
+        machine = PipelineMachine(program, block, blocks, axes, env)
+        for role in ("producer", "consumer"):
+            machine.role = role
+            machine.run(program.function.body)
+        rings = machine.rings
+        rings.advance()
+        if rings.reached < len(rings.fills) or any(rings.filled.values()) or rings.holding() \
+                or machine.mail:
+            raise PipelineError(f"a block ends with {len(rings.fills)} fills of which "
+                                f"{sum(rings.turn.values())} were read, and holds "
+                                f"{rings.holding()}")

@@ -1,0 +1,152 @@
+"""Products become asynchronous, with operands as the tensors have them.
+
+A transpose of a load is no work: it only says which axis of the operand is contiguous. What an
+operand loads goes through a ring (`ring_load`); a computed first operand stays in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.cuda.emit.integer_facts import Knowledge
+from tessera.tile.cuda.lower.warp_specialised.program import Refused
+from tessera.tile.cuda.lower.warp_specialised.qualify import (
+    Operand,
+    check_operand,
+    check_shape,
+    product_format,
+)
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.ir.ir import Function, Node, Op, Value, walk
+from tessera.tile.ir.ir import Operand as Argument
+from tessera.tile.ir.types import Tensor, Tile, View
+
+HALVES = ("bf16", "f16")
+# About 14 bits below the largest summand (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2).
+SHORT_SUMS = ("fp8_e4m3", "fp8_e5m2")
+UNNAMED = "t"  # what the frontend calls a value without a name
+
+
+def place_operands(function: Function, maker: Maker, known: Knowledge,
+                   aligned: frozenset[str], fast_sums: bool = False) -> Function:
+    """matmul -> async_product, load_tile of operands -> ring_load. Raises Refused.
+
+    Sums of fp8 products have few bits in the tensor cores: blocks of them are added outside, in
+    f32, unless fast_sums.
+    """
+    placing = _Placing(function, maker, known, aligned, fast_sums)
+    return replace(function, body=map_blocks(function.body, placing.block))
+
+
+class _Placing:
+    def __init__(self, function: Function, maker: Maker, known: Knowledge,
+                 aligned: frozenset[str], fast_sums: bool):
+        self.maker, self.known, self.aligned = maker, known, aligned
+        self.fast_sums = fast_sums
+        self.made: dict[Value, Op] = {d.value: n for n in walk(function.body)
+                                      if isinstance(n, Op) for d in n.outs}
+        self.rings: dict[Value, Op] = {}  # load -> ring_load
+        for product in walk(function.body):
+            if is_op(product, "matmul"):
+                self.find(product)
+
+    def find(self, product: Op) -> None:
+        for side, x in zip("ab", product.args[:2], strict=True):
+            load, _ = self.source(x)
+            if load is not None and out(load) not in self.rings:
+                self.rings[out(load)] = self.maker.op(
+                    "ring_load", load.args, self.label(load), self.maker.type(out(load)),
+                    load.where)
+            elif load is None and side == "b":
+                raise Refused("the second operand of a product is computed; it must be loaded")
+
+    def label(self, load: Op) -> str:
+        """The user's name of a load, or that of its tensor in small letters."""
+        name = base_name(out(load).name)
+        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        if name != UNNAMED or view is None or not isinstance(view.args[0], Value):
+            return name
+        return view.args[0].name.lower()
+
+    def source(self, x: Argument) -> tuple[Op | None, bool]:
+        """(the load behind an operand, whether it is transposed)."""
+        op = self.made.get(x) if isinstance(x, Value) else None
+        flipped = is_op(op, "transpose")
+        if flipped:
+            op = self.made.get(op.args[0])  # type: ignore[union-attr, arg-type]
+        if op is not None and op.name == "load_tile":
+            view = self.maker.type(op.args[0])
+            if isinstance(view, View) and view.space == "global":
+                return op, flipped
+        return None, flipped
+
+    def block(self, nodes: Nodes) -> list[Node]:
+        placed: list[Node] = []
+        for node in nodes:
+            if is_op(node, "matmul"):
+                placed += self.product(node)
+                continue
+            placed.append(node)
+            if is_op(node, "load_tile") and out(node) in self.rings:
+                placed.append(self.rings[out(node)])
+        return placed
+
+    def product(self, op: Op) -> list[Node]:
+        a, b, *rest = op.args
+        types = [self.maker.type(x) for x in (a, b)]
+        if not all(isinstance(t, Tile) for t in types):
+            raise Refused("a product reads shared memory that the kernel manages itself")
+        product_format(op, *types)
+        (m, k), (_, n) = (t.shape for t in types)  # type: ignore[union-attr]
+        check_shape((m, n), k, types[0].dtype.bits)
+        right, b_major = self.loaded(b, "b")
+        load, _ = self.source(a)
+        before: list[Node] = []
+        if load is not None:
+            left, a_major = self.loaded(a, "a")
+        else:
+            left, a_major = self.packed(a, op, before), "K"
+        attrs = (("a_major", a_major), ("b_major", b_major), ("dtype", op.attr["dtype"]))
+        made = op.outs[0]
+        if not rest or types[0].dtype.name not in SHORT_SUMS or self.fast_sums:
+            return [*before, Op("async_product", (left, right, *rest), (made,), attrs, op.where)]
+        part = self.maker.define(made.value.name, made.type)
+        return [*before, Op("async_product", (left, right), (part,), attrs, op.where),
+                Op("add", (*rest, part.value), (made,), (), op.where)]
+
+    def loaded(self, x: Argument, side: str) -> tuple[Value, str]:
+        """The ring_load of an operand, and which axis of it is contiguous."""
+        load, flipped = self.source(x)
+        assert load is not None
+        major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
+        view = self.made[load.args[0]]  # type: ignore[index]
+        tensor = self.maker.type(view.args[0])
+        if view.name != "view" or not isinstance(tensor, Tensor):
+            raise Refused(f"{view.name} of an operand")
+        stored = self.maker.type(out(load))
+        assert isinstance(stored, Tile) and isinstance(view.args[0], Value)
+        check_operand(Operand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
+                              view.args[0].name), load, view, self.known, self.aligned)
+        return out(self.rings[out(load)]), major
+
+    def packed(self, x: Argument, op: Op, before: list[Node]) -> Value:
+        """A computed first operand in registers, rounded once."""
+        type = self.maker.type(x)
+        if type.dtype.name not in HALVES:
+            raise Refused(f"a computed operand of {type.dtype}; 16-bit floats stay in registers")
+        made = self.made.get(x) if isinstance(x, Value) else None
+        if made is not None and made.name == "transpose":
+            raise Refused("a computed operand is transposed")
+        rounded = made is not None and made.name == "convert" and (
+            made.attr.get("rounding", "nearest_even") == "nearest_even"
+            and not made.attr.get("saturate", False))
+        if rounded and self.maker.type(made.args[0]).dtype.name == "f32":  # type: ignore[union-attr]
+            x = made.args[0]  # type: ignore[union-attr]
+        hint = x.name if isinstance(x, Value) else "x"
+        pack = self.maker.op("pack_operand", (x,), hint, where=op.where, dtype=type.dtype)
+        before.append(pack)
+        return out(pack)
+
+
+__all__ = ["place_operands"]

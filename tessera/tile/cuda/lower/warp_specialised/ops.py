@@ -1,0 +1,263 @@
+"""The ops of a warp-specialised program. Only the passes of this folder write them.
+
+Their meaning runs on the machine of `machine.py`, which keeps rings and running products. A slot
+of a ring is an integer, -1 for none; what lies in it is a view of shared memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import as_type, bool_, i32
+from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.numpy_values import convert
+from tessera.tile.ir.types import Scalar, Tile, View
+from tessera.tile.ops import rules
+from tessera.tile.ops.registry import OPS, declare
+
+NO_SLOT = -1
+INT = Scalar(i32)
+
+
+# --- roles and tiles --------------------------------------------------------------------------
+@declare(rule=lambda types, attrs: Scalar(bool_), run=True, public=False)
+def is_producer(m: Any, op: Any) -> Any:
+    """Whether this warpgroup fills the rings; the others read them."""
+    return np.array([[m.role == "producer"]])
+
+
+@declare(rule=lambda types, attrs: Scalar(bool_), run=True, public=False)
+def is_first(m: Any, op: Any) -> Any:
+    """Whether this is the thread of the producer that issues copies."""
+    return np.array([[True]])
+
+
+@declare(rule=lambda types, attrs: (), attrs=("registers", "how"), run=True, effect="sync",
+         public=False)
+def set_registers(m: Any, op: Any, registers: Any = 0, how: Any = "inc") -> Any:
+    """Registers of a lane in this role from here on."""
+
+
+@declare(rule=lambda types, attrs: INT, run=True, public=False)
+def block_number(m: Any, op: Any) -> Any:
+    """The number of this persistent block."""
+    return np.array([[m.block]], np.int32)
+
+
+@declare(rule=lambda types, attrs: INT, run=True, public=False)
+def block_count(m: Any, op: Any) -> Any:
+    """How many persistent blocks there are; each takes every so many-th tile."""
+    return np.array([[m.blocks]], np.int32)
+
+
+@declare(rule=lambda types, attrs: INT, run=True, effect="atomic", public=False)
+def next_tile(m: Any, op: Any, tile: Any, tiles: Any) -> Any:
+    """The number of a tile that no block has taken yet, `tiles` or more when there is none; here,
+    of this block's next in turn."""
+    return tile + np.int32(m.blocks)
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
+def mail_put(m: Any, op: Any, tile: Any) -> Any:
+    """Tells the consumers which tile comes, -1 for none."""
+    m.mail.append(np.array(tile))
+
+
+@declare(rule=lambda types, attrs: INT, run=True, effect="sync", public=False)
+def mail_get(m: Any, op: Any) -> Any:
+    """The next number that the producer put."""
+    return m.mail.popleft()
+
+
+def _order_rule(types: Any, attrs: Any) -> Any:
+    many = (INT,) * len(attrs["order"])
+    return many if len(many) > 1 else INT
+
+
+@declare(rule=_order_rule, attrs=("order", "outer", "reversed"), public=False)
+def tile_order(tile: Any, raster: Any, *extents: Any, order: Any = (0,), outer: Any = 0,
+               reversed: Any = None) -> Any:
+    """Coordinates of the tile-th group of a grid, so that groups that share data run together.
+
+    order: grid axes from the slowest to the fastest, with a strip: order[outer] advances `raster`
+    at a time; inside a strip the axes after it move slower than it does. The first `outer` axes
+    are plainly the slowest. reversed: an axis that runs from its end, or None.
+    """
+    size = dict(enumerate(extents))
+    strip, inner = order[outer], order[outer + 1:]
+    below = size[strip] * np.prod([size[a] for a in inner], axis=0, dtype=np.int32)
+    at, rest = {}, tile // below
+    inside = tile - rest * below
+    for axis in order[:outer][::-1]:
+        at[axis], rest = rest % size[axis], rest // size[axis]
+    many = np.prod([size[a] for a in inner], axis=0, dtype=np.int32)
+    start = inside // (raster * many) * raster
+    width = np.minimum(size[strip] - start, raster)
+    inside = inside - start * many
+    at[strip], rest = start + inside % width, inside // width
+    for axis in inner[::-1]:
+        at[axis], rest = rest % size[axis], rest // size[axis]
+    if reversed is not None:
+        at[reversed] = size[reversed] - 1 - at[reversed]
+    found = [np.asarray(at[a]).reshape(-1, 1) for a in range(len(order))]
+    return found if len(found) > 1 else found[0]
+
+
+# --- rings ------------------------------------------------------------------------------------
+def _fill_rule(types: Any, attrs: Any) -> Any:
+    for t in types:
+        if not isinstance(t, View) or t.space != "global":
+            raise RuleError(f"ring_fill copies views of global memory, got {t}")
+    if len(types) != len(attrs["loads"]):
+        raise RuleError(f"ring_fill of {len(types)} views for {len(attrs['loads'])} loads")
+    return ()
+
+
+@declare(rule=_fill_rule, attrs=("ring", "loads"), run=True, effect="async", public=False)
+def ring_fill(m: Any, op: Any, *views: Any, ring: Any = "", loads: Any = ()) -> Any:
+    """Waits for the next free slot of a ring and begins the copies of all its loads into it."""
+    m.rings.fill(op.attr["ring"], {n: v for n, v in zip(op.attr["loads"], views, strict=True)}, m)
+
+
+@declare(rule=lambda types, attrs: INT, attrs=("ring",), run=True, effect="sync", public=False)
+def ring_wait(m: Any, op: Any, ring: Any = "") -> Any:
+    """Waits until the next slot of a ring is filled; from here on this role holds it."""
+    return np.array([[m.rings.wait(op.attr["ring"], op.where)]], np.int32)
+
+
+@declare(rule=lambda types, attrs: View(as_type(attrs["dtype"]), attrs["shape"], "shared"),
+         attrs=("ring", "load", "dtype", "shape"), run=True, public=False)
+def slot_tile(m: Any, op: Any, slot: Any, ring: Any = "", load: Any = "", dtype: Any = None,
+              shape: Any = ()) -> Any:
+    """What one load put into a slot."""
+    return m.rings.tile(op.attr["ring"], int(slot.flat[0]), op.attr["load"])
+
+
+@declare(rule=lambda types, attrs: (), attrs=("ring",), run=True, effect="sync", public=False)
+def ring_release(m: Any, op: Any, slot: Any, ring: Any = "") -> Any:
+    """Gives a slot back to the producer; none when it is -1."""
+    m.rings.release(op.attr["ring"], int(slot.flat[0]), op.where)
+
+
+# --- products ---------------------------------------------------------------------------------
+def stored_shape(t: View | Tile, major: str, side: str) -> tuple[int, int]:
+    """(rows, k) of A or (k, columns) of B as the product sees it; t.shape is as stored."""
+    flipped = major == ("M" if side == "a" else "K")
+    return t.shape[::-1] if flipped else t.shape  # type: ignore[return-value]
+
+
+def _product_rule(types: Any, attrs: Any) -> Tile:
+    a, b, *rest = types
+    for t in (a, b):
+        if not isinstance(t, View | Tile) or isinstance(t, View) and t.space != "shared":
+            raise RuleError(f"async_product of {a} and {b}: operands are shared memory, or "
+                            "registers for the first")
+    (m, k), (depth, n) = stored_shape(a, attrs["a_major"], "a"), stored_shape(
+        b, attrs["b_major"], "b")
+    if k != depth or isinstance(b, Tile):
+        raise RuleError(f"async_product of {a} ({attrs['a_major']}) and {b} ({attrs['b_major']})")
+    made = Tile(attrs["dtype"], (m, n))
+    if rest and (rest[0].dtype, rest[0].shape) != (made.dtype, made.shape):
+        raise RuleError(f"async_product adds {made} to {rest[0]}")
+    return made
+
+
+@declare(rule=_product_rule, attrs=("a_major", "b_major", "dtype"), run=True, effect="async",
+         group=True, public=False)
+def async_product(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
+                  b_major: Any = "M", dtype: Any = None) -> Any:
+    """accumulator + a @ b by wgmma; the result may be read after a `product_wait` for it.
+
+    a_major, b_major: "K" when the contracted axis is contiguous, "M" when the other one is; an
+    operand in shared memory is as the tensor has it, [M, K] or [K, M], [N, K] or [K, N].
+    """
+    x = a.swapaxes(1, 2) if op.attr["a_major"] == "M" else a
+    y = b.swapaxes(1, 2) if op.attr["b_major"] == "K" else b
+    wide = np.float32 if op.attr["dtype"].kind == "float" else np.int64
+    made = convert(np.matmul(x.astype(wide), y.astype(wide)), op.attr["dtype"])
+    if accumulator is not None:
+        made = (made + accumulator).astype(made.dtype)
+    m.rings.issue(made, (a, b), accumulator, op.where)
+    return made
+
+
+def _first(types: Any, attrs: Any) -> Any:
+    return types[0]
+
+
+@declare(rule=_first, attrs=("pending",), run=True, effect="sync", group=True, public=False)
+def product_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
+    """Waits until at most `pending` products run, counted from the last one issued; x passes."""
+    m.rings.settle(op.attr["pending"])
+    return x
+
+
+@declare(rule=lambda types, attrs: (), attrs=("registers",), run=True, effect="sync", public=False)
+def pin(m: Any, op: Any, x: Any, registers: Any = 8) -> Any:
+    """Keeps the computation of x's first registers in front of what follows: the assembler would
+    move the next wait over it, and nothing would run beside the product any more."""
+
+
+def _view_tile(types: Any, attrs: Any) -> Tile:
+    return Tile(types[0].dtype, types[0].shape)
+
+
+@declare(rule=_view_tile, run=True, effect="read", group=True, public=False)
+def hold_operand(m: Any, op: Any, x: Any) -> Any:
+    """A tile of shared memory in registers, in the form of a product's first operand."""
+    return np.array(x)
+
+
+@declare(rule=lambda types, attrs: Tile(attrs["dtype"], types[0].shape), attrs=("dtype",),
+         public=False)
+def pack_operand(x: Any, dtype: Any) -> Any:
+    """x rounded to a product's type, in the form of its first operand: two numbers a register."""
+    return convert(x, dtype)
+
+
+# --- statistics of rows -----------------------------------------------------------------------
+def _row_rule(types: Any, attrs: Any) -> Tile:
+    t = types[0]
+    if not isinstance(t, Tile) or len(t.shape) != 2:
+        raise RuleError(f"lane_sum needs a matrix, got {t}")
+    return Tile(t.dtype, t.shape[:1])
+
+
+@declare(rule=_row_rule, attrs=("axis",), public=False)
+def lane_sum(x: Any, axis: Any = 1) -> Any:
+    """The sum of each row, left as one summand in each lane of the four that share the row."""
+    return x.sum(axis=2, dtype=x.dtype)
+
+
+@declare(rule=_first, public=False)
+def quad_sum(x: Any) -> Any:
+    """Summands of the lanes that share a row -> their sum in each of them."""
+    return x
+
+
+@declare(rule=lambda types, attrs: Scalar(bool_), attrs=("value",), group=True, public=False)
+def any_differs(x: Any, value: Any = 1.0) -> Any:
+    """Whether an element differs from `value`, in the warp that asks: the same for its lanes."""
+    return (x != value).any(axis=tuple(range(1, x.ndim))).reshape(-1, 1)
+
+
+@declare(rule=lambda types, attrs: types[0], run=True, effect="read", public=False)
+def ring_load(m: Any, op: Any, view: Any) -> Any:
+    """A load that is to go through a ring: only between passes (`roles` replaces it)."""
+    raise AssertionError("ring_load stands between passes only")
+
+
+# --- results ----------------------------------------------------------------------------------
+@declare(rule=rules.floats, public=False)
+def row_quotient(x: Any, y: Any) -> Any:
+    """div_or_zero by a row statistic as a product with its reciprocal, for a result that is rounded
+    to 16 bits."""
+    return np.where((x == 0) & (y == 0), x.dtype.type(0), x / y)
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="write", group=True, public=False)
+def store_rows(m: Any, op: Any, target: Any, value: Any) -> Any:
+    """store_tile of an accumulator in pieces of 16 bytes, after transposes among four lanes."""
+    OPS["store_tile"].run(m, op, target, value)  # type: ignore[misc]

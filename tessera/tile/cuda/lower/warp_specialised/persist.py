@@ -1,0 +1,198 @@
+"""The loop over tiles of a persistent block, and the order that keeps shared data in L2.
+
+Groups of a grid become turns of a loop: block b does tiles b, b + blocks, ... Axes on which every
+load depends (a batch) are the slowest. What then remains is walked in strips: of a product, some
+rows of tiles side by side; of attention, as many heads as have their keys and values in L2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.dims import Dim
+from tessera.tile.cuda.lower.warp_specialised.program import Pipeline, Refused
+from tessera.tile.cuda.lower.warp_specialised.rewrite import INT, Maker, Nodes, number, ops_in, out
+from tessera.tile.ir.ir import Def, For, Function, Node, Op, Operand, Value, While, operands, walk
+from tessera.tile.ir.types import Tensor
+
+L2_BYTES = 24 << 20  # of the tensors that concurrent tiles share: half of an H200's cache
+# Heads side by side where tiles are of different length. A number that does not divide the heads
+# leaves a short last strip, whose long tiles all end late: 4 and 8 gave causal attention 5 % over
+# the strips of 12, 6 and 3 heads that fill L2, at 4096, 8192 and 16384 keys (H200, 2026-11-21,
+# benchmarks/kernels.py attention).
+UNEVEN_STRIP = 4
+STRIP_ROWS = 2048  # of a product, side by side
+NO_TILE = -1
+
+
+@dataclass(frozen=True)
+class Order:
+    """As the attributes of tile_order; reach: bytes that one index of the strip reads, as factors
+    (numbers and extents), or () when `raster` is known."""
+
+    order: tuple[int, ...]
+    outer: int
+    reversed: int | None
+    raster: int
+    reach: tuple[int | Dim, ...] = ()
+
+
+def rank_of(function: Function) -> int:
+    """Axes of the grid that the function counts."""
+    if function.launch == "axes":
+        return len(function.grid)
+    used = [n.attr["axis"] for n in ops_in(function.body, "group_id", "num_groups")]
+    if None in used:
+        raise Refused("it uses the linear number of its group")
+    return max(used, default=0) + 1
+
+
+def dependence(function: Function) -> dict[Value, frozenset[int]]:
+    """The grid axes on which each value depends."""
+    found: dict[Value, frozenset[int]] = {}
+    for node in walk(function.body):
+        used = [found.get(x, frozenset()) for x in operands(node) if isinstance(x, Value)]
+        axes = frozenset().union(*used)
+        if isinstance(node, Op):
+            if node.name == "group_id" and node.attr["axis"] is not None:
+                axes = frozenset({node.attr["axis"]})
+            found |= {d.value: axes for d in node.outs}
+        elif isinstance(node, For):
+            found[node.var.value] = frozenset().union(
+                *(found.get(x, frozenset()) for x in (node.lo, node.step)
+                  if isinstance(x, Value)))
+    return found
+
+
+def choose_order(function: Function, pipeline: Pipeline) -> Order:
+    """From what the loads depend on; the pipeline's raster and reversed axis win."""
+    depends, rank = dependence(function), rank_of(function)
+    loops = [n for n in walk(function.body) if isinstance(n, For)]
+    inner = [load for n in loops for load in ops_in(n.body, "ring_load")] \
+        or ops_in(function.body, "ring_load")
+    axes = [depends[load.args[0]] for load in inner]  # type: ignore[index]
+    shared = sorted(frozenset.intersection(*axes))
+    rest = [a for a in range(rank) if a not in shared]
+    reversed_axis = pipeline.reversed
+    if reversed_axis is None:
+        bounds = [a for n in loops if isinstance(n.hi, Value)
+                  for a in depends.get(n.hi, frozenset())]
+        reversed_axis = min((a for a in bounds if a in rest), default=None)
+    if shared and not any(a in ax for ax in axes for a in rest):
+        # Every tile along `rest` reads the same: keep some of the last shared axis together.
+        order = (*shared[:-1], shared[-1], *rest)
+        raster = pipeline.raster or (UNEVEN_STRIP if uneven(function) else 0)
+        return Order(order, len(shared) - 1, reversed_axis, raster,
+                     () if raster else _reach(function, inner, depends))
+    strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
+    order = (*shared, strip, *(a for a in rest if a != strip))
+    return Order(order, min(len(shared), rank - 1), reversed_axis,
+                 pipeline.raster or _strip(function))
+
+
+def uneven(function: Function) -> bool:
+    """Whether some tiles take more turns than others."""
+    depends = dependence(function)
+    return any(depends.get(x) for n in walk(function.body) if isinstance(n, For)
+               for x in (n.lo, n.hi) if isinstance(x, Value))
+
+
+def _strip(function: Function) -> int:
+    rows = max(n.outs[0].type.shape[0]  # type: ignore[union-attr]
+               for n in ops_in(function.body, "async_product"))
+    return max(1, STRIP_ROWS // rows)
+
+
+def _reach(function: Function, loads: list[Op], depends: dict[Value, frozenset[int]]
+           ) -> tuple[int | Dim, ...]:
+    """Bytes of the loaded tensors for one index of the group axes, as factors."""
+    views = {out(n): n for n in ops_in(function.body, "view")}
+    types = {p.value: p.type for p in function.params}
+    view = views[loads[0].args[0]]  # type: ignore[index]
+    tensor = types[view.args[0]]  # type: ignore[index]
+    assert isinstance(tensor, Tensor)
+    free = [d for d, x in zip(tensor.dims, view.args[1:], strict=True)
+            if not (isinstance(x, Value) and depends.get(x))]
+    return (len(loads) * max(1, tensor.dtype.bits // 8), *free)
+
+
+def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker,
+                    dynamic: bool, producer: bool) -> Nodes:
+    """The nodes of one role inside the loop over this block's tiles.
+
+    dynamic: the producer takes numbers from a counter and tells them to the consumers by mail.
+    """
+    rank = len(order.order)
+    made: list[Node] = []
+
+    def scalar(name: str, *args: Operand, hint: str, **attrs: Any) -> Value:
+        made.append(maker.op(name, args, hint, **attrs))
+        return out(made[-1])  # type: ignore[arg-type]
+
+    counts = [scalar("num_groups", hint=f"groups_{a}", axis=a) for a in range(rank)]
+    tiles = counts[0]
+    for count in counts[1:]:
+        tiles = scalar("mul", tiles, count, hint="tiles")
+    raster = _raster(function, order, scalar)
+    first = scalar("block_number", hint="block")
+    tile = maker.define("tile", INT)
+    at = [maker.define(f"group_{a}", INT) for a in range(rank)]
+    place = Op("tile_order", (tile.value, raster, *counts), tuple(at),
+               (("order", order.order), ("outer", order.outer), ("reversed", order.reversed)))
+    body = (place, *_coordinates(nodes, at))
+    if not dynamic:
+        step = scalar("block_count", hint="blocks")
+        return (*made, For(tile, first, tiles, step, (), (), body, ()))
+    if producer:
+        return (*made, *_sending(tile, first, tiles, body, maker))
+    return (*made, _receiving(tile, body, maker))
+
+
+def _sending(tile: Def, first: Value, tiles: Value, body: Nodes, maker: Maker) -> list[Node]:
+    """The producer's loop over the numbers that it gets."""
+    test = maker.op("lt", (tile.value, tiles), "more")
+    step = maker.op("next_tile", (tile.value, tiles), "tile")
+    loop = While((tile,), (first,), (test,), out(test),
+                 (maker.op("mail_put", (tile.value,)), *body, step), (out(step),))
+    return [loop, maker.op("mail_put", (number(NO_TILE),))]
+
+
+def _receiving(tile: Def, body: Nodes, maker: Maker) -> Node:
+    """The consumers' loop, until there is no tile any more."""
+    get = Op("mail_get", (), (tile,))
+    test = maker.op("ge", (tile.value, number(0)), "more")
+    return While((), (), (get, test), out(test), body, ())
+
+
+def _raster(function: Function, order: Order, scalar: object) -> Operand:
+    """The width of a strip: a number, or what fits L2."""
+    if not order.reach:
+        return number(order.raster)
+    constants = dict(function.constants)
+    size, names = 1, []
+    for factor in order.reach:
+        text = str(factor)
+        if text in constants or text.isdigit():
+            size *= int(constants.get(text, 0) or text)
+        elif any(p.value.name == text for p in function.params):
+            names.append(Value(text))
+        else:
+            return number(8)
+    left: Operand = number(max(1, L2_BYTES // size))
+    for name in names:
+        left = scalar("floordiv", left, name, hint="strip")  # type: ignore[operator]
+    return scalar("maximum", left, number(1), hint="strip")  # type: ignore[operator]
+
+
+def _coordinates(nodes: Nodes, at: list[Def]) -> Nodes:
+    """group_id(axis) -> the tile's coordinate."""
+    from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, substituted
+
+    table = {out(n): at[n.attr["axis"]].value for n in ops_in(nodes, "group_id")}
+    kept = map_blocks(nodes, lambda block: (
+        n for n in block if not (isinstance(n, Op) and n.name == "group_id")))
+    return substituted(kept, table)
+
+
+__all__ = ["Order", "choose_order", "loop_over_tiles", "rank_of"]

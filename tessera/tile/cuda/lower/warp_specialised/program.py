@@ -1,0 +1,178 @@
+"""Records of a warp-specialised program: its rings, its knobs, and why a kernel is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import Any
+
+from tessera.numerics import DType
+from tessera.tile.ir.ir import Function
+
+SHARED_BYTES = 232448  # of a block on sm_90, opt-in limit (CUDA programming guide, table 30)
+ROWS = 64  # of one wgmma
+WARPGROUP = 128  # threads
+PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
+ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
+MAIL_SLOTS = 2
+MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
+
+
+@dataclass(frozen=True)
+class Load:
+    """One tile of a slot: panels of `width_bytes` columns, one behind the other, swizzled.
+
+    tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored
+    offset_bytes: of the tile in the slot
+    """
+
+    name: str
+    tensor: str
+    box: tuple[int, ...]
+    shape: tuple[int, int]
+    dtype: DType
+    offset_bytes: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[1] * self.dtype.bits // 8
+
+    @property
+    def width_bytes(self) -> int:
+        return min(PANEL_BYTES, self.row_bytes)
+
+    @property
+    def panels(self) -> int:
+        return self.row_bytes // self.width_bytes
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.shape[0] * self.width_bytes
+
+    @property
+    def panel_box(self) -> tuple[int, ...]:
+        """The box of one copy."""
+        return (*self.box[:-1], self.width_bytes * 8 // self.dtype.bits)
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.bits // 8
+
+
+@dataclass(frozen=True)
+class Ring:
+    """`slots` buffers in shared memory for `loads`, each with a full and an empty barrier."""
+
+    name: str
+    slots: int
+    loads: tuple[Load, ...]
+    offset_bytes: int = 0  # of slot 0
+    barriers_bytes: int = 0  # offset of full[0]; empty[0] follows full[slots - 1]
+
+    @property
+    def slot_bytes(self) -> int:
+        last = self.loads[-1]
+        return aligned(last.offset_bytes + last.bytes)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What the copies of a slot bring."""
+        return sum(load.bytes for load in self.loads)
+
+    def load(self, name: str) -> Load:
+        return next(x for x in self.loads if x.name == name)
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Knobs of the warp-specialised form; None: derived from the function (defaults.py).
+
+    stages         slots of a ring that is filled in a loop
+    overlap        rotate loops: the first product of a turn runs beside the last of the turn before
+    in_flight      products of a purely accumulating loop that still run when the next is issued
+    a_in_registers loop-invariant first operands are read from shared memory once
+    split          a loop whose masks act only from some turn on becomes two, the first without
+    pin            registers of the softmax tile that must exist before the wait in the loop
+    guard_rescale  accumulator * factor is left out where a warp's factors are all 1
+    fast_sums      fp8 products are summed in the tensor cores, with their few bits
+    tiles          'static': block b does b, b + blocks, ...; 'dynamic': who is free takes the next
+    raster         groups of the strip axis that run side by side (tile_order); 0: from the extents
+    reversed       grid axis that runs from its end: long tiles first
+    warpgroups     consumers
+    registers      of a lane of the producer, of a consumer; None: as launched
+    """
+
+    stages: int | None = None
+    overlap: bool | None = None
+    in_flight: int | None = None
+    a_in_registers: bool | None = None
+    split: bool | None = None
+    pin: int | None = None
+    guard_rescale: bool = True
+    fast_sums: bool = False
+    tiles: str | None = None
+    raster: int | None = None
+    reversed: int | None = None
+    warpgroups: int | None = None
+    registers: tuple[int, int] | None = None
+
+    def override(self, values: dict[str, Any]) -> Pipeline:
+        known = {f.name for f in fields(self)}
+        return replace(self, **{k: v for k, v in values.items() if k in known})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel as one producer and several consumer warpgroups.
+
+    function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
+    rank: axes of the launch grid that it counts   rows: of the products' tiles
+    """
+
+    function: Function
+    rings: tuple[Ring, ...]
+    pipeline: Pipeline
+    rank: int
+    rows: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def warpgroups(self) -> int:
+        assert self.pipeline.warpgroups is not None
+        return self.pipeline.warpgroups
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.warpgroups + 1)
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """Offset of the mailbox: MAIL_SLOTS times full, empty and number."""
+        return max(r.barriers_bytes + 16 * r.slots for r in self.rings)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rings, barriers and mailbox."""
+        return self.mailbox_bytes + (MAIL_BYTES if self.pipeline.tiles == "dynamic" else 0)
+
+    def ring(self, name: str) -> Ring:
+        return next(r for r in self.rings if r.name == name)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a function does not take this form."""
+
+    reason: str
+
+
+class Refused(Exception):
+    """Raised inside the passes; `lower_hopper` returns its Refusal."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.refusal = Refusal(reason)

@@ -1,0 +1,128 @@
+"""Which functions take the warp-specialised form; raises Refused with the reason for the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Refused
+from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
+from tessera.tile.ir.ir import For, Function, Op, Value, definitions, walk
+from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.ops.registry import OPS
+
+# Numeric type of an operand -> its name in wgmma, and whether the other axis may be contiguous.
+FORMATS: dict[str, tuple[str, bool]] = {
+    "bf16": ("bf16", True), "f16": ("f16", True), "tf32": ("tf32", False),
+    "fp8_e4m3": ("e4m3", False), "fp8_e5m2": ("e5m2", False), "int8": ("s8", False),
+    "uint8": ("u8", False)}
+# Besides pure ops: what a consumer or the producer does for its whole tile.
+ALLOWED = frozenset({"load_tile", "store_tile", "matmul", "load_element"})
+MOST_BOX = 256  # elements of a box along an axis (cuTensorMapEncodeTiled)
+COPY_BYTES = 16  # what addresses and pitches of TMA are multiples of
+STEP_BYTES = 32  # of the contracted axis in one wgmma
+MOST_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The stored tile of an operand in shared memory."""
+
+    side: str
+    major: str
+    shape: tuple[int, int]
+    tensor: Tensor
+    name: str
+
+
+def qualify(function: Function) -> None:
+    """Raises Refused where something in the function does not fit the form as a whole."""
+    if not ops_in(function.body, "matmul"):
+        raise Refused("it has no product")
+    if function.launch == "elements" or function.result[0] == "scalar":
+        raise Refused(f"its groups are counted by {function.launch}")
+    if function.lanes is not None:
+        raise Refused(f"it fixes its lanes at {function.lanes}")
+    for value, type in definitions(function).items():
+        if isinstance(type, Scalar) and not type.uniform:
+            raise Refused(f"{value.name} differs between lanes")
+        if isinstance(type, Scalar) and type.dtype.name == "int64":
+            raise Refused(f"{value.name} is an integer of 64 bits; coordinates of copies have 32")
+    for node in walk(function.body):
+        if isinstance(node, Op):
+            if node.name not in ALLOWED and (
+                    OPS[node.name].effect != "pure" or node.name == "group_size"):
+                raise Refused(f"{node.name} is not done by warpgroups that specialise")
+        if isinstance(node, For) and node.over != "serial":
+            raise Refused("a loop is spread over lanes")
+
+
+def check_memory(function: Function, overlapping: bool) -> None:
+    """The producer runs ahead: what it reads may not be written by the same kernel.
+
+    overlapping: an argument is given twice, so any two parameters may be the same memory.
+    """
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+
+    def tensor(view: Any) -> Value:
+        return made[view].args[0] if view in made else view  # type: ignore[return-value]
+
+    written = {tensor(n.args[0]) for n in ops_in(function.body, "store_tile")}
+    if overlapping and written:
+        raise Refused("an argument is given twice, and one of the two may be written")
+    for load in ops_in(function.body, "ring_load", "load_element"):
+        if tensor(load.args[0]) in written:
+            raise Refused(f"{tensor(load.args[0]).name} is read ahead and written")
+
+
+def product_format(op: Op, a: Any, b: Any) -> str:
+    """The name of A's format in wgmma."""
+    for t in (a, b):
+        if t.dtype.name not in FORMATS:
+            raise Refused(f"wgmma does not multiply {t.dtype}")
+    if a.dtype is not b.dtype and not (a.dtype.name[:4] == b.dtype.name[:4] == "fp8_"):
+        raise Refused(f"wgmma does not multiply {a.dtype} by {b.dtype}")
+    dtype = op.attr["dtype"].name
+    if dtype != ("f32" if a.dtype.kind == "float" else "int32"):
+        raise Refused(f"products of {a.dtype} in {dtype}")
+    if op.attr["precision"] == "f32":
+        raise Refused("precision='f32' asks for more than tensor cores give")
+    return FORMATS[a.dtype.name][0]
+
+
+def check_shape(shape: tuple[int, int], k: int, bits: int) -> None:
+    """Of one product."""
+    m, n = shape
+    if m % ROWS:
+        raise Refused(f"a product has {m} rows, not a multiple of {ROWS}")
+    if n % 8 or n > MOST_COLUMNS:
+        raise Refused(f"a product has {n} columns; multiples of 8 up to {MOST_COLUMNS} are done")
+    if k * bits % (8 * STEP_BYTES):
+        raise Refused(f"a product sums over {k}, not a multiple of {8 * STEP_BYTES // bits}")
+
+
+def check_operand(x: Operand, load: Op, view: Op, known: Any, aligned: frozenset[str]) -> None:
+    """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
+    tensor, dtype = x.tensor, x.tensor.dtype
+    if x.major != "K" and x.side == "a" or x.major != "K" and x.side == "b":
+        if not FORMATS[dtype.name][1]:
+            raise Refused(f"{x.name}: wgmma reads {dtype} only along the contracted axis")
+    if load.attr["fill"] != 0:
+        raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
+    attr, rank = view.attr, len(tensor.dims)
+    kept = tuple(attr["kept"])
+    if len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1] or rank > 5:
+        raise Refused(f"{x.name} is no box of rows that are contiguous")
+    if x.name not in aligned:
+        raise Refused(f"{x.name} may not start at a multiple of {COPY_BYTES} bytes")
+    if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * COPY_BYTES):
+        raise Refused(f"rows of {x.name} may not be multiples of {COPY_BYTES} bytes")
+    row_bytes = x.shape[1] * dtype.bits // 8
+    if row_bytes not in (32, 64) and row_bytes % 128:
+        raise Refused(f"a tile of {x.name} has rows of {row_bytes} bytes")
+    if x.shape[0] > MOST_BOX:
+        raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {MOST_BOX}")
+
+
+__all__ = ["FORMATS", "Operand", "check_memory", "check_operand", "check_shape", "product_format",
+           "qualify"]

@@ -1,0 +1,42 @@
+"""Loop-invariant first operands in registers: read from shared memory once, not in every turn."""
+
+from __future__ import annotations
+
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Maker,
+    Nodes,
+    Table,
+    map_blocks,
+    ops_in,
+    out,
+    reads,
+    substituted,
+)
+from tessera.tile.ir.ir import For, Node, Op, Value, While, regions
+
+
+def hold_operands(nodes: Nodes, maker: Maker) -> Nodes:
+    """slot_tile that the loops after it read only as a K-major first operand -> hold_operand."""
+    def block(nodes: Nodes) -> list[Node]:
+        table: Table = {}
+        kept: list[Node] = []
+        for i, node in enumerate(nodes):
+            kept += substituted((node,), table)
+            if isinstance(node, Op) and node.name == "slot_tile" and _only_in_loops(
+                    out(node), nodes[i + 1:]):
+                kept.append(maker.op("hold_operand", (out(node),), out(node).name,
+                                     where=node.where))
+                table[out(node)] = out(kept[-1])  # type: ignore[arg-type]
+        return kept
+
+    return map_blocks(nodes, block)
+
+
+def _only_in_loops(x: Value, after: Nodes) -> bool:
+    readers = [n for n in after if x in reads(n)]
+    if not readers or not all(isinstance(n, For | While) for n in readers):
+        return False
+    products = [p for n in readers for region in regions(n)
+                for p in ops_in(region, "async_product") if x in p.args]
+    return bool(products) and all(
+        p.args[0] == x and p.args[1] != x and p.attr["a_major"] == "K" for p in products)

@@ -1,0 +1,94 @@
+"""Rings: which loads arrive together, in how many slots, and where in shared memory.
+
+Loads of one block whose first reader is the same product share a ring: they are needed together and
+free together. A load outside of loops is simply a ring of one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    MAIL_BYTES,
+    Load,
+    Refused,
+    Ring,
+    aligned,
+)
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
+from tessera.tile.ir.ir import For, Op, Value, While, regions, walk
+
+BARRIER_BYTES = 8
+
+
+def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tuple[Ring, ...]:
+    """Rings with `stages` slots in loops, fewer where they do not fit. Raises Refused."""
+    while True:
+        rings = _rings(nodes, maker, stages)
+        needed = max(r.barriers_bytes + 2 * BARRIER_BYTES * r.slots for r in rings)
+        if needed + MAIL_BYTES <= room_bytes:
+            return rings
+        if stages == 1:
+            raise Refused(f"its tiles need {needed} bytes of shared memory, there are "
+                          f"{room_bytes}")
+        stages -= 1
+
+
+def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[Ring, ...]:
+    made: list[Ring] = []
+    at = 0
+    for in_loop, loads in groups(nodes):
+        placed, size = [], 0
+        for load in loads:
+            placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
+            size = aligned(size + placed[-1].bytes)
+        name = ring_name(made, placed)
+        made.append(Ring(name, stages if in_loop else 1, tuple(placed), at))
+        at += made[-1].slots * made[-1].slot_bytes
+    for i, ring in enumerate(made):
+        made[i] = replace(ring, barriers_bytes=at)
+        at += 2 * BARRIER_BYTES * ring.slots
+    return tuple(made)
+
+
+def ring_name(made: list[Ring], loads: list[Load]) -> str:
+    name = "_".join(base_name(load.name) for load in loads)
+    return name if all(r.name != name for r in made) else f"{name}_{len(made)}"
+
+
+def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
+    """(whether in a loop, its loads) of each ring, in the order of the program."""
+    first: dict[Value, int] = {}
+    for i, product in enumerate(ops_in(nodes, "async_product")):
+        for x in product.args[:2]:
+            if isinstance(x, Value):
+                first.setdefault(x, i)
+
+    def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[Op]]]:
+        found: dict[int, list[Op]] = {}
+        for node in nodes:
+            if is_op(node, "ring_load"):
+                assert isinstance(node, Op)
+                found.setdefault(first[out(node)], []).append(node)
+        yield from ((in_loop, loads) for loads in found.values())
+        for node in nodes:
+            for region in regions(node):
+                yield from block(region, in_loop or isinstance(node, For | While))
+
+    yield from block(nodes, False)
+
+
+def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
+    """The record of a ring_load."""
+    view = next(n for n in walk(nodes) if is_op(n, "view") and out(n) == load.args[0])
+    assert isinstance(view, Op) and isinstance(view.args[0], Value)
+    type = maker.type(out(load))
+    return Load(out(load).name, view.args[0].name, tuple(view.attr["box"]),
+                type.shape, type.dtype)  # type: ignore[union-attr, arg-type]
+
+
+
+
+__all__ = ["form_rings", "groups"]

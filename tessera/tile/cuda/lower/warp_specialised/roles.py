@@ -1,0 +1,161 @@
+"""Two programs out of one: the slice that fills the rings, and the rest, which reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.cuda.lower.warp_specialised.program import Refused, Ring
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Maker,
+    Nodes,
+    Table,
+    is_op,
+    map_blocks,
+    ops_in,
+    out,
+    reads,
+    substituted,
+)
+from tessera.tile.ir.ir import (
+    For,
+    Function,
+    If,
+    Node,
+    Op,
+    Operand,
+    Value,
+    While,
+    outs_of,
+    walk,
+    with_regions,
+)
+from tessera.tile.ir.types import Tile
+from tessera.tile.passes.simplify import simplify
+
+
+def producer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> Nodes:
+    """The slice of the body that fills rings: a fill stands where its last load stood."""
+    ring_of = {load.name: r for r in rings for load in r.loads}
+
+    def block(nodes: Nodes) -> list[Node]:
+        kept: list[Node] = []
+        views: dict[str, list[Value]] = {r.name: [] for r in rings}
+        for node in nodes:
+            if not is_op(node, "ring_load"):
+                kept.append(node)
+                continue
+            assert isinstance(node, Op) and isinstance(node.args[0], Value)
+            ring = ring_of[out(node).name]
+            views[ring.name].append(node.args[0])
+            if len(views[ring.name]) == len(ring.loads):
+                kept.append(maker.op("ring_fill", views[ring.name], where=node.where,
+                                     ring=ring.name, loads=tuple(x.name for x in ring.loads)))
+        return kept
+
+    body = map_blocks(function.body, block)
+    needed = _needed(body)
+    if any(isinstance(maker.types[v], Tile) for v in needed):
+        raise Refused("what is loaded depends on what was computed from tiles")
+    return _sliced(body, needed)
+
+
+def _needed(nodes: Nodes) -> set[Value]:
+    """What the fills read, and the control around them, with all that these need."""
+    sources: dict[Value, set[Value]] = {}
+    work: list[Value] = []
+    for node in walk(nodes):
+        for d, values in _made_from(node):
+            sources.setdefault(d, set()).update(v for v in values if isinstance(v, Value))
+        if is_op(node, "ring_fill"):
+            work += reads(node)
+        elif not isinstance(node, Op) and ops_in((node,), "ring_fill"):
+            work += [x for x in _control(node) if isinstance(x, Value)]
+    needed: set[Value] = set()
+    while work:
+        v = work.pop()
+        if v not in needed:
+            needed.add(v)
+            work += sources.get(v, set())
+    return needed
+
+
+def _control(node: Node) -> tuple[Operand, ...]:
+    if isinstance(node, For):
+        return (node.lo, node.hi, node.step)
+    return (node.cond,)  # type: ignore[union-attr]
+
+
+def _made_from(node: Node) -> list[tuple[Value, tuple[Operand, ...]]]:
+    """(a value, what decides it) for each value that a node defines."""
+    if isinstance(node, Op):
+        return [(d.value, node.args) for d in node.outs]
+    control = _control(node)
+    if isinstance(node, If):
+        return [(d.value, (*control, x, y)) for d, x, y in zip(
+            node.outs, node.thens, node.elses, strict=True)]
+    made = [(d.value, (*control, x, y)) for d, x, y in zip(
+        node.carried, node.inits, node.yields, strict=True)]
+    return [*made, (node.var.value, control)] if isinstance(node, For) else made
+
+
+def _sliced(nodes: Nodes, needed: set[Value]) -> Nodes:
+    """The nodes that define a needed value or fill a ring."""
+    kept: list[Node] = []
+    for node in nodes:
+        wanted = any(d.value in needed for d in outs_of(node))
+        if isinstance(node, Op):
+            if wanted or node.name == "ring_fill":
+                kept.append(node)
+        elif wanted or ops_in((node,), "ring_fill"):
+            inner = with_regions(node, lambda region: _sliced(region, needed))
+            assert not isinstance(inner, Op)
+            kept.append(_trimmed(inner, needed))
+    return tuple(kept)
+
+
+def _trimmed(node: For | While | If, needed: set[Value]) -> Node:
+    """Without the results that nothing needs."""
+    keep = [i for i, d in enumerate(outs_of(node)) if d.value in needed]
+
+    def of(xs: tuple) -> tuple:
+        return tuple(xs[i] for i in keep)
+
+    if isinstance(node, If):
+        return replace(node, outs=of(node.outs), thens=of(node.thens), elses=of(node.elses))
+    return replace(node, carried=of(node.carried), inits=of(node.inits), yields=of(node.yields))
+
+
+def consumer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> Nodes:
+    """The body in which the first reader of a load waits for the slot that holds it."""
+    ring_of = {load.name: r for r in rings for load in r.loads}
+
+    def block(nodes: Nodes) -> list[Node]:
+        loads = {out(n): n for n in nodes
+                 if isinstance(n, Op) and n.name == "ring_load"}
+        table: Table = {}
+        kept: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Op) and node in loads.values():
+                continue
+            for value in (v for v in loads if v in reads(node) and v not in table):
+                kept += _waited(ring_of[value.name], loads[value], loads, table, maker)
+            kept += substituted((node,), table)
+        return kept
+
+    body = map_blocks(function.body, block)
+    return simplify(replace(function, body=body)).body
+
+
+def _waited(ring: Ring, load: Op, loads: dict[Value, Op], table: Table, maker: Maker
+            ) -> list[Node]:
+    """The wait for a slot and the tiles in it; `table` gains what stands for the loads."""
+    wait = maker.op("ring_wait", (), f"{ring.name}_slot", where=load.where, ring=ring.name)
+    made: list[Node] = [wait]
+    by_name = {v.name: v for v in loads}
+    for x in ring.loads:
+        value = by_name[x.name]
+        tile = maker.op("slot_tile", (out(wait),), x.name, where=loads[value].where,
+                        ring=ring.name, load=x.name, dtype=x.dtype, shape=x.shape)
+        table[value] = out(tile)
+        made.append(tile)
+    return made

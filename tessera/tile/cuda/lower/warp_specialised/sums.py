@@ -1,0 +1,101 @@
+"""Row sums that are carried stay summands of the four lanes that share a row.
+
+What depends linearly on row sums (l * alpha + row_sum(p)) may be summed over the lanes at the end:
+one quad_sum where something else reads it, instead of shuffles in every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, map_blocks, out
+from tessera.tile.ir.ir import If, Node, Op, Operand, Value, walk
+from tessera.tile.ir.types import Tile
+
+Sources = dict[Value, list[Operand]]
+
+
+def defer_sums(nodes: Nodes, maker: Maker) -> Nodes:
+    """The greatest set of values that may stay summands, made so."""
+    made, joined = _definitions(nodes)
+    partial = set(made) | set(joined)
+    for linear in (any, _one):  # a factor leaves the set before products of two are judged
+        while bad := {v for v in partial if not _may(v, made, joined, partial, linear)}:
+            partial -= bad
+    partial = _fed(partial, made, joined)
+    if not partial:
+        return nodes
+    return map_blocks(nodes, lambda block: _rewritten(block, partial, maker))
+
+
+def _definitions(nodes: Nodes) -> tuple[dict[Value, Op], Sources]:
+    """Row statistics by what makes them: an op, or the ends of loops and branches."""
+    made: dict[Value, Op] = {}
+    joined: Sources = {}
+    for node in walk(nodes):
+        if isinstance(node, Op):
+            made |= {d.value: node for d in node.outs if _is_row(d.type)}
+        elif isinstance(node, If):
+            joined |= {d.value: [x, y] for d, x, y in zip(
+                node.outs, node.thens, node.elses, strict=True) if _is_row(d.type)}
+        else:
+            joined |= {d.value: [x, y] for d, x, y in zip(
+                node.carried, node.inits, node.yields, strict=True) if _is_row(d.type)}
+    return made, joined
+
+
+def _is_row(type: object) -> bool:
+    return isinstance(type, Tile) and len(type.shape) == 1 and type.dtype.name == "f32"
+
+
+def _one(inside: list[bool]) -> bool:
+    return inside.count(True) == 1
+
+
+def _may(v: Value, made: dict[Value, Op], joined: Sources, partial: set[Value],
+         linear: Callable[[list[bool]], bool]) -> bool:
+    if v in joined:
+        return all(x in partial for x in joined[v])
+    op = made[v]
+    if op.name == "fold_sum":
+        return op.attr["axis"] == 1
+    if op.name == "full":
+        return op.attr["value"] == 0
+    inside = [x in partial for x in op.args]
+    return op.name == "add" and all(inside) or op.name == "mul" and linear(inside)
+
+
+def _fed(partial: set[Value], made: dict[Value, Op], joined: Sources) -> set[Value]:
+    """Those that a row sum reaches and that loops carry; a sum used at once gains nothing."""
+    carried = {v for v in joined if v in partial}
+    if not carried:
+        return set()
+    wanted, work = set(), list(carried)
+    while work:
+        v = work.pop()
+        if v in wanted or v not in partial:
+            continue
+        wanted.add(v)
+        sources = joined[v] if v in joined else made[v].args
+        work += [x for x in sources if isinstance(x, Value)]
+    summed = any(v in made and made[v].name == "fold_sum" for v in wanted)
+    return wanted if summed else set()
+
+
+def _rewritten(nodes: Nodes, partial: set[Value], maker: Maker) -> list[Node]:
+    whole: dict[Value, Value] = {}
+    kept: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Op) and node.name == "fold_sum" and out(node) in partial:
+            kept.append(replace(node, name="lane_sum"))
+        elif isinstance(node, Op) and not (node.outs and node.outs[0].value in partial):
+            for x in node.args:
+                if isinstance(x, Value) and x in partial and x not in whole:
+                    kept.append(maker.op("quad_sum", (x,), x.name, where=node.where))
+                    whole[x] = out(kept[-1])  # type: ignore[arg-type]
+            kept.append(replace(node, args=tuple(
+                whole.get(x, x) if isinstance(x, Value) else x for x in node.args)))
+        else:
+            kept.append(node)
+    return kept

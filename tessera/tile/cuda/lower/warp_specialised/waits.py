@@ -1,0 +1,167 @@
+"""Waits: a product may be read after it is known complete.
+
+Step one says where a product must be complete: in front of the first reader of its result, except a
+product that adds to it, which is in order on the same registers. Step two puts a `product_wait`
+there, with the number of later products that may still run. A loop that only accumulates waits once
+a turn, behind its last product, so that its slots come free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Maker,
+    Nodes,
+    Table,
+    is_op,
+    ops_in,
+    out,
+    reads,
+    substituted,
+)
+from tessera.tile.ir.ir import For, If, Node, Op, Operand, Value, While, regions
+
+
+@dataclass
+class _State:
+    """running: results of products in the order of issue; loose: complete, but nothing stands
+    between them and their readers yet; table: result -> what a wait made of it."""
+
+    running: list[Value] = field(default_factory=list)
+    loose: set[Value] = field(default_factory=set)
+    table: Table = field(default_factory=dict)
+    kept: list[Node] = field(default_factory=list)
+
+
+def place_waits(nodes: Nodes, maker: Maker, in_flight: int = 0) -> Nodes:
+    """The nodes with all waits; markers of `rotate` become waits too."""
+    waits = _Waits(maker, in_flight)
+    state = waits.block(nodes, [])
+    waits.need(state, list(state.running))
+    return tuple(state.kept)
+
+
+class _Waits:
+    def __init__(self, maker: Maker, in_flight: int):
+        self.maker, self.in_flight = maker, in_flight
+
+    def block(self, nodes: Nodes, accumulating: list[Op]) -> _State:
+        state = _State()
+        for node in nodes:
+            if is_op(node, "async_product"):
+                self.product(state, node, node in accumulating)
+                if node in accumulating and node == accumulating[-1]:
+                    self.turn(state, node, len(accumulating))
+            elif is_op(node, "product_wait"):
+                self.marker(state, node)
+            elif isinstance(node, Op):
+                self.need(state, _ordered(node))
+                state.kept += substituted((node,), state.table)
+            else:
+                self.nested(state, node)
+        return state
+
+    # --- step one: what must be complete here -------------------------------------------------
+    def product(self, state: _State, op: Op, accumulates: bool) -> None:
+        """Issued at once; an operand in registers must be complete, an accumulator not."""
+        self.need(state, [x for x in _ordered(op) if x not in op.args[2:]])
+        if not accumulates:
+            self.need(state, [x for x in _ordered(op) if x in state.loose])
+        state.kept += substituted((op,), state.table)
+        state.running.append(out(op))
+
+    def marker(self, state: _State, op: Op) -> None:
+        """What was made of products, and is none itself, has waited for them."""
+        (x,) = op.args
+        self.need(state, [x])  # type: ignore[list-item]
+        state.table[out(op)] = _known(state, x)
+
+    def turn(self, state: _State, last: Op, many: int) -> None:
+        """The wait of a loop that accumulates."""
+        result, pending = out(last), self.in_flight * many
+        made = self.maker.op("product_wait", (result,), result.name, self.maker.type(result),
+                             last.where, pending=pending)
+        state.kept.append(made)
+        state.table[result] = out(made)
+        if not pending:
+            state.loose |= set(state.running) - {result}
+            state.running = []
+
+    # --- step two: the waits ------------------------------------------------------------------
+    def need(self, state: _State, values: list[Value]) -> None:
+        """Each of the values complete and behind a wait."""
+        for value in values:
+            if value in state.running:
+                at = state.running.index(value)
+                state.loose |= set(state.running[:at + 1])
+                state.running = state.running[at + 1:]
+            if value in state.loose:
+                state.loose.remove(value)
+                made = self.maker.op("product_wait", (value,), value.name, self.maker.type(value),
+                                     pending=len(state.running))
+                state.kept.append(made)
+                state.table[value] = out(made)
+
+    # --- loops and branches -------------------------------------------------------------------
+    def nested(self, state: _State, node: Node) -> None:
+        products = [p for region in regions(node) for p in ops_in(region, "async_product")]
+        self.need(state, list(state.running) if products else _ordered(node))
+        self.need(state, [v for v in _ordered(node) if v in state.loose])
+        (node,) = substituted((node,), state.table)
+        if isinstance(node, For):
+            self.loop(state, node)
+        elif isinstance(node, If):
+            then, thens = self.ended(node.then, node.thens)
+            orelse, elses = self.ended(node.orelse, node.elses)
+            state.kept.append(replace(node, then=then, orelse=orelse, thens=thens, elses=elses))
+        else:
+            assert isinstance(node, While)
+            body, yields = self.ended(node.body, node.yields)
+            state.kept.append(replace(node, body=body, yields=yields))
+
+    def ended(self, nodes: Nodes, results: tuple[Operand, ...]
+              ) -> tuple[Nodes, tuple[Operand, ...]]:
+        """A region that leaves nothing running."""
+        state = self.block(nodes, [])
+        self.need(state, [*state.running, *sorted(state.loose, key=str)])
+        return tuple(state.kept), tuple(_known(state, x) for x in results)
+
+    def loop(self, state: _State, node: For) -> None:
+        accumulating = accumulations(node)
+        if not accumulating:
+            body, yields = self.ended(node.body, node.yields)
+            state.kept.append(replace(node, body=body, yields=yields))
+            return
+        inner = self.block(node.body, accumulating)
+        yields = tuple(_known(inner, x) for x in node.yields)
+        state.kept.append(replace(node, body=tuple(inner.kept), yields=yields))
+        names = [next(d.value for d, y in zip(node.carried, node.yields, strict=True)
+                      if y == out(p)) for p in accumulating]
+        if self.in_flight:
+            state.running += names
+        else:
+            state.loose |= set(names[:-1])
+
+
+def accumulations(loop: For) -> list[Op]:
+    """The products of a loop all of whose products only add to what it carries; else none."""
+    products = [n for n in loop.body if is_op(n, "async_product")]
+    inside = ops_in(loop.body, "async_product")
+    chained = {(d.value, y) for d, y in zip(loop.carried, loop.yields, strict=True)}
+    if len(inside) != len(products) or not all(
+            len(p.args) == 3 and (p.args[2], out(p)) in chained for p in inside):
+        return []
+    used = {x for n in loop.body if n not in products for x in reads(n)}
+    touched = {v for p in inside for v in (p.args[2], out(p))}
+    if used & touched or any(set(p.args[:2]) & touched for p in inside):
+        return []
+    return inside
+
+
+def _known(state: _State, x: Operand) -> Operand:
+    return state.table.get(x, x) if isinstance(x, Value) else x
+
+
+def _ordered(node: Node) -> list[Value]:
+    return sorted(reads(node), key=str)

@@ -1,0 +1,1 @@
+"""A kernel's Python to Tile IR: tracing, expressions, loops, subscripts, facts about edges."""

@@ -1,0 +1,221 @@
+"""Free names tile_<dim> and block_<dim>: origins of the group's block along a named extent (Q32).
+
+The block size is read from slices `x : x + c`, or from the bound of the range that is added to the
+name. An extent of a tensor that the kernel writes becomes a grid axis; any other (a contraction)
+becomes one serial loop around the statements from the first use to the last that depends on it,
+ended by a barrier, so that its next turn may overwrite shared memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import TYPE_CHECKING, Any
+
+from tessera.dims import Dim
+from tessera.tile.ir.types import Tensor
+
+if TYPE_CHECKING:
+    from tessera.tile.frontend.tracer import Tracer
+
+PREFIXES = ("tile_", "block_")
+
+
+def bind(t: Tracer, body: list[ast.stmt]) -> list[ast.stmt]:
+    """Binds the origins that `body` uses; the body with loops for those that are not grid axes."""
+    used = _used(t, body)
+    written = _written_dims(t, body)
+    for name, dim in used.items():
+        t.node = _first_use(body, name)
+        if dim in written:
+            size = block_size(t, body, name)
+            axis = t.axis(dim, size)
+            start = t.arithmetic("mul", (t.group_coordinate(axis), size))
+            t.origin[dim] = t.env[name] = t.named(start, name)
+    for name, dim in used.items():
+        if dim not in written:
+            body = _serial(t, body, name, dim, block_size(t, body, name))
+    t.node = t.source.tree
+    return body
+
+
+def _used(t: Tracer, body: list[ast.stmt]) -> dict[str, str]:
+    """Names of origins, to the extents they belong to, in order of the extents."""
+    dims = [*t.loaded_dims, *t.fixed]
+    lower = {d.lower(): d for d in dims}
+    found = {}
+    stored = {n.id for s in body for n in ast.walk(s)
+              if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for s in body:
+        for n in ast.walk(s):
+            if not isinstance(n, ast.Name) or n.id in stored or n.id in t.env or n.id in t.globals:
+                continue
+            for prefix in PREFIXES:
+                if n.id.startswith(prefix) and n.id[len(prefix):] in lower:
+                    found[n.id] = lower[n.id[len(prefix):]]
+    order = [str(d) for _, kind in t.spec.params if isinstance(kind, Tensor) for d in kind.dims]
+    written = _order_of_written(t, body)
+    rank = {d: i for i, d in enumerate([*written, *order])} if written else {}
+    return dict(sorted(found.items(), key=lambda item: rank.get(item[1], 99)))
+
+
+def _order_of_written(t: Tracer, body: list[ast.stmt]) -> list[str]:
+    return [d for name in _written(t, body) for d in _dims_of(t, name)]
+
+
+def _written_dims(t: Tracer, body: list[ast.stmt]) -> set[str]:
+    found = set(_order_of_written(t, body))
+    return found or {d for name, k in t.spec.params if isinstance(k, Tensor)
+                     for d in _dims_of(t, name)}
+
+
+def _dims_of(t: Tracer, name: str) -> list[str]:
+    kind = dict(t.spec.params).get(name)
+    return [str(d) for d in kind.dims if isinstance(d, Dim)] if isinstance(kind, Tensor) else []
+
+
+def _written(t: Tracer, body: list[ast.stmt]) -> list[str]:
+    """Names of tensor parameters that the body writes."""
+    tensors = {n for n, k in t.spec.params if isinstance(k, Tensor)}
+    found: dict[str, None] = {}
+    for s in body:
+        for n in ast.walk(s):
+            targets: list[ast.expr] = []
+            if isinstance(n, ast.Assign):
+                targets = n.targets
+            elif isinstance(n, ast.AugAssign):
+                targets = [n.target]
+            elif isinstance(n, ast.Call) and n.args and _call_name(n).startswith(
+                    ("store", "atomic_", "scatter")):
+                targets = [n.args[0]]
+            for target in targets:
+                base = target.value if isinstance(target, ast.Subscript) else target
+                if isinstance(base, ast.Name) and base.id in tensors:
+                    found[base.id] = None
+    return list(found)
+
+
+def _call_name(n: ast.Call) -> str:
+    return n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "")
+
+
+def _first_use(body: list[ast.stmt], name: str) -> Any:
+    return next(n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
+
+
+def block_size(t: Tracer, body: list[ast.stmt], name: str) -> int:
+    """The extent of the blocks: c of x : x + c, or the bound of the range added to x."""
+    sizes: dict[int | None, Any] = {}
+    loops = {n.target.id: n for s in body for n in ast.walk(s)
+             if isinstance(n, ast.For) and isinstance(n.target, ast.Name)}
+    for s in body:
+        for n in ast.walk(s):
+            if isinstance(n, ast.Slice) and isinstance(n.lower, ast.Name) and n.lower.id == name:
+                if isinstance(n.upper, ast.BinOp) and isinstance(n.upper.op, ast.Add):
+                    sizes[_constant(t, _other(n.upper, name))] = n
+            elif isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add):
+                other = _other(n, name)
+                if isinstance(other, ast.Name) and other.id in loops:
+                    call = loops[other.id].iter
+                    if isinstance(call, ast.Call) and call.args:
+                        bound = call.args[1 if len(call.args) > 1 else 0]
+                        sizes[_constant(t, bound)] = n
+    sizes.pop(None, None)
+    if len(sizes) > 1:
+        t.node = list(sizes.values())[-1]
+        t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
+               "one extent has one block size in a kernel")
+    if not sizes:
+        t.fail(f"the block size of {name} is not known",
+               f"use it in a slice with a constant extent: x[{name}:{name}+64]")
+    (size,) = sizes
+    assert size is not None
+    return size
+
+
+def _other(n: ast.BinOp, name: str) -> ast.expr | None:
+    if isinstance(n.left, ast.Name) and n.left.id == name:
+        return n.right
+    return n.left if isinstance(n.right, ast.Name) and n.right.id == name else None
+
+
+def _constant(t: Tracer, e: ast.expr | None) -> int | None:
+    """A constant expression over module constants, parameters and locals that are assigned once."""
+    if e is None:
+        return None
+    table = _simple_assignments(t)
+    if isinstance(e, ast.Name) and e.id in table and e.id not in t.env:
+        return _constant(t, table[e.id])
+    if isinstance(e, ast.Name) and e.id not in t.env and e.id not in t.globals:
+        return None
+    if isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name) and e.value.id in table:
+        made = table[e.value.id]  # T.m of T = ts.tile.context(), which is not traced yet
+        if not isinstance(made, ast.Call) or _call_name(made) != "context":
+            return None
+        e = ast.copy_location(ast.Attribute(made, e.attr, ast.Load()), e)
+    value = t.expr(e)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _simple_assignments(t: Tracer) -> dict[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for n in ast.walk(t.source.tree):
+        if not isinstance(n, ast.Assign):
+            continue
+        target = n.targets[0]
+        if isinstance(target, ast.Name):
+            found[target.id] = n.value
+        elif isinstance(target, ast.Tuple) and isinstance(n.value, ast.Tuple):
+            for a, b in zip(target.elts, n.value.elts, strict=False):
+                if isinstance(a, ast.Name):
+                    found[a.id] = b
+    return found
+
+
+def _serial(t: Tracer, body: list[ast.stmt], name: str, dim: str, size: int) -> list[ast.stmt]:
+    """`for name in range(0, dim, size)` around what depends on it, with a barrier at the end."""
+    uses = [i for i, s in enumerate(body) if _reads(s, {name})]
+    first, touched, last = uses[0], {name}, uses[-1]
+    for i in range(first, len(body)):
+        s = body[i]
+        if isinstance(s, ast.Assign) and _is_result(s):
+            continue
+        if i <= last or _reads(s, touched):
+            last = max(last, i)
+            touched |= _changes(s)
+    inner = body[first:last + 1]
+    barrier = ast.Expr(ast.Call(ast.Name("__barrier", ast.Load()), [], []))
+    call = ast.Call(ast.Name("range", ast.Load()),
+                    [ast.Constant(0), ast.Name(dim, ast.Load()), ast.Constant(size)], [])
+    loop = ast.For(ast.Name(name, ast.Store()), call, [*inner, barrier], [])
+    ast.copy_location(loop, inner[0])
+    ast.copy_location(barrier, inner[-1])
+    for n in (loop, barrier):
+        ast.fix_missing_locations(n)
+    from tessera.tile.ops.registry import OPS
+
+    t.env["__barrier"] = OPS["barrier"]
+    return [*copy.copy(body[:first]), loop, *body[last + 1:]]
+
+
+def _is_result(s: ast.Assign) -> bool:
+    return isinstance(s.targets[0], ast.Name) and s.targets[0].id.startswith("__result")
+
+
+def _reads(s: ast.stmt, names: set[str]) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(s))
+
+
+def _changes(s: ast.stmt) -> set[str]:
+    """Names a statement assigns, or whose memory it may change."""
+    found = set()
+    for n in ast.walk(s):
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            found.add(n.id)
+        if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Name):
+            found.add(n.args[0].id)
+        if isinstance(n, ast.Call) and n.args and isinstance(n.args[0], ast.Subscript):
+            base = n.args[0].value
+            if isinstance(base, ast.Name):
+                found.add(base.id)
+    return found

@@ -1,0 +1,276 @@
+"""The lower half of the frontend: emits typed ops, promotes, folds constants, names the line."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tessera.numerics import DType, bool_, f32, i32, i64
+from tessera.tile.frontend.edge_facts import EdgeFacts
+from tessera.tile.frontend.edge_masks import within
+from tessera.tile.frontend.handles import (
+    Handle,
+    NeedConstants,
+    Row,
+    Traced,
+    Undefined,
+    describe,
+    is_number,
+)
+from tessera.tile.frontend.source import Source
+from tessera.tile.ir.affine import Forms
+from tessera.tile.ir.errors import RuleError, Site, TileError
+from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, Value
+from tessera.tile.ir.numpy_values import rounded
+from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.ops.registry import OPS
+from tessera.tile.ops.rules import promote
+
+FOLD: dict[str, Callable] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "lt": operator.lt,
+    "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor, "shl": operator.lshift,
+    "shr": operator.rshift, "neg": operator.neg, "bitnot": operator.invert, "not": operator.not_,
+    "maximum": max, "minimum": min, "abs": abs,
+}
+# Exact in every format: the result keeps the type of operands that agree.
+EXACT = frozenset({"maximum", "minimum", "neg", "abs", "where", "eq", "ne", "lt", "le", "gt", "ge"})
+UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integers
+LOGICAL = frozenset({"and", "or", "not"})
+
+
+class Emitter(EdgeFacts):
+    """Builds the nodes of the block that is being traced."""
+
+    def __init__(self, source: Source):
+        super().__init__()
+        self.source = source
+        self.captured = source.captured  # of the kernel, also while a helper is traced
+        self.names = Names()
+        self.block: list[Node] = []
+        self.forms = Forms()
+        self.dims: dict[Value, str] = {}  # values of named extents
+        self.defined_by: dict[Value, Op] = {}
+        self.divergent = 0  # depth of control that depends on the lane
+        self.node: Any = source.tree  # the AST node that is being traced
+        self.sites: list[Site] = []  # calls of inlined helpers, outermost first
+
+    # --- errors -------------------------------------------------------------------------------
+    def where(self) -> Site:
+        return self.source.site(self.node)
+
+    def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
+        also: tuple = tuple(("called from", site) for site in reversed(self.sites))
+        also += kw.pop("also", ())
+        raise TileError(message, where=self.where(), hint=hint, also=also, **kw)
+
+    # --- ops ----------------------------------------------------------------------------------
+    def emit(self, name: str, args: Sequence[Any], hint: str = "t", **attrs: Any) -> Any:
+        """Appends an op; its result as a Handle (None, or a tuple of several)."""
+        record = OPS[name]
+        facts = [self.facts_of(a) for a in args]
+        if record.combines is not None and any(f.axes for f in facts):
+            args = within(self, record, list(args), attrs)
+        given = tuple(self.operand(a) for a in args)
+        types = [self.type_of(a) for a in args]
+        if record.group and self.divergent:
+            self.fail(f"{name} needs the whole group, but only some lanes come here: the branch or "
+                      "loop around it depends on the lane",
+                      "move it out, or make the condition the same for all lanes",
+                      code="E_DIVERGENCE")
+        assert record.rule is not None
+        try:
+            made = record.rule(types, attrs)
+        except RuleError as err:
+            self.fail(err.message, err.hint)
+        kinds: tuple[Type, ...] = made if isinstance(made, tuple) else (made,)
+        outs = tuple(Def(self.names.fresh(hint), k) for k in kinds)
+        op = Op(name, given, outs, tuple(sorted(attrs.items())), self.where())
+        self.block.append(op)
+        for d in outs:
+            self.defined_by[d.value] = op
+        if outs and isinstance(kinds[0], Scalar) and kinds[0].dtype.kind in ("int", "uint"):
+            self.forms.note(name, outs[0].value, given)
+        self.carry_edges(record, op, types, facts)
+        handles = tuple(Handle(d.value, d.type) for d in outs)
+        return handles[0] if len(handles) == 1 else (handles or None)
+
+    def operand(self, x: Any) -> Operand:
+        if isinstance(x, Handle):
+            return x.value
+        if isinstance(x, Const):
+            return x
+        if is_number(x):
+            return self.literal(x)
+        if isinstance(x, Undefined):
+            self.fail(x.why)
+        self.fail(f"{describe(x)} is no value that an op can take")
+
+    def literal(self, x: Any, dtype: DType | None = None) -> Const:
+        """A Python number as a constant; in its own default type unless given."""
+        if dtype is None:
+            if isinstance(x, bool):
+                dtype = bool_
+            elif isinstance(x, int):
+                dtype = i32 if -(2**31) <= x < 2**31 else i64
+            else:
+                dtype = f32
+        if dtype.kind in ("int", "uint"):
+            if isinstance(x, float):
+                self.fail(f"the float {x!r} where {dtype} is needed", f"write int({x!r})")
+            if not dtype.min <= x <= dtype.max:
+                self.fail(f"{x} does not fit into {dtype} ({dtype.min} .. {dtype.max})",
+                          "cast the other operand to a wider type: ts.tile.cast(x, ts.i64)")
+        return Const(bool(x) if dtype.kind == "bool" else x, dtype)
+
+    def type_of(self, x: Any) -> Type:
+        if isinstance(x, Handle):
+            return x.type
+        const = x if isinstance(x, Const) else self.literal(x)
+        return Scalar(const.dtype)
+
+    # --- arithmetic ---------------------------------------------------------------------------
+    def arithmetic(self, name: str, xs: Sequence[Any], hint: str = "t") -> Any:
+        """An elementwise op on numbers, scalars and tiles, after promotion; constants fold."""
+        if not any(isinstance(x, Handle | Row | Undefined) for x in xs):
+            return self.fold(name, xs)
+        xs = [self.value_of(x) for x in xs]
+        xs = self.align(xs)
+        if name in LOGICAL:
+            return self.emit(name, [self.truth(x) for x in xs], hint)
+        if name == "div" and self.promoted(xs, name).kind != "float":
+            xs = [self.cast(x, f32) if isinstance(x, Handle) else float(x) for x in xs]
+        if name in UNIT and isinstance(xs[0], Handle) and xs[1] == UNIT[name] and (
+                xs[0].type.dtype.kind in ("int", "uint") and isinstance(xs[1], int)):
+            return xs[0]
+        if name in ("add", "mul") and isinstance(xs[1], Handle) and xs[0] == UNIT[name] and (
+                xs[1].type.dtype.kind in ("int", "uint") and isinstance(xs[0], int)):
+            return xs[1]
+        first = 1 if name == "where" else 0
+        dtype = self.promoted(xs[first:], name)
+        same = [self.to(x, dtype) for x in xs[first:]]
+        return self.emit(name, [*xs[:first], *same], hint)
+
+    def fold(self, name: str, xs: Sequence[Any]) -> Any:
+        if name == "and":
+            return xs[0] and xs[1]
+        if name == "or":
+            return xs[0] or xs[1]
+        if name == "where":
+            return xs[1] if xs[0] else xs[2]
+        try:
+            return FOLD[name](*xs)
+        except (TypeError, ValueError, ArithmeticError, KeyError) as err:
+            self.fail(f"{' and '.join(map(describe, xs))}: {err}",
+                      "these are compile-time values, computed as Python does")
+
+    def value_of(self, x: Any) -> Any:
+        """x as something arithmetic takes; an error that says how to get it."""
+        if isinstance(x, Undefined):
+            self.fail(x.why)
+        if isinstance(x, Row) or (isinstance(x, Handle)
+                                  and isinstance(x.type, Tensor | Buffer | View)):
+            self.fail(f"{describe(x)} is a place in memory, not a value",
+                      "load it: ts.tile.load(...), or index one element")
+        if isinstance(x, Handle) or is_number(x):
+            return x
+        self.fail(f"{describe(x)} cannot be computed with at run time",
+                  "numbers, scalars and tiles can")
+
+    def truth(self, x: Any) -> Any:
+        """Whether a number, or each element of a tile, is not 0."""
+        if not isinstance(x, Traced):
+            return bool(x)
+        x = self.value_of(x)
+        return x if x.type.dtype is bool_ else self.arithmetic("ne", [x, 0])
+
+    def decided(self, x: Any, said: str, hint: str | None = None) -> Any:
+        """The truth of what control depends on: a bool, or a scalar. A tile has no one truth."""
+        if isinstance(x, Handle) and isinstance(x.type, Tile):
+            self.fail(f"{said} on {describe(x)}: its elements may differ", hint)
+        return self.truth(x)
+
+    def align(self, xs: Sequence[Any]) -> list[Any]:
+        """A rank-1 tile beside a rank-2 tile is a row statistic: it becomes a column."""
+        ranks = [len(x.type.shape) for x in xs
+                 if isinstance(x, Handle) and isinstance(x.type, Tile)]
+        top = max(ranks, default=0)
+        return [self.expand(x, 1) if top == 2 and isinstance(x, Handle)
+                and isinstance(x.type, Tile) and len(x.type.shape) == 1 else x for x in xs]
+
+    def expand(self, x: Handle, axis: int) -> Handle:
+        return self.emit("expand_dims", [x], axis=axis)
+
+    def promoted(self, xs: Sequence[Any], name: str) -> DType:
+        """The type of the computation; literals adapt to the others."""
+        dtypes = [x.type.dtype for x in xs if isinstance(x, Handle)]
+        literals = [x for x in xs if not isinstance(x, Handle)]
+        if any(isinstance(x, float) for x in literals) and all(d.kind != "float" for d in dtypes):
+            dtypes.append(f32)
+        if not dtypes:
+            return self.literal(literals[0]).dtype
+        if name in EXACT and len(set(dtypes)) == 1 and (dtypes[0].kind != "bool" or not literals):
+            if all(self.fits(x, dtypes[0]) for x in literals):
+                return dtypes[0]
+        return promote(dtypes)
+
+    @staticmethod
+    def fits(x: Any, dtype: DType) -> bool:
+        """Whether a literal is a value of a narrow type, so that comparing needs no wider one."""
+        if dtype.kind in ("int", "uint"):
+            return isinstance(x, int) and dtype.min <= x <= dtype.max
+        return dtype.bits >= 32 or x in (0, float("inf"), -float("inf"))
+
+    def to(self, x: Any, dtype: DType) -> Any:
+        if isinstance(x, Handle):
+            return self.cast(x, dtype)
+        if dtype.kind == "float":
+            return Const(float(x) if dtype.bits >= 32 else rounded(x, dtype), dtype)
+        if dtype.kind == "bool":
+            return Const(bool(x), dtype)
+        return self.literal(int(x) if isinstance(x, bool) else x, dtype)
+
+    def cast(self, x: Handle, dtype: DType, **policy: Any) -> Handle:
+        if x.type.dtype is dtype:
+            return x
+        return self.emit("convert", [x], self.hint(x), dtype=dtype, **policy)
+
+    @staticmethod
+    def hint(x: Any) -> str:
+        return x.value.name if isinstance(x, Handle) else "t"
+
+    # --- compile-time numbers -----------------------------------------------------------------
+    def constant_int(self, x: Any, what: str) -> int:
+        """x as a compile-time integer; named extents become constants of this specialisation."""
+        if isinstance(x, bool) or not isinstance(x, int | Handle):
+            self.fail(f"{what} must be an integer, got {describe(x)}")
+        if isinstance(x, int):
+            return x
+        self.need_dims(self.forms.form(x.value))
+        self.fail(f"{what} must be known at compile time",
+                  "use a number, a module constant, a keyword-only parameter, a named extent, or "
+                  "an expression of them")
+
+    def need_dims(self, form: dict) -> None:
+        """Asks for a new trace with constants when only named extents, and what is computed from
+        them, keep `form` symbolic."""
+        found = [self.extents_behind(v) for v in form if v is not None]
+        if found and None not in found:
+            raise NeedConstants(frozenset().union(*found))  # type: ignore[arg-type]
+
+    def extents_behind(self, x: Any) -> frozenset[str] | None:
+        """The named extents that a value is computed from, None when it has other sources."""
+        if isinstance(x, Const):
+            return frozenset()
+        if x in self.dims:
+            return frozenset({self.dims[x]})
+        op = self.defined_by.get(x)
+        if op is None or OPS[op.name].family != "elementwise" and op.name != "convert":
+            return None
+        found = [self.extents_behind(a) for a in op.args]
+        return None if None in found else frozenset().union(*found)  # type: ignore[arg-type]
+
+    def is_uniform(self, x: Any) -> bool:
+        return not (isinstance(x, Handle) and isinstance(x.type, Scalar) and not x.type.uniform)

@@ -1,0 +1,67 @@
+"""Checks what a trace says about edges, from the IR it made: raises TileIRError.
+
+No op whose elements meet each other sees what may lie beyond an edge, every result knows at least
+what the rule of its op says, and what branches and loops carry knows what each of its values does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tessera.tile.frontend.edge_masks import seen
+from tessera.tile.frontend.edge_rules import Carry
+from tessera.tile.ir.edges import Facts, open_
+from tessera.tile.ir.errors import TileIRError
+from tessera.tile.ir.ir import For, If, Node, Op, Value, While, walk
+from tessera.tile.ir.types import Tile, space_of
+from tessera.tile.ops.registry import OPS
+
+
+def check_edges(t: Any, nodes: Sequence[Node]) -> None:
+    """t: the tracer that made the nodes."""
+    for node in walk(tuple(nodes)):
+        if isinstance(node, Op):
+            _op(t, node)
+        elif isinstance(node, If):
+            for d, *ways in zip(node.outs, node.thens, node.elses, strict=True):
+                _joined(t, node, d, ways)
+        else:
+            for d, *ways in zip(node.carried, node.inits, node.yields, strict=True):
+                _joined(t, node, d, ways)
+
+
+def _op(t: Any, op: Op) -> None:
+    record, types = OPS[op.name], t.type_of_args(op)
+    facts = [t.facts_of(x) for x in op.args]
+    if not any(f.axes for f in facts):
+        return
+    for a in record.combines(types, op.attr) if record.combines is not None else ():
+        if seen(t, a, op.args, types) is not None:
+            _fail(op, f"{op.name} sees elements beyond an edge along axis {a.axis}")
+    if op.name == "load_tile" and space_of(types[0]) == "shared":
+        return  # what the buffer held then is not known any more
+    for d in op.outs:
+        if isinstance(d.type, Tile) and d.value not in t.stated:
+            rule = t.carried(record, Carry(t, op, tuple(types), tuple(facts), d.type))
+            _knows(op, t.facts_of(d.value), rule, d)
+
+
+def _joined(t: Any, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
+    if isinstance(d.type, Tile):
+        for x in ways:
+            if isinstance(x, Value):
+                _knows(node, t.facts_of(d.value), t.facts_of(x), d)
+
+
+def _knows(node: Node, known: Facts, wanted: Facts, d: Any) -> None:
+    for i, axis in enumerate(wanted.axes):
+        if open_(axis) and not open_(known.at(i)):
+            _fail(node, f"{d} lost the edge of axis {i}")
+
+
+def _fail(node: Node, message: str) -> NoReturn:
+    raise TileIRError(f"ill-formed Tile IR: {message}", where=node.where)
+
+
+__all__ = ["check_edges"]

@@ -1,0 +1,396 @@
+"""What the frontend keeps about edges while it traces: of values, and of shared memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.tile.frontend.edge_rules import Carry, elementwise
+from tessera.tile.frontend.handles import Handle, is_number
+from tessera.tile.ir import affine
+from tessera.tile.ir.affine import Form, Forms
+from tessera.tile.ir.edges import (
+    NOTHING,
+    Axis,
+    Edge,
+    Facts,
+    Listed,
+    Mixed,
+    join,
+    join_facts,
+    meet,
+    open_,
+)
+from tessera.tile.ir.ir import Const, Op, Value
+from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+from tessera.tile.ops.registry import OPS, TileOp
+
+
+@dataclass(frozen=True)
+class SharedPlace:
+    """A box of a shared buffer. offsets, box: by axis of the buffer; kept: its axes in order."""
+
+    buffer: Value
+    type: Buffer
+    offsets: tuple[Any, ...]
+    box: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+class EdgeFacts(ABC):
+    """Facts about edges by value, and about the contents of shared buffers."""
+
+    forms: Forms
+    defined_by: dict[Value, Op]
+    dims: dict[Value, str]
+
+    def __init__(self) -> None:
+        self.facts: dict[Value, Facts] = {}
+        self.contents: dict[Value, Facts] = {}  # of shared buffers, in their own coordinates
+        self.implied: dict[Value, Facts] = {}  # conditions that hold only inside of these edges
+        # Of values that control flow made: those that they may be.
+        self.sources: dict[Value, tuple[Value, ...]] = {}
+        self.stated: set[Value] = set()  # results of which the frontend knows more than the rule
+        self.edges_seen = 0
+
+    @abstractmethod
+    def where(self) -> Any: ...
+
+    @abstractmethod
+    def arithmetic(self, name: str, xs: Sequence[Any], hint: str = "t") -> Any: ...
+
+    @abstractmethod
+    def reach(self, value: Value) -> tuple[int, int] | None: ...
+
+    # --- facts of values ----------------------------------------------------------------------
+    def facts_of(self, x: Any) -> Facts:
+        """Of a tile, a view, a shared buffer or a number."""
+        if isinstance(x, Handle):
+            x = x.value
+        if isinstance(x, Value):
+            found = self.facts.get(x)
+            return self.held(x) if found is None else found
+        value = x.value if isinstance(x, Const) else x
+        return Facts((), is_number(value) and value == 0)
+
+    def state(self, value: Value, facts: Facts) -> None:
+        self.facts[value] = facts
+        self.edges_seen += any(map(open_, facts.axes))
+
+    def renamed(self, old: Value, new: Value) -> None:
+        for table in (self.facts, self.implied):
+            if old in table:
+                table[new] = table.pop(old)
+        if old in self.stated:
+            self.stated.add(new)
+
+    def carry_edges(self, record: TileOp, op: Op, types: Sequence[Any], facts: Sequence[Facts]
+                    ) -> None:
+        """States the facts of an op's results, and of the memory that it writes."""
+        known = any(f.axes or f.zeros for f in facts)
+        tables: tuple[dict[Value, Any], ...] = (self.sources, self.implied, self.loop_bounds,
+                                                self.coordinates, self.facts)
+        for made in op.outs:
+            self.stated.discard(made.value)
+            for table in tables:  # of a name that an earlier trace of a loop used
+                table.pop(made.value, None)
+            placed = isinstance(made.type, View) and record.edges is not None and facts[0].axes
+            if isinstance(made.type, Tile) or placed:
+                c = Carry(self, op, tuple(types), tuple(facts), made.type)
+                self.state(made.value, self.carried(record, c) if known else NOTHING)
+        if not op.args and op.outs and op.attr.get("value", 1) == 0:
+            self.facts[op.outs[0].value] = Facts((), True)
+        if record.effect in ("write", "atomic", "async") and op.args and isinstance(
+                op.args[0], Value):
+            self.written(record, op, facts)
+
+    def carried(self, record: TileOp, c: Carry) -> Facts:
+        opened = any(open_(a) for f in c.facts for a in f.axes)
+        if record.edges is None:
+            return Facts((c.cannot(),) * len(c.made.shape)) if opened else NOTHING
+        axes = tuple(record.edges(c)) if any(f.axes for f in c.facts) else ()
+        if record.edges is elementwise:
+            values = [0.0 if f.zeros else x.value if isinstance(x, Const) else None
+                      for x, f in zip(c.op.args, c.facts, strict=True)]
+            zeros = any(f.zeros for f in c.facts) and c.zero(*values)
+        else:
+            zeros = record.moves and c.facts[0].zeros
+        return Facts.of(axes, zeros)
+
+    def fill_edges(self, place: Handle, out: Handle) -> Handle:
+        """A load of a tensor said what lies beyond: it counts. Where it lies stays known."""
+        axes = [replace(a, inside=True, low=False) if isinstance(a, Edge) else
+                Edge(None, inside=True) if a is not None else None
+                for a in self.facts_of(place).axes]
+        self.declare_facts(out.value, Facts.of(axes))
+        return out
+
+    def declare_facts(self, value: Value, facts: Facts) -> None:
+        """What is known beyond the rule of the op that made a value."""
+        self.state(value, facts)
+        self.stated.add(value)
+
+    # --- edges as numbers ---------------------------------------------------------------------
+    def make_edge(self, first: Any, extent: Any, inside: bool) -> Edge:
+        """Of a box of a tensor: what is read beyond is 0."""
+        lo, size = (self.forms.form(self.operand(x)) for x in (first, extent))
+        least = self.least(lo)
+        return Edge(self.edge_key(lo, size), not inside and (least is None or least < 0), inside,
+                    True, lo, size, first, extent, self.where())
+
+    @abstractmethod
+    def operand(self, x: Any) -> Any: ...
+
+    def edge_key(self, first: Form, extent: Form) -> Any:
+        return self.canonical(first), self.canonical(extent)
+
+    def canonical(self, form: Form) -> Any:
+        """Equal for forms that are one number, also where it was computed twice."""
+        items: dict[Any, int] = {}
+        for v, c in form.items():
+            key = v if v is None else self.recipe(v)
+            items[key] = items.get(key, 0) + c
+        return frozenset((k, c) for k, c in items.items() if c or k is None)
+
+    def recipe(self, value: Value) -> Any:
+        """How a number is computed from what cannot change; the value itself for anything else."""
+        op = self.defined_by.get(value)
+        if op is None or OPS[op.name].effect != "pure" or not isinstance(op.outs[0].type, Scalar):
+            return value
+        args = tuple(self.canonical(self.forms.form(x)) if isinstance(x, Value) and
+                     x in self.forms.of else self.recipe(x) if isinstance(x, Value) else x
+                     for x in op.args)
+        return op.name, op.attrs, args
+
+    def scaled_edge(self, edge: Edge, n: int) -> Edge:
+        """Each element of the axis becomes n of another."""
+        if n == 1:
+            return edge
+        assert edge.first is not None and edge.extent is not None
+        first, extent = affine.scale(edge.first, n), affine.scale(edge.extent, n)
+        return replace(edge, key=self.edge_key(first, extent), first=first, extent=extent,
+                       offset=None, size=None)
+
+    def shifted(self, axis: Axis, by: Form, sign: int) -> Axis:
+        """The edge of an axis that begins `by` elements later (or earlier)."""
+        if not isinstance(axis, Edge) or axis.first is None or by == {None: 0}:
+            return axis
+        first = affine.add(axis.first, by, sign)
+        assert axis.extent is not None
+        least = self.least(first)
+        low = not axis.inside and (least is None or least < 0)
+        return replace(axis, key=self.edge_key(first, axis.extent), first=first, offset=None,
+                       low=low)
+
+    def bounds_of(self, edge: Edge) -> tuple[Any, Any]:
+        """(first, extent) of an edge as operands."""
+        assert edge.first is not None and edge.extent is not None
+        first = edge.offset if edge.offset is not None else self.number(edge.first)
+        return first, edge.size if edge.size is not None else self.number(edge.extent)
+
+    def number(self, form: Form) -> Any:
+        """A form as a value, computed here."""
+        total: Any = form.get(None, 0)
+        for value, c in form.items():
+            if value is not None:
+                x: Any = Handle(value, self.type_of_value(value))
+                term = self.arithmetic("mul", (x, c))
+                total = term if isinstance(total, int) and total == 0 else self.arithmetic(
+                    "add", (total, term))
+        return total
+
+    @abstractmethod
+    def type_of_value(self, value: Value) -> Any: ...
+
+    # --- lower bounds -------------------------------------------------------------------------
+    def least(self, form: Form) -> int | None:
+        """A number that a form is never below, where one is known."""
+        total = form.get(None, 0)
+        for value, c in form.items():
+            if value is None:
+                continue
+            if c > 0:
+                bound = self.floor_of(value)
+            else:
+                reach = self.reach(value)
+                bound = None if reach is None else reach[1]
+            if bound is None:
+                return None
+            total += c * bound
+        return total
+
+    def floor_of(self, value: Value) -> int | None:
+        reach = self.reach(value)
+        if reach is not None:
+            return reach[0]
+        if value in self.dims:
+            return 0
+        if value in self.loop_bounds:
+            lo, hi, step = (self.forms.form(x) for x in self.loop_bounds[value])
+            up = self.least(step)
+            return self.least(lo) if up is not None and up >= 0 else None
+        op = self.defined_by.get(value)
+        return None if op is None else self.floor_of_op(op)
+
+    loop_bounds: dict[Any, Any]
+    coordinates: dict[Value, int]
+
+    def floor_of_op(self, op: Op) -> int | None:
+        (made,) = op.outs
+        if made.type.dtype.kind == "uint":
+            return 0
+        least = OPS[op.name].least
+        whole = made.type.dtype.kind == "int"
+        return least([self.least(self.forms.form(x)) for x in op.args]) if least and whole else None
+
+    # --- shared memory ------------------------------------------------------------------------
+    def shared_place(self, value: Value) -> SharedPlace | None:
+        """The box of a shared buffer that a value stands for; None for anything else."""
+        op = self.defined_by.get(value)
+        if op is None or op.name not in ("allocate", "stage", "view", "view_transpose"):
+            return None
+        if op.name == "allocate":
+            kind = op.outs[0].type
+            assert isinstance(kind, Buffer)
+            rank = len(kind.shape)
+            return SharedPlace(value, kind, (0,) * rank, kind.shape, tuple(range(rank)))
+        source = op.args[0]
+        assert isinstance(source, Value)
+        found = self.shared_place(source)
+        if found is None or op.name == "stage":
+            return found
+        if op.name == "view":
+            return replace(found, offsets=op.args[1:], box=op.attr["box"], kept=op.attr["kept"])
+        return replace(found, kept=found.kept[::-1])
+
+    def held(self, value: Value) -> Facts:
+        """Of a place in shared memory: what was stored there."""
+        place = self.shared_place(value)
+        if place is None or place.buffer not in self.contents:
+            return NOTHING
+        inside = self.contents[place.buffer]
+        return Facts.of((self.shifted(inside.at(a), self.forms.form(place.offsets[a]), 1)
+                         for a in place.kept), inside.zeros)
+
+    def written(self, record: TileOp, op: Op, facts: Sequence[Facts]) -> None:
+        """What a place holds after an op wrote to it."""
+        target = op.args[0]
+        assert isinstance(target, Value)
+        place = self.shared_place(target)
+        if place is None:
+            return
+        if record.name == "atomic_tile":
+            self.replaced(place, self.added(op, self.held(target), facts[1]))
+        elif record.fills:
+            self.replaced(place, Facts(tuple(
+                Mixed("was reshaped and stored to shared memory", a.zero, where=a.where)
+                if isinstance(a, Listed) else a for a in facts[1].axes), facts[1].zeros))
+        else:
+            self.touched(place, facts)
+
+    def replaced(self, place: SharedPlace, new: Facts) -> None:
+        """A tile took the place of what was there."""
+        at: list[Axis] = [None] * len(place.box)
+        for i, a in enumerate(place.kept):
+            at[a] = self.shifted(new.at(i), self.forms.form(place.offsets[a]), -1)
+        facts, old = Facts.of(at, new.zeros), self.contents.get(place.buffer)
+        spans = [n == m for n, m in zip(place.box, place.type.shape, strict=True)]
+        if old is None or all(spans) and place.type.stages == 1:
+            self.contents[place.buffer] = facts
+        else:
+            self.contents[place.buffer] = self.beside(old, facts, spans)
+
+    def beside(self, old: Facts, new: Facts, spans: list[bool]) -> Facts:
+        """Of a buffer of which a part was written anew: along an axis that the part does not span,
+        numbers alone do not take the edge of their neighbours."""
+        def of(facts: Facts, i: int) -> Axis:
+            found = facts.at(i)
+            return Edge(None, inside=True) if found is None and not spans[i] else found
+
+        def zero(i: int) -> bool:
+            return all(not open_(x.at(i)) or x.zero_at(i) for x in (old, new))
+
+        how = "in shared memory"
+        return Facts.of((join(of(old, i), of(new, i), zero(i), how, self.where())
+                         for i in range(len(spans))), old.zeros and new.zeros)
+
+    def added(self, op: Op, held: Facts, tile: Facts) -> Facts:
+        """Of a place that a tile was added to; what lay beyond the tile's edge added nothing."""
+        rank = max(len(held.axes), len(tile.axes))
+        add = op.attr["kind"] == "add"
+
+        def axis(i: int) -> Axis:
+            zero = add and held.zero_at(i)
+            found = meet([held.at(i), tile.at(i)], zero, "", self.where())
+            return replace(found, zero=zero) if open_(found) else found  # type: ignore
+
+        return Facts.of(map(axis, range(rank)))
+
+    def touched(self, place: SharedPlace, facts: Sequence[Facts]) -> None:
+        """Single elements were written: which of them exist is not known any more."""
+        old = self.contents.get(place.buffer, NOTHING)
+        if any(open_(a) for f in (old, *facts[1:2]) for a in f.axes):
+            gone = Mixed("had single elements of its shared memory written beside an edge",
+                         where=self.where())
+            old = Facts((gone,) * len(place.box))
+        self.contents[place.buffer] = replace(old, zeros=False)
+
+    # --- control flow -------------------------------------------------------------------------
+    def outlived(self, facts: Facts, taken: set[str], why: str) -> Facts:
+        """Facts behind the block in which a value was made: what they say must still be known."""
+        def axis(a: Axis) -> Axis:
+            if isinstance(a, Listed):
+                edges = [axis(e) for e in a.edges]
+                gone = [e for e in edges if isinstance(e, Mixed)]
+                kept = tuple(e if isinstance(e, Edge) else None for e in edges)
+                return replace(gone[0], zero=a.zero) if gone else replace(a, edges=kept)
+            if not isinstance(a, Edge) or a.first is None:
+                return a
+            names = {v.name for f in (a.first, a.extent) for v in (f or {}) if v is not None}
+            if names - taken:
+                return Mixed(why, a.zero, where=a.where) if open_(a) else replace(
+                    a, key=None, first=None, extent=None, offset=None, size=None)
+            return replace(a, offset=self.outer(a.offset, taken), size=self.outer(a.size, taken))
+
+        return Facts(tuple(map(axis, facts.axes)), facts.zeros)
+
+    @staticmethod
+    def outer(x: Any, taken: set[str]) -> Any:
+        return None if isinstance(x, Handle) and x.value.name not in taken else x
+
+    def adds_to(self, value: Value, total: Value, seen: frozenset[Value] = frozenset()) -> bool:
+        """Whether a value is `total`, or `total` with something added to it."""
+        if value == total or value in seen:
+            return True
+        seen |= {value}
+        if value in self.sources:
+            ways = self.sources[value]
+            return bool(ways) and all(self.adds_to(v, total, seen) for v in ways)
+        op = self.defined_by.get(value)
+        if op is None or op.name not in ("convert", "add", "sub"):
+            return False
+        terms = op.args[:2 if op.name == "add" else 1]
+        return any(self.adds_to(v, total, seen) for v in terms if isinstance(v, Value))
+
+    @staticmethod
+    def totals(facts: Facts) -> Facts:
+        """Facts of what a loop adds to: where nothing but zeros lies beyond, it is a total."""
+        return Facts(tuple(replace(a, running=a.zero) if isinstance(a, Mixed) else a
+                           for a in facts.axes), facts.zeros)
+
+    def joined_contents(self, a: dict[Value, Facts], b: dict[Value, Facts], taken: set[str],
+                        why: str, how: str) -> dict[Value, Facts]:
+        out = {}
+        for root in {**a, **b}:
+            if root.name not in taken:
+                continue
+            known = [self.outlived(c[root], taken, why) for c in (a, b) if root in c]
+            rank = max(len(f.axes) for f in known)
+            out[root] = known[0] if len(known) == 1 else join_facts(known[0], known[1], rank, how,
+                                                                     self.where())
+        return out
+
+
+__all__ = ["EdgeFacts"]

@@ -1,0 +1,101 @@
+"""What names stand for while a kernel is traced: constants as they are, and these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import SourceLine
+from tessera.numerics import bool_
+from tessera.tile.ir.ir import Value
+from tessera.tile.ir.types import Scalar, Tile, Type
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What stands for something of run time: it has no truth of its own while a kernel is
+    traced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Handle(Traced):
+    """A value of the IR.
+
+    hidden: grid axes that stand for the leading extents of a tensor (composite dims).
+    """
+
+    value: Value
+    type: Type
+    hidden: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Row(Traced):
+    """A tensor or buffer indexed by fewer numbers than it has axes: the rest are whole."""
+
+    base: Handle
+    index: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Region(Traced):
+    """A part of a tensor or buffer whose extents need not be constants: x[:, a:b] where an op
+    chooses along an axis."""
+
+    base: Handle
+    parts: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Undefined(Traced):
+    """A name that has no value on some path: reading it is an error that says why."""
+
+    why: str
+    where: SourceLine | None
+
+
+class Unset:
+    """The result of a function before any `return` ran; takes the type of what it meets."""
+
+
+UNSET = Unset()
+
+
+class NeedConstants(Exception):
+    """These extents must be compile-time constants: the kernel is traced again with them."""
+
+    def __init__(self, names: frozenset[str]):
+        super().__init__(", ".join(sorted(names)))
+        self.names = names
+
+
+Number = int | float | bool
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, int | float)
+
+
+def plain_number(x: Any) -> Any:
+    """A number of NumPy, np.float32(2.0), as Python's; anything else as it is."""
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufV" else x
+
+
+def is_bool(x: Any) -> bool:
+    """Whether x is True, False, or a scalar or tile of bools."""
+    if isinstance(x, Handle):
+        return isinstance(x.type, Scalar | Tile) and x.type.dtype is bool_
+    return isinstance(x, bool)
+
+
+def describe(x: Any) -> str:
+    """A traced value for a message."""
+    if isinstance(x, Handle):
+        return str(x.type)
+    if isinstance(x, Row | Region):
+        return f"a part of {x.base.type}"
+    if is_number(x) or isinstance(x, str):
+        return repr(x)
+    return f"a {type(x).__name__}"

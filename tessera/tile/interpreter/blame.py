@@ -1,0 +1,82 @@
+"""Which op of a kernel made the NaN or infinity that lies in a value or a memory.
+
+Followed while a kernel is interpreted with sentinels on: an op that makes a bad value out of
+finite ones is its source, and whatever is computed, stored or carried on from there keeps it. An
+infinity that was written down, or read, is deliberate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.tile.interpreter.memory import Place
+from tessera.tile.ir.ir import Op
+
+if TYPE_CHECKING:
+    from tessera.tile.interpreter.machine import Machine
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise."""
+
+    op: Op
+    kind: str  # "nan" | "inf"
+    value: np.ndarray
+    args: tuple[Any, ...]
+    groups: np.ndarray
+
+
+class Blame:
+    """Sources by what holds their values: values of the IR, and memories."""
+
+    def __init__(self) -> None:
+        self.by: dict[Any, Source] = {}
+
+    def op(self, machine: Machine, op: Op, args: Sequence[Any], pure: bool) -> None:
+        """An op has run."""
+        found = next((s for s in map(self._of, op.args, args) if s is not None), None)
+        for made in op.outs:
+            value = machine.env[made.value]
+            kind = kind_of(machine, value)
+            if kind is None:
+                self.by.pop(made.value, None)
+            elif found is not None:
+                self.by[made.value] = found
+            elif pure and not any(k == "nan" or k == kind for k in map(_worst, args)):
+                self.by[made.value] = Source(op, kind, value, tuple(args), machine.groups[:, 0])
+        if found is not None and not pure:
+            for a in args:  # where it may have been stored
+                if isinstance(a, Place) and a.memory.written:
+                    self.by.setdefault(a.memory, found)
+
+    def _of(self, operand: Any, value: Any) -> Source | None:
+        if isinstance(value, Place):
+            return self.by.get(value.memory)
+        return self.by.get(operand) if _worst(value) is not None else None
+
+    def passes(self, value: Any, operands: Iterable[Any]) -> None:
+        """A value of a loop or a branch is one of these."""
+        found = next((s for o in operands if (s := self.by.get(o)) is not None), None)
+        if found is not None:
+            self.by[value] = found
+
+
+def kind_of(machine: Machine, value: Any) -> str | None:
+    """The worse of what the active elements hold: "nan", "inf", or None."""
+    if _worst(value) is None or machine.mask is None:
+        return _worst(value)
+    return _worst(np.where(machine.wide_mask(value), value, value.dtype.type(0)))
+
+
+def _worst(value: Any) -> str | None:
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or np.isfinite(value).all():
+        return None
+    return "nan" if np.isnan(value).any() else "inf"
+
+
+__all__ = ["Blame", "Source"]

@@ -1,0 +1,304 @@
+"""Races, missing barriers and uninitialised reads: one record per address of every memory.
+
+Within a group only a barrier orders lanes, so the vector clock of a lane is the number of barriers
+its group has passed (the epoch). Nothing orders two groups of a launch. Two accesses to one
+address, one of them a write, are a race when they come from different groups, or from different
+lanes of a
+group in the same epoch. Whole-group statements on global memory are ordered among
+themselves
+(`GROUP`: the compiler keeps their order); tile ops on shared memory are not (`MANY`:
+each lane
+touches elements that the others touched), which is why the explicit style needs its
+barriers.
+
+A conflict between accesses of one statement of one lane set is none: each lane keeps its elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.errors import SourceLine
+from tessera.tile.interpreter.memory import Local, Memory
+from tessera.tile.ir.errors import KernelError, RaceError, UninitialisedError
+
+GROUP, MANY = -1, -2  # pseudo lanes: ordered statements of the group; unordered lanes of it
+ANY_GROUP = -2
+
+
+class Shadow:
+    """Who last wrote and read each address: site (0 never), group, lane, epoch."""
+
+    def __init__(self, size: int):
+        self.write = np.zeros((4, size), np.int32)
+        self.reads = np.zeros((4, size), np.int32)
+        self.atomic = np.zeros(size, bool)
+        self.pending = np.zeros(size, np.int32)  # site of an async copy that has not arrived
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two accesses to one element that nothing orders; `other` came first.
+
+    group is ANY_GROUP where several groups did it, a lane is GROUP or MANY where all lanes did.
+    """
+
+    space: str
+    memory: str
+    index: tuple[int, ...]
+    group: int
+    lane: int
+    action: str  # 'reads' | 'writes'
+    other_group: int
+    other_lane: int
+    other_action: str
+
+
+@dataclass
+class Access:
+    """n addresses with the group and lane that touch them and the group's epoch there."""
+
+    memory: Memory
+    address: np.ndarray
+    group: np.ndarray
+    lane: np.ndarray
+    epoch: np.ndarray
+    site: int
+    element: np.ndarray | None = None  # where address counts cells of shared memory: of the tensor
+
+    def placed(self, values: np.ndarray | None = None) -> tuple[Access, np.ndarray | None]:
+        """By cells of the memory that arguments share, each element as often as it has cells."""
+        alias = self.memory.alias
+        if alias is None:
+            return self, values
+        cells = alias.cells[self.address]  # [n, k]
+        group, lane, epoch, element = (np.repeat(x, cells.shape[1]) for x in (
+            self.group, self.lane, self.epoch, self.address))
+        more = None if values is None else np.repeat(values, cells.shape[1])
+        return Access(self.memory, cells.reshape(-1), group, lane, epoch, self.site, element), more
+
+
+class Sanitizer:
+    """Keeps the shadows; raises RaceError or UninitialisedError at the first conflict.
+
+    keep_going: the errors are put into `found` instead, one for each pair of lines.
+    """
+
+    def __init__(self, keep_going: bool = False) -> None:
+        self.keep_going = keep_going
+        self.found: dict[Any, KernelError] = {}
+        self.sites: list[SourceLine] = [SourceLine("", 0)]
+        self.numbers: dict[Any, int] = {}
+        self.looped: set[int] = set()  # sites inside of loops
+
+    def report(self, error: KernelError) -> None:
+        """Raises it, or keeps the first of its kind and lines."""
+        if not self.keep_going:
+            raise error
+        others = tuple(where for _, where in error.also)
+        self.found.setdefault((error.code, error.where, others), error)
+
+    def site(self, where: SourceLine | None, looped: bool = False) -> int:
+        number = self._number(where)
+        if looped:
+            self.looped.add(number)
+        return number
+
+    def _number(self, where: SourceLine | None) -> int:
+        place = where or SourceLine("<generated>", 0)
+        key = (place.file, place.line)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.sites)
+            self.sites.append(place)
+        return self.numbers[key]
+
+    def shadow(self, memory: Memory) -> Shadow:
+        if memory.alias is not None:
+            shared = memory.alias.shared
+            shared.shadow = shared.shadow or Shadow(shared.size)
+            return shared.shadow
+        if memory.shadow is None:
+            memory.shadow = Shadow(len(memory.flat))
+        return memory.shadow
+
+    def read(self, a: Access) -> None:
+        """Checks and records reads."""
+        a, _ = a.placed()
+        s = self.shadow(a.memory)
+        self._arrived(s, a, "reads")
+        if isinstance(a.memory, Local):
+            self._initialised(s, a)
+        bad = self._conflict(s.write[:, a.address], a)
+        if bad.any():
+            self._race(a, bad, s.write, "reads", "wrote")
+        old = s.reads[:, a.address]
+        lane, group = a.lane.copy(), a.group.copy()
+        seen = old[0] > 0
+        other = seen & (old[1] != a.group)
+        group[other] = ANY_GROUP
+        mixed = seen & ~other & (old[3] == a.epoch) & (old[2] != a.lane)
+        lane[mixed] = MANY
+        s.reads[0, a.address], s.reads[3, a.address] = a.site, a.epoch
+        s.reads[1, a.address], s.reads[2, a.address] = group, lane
+        # Two readers in one access: the second hides the first, so mark what differs.
+        lost = s.reads[2, a.address] != lane
+        s.reads[2, a.address[lost]] = MANY
+        lost = s.reads[1, a.address] != group
+        s.reads[1, a.address[lost]] = ANY_GROUP
+
+    def wrote(self, a: Access, atomic: bool = False, values: np.ndarray | None = None) -> None:
+        """Checks and records writes."""
+        a, values = a.placed(values)
+        s = self.shadow(a.memory)
+        self._arrived(s, a, "writes")
+        bad = self._conflict(s.write[:, a.address], a)
+        if atomic:
+            bad &= ~s.atomic[a.address]
+        if bad.any():
+            self._race(a, bad, s.write, "writes", "wrote")
+        bad = self._conflict(s.reads[:, a.address], a)
+        if bad.any():
+            self._race(a, bad, s.reads, "writes", "read")
+        if not atomic:
+            self._same_statement(a, values)
+        self._mark(s, a)
+        s.atomic[a.address] = atomic
+
+    def in_flight(self, a: Access) -> None:
+        """An async copy that will write these addresses some time later."""
+        self.wrote(a)
+        a, _ = a.placed()
+        self.shadow(a.memory).pending[a.address] = a.site
+
+    def landed(self, a: Access) -> None:
+        """The copy is complete: written now, by lanes that nobody knows."""
+        a, _ = a.placed()
+        s = self.shadow(a.memory)
+        s.pending[a.address] = 0
+        self._mark(s, a)
+
+    @staticmethod
+    def _mark(s: Shadow, a: Access) -> None:
+        s.write[0, a.address], s.write[1, a.address] = a.site, a.group
+        s.write[2, a.address], s.write[3, a.address] = a.lane, a.epoch
+
+    def _conflict(self, old: np.ndarray, a: Access) -> np.ndarray:
+        seen = old[0] > 0
+        if isinstance(a.memory, Local) and a.memory.space == "register":
+            return np.zeros(seen.shape, bool)
+        other_group = old[1] != a.group
+        same_epoch = (old[3] == a.epoch) & ~other_group
+        lanes = (old[2] != a.lane) | (old[2] == MANY)
+        itself = (old[0] == a.site) & (old[2] == MANY) & (a.lane == MANY)
+        return seen & (other_group | (same_epoch & lanes & ~itself))
+
+    def _same_statement(self, a: Access, values: np.ndarray | None) -> None:
+        """Two lanes that write different values to one address in one statement."""
+        if a.memory.space == "register" or a.address.size < 2:
+            return
+        order = np.argsort(a.address, kind="stable")
+        same = a.address[order][1:] == a.address[order][:-1]
+        if values is not None:
+            v = values[order]
+            same &= (v[1:] != v[:-1]) | (a.group[order][1:] != a.group[order][:-1])
+        if not same.any():
+            return
+        i = int(np.argmax(same))
+        first, second = order[i], order[i + 1]
+        self.report(RaceError(
+            f"race on {_element(a, first)}: {_who(a.group[first], a.lane[first])} and "
+            f"{_who(a.group[second], a.lane[second])} write it in the same statement",
+            where=self.sites[a.site],
+            hint="give each lane its own element, let one lane write (if ts.tile.local_id() == 0:)"
+            ", or use ts.tile.atomic_add",
+            conflict=_conflict(a, second, "writes", a.group[first], a.lane[first], "writes")))
+
+    def _arrived(self, s: Shadow, a: Access, verb: str) -> None:
+        pending = s.pending[a.address]
+        if pending.any():
+            i = int(np.argmax(pending > 0))
+            site = self.sites[pending[i]]
+            self.report(RaceError(
+                f"{_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} {_element(a, i)} while an "
+                f"asynchronous copy into it (line {site.line}) may still be under way",
+                where=self.sites[a.site], also=(("the copy", site),),
+                hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
+                conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
+
+    def _initialised(self, s: Shadow, a: Access) -> None:
+        never = s.write[0, a.address] == 0
+        if never.any():
+            i = int(np.argmax(never))
+            self.report(UninitialisedError(
+                f"{_element(a, i)} is read, but nothing has written it",
+                where=self.sites[a.site],
+                hint="write every element that is read, for example buffer[...] = 0.0"))
+
+    def _race(self, a: Access, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
+        i = int(np.argmax(bad))
+        site, group, lane, _ = old[:, a.address[i]]
+        before = self.sites[site]
+        across = group != a.group[i]
+        who = _who(group, lane) if group != ANY_GROUP else "other groups"
+        order = ("in the same launch: nothing orders groups" if across
+                 else "with no barrier in between")
+        hint = ("give each group its own elements, or use ts.tile.atomic_add" if across
+                else _between(before, self.sites[a.site], {int(site), a.site} <= self.looped))
+        self.report(RaceError(
+            f"race on {_element(a, i)}: {_who(a.group[i], a.lane[i])} {_verb(verb, a, i)} it, and "
+            f"{who} {did} it "
+            f"at line {before.line}, {order}",
+            where=self.sites[a.site], also=(("the other access", before),), hint=hint,
+            conflict=_conflict(a, i, verb, group, lane, {"wrote": "writes", "read": "reads"}[did])))
+
+
+def _between(before: SourceLine, now: SourceLine, looped: bool) -> str:
+    """Where the barrier belongs; a later line comes first when a loop leads back."""
+    first, second = before.line, now.line
+    if before.file != now.file or (first > second and not looped):
+        return "put ts.tile.barrier() between the two accesses"
+    if first < second:
+        return f"put ts.tile.barrier() between line {first} and line {second}"
+    if looped:
+        return (f"put ts.tile.barrier() behind line {first}, before the loop comes back to line "
+                f"{second}")
+    return (f"line {first} reads what other lanes write there: read into a variable first, then "
+            "ts.tile.barrier(), then write; or write to another tensor")
+
+
+def _who(group: Any, lane: Any) -> str:
+    lanes = {GROUP: "group", MANY: "the lanes of group"}
+    if int(lane) in lanes:
+        return f"{lanes[int(lane)]} {int(group)}"
+    return f"lane {int(lane)} of group {int(group)}"
+
+
+def _verb(verb: str, a: Access, i: Any) -> str:
+    """writes, or write for several lanes."""
+    return verb[:-1] if int(a.lane[i]) == MANY else verb
+
+
+def _element(a: Access, i: Any) -> str:
+    """`shared buffer 'smem'[3, 4]` for an address."""
+    kind = "tensor" if a.memory.space == "global" else f"{a.memory.space} buffer"
+    alias = a.memory.alias
+    also = f", memory that {' and '.join(map(repr, alias.others(a.memory.name)))} shares" \
+        if alias is not None else ""
+    return f"{kind} '{a.memory.name}'[{', '.join(map(str, _index(a, i)))}]{also}"
+
+
+def _index(a: Access, i: Any) -> tuple[int, ...]:
+    """The index of an address; the stage first where a buffer has several."""
+    memory, at = a.memory, int((a.address if a.element is None else a.element)[i])
+    stage = at // memory.size % memory.stages if memory.size else 0
+    index = np.unravel_index(at % max(memory.size, 1), memory.shape or (1,))
+    return (stage,) * (memory.stages > 1) + tuple(int(k) for k in index)
+
+
+def _conflict(a: Access, i: Any, action: str, other_group: Any, other_lane: Any,
+              other_action: str) -> Conflict:
+    return Conflict(a.memory.space, a.memory.name, _index(a, i), int(a.group[i]), int(a.lane[i]),
+                    action, int(other_group), int(other_lane), other_action)

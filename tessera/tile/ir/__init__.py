@@ -1,0 +1,1 @@
+"""Tile IR: its nodes and types, layouts, printed form, and schedules."""

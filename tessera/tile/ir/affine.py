@@ -1,0 +1,67 @@
+"""Integer values as sums: {None: constant, value: coefficient}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.tile.ir.ir import Const, Value
+
+Form = dict[Value | None, int]
+
+
+def constant(n: int) -> Form:
+    return {None: n}
+
+
+def add(a: Form, b: Form, sign: int = 1) -> Form:
+    out = {k: a.get(k, 0) + sign * b.get(k, 0) for k in {*a, *b}}
+    return {k: v for k, v in out.items() if v or k is None}
+
+
+def scale(a: Form, n: int) -> Form:
+    return {k: n * v for k, v in a.items() if n * v or k is None}
+
+
+class Forms:
+    """The affine forms of the integer scalars seen so far, and upper bounds from min()."""
+
+    def __init__(self) -> None:
+        self.of: dict[Value, Form] = {}
+        self.below: dict[Value, list[Form]] = {}  # value <= each of these
+
+    def form(self, x: Any) -> Form:
+        """Of an operand or a Python integer."""
+        if isinstance(x, Const):
+            return constant(int(x.value))
+        if isinstance(x, int):
+            return constant(x)
+        return self.of.get(x, {None: 0, x: 1})
+
+    def upper(self, x: Any) -> list[Form]:
+        """Forms that are not below x: its own, and what a min() says."""
+        found = [self.form(x)]
+        if isinstance(x, Value):
+            found += self.below.get(x, [])
+        return found
+
+    def note(self, name: str, out: Value, args: tuple[Any, ...]) -> None:
+        """Records what an op on integers computes."""
+        if name in ("add", "sub"):
+            self.of[out] = add(self.form(args[0]), self.form(args[1]), 1 if name == "add" else -1)
+        elif name == "neg":
+            self.of[out] = scale(self.form(args[0]), -1)
+        elif name == "mul":
+            a, b = (self.form(x) for x in args)
+            if set(a) <= {None}:
+                self.of[out] = scale(b, a.get(None, 0))
+            elif set(b) <= {None}:
+                self.of[out] = scale(a, b.get(None, 0))
+        elif name == "convert":
+            self.of[out] = self.form(args[0])
+        elif name == "minimum":
+            self.below[out] = self.upper(args[0]) + self.upper(args[1])
+
+    def copy(self) -> Forms:
+        new = Forms()
+        new.of, new.below = dict(self.of), dict(self.below)
+        return new

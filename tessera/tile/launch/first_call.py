@@ -1,0 +1,177 @@
+"""A call on a GPU that was not seen before: bound, checked, compiled, and its recipe written."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera import config as settings
+from tessera.runtime.arrays import HOST, Array, overlap, read_array
+from tessera.runtime.buffer import stream_pointer
+from tessera.runtime.device import device
+from tessera.runtime.launch import Staging
+from tessera.tensor import Tensor as HostTensor
+from tessera.tile.interpreter.arguments import Bound
+from tessera.tile.interpreter.launch import Config, grid_of, lanes_of, scalars_in_grid
+from tessera.tile.ir.ir import Function
+from tessera.tile.ir.schedule import Schedule
+from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
+from tessera.tile.launch.machine_code import Image, Request, image_for
+from tessera.tile.launch.placement import Placement
+from tessera.tile.launch.recipe import Recipe, Target, as_signed
+from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
+from tessera.tile.passes.written_arguments import require_writable, written_parameters
+
+if TYPE_CHECKING:
+    from tessera.tile.kernel.kernel import Kernel
+
+CONFIGS_KEPT = 256  # k[groups, lanes] of one kernel with calls that are remembered
+
+def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bound: Bound,
+         place: Placement, stream: Any) -> Any:
+    """Runs a kernel on the GPU that `place` names; returns what the call returns.
+
+    stream: None is the one on which the arrays' library works.
+    """
+    arrays = arrays_of(bound, place)
+    schedule = kernel.choose(bound, config)
+    function, lanes, grid = specialised(kernel, config, bound, schedule)
+    written = written_parameters(function)
+    require_writable(kernel.__name__, written,
+                     ((n, a.writable, a.library) for n, a in arrays.items()))
+    target = Target(place.device, grid, _library(arrays), bool(settings.debug))
+    request = request_for(schedule, bound, function, lanes, arrays, target)
+    image = image_of(kernel, function, request)
+    if place.staged:
+        return _run_staged(image, bound, target, arrays, written, stream)
+    names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
+    objects = (*args, *kwargs.values())
+    decides = scalars_in_grid(function, bound) if config.groups is None else frozenset()
+    launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
+    recipe = Recipe(image, bound, target, launcher.varying, names)
+    if written.intersection(arrays) and not request.shared:
+        recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
+        recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
+    if kernel.key is None:
+        launcher.add(launcher.key(*objects), recipe)
+    at = recipe.current(place.device) if stream is None else stream_pointer(stream)
+    return recipe.run(at, _values(launcher.varying, bound, arrays), objects, stream is not None)
+
+
+def arrays_of(bound: Bound, place: Placement) -> dict[str, Array]:
+    """The tensor arguments as they lie; host arrays too when they will be copied."""
+    names = [n for n, t in bound.types.items() if isinstance(t, Tensor)]
+    return {n: read_array(bound.given[n], n) if place.staged else bound.values[n] for n in names}
+
+
+def specialised(kernel: Kernel, config: Config, bound: Bound,
+                schedule: Schedule) -> tuple[Function, int, tuple[int, ...]]:
+    """The Tile IR of a call, the lanes of its groups and the extents of its grid."""
+    function = kernel.specialise(bound, schedule, kernel.grid is not None)
+    if kernel.grid is not None and config.groups is None:
+        config = Config(kernel.grid_for(bound, schedule), config.lanes)
+    lanes = lanes_of(function, config, schedule.lanes)
+    return function, lanes, grid_of(function, bound, config, lanes)
+
+
+def request_for(schedule: Schedule, bound: Bound, function: Function, lanes: int,
+                arrays: dict[str, Array], target: Target) -> Request:
+    """What the compiler may know of these arguments.
+
+    Copies of host arrays, and results, begin where the allocator puts them: at 256 bytes.
+    """
+    divisible = {text for text, size in bound.texts.items()
+                 if size % 16 == 0 and not text.lstrip("-").isdigit()}
+    aligned = {p.value.name for p in function.params if p.role == "output"} | {
+        name for name, array in arrays.items()
+        if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
+    shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
+        written_parameters(function).isdisjoint(arrays)
+    return Request(lanes, schedule, device(target.index).target, frozenset(divisible),
+                   frozenset(aligned), shared, target.debug)
+
+
+def nbytes(array: Array) -> int:
+    return prod(array.shape) * array.dtype.numpy.itemsize
+
+
+def image_of(kernel: Kernel, function: Function, request: Request) -> Image:
+    """The kernel's own memory of images, most recent last."""
+    key = (id(function), request)  # the kernel keeps its functions
+    found = kernel.images.pop(key, None) or image_for(function, request)
+    kernel.images[key] = found
+    return found
+
+
+def _library(arrays: dict[str, Array]) -> str:
+    return next((a.library for a in arrays.values() if a.device != HOST), "")
+
+
+def _values(varying: tuple[str, ...], bound: Bound, arrays: dict[str, Array]) -> list[Any]:
+    """What a recipe is run with: pointers, and numbers as the interpreter would hold them."""
+    values: list[Any] = []
+    for name in varying:
+        if name in arrays:
+            values.append(arrays[name].pointer)
+        else:
+            kind = bound.types[name]
+            assert isinstance(kind, Scalar)
+            number = np.asarray(bound.values[name]).item()
+            wide = "64" if kind.dtype.bits == 64 else "32"
+            values.append(as_signed(number, "f" if kind.dtype.kind == "float" else f"i{wide}"))
+    return values
+
+
+def _launcher(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any],
+              names: tuple[str, ...], bound: Bound, decides: frozenset[str]) -> Launcher:
+    """The short way for calls of this form, written at the first one, and anew when the grid turns
+    out to depend on more numbers."""
+    form = form_of(args, kwargs)
+    if len(kernel.launchers) > CONFIGS_KEPT and config not in kernel.launchers:
+        for other in [c for c in kernel.launchers if c != Config()]:
+            del kernel.launchers[other]
+    ready = kernel.launchers.setdefault(config, {})
+    if form not in ready or not decides <= ready[form].in_grid:
+        count = len(args)
+
+        def first(stream: Any, *objects: Any) -> Any:
+            return kernel.run(config, objects[:count],
+                              dict(zip(names[count:], objects[count:], strict=True)), stream)
+
+        in_grid = grid_names(kernel.grid) if config.groups is None else frozenset()
+        in_grid |= decides | (ready[form].in_grid if form in ready else frozenset())
+        ready[form] = Launcher(names, (*args, *kwargs.values()), bound, in_grid, first)
+    return ready[form]
+
+
+def form_of(args: tuple, kwargs: dict[str, Any]) -> tuple:
+    """The classes of a call's arguments, and the names of those that are named."""
+    if not kwargs:
+        return tuple(map(type, args))
+    return (*map(type, args), *kwargs, *map(type, kwargs.values()))
+
+
+# --- host arrays ------------------------------------------------------------------------------
+def _run_staged(image: Image, bound: Bound, target: Target, arrays: dict[str, Array],
+                written: frozenset[str], stream: Any) -> Any:
+    """Host arrays are copied there, the kernel is waited for, and what it wrote is copied back."""
+    at = 0 if stream is None else stream_pointer(stream)
+    numbers = [n for n, t in bound.types.items() if isinstance(t, Scalar)]
+    varying = (*arrays, *numbers)
+    recipe = Recipe(image, bound, target, varying, tuple(bound.given))
+    staged = Staging(list(enumerate(arrays.values())), target.index, at,
+                     {i for i, name in enumerate(arrays) if name in written})
+    values = _values(varying, bound, arrays)
+    for i, pointer in staged.pointers():
+        values[i] = pointer
+    result = recipe.run(at, values, tuple(bound.given.values()), stream is not None)
+    recipe.wait(at)
+    staged.copy_back()
+    if image.function.result[0] != "tensor":
+        return result
+    tensors = any(isinstance(v, HostTensor) for v in bound.given.values())
+    return result.to_host(tensors)
+

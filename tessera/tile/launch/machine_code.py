@@ -1,0 +1,165 @@
+"""Machine code of a specialisation: from memory, from the disk cache, or compiled.
+
+The disk cache is asked before anything is lowered or emitted: its key is the Tile IR and what else
+decides the code, so a new process traces the kernel, reads one file and launches. It imports
+neither Numba nor the emitter. One process compiles for all that ask at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import SourceLine
+from tessera.runtime import flags
+from tessera.runtime.cache import DiskCache, Entry, content_name
+from tessera.runtime.module import Kernel as Code
+from tessera.runtime.ptxas import Resources
+from tessera.runtime.target import Target, parse_target
+from tessera.runtime.toolchain import sources, stamps, toolchain
+from tessera.tile.ir import errors
+from tessera.tile.ir.ir import Function
+from tessera.tile.ir.printing import print_ir
+from tessera.tile.ir.schedule import Schedule
+
+IMAGES = DiskCache("images")
+HASHES = DiskCache("hashes")
+FLOORS = ("tile", "numerics", "runtime")  # whose code decides what is emitted
+
+
+@dataclass(frozen=True)
+class Request:
+    """What decides the machine code of a function."""
+
+    lanes: int
+    schedule: Schedule
+    target: Target
+    divisible: frozenset[str] = frozenset()
+    aligned: frozenset[str] = frozenset()
+    shared: bool = False
+    checked: bool = False
+
+    def key(self, function: Function) -> str:
+        """The name of the entry in the disk cache: the same in every process."""
+        return content_name(
+            print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
+            str(self.target), " ".join(sorted(self.divisible)), " ".join(sorted(self.aligned)),
+            f"{self.shared} {self.checked}", fingerprint())
+
+
+def _file(function: Function) -> str:
+    """The file that the lines of the IR belong to; the text of the IR has it shortened."""
+    return next((node.where.file for node in function.body if node.where is not None), "")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One launch parameter; the kinds are those of tile.cuda.emit.emitter.Parameter."""
+
+    kind: str
+    name: str
+    abi: str
+    axis: int = 0
+    box: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """The machine code of a function for one request, and what a launch has to know.
+
+    key: its launch key in reports.  cached: whether it came from the disk.
+    """
+
+    function: Function
+    request: Request
+    code: Code
+    slots: tuple[Slot, ...]
+    grid: str
+    sites: tuple[flags.Site, ...]
+    resources: Resources
+    warnings: tuple[str, ...]
+    key: int
+    cached: bool
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The compiler's own record, with every level's text; made again when this came from disk.
+        """
+        return compile_request(self.function, self.request)
+
+
+def image_for(function: Function, request: Request) -> Image:
+    """Machine code for a request. Raises what the compiler raises."""
+    made: list[Any] = []
+
+    def make() -> Entry:
+        made.append(compile_request(function, request))
+        return to_entry(made[0])
+
+    entry, cached = IMAGES.made(request.key(function), make)
+    image = from_entry(entry, function, request, cached)
+    if made:
+        image.__dict__["compiled"] = made[0]
+    return image
+
+
+def compile_request(function: Function, request: Request) -> Any:
+    """tile.cuda's Compiled."""
+    from tessera.tile.cuda.compile import compile_function
+    from tessera.tile.cuda.emit.emitter import Facts
+
+    return compile_function(
+        function, request.lanes, schedule=request.schedule, target=request.target,
+        facts=Facts(request.divisible, request.aligned, request.shared),
+        checked=request.checked)
+
+
+# --- the disk ---------------------------------------------------------------------------------
+def to_entry(compiled: Any) -> Entry:
+    """What a launch needs of a Compiled."""
+    code = compiled.built.kernel
+    sites = [s if isinstance(s, flags.Site) else flags.Site(*s) for s in compiled.emitted.sites]
+    meta = {
+        "name": code.name, "target": str(code.target), "threads": code.threads,
+        "shared_bytes": code.shared_bytes, "cluster": code.cluster, "dependent": code.dependent,
+        "grid": compiled.grid, "resources": asdict(compiled.built.resources),
+        "warnings": compiled.built.warnings,
+        "slots": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.parameters],
+        "sites": [(_line(s.where), s.message, s.kind, s.formats) for s in sites],
+    }
+    return Entry(meta, {"cubin": code.cubin})
+
+
+def _line(where: SourceLine | None) -> list[Any] | None:
+    return None if where is None else list(astuple(where))
+
+
+def from_entry(entry: Entry, function: Function, request: Request, cached: bool) -> Image:
+    meta: Mapping[str, Any] = entry.meta
+    slots = tuple(Slot(kind, name, abi, axis, tuple(box))
+                  for kind, name, abi, axis, box in meta["slots"])
+    sites = tuple(flags.Site(where and errors.Site(*where), message, kind, tuple(formats))
+                  for where, message, kind, formats in meta["sites"])
+    code = Code(entry.parts["cubin"], meta["name"], [s.abi for s in slots],
+                target=parse_target(meta["target"]), threads=meta["threads"],
+                shared_bytes=meta["shared_bytes"], cluster=tuple(meta["cluster"]),
+                dependent=meta["dependent"])
+    return Image(function, request, code, slots, meta["grid"], sites,
+                 Resources(**meta["resources"]), tuple(meta["warnings"]),
+                 flags.register(function.name, sites), cached)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Of everything but the Tile IR that decides the code: the compiler's own sources and tools.
+
+    The sources are read only when one of them has another time stamp than before.
+    """
+    package = Path(__file__).parents[2]
+    folders, without = [package / floor for floor in FLOORS], ("device",)
+    entry, _ = HASHES.made(content_name(*(stamps(f, without) for f in folders)),
+                           lambda: Entry({"hash": [sources(f, without) for f in folders]}))
+    return "\n".join([*entry.meta["hash"], toolchain()])

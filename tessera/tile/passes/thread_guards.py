@@ -1,0 +1,151 @@
+"""How many lanes the guards of a kernel ask for: `if i < M * N` of i = ts.tile.linear_id().
+
+A launch that is not given takes as many groups as the guards need, so that no element is left out.
+A guard is a comparison of a value that grows with the number of the lane, made from it by steps
+that are known at the launch, with a bound that is; the index of a lane's store is one, too.
+
+    i < B        B lanes          i // c < B     B * c
+    i + c < B    B - c            i * c < B      ceil(B / c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.errors import SourceLine
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, Value, While, walk
+from tessera.tile.ir.types import Scalar, Tensor
+
+NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
+    "floordiv": lambda x, y: x // y if y else 0, "mod": lambda x, y: x % y if y else 0,
+    "maximum": max, "minimum": min, "shl": lambda x, y: x << min(max(y, 0), 62),
+    "shr": lambda x, y: x >> min(max(y, 0), 62)}
+# f(i) < B with f(i) = op(i, c): i < inverse(B, c)
+INVERSE: dict[str, Callable[[int, int], int]] = {
+    "add": lambda bound, c: bound - c, "sub": lambda bound, c: bound + c,
+    "mul": lambda bound, c: -(-bound // c) if c > 0 else 0,
+    "floordiv": lambda bound, c: bound * c if c > 0 else 0,
+    "shl": lambda bound, c: -(-bound // (1 << c)) if 0 <= c < 63 else 0,
+    "shr": lambda bound, c: bound << c if 0 <= c < 32 else 0}
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Lanes that one guard asks for."""
+
+    lanes: int
+    where: SourceLine | None
+
+
+class Guards:
+    """Reads the guards on one id: linear_id, group_id or local_id.
+
+    scalars: the parameters that decided, after they were read.
+    """
+
+    def __init__(self, function: Function, known: dict[Value, int], extent: Callable[[Any], int],
+                 base: str):
+        """known: scalars and extents by their value; extent: of a tensor, from its text."""
+        self.function, self.known, self.extent, self.base = function, known, extent, base
+        self.scalars: set[str] = set()
+        self.kinds = {p.value: p.type for p in function.params}
+        self.arguments = {p.value for p in function.params if p.role == "argument"}
+        self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+
+    def __iter__(self) -> Iterator[Asked]:
+        for op in walk(self.function.body):
+            if not isinstance(op, Op):
+                continue
+            if op.name in MIRRORED:
+                x, y = op.args
+                for name, a, b in ((op.name, x, y), (MIRRORED[op.name], y, x)):
+                    bound = self.number(b)
+                    if bound is not None:
+                        yield from self.asked(a, bound + (name in ("le", "gt")), op.where)
+            elif op.name == "store_element" and self.base == "linear_id":
+                yield from self.stored(op)
+
+    def stored(self, op: Op) -> Iterator[Asked]:
+        """A store asks for the lanes that reach the end of each axis."""
+        kind = self.kinds.get(op.args[0]) if isinstance(op.args[0], Value) else None
+        dims = kind.dims if isinstance(kind, Tensor) else ()
+        if len(dims) == len(op.args) - 2:
+            for index, dim in zip(op.args[2:], dims, strict=True):
+                yield from self.asked(index, self.extent(str(dim)), op.where)
+
+    def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
+        """x < bound for every lane below which number?"""
+        while not self.is_base(x):
+            op = self.made.get(x) if isinstance(x, Value) else None
+            if op is None:
+                return
+            if op.name in ("convert", "cast"):
+                x = op.args[0]
+                continue
+            if op.name not in INVERSE:
+                return
+            first, second = (self.number(a) for a in op.args)
+            if second is not None:
+                x, c = op.args[0], second
+            elif first is not None and op.name in ("add", "mul"):
+                x, c = op.args[1], first
+            else:
+                return
+            bound = INVERSE[op.name](bound, c)
+        yield Asked(max(0, bound), where)
+
+    def is_base(self, x: Operand) -> bool:
+        """linear_id(), also written out: group_id() * group_size() + local_id()."""
+        op = self.made.get(x) if isinstance(x, Value) else None
+        if op is None:
+            return False
+        if op.name == self.base:
+            return op.attr.get("axis") is None
+        if self.base != "linear_id" or op.name != "add":
+            return False
+        for a, b in (op.args, op.args[::-1]):
+            number, product = (self.made.get(v) if isinstance(v, Value) else None for v in (a, b))
+            if number is not None and product is not None and number.name == "local_id" and \
+                    product.name == "mul" and {m.name for v in product.args if isinstance(
+                        v, Value) and (m := self.made.get(v))} == {"group_id", "group_size"}:
+                return True
+        return False
+
+    def number(self, x: Operand) -> int | None:
+        """A value that is known at the launch."""
+        if isinstance(x, Const):
+            return int(x.value) if x.dtype.kind in ("int", "uint") else None
+        if x in self.known:
+            if x in self.arguments:
+                self.scalars.add(x.name)
+            return self.known[x]
+        op = self.made.get(x)
+        if op is None:
+            return None
+        if op.name in ("convert", "cast") and isinstance(op.outs[0].type, Scalar) and \
+                op.outs[0].type.dtype.kind in ("int", "uint"):
+            return self.number(op.args[0])
+        if op.name not in NUMBERS:
+            return None
+        parts = [self.number(a) for a in op.args]
+        return None if None in parts else NUMBERS[op.name](*parts)  # type: ignore[arg-type]
+
+
+def strides(function: Function, base: str) -> bool:
+    """Whether a loop goes on from the id, so that no lane stands for one element alone."""
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+
+    def reaches(x: Operand) -> bool:
+        op = made.get(x) if isinstance(x, Value) else None
+        return op is not None and (op.name == base or any(map(reaches, op.args)))
+
+    loops = [n for n in walk(function.body) if isinstance(n, For | While)]
+    return any(reaches(x) for n in loops
+               for x in ((n.lo, *n.inits) if isinstance(n, For) else n.inits))
+
+
+__all__ = ["Asked", "Guards", "strides"]

@@ -1,0 +1,57 @@
+"""Which parameters a function writes: those arrays must be writable, and host copies go back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tessera.errors import ArgumentError, user_line
+from tessera.tile.ir.ir import For, Function, If, Op, Value, While, walk
+from tessera.tile.ir.types import Tensor, View
+from tessera.tile.ops import OPS
+
+
+def written_parameters(function: Function) -> frozenset[str]:
+    """Names of the tensors that a store or an atomic reaches, through views and loops too."""
+    places: dict[Value, frozenset[str]] = {
+        p.value: frozenset({p.value.name}) for p in function.params if isinstance(p.type, Tensor)}
+    nodes = tuple(walk(function.body))
+    while True:
+        before = sum(map(len, places.values()))
+        for node in nodes:
+            _follow(node, places)
+        if sum(map(len, places.values())) == before:
+            break
+    found: frozenset[str] = frozenset()
+    for node in nodes:
+        if isinstance(node, Op) and OPS[node.name].effect in ("write", "atomic"):
+            found |= _of(places, node.args[:1])
+    return found
+
+
+def require_writable(kernel: str, written: frozenset[str], arrays: Iterable[tuple[str, bool, str]]
+                     ) -> None:
+    """arrays: (name, whether it may be written, its library). Raises ArgumentError."""
+    for name, writable, library in arrays:
+        if name in written and not writable:
+            raise ArgumentError(f"{kernel}: argument {name} is read-only ({library}), the kernel "
+                                "writes it", where=user_line(),
+                                hint="pass an array that may be written, or return a new tensor "
+                                "from the kernel")
+
+
+def _of(places: dict[Value, frozenset[str]], operands: tuple) -> frozenset[str]:
+    return frozenset().union(*(places.get(x, frozenset()) for x in operands))
+
+
+def _follow(node: Op | For | While | If, places: dict[Value, frozenset[str]]) -> None:
+    """Where the views that a node makes lead to."""
+    if isinstance(node, Op):
+        pairs = [(made, node.args[:1]) for made in node.outs]
+    elif isinstance(node, If):
+        pairs = list(zip(node.outs, zip(node.thens, node.elses, strict=True), strict=True))
+    else:
+        pairs = list(zip(node.carried, zip(node.inits, node.yields, strict=True), strict=True))
+    for made, sources in pairs:
+        if isinstance(made.type, View):
+            places[made.value] = places.get(made.value, frozenset()) | _of(places, sources)
+

@@ -1,0 +1,1 @@
+"""Schedules chosen: costs, what fits a GPU, the search, its measurements and its cache."""

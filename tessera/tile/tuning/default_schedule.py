@@ -1,0 +1,245 @@
+"""The schedule of a kernel that has none: from its Tile IR, the extents of the call and the GPU.
+
+    lane kernels       4 warps, as they are written for (Q41)
+    tile kernels       warps by the size of their largest tile
+    those that ask     ts.tile.context() for block sizes get the cheapest of a short list of legal
+                       ones, by the cost model
+
+The same call on the same GPU always gets the same schedule; its `notes` say why it was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tessera.tile.interpreter.arguments import Bound
+from tessera.tile.ir.ir import Function, Op, definitions, walk
+from tessera.tile.ir.schedule import ALIASES, Schedule
+from tessera.tile.ir.types import Tensor, Tile, is_lane
+from tessera.tile.passes.operation_counts import largest_tile
+from tessera.tile.tuning.cost import explain
+from tessera.tile.tuning.gpus import Gpu
+from tessera.tile.tuning.legality import fits
+
+if TYPE_CHECKING:
+    from tessera.tile.kernel.kernel import Kernel
+
+BLOCKS = ("m", "n", "k_")
+ELEMENTS_PER_LANE = 32  # of the largest tile: four 16-byte accesses of bf16, eight of f32
+MOST_WARPS = {"product": 8, "fold": 16, "stream": 32}
+MOST_PER_LANE = 64  # beyond it a tile kernel has no registers left to compute with
+ROW_BYTES = 128  # of a step's operands: the width of the widest swizzle
+LANE_OPS = frozenset({"linear_id", "local_id", "lane_id", "warp_id", "group_size", "barrier"})
+SMALL = 32  # an extent for which blocks of 64 would be mostly empty
+
+
+class Recorder(Schedule):
+    """A schedule that notes which of its parameters a kernel asks for."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__()
+        for f in fields(schedule):
+            object.__setattr__(self, f.name, getattr(schedule, f.name))
+        object.__setattr__(self, "read", set())
+
+    read: set[str]
+
+    def value(self, name: str) -> Any:
+        self.read.add(ALIASES.get(name, name))
+        return super().value(name)
+
+    def extra_value(self, name: str) -> Any:
+        self.read.add(name)
+        return super().extra_value(name)
+
+    def for_parameter(self, name: str, default: Any) -> Any:
+        if self.source != "auto":  # a proposal leaves arguments as the kernel's author chose them
+            self.read.add(ALIASES.get(name, name))
+        return super().for_parameter(name, default)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel at a call. read: the schedule's parameters that its body asks for."""
+
+    kernel: Kernel
+    bound: Bound
+    gpu: Gpu
+    read: frozenset[str]
+    function: Function  # traced with the defaults
+
+    @staticmethod
+    def of(kernel: Kernel, bound: Bound, gpu: Gpu) -> Subject:
+        recorder = Recorder(Schedule(source="auto"))
+        function = kernel.compile(kernel.spec(bound, recorder), bound.sizes)
+        return Subject(kernel, bound, gpu, frozenset(recorder.read), function)
+
+    def trace(self, schedule: Schedule) -> Function:
+        return self.kernel.compile(self.kernel.spec(self.bound, schedule), self.bound.sizes)
+
+    @property
+    def products(self) -> list[Op]:
+        return [n for n in walk(self.function.body) if isinstance(n, Op) and n.name == "matmul"]
+
+    @property
+    def by_lanes(self) -> bool:
+        """Whether the body says what each lane does: then its author chose the group."""
+        return (self.function.lanes is not None or self.function.result[0] == "scalar"
+                or any(isinstance(n, Op) and n.name in LANE_OPS for n in walk(self.function.body))
+                or any(map(is_lane, definitions(self.function).values())))
+
+
+def propose(kernel: Kernel, bound: Bound, gpu: Gpu) -> tuple[Schedule, bool]:
+    """The schedule for a kernel without one, and whether the extents of the call decided it."""
+    subject = Subject.of(kernel, bound, gpu)
+    fixed = {name for name, _ in subject.function.constants}.intersection(bound.sizes)
+    asked = subject.read.intersection((*BLOCKS, "vector_"))
+    schedule = _proposal(subject)
+    if not subject.read:  # then the function is the same under any schedule
+        kernel.keep(kernel.spec(bound, schedule), bound.sizes, subject.function)
+    return schedule, bool(fixed or asked)
+
+
+def _proposal(subject: Subject) -> Schedule:
+    if subject.by_lanes and not subject.read.intersection(BLOCKS):
+        return _noted(Schedule(source="auto"), "a kernel by lanes: the group that it is written "
+                      "for")
+    if not subject.read.intersection(BLOCKS):
+        return _by_tile(subject)
+    best, count = _cheapest(subject)
+    if best is None:
+        return _noted(Schedule(source="auto"), "no block size of the list fits "
+                      f"{subject.gpu.name}: the defaults")
+    _, schedule, function = best
+    estimate = explain(function, schedule, subject.bound, subject.gpu)
+    return _noted(schedule, f"the cheapest of {count} that fit", f"estimate {estimate}")
+
+
+def _noted(schedule: Schedule, *notes: str) -> Schedule:
+    return schedule.with_notes(*notes)
+
+
+def space(kernel: Kernel, bound: Bound, gpu: Gpu) -> tuple[Schedule, ...]:
+    """What `propose` chooses from; for tuning without a space."""
+    subject = Subject.of(kernel, bound, gpu)
+    if subject.read.intersection(BLOCKS):
+        return tuple(s.with_source("tuned") for s, _ in _legal(subject)) or (Schedule(),)
+    if subject.by_lanes:
+        return (Schedule(source="tuned"),)
+    warps = _by_tile(subject).value("warps_")
+    near = {max(1, warps // 2), warps, min(32, 2 * warps)}
+    return tuple(Schedule(warps=n, source="tuned") for n in sorted(near))
+
+
+# --- kernels that leave block sizes open ------------------------------------------------------
+def _cheapest(subject: Subject) -> tuple[tuple[float, Schedule, Function] | None, int]:
+    found = [(explain(f, s, subject.bound, subject.gpu).us, s, f) for s, f in _legal(subject)]
+    return (min(found, key=lambda item: item[0]) if found else None), len(found)
+
+
+def _legal(subject: Subject) -> Iterator[tuple[Schedule, Function]]:
+    """Candidates that fit, each with the deepest pipeline that still does."""
+    for schedule in _blocks(subject):
+        function = subject.trace(schedule)
+        depths = (4, 3, 2) if subject.products else (2,)
+        for depth in depths:
+            deep = schedule.with_values({"stages": depth}) if subject.products else schedule
+            if "stages_" in subject.read:
+                function = subject.trace(deep)
+            if fits(function, deep, subject.bound, subject.gpu) and (
+                    subject.products or largest_tile(function) <= MOST_PER_LANE * deep.lanes):
+                yield deep, function
+                break
+
+
+def _blocks(subject: Subject) -> Iterator[Schedule]:
+    """Blocks of the sizes that the kernel asks for, small before large."""
+    rows, columns = _sides(subject)
+    depth = _depth(subject) if subject.products else 64
+    wide = subject.gpu.cc >= (9, 0)
+    for m in rows if "m" in subject.read else (None,):
+        for n in columns if "n" in subject.read else (None,):
+            if (m or 0) * (n or 0) > 128 * 256:
+                continue
+            values = {"m": m, "n": n, "k": depth if "k_" in subject.read else None}
+            values |= {"vector": _vector(subject)} if "vector_" in subject.read else {}
+            for warps in _warps(subject, m, n, wide):
+                chosen = {k: v for k, v in values.items() if v is not None}
+                yield Schedule(**chosen, warps=warps, source="auto")
+
+
+def _sides(subject: Subject) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if not subject.products:
+        return (1, 2, 4, 8, 16, 32, 64), (64, 128, 256, 512, 1024)
+    sizes = (64, 128, 256)
+    small = min(subject.bound.texts.values(), default=SMALL + 1) <= SMALL
+    return (16, 32, *sizes) if small else sizes, (32, *sizes) if small else sizes
+
+
+def _warps(subject: Subject, m: int | None, n: int | None, wide: bool) -> tuple[int, ...]:
+    """A product's warps by its rows: four for each 64 of them, what one wgmma has; others try."""
+    if not subject.products:
+        return (1, 2, 4, 8, 16)
+    if wide:
+        return (4,) if (m or 64) <= 64 else (8,)
+    return (4,) if (m or 64) * (n or 64) <= 128 * 128 else (8,)  # 64 x 64 of the sums each
+
+
+def _depth(subject: Subject) -> int:
+    """Depth of a step: rows of 128 bytes, at least one instruction's 16 elements."""
+    types = definitions(subject.function)
+    bits = max(types[a].dtype.bits for op in subject.products for a in op.args[:2]
+               if a in types)
+    return max(16, ROW_BYTES * 8 // bits)
+
+
+def _vector(subject: Subject) -> int:
+    """Elements of a 16-byte access, fewer where rows are no multiple of them."""
+    width = 16
+    for p in subject.function.params:
+        if isinstance(p.type, Tensor):
+            width = min(width, max(1, 128 // p.type.dtype.bits))
+            row = subject.bound.texts.get(str(p.type.dims[-1]), 1) if p.type.dims else 1
+            while row % width:
+                width //= 2
+    return width
+
+
+# --- kernels that say their tiles -------------------------------------------------------------
+def _by_tile(subject: Subject) -> Schedule:
+    """Warps so that each lane holds a handful of elements of the largest tile."""
+    shapes = [t.shape for t in definitions(subject.function).values() if isinstance(t, Tile)]
+    if not shapes:
+        return _noted(Schedule(source="auto"), "no tiles: the default group")
+    largest = max(shapes, key=lambda s: prod(s))
+    size, share = prod(largest), _share(subject)
+    most = MOST_WARPS["product" if subject.products else "fold" if share > 16 else "stream"]
+    warps = 1
+    while warps < most and size > 32 * warps * share:
+        warps *= 2
+    warps = max(warps, 4) if subject.products else warps
+    extra = {"vector": _vector(subject)} if "vector_" in subject.read else {}
+    return _noted(Schedule(warps=warps, **extra, source="auto"),
+                  f"{warps} warps for a largest tile of {'x'.join(map(str, largest))}: "
+                  f"{-(-size // (32 * warps))} elements of it in each lane")
+
+
+def _share(subject: Subject) -> int:
+    """Elements of the largest tile for one lane.
+
+    One 16-byte access where tiles only stream through; more where lanes reduce, because a barrier
+    costs the less the fewer warps meet at it. Kernels of examples/ over group sizes, H200,
+    2026-11-21: copies of f32 reach 0.97 of memcpy with one access a lane and 0.90 with eight; a
+    softmax of 4096 bf16 is fastest with four.
+    """
+    if subject.products or any(isinstance(n, Op) and n.name.startswith("fold_")
+                               for n in walk(subject.function.body)):
+        return ELEMENTS_PER_LANE
+    bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, Tensor)]
+    return max(1, 128 // max(8, min(bits, default=32)))
+
+
+__all__ = ["propose", "space"]
