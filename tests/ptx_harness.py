@@ -26,7 +26,8 @@ def require_compiler() -> None:
 
 def kernel_source(instruction: Instruction) -> str:
     """One call with run-time arguments; every result is stored."""
-    head = ["from tessera.tile.cuda import use", "from tessera.tile.cuda import fragments",
+    head = ["from tessera.tile.cuda import use",
+            "from tessera.tile.cuda.intrinsics import fragments",
             "from tessera.tile.cuda.ptx import memory",
             f"called = use({instruction.name!r})"]
     args = [_argument(head, i, o) for i, o in enumerate(instruction.args)]

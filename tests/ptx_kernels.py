@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD = """\
-from tessera.tile.cuda import fragments, shared, use
+from tessera.tile.cuda import use
+from tessera.tile.cuda.intrinsics import fragments, shared_memory
 from tessera.tile.cuda.numba_gate import f32, i32, i64
 from tessera.tile.cuda.ptx import atomics, barriers, convert, copy_async, matrix, memory, mma
 from tessera.tile.cuda.ptx import tma, warp, wgmma
@@ -74,7 +75,8 @@ dot = use(mma.mma("bf16"))
 zeros = use(fragments.full("f32", 4))
 low, high = use(fragments.pick((0, 1))), use(fragments.pick((2, 3)))
 store2 = use(memory.st("global", "f32", 2))
-base, swizzled, sync = use(shared.address()), use(shared.swizzled(64)), use("sync_threads")
+base, swizzled = use(shared_memory.address()), use(shared_memory.swizzled(64))
+sync = use("sync_threads")
 def mma_gemm(a, b, c, K):
     t = tid()
     lane, warp = t & 31, t >> 5
@@ -122,14 +124,14 @@ STAGES, STAGE_BYTES = 4, 49152  # A 128 x 64 and B 256 x 64 of bf16
 WGMMA_GEMM = Source("wgmma_gemm", HEAD + f"""
 STAGE = {STAGE_BYTES}
 BARRIERS = {STAGES * STAGE_BYTES}
-base, uniform = use(shared.address()), use(warp.shfl("idx"))
-describe = use(shared.descriptor(16, 1024))
+base, uniform = use(shared_memory.address()), use(warp.shfl("idx"))
+describe = use(shared_memory.descriptor(16, 1024))
 init, expect = use("mbarrier_init"), use("mbarrier_arrive_expect")
 wait_barrier, release = use("mbarrier_wait"), use("mbarrier_arrive_if")
 ready, sync, prefetch = use("fence_mbarrier_init"), use("sync_threads"), use("prefetch_map")
 fewer, more = use(barriers.set_registers(40, "dec")), use(barriers.set_registers(232, "inc"))
 load = use(tma.load(2))
-STEPS = shared.steps(64, 16)
+STEPS = shared_memory.steps(64, 16)
 dot = use(wgmma.product(256, "bf16", a_offsets=STEPS, b_offsets=STEPS, accumulate="flag", wait=1))
 finish = use(wgmma.wait(0, 128))
 empty = use(fragments.undefined("f32", 128))
@@ -220,12 +222,12 @@ def one_wgmma(a: str, d: str, n: int, k: int, majors: str = "KK") -> Source:
     item_bits = {"bf16": 16, "f16": 16, "tf32": 32}.get(a, 8)
     step = 256 // item_bits
     a_steps, b_steps = (
-        f"shared.steps({k}, {item_bits}, major={m!r}, instruction_k={step})" for m in majors)
+        f"shared_memory.steps({k}, {item_bits}, major={m!r}, instruction_k={step})" for m in majors)
     count = n // 2 if d != "f16" else n // 4
     kind, element = ("f32", "f32") if d == "f32" else ("i32", "b32")
     rows = [64 if majors[0] == "K" else k, n if majors[1] == "K" else k]
     text = f"""
-base, describe = use(shared.address()), use(shared.descriptor(16, 1024))
+base, describe = use(shared_memory.address()), use(shared_memory.descriptor(16, 1024))
 init, expect, wait = use("mbarrier_init"), use("mbarrier_arrive_expect"), use("mbarrier_wait")
 ready, sync = use("fence_mbarrier_init"), use("sync_threads")
 load = use(tma.load(2))
@@ -283,7 +285,7 @@ here, take = use(atomics.red("add", "u32", "shared", scope="cta")), use(memory.l
 put, store = use(memory.st("shared", "b32")), use(memory.st("global", "b32"))
 quad = use(atomics.red_add_vector(4))
 ones = use(fragments.full("f32", 4))
-base, sync = use(shared.address()), use("sync_threads")
+base, sync = use(shared_memory.address()), use("sync_threads")
 def atomic_ops(out, tickets):
     t, b = tid(), block()
     i = b * 128 + t
@@ -330,7 +332,7 @@ def converter(x, out):
 CLUSTER = Source("cluster_ranks", HEAD + """
 rank, size = use("cluster_ctarank"), use("cluster_nctarank")
 arrive, wait = use("cluster_arrive"), use("cluster_wait")
-base, far = use(shared.address()), use("mapa")
+base, far = use(shared_memory.address()), use("mapa")
 put, load = use(memory.st("shared::cluster", "b32")), use(memory.ld("shared", "b32"))
 store = use(memory.st("global", "b32"))
 def cluster_ranks(out):
@@ -350,7 +352,7 @@ def tma_copy(rank: int, box_bytes: int, inner: int) -> Source:
     """One tile a block, `inner` elements on along the last axis: in by TMA, out by TMA."""
     rest = ", 0" * (rank - 1)
     return Source("tma_copy", HEAD + f"""
-base, init = use(shared.address()), use("mbarrier_init")
+base, init = use(shared_memory.address()), use("mbarrier_init")
 expect, wait = use("mbarrier_arrive_expect"), use("mbarrier_wait")
 ready, flush = use("fence_mbarrier_init"), use("fence_async_shared")
 load, store = use(tma.load({rank})), use(tma.store({rank}))

@@ -92,9 +92,10 @@ def test_it_takes_few_instructions(source, target, most):
     from tessera.tile.cuda.numba_gate import compile_source
 
     registers = packed_codes.place(source, target).rule(None).results[0].count
-    text = (f"from tessera.tile.cuda import fragments, packed, use\n"
+    text = (f"from tessera.tile.cuda import use\n"
+            f"from tessera.tile.cuda.intrinsics import fragments, packed_codes\n"
             f"from tessera.tile.cuda.ptx import memory\n"
-            f"place, store = use(packed.place({source!r}, {target!r})), "
+            f"place, store = use(packed_codes.place({source!r}, {target!r})), "
             f"use(memory.st('global', 'b32'))\n"
             f"first, last = use(fragments.pick(0)), use(fragments.pick({registers - 1}))\n"
             f"def k(p, x):\n    d = place(x)\n    store(p, first(d))\n    store(p + 4, last(d))\n")

@@ -46,7 +46,7 @@ TARGET_LEVELS: dict[str, Callable[[Kernel, Function, str | None], str]] = device
 class Kernel(Kernel_):
     """A kernel: call it with arrays, k(...), or choose the launch: k[groups, lanes](...).
 
-    It runs on the GPU when its arrays lie there, else under the interpreter (see tile/device).
+    It runs on the GPU when its arrays lie there, else under the interpreter (see tile/launch).
 
     Globals and closure variables that the body reads are constants of its specialisations. When one
     of them has changed, the next call traces and compiles anew.
