@@ -64,7 +64,7 @@ from .tensor import tensor as tensor
 from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
-from .tile.kernel.kernel import kernel as kernel
+from .tile.kernel.decorator import kernel as kernel
 
 allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some

@@ -59,7 +59,7 @@ from .tensor import tensor as tensor
 from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
-from .tile.kernel.kernel import kernel as kernel
+from .tile.kernel.decorator import kernel as kernel
 from .tensor import TensorType as TensorType
 
 INF: float

@@ -27,7 +27,7 @@ from tessera.numerics import decode, encode, find_dtype
 from tessera.runtime.flags import LINES, WORDS, Failure, Site
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import emit
-from tessera.tile.cuda.ptx.instruction import Form, Instruction, Operation
+from tessera.tile.cuda.instruction import Form, Instruction, Operation
 from tessera.tile.interpreter.launch import extent
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.ir.types import Tensor

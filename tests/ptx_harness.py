@@ -6,7 +6,7 @@ import pytest
 
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.target import Target
-from tessera.tile.cuda.ptx.instruction import Instruction, Operand
+from tessera.tile.cuda.instruction import Instruction, Operand
 
 # Kernel parameters by register kind; a predicate is an int.
 PARAMETERS = {"p": "i64", "x": "i32", "y": "f32", "z": "f64"}

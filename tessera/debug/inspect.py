@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..graph import jit
 from ..graph.signature import callable_name
 from ..tensor import TensorType
-from ..tile.kernel.kernel import COMPILED, Kernel
+from ..tile.kernel.decorator import COMPILED, Kernel
 
 
 def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:

@@ -18,7 +18,7 @@ from ..numerics import DType, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
-from ..tile.kernel import kernel
+from ..tile.kernel.decorator import kernel
 from . import softmax
 from .gemm import SPECIALISED
 from .record import Benchmark, Compiled, Sample

@@ -12,7 +12,7 @@ from ..numerics import NumericType
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
-from ..tile.kernel import kernel
+from ..tile.kernel.decorator import kernel
 from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, routine, type_of
 

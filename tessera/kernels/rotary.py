@@ -13,7 +13,7 @@ from ..numerics import f32, f64, i32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
-from ..tile.kernel import kernel
+from ..tile.kernel.decorator import kernel
 from .record import Benchmark, Compiled, Draw, Sample
 from .routine import empty_like, reshaped, routine, type_of
 

@@ -11,7 +11,7 @@ from ..errors import AxisError, DTypeError
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
-from ..tile.kernel import kernel
+from ..tile.kernel.decorator import kernel
 from .record import Benchmark, Compiled, Sample
 from .routine import empty_like, reshaped, routine, type_of
 

@@ -12,7 +12,7 @@ from tessera import config
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
-from tessera.tile.kernel.kernel import COMPILED
+from tessera.tile.kernel.decorator import COMPILED
 
 PROGRAMS = [*read("correct"), *read("racy")]
 

@@ -9,8 +9,8 @@ import pytest
 from kernels.build import build
 from tessera.numerics import all_dtypes, decode, encode, find_dtype
 from tessera.tile.cuda.emit.emitter import kind_of
+from tessera.tile.cuda.instruction import Operand
 from tessera.tile.cuda.intrinsics import casts, layout_conversion
-from tessera.tile.cuda.ptx.instruction import Operand
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
 from tile_cases import CASES

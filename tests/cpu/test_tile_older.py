@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tessera.errors import ArgumentError
+from tessera.tile.cuda.instruction import OTHERWISE, find_instruction, otherwise
 from tessera.tile.cuda.intrinsics import older_targets
-from tessera.tile.cuda.ptx.instruction import OTHERWISE, find_instruction, otherwise
 from tile_emulator import Block, Builder, lanes
 
 NAMES = ("f32_max_nan", "f32_min_nan", "min_s16x2",

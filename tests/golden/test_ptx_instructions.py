@@ -11,7 +11,7 @@ from tessera.errors import CompileError, UnsupportedTargetError
 from tessera.runtime.ptxas import assemble, sass, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda import ptx  # noqa: F401  registers the records
-from tessera.tile.cuda.ptx.instruction import Instruction, samples
+from tessera.tile.cuda.instruction import Instruction, samples
 from tessera.tile.cuda.ptx_text import opcode_counts
 
 require_compiler()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .ptx.instruction import Instruction, Operation, find_instruction
+from .instruction import Instruction, Operation, find_instruction
 
 
 @functools.cache

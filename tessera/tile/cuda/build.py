@@ -20,7 +20,7 @@ from ...runtime.module import Grid, Kernel
 from ...runtime.ptxas import Resources, assemble, sass
 from ...runtime.target import OLDEST, Target, target_for
 from ...runtime.toolchain import sources, toolchain
-from .ptx.instruction import Kind
+from .instruction import Kind
 from .ptx_text import LineMap
 
 KERNELS = DiskCache("kernels")

@@ -29,7 +29,7 @@ from ...errors import (
 )
 from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
-from .ptx.instruction import OTHERWISE, Form, Instruction, Kind, Operand
+from .instruction import OTHERWISE, Form, Instruction, Kind, Operand
 from .ptx_text import LineMap, entry_name, plain, relocate
 
 try:

@@ -52,7 +52,7 @@ def relocate(ptx: str, emitted: str, lines: LineMap) -> str:
 
 def opcode_counts(ptx: str) -> dict[str, int]:
     """How often each opcode stands in a PTX text."""
-    from .ptx.instruction import mnemonics
+    from .instruction import mnemonics
 
     counts: dict[str, int] = {}
     for line in ptx.splitlines():

@@ -9,7 +9,7 @@ from typing import Any
 from tessera.errors import UnsupportedTargetError, user_line
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.kernel.kernel import Kernel
+from tessera.tile.kernel.decorator import Kernel
 
 # Filled by the standard library: name -> kernel. What a body of ... stands for is the first.
 LIBRARY: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from tessera.runtime.target import OLDEST, Target
 from tessera.tile.cuda import intrinsics
 from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.emit.registry import load_all
-from tessera.tile.cuda.ptx.instruction import Kind
+from tessera.tile.cuda.instruction import Kind
 from tessera.tile.ir.ir import (
     Const,
     Def,

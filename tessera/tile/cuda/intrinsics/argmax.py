@@ -8,9 +8,9 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

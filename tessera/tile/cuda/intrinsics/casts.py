@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import decode, encode_half
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     FP8,
@@ -19,7 +20,6 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     encode_narrow,
     round_narrow,
 )
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation, find_instruction
 
 Builder = Any
 HALVES = frozenset({"bf16", "f16"})  # rounded two at a time

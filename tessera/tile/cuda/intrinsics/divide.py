@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics import fragments
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 
 Builder = Any
 LLVM = Any

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics import fragments
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import find_instruction
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     decode_narrow,
     encode_code,
@@ -19,7 +20,6 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     integer_field,
     joined,
 )
-from tessera.tile.cuda.ptx.instruction import find_instruction
 
 Builder = Any
 LLVM = Any

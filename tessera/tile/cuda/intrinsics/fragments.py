@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....errors import DTypeError, ShapeError
-from ..ptx.instruction import Form, Instruction, Kind, Operand, Operation
+from ..instruction import Form, Instruction, Kind, Operand, Operation
 
 Body = Callable[..., Any]
 

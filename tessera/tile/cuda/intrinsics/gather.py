@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.atomics import _together, _where, updated
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
@@ -21,7 +22,6 @@ from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Operand, Operation
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

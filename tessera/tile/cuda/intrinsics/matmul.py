@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, operand
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import matrix, memory, mma
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any
@@ -113,7 +113,7 @@ class _Elements:
         return self.b.compare("<", self.b.add(self._lane_k(), self.b.i32(k)), self.b.i32(self.K))
 
     def _lane_k(self) -> LLVM:
-        from tessera.tile.cuda.ptx.instruction import find_instruction
+        from tessera.tile.cuda.instruction import find_instruction
 
         lane = self.b.and_(self.b.call(find_instruction("tid_x")), self.b.i32(3))
         return self.b.mul(lane, self.b.i32(self.per))

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType
+from tessera.tile.cuda.instruction import find_instruction
 from tessera.tile.cuda.ptx import convert
-from tessera.tile.cuda.ptx.instruction import find_instruction
 
 Builder = Any
 LLVM = Any

@@ -16,7 +16,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ..ptx.instruction import Form, Operand, Operation, find_instruction, one_of
+from ..instruction import Form, Operand, Operation, find_instruction, one_of
 
 
 @dataclass(frozen=True)

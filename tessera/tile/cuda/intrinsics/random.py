@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

@@ -7,9 +7,9 @@ from collections import defaultdict
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout, bits_of
 
 Builder = Any

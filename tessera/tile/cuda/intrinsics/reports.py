@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.runtime.flags import LINES, WORDS
+from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.ptx import atomics, memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation, find_instruction
 
 Word = tuple[str, str]  # an i64 expression, and how the host reads its bits
 BYTES = 8

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.layout_conversion import gathered
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, kind_of_tag
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout, bits_of
 
 Builder = Any

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ....errors import ArgumentError
-from ..ptx.instruction import Form, Operand, Operation
+from ..instruction import Form, Operand, Operation
 
 I32 = Operand("x", "i32")
 # Descriptor code of a swizzle by the bytes of its rows (PTX ISA 9.7.15.5.1, matrix descriptor).

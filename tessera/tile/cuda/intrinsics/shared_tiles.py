@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.intrinsics.tiles import _Access, _kind
 from tessera.tile.cuda.ptx import copy_async, memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

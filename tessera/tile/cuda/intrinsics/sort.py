@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation
 from tessera.tile.ir.register_layout import Layout, bits_of
 
 Builder = Any

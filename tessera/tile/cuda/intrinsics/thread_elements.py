@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.ptx import atomics, memory
-from tessera.tile.cuda.ptx.instruction import Form, Kind, Operand, Operation
 
 Builder = Any
 LLVM = Any

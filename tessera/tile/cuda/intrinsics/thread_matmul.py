@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode
 from tessera.tile.cuda.intrinsics.matmul import round_tf32
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

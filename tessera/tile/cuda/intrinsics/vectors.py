@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
@@ -22,7 +23,6 @@ from tessera.tile.cuda.intrinsics.thread_elements import (
     put_bits,
 )
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.cuda.ptx.instruction import Operand, Operation
 
 Builder = Any
 LLVM = Any

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import encode_half
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
-from tessera.tile.cuda.ptx.instruction import Form, Kind, Operand, Operation, find_instruction
 from tessera.tile.ir.register_layout import Layout
 
 Builder = Any

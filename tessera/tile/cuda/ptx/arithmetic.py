@@ -6,7 +6,7 @@ lg2), rcp and rsqrt 1 ulp and 2^-22.9, tanh 2^-11, sin and cos 2^-20.9 absolute 
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 _ISA = "9.7.3"
 for _op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos"):

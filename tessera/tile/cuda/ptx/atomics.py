@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 # Type -> register kind, operations, oldest target. Packed and vector forms only add.
 TYPES: dict[str, tuple[str, tuple[str, ...], str]] = {

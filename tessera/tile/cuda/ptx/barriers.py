@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 Instruction("sync_threads", "", "bar.sync 0;", isa="9.7.13 bar", effect="converge")
 Instruction("bar_sync", "id:i32, threads:i32", "bar.sync $id, $threads;", isa="9.7.13 bar",

@@ -9,7 +9,7 @@ same rounding, with saturate=True for the forms marked satfinite.
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 _ISA = "9.7.9 cvt"
 ROUND = {"nearest_even": "rn", "toward_zero": "rz"}

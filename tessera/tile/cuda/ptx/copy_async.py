@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 
 @family({"size_bytes": 16}, {"size_bytes": 8}, {"size_bytes": 4},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import Instruction
+from ..instruction import Instruction
 
 for _axis in "xyz":
     for _name in ("tid", "ntid", "ctaid", "nctaid"):

@@ -7,7 +7,7 @@ A row of a tile is 16 bytes, aligned.
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 _CASES = tuple({"count": n, "trans": t} for n in (1, 2, 4) for t in (False, True))
 

@@ -6,7 +6,7 @@ waiter names the parity (0 first) of the phase it waits for the end of.
 
 from __future__ import annotations
 
-from .instruction import Instruction
+from ..instruction import Instruction
 
 _ISA = "9.7.13 mbarrier"
 Instruction("mbarrier_init", "at:i32, count:i32", "mbarrier.init.shared::cta.b64 [$at], $count;",

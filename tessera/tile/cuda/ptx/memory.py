@@ -6,7 +6,7 @@ with space "shared::cluster" of the block that `mapa` named).
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 # Type of one element -> (register kind, registers); 1- and 2-byte ones widen to 32 bits.
 ELEMENTS: dict[str, str] = {"u8": "i32", "s8": "i32", "u16": "i32", "s16": "i32", "b32": "i32",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 
 @dataclass(frozen=True)

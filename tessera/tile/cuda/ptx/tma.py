@@ -8,7 +8,7 @@ and what lies outside is not written. Shared addresses are aligned to 128 bytes 
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 RANKS = (1, 2, 3, 4, 5)
 

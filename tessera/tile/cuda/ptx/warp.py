@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 FULL = 0xFFFFFFFF
 # The clamp operand: with width 32, up stops at lane 0 and the others at lane 31.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from .instruction import Instruction, family, one_of
+from ..instruction import Instruction, family, one_of
 
 
 @dataclass(frozen=True)

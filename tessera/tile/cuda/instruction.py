@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from ....errors import ArgumentError, did_you_mean
-from ....runtime.target import Target, parse_target
+from ...errors import ArgumentError, did_you_mean
+from ...runtime.target import Target, parse_target
 
 Kind = Literal["i16", "i32", "i64", "f32", "f64", "pred"]
 # Inline-assembly constraint of each kind. A predicate travels as an int.
@@ -286,7 +286,7 @@ def find_instruction(name: str) -> Instruction:
     found does not depend on what ran before.
     """
     if name not in INSTRUCTIONS:
-        from .. import ptx  # noqa: F401  registers all
+        from . import ptx  # noqa: F401  registers all
 
         for made in samples():
             INSTRUCTIONS.setdefault(made.name, made)
