@@ -28,8 +28,8 @@ from tessera.errors import ArgumentError, did_you_mean
 from tessera.numerics import DType
 from tessera.tile.tuning.gpus import GPUS, Gpu
 
-from ..collectives.cost import COSTS, CollectiveCost
-from ..device_mesh import Mesh
+from ..mesh.collectives.cost import COSTS, CollectiveCost
+from ..mesh.device_mesh import Mesh
 
 FABRICS: dict[str, Fabric] = {}
 LOW_PART = 0.25  # of the bandwidth, by the protocol for small messages: see Link

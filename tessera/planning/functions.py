@@ -25,12 +25,12 @@ from tessera.graph.simplify import simplify
 from tessera.numerics import as_type
 from tessera.tensor import Tensor, TensorType
 
-from ..collectives.cost import COSTS
-from ..device_mesh import Mesh, current_mesh
-from ..device_mesh import mesh as make_mesh
-from ..layout import Layout
-from ..sharding.localize import localize
-from ..tensor import need_mesh, resolve
+from ..mesh.collectives.cost import COSTS
+from ..mesh.device_mesh import Mesh, current_mesh
+from ..mesh.device_mesh import mesh as make_mesh
+from ..mesh.layout import Layout
+from ..mesh.sharding.localize import localize
+from ..mesh.tensor import need_mesh, resolve
 from .fabric import Fabric, bus_factor, fabric_of
 from .flops import bytes_of, whole
 from .planner import Issued, Planned, plan_graph
