@@ -27,7 +27,7 @@ from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
 from tessera.graph.ops.elementwise import elementwise, public_unary
 from tessera.mesh.layout import Layout, Split
-from tessera.mesh.planning.flops import count_graph
+from tessera.planning.flops import count_graph
 from tessera.tensor import OPERATORS
 from tessera.tile.ops import OPS as TILE_OPS
 from tolerance import assert_close
