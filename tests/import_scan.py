@@ -32,6 +32,6 @@ def imported_modules(node: ast.AST, parts: list[str], is_folder: bool) -> Iterat
 
 def for_types_alone(tree: ast.Module) -> set[ast.AST]:
     """What stands under `if TYPE_CHECKING:`, which does not run."""
-    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If)
-              and "TYPE_CHECKING" in ast.unparse(n.test)]
+    guards = [n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name)
+              and n.test.id == "TYPE_CHECKING"]
     return {inner for guard in guards for line in guard.body for inner in ast.walk(line)}

@@ -39,6 +39,17 @@ CIRCLES: dict[str, set[str]] = {
         {"tile.cuda.emit.packed_tiles", "tile.cuda.emit.shared_tiles", "tile.cuda.emit.tiles"},
 }
 
+# Names that public classes of several modules have, with how many when it is more than two. The
+# list is to shrink: a name here means different things in different rooms.
+REPEATED = """
+    Access*3 Axis Block*3 Buffer*3 Builder Call*4 Compiled*3 Cost Cut Device Edge Emitter
+    Entry*3 Exchange Facts Family Fields Form*4 Frame Function*4 Group*3 Held*3 Kernel Label
+    Launch*3 Launcher Layout*4 Line*3 Link*3 Lowered Memory*3 Move*3 Node Op Operand*4 Part*3
+    Picture Piece*3 Pipeline Place*4 Plan*6 Program*4 Range Record Recorder*3 Region*3 Report
+    Request Ring Row Run Sample*3 Schedule Section Site Source*4 Span Spec Split Spot Step*3
+    Storage Target Tensor Tile Timeline Traced Tracer Training Value View Work Writer
+"""
+
 
 def imports_of(package: Path) -> dict[str, set[str]]:
     """The modules that each module imports when it or one of its functions runs."""
@@ -110,3 +121,31 @@ def test_a_circle_is_found(tmp_path, upper, expected):
                        "a/upper": upper}.items():
         (package / f"{name}.py").write_text(text)
     assert circles(imports_of(package)) == expected
+
+
+# --- names of classes ---------------------------------------------------------------------------
+def public_classes(package: Path) -> dict[str, list[str]]:
+    """The modules that have a public class of each name."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(file.relative_to(package)))
+    return found
+
+
+def test_a_new_class_has_a_name_of_its_own():
+    known = {name: int(count or 2)
+             for name, _, count in (word.partition("*") for word in REPEATED.split())}
+    found = {name: files for name, files in public_classes(PACKAGE).items() if len(files) > 1}
+    more = {name: files for name, files in found.items() if len(files) > known.get(name, 1)}
+    fewer = {name for name, count in known.items() if len(found.get(name, [""])) < count}
+    assert not more, f"public classes of one name: {more}. Give the new one a name that tells it " \
+        "from the other"
+    assert not fewer, f"less often now than REPEATED says: {sorted(fewer)}. Take it from there"
+
+
+def test_two_classes_of_one_name_are_found(tmp_path):
+    (tmp_path / "a.py").write_text("class Plan: pass\nclass _Own: pass")
+    (tmp_path / "b.py").write_text("class Plan: pass\nclass _Own: pass\nclass Other: pass")
+    assert public_classes(tmp_path) == {"Plan": ["a.py", "b.py"], "Other": ["b.py"]}
