@@ -60,8 +60,6 @@ OTHERS = {
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
     "mesh/collectives/": "kinds of collectives",
-    "mesh/planning/fabric.py": "kinds of collectives",
-    "mesh/ranks/nccl.py": "kinds of collectives",
     "mesh/sharding/constraints.py": "kinds of collectives",
     "mesh/sharding/issue.py": "kinds of collectives",
     "mesh/sharding/move_ops.py": "kinds of collectives",
