@@ -56,10 +56,10 @@ def texts(node: ast.AST | None) -> tuple[str, ...]:
 
 
 def is_op_name(node: ast.AST) -> bool:
-    """`node.op.name`, `op.name`."""
+    """`node.op.name`, `op.name`; in kernels, where a node is an op, `node.name`."""
     value = getattr(node, "value", None)
     return isinstance(node, ast.Attribute) and node.attr == "name" and (
-        getattr(value, "attr", "") == "op" or getattr(value, "id", "") == "op")
+        getattr(value, "attr", "") == "op" or getattr(value, "id", "") in ("op", "node"))
 
 
 def compared(file: Path) -> Iterator[tuple[int, str]]:

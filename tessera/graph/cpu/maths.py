@@ -522,10 +522,9 @@ def _declare_libm(name: str, scalar: Callable | None) -> None:
         compiled(scope[f"{name}_f32"])
 
 
-for _name in ("exp", "expm1", "log", "log2", "log10", "log1p", "tanh", "erf", "erfc", "sin",
-              "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh",
-              "atanh", "pow", "mod", "floordiv"):
-    _declare_libm(_name, getattr(math, _name, None))
+for _name in FUNCTIONS:
+    if not {f"{_name}_f32", f"{_name}_f64"} <= {*MATHS, *INSTRUCTIONS}:
+        _declare_libm(_name, getattr(math, _name, None))
 
 
 # ---- random bits ------------------------------------------------------------------------------

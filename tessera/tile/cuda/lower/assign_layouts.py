@@ -37,7 +37,7 @@ ACCESS_BYTES = 16  # of one lane at once
 # Ops whose result has the layout of their tile operands, besides the family `elementwise`.
 SAME = frozenset({"edge_mask", "causal_mask", "running_max", "drop", "random_bits", "cumsum",
                   "product_wait", "quad_sum", "pack_operand", "row_quotient",
-                  "cummax", "cumprod", "sort", "argsort", "settle"})
+                  "cummax", "cumprod", "sort", "argsort"})
 FOLDS = frozenset(f"fold_{k}" for k in ("sum", "max", "min", "prod", "argmax", "argmin")) | {
     "lane_sum"}
 # Ops that take a tile in any layout: they move it through memory or select registers themselves.
