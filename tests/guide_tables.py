@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
+from cpu.test_layers import FLOORS
 from guide_api import API
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
@@ -280,6 +281,12 @@ def commands_table() -> str:
     return markdown(("Command, arguments", "Meaning"), rows)
 
 
+def floors_list() -> str:
+    """The order of imports, as the test has it: each imports what stands left of it."""
+    text = " <- ".join(", ".join(names) for names in FLOORS if "__init__" not in names)
+    return "```\n" + re.sub(r" <- (tensor|mesh|debug) ", r"\n  <- \1 ", text) + "\n```\n"
+
+
 def rooms_table() -> str:
     """Every package of the code with the first sentence of its docstring."""
     rows = []
@@ -423,6 +430,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "offload": offload_table,
     "schedule": schedule_table,
     "knobs": knobs_table,
+    "floors": floors_list,
     "rooms": rooms_table,
     "commands": commands_table,
     **API,
