@@ -34,7 +34,7 @@ MMA_TYPES = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "s8": "int8", "u8": "u
 
 
 class Builder:
-    """numba_gate.Builder on arrays."""
+    """The Builder of intrinsics on arrays."""
 
     def __init__(self, block: Block):
         self.block = block

@@ -83,8 +83,8 @@ def _operand_list(text: str, known: dict[str, Operand]) -> tuple[Operand, ...]:
 class Form:
     """An intrinsic for given arguments: what they are converted to, what comes out, and the body.
 
-    body(builder, *values) returns nothing, one result or a list of results; `builder` is the
-    Builder of numba_gate, and a tuple is a list of values.
+    body(builder, *values) returns nothing, one result or a list of results; `builder` is a
+    Builder (builder.py), and a tuple is a list of values.
     """
 
     args: tuple[Operand, ...]

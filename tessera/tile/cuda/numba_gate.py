@@ -29,6 +29,7 @@ from ...errors import (
 )
 from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
+from .builder import Builder, Value
 from .instruction import OTHERWISE, Form, Instruction, Kind, Operand
 from .ptx_text import LineMap, entry_name, plain, relocate
 
@@ -54,8 +55,6 @@ _NUMBA = {"i16": types.int16, "i32": types.int32, "i64": types.int64, "f32": typ
 _SHARED_SYMBOL = "tessera_shared"
 SHARED_ALIGNMENT_BYTES = 1024  # of the 128-byte swizzle's pattern
 
-Value = Any  # an LLVM value of the function being built
-
 # For emitted sources: Numba widens int arithmetic to 64 bits, `i32(a + b)` narrows it again.
 i32, i64, f32, f64 = types.int32, types.int64, types.float32, types.float64
 
@@ -63,29 +62,25 @@ i32, i64, f32, f64 = types.int32, types.int64, types.float32, types.float64
 # --- intrinsics -----------------------------------------------------------------------------------
 
 
-class Builder:
-    """What an intrinsic's body may do: integer and float arithmetic, selects, and instructions.
-
-    A tuple argument is a Python list of values. Arithmetic written here is seen by the optimiser
-    (multiply and add fuse into an fma), unlike that in an instruction's text.
-    """
+class LlvmBuilder:
+    """The `Builder` of intrinsics, over llvmlite's."""
 
     def __init__(self, llvm: ir.IRBuilder):
         self._llvm = llvm
-        for name in ("add", "sub", "mul", "udiv", "urem", "sdiv", "and_", "or_", "xor", "shl",
-                     "lshr", "ashr", "fadd", "fsub", "fmul", "fdiv", "select"):
-            setattr(self, name, getattr(llvm, name))
+        self.add, self.sub, self.mul = llvm.add, llvm.sub, llvm.mul
+        self.udiv, self.urem, self.sdiv = llvm.udiv, llvm.urem, llvm.sdiv
+        self.and_, self.or_, self.xor = llvm.and_, llvm.or_, llvm.xor
+        self.shl, self.lshr, self.ashr = llvm.shl, llvm.lshr, llvm.ashr
+        self.fadd, self.fsub, self.fmul, self.fdiv = llvm.fadd, llvm.fsub, llvm.fmul, llvm.fdiv
+        self.select = llvm.select
 
-    def __getattr__(self, name: str) -> Callable[..., Value]:  # for mypy; the names are set above
-        raise AttributeError(name)
-
-    def const(self, kind: Kind, value: float) -> Value:
+    def const(self, kind: str, value: float) -> Value:
         return ir.Constant(_LLVM[kind], value)
 
     def i32(self, value: int) -> Value:
         return ir.Constant(_LLVM["i32"], value)
 
-    def undefined(self, kind: Kind) -> Value:
+    def undefined(self, kind: str) -> Value:
         """Any value: an accumulator whose first use overwrites it."""
         return ir.Constant(_LLVM[kind], ir.Undefined)
 
@@ -114,16 +109,16 @@ class Builder:
     def to_int(self, condition: Value) -> Value:
         return self._llvm.zext(condition, _LLVM["i32"])
 
-    def zext(self, x: Value, kind: Kind) -> Value:
+    def zext(self, x: Value, kind: str) -> Value:
         return self._llvm.zext(x, _LLVM[kind])
 
-    def sext(self, x: Value, kind: Kind) -> Value:
+    def sext(self, x: Value, kind: str) -> Value:
         return self._llvm.sext(x, _LLVM[kind])
 
-    def trunc(self, x: Value, kind: Kind) -> Value:
+    def trunc(self, x: Value, kind: str) -> Value:
         return self._llvm.trunc(x, _LLVM[kind])
 
-    def bitcast(self, x: Value, kind: Kind) -> Value:
+    def bitcast(self, x: Value, kind: str) -> Value:
         return self._llvm.bitcast(x, _LLVM[kind])
 
     def like(self, x: Value, value: float) -> Value:
@@ -145,7 +140,7 @@ class Builder:
         return self._llvm.call(module.globals[name], args)
 
     # --- arrays of a lane -----------------------------------------------------------------------
-    def array(self, name: str, kind: Kind, count: int) -> Value:
+    def array(self, name: str, kind: str, count: int) -> Value:
         """Memory of `count` numbers private to a lane; one for each name in a kernel. Where all
         indices turn out to be constants it becomes registers."""
         made = vars(self._llvm.function).setdefault("tessera_arrays", {})
@@ -219,6 +214,10 @@ class Builder:
         return _grouped(parts, instruction.results)
 
 
+def _builder(llvm: ir.IRBuilder) -> Builder:
+    return LlvmBuilder(llvm)
+
+
 def _grouped(parts: list[Value], results: Sequence[Operand]) -> Any:
     """Flat registers -> one item per result."""
     grouped, at = [], 0
@@ -238,7 +237,7 @@ def make_intrinsic(name: str, arity: int, rule: Callable[..., Form]) -> Any:
         def codegen(context: Any, llvm: Any, sig: Any, values: Any) -> Any:
             converted = [_converted(context, llvm, v, t, wanted)
                          for v, t, wanted in zip(values, sig.args, form.args, strict=True)]
-            return _packed(context, llvm, form, sig, form.body(Builder(llvm), *converted))
+            return _packed(context, llvm, form, sig, form.body(_builder(llvm), *converted))
 
         return numba_signature(_result_type(form.results), *given), codegen
 

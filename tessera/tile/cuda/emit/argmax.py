@@ -16,7 +16,6 @@ from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 Pair = tuple[LLVM, LLVM]  # value, position
 

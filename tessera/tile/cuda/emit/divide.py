@@ -16,7 +16,6 @@ from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ir.types import Tile
 
-Builder = Any
 LLVM = Any
 # (magnitudes whose reciprocal is a normal number lie between 2^-a and 2^a, power of the scale)
 RANGES = {"f32": (126, 64), "f64": (1022, 512)}

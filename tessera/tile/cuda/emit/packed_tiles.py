@@ -19,7 +19,6 @@ from tessera.tile.cuda.emit.memory_operands import Place, element_offset, produc
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.register_layout import Layout, bits_of, blocked
 
-Builder = Any
 LLVM = Any
 MOST = 16  # elements of one access
 

@@ -17,7 +17,6 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.scan import slots_of, steps_of
 from tessera.tile.ir.ir import Op
 
-Builder = Any
 LLVM = Any
 Index = tuple[int, ...]
 

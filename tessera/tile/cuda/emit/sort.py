@@ -22,7 +22,6 @@ from tessera.tile.cuda.intrinsics.sort import kinds_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import WARP_BITS, Bit, Layout, bits_of
 
-Builder = Any
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
 IN_WARP = 1024  # the longest row sorted by a warp

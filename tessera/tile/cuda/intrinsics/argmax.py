@@ -8,12 +8,12 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 Pair = tuple[LLVM, LLVM]  # value, position
 

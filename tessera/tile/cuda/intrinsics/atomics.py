@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import decode, encode
@@ -21,7 +22,6 @@ from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 SCOPES = {"group": "cta", "device": "gpu", "system": "sys"}
 EXTREMES = {"min": "minimum", "max": "maximum"}

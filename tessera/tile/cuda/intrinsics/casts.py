@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import decode, encode_half
 from tessera.tile.cuda.intrinsics.narrow_floats import (
@@ -21,7 +22,6 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     round_narrow,
 )
 
-Builder = Any
 HALVES = frozenset({"bf16", "f16"})  # rounded two at a time
 ROUND = {"nearest_even": "rn", "toward_zero": "rz"}
 F32 = find_dtype("f32")

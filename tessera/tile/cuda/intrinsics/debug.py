@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.reports import printed
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 
 

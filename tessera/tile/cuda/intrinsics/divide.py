@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics import fragments
 
-Builder = Any
 LLVM = Any
 # (magnitudes whose reciprocal is a normal number lie between 2^-a and 2^a, power of the scale)
 RANGES = {"f32": (126, 64), "f64": (1022, 512)}

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics import fragments
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 Body = Callable[..., Any]
 LOG2E = 1.4426950408889634
 BODIES: dict[tuple[str, str], tuple[int, Body, str | None]] = {}

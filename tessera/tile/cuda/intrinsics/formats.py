@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import find_instruction
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     decode_narrow,
@@ -21,7 +22,6 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
     joined,
 )
 
-Builder = Any
 LLVM = Any
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.atomics import _together, _where, updated
@@ -24,7 +25,6 @@ from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 SEEDS = (Operand("base", "i64"), Operand("key0", "i32"), Operand("key1", "i32"))
 

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, shuffled
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import WARP_BITS, Bit, Layout
 
-Builder = Any
 LLVM = Any
 BANK_BITS = 5  # 32 banks of 4 bytes
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, operand
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
@@ -20,7 +21,6 @@ from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import matrix, memory, mma
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 STEP_BYTES = 32
 # The type in which each format of mma is stored, and its bytes.

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import find_instruction
 from tessera.tile.cuda.ptx import convert
 
-Builder = Any
 LLVM = Any
 MAN, BIAS, INF, NAN = 23, 127, 0x7F800000, 0x7FC00000  # of f32
 SIGN, MAGNITUDE = 0x80000000, 0x7FFFFFFF

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import find_instruction, otherwise
 from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
 from tessera.tile.cuda.ptx.convert import ROUND
 
-Builder = Any
 LLVM = Any
 
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.emit.emitter import kind_of
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code, joined
@@ -14,7 +15,6 @@ from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 MOST = 16  # elements of one access
 

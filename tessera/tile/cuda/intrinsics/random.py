@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Random123's philox.h
 WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -7,12 +7,12 @@ from collections import defaultdict
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ir.register_layout import Layout, bits_of
 
-Builder = Any
 CHAINS = 4  # independent partial results, which hide the latency of one operation
 COMBINE = {"fold_max": "maximum", "fold_min": "minimum"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.intrinsics.random import block, chosen, element
 
-Builder = Any
 LLVM = Any
 
 

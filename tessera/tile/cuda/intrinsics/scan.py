@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.layout_conversion import gathered
@@ -14,7 +15,6 @@ from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, kind_of_t
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout, bits_of
 
-Builder = Any
 LLVM = Any
 Index = tuple[int, ...]
 

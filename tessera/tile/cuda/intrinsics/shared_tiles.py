@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
@@ -15,7 +16,6 @@ from tessera.tile.cuda.intrinsics.tiles import _Access, _kind
 from tessera.tile.cuda.ptx import copy_async, memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 PLACE = (Operand("base", "i32"), Operand("row", "i32"), Operand("column", "i32"))
 
 

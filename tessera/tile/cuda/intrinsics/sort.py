@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout, bits_of
 
-Builder = Any
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
 IN_WARP = 1024  # the longest row sorted by a warp

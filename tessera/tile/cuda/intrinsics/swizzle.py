@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.ir.shared_layout import SharedLayout
 from tessera.tile.ir.types import Buffer
 
-Builder = Any
 LLVM = Any
 ALIGNMENT = 128  # of a swizzled buffer: what its terms may reach
 

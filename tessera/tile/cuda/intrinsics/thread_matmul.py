@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode
 from tessera.tile.cuda.intrinsics.matmul import round_tf32
@@ -14,7 +15,6 @@ from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 LLVM = Any
 
 

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
-
-Builder = Any
 
 
 def _kind(dtype_name: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
@@ -24,7 +25,6 @@ from tessera.tile.cuda.intrinsics.thread_elements import (
 )
 from tessera.tile.cuda.ptx import memory
 
-Builder = Any
 LLVM = Any
 LEFT = Operand("left", "i32")
 GLOBAL = (Operand("at", "i64"), LEFT)

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.formats import encode_half
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
 from tessera.tile.ir.register_layout import Layout
 
-Builder = Any
 FLT_MAX = 3.4028234663852886e38
 BARRIER_BYTES = 8
 QUAD = (1, 2)  # lane distances inside of the four lanes that share a row

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.numerics import find_dtype
+from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Kind, Operand, Operation, find_instruction
 from tessera.tile.cuda.intrinsics.reduce import combiner, element_of, kind_of_tag
 from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ops.ids import WARP
 
-Builder = Any
 LLVM = Any
 I32 = Operand("i", "i32")
 REDUX = {"fold_sum": "add", "fold_max": "max", "fold_min": "min"}
