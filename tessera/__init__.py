@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins as _builtins
 from math import inf as inf
 from math import pi as pi
-from typing import NoReturn as _NoReturn
+from typing import Any as _Any
 
 from . import array as array
 from . import checkpoints as checkpoints
@@ -78,9 +78,11 @@ __version__ = "0.1.0"
 __all__ = [n for n in globals() if n[0] != "_" and n != "annotations" and not hasattr(_builtins, n)]
 
 
-def __getattr__(name: str) -> _NoReturn:
-    """A name that does not exist: the error says which is near."""
+def __getattr__(name: str) -> _Any:
+    """A format that was declared later; else an error that says which name is near."""
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in numerics.dtype_names():
+        return numerics.find_dtype(name)
     known = lambda: sorted(__all__)  # noqa: E731
     raise _UnknownNameError(f"tessera has no name {name!r}", name, known, _FOREIGN)

@@ -6,7 +6,7 @@ O[k, i, j]. Shapes are smaller and larger than the tile, extents that are no pow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 
 import tessera as ts
 from tessera.numerics import find_dtype
+from tessera.tile.ops.registry import OPS as TILE_OPS
+from tessera.tile.ops.registry import TileOp
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u32": np.uint32,
          "u64": np.uint64, "i16": np.int16, "i8": np.int8, "u8": np.uint8, "u16": np.uint16,
@@ -313,3 +315,46 @@ def k(A: Tensor["M", "N", f32], O: Tensor["K", "M", "N", f32], low: Tensor["M", 
 for _make in (elementwise, statistics_of_rows, reductions, scans_and_sorts, shapes_of_tiles, packed,
               roundings, groups_of_no_whole_warps):
     _make()
+
+
+# --- from the records ---------------------------------------------------------------------------
+def sample_case(op: TileOp) -> Case | None:
+    """A kernel that calls an op on the first samples of its record, where its operands and its
+    result are tiles of one shape; None for others, whose cases are written above."""
+    if not (op.public and op.samples and op.numpy and op.rule) or op.attrs or op.lower:
+        return None
+    xs = [stored_sample(x) for x in op.samples[0](np.random.default_rng(0))]
+    result = op.numpy(*xs)
+    if any(x.shape != xs[0].shape or x.ndim != 2 for x in (*xs, result)):
+        return None
+    word = {"float32": "f32", "int32": "i32", "bool": "ts.bool_"}
+    kinds = [word[x.dtype.name] for x in xs]
+    stored = word[stored_sample(result).dtype.name]
+    names = [f"x{i}" for i in range(len(xs))]
+    box, head = "[tile_m:tile_m+8, tile_n:tile_n+8]", "".join(
+        f'{n}: Tensor["M", "N", {kind}], ' for n, kind in zip(names, kinds, strict=True))
+    calls = ", ".join(f"tile.load({n}{box})" for n in names)
+    source = (f'@kernel\ndef k({head}out: Tensor["M", "N", {stored}]):\n'
+              f'    out{box} = tile.{op.name}({calls})\n')
+
+    def args(rng: np.random.Generator) -> tuple:
+        arrays = [stored_sample(x) for x in op.samples[0](rng)]
+        return (*arrays, np.zeros_like(stored_sample(op.numpy(*arrays))))
+
+    return Case(f"sample_{op.name}", source, args)
+
+
+def stored_sample(x: Any) -> np.ndarray:
+    """A sample's array in the type in which a case stores it."""
+    x = np.asarray(x)
+    return x.astype({"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[x.dtype.kind])
+
+
+def sample_cases(ops: Iterable[TileOp]) -> dict[str, Case]:
+    """Of the ops that no case above names."""
+    named = "".join(c.source for c in CASES.values() if not c.name.startswith("sample_"))
+    found = [sample_case(op) for op in ops if f"tile.{op.name}(" not in named]
+    return {c.name: c for c in found if c is not None}
+
+
+CASES.update(sample_cases(TILE_OPS.values()))

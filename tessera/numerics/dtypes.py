@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _REGISTRY: dict[str, DType] = {}
 _ALIASES: dict[str, str] = {}
+_BY_NUMPY: dict[np.dtype, DType] = {}  # of formats whose NumPy type means nothing else
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,6 +77,11 @@ class DType:
     def packed(self) -> bool:
         """True when several elements share a byte in storage."""
         return self.bits < 8
+
+    @property
+    def has_own_numpy(self) -> bool:
+        """Whether NumPy has a type for its elements: not for tf32 (f32) and fp4_e3m0 (codes)."""
+        return _BY_NUMPY.get(self.numpy) is self
 
     @property
     def sign_shift(self) -> int:
@@ -166,6 +172,8 @@ def _add(dtype: DType, *aliases: str) -> DType:
             raise DTypeError(f"dtype name {name!r} is declared twice")
     _REGISTRY[dtype.name] = dtype
     _ALIASES.update(dict.fromkeys(aliases, dtype.name))
+    if dtype.kind != "float" or dtype.numpy.kind not in "iu":  # floats kept as codes have no type
+        _BY_NUMPY.setdefault(dtype.numpy, dtype)  # tf32 comes after f32
     return dtype
 
 
@@ -210,9 +218,6 @@ bfloat16 = bf16
 fp8, fp6, fp4 = fp8_e4m3, fp6_e3m2, fp4_e2m1
 i64, i32, i16, i8, i4 = int64, int32, int16, int8, int4
 u64, u32, u16, u8 = uint64, uint32, uint16, uint8
-
-# Two formats have no NumPy type of their own (tf32, fp4_e3m0), so a NumPy type never means them.
-_BY_NUMPY = {t.numpy: t for t in _REGISTRY.values() if t is not tf32 and t is not fp4_e3m0}
 
 
 def all_dtypes() -> tuple[DType, ...]:

@@ -26,12 +26,8 @@ import tessera as ts
 from guide import ACCEPT, PAGES, ROOT
 from guide_tables import TABLES
 from mesh.launch import needs_mpi
+from registries import restored
 from tessera import config, errors
-from tessera.graph.op import OPS
-from tessera.graph.operand import PUBLIC
-from tessera.tile.cuda.emit.registry import load_all
-from tessera.tile.cuda.intrinsics.elementwise import BODIES
-from tessera.tile.ops import OPS as TILE_OPS
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -66,18 +62,14 @@ def section(title: str, page: Path = README) -> str:
 def folder(fresh_config, tmp_path, monkeypatch) -> Iterator[Path]:
     """An empty current directory, default settings, a fresh random state, and registries that are
     given back as they were."""
-    load_all()  # what registers itself when it is first needed stays
-    held = [(table, dict(table)) for table in (OPS, PUBLIC, TILE_OPS, BODIES, config.SETTINGS)]
     state = ts.random.get_state()
     monkeypatch.chdir(tmp_path)
     ts.random.seed(0)
     ts.debug.flags()
     monkeypatch.setattr(ts.debug.sentinel._local, "run", 0)  # pages print the number of a call
-    yield tmp_path
+    with restored():
+        yield tmp_path
     ts.random.set_state(state)
-    for table, before in held:
-        table.clear()
-        table.update(before)
 
 
 # --- what the pages print ---------------------------------------------------------------------

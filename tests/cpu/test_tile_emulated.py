@@ -25,7 +25,8 @@ SMALL = (
     "packed_fp6_e2m3_20x100_5", "store_fp8_e4m3_stochastic_round_13x77",
     "store_f16_rounding_13x77", "store_fp6_e3m2_stochastic_round_13x77",
     "store_fp8_e5m2_rounding_13x77", "store_fp4_e2m1_saturate_13x77",
-    *(name for name in CASES if name.endswith("_lanes") or name.startswith("statistics_")))
+    *(name for name in CASES if name.endswith("_lanes")
+      or name.startswith(("statistics_", "sample_"))))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import UnsupportedTargetError
+from ...numerics import DType
 from ..cpu.expressions import Node as Expression
 from ..cpu.expressions import cost, parse
 from ..cpu.vocabulary import FUNCTIONS
@@ -23,16 +24,18 @@ from ..lower import filled
 # How partial results of a reduction are joined, and the one that changes nothing.
 COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"),
            "min": ("tile.minimum({0}, {1})", "inf"), "prod": ("{0} * {1}", "1.0")}
-STORED = frozenset({
-    "f64", "f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2", "int64", "int32", "int16", "int8",
-    "uint64", "uint32", "uint16", "uint8", "bool_"})
+
+
+def is_stored(dtype: DType) -> bool:
+    """Whether kernels of graphs read and write a type: one element in one or more bytes."""
+    return dtype.has_own_numpy and not dtype.packed
 
 
 def template(node: Node) -> str | None:
     """The expression of an elementwise op; None when it has none, or of a type that no kernel
     stores."""
     op = node.op
-    if any(v.aval.dtype.name not in STORED for v in (*node.inputs, *node.outputs)):
+    if not all(is_stored(v.aval.dtype) for v in (*node.inputs, *node.outputs)):
         return None
     if op.tile is not None:
         return op.tile if isinstance(op.tile, str) else op.tile(**node.attrs)
@@ -140,5 +143,5 @@ def literal(value: Any, kind: str) -> str:
     return repr(bool(value)) if kind == "bool" else repr(int(value))
 
 
-__all__ = ["COMBINE", "STORED", "expression", "is_light", "literal", "no_kernel",
+__all__ = ["COMBINE", "expression", "is_light", "is_stored", "literal", "no_kernel",
            "template", "within"]

@@ -16,7 +16,7 @@ from ..lower import column_sum_axes
 from .anchors import Call
 from .frame import anchor_frame, extents_of
 from .moves import MOVES
-from .spell import COMBINE, STORED, no_kernel, template
+from .spell import COMBINE, is_stored, no_kernel, template
 
 ANCHORS = frozenset({"product", "flash_attention"})
 
@@ -138,7 +138,7 @@ def indexed_kind(node: Node) -> str:
 
 def _check_indexed(node: Node) -> None:
     x, ids = (v.aval for v in node.inputs)
-    if x.dtype.name not in STORED:
+    if not is_stored(x.dtype):
         raise no_kernel(node, f"of {x.type}")
     if indexed_kind(node) == "segments" and x.dtype.kind != "float" and x.dtype.bits < 32:
         raise no_kernel(node, f"sums in {x.dtype}")

@@ -44,7 +44,7 @@ def decode_field(b: Builder, dtype: DType, word: LLVM, at: int) -> LLVM:
     if dtype.kind != "float":
         return integer_field(b, dtype, word, at)
     sign = _moved(b, word, at + dtype.sign_shift, 31)
-    if dtype.name == "fp8_e5m2":  # the upper byte of an f16
+    if dtype.bits == 8 and dtype.exp == 5:  # the upper byte of an f16
         value = b.call(find_instruction("f16_low"),
                        b.and_(_moved(b, word, at, 8), b.i32(0xFF00)))
         return _with_sign(b, _one_nan(b, value), sign)
@@ -54,6 +54,10 @@ def decode_field(b: Builder, dtype: DType, word: LLVM, at: int) -> LLVM:
     if dtype.special == "fn":
         nan = b.bitcast(b.i32(NAN), "f32")
         value = b.select(b.compare("==", field, b.i32(mask)), nan, value)
+    if dtype.inf_code is not None:
+        infinite = b.i32(dtype.inf_code << MAN - dtype.man)
+        beyond = b.select(b.compare("==", field, infinite), b.i32(INF), b.i32(NAN))
+        value = b.select(b.compare(">=", field, infinite), b.bitcast(beyond, "f32"), value)
     return _with_sign(b, value, sign)
 
 

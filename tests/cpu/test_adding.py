@@ -1,0 +1,209 @@
+"""What is added in one place appears everywhere: its tests, its row in the guide, its benchmark and
+its CUDA form. Each addition of tests/additions.py is made, looked at, and taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import additions
+import guide_tables
+import tessera as ts
+from benchmarks.library import entries
+from kernels.build import build
+from library_cases import calls_of, compiled_of
+from mesh.programs import adjoint_cases
+from registries import restored
+from tessera import stdlib
+from tessera.errors import UnsupportedTargetError
+from tessera.mesh.collectives.replicated import NOWHERE, rule_of
+from tessera.numerics import dtypes
+from tile_cases import sample_cases
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    with restored():
+        yield
+
+
+def compiler() -> None:
+    try:
+        from tessera.runtime.ptxas import assembler
+        assembler()
+        from tessera.tile.cuda import numba_gate  # noqa: F401
+    except UnsupportedTargetError as error:
+        pytest.skip(str(error))
+
+
+def row(table: str, name: str) -> str:
+    """The row of a thing in a table of the guide; an error when it has none."""
+    return next(line for line in (guide_tables.TABLES[table]() or "").splitlines() if name in line)
+
+
+# --- a dtype --------------------------------------------------------------------------------------
+DECODE = """
+@kernel
+def k(x: Tensor["n", "fp8_e3m4"], y: Tensor["n", f32]):
+    y[tile_n:tile_n+64] = tile.cast(tile.load(x[tile_n:tile_n+64]), ts.f32)
+"""
+ENCODE = """
+@kernel
+def k(x: Tensor["n", f32], y: Tensor["n", "fp8_e3m4"]):
+    y[tile_n:tile_n+64] = tile.cast(tile.load(x[tile_n:tile_n+64]), "fp8_e3m4")
+"""
+
+
+def codes() -> ts.Tensor:
+    """Every code of eight bits."""
+    return ts.Tensor(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e3m4), ts.as_type(
+        "fp8_e3m4"))
+
+
+def test_a_dtype(rng):
+    new = additions.add_dtype()
+    assert ts.fp8_e3m4 is new is dtypes.dtype_of_numpy(ml_dtypes.float8_e3m4)
+    assert "15.5" in row("formats", "fp8_e3m4") and "inf" in row("ranges", "`fp8_e3m4`")
+    wide = codes().array.astype(np.float32)
+    x = np.concatenate([wide, rng.standard_normal(1000).astype(np.float32) * 4])
+    np.testing.assert_array_equal(ts.cast(codes(), ts.f32).numpy(), wide)
+    for f in (lambda x: ts.cast(x, new), ts.jit(lambda x: ts.cast(x, new))):
+        np.testing.assert_array_equal(f(x).numpy().astype("f4"),
+                                      x.astype(ml_dtypes.float8_e3m4).astype("f4"))
+    doubled = ts.jit(lambda a: a + a)(codes()).numpy().astype(np.float32)
+    np.testing.assert_array_equal(doubled, (wide + wide).astype(ml_dtypes.float8_e3m4).astype("f4"))
+
+
+def test_a_dtypes_form_in_kernels(rng):
+    """Every code decoded, and numbers encoded, by what is emitted for a GPU, on NumPy."""
+    from tile_emulator import compare
+
+    additions.add_dtype()
+    x = np.concatenate([codes().array.astype(np.float32), rng.standard_normal(100).astype("f4")])
+    compare(build(DECODE)["k"], codes(), np.zeros(256, np.float32))
+    compare(build(ENCODE)["k"], x, ts.cast(np.zeros_like(x), "fp8_e3m4"), exact=True)
+
+
+def test_a_dtypes_cuda_form():
+    compiler()
+    additions.add_dtype()
+    from tessera.graph.cuda import Program
+    from tessera.graph.cuda.levels import compiled_of as compiled
+
+    f = ts.jit(lambda a: ts.cast(ts.exp(ts.cast(a, ts.f32)), "fp8_e3m4"))
+    program = Program(f.graph(ts.Tensor[64, ts.fp8_e3m4]), "sm_90a")
+    assert program.launches
+    for launch in program.launches:
+        assert compiled(launch, program.target).built.resources.spill_store_bytes == 0
+
+
+# --- a library kernel -----------------------------------------------------------------------------
+def test_a_library_kernel(rng):
+    new = additions.add_routine()
+    assert stdlib.unit_rows is new and "unit_rows" in dir(stdlib)
+    calls = calls_of(new)
+    assert list(calls) == ["unit_rows", "unit_rows bf16"]
+    for call in calls.values():
+        call.check(rng)
+        call.check(rng, new.record.variant)
+    assert row("routines", "`unit_rows(x)`").count("[M, N]") == 1
+    entry, = entries([new])
+    assert entry in entries() and entry.title == "unit_rows f32[8192, 1024]"
+    assert any(f[0] == "library" and f[1] == entry.title for f in guide_tables.figures())
+
+
+def test_a_library_kernel_that_is_wrong_is_found(rng, monkeypatch):
+    monkeypatch.setattr(additions, "unit_rows_f64", lambda x: x)
+    new = additions.add_routine()
+    with pytest.raises(AssertionError, match="elements are off"):
+        calls_of(new)["unit_rows"].check(rng)
+
+
+def test_a_library_kernels_cuda_form():
+    compiler()
+    new = additions.add_routine()
+    (_, name, arguments, constants, _), = compiled_of(new)
+    pressure = ts.debug.register_pressure(new.kernels[name], *arguments, target="sm_90a",
+                                          **constants)
+    assert not pressure.spills and pressure.occupancy.groups >= 1
+
+
+# --- a collective ---------------------------------------------------------------------------------
+def test_a_collective(rng):
+    new = additions.add_collective()
+    assert [c[0] for c in adjoint_cases()].count("mirror") == 1
+    assert "itself" in row("collectives", "`ts.dist.mirror(x, axis)`")
+    assert "reverse, forward" in row("ops", "`mirror`")
+    arrays = [rng.standard_normal((3, 5)) for _ in range(3)]
+
+    def program() -> tuple:
+        x = ts.tensor(arrays[ts.dist.rank()])
+        y, pull = ts.vjp(ts.dist.mirror, x)
+        return y.numpy(), pull(y).numpy()
+
+    got = ts.dist.simulate(program, 3)
+    for (y, back), meant, x in zip(got, new.meaning(arrays), arrays, strict=True):
+        np.testing.assert_array_equal(y, meant)
+        np.testing.assert_array_equal(back, x)
+
+
+def test_a_collectives_cost_and_replication():
+    additions.add_collective()
+    mesh = ts.dist.mesh(axes=("x",), shape=(4,))
+    from tessera.planning.fabric import bus_factor, fabric
+
+    took = fabric("pcie").time("mirror", 1e9, mesh)
+    assert took.us == fabric("pcie").time("all_gather", 1e9, mesh).us
+    assert bus_factor("mirror", 4) == 0.75
+
+    def program() -> list:
+        graph = ts.jit(ts.dist.mirror).graph(ts.ones(3))
+        return [rule_of(n.op.name)(n, [NOWHERE]) for n in graph.nodes if n.op.name == "mirror"]
+
+    assert ts.dist.simulate(program, 2) == [[[frozenset()]]] * 2
+
+
+def test_a_collective_refuses_what_it_does_not_take():
+    additions.add_collective()
+    with pytest.raises(ts.ArgumentError, match="mirror takes no attributes; got op"):
+        ts.dist.simulate(lambda: ts.dist.mirror(ts.ones(3), op="sum"), 2)
+    with pytest.raises(AttributeError, match="did you mean 'barrier'"):
+        _ = ts.dist.barier
+
+
+# --- a tile op ------------------------------------------------------------------------------------
+def test_a_tile_op(rng):
+    new = additions.add_tile_op()
+    assert ts.tile.log1p_exp is new
+    assert "also where e^x overflows" in row("tile ops", "`log1p_exp(x)`")
+    case, = sample_cases([new]).values()
+    assert case.name == "sample_log1p_exp"
+    x, out = case.args(rng)
+    build(case.source)["k"](x, out)
+    np.testing.assert_allclose(out, np.logaddexp(0, x.astype(np.float64)), rtol=1e-6)
+
+
+def test_a_tile_ops_cuda_form(rng):
+    from tile_emulator import compare
+
+    new = additions.add_tile_op()
+    additions.emit_tile_op()
+    case, = sample_cases([new]).values()
+    kernel, args = build(case.source)["k"], case.args(rng)
+    compare(kernel, *args, rtol=1e-6)
+    compiler()
+    kernel.lower(*args)
+    assert "log1p_exp(" in kernel.inspect_ir("target", target="sm_90a")
+    assert "ex2.approx" in kernel.inspect_ir("ptx", target="sm_90a")
+
+
+# --- once -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("add", [additions.add_dtype, additions.add_routine,
+                                 additions.add_collective, additions.add_tile_op])
+def test_a_second_one_of_a_name_is_refused(add):
+    add()
+    with pytest.raises((ts.TesseraError, ValueError), match="twice|registered already"):
+        add()
