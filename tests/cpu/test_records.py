@@ -46,6 +46,7 @@ RULES = {
     "graph/simplify.py:RULES": "identities, each of one op",
     "graph/cuda/moves.py:MOVES": "how a kernel moves the elements of each structural op",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
+    "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
     "mesh/sharding/localize.py:SPECIAL": "what a rank makes of its own part by the place it has",
     "mesh/sharding/held.py:": "how bodies of ops that hold graphs are partitioned",
     "mesh/parallel/ring.py:SEQUENCE": "where operands of the two ops of this file have a sequence",
@@ -61,11 +62,7 @@ OTHERS = {
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
-    "mesh/collectives/": "kinds of collectives",
-    "mesh/sharding/constraints.py": "kinds of collectives",
-    "mesh/sharding/issue.py": "kinds of collectives",
     "mesh/sharding/move_ops.py": "kinds of collectives",
-    "mesh/sharding/overlap.py": "kinds of collectives",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..collectives.record import COLLECTIVES
 from .overlap import asked
 from .steps import Held, Move, Run, Step, Together
 
@@ -19,7 +20,7 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
         at = _after_source(out, (step.value, step.hop.source))
         if step.hop.kind == "all_gather":
             at = max(at, _after_gather(out, step.hop.axes))
-        elif step.hop.kind not in ("all_reduce", "reduce_scatter"):
+        elif not COLLECTIVES[step.hop.kind].reduces:
             at = len(out)
         out.insert(at, step)
     return out

@@ -20,9 +20,10 @@ from tessera.graph.operand import public
 from tessera.graph.trace import current_hints, hinted
 
 from ..device_mesh import current_mesh
+from .move_ops import ALL_REDUCE, MOVES
 from .moves import Hop
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+KINDS = (ALL_REDUCE.name.removeprefix("mesh_"), *MOVES)
 hooks.surroundings.append(current_hints)
 
 
