@@ -28,6 +28,11 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
     from .tensor import Tensor
+    from .tile.interpreter.arguments import Bound
+    from .tile.interpreter.blame import Blame
+    from .tile.interpreter.memory import Memory
+    from .tile.ir.ir import Function as TileFunction
+    from .tile.kernel.decorator import Kernel
 
 T = TypeVar("T")
 
@@ -213,12 +218,35 @@ class Gradient(Protocol):
     def __call__(self, fn: Function, traced: Traced, /) -> Traced: ...
 
 
+class CompiledObserver(Protocol):
+    """Told each graph function that was traced and each kernel that was compiled."""
+
+    def __call__(self, fn: Function | Kernel, /) -> None: ...
+
+
+class KernelRun(Protocol):
+    """A context around a run of a kernel by the interpreter."""
+
+    def __call__(self, name: str, /) -> AbstractContextManager[Any]: ...
+
+
+class KernelSentinel(Protocol):
+    """A context around a run of a kernel by the interpreter that says whose bad values are to be
+    followed, or None; at its end it looks at what was written. outputs: what the kernel returns."""
+
+    def __call__(self, function: TileFunction, bound: Bound, outputs: dict[str, Memory], /
+                 ) -> AbstractContextManager[Blame | None]: ...
+
+
 eager_ops: Hooks[EagerObserver] = Hooks()
 nodes: Hooks[NodeObserver] = Hooks()
 sentinels: Hooks[Sentinel] = Hooks()
 sending: Hooks[SendingObserver] = Hooks()
 exits: Hooks[ExitObserver] = Hooks()
 runs: Hooks[RunObserver] = Hooks()
+compiled: Hooks[CompiledObserver] = Hooks()
+kernel_runs: Hooks[KernelRun] = Hooks()
+kernel_sentinels: Hooks[KernelSentinel] = Hooks()
 region_calls: Hooks[RegionObserver] = Hooks()
 gradient: Hook[Gradient] = Hook("gradient", "debug.inspect")
 

@@ -11,7 +11,8 @@ from ..errors import ArgumentError
 from ..graph import jit
 from ..graph.signature import callable_name
 from ..tensor import TensorType
-from ..tile.kernel.decorator import COMPILED, Kernel
+
+_latest: list[Any] = []  # what was compiled last; empty before anything was
 
 
 def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
@@ -21,10 +22,10 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
     backward=True: of the gradient of a compiled function. Raises ArgumentError, code E_LEVEL.
     """
     if fn is None:
-        if not jit.LAST:
+        if not _latest:
             raise ArgumentError("nothing has been compiled yet",
                                 hint='call a @ts.jit function first, or ts.inspect_ir("graph", f)')
-        fn = jit.LAST[0]
+        (fn,) = _latest
     if not hasattr(fn, "inspect_ir"):
         name = callable_name(fn)
         call = name if name.isidentifier() else "fn"
@@ -43,11 +44,11 @@ def _gradient(fn: jit.Function, traced: jit.Traced) -> jit.Traced:
     return derived.compiled.traced(*bound.args, **bound.kwargs)
 
 
-def _compiled(kernel: Kernel) -> None:
-    """A tile kernel was compiled: ts.inspect_ir(level) without a function means it."""
-    jit.LAST[:] = [kernel]  # type: ignore[list-item]
+def _compiled(fn: Any) -> None:
+    """A function or a kernel was compiled: ts.inspect_ir(level) without a function means it."""
+    _latest[:] = [fn]
 
 
 hooks.gradient.fill(_gradient)
-COMPILED.append(_compiled)
+hooks.compiled.append(_compiled)
 __all__ = ["inspect_ir"]

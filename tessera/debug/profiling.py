@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import hooks
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value
 from ..runtime.timeline import KernelEvent, Timeline
-from ..tile.interpreter.launch import RUN_WATCHERS
 from .record import Recorder, current_path, inside
 
 
@@ -155,14 +155,14 @@ def profile() -> Iterator[Profile]:
     made.recorder.start()
     made.timeline.start()
     if not _open_profiles:
-        RUN_WATCHERS.append(_interpreted)
+        hooks.kernel_runs.append(_interpreted)
     _open_profiles.append(made)
     try:
         yield made
     finally:
         _open_profiles.remove(made)
         if not _open_profiles:
-            RUN_WATCHERS.remove(_interpreted)
+            hooks.kernel_runs.remove(_interpreted)
         made.recorder.stop()
         made.timeline.stop()
 

@@ -42,7 +42,6 @@ from ..graph.ops.random import get_state
 from ..graph.watch import losses
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
-from ..tile.interpreter import launch
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.blame import Blame
 from ..tile.interpreter.memory import Memory
@@ -113,7 +112,7 @@ def _switch(mode: str | None) -> None:
     _set(hooks.runs, observe_run, on or mode is None)
     _set(hooks.exits, observe_exit, on)
     _set(hooks.sending, observe_sending, on)
-    _set(launch.SENTINELS, observe_kernel, on or mode is None)
+    _set(hooks.kernel_sentinels, observe_kernel, on or mode is None)
 
 
 def _set(observers: list, observer: Any, there: bool) -> None:

@@ -72,7 +72,6 @@ INSPECTORS: dict[str, Callable[[Traced], str]] = {
     **{level: functools.partial(_lowered, level) for level in ("tile", "target", "ptx", "sass")},
 }
 LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
-LAST: list[Function] = []  # the most recently traced function, for ts.inspect_ir
 
 
 class Traced:
@@ -312,7 +311,8 @@ class Function:
         graph = trace(flat_fn, [aval_of(x) for x in leaves], self.name, mesh=mesh)
         check_effects(graph, self.allowed)
         check_updates(self.name, box["updates"], self.allowed)
-        LAST[:] = [self]
+        for tell in hooks.compiled:
+            tell(self)
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
         return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"],

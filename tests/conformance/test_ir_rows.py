@@ -8,11 +8,11 @@ import pytest
 
 import tessera as ts
 from kernels.corpus import Program, read
-from tessera import config
+from tessera import config, hooks
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
-from tessera.tile.kernel.decorator import COMPILED
+from tessera.tile.kernel.decorator import Kernel
 
 PROGRAMS = [*read("correct"), *read("racy")]
 
@@ -51,13 +51,16 @@ class TestGraph:
 def functions(program: Program, seed: int) -> list[Function]:
     """The Tile IR of every specialisation that a program makes, be it until it fails."""
     found: list[Function] = []
-    note = lambda kernel: found.append(kernel.last)  # noqa: E731
-    COMPILED.append(note)
+    def note(fn):
+        if isinstance(fn, Kernel):
+            found.append(fn.last)
+
+    hooks.compiled.append(note)
     try:
         with config.scope(debug=False), contextlib.suppress(ts.TesseraError):
             program.run(seed)
     finally:
-        COMPILED.remove(note)
+        hooks.compiled.remove(note)
     return found
 
 

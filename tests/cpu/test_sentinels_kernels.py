@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import Tensor, f32, stdlib
-from tessera.tile.interpreter import launch
+from tessera import Tensor, f32, hooks, stdlib
 
 tile = ts.tile
 MODES = pytest.mark.parametrize("debug", [False, True], ids=["plain", "checked"])
@@ -141,7 +140,7 @@ def test_off_follows_nothing():
     assert not ts.debug.flags()
     ts.config.set(numerics="off")
     call(logs, -1.0)
-    assert not launch.SENTINELS
+    assert not hooks.kernel_sentinels
 
 
 def test_blocks_of_two_threads_overlap():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tessera import config
+from tessera import config, hooks
 from tessera.dims import Dim
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import i64
@@ -19,7 +19,6 @@ from tessera.numerics.random_state import next_launch
 from tessera.tensor import Tensor as Array
 from tessera.tile.interpreter import aliasing
 from tessera.tile.interpreter.arguments import Bound, allocate
-from tessera.tile.interpreter.blame import Blame
 from tessera.tile.interpreter.machine import Machine, Report
 from tessera.tile.interpreter.memory import Changes, Memory, Place
 from tessera.tile.interpreter.progress import Standstill, Turn, endless, take_turns, waits
@@ -32,12 +31,6 @@ from tessera.tile.passes.thread_guards import Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
-# Contexts around each run of the interpreter, by the kernel's name. Filled by debug.
-RUN_WATCHERS: list[Callable[[str], AbstractContextManager[Any]]] = []
-# Contexts around each run that say whose bad values are to be followed: (function, bound, memories
-# of what it returns) -> a Blame, or None. At their end they look at what was written. From debug.
-SENTINELS: list[Callable[[Function, Bound, dict[str, Memory]],
-                         AbstractContextManager[Blame | None]]] = []
 MAX_LANES = 1024  # of a CUDA block
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
@@ -252,10 +245,10 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
     if key is None:
         key = next_launch(bound.kernel or name) if draws(function) else (0, 0)
     with np.errstate(all="ignore"), ExitStack() as watched:
-        for watch in RUN_WATCHERS:
+        for watch in hooks.kernel_runs:
             watched.enter_context(watch(name))
         blame = None
-        for sentinel in SENTINELS:
+        for sentinel in hooks.kernel_sentinels:
             blame = watched.enter_context(sentinel(function, bound, outputs))
         run_groups(function, order, env, functools.partial(
             Machine, lanes=lanes, axes=grid, sanitizer=sanitizer, report=report, key=key,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera import hooks
 from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, i64
 from tessera.runtime.ptxas import Resources
@@ -34,8 +35,6 @@ from tessera.tile.tuning.default_schedule import propose
 from tessera.tile.tuning.legality import require_shared
 from tessera.tile.tuning.measure import gpu_of_call
 
-# Called with each kernel that was compiled; the debug layer puts ts.inspect_ir's memory here.
-COMPILED: list[Callable[[Kernel], None]] = []
 LEVELS = ("schedule", "tile", "target", "ptx", "sass")
 _DEFAULT = Config()
 _KEPT = 1024  # launch configurations of one kernel that are remembered
@@ -341,7 +340,7 @@ class Kernel(Kernel_):
         self.last = found
         if id(found) in self._untold:
             self._untold.remove(id(found))
-            for tell in COMPILED:
+            for tell in hooks.compiled:
                 tell(self)
         return found
 
@@ -547,4 +546,4 @@ class KernelDecorator:
 
 
 kernel = KernelDecorator()
-__all__ = ["COMPILED", "TARGET_LEVELS", "Kernel", "KernelDecorator", "kernel"]
+__all__ = ["TARGET_LEVELS", "Kernel", "KernelDecorator", "kernel"]
