@@ -274,11 +274,16 @@ def commands_table() -> str:
     for command in COMMANDS.values():
         parser = argparse.ArgumentParser(add_help=False)
         importlib.import_module(command.module).add_arguments(parser)
-        told = [(f"`{' '.join([*a.option_strings, str(a.metavar or a.dest) * (a.nargs != 0)])}`"
-                 .replace(" `", "`"), (a.help or "") % {"default": a.default})
-                for a in parser._actions]
-        rows += [(f"`{command.name}`", command.doc), *((f"- {name}", said) for name, said in told)]
+        rows.append((f"`{command.name}`", command.doc))
+        rows += [(f"- `{argument_text(a)}`", (a.help or "") % {"default": a.default})
+                 for a in parser._actions]
     return markdown(("Command, arguments", "Meaning"), rows)
+
+
+def argument_text(a: argparse.Action) -> str:
+    """`--mesh dp=8,tp=9`: the name as one writes it, with what it takes."""
+    takes = [] if a.nargs == 0 else [str(a.metavar or a.dest)]
+    return " ".join([*a.option_strings, *takes])
 
 
 def floors_list() -> str:

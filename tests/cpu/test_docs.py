@@ -200,6 +200,17 @@ def test_the_index_links_to_every_page():
     assert linked >= set(PAGES) - {INDEX}
 
 
+@pytest.mark.parametrize("what, sign", [
+    ("wgmma is emitted", "ptx.wgmma."), ("a race is detected", "RaceError("),
+    ("softmax's gradient is", "SOFTMAX = Op("), ("a dtype is declared", "fp8_e5m2 = _float("),
+    ("barriers are inserted", "barrier"), ("ops are fused", "def fuse")])
+def test_the_index_says_where_it_is(what, sign):
+    """One click: the row of what one looks for leads to the file that has it."""
+    row = next(line for line in INDEX.read_text().splitlines() if line.startswith(f"| {what} |"))
+    file = next(link for link in guide.links(row) if link.endswith(".py"))
+    assert sign in (INDEX.parent / file).read_text(), f"{file} has no {sign}"
+
+
 def test_the_readme_leads_to_every_page():
     found, waiting = set(), [README]
     while waiting:
