@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import decode, encode, find_dtype
-from tessera.tile.cuda.instruction import Instruction, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Instruction, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 
 KINDS = {"i16": np.int16, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64,
          "pred": np.int32}

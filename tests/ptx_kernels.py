@@ -311,7 +311,7 @@ def atomic_ops(out, tickets):
 
 def converter(record: str, inputs: int, packed_by: int = 1) -> Source:
     """out[i] = record(x[i]) (packed_by 2: of x[2 i], x[2 i + 1]), `inputs` elements of 4 bytes."""
-    from tessera.tile.cuda.instruction import find_instruction
+    from tessera.tile.cuda.instruction_names import find_instruction
 
     found = find_instruction(record)
     kind, result = found.args[0].kind, found.results[0].kind

@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from tessera.numerics import decode, encode, find_dtype
-from tessera.tile.cuda.instruction import Instruction, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Instruction, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.interpreter.memory import Memory
 from tessera.tile.ir.types import Tensor
 

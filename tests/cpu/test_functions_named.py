@@ -32,3 +32,11 @@ def test_no_function_of_the_graph_is_left_out():
     of_graph = {n for n, f in PUBLIC.items() if f.__module__.startswith("tessera.graph.")}
     assert of_graph == named().keys()
     assert len(of_graph) > 200
+
+
+def test_no_function_is_looked_up_by_text():
+    """F.reshape can be searched for and is type-checked, PUBLIC["reshape"] is neither."""
+    package = Path(functions.__file__).parents[1]
+    found = [str(f.relative_to(package)) for f in package.rglob("*.py")
+             if 'PUBLIC["' in f.read_text()]
+    assert not found, f"write F.name (graph/functions.py): {found}"

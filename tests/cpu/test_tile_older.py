@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tessera.errors import ArgumentError
-from tessera.tile.cuda.instruction import OTHERWISE, find_instruction, otherwise
+from tessera.tile.cuda.instruction import OTHERWISE, otherwise
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import older_targets
 from tile_emulator import Block, Builder, lanes
 

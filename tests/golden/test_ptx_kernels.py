@@ -154,7 +154,7 @@ def work(x, y):
 
 
 def test_fragments_stay_in_registers():
-    head = kernels.HEAD + "from tessera.tile.cuda.instruction import find_instruction\n"
+    head = kernels.HEAD + "from tessera.tile.cuda.instruction_names import find_instruction\n"
     built = build(head + FRAGMENTS, "work", ("i64", "f32"), parse_target("sm_90"), threads=32)
     assert "local" not in built.ptx and built.resources.stack_bytes == 0
     assert built.ptx.count("ex2.approx.ftz.f32") == 1  # of the four only one is used

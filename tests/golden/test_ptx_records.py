@@ -9,7 +9,8 @@ import pytest
 
 from tessera.errors import ArgumentError
 from tessera.tile.cuda import instruction as records
-from tessera.tile.cuda.instruction import Instruction, find_instruction, mnemonics, samples
+from tessera.tile.cuda.instruction import Instruction, mnemonics, samples
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import shared_memory
 from tessera.tile.cuda.ptx import atomics, memory, mma, tma, wgmma
 from tessera.tile.cuda.ptx_text import entry_name, opcode_counts, plain, relocate

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .instruction import Instruction, Operation, find_instruction
+from .instruction import Instruction, Operation
+from .instruction_names import find_instruction
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from ...errors import ArgumentError, did_you_mean
+from ...errors import ArgumentError
 from ...runtime.target import Target, parse_target
 
 Kind = Literal["i16", "i32", "i64", "f32", "f64", "pred"]
@@ -277,23 +277,6 @@ def samples() -> Iterator[Instruction]:
         if made.name not in seen:
             seen.add(made.name)
             yield made
-
-
-def find_instruction(name: str) -> Instruction:
-    """The record of a name: a plain one, a sample of a family, or another made before.
-
-    The first name that is not there yet imports all files and makes the samples, so that what is
-    found does not depend on what ran before.
-    """
-    if name not in INSTRUCTIONS:
-        from . import ptx  # noqa: F401  registers all
-
-        for made in samples():
-            INSTRUCTIONS.setdefault(made.name, made)
-    if name not in INSTRUCTIONS:
-        raise ArgumentError(f"there is no PTX instruction {name!r}",
-                            hint=did_you_mean(name, sorted(INSTRUCTIONS)))
-    return INSTRUCTIONS[name]
 
 
 # Name of an instruction -> f(builder, *args): the same on targets that lack it.

@@ -182,8 +182,7 @@ def _convert_builtin(name: str, dtype: DType, python: Any) -> None:
         return t.cast(x, dtype)
 
     lower.__doc__ = f"{python.__name__}(x) of Python."
-    made = macro(name=name)(lower)
-    object.__setattr__(made, "public", False)
+    macro(name=name, public=False)(lower)
 
 
 _convert_builtin("to_float", f32, float)

@@ -138,7 +138,7 @@ def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
 
 
 # --- breakpoint -------------------------------------------------------------------------------
-@macro(name="breakpoint")
+@macro(name="breakpoint", public=False)
 def breakpoint_(t: Any) -> None:
     """breakpoint(): stops the interpreter with the kernel's names in `values`, as arrays whose
     first axis is the groups, and for scalars the second the lanes."""
@@ -146,7 +146,6 @@ def breakpoint_(t: Any) -> None:
     t.emit("stop", [v for _, v in names], names=tuple(n for n, _ in names))
 
 
-object.__setattr__(breakpoint_, "public", False)
 
 
 @declare(rule=lambda types, attrs: (), attrs=("names",), run=True, effect="report", public=False)

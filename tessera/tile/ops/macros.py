@@ -20,7 +20,7 @@ ACCESS_BITS = 128  # of one lane at once
 def _hidden(name: str, lower: Any) -> None:
     """A macro that only stands for a builtin of Python."""
     lower.__doc__ = f"{name.removeprefix('python_')} of Python."
-    object.__setattr__(macro(name=name)(lower), "public", False)
+    macro(name=name, public=False)(lower)
 
 
 @macro(name="range")

@@ -136,11 +136,12 @@ def declare(
     return make
 
 
-def macro(*, name: str | None = None, eager: Callable | None = None) -> Callable:
+def macro(*, name: str | None = None, eager: Callable | None = None, public: bool = True
+          ) -> Callable:
     """A name of ts.tile that becomes other ops where it is called: (tracer, *args) -> value."""
 
     def make(lower: Callable) -> TileOp:
         return TileOp(name or lower.__name__.rstrip("_"), lower.__module__.rpartition(".")[2],
-                      inspect.getdoc(lower) or "", lower=lower, eager=eager)
+                      inspect.getdoc(lower) or "", lower=lower, eager=eager, public=public)
 
     return make

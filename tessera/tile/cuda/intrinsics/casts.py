@@ -12,7 +12,8 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import decode, encode_half
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     FP8,

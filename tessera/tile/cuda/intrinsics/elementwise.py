@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import fragments
 from tessera.tile.ir.register_layout import Layout
 

@@ -113,7 +113,7 @@ class _Elements:
         return self.b.compare("<", self.b.add(self._lane_k(), self.b.i32(k)), self.b.i32(self.K))
 
     def _lane_k(self) -> LLVM:
-        from tessera.tile.cuda.instruction import find_instruction
+        from tessera.tile.cuda.instruction_names import find_instruction
 
         lane = self.b.and_(self.b.call(find_instruction("tid_x")), self.b.i32(3))
         return self.b.mul(lane, self.b.i32(self.per))

@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import find_instruction
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import convert
 
 LLVM = Any

@@ -7,7 +7,8 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import find_instruction, otherwise
+from tessera.tile.cuda.instruction import otherwise
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
 from tessera.tile.cuda.ptx.convert import ROUND
 

@@ -16,7 +16,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ..instruction import Form, Operand, Operation, find_instruction, one_of
+from ..instruction import Form, Operand, Operation, one_of
+from ..instruction_names import find_instruction
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tessera.tile.cuda.instruction import Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.ir.register_layout import Layout

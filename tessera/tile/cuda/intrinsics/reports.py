@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.runtime.flags import LINES, WORDS
-from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import atomics, memory
 
 Word = tuple[str, str]  # an i64 expression, and how the host reads its bits

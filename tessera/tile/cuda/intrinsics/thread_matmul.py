@@ -7,7 +7,8 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode
 from tessera.tile.cuda.intrinsics.matmul import round_tf32
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import encode_half
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
 from tessera.tile.ir.register_layout import Layout

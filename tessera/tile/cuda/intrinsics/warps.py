@@ -8,7 +8,8 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Kind, Operand, Operation, find_instruction
+from tessera.tile.cuda.instruction import Kind, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.reduce import combiner, element_of, kind_of_tag
 from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
 from tessera.tile.cuda.ptx import memory, warp
