@@ -21,6 +21,7 @@ from tessera import stdlib
 from tessera.errors import UnsupportedTargetError
 from tessera.mesh.collectives.replicated import NOWHERE, rule_of
 from tessera.numerics import dtypes
+from tessera.tile.ops.registry import declare
 from tile_cases import sample_cases
 
 
@@ -207,3 +208,22 @@ def test_a_second_one_of_a_name_is_refused(add):
     add()
     with pytest.raises((ts.TesseraError, ValueError), match="twice|registered already"):
         add()
+
+
+def test_a_tile_op_says_its_layouts_in_known_words():
+    with pytest.raises(ValueError, match="layouts 'equal' is none of"):
+        declare(rule=lambda types, attrs: types[0], name="equalled", layouts="equal")(lambda x: x)
+
+
+def test_a_tile_op_of_another_family_has_its_layout_and_cost_from_its_record():
+    """One layout for operand and result, special function units: both are words of the record."""
+    from tessera.tile.cuda.lower.assign_layouts import is_elementwise
+    from tessera.tile.ir.ir import Op
+    from tessera.tile.ops.registry import OPS
+
+    op = Op("glow", (), ())
+    for layouts, same in (("same", True), ("any", False)):
+        with restored():
+            made = declare(rule=lambda types, attrs: types[0], name="glow", special=True,
+                           layouts=layouts)(lambda x: x)
+            assert is_elementwise(op) is same and OPS["glow"].special is made.special is True

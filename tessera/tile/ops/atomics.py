@@ -108,7 +108,7 @@ def _added(types: Any, attrs: Any) -> list[Along]:
 
 
 @declare(rule=lambda types, attrs: _tile_rule(types), attrs=("kind", "scope"), run=True,
-         effect="atomic", group=True, public=False, combines=_added)
+         effect="atomic", group=True, public=False, combines=_added, layouts="any")
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
     from tessera.tile.interpreter.async_copies import wide

@@ -244,7 +244,7 @@ def _broadcast_rule(types: Any, attrs: dict[str, Any]) -> Tile:
 
 
 @declare(rule=_broadcast_rule, attrs=("shape",), public=False, edges=edge_rules.broadcast,
-         moves=True)
+         moves=True, layouts="same")
 def broadcast_to(x: Any, shape: Any) -> Any:
     """A number, or extents of 1, repeated to a shape."""
     return np.broadcast_to(x, (x.shape[0], *shape))

@@ -64,7 +64,7 @@ def _ranks(args: list[Any]) -> tuple[int, ...]:
 
 
 @declare(rule=lambda types, attrs: (), attrs=("text", "ranks"), run=True, effect="report",
-         lower=_print_lower, name="print")
+         lower=_print_lower, name="print", layouts="any")
 def print_(m: Any, op: Any, *values: Any) -> Any:
     """print(...) of numbers, tiles and text: one line per group, per lane where they differ."""
     ranks = op.attr["ranks"]
@@ -116,7 +116,7 @@ def _all_of(types: Any, attrs: Any) -> list[Along]:
 
 
 @declare(rule=_assert_rule, attrs=("message", "ranks"), run=True, effect="report",
-         lower=_assert_lower, combines=_all_of)
+         lower=_assert_lower, combines=_all_of, layouts="any")
 def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
     """assert condition, message: stops the kernel and says which group and lane."""
     of_tile, *ranks = op.attr["ranks"]
@@ -148,7 +148,8 @@ def breakpoint_(t: Any) -> None:
 
 
 
-@declare(rule=lambda types, attrs: (), attrs=("names",), run=True, effect="report", public=False)
+@declare(rule=lambda types, attrs: (), attrs=("names",), run=True, effect="report", public=False,
+         layouts="any")
 def stop(m: Any, op: Any, *values: Any) -> Any:
     """breakpoint() of a kernel."""
     seen = dict(zip(op.attr["names"], map(_value, values), strict=True))

@@ -28,23 +28,24 @@ def _one(rng: Any) -> tuple:
 
 def _binary(name: str, doc: str, f: Any, rule: Any = rules.elementwise, public: bool = False,
             samples: tuple = (_pair,), total: bool = False, zero: str = "",
-            carry: Any = edge_rules.elementwise, least: Any = None) -> Any:
+            carry: Any = edge_rules.elementwise, least: Any = None,
+            special: bool = False) -> Any:
     def meaning(x: Any, y: Any) -> Any:
         return f(x, y)
 
     meaning.__doc__ = doc
     return declare(rule=rule, name=name, public=public, samples=samples, total=total, zero=zero,
-                   edges=carry, least=least)(meaning)
+                   edges=carry, least=least, special=special)(meaning)
 
 
 def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True,
-           total: bool = False) -> Any:
+           total: bool = False, special: bool = False) -> Any:
     def meaning(x: Any) -> Any:
         return f(x)
 
     meaning.__doc__ = doc
     return declare(rule=rule, name=name, public=public, samples=(_one,), total=total,
-                   edges=edge_rules.elementwise)(meaning)
+                   edges=edge_rules.elementwise, special=special)(meaning)
 
 
 def _not_negative(least: list[int | None]) -> int | None:
@@ -73,12 +74,12 @@ def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 _binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps")
 _binary("sub", "x - y", lambda x, y: x - y, total=True, zero="keeps")
 _binary("mul", "x * y", lambda x, y: x * y, total=True, zero="wins", least=_not_negative)
-_binary("div", "x / y of floats", lambda x, y: x / y, rules.floats)
+_binary("div", "x / y of floats", lambda x, y: x / y, rules.floats, special=True)
 _binary("floordiv", "floor(x / y), as in Python", _floor_divide, samples=(_ints,),
         least=_not_negative)
 _binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,),
         least=_remainder)
-_binary("pow", "x ** y", lambda x, y: np.power(x, y))
+_binary("pow", "x ** y", lambda x, y: np.power(x, y), special=True)
 _binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True,
         total=True, least=_larger)
 _binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True,
@@ -104,19 +105,19 @@ _unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True)
 _unary("not", "not x", np.logical_not, rules.logical, public=False, total=True)
 _unary("bitnot", "~x", np.invert, rules.integers, public=False, total=True)
 _unary("abs", "|x|", np.abs, rules.elementwise, total=True)
-_unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp)
-_unary("exp2", "2^x", np.exp2)
-_unary("expm1", "e^x - 1, exact near 0", np.expm1)
-_unary("log", "The natural logarithm.", np.log)
-_unary("log2", "The logarithm to base 2.", np.log2)
-_unary("log1p", "log(1 + x), exact near 0", np.log1p)
-_unary("sqrt", "The square root.", np.sqrt)
-_unary("rsqrt", "1 / sqrt(x)", lambda x: (1 / np.sqrt(x)).astype(x.dtype))
-_unary("sin", "The sine of an angle in radians.", np.sin)
-_unary("cos", "The cosine of an angle in radians.", np.cos)
+_unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp, special=True)
+_unary("exp2", "2^x", np.exp2, special=True)
+_unary("expm1", "e^x - 1, exact near 0", np.expm1, special=True)
+_unary("log", "The natural logarithm.", np.log, special=True)
+_unary("log2", "The logarithm to base 2.", np.log2, special=True)
+_unary("log1p", "log(1 + x), exact near 0", np.log1p, special=True)
+_unary("sqrt", "The square root.", np.sqrt, special=True)
+_unary("rsqrt", "1 / sqrt(x)", lambda x: (1 / np.sqrt(x)).astype(x.dtype), special=True)
+_unary("sin", "The sine of an angle in radians.", np.sin, special=True)
+_unary("cos", "The cosine of an angle in radians.", np.cos, special=True)
 _unary("tan", "The tangent of an angle in radians.", np.tan)
 _unary("atan", "The angle whose tangent is x.", np.arctan)
-_unary("tanh", "The hyperbolic tangent.", np.tanh)
+_unary("tanh", "The hyperbolic tangent.", np.tanh, special=True)
 _unary("floor", "The largest whole number not above x.", np.floor)
 _unary("ceil", "The smallest whole number not below x.", np.ceil)
 _unary("round", "The nearest whole number, ties to even.", np.round)
@@ -133,8 +134,8 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return (1 / (1 + np.exp(-x))).astype(x.dtype)
 
 
-_unary("erf", "The error function.", _erf)
-_unary("sigmoid", "1 / (1 + e^-x)", _sigmoid)
+_unary("erf", "The error function.", _erf, special=True)
+_unary("sigmoid", "1 / (1 + e^-x)", _sigmoid, special=True)
 
 
 def _predicate(types: Any, attrs: Any) -> Any:
@@ -146,13 +147,15 @@ _unary("isnan", "Whether x is NaN.", np.isnan, _predicate)
 _unary("isinf", "Whether x is infinite.", np.isinf, _predicate)
 
 
-@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise)
+@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise,
+         special=True)
 def exp_sub(x: Any, y: Any) -> Any:
     """e^(x - y), and 0 where x is -inf, also when y is -inf: a fully masked row has weight 0."""
     return np.where(np.isneginf(x), x.dtype.type(0), np.exp(x - y))
 
 
-@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise)
+@declare(rule=rules.floats, public=False, samples=(_pair,), edges=edge_rules.elementwise,
+         special=True)
 def div_or_zero(x: Any, y: Any) -> Any:
     """x / y, and 0 for 0 / 0: a row without weight stays 0. Used for tile / row statistic."""
     return np.where((x == 0) & (y == 0), x.dtype.type(0), x / y)

@@ -45,7 +45,7 @@ def _contracted(types: Any, attrs: Any) -> Any:
 
 
 @declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
-         public=False, edges=edge_rules.product, combines=_contracted)
+         public=False, edges=edge_rules.product, combines=_contracted, layouts="any")
 def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any = False) -> Any:
     """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`.
 
@@ -73,7 +73,7 @@ def _take_rule(types: Any, attrs: dict[str, Any]) -> Tile:
 
 
 @declare(rule=_take_rule, attrs=("side", "format"), run=True, effect="read", group=True,
-         public=False)
+         public=False, layouts="any")
 def take_operand(m: Any, op: Any, place: Any, accumulator: Any, side: Any = "A",
                  format: Any = "") -> Any:
     """An operand of a product in registers, in the form of the tensor cores: for a product whose

@@ -231,7 +231,8 @@ def _store_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_store_rule, run=True, effect="write", group=True, public=False, fills=True)
+@declare(rule=_store_rule, run=True, effect="write", group=True, public=False, fills=True,
+         layouts="any")
 def store_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Writes a tile (or one number everywhere) to a box; elements outside are left out."""
     address, inside = target.addresses(m.groups)

@@ -65,7 +65,7 @@ def _unseeded(words: int) -> Any:
 
 
 @declare(rule=_index_rule, attrs=("seed", "runs"), run=True, lower=_bits_lower,
-         edges=edge_rules.elementwise, draws=_unseeded(1))
+         edges=edge_rules.elementwise, draws=_unseeded(1), layouts="same")
 def random_bits(m: Any, op: Any, index: Any, *words: Any, seed: Any = None,
                 runs: Any = False) -> Any:
     """Words of a Philox stream at these indices, as ts.numerics.random_bits gives: the seed's,
@@ -136,7 +136,7 @@ def _dropout_rule(types: Any, attrs: Any) -> Any:
 
 
 @declare(rule=_dropout_rule, attrs=("p", "seed"), run=True, public=False, edges=edge_rules.kept,
-         draws=_unseeded(6))
+         draws=_unseeded(6), layouts="same")
 def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, cols: Any,
          *words: Any) -> Any:
     """x / (1 - p), or 0 with probability p, by word (batch * rows + row) * cols + col of the stream

@@ -54,7 +54,7 @@ def _fold(name: str, said: str, doc: str, f: Any) -> None:
 
     meaning.__doc__ = doc
     declare(rule=_reduced, name=name, attrs=("axis",), public=False, edges=edge_rules.reduced,
-            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"))(meaning)
+            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"), layouts="reduced")(meaning)
 
 
 def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
@@ -83,14 +83,14 @@ def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
 
 
 @declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
-         combines=_meeting(NEUTRAL["fold_argmax"], "argmax"))
+         combines=_meeting(NEUTRAL["fold_argmax"], "argmax"), layouts="reduced")
 def fold_argmax(x: Any, axis: Any = None) -> Any:
     """The first position of the largest element."""
     return np.argmax(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
 
 
 @declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
-         combines=_meeting(NEUTRAL["fold_argmin"], "argmin"))
+         combines=_meeting(NEUTRAL["fold_argmin"], "argmin"), layouts="reduced")
 def fold_argmin(x: Any, axis: Any = None) -> Any:
     """The first position of the smallest element."""
     return np.argmin(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
@@ -126,7 +126,8 @@ def _edge_lower(t: Any, x: Any, start: Any, stop: Any, *, axis: Any = 1,
                   fill=fill)
 
 
-@declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked)
+@declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked,
+         layouts="same")
 def edge_mask(x: Any, start: Any, stop: Any, axis: int = 1, fill: Any = -np.inf,
               low: bool = False) -> Any:
     """Element i along an axis stays where start + i < stop; the others become `fill` (-inf)."""
@@ -231,7 +232,7 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
 
     meaning.__doc__ = doc
     declare(rule=_scan_rule, name=name, attrs=("axis",), lower=lower, edges=edge_rules.same,
-            combines=combines)(meaning)
+            combines=combines, layouts="same")(meaning)
 
 
 _scan("cumsum", 0.0,
@@ -255,7 +256,7 @@ def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
 
 @declare(rule=_sort_rule, attrs=("descending",), edges=edge_rules.same, combines=_ordered,
          lower=lambda t, x, descending=False: t.emit(
-             "sort", [t.value_of(x)], descending=descending))
+             "sort", [t.value_of(x)], descending=descending), layouts="same")
 def sort(x: Any, descending: Any = False) -> Any:
     """Each row in ascending (or descending) order; NaN last (first)."""
     out = np.sort(x, axis=-1)
@@ -265,7 +266,7 @@ def sort(x: Any, descending: Any = False) -> Any:
 @declare(rule=lambda types, attrs: replace(_sort_rule(types, attrs), dtype=i32),
          attrs=("descending",), edges=edge_rules.same, combines=_ordered,
          lower=lambda t, x, descending=False: t.emit(
-             "argsort", [t.value_of(x)], descending=descending))
+             "argsort", [t.value_of(x)], descending=descending), layouts="same")
 def argsort(x: Any, descending: Any = False) -> Any:
     """The positions that sort each row; equal elements keep their order."""
     if descending:

@@ -16,6 +16,7 @@ from tessera.errors import TraceError
 
 OPS: dict[str, TileOp] = {}
 EFFECTS = ("pure", "read", "write", "atomic", "alloc", "async", "sync", "report")
+LAYOUTS = ("", "same", "any", "reduced")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,11 @@ class TileOp:
     fills      operand 1 is what the place of operand 0 holds afterwards
     least      (least values of the operands, None: not known) -> the least value of the result
     samples    functions of a generator that give arguments, for tests and docs
+    layouts    'same': its tile operands and its result have one layout, as in the family
+               elementwise; 'any': it takes a tile in any layout; 'reduced': in any, and the
+               result has what is left of it; '': a rule of its own in assign_layouts
+    positions  the operand that is a tile of positions
+    special    computed by the special function units, of which there are few
     draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
     """
@@ -68,6 +74,9 @@ class TileOp:
     fills: bool = False
     least: Callable | None = None
     draws: Callable[[Any], bool] | None = None
+    layouts: str = ""
+    positions: int | None = None
+    special: bool = False
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,6 +84,9 @@ class TileOp:
             raise ValueError(f"tile op {self.name!r} is declared twice")
         if self.effect not in EFFECTS:
             raise ValueError(f"tile op {self.name!r}: effect {self.effect!r} is none of {EFFECTS}")
+        if self.layouts not in LAYOUTS:
+            raise ValueError(f"tile op {self.name!r}: layouts {self.layouts!r} is none of "
+                             f"{LAYOUTS}")
         OPS[self.name] = self
 
     @property
@@ -114,7 +126,8 @@ def declare(
     total: bool = False, public: bool = True, eager: Callable | None = None,
     samples: tuple[Callable, ...] = (), edges: Callable | None = None,
     combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
-    least: Callable | None = None, draws: Callable[[Any], bool] | None = None,
+    least: Callable | None = None, draws: Callable[[Any], bool] | None = None, layouts: str = "",
+    positions: int | None = None, special: bool = False,
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -130,7 +143,7 @@ def declare(
             {p.name: p.default for p in parameters if p.default is not p.empty},
             rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
             public, eager, samples, edges, combines, zero, moves, fills,
-            least, draws,
+            least, draws, layouts, positions, special,
         )
 
     return make

@@ -14,11 +14,8 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.tile.ir.ir import For, Function, If, Node, Op, Value, While, definitions, walk
 from tessera.tile.ir.types import Buffer, Scalar, Tile, Type, View
+from tessera.tile.ops.registry import OPS
 
-# Ops on the special function units, 16 lanes of them to 128 of the others (CUDA C++ Programming
-# Guide 13, table of arithmetic throughput).
-SPECIAL = frozenset({"exp", "exp2", "exp_sub", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
-                     "sin", "cos", "tanh", "sigmoid", "erf", "div", "div_or_zero", "pow"})
 WHILE_TURNS = 8  # of a loop whose end nobody can know
 _FOLD: dict[str, Any] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
@@ -179,7 +176,7 @@ class _Counter:
             return
         if op.name == "add" and any(a in self.sums for a in op.args):
             return  # acc + a @ b: the product adds to its accumulator
-        if op.name in SPECIAL:
+        if OPS[op.name].special:
             self.work.special += times * size
         else:
             self.work.other += times * size

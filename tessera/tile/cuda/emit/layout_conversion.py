@@ -23,7 +23,8 @@ MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
 POOL_BYTES = 32768  # of one round through shared memory
 
 
-@declare(rule=lambda types, attrs: types[0], name="convert_layout", public=False)
+@declare(rule=lambda types, attrs: types[0], name="convert_layout", public=False,
+         layouts="any")
 def _same(x: Any) -> Any:
     """The tile; only where its elements lie changes. Put in by tile/cuda/lower/assign.py."""
     return x

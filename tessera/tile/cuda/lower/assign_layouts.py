@@ -34,19 +34,6 @@ from tessera.tile.ir.types import Tile
 from tessera.tile.ops.registry import OPS
 
 ACCESS_BYTES = 16  # of one lane at once
-# Ops whose result has the layout of their tile operands, besides the family `elementwise`.
-SAME = frozenset({"edge_mask", "causal_mask", "running_max", "drop", "random_bits", "cumsum",
-                  "product_wait", "quad_sum", "pack_operand", "row_quotient",
-                  "cummax", "cumprod", "sort", "argsort"})
-FOLDS = frozenset(f"fold_{k}" for k in ("sum", "max", "min", "prod", "argmax", "argmin")) | {
-    "lane_sum"}
-# Ops that take a tile in any layout: they move it through memory or select registers themselves.
-ANY = FOLDS | {"store_tile", "atomic_tile", "matmul", "print", "device_assert", "stop",
-               "convert_layout", "async_product", "hold_operand", "pin", "any_differs",
-               "store_rows", "take_operand"}
-# Ops with a tile of positions: operand -> which one it is.
-INDEX = {"gather": 1, "store_scatter": 2, "atomic_scatter": 2}
-
 Relabel = Callable[[Layout], Layout | None]
 
 
@@ -117,7 +104,7 @@ class _Chooser:
         memory: list[tuple[bool, int, Value, int, int | None]] = []  # said by the user, size, ...
         for op in nodes:
             value = op.outs[0].value if op.name in ("load_tile", "gather") else op.args[1] \
-                if op.name in ("store_tile", "atomic_tile", *INDEX) else None
+                if op.name in ("store_tile", "atomic_tile") or OPS[op.name].positions else None
             if value is not None and (t := self.tile(value)) is not None:
                 bits = self.types[op.args[0]].dtype.bits  # type: ignore[index]
                 said = op.attr.get("vector")
@@ -185,7 +172,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[Value, Value, Relabel 
         return
     out = node.outs[0].value
     shape = types[out].shape
-    if node.name in FOLDS:
+    if OPS[node.name].layouts == "reduced":
         axis = node.attr["axis"]
         yield ins[0], out, lambda layout: layout.drop(axis), None  # type: ignore[misc]
     elif node.name == "expand_dims":
@@ -217,7 +204,8 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[Value, Value, Relabel 
 
 def is_elementwise(op: Op) -> bool:
     """Whether an op maps registers to registers: operands in the result's layout."""
-    return OPS[op.name].family == "elementwise" or op.name in SAME or op.name == "broadcast_to"
+    record = OPS[op.name]
+    return record.family == "elementwise" or record.layouts == "same"
 
 
 def index_layout(op: Op, layout: Layout, index: tuple[int, ...]) -> Layout:
@@ -303,7 +291,7 @@ class _Rewriter:
 
     def natural(self, op: Op) -> Layout | None:
         """The layout that a reduction's result has by itself; None for ops that follow theirs."""
-        if op.name not in FOLDS or op.outs[0].value not in self.chosen:
+        if OPS[op.name].layouts != "reduced" or op.outs[0].value not in self.chosen:
             return None
         return self.chosen[op.args[0]].drop(op.attr["axis"])  # type: ignore[index]
 
@@ -312,14 +300,15 @@ class _Rewriter:
         if not isinstance(x, Value) or x not in self.types:
             return None
         result = self.chosen.get(op.outs[0].value) if op.outs else None
-        if op.name in INDEX:
-            if x != op.args[INDEX[op.name]]:
+        record = OPS[op.name]
+        if record.positions is not None:
+            if x != op.args[record.positions]:
                 return None
             tile = result or self.chosen[op.args[1]]  # type: ignore[index]
             return index_layout(op, tile, self.types[x].shape)
         if op.name == "matmul":
             return result if len(op.args) == 3 and x == op.args[2] else None
-        if op.name in ANY or result is None:
+        if record.layouts in ("any", "reduced") or result is None:
             return None
         shape = self.types[x].shape
         if op.name == "expand_dims":

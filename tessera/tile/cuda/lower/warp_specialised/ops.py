@@ -165,7 +165,7 @@ def _product_rule(types: Any, attrs: Any) -> Tile:
 
 
 @declare(rule=_product_rule, attrs=("a_major", "b_major", "dtype"), run=True, effect="async",
-         group=True, public=False)
+         group=True, public=False, layouts="any")
 def async_product(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
                   b_major: Any = "M", dtype: Any = None) -> Any:
     """accumulator + a @ b by wgmma; the result may be read after a `product_wait` for it.
@@ -187,14 +187,16 @@ def _first(types: Any, attrs: Any) -> Any:
     return types[0]
 
 
-@declare(rule=_first, attrs=("pending",), run=True, effect="sync", group=True, public=False)
+@declare(rule=_first, attrs=("pending",), run=True, effect="sync", group=True, public=False,
+         layouts="same")
 def product_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
     """Waits until at most `pending` products run, counted from the last one issued; x passes."""
     m.rings.settle(op.attr["pending"])
     return x
 
 
-@declare(rule=lambda types, attrs: (), attrs=("registers",), run=True, effect="sync", public=False)
+@declare(rule=lambda types, attrs: (), attrs=("registers",), run=True, effect="sync", public=False,
+         layouts="any")
 def pin(m: Any, op: Any, x: Any, registers: Any = 8) -> Any:
     """Keeps the computation of x's first registers in front of what follows: the assembler would
     move the next wait over it, and nothing would run beside the product any more."""
@@ -204,14 +206,14 @@ def _view_tile(types: Any, attrs: Any) -> Tile:
     return Tile(types[0].dtype, types[0].shape)
 
 
-@declare(rule=_view_tile, run=True, effect="read", group=True, public=False)
+@declare(rule=_view_tile, run=True, effect="read", group=True, public=False, layouts="any")
 def hold_operand(m: Any, op: Any, x: Any) -> Any:
     """A tile of shared memory in registers, in the form of a product's first operand."""
     return np.array(x)
 
 
 @declare(rule=lambda types, attrs: Tile(attrs["dtype"], types[0].shape), attrs=("dtype",),
-         public=False)
+         public=False, layouts="same")
 def pack_operand(x: Any, dtype: Any) -> Any:
     """x rounded to a product's type, in the form of its first operand: two numbers a register."""
     return convert(x, dtype)
@@ -225,19 +227,20 @@ def _row_rule(types: Any, attrs: Any) -> Tile:
     return Tile(t.dtype, t.shape[:1])
 
 
-@declare(rule=_row_rule, attrs=("axis",), public=False)
+@declare(rule=_row_rule, attrs=("axis",), public=False, layouts="reduced")
 def lane_sum(x: Any, axis: Any = 1) -> Any:
     """The sum of each row, left as one summand in each lane of the four that share the row."""
     return x.sum(axis=2, dtype=x.dtype)
 
 
-@declare(rule=_first, public=False)
+@declare(rule=_first, public=False, layouts="same")
 def quad_sum(x: Any) -> Any:
     """Summands of the lanes that share a row -> their sum in each of them."""
     return x
 
 
-@declare(rule=lambda types, attrs: Scalar(bool_), attrs=("value",), group=True, public=False)
+@declare(rule=lambda types, attrs: Scalar(bool_), attrs=("value",), group=True, public=False,
+         layouts="any")
 def any_differs(x: Any, value: Any = 1.0) -> Any:
     """Whether an element differs from `value`, in the warp that asks: the same for its lanes."""
     return (x != value).any(axis=tuple(range(1, x.ndim))).reshape(-1, 1)
@@ -250,14 +253,15 @@ def ring_load(m: Any, op: Any, view: Any) -> Any:
 
 
 # --- results ----------------------------------------------------------------------------------
-@declare(rule=rules.floats, public=False)
+@declare(rule=rules.floats, public=False, layouts="same")
 def row_quotient(x: Any, y: Any) -> Any:
     """div_or_zero by a row statistic as a product with its reciprocal, for a result that is rounded
     to 16 bits."""
     return np.where((x == 0) & (y == 0), x.dtype.type(0), x / y)
 
 
-@declare(rule=lambda types, attrs: (), run=True, effect="write", group=True, public=False)
+@declare(rule=lambda types, attrs: (), run=True, effect="write", group=True, public=False,
+         layouts="any")
 def store_rows(m: Any, op: Any, target: Any, value: Any) -> Any:
     """store_tile of an accumulator in pieces of 16 bytes, after transposes among four lanes."""
     OPS["store_tile"].run(m, op, target, value)  # type: ignore[misc]
