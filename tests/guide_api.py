@@ -57,10 +57,15 @@ def block(lines: str) -> str:
     return f"```\n{lines.rstrip()}\n```\n"
 
 
-def called(name: str, x: Any) -> str:
-    """The signature, broken where it is long, and the docstring as it stands in the code."""
-    head = textwrap.fill(signature(name, x), WIDTH, subsequent_indent=" " * 8,
+def filled(text: str, first: str = "", later: str = " " * 8) -> str:
+    """One paragraph, broken where it is long."""
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=later,
                          break_long_words=False, break_on_hyphens=False)
+
+
+def called(name: str, x: Any) -> str:
+    """The signature and the docstring as it stands in the code."""
+    head = filled(signature(name, x))
     return f"### `{name}`\n\n" + block(f"{head}\n\n{textwrap.indent(doc_of(x), ' ' * 4)}")
 
 
@@ -72,14 +77,15 @@ def methods(cls: type) -> Iterator[str]:
         if name[0] == "_" or not said or not (
                 callable(plain) or isinstance(plain, property)) or isinstance(plain, type):
             continue
-        yield f".{name if isinstance(plain, property) else signature(name, plain)}\n        {said}"
+        head = name if isinstance(plain, property) else signature(name, plain)
+        yield filled(f".{head}", " " * 4, " " * 12) + "\n" + filled(said, " " * 8)
 
 
 def described(name: str, cls: type) -> str:
     listed = "\n".join(methods(cls))
     text = textwrap.indent(doc_of(cls), " " * 4)
-    more = f"\n\n{textwrap.indent(listed, ' ' * 4)}" if listed else ""
-    return f"### class `{name}`\n\n" + block(f"class {signature(name, cls)}\n\n{text}{more}")
+    head = filled(f"class {signature(name, cls)}")
+    return f"### class `{name}`\n\n" + block(f"{head}\n\n{text}\n\n{listed}")
 
 
 def grouped(found: Iterable[tuple[str, Any]]) -> str:
