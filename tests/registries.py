@@ -6,19 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tessera import config
+from tessera.graph import functions
 from tessera.graph.op import OPS
 from tessera.graph.operand import PUBLIC
 from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.cost import COSTS
 from tessera.mesh.collectives.record import COLLECTIVES
 from tessera.numerics import dtypes
+from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.kernel.schedule_only import LIBRARY
 from tessera.tile.ops import OPS as TILE_OPS
 
 REGISTRIES: tuple[dict, ...] = (
-    OPS, PUBLIC, TILE_OPS, BODIES, config.SETTINGS, ROUTINES, LIBRARY, COLLECTIVES, COSTS,
+    OPS, PUBLIC, OPERATORS, vars(functions), TILE_OPS, BODIES, config.SETTINGS, ROUTINES,
+    LIBRARY, COLLECTIVES, COSTS,
     dtypes._REGISTRY, dtypes._ALIASES, dtypes._BY_NUMPY)
 
 
@@ -26,10 +29,11 @@ REGISTRIES: tuple[dict, ...] = (
 def restored() -> Iterator[None]:
     """A block after which every registry holds what it held before."""
     load_all()  # what registers itself when it is first needed stays
-    before = [dict(registry) for registry in REGISTRIES]
+    before, names = [dict(registry) for registry in REGISTRIES], list(functions.__all__)
     try:
         yield
     finally:
         for registry, old in zip(REGISTRIES, before, strict=True):
             registry.clear()
             registry.update(old)
+        functions.__all__[:] = names

@@ -20,7 +20,7 @@ from programs import (
     rounded_program,
     smooth_program,
 )
-from tessera.graph import execute
+from tessera.graph import compiled
 from tessera.graph.cpu import interpret
 from tessera.graph.cpu.program import LoopProgram
 from tessera.numerics import as_type
@@ -59,7 +59,7 @@ class Meaning:
 @pytest.fixture
 def loops(monkeypatch: Any) -> Iterator[None]:
     """Groups of any size run as loops, by their meaning: nothing is compiled."""
-    monkeypatch.setattr(execute, "compile_loops", Meaning)
+    monkeypatch.setattr(compiled, "compile_loops", Meaning)
     with ts.config.scope(loop_min_elements=1):
         yield
 

@@ -20,16 +20,14 @@ from mesh import test_sharded_ops
 from mesh.sharding import MESH, spread
 from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
-from tessera.graph import functions
+from registries import restored
 from tessera.graph.cuda import Program, anchors, draws, offload
 from tessera.graph.cuda.spell import expression
 from tessera.graph.fuse import Group, fuse
 from tessera.graph.op import OPS
-from tessera.graph.operand import PUBLIC
 from tessera.graph.ops.elementwise import elementwise, public_unary
 from tessera.mesh.layout import Layout, Split
 from tessera.planning.flops import count_graph
-from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.ops import OPS as TILE_OPS
 from tolerance import assert_close
@@ -148,18 +146,13 @@ def test_the_scan_finds_tables_and_comparisons(tmp_path: Path) -> None:
 @pytest.fixture
 def squareplus() -> Iterator[Callable]:
     """The public function of an op declared here alone; the registries are given back after."""
-    held = [(table, dict(table)) for table in (OPS, PUBLIC, OPERATORS, vars(functions))]
-    names = list(functions.__all__)
-    op = elementwise(
-        "squareplus", lambda x: (x + np.sqrt(x * x + 4)) / 2,
-        "({0} + sqrt({0} * {0} + 4)) * 0.5",
-        lambda y, x: (lambda: 0.5 + 0.5 * x / ts.sqrt(x * x + 4.0),),
-        doc="(x + sqrt(x^2 + 4)) / 2", hint="squareplus of -inf is -inf + inf")
-    yield public_unary("squareplus", op, "(x + sqrt(x^2 + 4)) / 2")
-    for table, before in held:
-        table.clear()
-        table.update(before)
-    functions.__all__[:] = names
+    with restored():
+        op = elementwise(
+            "squareplus", lambda x: (x + np.sqrt(x * x + 4)) / 2,
+            "({0} + sqrt({0} * {0} + 4)) * 0.5",
+            lambda y, x: (lambda: 0.5 + 0.5 * x / ts.sqrt(x * x + 4.0),),
+            doc="(x + sqrt(x^2 + 4)) / 2", hint="squareplus of -inf is -inf + inf")
+        yield public_unary("squareplus", op, "(x + sqrt(x^2 + 4)) / 2")
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...] = (6, 40)) -> ts.Tensor:
