@@ -227,3 +227,16 @@ def test_a_tile_op_of_another_family_has_its_layout_and_cost_from_its_record():
             made = declare(rule=lambda types, attrs: types[0], name="glow", special=True,
                            layouts=layouts)(lambda x: x)
             assert is_elementwise(op) is same and OPS["glow"].special is made.special is True
+
+
+def test_a_reduction_is_joined_by_the_op_that_its_record_names():
+    """The body that joins partial results of maxima is that of `maximum`; and with another word in
+    the record it is another's."""
+    from tessera.tile.cuda.intrinsics.elementwise import BODIES
+    from tessera.tile.cuda.intrinsics.reduce import combiner
+    from tessera.tile.ops.registry import OPS
+
+    assert combiner("fold_max", "f32") is BODIES["maximum", "f32"][1]
+    declare(rule=OPS["fold_max"].rule, name="fold_least", layouts="reduced",
+            joined_by="minimum")(lambda x, axis=None: x)
+    assert combiner("fold_least", "f32") is BODIES["minimum", "f32"][1]

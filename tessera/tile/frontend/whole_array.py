@@ -34,7 +34,6 @@ from tessera.tile.ops.registry import OPS
 # Ops whose axis (of a reshape all axes) must be whole: elements of one block depend on others.
 SHUFFLING = frozenset({"reshape", "sort", "argsort", "cumsum", "cummax", "cumprod"})
 FOLDS = frozenset(n for n in NEUTRAL if n.startswith("fold_"))
-COMBINE = {"fold_sum": "add", "fold_max": "maximum", "fold_min": "minimum", "fold_prod": "mul"}
 # Ops with numbers that say where their tile lies: operand -> axis of the tile.
 PLACED = {"causal_mask": {1: 0, 2: 1}, "drop": {2: 0, 3: 1}}
 UNIT = 16  # extents of a product are multiples of it
@@ -312,12 +311,13 @@ class BlockTracer(Tracer):
             return self.emit(op.name, [found], **op.attr)
 
         made, extent = op.outs[0].type, shape[axis]
-        if extent <= self.plan.step or op.name not in COMBINE or not isinstance(made, Tile):
+        join = OPS[op.name].joined_by
+        if extent <= self.plan.step or not join or not isinstance(made, Tile):
             return part(self.padded(extent))
         first = self.emit("full", [], shape=_block(made.shape, cuts), dtype=made.dtype,
                           value=neutral(op.name, made.dtype))
         return self.stream(extent, first, lambda step, total: self.emit(
-            COMBINE[op.name], [total, part(step)]), scope)
+            join, [total, part(step)]), scope)
 
     def padded(self, extent: int) -> Cut | None:
         """A whole axis of which products can be made: one block of a multiple of 16."""

@@ -48,13 +48,14 @@ NEUTRAL = {"fold_sum": 0.0, "fold_max": -np.inf, "fold_min": np.inf, "fold_prod"
            "fold_argmax": -np.inf, "fold_argmin": np.inf}
 
 
-def _fold(name: str, said: str, doc: str, f: Any) -> None:
+def _fold(name: str, said: str, joined_by: str, doc: str, f: Any) -> None:
     def meaning(x: Any, axis: Any = None) -> Any:
         return _flat(x, f(x, _axes(x, axis)))
 
     meaning.__doc__ = doc
     declare(rule=_reduced, name=name, attrs=("axis",), public=False, edges=edge_rules.reduced,
-            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"), layouts="reduced")(meaning)
+            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"), layouts="reduced",
+            joined_by=joined_by)(meaning)
 
 
 def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
@@ -67,13 +68,13 @@ def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
     return combines
 
 
-_fold("fold_sum", "a sum", "The sum along an axis, or of all elements.",
+_fold("fold_sum", "a sum", "add", "The sum along an axis, or of all elements.",
       lambda x, axis: x.sum(axis=axis, dtype=x.dtype))
-_fold("fold_max", "a maximum", "The largest element; NaN when one is NaN.",
+_fold("fold_max", "a maximum", "maximum", "The largest element; NaN when one is NaN.",
       lambda x, axis: x.max(axis=axis))
-_fold("fold_min", "a minimum", "The smallest element; NaN when one is NaN.",
+_fold("fold_min", "a minimum", "minimum", "The smallest element; NaN when one is NaN.",
       lambda x, axis: x.min(axis=axis))
-_fold("fold_prod", "a product of elements", "The product.",
+_fold("fold_prod", "a product of elements", "mul", "The product.",
       lambda x, axis: x.prod(axis=axis, dtype=x.dtype))
 
 

@@ -46,6 +46,7 @@ class TileOp:
                elementwise; 'any': it takes a tile in any layout; 'reduced': in any, and the
                result has what is left of it; '': a rule of its own in assign_layouts
     positions  the operand that is a tile of positions
+    joined_by  of a reduction: the op that makes one of two partial results; "": none does
     special    computed by the special function units, of which there are few
     draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
@@ -77,6 +78,7 @@ class TileOp:
     layouts: str = ""
     positions: int | None = None
     special: bool = False
+    joined_by: str = ""
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ def declare(
     samples: tuple[Callable, ...] = (), edges: Callable | None = None,
     combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
     least: Callable | None = None, draws: Callable[[Any], bool] | None = None, layouts: str = "",
-    positions: int | None = None, special: bool = False,
+    positions: int | None = None, special: bool = False, joined_by: str = "",
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -143,7 +145,7 @@ def declare(
             {p.name: p.default for p in parameters if p.default is not p.empty},
             rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
             public, eager, samples, edges, combines, zero, moves, fills,
-            least, draws, layouts, positions, special,
+            least, draws, layouts, positions, special, joined_by,
         )
 
     return make

@@ -11,11 +11,10 @@ from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ops.reduce import NEUTRAL
+from tessera.tile.ops.registry import OPS
 
-COMBINE = {"fold_sum": "add", "fold_max": "maximum", "fold_min": "minimum", "fold_prod": "mul"}
 
-
-@emits(*COMBINE)
+@emits(*(name for name, op in OPS.items() if op.joined_by))
 def _fold(e: Emitter, op: Op) -> None:
     (x,), (made,) = op.args, op.outs
     axis, kind, dtype = op.attr["axis"], kind_of(e.dtype(x)), e.dtype(x)

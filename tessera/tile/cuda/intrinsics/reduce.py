@@ -12,19 +12,19 @@ from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ir.register_layout import Layout, bits_of
+from tessera.tile.ops.registry import OPS
 
 CHAINS = 4  # independent partial results, which hide the latency of one operation
-COMBINE = {"fold_max": "maximum", "fold_min": "minimum"}
 
 
 def combiner(name: str, tag: str) -> Any:
     """(builder, x, y) -> the two combined."""
-    if name in COMBINE:
-        return BODIES[COMBINE[name], tag][1]
-    floats = tag[0] == "f"
-    if name == "fold_sum":
+    join, floats = OPS[name].joined_by, tag[0] == "f"
+    if join == "add":
         return (lambda b, x, y: b.fadd(x, y)) if floats else (lambda b, x, y: b.add(x, y))
-    return (lambda b, x, y: b.fmul(x, y)) if floats else (lambda b, x, y: b.mul(x, y))
+    if join == "mul":
+        return (lambda b, x, y: b.fmul(x, y)) if floats else (lambda b, x, y: b.mul(x, y))
+    return BODIES[join, tag][1]
 
 
 def kind_of_tag(tag: str) -> Any:
