@@ -26,9 +26,6 @@ CIRCLES: dict[str, set[str]] = {
     "a kernel is tuned, called whole and delegated, which all make kernels":
         {"tile.kernel.decorator", "tile.kernel.schedule_only", "tile.kernel.whole_array",
          "tile.tuning.autotune"},
-    "elements of a block are read and drawn where they lie":
-        {"tile.cuda.emit.memory_operands", "tile.cuda.emit.random",
-         "tile.cuda.emit.thread_elements"},
     "a tile is stored in buffers, and packed ones are tiles":
         {"tile.cuda.emit.packed_tiles", "tile.cuda.emit.shared_tiles", "tile.cuda.emit.tiles"},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit import tiles
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of, literal
 from tessera.tile.cuda.emit.memory_operands import access_width, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of_layout
@@ -17,7 +17,6 @@ from tessera.tile.cuda.emit.thread_elements import (
     checked,
     first_lane,
     guard,
-    intrinsic,
     once_per_group,
 )
 from tessera.tile.cuda.emit.tiles import guards_of

@@ -427,4 +427,10 @@ def literal(value: object, dtype: DType) -> str:
     return f"{kind}({number})"
 
 
-__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "kind_of", "literal"]
+def intrinsic(name: str, *args: object, **options: object) -> str:
+    """The text that makes an intrinsic; options that are off are left out."""
+    given = [*map(repr, args), *(f"{k}={v!r}" for k, v in options.items() if v)]
+    return f"use({name}({', '.join(given)}))"
+
+
+__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "intrinsic", "kind_of", "literal"]

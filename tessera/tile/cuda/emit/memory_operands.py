@@ -73,9 +73,8 @@ def _allocate(e: Emitter, op: Op) -> None:
     base = e.scratch(t.stages * stage_bytes(t), max(t.alignment, ALIGNMENT)) \
         if t.space == "shared" else e.spelled[made.value]
     if t.space == "register":
-        from tessera.tile.cuda.emit.thread_elements import declare_registers
-
-        declare_registers(e, made.value, t)
+        # Private to each thread: named by its value, made where it is first used.
+        e.note(f"{made.value.name}: {prod(t.shape)} numbers in each lane")
     e.places[made.value] = Place(t.space, made.value.name, t.numeric, t.shape,
                                  tuple(map(str, t.shape)), (ZERO,) * rank, tuple(range(rank)),
                                  t.shape, base, t)

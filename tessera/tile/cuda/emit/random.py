@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.numerics import as_key, fold_in
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.thread_elements import intrinsic
 from tessera.tile.ir.ir import Op, Operand
 from tessera.tile.passes.random_draws import DROPOUT, ROUNDING
 

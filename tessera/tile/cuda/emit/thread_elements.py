@@ -10,20 +10,16 @@ from dataclasses import replace
 from math import prod
 
 from tessera.numerics import DType
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
 from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, place_of
+from tessera.tile.cuda.emit.random import drawn
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
 from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.cuda.intrinsics.swizzle import Panel, stage_bytes
 from tessera.tile.ir.ir import Const, Op, Operand, Value
-from tessera.tile.ir.types import Buffer, is_lane
-
-
-def declare_registers(e: Emitter, value: Value, t: Buffer) -> None:
-    """An array private to each lane: named by its value, made where it is first used."""
-    e.note(f"{value.name}: {prod(t.shape)} numbers in each lane")
+from tessera.tile.ir.types import is_lane
 
 
 # --- who takes part -------------------------------------------------------------------------------
@@ -244,15 +240,7 @@ def rounding(e: Emitter, place: Place, index: tuple[Operand, ...]) -> tuple[dict
     options["rounding"] = policy.rounding  # type: ignore[assignment]
     if policy.rounding != "stochastic":
         return options, ""
-    from tessera.tile.cuda.emit.random import drawn
-
     return options, f", {drawn(e, flat(e, place.extents, index))}"
-
-
-def intrinsic(name: str, *args: object, **options: object) -> str:
-    """The text that makes an intrinsic; options that are off are left out."""
-    given = [*map(repr, args), *(f"{k}={v!r}" for k, v in options.items() if v)]
-    return f"use({name}({', '.join(given)}))"
 
 
 def rounded(e: Emitter, value: Operand, dtype: DType) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.errors import UnsupportedTargetError
-from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import (
@@ -12,7 +12,6 @@ from tessera.tile.cuda.emit.thread_elements import (
     flat32,
     guard,
     hardware,
-    intrinsic,
     row_bytes,
     stage_base,
 )
