@@ -26,8 +26,6 @@ CIRCLES: dict[str, set[str]] = {
     "a kernel is tuned, called whole and delegated, which all make kernels":
         {"tile.kernel.decorator", "tile.kernel.schedule_only", "tile.kernel.whole_array",
          "tile.tuning.autotune"},
-    "a tile is stored in buffers, and packed ones are tiles":
-        {"tile.cuda.emit.packed_tiles", "tile.cuda.emit.shared_tiles", "tile.cuda.emit.tiles"},
 }
 
 # Names that public classes of several modules have, with how many when it is more than two. The

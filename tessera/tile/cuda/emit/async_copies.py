@@ -16,7 +16,8 @@ from tessera.tile.cuda.emit.packed_tiles import load_packed
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import Spot, spot_of_layout, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
-from tessera.tile.cuda.emit.tiles import address, guards_of, strides
+from tessera.tile.cuda.emit.tile_access import guards_of
+from tessera.tile.cuda.emit.tiles import address, strides
 from tessera.tile.cuda.lower.uncommitted_copies import left_to_barriers
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout, bits_of, blocked

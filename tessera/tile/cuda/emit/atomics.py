@@ -19,7 +19,7 @@ from tessera.tile.cuda.emit.thread_elements import (
     guard,
     once_per_group,
 )
-from tessera.tile.cuda.emit.tiles import guards_of
+from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.ir.ir import Def, Op, Operand
 from tessera.tile.ops.ids import WARP

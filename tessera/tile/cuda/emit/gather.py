@@ -25,7 +25,8 @@ from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import ACCESS_BYTES, base_of
 from tessera.tile.cuda.emit.thread_elements import checked, hardware, row_bytes, wide
-from tessera.tile.cuda.emit.tiles import guards_of, parts_of, rounding_of, unrounded
+from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
+from tessera.tile.cuda.emit.tiles import unrounded
 from tessera.tile.cuda.intrinsics.atomics import neighbours
 from tessera.tile.cuda.intrinsics.gather import Pick
 from tessera.tile.cuda.intrinsics.swizzle import Panel

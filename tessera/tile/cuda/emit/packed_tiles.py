@@ -16,6 +16,7 @@ from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.integer_facts import divisor_of
 from tessera.tile.cuda.emit.memory_operands import Place, element_offset, product
+from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.register_layout import Layout, bits_of, blocked
 
@@ -47,7 +48,6 @@ def store_packed(e: Emitter, place: Place, layout: Layout, x: str) -> None:
     """Writes a fragment to a box of a packed tensor, rounded as the tensor's policy says."""
     from tessera.tile.cuda.emit.layout_conversion import convert_layout
     from tessera.tile.cuda.emit.random import rounding_key
-    from tessera.tile.cuda.emit.tiles import parts_of, rounding_of
 
     given, layout = layout, suited(e, place, layout)
     if layout != given:
@@ -125,8 +125,6 @@ def row_bytes(place: Place) -> str | int:
 def _arguments(e: Emitter, place: Place, layout: Layout, axis: int,
                width: int) -> tuple[str, list[str]]:
     """(compile-time arguments, run-time ones) of an access."""
-    from tessera.tile.cuda.emit.tiles import guards_of, parts_of
-
     guards, bounds = guards_of(e, place, layout)
     parts, last = parts_of(e, place, layout), len(place.extents) - 1
     pitch = row_bytes(place)

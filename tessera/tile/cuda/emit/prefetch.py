@@ -7,7 +7,7 @@ from dataclasses import replace
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import ZERO, bytes_of, element_offset, place_of, product
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.tiles import guards_of
+from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import blocked
 

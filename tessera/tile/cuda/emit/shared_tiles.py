@@ -9,6 +9,7 @@ from math import gcd, prod
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import Place
+from tessera.tile.cuda.emit.tile_access import guards_of, parts_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.cuda.intrinsics.swizzle import Panel, stage_bytes
 from tessera.tile.ir.ir import Const
@@ -79,8 +80,6 @@ def base_of(e: Emitter, place: Place) -> str:
 
 def spot_of_layout(e: Emitter, place: Place, layout: Layout) -> Spot:
     """The spot of a thread's registers in a layout."""
-    from tessera.tile.cuda.emit.tiles import parts_of
-
     last = len(place.extents) - 1
     mask = 0
     if last in place.axes:
@@ -118,8 +117,6 @@ def load_buffer(e: Emitter, place: Place, layout: Layout, fill: float,
                 vector: int | None = None) -> str:
     """The expression of a shared box as a fragment. vector: neighbours that one access may move,
     None for as many as there are."""
-    from tessera.tile.cuda.emit.tiles import guards_of
-
     spot = spot_of_layout(e, place, layout)
     axis, width = width_of(e, place, layout, spot)
     width = min(width, vector or width)
@@ -132,8 +129,6 @@ def load_buffer(e: Emitter, place: Place, layout: Layout, fill: float,
 
 def store_buffer(e: Emitter, place: Place, layout: Layout, x: str) -> None:
     """Writes a fragment to a shared box."""
-    from tessera.tile.cuda.emit.tiles import guards_of
-
     spot = spot_of_layout(e, place, layout)
     axis, width = width_of(e, place, layout, spot)
     guards, bounds = guards_of(e, place, layout)

@@ -12,20 +12,20 @@ from tessera.tile.cuda.emit.memory_operands import (
     asked,
     bytes_of,
     element_offset,
-    limits,
     place_of,
     product,
 )
 from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
+from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Op, Operand, Value
 from tessera.tile.ir.register_layout import WARP_BITS, Layout, bits_of, blocked
 from tessera.tile.ir.types import Tile
 
-PLAIN = ("nearest_even", False)
 MOVED = frozenset({"transpose", "reshape", "expand_dims", "convert_layout"})
 LEAST = 16  # bytes, half a sector
 STREAMING = "L1::no_allocate"  # a tile is read once by its group
@@ -37,8 +37,6 @@ def _load(e: Emitter, op: Op) -> None:
     place = checked(e, place_of(e, op.args[0]))
     layout, fill = e.layout(made.value), op.attr["fill"]
     if place.space == "shared":
-        from tessera.tile.cuda.emit.shared_tiles import load_buffer
-
         e.define(made, load_buffer(e, place, layout, fill, op.attr["vector"]))
         return
     if place.dtype.packed:
@@ -67,8 +65,6 @@ def _store(e: Emitter, op: Op) -> None:
     else:
         (layout, x), exact = filled(e, place, e.name(value)), False
     if place.space == "shared":
-        from tessera.tile.cuda.emit.shared_tiles import store_buffer
-
         store_buffer(e, place, layout, x)
     elif place.dtype.packed:
         store_packed(e, place, layout, x)
@@ -155,13 +151,6 @@ def is_rounded(e: Emitter, value: Operand) -> bool:
     return made.name == "convert" or (made.name == "load_tile" and made.attr["fill"] == 0)
 
 
-def rounding_of(place: Place) -> tuple[str, bool]:
-    """(rounding, saturate) of a store; those of 32 bits and more, and integers, store bits."""
-    policy = place.numeric.policy
-    rounded = place.dtype.kind == "float" and place.dtype.bits <= 16
-    return (policy.rounding, policy.saturate) if rounded else PLAIN
-
-
 def filled(e: Emitter, place: Place, value: str) -> tuple[Layout, str]:
     """One number for a whole box: a layout for it, and its fragment."""
     from tessera.tile.cuda.emit.elementwise import full
@@ -170,14 +159,6 @@ def filled(e: Emitter, place: Place, value: str) -> tuple[Layout, str]:
     width = max(1, 128 // max(8, place.dtype.bits))
     layout = blocked(place.shape, threads, 1 << min(bits_of(width), bits_of(place.shape[-1])))
     return layout, full(e, Tile(place.dtype, place.shape, layout.text), value)
-
-
-def parts_of(e: Emitter, place: Place, layout: Layout) -> list[str | None]:
-    """The thread part of the index, per memory axis."""
-    parts: list[str | None] = [None] * len(place.extents)
-    for axis, memory in enumerate(place.axes):
-        parts[memory] = e.index(layout, axis)
-    return parts
 
 
 def address(e: Emitter, place: Place, layout: Layout) -> str:
@@ -193,37 +174,6 @@ def strides(e: Emitter, place: Place, layout: Layout, axis: int) -> list[str]:
         if a != axis and any(base[a] for base in layout.bases):
             out.append(bytes_of(place.dtype, product(place.stride(place.axes[a]))))
     return out
-
-
-def guards_of(e: Emitter, place: Place, layout: Layout) -> tuple[tuple[str, ...], list[str]]:
-    """How each axis is guarded, and what the guards compare with."""
-    guards, bounds = [], []
-    for axis in range(len(layout.shape)):
-        found = limits(e, place, layout, axis)
-        guards.append(found[0] if found else "")
-        if found is None:
-            overhang = layout.overhangs(axis)
-            if overhang:
-                guards[-1] = "left"
-                bounds.append(f"i32({layout.shape[axis]} - {e.index(layout, axis)})")
-            continue
-        if layout.overhangs(axis):
-            _overhanging(e, layout, axis, found, bounds)
-            continue
-        bounds += found[1:]
-    return tuple(guards), bounds
-
-
-def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, ...],
-                 bounds: list[str]) -> None:
-    """The box ends before the registers do, and perhaps the tensor before the box."""
-    box = f"i32({layout.shape[axis]} - {e.index(layout, axis)})"
-    smaller = e.use("smaller", "use(elementwise.operation('minimum', 'i32'))")
-    if found[0] == "left":
-        bounds.append(f"{smaller}({found[1]}, {box})")
-        return
-    # 0 <= start + b < min(extent, offset + box): the end of the box is start + box, by threads
-    bounds += [found[1], f"{smaller}({found[2]}, i32({found[1]} + {box}))"]
 
 
 __all__ = ["address", "guards_of", "parts_of", "strides"]
