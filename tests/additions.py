@@ -20,9 +20,9 @@ from tessera.mesh.collectives.record import Collective, emit
 from tessera.mesh.collectives.record import Sample as CollectiveSample
 from tessera.numerics import DType, dtypes
 from tessera.tile import MODULE as tile
-from tessera.tile.frontend import edge_rules
+from tessera.tile.ir.op_record import TileOp, declare
+from tessera.tile.ops import edge_rules
 from tessera.tile.ops import rules as tile_rules
-from tessera.tile.ops.registry import TileOp, declare
 
 
 def add_dtype() -> DType:

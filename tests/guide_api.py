@@ -14,8 +14,8 @@ import tessera.stdlib
 from tessera import errors, numerics
 from tessera.graph.operand import PUBLIC
 from tessera.kernels.routine import Routine
+from tessera.tile.ir.op_record import TileOp
 from tessera.tile.ops import OPS as TILE_OPS
-from tessera.tile.ops.registry import TileOp
 
 NO_CALL = (ts.DType, numerics.Modifier, float, type(ts))  # formats, modifiers, numbers, modules
 WIDTH = 100

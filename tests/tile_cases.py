@@ -14,8 +14,8 @@ import numpy as np
 
 import tessera as ts
 from tessera.numerics import find_dtype
-from tessera.tile.ops.registry import OPS as TILE_OPS
-from tessera.tile.ops.registry import TileOp
+from tessera.tile.ir.op_record import OPS as TILE_OPS
+from tessera.tile.ir.op_record import TileOp
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u32": np.uint32,
          "u64": np.uint64, "i16": np.int16, "i8": np.int8, "u8": np.uint8, "u16": np.uint16,

@@ -21,7 +21,7 @@ from tessera import stdlib
 from tessera.errors import UnsupportedTargetError
 from tessera.mesh.collectives.replicated import NOWHERE, rule_of
 from tessera.numerics import dtypes
-from tessera.tile.ops.registry import declare
+from tessera.tile.ir.op_record import declare
 from tile_cases import sample_cases
 
 
@@ -219,7 +219,7 @@ def test_a_tile_op_of_another_family_has_its_layout_and_cost_from_its_record():
     """One layout for operand and result, special function units: both are words of the record."""
     from tessera.tile.cuda.lower.assign_layouts import is_elementwise
     from tessera.tile.ir.ir import Op
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     op = Op("glow", (), ())
     for layouts, same in (("same", True), ("any", False)):
@@ -234,7 +234,7 @@ def test_a_reduction_is_joined_by_the_op_that_its_record_names():
     the record it is another's."""
     from tessera.tile.cuda.intrinsics.elementwise import BODIES
     from tessera.tile.cuda.intrinsics.reduce import combiner
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     assert combiner("fold_max", "f32") is BODIES["maximum", "f32"][1]
     declare(rule=OPS["fold_max"].rule, name="fold_least", layouts="reduced",

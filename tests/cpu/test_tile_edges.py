@@ -14,10 +14,10 @@ from edge_programs import accepted
 from kernels.build import build
 from tessera import config
 from tessera.tile.frontend.edge_check import check_edges
-from tessera.tile.frontend.edge_rules import gives_zero, grouped
 from tessera.tile.ir.edges import Facts
 from tessera.tile.ir.errors import TileIRError
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
+from tessera.tile.ops.edge_rules import gives_zero, grouped
 
 COUNT = 500 if os.environ.get("TESSERA_SLOW") == "1" else 24
 

@@ -36,11 +36,11 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in,
 from tessera.tile.interpreter.launch import _environment
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Op, While, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.register_layout import warpgroups
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ops.registry import OPS
 
 LOG2E = 1.4426950408889634
 

@@ -192,7 +192,7 @@ def _serial(t: Tracer, body: list[ast.stmt], name: str, dim: str, size: int) -> 
     ast.copy_location(barrier, inner[-1])
     for n in (loop, barrier):
         ast.fix_missing_locations(n)
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     t.env["__barrier"] = OPS["barrier"]
     return [*copy.copy(body[:first]), loop, *body[last + 1:]]

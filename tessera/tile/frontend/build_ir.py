@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
 from tessera.tile.frontend.edge_facts import EdgeFacts
-from tessera.tile.frontend.edge_masks import within
-from tessera.tile.frontend.handles import (
+from tessera.tile.frontend.source import Source
+from tessera.tile.ir.affine import Forms
+from tessera.tile.ir.errors import RuleError, Site, TileError
+from tessera.tile.ir.handles import (
     Handle,
     NeedConstants,
     Row,
@@ -18,13 +20,11 @@ from tessera.tile.frontend.handles import (
     describe,
     is_number,
 )
-from tessera.tile.frontend.source import Source
-from tessera.tile.ir.affine import Forms
-from tessera.tile.ir.errors import RuleError, Site, TileError
 from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, Value
 from tessera.tile.ir.numpy_values import rounded
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ops.edge_masks import within
 from tessera.tile.ops.rules import promote
 
 FOLD: dict[str, Callable] = {

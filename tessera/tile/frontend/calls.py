@@ -14,9 +14,11 @@ import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, dtype_of_numpy, f32, i32
 from tessera.tile.frontend.exits import RETURN, Exits
-from tessera.tile.frontend.expressions import Expressions, FText, Kernel_, closure_of
-from tessera.tile.frontend.handles import (
+from tessera.tile.frontend.expressions import Expressions, Kernel_, closure_of
+from tessera.tile.frontend.source import capture
+from tessera.tile.ir.handles import (
     UNSET,
+    FText,
     Handle,
     Row,
     Undefined,
@@ -24,9 +26,8 @@ from tessera.tile.frontend.handles import (
     is_number,
     plain_number,
 )
-from tessera.tile.frontend.source import capture
+from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops.registry import OPS, TileOp
 
 PICKS = ("gather", "scatter")
 # Of the math module, with the meaning that ts has under the name, and no op in kernels.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tessera.tile.frontend.edge_masks import seen
-from tessera.tile.frontend.edge_rules import Carry
 from tessera.tile.ir.edges import Facts, open_
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Node, Op, Value, While, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Tile, space_of
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ops.edge_masks import seen
+from tessera.tile.ops.edge_rules import Carry
 
 
 def check_edges(t: Any, nodes: Sequence[Node]) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.frontend.edge_rules import Carry, elementwise
-from tessera.tile.frontend.handles import Handle, is_number
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
 from tessera.tile.ir.edges import (
@@ -23,9 +21,11 @@ from tessera.tile.ir.edges import (
     meet,
     open_,
 )
+from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.ir import Const, Op, Value
+from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import Buffer, Scalar, Tile, View
-from tessera.tile.ops.registry import OPS, TileOp
+from tessera.tile.ops.edge_rules import Carry, elementwise
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tessera.foreign import TILE, instead
-from tessera.tile.frontend.handles import (
+from tessera.tile.frontend.indexing import Indexing
+from tessera.tile.ir.errors import TileError
+from tessera.tile.ir.handles import (
+    FText,
     Handle,
     Row,
-    Traced,
     Undefined,
     describe,
     is_bool,
     is_number,
     plain_number,
 )
-from tessera.tile.frontend.indexing import Indexing
-from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import If, Op
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Tensor, Tile, space_of
-from tessera.tile.ops.registry import OPS
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div",
           ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "bitand",
@@ -355,13 +355,6 @@ class Expressions(Indexing):
         """A call of an op or function: the next class does."""
 
 
-class FText(Traced):
-    """An f-string with run-time parts."""
-
-    def __init__(self, parts: tuple):
-        self.parts = parts
-
-
 class Kernel_:
     """Base of Kernel (kernel.py), so that kernels may call kernels."""
 
@@ -380,4 +373,4 @@ def closure_of(f: FunctionType) -> dict[str, Any]:
     return found
 
 
-__all__ = ["Expressions", "FText", "Kernel_", "closure_of"]
+__all__ = ["Expressions", "Kernel_", "closure_of"]

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tessera.tile.frontend.build_ir import Emitter
-from tessera.tile.frontend.handles import Handle, Region, Row, describe
 from tessera.tile.ir import affine
 from tessera.tile.ir.edges import Axis, Edge, Facts
+from tessera.tile.ir.handles import Handle, Part, Region, Row, describe
 from tessera.tile.ir.ir import Def, Op, Value
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
-
-
-@dataclass(frozen=True)
-class Part:
-    """lo : hi of one axis; None where it was left out."""
-
-    lo: Any
-    hi: Any
-    text: str
 
 
 class Indexing(Emitter, ABC):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.handles import Handle, Row, Undefined, Unset, describe, is_number
 from tessera.tile.frontend.statements import Statements, same
 from tessera.tile.ir.edges import NOTHING, Facts, join_facts
+from tessera.tile.ir.handles import Handle, Row, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, For, Operand, Value, While
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
 from tessera.tile.ops.rules import promote

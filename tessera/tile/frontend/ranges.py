@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.numerics import i64
-from tessera.tile.frontend.handles import Handle, Traced, describe, is_number
 from tessera.tile.frontend.loops import Loops, resets
+from tessera.tile.ir.handles import Handle, Range, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Tile
-from tessera.tile.ops.registry import OPS
 from tessera.tile.passes.independent_iterations import why_dependent
-
-
-@dataclass(frozen=True, eq=False)
-class Range(Traced):
-    """What ts.tile.range(...) or range(...) stands for in a `for`."""
-
-    lo: Any
-    hi: Any
-    step: Any
-    has_step: bool
-    over: str | None
-    prefetch: Any = None
 
 
 class DimInt(int):

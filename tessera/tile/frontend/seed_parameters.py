@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 
 @functools.cache

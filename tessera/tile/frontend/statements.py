@@ -12,12 +12,11 @@ from typing import Any
 from tessera.numerics import f32, i32
 from tessera.tile.frontend.calls import Calls
 from tessera.tile.frontend.expressions import BINARY, WHERE
-from tessera.tile.frontend.handles import Handle, Row, Traced, Undefined, Unset, describe, is_number
-from tessera.tile.frontend.indexing import Part
 from tessera.tile.ir.edges import join_facts
+from tessera.tile.ir.handles import Handle, Part, Row, Traced, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, If, Node, Op, Operand
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
-from tessera.tile.ops.registry import OPS
 from tessera.tile.ops.rules import promote
 
 REFUSED = {

@@ -15,14 +15,14 @@ from tessera.tile.frontend.context import Context
 from tessera.tile.frontend.edge_check import check_edges
 from tessera.tile.frontend.exits import RETURN, Exits
 from tessera.tile.frontend.expressions import closure_of
-from tessera.tile.frontend.handles import UNSET, Handle, NeedConstants, Row, Undefined, describe
 from tessera.tile.frontend.loops import stored_names
 from tessera.tile.frontend.ranges import DimInt, Ranges, walk_ops
 from tessera.tile.frontend.source import Source
+from tessera.tile.ir.handles import UNSET, Handle, NeedConstants, Part, Row, Undefined, describe
 from tessera.tile.ir.ir import Axis, Function, Param, Value
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
-from tessera.tile.ops.registry import OPS
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,6 @@ class Tracer(Ranges):
     # --- the group's own block and the result -------------------------------------------------
     def own_block(self, tensor: Handle, shape: tuple[int, ...]) -> Handle:
         """The block of a tensor that belongs to this group, for a tile of that shape."""
-        from tessera.tile.frontend.indexing import Part
-
         if self.rank(tensor) != len(shape):
             self.fail(f"a tile of shape {list(shape)} for {describe(tensor)}: "
                       f"the kernel sees {self.rank(tensor)} axes of it")

@@ -18,18 +18,17 @@ from typing import Any, NoReturn
 from tessera.errors import SourceLine
 from tessera.numerics import DType, NumericType, as_type, i32
 from tessera.tensor import TensorType
-from tessera.tile.frontend.edge_masks import mask_edge
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.handles import UNSET, Handle, Undefined, describe
-from tessera.tile.frontend.indexing import Part
 from tessera.tile.frontend.source import Source
 from tessera.tile.frontend.tracer import Spec, Tracer, plain
 from tessera.tile.ir.errors import TileError
+from tessera.tile.ir.handles import UNSET, Handle, Part, Undefined, describe
 from tessera.tile.ir.ir import Axis, Def, For, Function, Node, Op, Value
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Scalar, Tensor, Tile
+from tessera.tile.ops.edge_masks import mask_edge
 from tessera.tile.ops.reduce import NEUTRAL
-from tessera.tile.ops.registry import OPS
 
 # Ops whose axis (of a reshape all axes) must be whole: elements of one block depend on others.
 SHUFFLING = frozenset({"reshape", "sort", "argsort", "cumsum", "cummax", "cumprod"})

@@ -24,8 +24,8 @@ from tessera.tile.interpreter.sanitizer import GROUP, Access, Sanitizer
 from tessera.tile.ir.errors import DivergenceError, KernelError
 from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, Value, While
 from tessera.tile.ir.numpy_values import array_dtype, constant
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Tile, is_lane
-from tessera.tile.ops.registry import OPS
 from tessera.tile.passes.random_draws import ROUNDING
 
 Mask = np.ndarray | None

@@ -20,8 +20,8 @@ from tessera.errors import SourceLine
 from tessera.tile.interpreter.memory import Changes
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import Function, Op, Operand, Value, While, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Tensor, View
-from tessera.tile.ops.registry import OPS
 
 if TYPE_CHECKING:
     from tessera.tile.interpreter.machine import Machine

@@ -533,7 +533,7 @@ class KernelDecorator:
         gpu        whose figures the model uses for arrays on the host
         model      a CostModel that several kernels share; compile_limit_s: of one candidate
         """
-        from tessera.tile.tuning.autotune import TunedKernel
+        from tessera.tile.kernel.autotune import TunedKernel
 
         if inspect.isfunction(space):
             return TunedKernel(space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ops import (
     atomics,
     attention,
@@ -18,7 +19,6 @@ from tessera.tile.ops import (
     vector,
     warp,
 )
-from tessera.tile.ops.registry import OPS, TileOp
 
 __all__ = [
     "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "indexed",

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.frontend.edge_masks import Along
-from tessera.tile.frontend.handles import Handle, Row, describe, is_number
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, Row, describe, is_number
 from tessera.tile.ir.numpy_values import convert
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
 from tessera.tile.ops import rules
+from tessera.tile.ops.edge_masks import Along
 from tessera.tile.ops.memory import addresses, touch
-from tessera.tile.ops.registry import declare, macro
 
 SCOPES = ("group", "device", "system")
 KINDS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.frontend import edge_masks, edge_rules
-from tessera.tile.frontend.handles import Handle
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops import rules
+from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.reduce import reduce
-from tessera.tile.ops.registry import OPS, declare, macro
 
 
 def _causal_rule(types: Any, attrs: Any) -> Tile:

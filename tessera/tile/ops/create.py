@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
-from tessera.tile.frontend import edge_rules
-from tessera.tile.frontend.handles import Handle, Row, describe, is_number
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, Row, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype, rounded
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, Tile, View
-from tessera.tile.ops import rules
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops import edge_rules, rules
 
 
 def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
@@ -162,7 +161,7 @@ def cast(t: Any, x: Any, dtype: Any) -> Any:
 
 
 def _op(name: str) -> Any:
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     return OPS[name]
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.frontend.edge_masks import Along
-from tessera.tile.frontend.expressions import FText
-from tessera.tile.frontend.handles import Handle, describe, is_number
 from tessera.tile.interpreter.memory import Place
 from tessera.tile.ir.errors import KernelAssertionError, RuleError
+from tessera.tile.ir.handles import FText, Handle, describe, is_number
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops.edge_masks import Along
 
 MAX_LINES = 64  # printed for one statement and batch of groups
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType
-from tessera.tile.frontend import edge_rules
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops import rules
-from tessera.tile.ops.registry import declare
+from tessera.tile.ops import edge_rules, rules
 
 
 def _pair(rng: Any) -> tuple:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import i32
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar
-from tessera.tile.ops.registry import declare
 
 WARP = 32
 

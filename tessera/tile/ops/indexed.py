@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import i32, i64
-from tessera.tile.frontend.edge_masks import Along, mask_edge, mask_listed, refuse
-from tessera.tile.frontend.handles import Handle, Region, Row, describe, is_number
-from tessera.tile.frontend.indexing import Part
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import Place
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.edges import Edge, Facts, Listed, Mixed, open_
 from tessera.tile.ir.errors import RaceError, RuleError
+from tessera.tile.ir.handles import Handle, Part, Region, Row, describe, is_number
 from tessera.tile.ir.ir import Value
 from tessera.tile.ir.numpy_values import array_dtype, convert
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Tensor, Tile, Type, View
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops.edge_masks import Along, mask_edge, mask_listed, refuse
 
 MODES = ("store", "add")
 
@@ -370,7 +369,7 @@ def _as_tile(t: Any, value: Any, chosen: _Chosen) -> Handle:
 
 
 def _load() -> Any:
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     return OPS["load"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import i32
-from tessera.tile.frontend.edge_masks import mask_edge, refuse
-from tessera.tile.frontend.handles import Handle, Row, describe, is_number
-from tessera.tile.frontend.indexing import Part
 from tessera.tile.ir.edges import WHOLE, Edge, Facts, Mixed, open_
+from tessera.tile.ir.handles import Handle, Part, Range, Row, describe, is_number
+from tessera.tile.ir.op_record import macro
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View, space_of
-from tessera.tile.ops.registry import macro
+from tessera.tile.ops.edge_masks import mask_edge, refuse
 
 OVER = (None, "serial", "lanes", "groups")
 VECTORS = (1, 2, 4, 8, 16)
@@ -31,8 +30,6 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
     shared by the lanes, and an outermost range(0, <extent>, step) by the groups, when its turns are
     independent; over='lanes' | 'groups' | 'serial' says it, and is checked.
     """
-    from tessera.tile.frontend.ranges import Range
-
     if over not in OVER:
         t.fail(f"over={over!r} is not known", "'serial', 'lanes' or 'groups'")
     lo, hi = (0, start) if stop is None else (start, stop)
@@ -42,8 +39,6 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
 @macro()
 def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     """Block numbers 0 .. ceil(shape[-2] / n) - 1, in order, with `prefetch` loads under way."""
-    from tessera.tile.frontend.ranges import Range
-
     if not isinstance(shape, tuple | list) or len(shape) < 2:
         t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
     size = t.constant_int(n, "the block size of range_n")
@@ -53,8 +48,6 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
 
 
 def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
-    from tessera.tile.frontend.ranges import Range
-
     lo, hi = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (
             t.in_comprehension()):

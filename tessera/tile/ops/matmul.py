@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
-from tessera.tile.frontend import edge_rules
-from tessera.tile.frontend.edge_masks import Along
-from tessera.tile.frontend.handles import Handle, Row, describe
 from tessera.tile.interpreter.memory import Place
 from tessera.tile.interpreter.sanitizer import MANY
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, Row, describe
 from tessera.tile.ir.numpy_values import array_dtype, convert
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, Tile, View
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops import edge_rules
+from tessera.tile.ops.edge_masks import Along
 
 PRECISIONS = (None, "tf32", "f32")
 
@@ -155,7 +155,7 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
 
 
 def _loaded(t: Any, x: Handle) -> Handle:
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     if isinstance(x.type, Tile):
         return x

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_
-from tessera.tile.frontend import edge_rules
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import Local, Place
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.numpy_values import array_dtype
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
-from tessera.tile.ops import rules
-from tessera.tile.ops.registry import declare
+from tessera.tile.ops import edge_rules, rules
 
 
 # --- allocation -------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_key, f32, fold_in, i64, random_bits_at, uint32
-from tessera.tile.frontend import edge_rules
-from tessera.tile.frontend.handles import Handle, is_number
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import KernelError, RuleError
+from tessera.tile.ir.handles import Handle, is_number
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops import rules
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops import edge_rules, rules
 from tessera.tile.passes.random_draws import DROPOUT
 
 RUN = 4  # words that one computation of Philox gives
@@ -117,7 +116,7 @@ def random_uniform(t: Any, index: Any, seed: Any = None) -> Any:
 
 
 def _op(name: str) -> Any:
-    from tessera.tile.ops.registry import OPS
+    from tessera.tile.ir.op_record import OPS
 
     return OPS[name]
 

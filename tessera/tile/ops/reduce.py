@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
-from tessera.tile.frontend import edge_masks, edge_rules
-from tessera.tile.frontend.edge_masks import Along, mask_edge
-from tessera.tile.frontend.handles import Handle, Row, is_number
 from tessera.tile.ir import edges
 from tessera.tile.ir.edges import Edge, Facts, Mixed
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, Row, is_number
 from tessera.tile.ir.numpy_values import array_dtype
+from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, Tile
-from tessera.tile.ops import rules
-from tessera.tile.ops.registry import declare, macro
+from tessera.tile.ops import edge_masks, edge_rules, rules
+from tessera.tile.ops.edge_masks import Along, mask_edge
 
 
 def _matrix(rng: Any) -> tuple:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.frontend.handles import Handle, Row, describe
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.ir.errors import RuleError
+from tessera.tile.ir.handles import Handle, Row, describe
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, Tensor, Vector
 from tessera.tile.ops.macros import VECTORS
 from tessera.tile.ops.memory import require_inside
-from tessera.tile.ops.registry import declare
 
 
 def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from tessera.numerics import bool_, i32, uint32
 from tessera.tile.ir.errors import DivergenceError, RuleError
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar
 from tessera.tile.ops import rules
 from tessera.tile.ops.ids import WARP
-from tessera.tile.ops.registry import declare
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -13,7 +13,7 @@ from typing import Any
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
 from tessera.tile.ir.ir import For, Op, Value, outs_of, walk
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.tile.ir.ir import For, Function, If, Node, Op, Operand, Value, While, map_operands
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 
 def merge(function: Function) -> Function:

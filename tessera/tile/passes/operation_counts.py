@@ -13,8 +13,8 @@ from typing import Any
 
 from tessera.numerics import DType
 from tessera.tile.ir.ir import For, Function, If, Node, Op, Value, While, definitions, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, Tile, Type, View
-from tessera.tile.ops.registry import OPS
 
 WHILE_TURNS = 8  # of a loop whose end nobody can know
 _FOLD: dict[str, Any] = {

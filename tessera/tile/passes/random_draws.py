@@ -11,8 +11,8 @@ A launch in a captured CUDA graph folds the number of the replay into its key.
 from __future__ import annotations
 
 from tessera.tile.ir.ir import Function, Op, Value, definitions, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Tensor, View
-from tessera.tile.ops.registry import OPS
 
 ROUNDING, DROPOUT = 0x52, 0xD5
 

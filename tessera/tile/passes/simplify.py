@@ -19,7 +19,7 @@ from tessera.tile.ir.ir import (
     regions,
     with_regions,
 )
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 REMOVABLE = ("pure", "read", "alloc")
 

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from tessera.tile.ir.errors import RuleError, TileIRError
 from tessera.tile.ir.ir import Const, Def, For, Function, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Type, is_lane
-from tessera.tile.ops.registry import OPS
 
 
 def verify(function: Function) -> Function:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from tessera.errors import ArgumentError, user_line
 from tessera.tile.ir.ir import For, Function, If, Op, Value, While, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Tensor, View
-from tessera.tile.ops import OPS
 
 
 def written_parameters(function: Function) -> frozenset[str]:

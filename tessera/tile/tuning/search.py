@@ -32,7 +32,7 @@ from tessera.tile.tuning.measure import Bench
 from tessera.tile.tuning.trial import Trace, Trial
 
 if TYPE_CHECKING:
-    from tessera.tile.tuning.autotune import TunedKernel
+    from tessera.tile.kernel.autotune import TunedKernel
 
 SLACK = 3.0  # a candidate this much slower than the best, by the model, is not measured
 LEAST_MS = 5.0  # of measuring one candidate

@@ -8,10 +8,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.reduce import flat_index, inside_only, neutral
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.argmax import rest_of
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit import tiles
-from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of, literal
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, literal
 from tessera.tile.cuda.emit.memory_operands import access_width, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.shared_tiles import spot_of_layout
@@ -21,6 +21,7 @@ from tessera.tile.cuda.emit.thread_elements import (
 )
 from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.intrinsics.atomics import neighbours
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Def, Op, Operand
 from tessera.tile.ops.ids import WARP
 

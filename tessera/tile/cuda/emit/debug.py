@@ -10,11 +10,12 @@ import string
 
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.flags import VALUES
-from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.reduce import inside_only
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import Word, print_line, report, site, who, word
 from tessera.tile.cuda.emit.thread_elements import first_lane, once_per_group
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand
 from tessera.tile.ir.types import Scalar, Tile
 

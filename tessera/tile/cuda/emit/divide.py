@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.tile.cuda.emit.elementwise import apply, spread
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ir.types import Tile

@@ -6,9 +6,10 @@ whether an integer is unsigned its dtype says.
 
 from __future__ import annotations
 
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of, literal
+from tessera.tile.cuda.emit.emitter import Emitter, literal
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.casts import same_register
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Const, Op, Operand
 from tessera.tile.ir.register_layout import Layout

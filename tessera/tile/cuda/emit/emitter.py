@@ -21,9 +21,9 @@ from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.numerics import DType
 from tessera.runtime.target import OLDEST, Target
 from tessera.tile.cuda import intrinsics
-from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.instruction import Kind
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import (
     Const,
     Def,
@@ -40,9 +40,10 @@ from tessera.tile.ir.ir import (
     uses,
     walk,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, Layout
 from tessera.tile.ir.types import Scalar, Tensor, Tile, Type, is_lane
-from tessera.tile.ops.registry import OPS
+from tessera.tile.passes.integer_facts import Knowledge
 
 INDENT = "    "
 _FAMILIES = ", ".join(sorted(module.name for module in pkgutil.iter_modules(intrinsics.__path__)))
@@ -405,13 +406,6 @@ class Emitter:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
                        self.shared_bytes, lines, tuple(self.notes), self.needs, tuple(self.sites))
-
-
-def kind_of(dtype: DType) -> Kind:
-    """The register kind that holds a value."""
-    if dtype.kind == "float":
-        return "f64" if dtype.bits == 64 else "f32"
-    return "i64" if dtype.bits == 64 else "i32"
 
 
 def literal(value: object, dtype: DType) -> str:

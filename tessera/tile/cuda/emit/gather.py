@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.elementwise import number
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
-from tessera.tile.cuda.emit.integer_facts import divisor_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import (
     ZERO,
     Place,
@@ -28,12 +27,14 @@ from tessera.tile.cuda.emit.thread_elements import checked, hardware, row_bytes,
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.cuda.emit.tiles import unrounded
 from tessera.tile.cuda.intrinsics.atomics import neighbours
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.gather import Pick
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.ir import Op, Operand
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ir.types import Tile
 from tessera.tile.ops.indexed import shape_of
+from tessera.tile.passes.integer_facts import divisor_of
 
 FAR = 1 << 30  # an extent that no box reaches
 

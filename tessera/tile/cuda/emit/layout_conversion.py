@@ -12,12 +12,13 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
 from tessera.tile.ir.ir import Op
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.register_layout import Layout
-from tessera.tile.ops.registry import declare
 
 MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
 POOL_BYTES = 32768  # of one round through shared memory

@@ -5,9 +5,10 @@ from __future__ import annotations
 from tessera.numerics import DType, f32, f64, find_dtype
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.elementwise import full
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.matmul_operands import Operand_, Stores, operand_of, reader
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES, STORED, bytes_of, taken
 from tessera.tile.cuda.lower.choose_matmul_unit import SM80, SM89, format_of
 from tessera.tile.ir.ir import Op

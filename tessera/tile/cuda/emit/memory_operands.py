@@ -8,12 +8,12 @@ from math import prod
 
 from tessera.numerics import DType, NumericType, i32
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.integer_facts import divisor_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
 from tessera.tile.ir.ir import Const, Op, Operand, Value
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ir.types import Buffer, Tensor
+from tessera.tile.passes.integer_facts import divisor_of
 
 ZERO = Const(0, i32)
 

@@ -14,11 +14,11 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.integer_facts import divisor_of
 from tessera.tile.cuda.emit.memory_operands import Place, element_offset, product
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.register_layout import Layout, bits_of, blocked
+from tessera.tile.passes.integer_facts import divisor_of
 
 LLVM = Any
 MOST = 16  # elements of one access

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.numerics import as_key, fold_in
-from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand
 from tessera.tile.passes.random_draws import DROPOUT, ROUNDING
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import prod
 
 from tessera.tile.cuda.emit.elementwise import number
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import Layout
 from tessera.tile.ops.reduce import NEUTRAL
-from tessera.tile.ops.registry import OPS
 
 
 @emits(*(name for name, op in OPS.items() if op.joined_by))

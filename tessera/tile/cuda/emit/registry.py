@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tessera.tile.ir.ir import Op
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 if TYPE_CHECKING:
     from tessera.tile.cuda.emit.emitter import Emitter

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.runtime.flags import VALUES, WHOLE_GROUP
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.ids import group_number
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Operand as IROperand
 
 Word = tuple[str, str]  # an i64 expression, and how the host reads its bits

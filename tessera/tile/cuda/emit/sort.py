@@ -14,9 +14,10 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType
-from tessera.tile.cuda.emit.emitter import Emitter, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.layout_conversion import convert_layout, indices, pool
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.cuda.intrinsics.sort import kinds_of
 from tessera.tile.ir.ir import Op

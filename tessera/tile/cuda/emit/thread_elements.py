@@ -10,12 +10,13 @@ from dataclasses import replace
 from math import prod
 
 from tessera.numerics import DType
-from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, place_of
 from tessera.tile.cuda.emit.random import drawn
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
 from tessera.tile.cuda.intrinsics.casts import same_register
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.cuda.intrinsics.swizzle import Panel, stage_bytes
 from tessera.tile.ir.ir import Const, Op, Operand, Value

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.runtime.target import Target, parse_target
-from tessera.tile.cuda.emit.emitter import INDENT, Emitted, Emitter, Facts, Line, kind_of
+from tessera.tile.cuda.emit.emitter import INDENT, Emitted, Emitter, Facts, Line
 from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.tile_access import parts_of
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_hopper
 from tessera.tile.cuda.lower.warp_specialised.program import (

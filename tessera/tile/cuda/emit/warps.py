@@ -6,8 +6,9 @@ a `.sync` instruction (they have exited, PTX ISA 9.7.9), and what is read from t
 
 from __future__ import annotations
 
-from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, kind_of
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Const, Op
 from tessera.tile.ops.ids import WARP
 

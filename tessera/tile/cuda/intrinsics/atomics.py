@@ -14,10 +14,10 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
-from tessera.tile.cuda.intrinsics.formats import decode, encode
+from tessera.tile.cuda.intrinsics.formats import decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.shared_tiles import SharedAccess
 from tessera.tile.cuda.intrinsics.swizzle import Panel
-from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, kind_of, operation
+from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
 from tessera.tile.ir.register_layout import Layout

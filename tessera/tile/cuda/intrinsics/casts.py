@@ -36,7 +36,7 @@ def cast(source: str, to: str, rounding: str = "nearest_even", saturate: bool = 
 
     hardware: fp8 instructions may be used (narrow.has_instructions).
     """
-    from tessera.tile.cuda.emit.emitter import kind_of
+    from tessera.tile.cuda.intrinsics.formats import kind_of
 
     a, z = find_dtype(source), find_dtype(to)
     kind: Any = kind_of(a)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
+from tessera.tile.cuda.instruction import Kind
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     decode_narrow,
@@ -23,6 +24,13 @@ from tessera.tile.cuda.intrinsics.narrow_floats import (
 )
 
 LLVM = Any
+
+
+def kind_of(dtype: DType) -> Kind:
+    """The register kind that holds a value."""
+    if dtype.kind == "float":
+        return "f64" if dtype.bits == 64 else "f32"
+    return "i64" if dtype.bits == 64 else "i32"
 
 
 def decode(b: Builder, dtype: DType, words: list[LLVM], count: int,

@@ -17,10 +17,10 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.atomics import _together, _where, updated
-from tessera.tile.cuda.intrinsics.formats import access, decode, encode
+from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.intrinsics.swizzle import Panel
-from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
+from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout

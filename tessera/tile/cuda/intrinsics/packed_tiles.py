@@ -7,8 +7,8 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.emit.emitter import kind_of
 from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code, joined
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.intrinsics.tiles import _Access

@@ -8,7 +8,8 @@ from typing import Any
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
-from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
+from tessera.tile.cuda.intrinsics.formats import kind_of
+from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import Layout
 

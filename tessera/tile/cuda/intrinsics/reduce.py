@@ -11,8 +11,8 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import Layout, bits_of
-from tessera.tile.ops.registry import OPS
 
 CHAINS = 4  # independent partial results, which hide the latency of one operation
 

@@ -9,7 +9,7 @@ from typing import Any
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation
-from tessera.tile.cuda.intrinsics.formats import access, decode, encode
+from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.ptx import atomics, memory
@@ -17,12 +17,6 @@ from tessera.tile.cuda.ptx import atomics, memory
 LLVM = Any
 ADDRESS: dict[str, Kind] = {"global": "i64", "shared": "i32"}
 IF, RANDOM = Operand("if", "i32"), Operand("random", "i32")
-
-
-def kind_of(dtype: DType) -> Kind:
-    from tessera.tile.cuda.emit.emitter import kind_of as named
-
-    return named(dtype)
 
 
 def operation(name: str, args: tuple[Operand, ...], results: tuple[Operand, ...],

@@ -20,7 +20,7 @@ from tessera.tile.ir.register_layout import Layout
 
 
 def _kind(dtype_name: str) -> str:
-    from tessera.tile.cuda.emit.emitter import kind_of
+    from tessera.tile.cuda.intrinsics.formats import kind_of
 
     return kind_of(find_dtype(dtype_name))
 

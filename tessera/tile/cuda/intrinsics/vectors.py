@@ -13,16 +13,10 @@ from typing import Any
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
-from tessera.tile.cuda.intrinsics.formats import access, decode, encode
+from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
-from tessera.tile.cuda.intrinsics.thread_elements import (
-    ADDRESS,
-    kind_of,
-    load_packed,
-    operation,
-    put_bits,
-)
+from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, load_packed, operation, put_bits
 from tessera.tile.cuda.ptx import memory
 
 LLVM = Any

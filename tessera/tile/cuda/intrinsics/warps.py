@@ -10,8 +10,9 @@ from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import combiner, element_of, kind_of_tag
-from tessera.tile.cuda.intrinsics.thread_elements import kind_of, operation
+from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ops.ids import WARP
 

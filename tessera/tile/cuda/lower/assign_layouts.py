@@ -29,9 +29,9 @@ from tessera.tile.ir.ir import (
     definitions,
     walk,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
 from tessera.tile.ir.types import Tile
-from tessera.tile.ops.registry import OPS
 
 ACCESS_BYTES = 16  # of one lane at once
 Relabel = Callable[[Layout], Layout | None]

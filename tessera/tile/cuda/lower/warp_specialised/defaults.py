@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
 from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Pipeline, Refused
@@ -14,6 +13,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, ops_i
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, Value, walk
 from tessera.tile.ir.types import Tensor, Tile
+from tessera.tile.passes.integer_facts import Knowledge
 
 # Registers of a lane of the producer and of a consumer, for so many consumers: 65536 in all, in
 # steps of 8 (PTX ISA 9.7.19 setmaxnreg). One consumer has 255 without asking.

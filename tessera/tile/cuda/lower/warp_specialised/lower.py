@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
@@ -37,6 +36,7 @@ from tessera.tile.cuda.lower.warp_specialised.tidy import base_name, tidy_names
 from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
 from tessera.tile.ir.ir import Function, If, Node
 from tessera.tile.passes import merge, simplify, verify
+from tessera.tile.passes.integer_facts import Knowledge
 
 
 def lower_hopper(function: Function, lanes: int, schedule: Any, facts: Any, reserved: int = 0

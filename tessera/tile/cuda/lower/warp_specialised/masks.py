@@ -20,7 +20,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     substituted,
 )
 from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, Value, operands, walk
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 
 INF = float("inf")
 # Ops through which an element goes alone: outside of the tensor it meets only the outside.

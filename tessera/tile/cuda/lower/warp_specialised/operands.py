@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     Operand,
@@ -21,6 +20,7 @@ from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Function, Node, Op, Value, walk
 from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import Tensor, Tile, View
+from tessera.tile.passes.integer_facts import Knowledge
 
 HALVES = ("bf16", "f16")
 # About 14 bits below the largest summand (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2).

@@ -13,9 +13,9 @@ import numpy as np
 from tessera.numerics import as_type, bool_, i32
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.numpy_values import convert
+from tessera.tile.ir.op_record import OPS, declare
 from tessera.tile.ir.types import Scalar, Tile, View
 from tessera.tile.ops import rules
-from tessera.tile.ops.registry import OPS, declare
 
 NO_SLOT = -1
 INT = Scalar(i32)

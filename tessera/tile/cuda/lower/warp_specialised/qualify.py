@@ -8,8 +8,8 @@ from typing import Any
 from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import For, Function, Op, Value, definitions, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Tensor
-from tessera.tile.ops.registry import OPS
 
 # Numeric type of an operand -> its name in wgmma, and whether the other axis may be contiguous.
 FORMATS: dict[str, tuple[str, bool]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.cuda.emit.integer_facts import Knowledge
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes, is_op, map_blocks
 from tessera.tile.ir.ir import Function, Node, Op, Operand, Value, definitions, uses, walk
 from tessera.tile.ir.register_layout import Layout, warpgroups
 from tessera.tile.ir.types import Tensor, Tile
+from tessera.tile.passes.integer_facts import Knowledge
 
 HALVES = ("bf16", "f16")
 COLUMNS = 8  # of 16 bits in 16 bytes

@@ -28,8 +28,8 @@ from tessera.tile.ir.ir import (
     walk,
     with_regions,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Type
-from tessera.tile.ops.registry import OPS
 
 Nodes = tuple[Node, ...]
 Table = dict[Value, Operand]

@@ -21,7 +21,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     substituted,
 )
 from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, Value
-from tessera.tile.ops.registry import OPS
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes.simplify import REMOVABLE
 
 

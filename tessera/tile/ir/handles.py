@@ -48,6 +48,34 @@ class Region(Traced):
     parts: tuple[Any, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Range(Traced):
+    """What ts.tile.range(...) or range(...) stands for in a `for`."""
+
+    lo: Any
+    hi: Any
+    step: Any
+    has_step: bool
+    over: str | None
+    prefetch: Any = None
+
+
+class FText(Traced):
+    """An f-string with run-time parts."""
+
+    def __init__(self, parts: tuple):
+        self.parts = parts
+
+
+@dataclass(frozen=True)
+class Part:
+    """lo : hi of one axis; None where it was left out."""
+
+    lo: Any
+    hi: Any
+    text: str
+
+
 @dataclass(frozen=True)
 class Undefined(Traced):
     """A name that has no value on some path: reading it is an error that says why."""

@@ -35,7 +35,7 @@ class TileOp:
                result is not asked for
     public     whether kernels call it by name (ts.tile.name)
     eager      what a call outside of kernels does
-    edges      (Carry) -> what the result's axes know of edges (tile/edges.py); None: cannot carry
+    edges      (Carry) -> what the result's axes know of edges (ir/edges.py); None: cannot carry
     combines   (types, attrs) -> Alongs: axes along which elements of operands meet each other
     zero       what a zero does to the other operand: 'keeps' it (x + 0) or 'wins' (x * 0)
     moves      the result has the operand's elements in other places

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
-from tessera.tile.frontend.handles import Handle
 from tessera.tile.ir.edges import NOTHING, Edge, Facts, Listed, Mixed, lines_of, open_
+from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.types import Tile, space_of
 

@@ -27,6 +27,7 @@ from tessera.tile.ir.edges import (
 )
 from tessera.tile.ir.ir import Const, Op
 from tessera.tile.ir.numpy_values import array_dtype
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Tile
 
 
@@ -55,8 +56,6 @@ class Carry:
 
 def elementwise(c: Carry) -> Iterable[Axis]:
     """An element exists where those it is computed from do."""
-    from tessera.tile.ops.registry import OPS
-
     for i, extent in enumerate(c.made.shape):
         axes, values = [], []
         for x, kind, facts in zip(c.op.args, c.types, c.facts, strict=True):
@@ -89,8 +88,6 @@ ANY = (0.0, 1.0, -2.5, 3e30, np.inf, np.nan)  # what an unknown number is tried 
 @functools.lru_cache(maxsize=4096)
 def gives_zero(name: str, values: tuple[Any, ...], dtypes: tuple[Any, ...], attrs: tuple) -> bool:
     """Whether an op gives 0 for these numbers, by its own meaning."""
-    from tessera.tile.ops.registry import OPS
-
     record, kinds = OPS[name], [array_dtype(d) for d in dtypes]
     if record.numpy is None:
         return False
