@@ -256,12 +256,12 @@ if TYPE_CHECKING:
     from .ops.stop_gradient import stop_gradient as stop_gradient
 
     # Declared under a shorter name, or under one that leaves Python's own alone.
-    subtract = sub
-    multiply = mul
-    divide = div
-    negative = neg
     abs = abs_
+    divide = div
+    multiply = mul
+    negative = neg
+    subtract = sub
+    all = all_
+    any = any_
     max = max_
     min = min_
-    any = any_
-    all = all_
