@@ -235,3 +235,11 @@ def test_every_op_of_loops_runs_on_gpus() -> None:
         if op.loop is not None and not op.name.startswith("test_"):
             text = re.sub(r"\{[a-z]+\}", "2.0", op.loop)
             assert any(expression(text, kind) for kind in op.loop_kinds), op.name
+
+
+@pytest.mark.parametrize("ufunc", [np.log2, np.exp2, np.log10, np.arcsin, np.absolute, np.isnan])
+def test_a_ufunc_that_is_the_meaning_of_an_op_is_the_op(ufunc: np.ufunc, rng) -> None:
+    x = ts.tensor(rng.uniform(0.1, 0.9, 5).astype(np.float32))
+    y = ufunc(x)
+    assert isinstance(y, ts.Tensor)
+    np.testing.assert_allclose(y.array, ufunc(x.array.astype(np.float64)), rtol=1e-5)
