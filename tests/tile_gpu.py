@@ -200,7 +200,7 @@ def same(got: np.ndarray, wanted: np.ndarray, rtol: float, atol: float, what: st
         wrong = got != wanted
     else:
         with np.errstate(all="ignore"):
-            close = np.abs(got - wanted) <= atol + rtol * np.abs(wanted)
+            close = (np.abs(got - wanted) <= atol + rtol * np.abs(wanted)) & np.isfinite(wanted)
         wrong = ~(close | (got == wanted) | (np.isnan(got) & np.isnan(wanted)))
     if wrong.any():
         at = np.unravel_index(int(np.argmax(wrong)), wrong.shape) if wrong.ndim else ()
