@@ -2,7 +2,7 @@
 
     python benchmarks/fabric.py
 
-Prints what the record in tessera/mesh/planning/fabric.py holds: the rate of a copy and of
+Prints what the record in tessera/planning/fabric.py holds: the rate of a copy and of
 products, and step and bus bandwidth fitted to all_reduce, all_gather and reduce_scatter of 4 and 8
 ranks.
 """

@@ -48,8 +48,8 @@ from .graph.regions import reduce_sum as reduce_sum
 from .graph.regions import write as write
 from .graph.tree import register_tree as register_tree
 from .mesh import domain as domain
-from .mesh.named import on as on
-from .mesh.parallel.launches import index_launch as index_launch
+from .mesh.logical_names import on as on
+from .mesh.parallel.index_launch import index_launch as index_launch
 from .mesh.parallel.pipeline import pipeline as pipeline
 from .mesh.parallel.pmap import pmap as pmap
 from .numerics.public import *  # noqa: F403

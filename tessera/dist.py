@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .errors import did_you_mean
-from .mesh.collectives.calls import (
+from .mesh.collectives.functions import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -38,17 +38,17 @@ from .mesh.parallel.fsdp import fsdp
 from .mesh.parallel.moe import moe
 from .mesh.parallel.ring import ring_attention
 from .mesh.parallel.zero import Zero, zero
-from .mesh.parts import assemble, indices, local_shape, pieces, take
+from .mesh.partition import assemble, indices, local_shape, pieces, take
 from .mesh.ranks.messages import share
 from .mesh.ranks.output import rank0_only
 from .mesh.sharding.constraints import shard
 from .mesh.sharding.overlap import overlap
-from .mesh.sharding.program import Program
 from .mesh.sharding.reshard import Plan, plan
+from .mesh.sharding.sharded_graph import Program
 from .mesh.spec import Block, Cyclic, Replicated, ShardSpec, axes_of_names, spec_of
 from .mesh.tensor import DistTensor, distribute, tensor
 from .mesh.world import backend, rank, simulate, world_size
-from .planning.calls import alpa_shard, plan_report, stand_in, stand_ins
+from .planning.public import alpa_shard, plan_report, stand_in, stand_ins
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

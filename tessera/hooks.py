@@ -130,8 +130,8 @@ class Shard(Protocol):
     def __call__(self, x: Tensor, layout: Any, /) -> Tensor: ...
 
 
-distributed: Hook[Distributed] = Hook("distributed", "mesh.sharding.program")
-together: Hook[Extents] = Hook("together", "mesh.collectives.together")
+distributed: Hook[Distributed] = Hook("distributed", "mesh.sharding.sharded_graph")
+together: Hook[Extents] = Hook("together", "mesh.collectives.rank_extents")
 surroundings: Hooks[Surrounding] = Hooks()
 seed: Hook[Seed] = Hook("seed", "mesh.collectives.replicated")
 align: Hook[Align] = Hook("align", "mesh.sharding.constraints")
@@ -158,7 +158,7 @@ class GlobalView(Protocol):
                  **attrs: Any) -> Tensor: ...
 
 
-shard_named: Hook[ShardNamed] = Hook("shard_named", "mesh.named")
+shard_named: Hook[ShardNamed] = Hook("shard_named", "mesh.logical_names")
 backend_of: Hook[BackendOf] = Hook("backend_of", "mesh")
 global_view: Hook[GlobalView] = Hook("global_view", "mesh.sharding.constraints")
 

@@ -29,7 +29,7 @@ from .graph import functions as F
 from .graph import tree
 from .graph.operand import compute_type, convert
 from .graph.signature import is_data
-from .mesh.parallel.alike import counter, lie_as, zeros_as
+from .mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from .numerics import as_type
 from .tensor import Tensor, as_tensor
 

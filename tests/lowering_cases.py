@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import kernels
+from tessera.graph.cuda import generate_kernels
 from tolerance import assert_close
 
 
 @pytest.fixture
 def apart(monkeypatch):
     """Kernels of graph functions that no other test has launched: on a fake driver of their own."""
-    monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(generate_kernels, "_kernels", {})
 
 
 @dataclass(frozen=True)

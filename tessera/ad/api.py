@@ -22,9 +22,9 @@ from ..graph.signature import callable_name
 from ..graph.trace import current_builder
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
-from .bodies import Packed, Result
 from .forward import push_forward
 from .reverse import backward, forward, is_differentiable, kept, materialize
+from .subgraphs import Packed, Result
 from .transform import (
     Transform,
     bind_slots,

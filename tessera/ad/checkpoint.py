@@ -28,7 +28,9 @@ from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
-from .bodies import (
+from .forward import push_forward
+from .reverse import backward
+from .subgraphs import (
     Keeper,
     Packed,
     Result,
@@ -38,8 +40,6 @@ from .bodies import (
     run_graph,
     trace_body,
 )
-from .forward import push_forward
-from .reverse import backward
 from .transform import need_function, signature_of
 
 Policy = Callable[[Node], bool]

@@ -19,7 +19,9 @@ from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .batching import batch_graph, stretch
-from .bodies import (
+from .forward import push_forward
+from .reverse import backward, materialize
+from .subgraphs import (
     Keeper,
     Packed,
     Result,
@@ -30,8 +32,6 @@ from .bodies import (
     trace_body,
     zero_tangent,
 )
-from .forward import push_forward
-from .reverse import backward, materialize
 from .transform import need_function
 
 

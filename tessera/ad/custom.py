@@ -16,12 +16,7 @@ from ..graph.signature import callable_name
 from ..graph.trace import apply, current_builder, current_line
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
-from .bodies import (
-    Packed,
-    Result,
-    close_together,
-    trace_body,
-)
+from .subgraphs import Packed, Result, close_together, trace_body
 from .transform import bind_slots, call_slots, need_function, signature_of
 
 

@@ -18,7 +18,9 @@ from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
-from .bodies import (
+from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
+from .reverse import backward, forward, materialize
+from .subgraphs import (
     Packed,
     Result,
     check_inputs,
@@ -29,8 +31,6 @@ from .bodies import (
     trace_body,
     zero_tangent,
 )
-from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
-from .reverse import backward, forward, materialize
 from .transform import need_function
 
 

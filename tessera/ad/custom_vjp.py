@@ -18,7 +18,9 @@ from ..graph.signature import callable_name, is_data
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
-from .bodies import (
+from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
+from .reverse import materialize
+from .subgraphs import (
     Packed,
     Result,
     check_inputs,
@@ -28,8 +30,6 @@ from .bodies import (
     tangent_aval,
     trace_body,
 )
-from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
-from .reverse import materialize
 from .transform import call_slots, need_function
 
 

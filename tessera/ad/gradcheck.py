@@ -15,7 +15,7 @@ from ..graph.signature import callable_name
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .api import grad, jvp, vjp
-from .bodies import Packed, is_float
+from .subgraphs import Packed, is_float
 from .transform import need_function
 
 F64 = as_type("f64")

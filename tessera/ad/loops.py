@@ -16,8 +16,8 @@ from ..graph.operand import axis_index, convert
 from ..graph.signature import callable_name
 from ..graph.trace import aval_of
 from ..tensor import Tensor, as_tensor
-from .bodies import Packed, Result, close_graph, is_float, trace_body
 from .scan import INDEX, Loop, element
+from .subgraphs import Packed, Result, close_graph, is_float, trace_body
 from .transform import need_function
 from .vmap import vmap
 

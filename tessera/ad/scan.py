@@ -27,7 +27,9 @@ from ..graph.trace import apply, aval_of
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
-from .bodies import (
+from .forward import push_forward
+from .reverse import backward, materialize
+from .subgraphs import (
     Keeper,
     check_inputs,
     close_graph,
@@ -37,8 +39,6 @@ from .bodies import (
     trace_body,
     zero_tangent,
 )
-from .forward import push_forward
-from .reverse import backward, materialize
 
 INDEX = Aval((), as_type("int64"))
 

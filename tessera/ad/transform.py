@@ -13,7 +13,7 @@ from ..graph.op import Aval
 from ..graph.signature import callable_name, show_call
 from ..graph.trace import aval_of, current_builder, trace
 from ..tensor import Tensor
-from .bodies import Packed, Result
+from .subgraphs import Packed, Result
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL

@@ -14,7 +14,7 @@ from ..graph.signature import callable_name
 from ..graph.trace import aval_of
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
-from .bodies import Packed
+from .subgraphs import Packed
 from .transform import Transform, need_function, trace_flat
 
 

@@ -17,19 +17,12 @@ from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .batching import batch_graph, stretch
-from .bodies import (
-    Packed,
-    check_inputs,
-    close_together,
-    is_float,
-    run_graph,
-    trace_body,
-)
 from .control import choose, need_predicate
 from .forward import push_forward
 from .loops import check_carry
 from .reverse import materialize
 from .scan import INDEX, carry_flags, with_batch
+from .subgraphs import Packed, check_inputs, close_together, is_float, run_graph, trace_body
 from .transform import need_function
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import CheckpointError
 from ..mesh.domain import Rect
-from ..mesh.parts import pieces
+from ..mesh.partition import pieces
 from ..mesh.ranks.messages import gather, raised_on_all, share
 from ..mesh.ranks.transport import Transport
 from ..mesh.tensor import DistTensor

@@ -39,7 +39,7 @@ from ..graph import trace
 from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import Op
 from ..graph.ops.random import get_state
-from ..graph.watch import losses
+from ..graph.run_with_sentinels import losses
 from ..numerics import CastCounts, DType
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound

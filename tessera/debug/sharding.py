@@ -15,7 +15,7 @@ from ..dims import show_shape
 from ..errors import ArgumentError
 from ..mesh.device_mesh import Mesh, current_mesh
 from ..mesh.layout import Layout
-from ..mesh.parts import group_of, intervals, local_shape
+from ..mesh.partition import group_of, intervals, local_shape
 from ..numerics import DType, as_type
 
 CELL, LINE = 8, 26  # pixels of a letter, with its space, and of a row of the SVG

@@ -47,7 +47,7 @@ from .ops import (
     spectral,
     stop_gradient,
 )
-from .regions.deps import deps
+from .regions.dependences import deps
 
 install()
 

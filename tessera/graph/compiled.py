@@ -16,12 +16,19 @@ import numpy as np
 from .. import config
 from ..errors import OutOfMemoryError
 from .cpu import blas, compile_loops
-from .fuse import Group, Unit, describe, fuse
 from .interpret import call_node
 from .ir import Graph, Node, Value, elements
 from .lower import Lowered, lower
-from .ownership import memory_of
-from .plan import MemoryPlan, by_last_use, fold_constants, numbers, outputs_of, plan_memory
+from .schedule.check_memory_plan import memory_of
+from .schedule.fuse import Group, Unit, describe, fuse
+from .schedule.memory_plan import (
+    MemoryPlan,
+    by_last_use,
+    fold_constants,
+    numbers,
+    outputs_of,
+    plan_memory,
+)
 
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()

@@ -19,8 +19,8 @@ from ..tensor import Tensor
 from .compiled import Compiled
 from .interpret import interpret
 from .ir import Graph
+from .run_with_sentinels import Watched, run_watched
 from .simplify import simplify
-from .watch import Watched, run_watched
 
 
 class Executable:

@@ -26,6 +26,7 @@ from .annotate import fit_argument, fit_result, tensor_annotations
 from .decorator import Decorator
 from .execute import Executable
 from .ir import Graph, subgraphs
+from .kept_traces import Signatures
 from .regions.call import Call, Update, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
 from .signature import (
@@ -44,10 +45,9 @@ from .signature import (
     stand_in,
     type_of,
 )
-from .signatures import Signatures
 from .trace import Tracer, aval_of, current_builder, evaluate, trace
 from .value_type import ValueType
-from .weak import number_of, number_type
+from .weak_numbers import number_of, number_type
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # By target, (graph, capture) -> what runs it. Filled by need_target.

@@ -172,7 +172,7 @@ class Op:
     matmul  its operations are those of matmuls, at the rate of the type of its operands
     hint    what to do about a NaN or an infinity that it made
     memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
-            follows from it alone; graph/ownership.py proves it of every plan
+            follows from it alone; graph/schedule/check_memory_plan.py proves it of every plan
     """
 
     name: str

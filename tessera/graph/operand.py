@@ -24,7 +24,7 @@ from . import functions as F
 from .op import name_operands
 from .signature import show_call
 from .trace import LITERAL, Tracer
-from .weak import Number, fitting, is_number, weak_type
+from .weak_numbers import Number, fitting, is_number, weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 F64 = as_type("f64").dtype

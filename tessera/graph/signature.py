@@ -16,7 +16,7 @@ from . import tree
 from .op import Aval
 from .trace import Tracer
 from .value_type import ValueType
-from .weak import Number, carried, is_number, number_leaf
+from .weak_numbers import Number, carried, is_number, number_leaf
 
 F32 = as_type("f32")
 

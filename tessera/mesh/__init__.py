@@ -14,10 +14,10 @@ from typing import Any
 
 from tessera import hooks
 
-from .collectives import calls as calls
+from .collectives import functions as functions
 from .collectives import merge as merge
+from .collectives import rank_extents as rank_extents
 from .collectives import replicated as replicated
-from .collectives import together as together
 from .device_mesh import Mesh, mesh
 from .ranks import abort
 from .world import surroundings

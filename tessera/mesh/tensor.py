@@ -27,7 +27,7 @@ from tessera.tensor import Tensor, as_tensor, encode_value
 from .device_mesh import Mesh, current_mesh
 from .errors import DisagreementError, MeshError, PolicyMismatch
 from .layout import Layout, Split, replicated
-from .parts import assemble, group_of, indices, local_shape, take
+from .partition import assemble, group_of, indices, local_shape, take
 from .ranks.group import find_group
 from .ranks.ledger import agree, call
 from .sharding.reshard import plan, reshard

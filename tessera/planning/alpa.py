@@ -24,26 +24,34 @@ from typing import Any
 
 from tessera.errors import ArgumentError, OutOfMemoryError, did_you_mean
 from tessera.graph import tree
-from tessera.graph.fuse import Group, fuse
 from tessera.graph.ir import Graph, Value
 from tessera.graph.jit import Function
 from tessera.graph.jit import jit as compile_function
+from tessera.graph.schedule.fuse import Group, fuse
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
 from ..mesh.device_mesh import Mesh
 from ..mesh.layout import Layout, replicated
-from ..mesh.parts import local_shape
-from ..mesh.sharding.held import ready
+from ..mesh.partition import local_shape
+from ..mesh.sharding.control_flow import ready
+from ..mesh.sharding.partitioned_steps import (
+    Held,
+    Move,
+    Run,
+    Step,
+    Together,
+    merge_reductions,
+    planned,
+)
 from ..mesh.sharding.propagate import Propagated, propagate
-from ..mesh.sharding.steps import Held, Move, Run, Step, Together, merge_reductions, planned
 from ..mesh.spec import ShardSpec
 from ..mesh.tensor import distribute, resolve
 from .fabric import Device, Fabric, bus_factor, fabric_of
 from .flops import Storage, bytes_of, storage_of
 from .functions import DistStandIn, as_stand_in, roles_of
 from .search import Cost, Found, least, search
-from .text import amount, duration
+from .table_text import amount, duration
 
 OBJECTIVES = ("exchanges", "time")
 WHOLE = ShardSpec(replicate=True)

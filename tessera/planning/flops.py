@@ -21,8 +21,8 @@ from typing import Any
 
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, SourceLine
-from tessera.graph.fuse import Group, Unit, fuse
 from tessera.graph.ir import Graph, Node, Value, subgraphs
+from tessera.graph.schedule.fuse import Group, Unit, fuse
 from tessera.graph.trace import trace
 from tessera.numerics import DType, f32, row_bytes
 

@@ -19,8 +19,8 @@ from tessera.graph.ir import Graph, Value
 from ..mesh.device_mesh import Mesh
 from .fabric import Device, Fabric, bus_factor
 from .flops import Held, Work, count_graph, peak_memory, work_us
-from .page import Picture, page
-from .text import table
+from .html_page import Picture, page
+from .table_text import table
 
 ROLES = ("parameters", "gradients", "optimizer", "activations", "workspace", "data")
 

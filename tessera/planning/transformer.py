@@ -23,10 +23,10 @@ from tessera.errors import ArgumentError, AxisError, did_you_mean
 from tessera.numerics import DType, bf16
 
 from ..mesh.device_mesh import Mesh
-from ..mesh.parts import balanced
+from ..mesh.partition import balanced
 from .fabric import Device, Fabric, fabric_of
 from .planner import Exchange, Part, Planned, bubble
-from .text import amount, duration
+from .table_text import amount, duration
 
 MODELS: dict[str, Transformer] = {}
 AXES = ("dp", "tp", "pp")

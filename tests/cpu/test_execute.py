@@ -14,9 +14,9 @@ from tessera import config
 from tessera.graph import execute
 from tessera.graph.cpu import blas
 from tessera.graph.execute import Executable
-from tessera.graph.fuse import Group, fuse
 from tessera.graph.ir import verify
-from tessera.graph.plan import aligned_bytes, fold_constants, plan_memory
+from tessera.graph.schedule.fuse import Group, fuse
+from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
 from tessera.graph.simplify import PIPELINE, simplify
 from tessera.tensor import Tensor
 from tolerance import assert_close

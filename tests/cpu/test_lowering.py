@@ -14,8 +14,8 @@ from tessera import Tensor, bf16, f32
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import Program, program_of
 from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.schedule import aligned
-from tessera.graph.plan import ALIGN_BYTES
+from tessera.graph.schedule.ir import aligned
+from tessera.graph.schedule.memory_plan import ALIGN_BYTES
 from tolerance import assert_close
 
 

@@ -16,8 +16,8 @@ from tessera.errors import ArgumentError
 from tessera.graph.cuda import Program
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.cuda.offload import _starts, waits
-from tessera.graph.cuda.schedule import Group, Operand, Transfer, aligned
 from tessera.graph.ir import Graph
+from tessera.graph.schedule.ir import Group, Operand, Transfer, aligned
 from tessera.numerics import as_type
 from tessera.runtime.copies import CopyQueue
 from tessera.tensor import Tensor

@@ -13,16 +13,16 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import GraphError
-from tessera.graph import plan as planning
 from tessera.graph.compiled import Compiled
 from tessera.graph.cuda import Program
-from tessera.graph.cuda import ownership as on_device
+from tessera.graph.cuda import check_device_memory_plan as on_device
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.graph.interpret import own
 from tessera.graph.ir import Graph
 from tessera.graph.op import FRESH, OPS, VIEW
-from tessera.graph.ownership import verify_plan
+from tessera.graph.schedule import memory_plan as planning
+from tessera.graph.schedule.check_memory_plan import verify_plan
 from tessera.graph.simplify import simplify
 from tolerance import assert_close
 

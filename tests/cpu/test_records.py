@@ -21,11 +21,11 @@ from mesh.sharding import MESH, spread
 from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
 from registries import restored
-from tessera.graph.cuda import Program, anchors, draws, offload
+from tessera.graph.cuda import Program, host_keys, library_ops, offload
 from tessera.graph.cuda.spell import expression
-from tessera.graph.fuse import Group, fuse
 from tessera.graph.op import OPS
 from tessera.graph.ops.elementwise import elementwise, public_unary
+from tessera.graph.schedule.fuse import Group, fuse
 from tessera.mesh.layout import Layout, Split
 from tessera.planning.flops import count_graph
 from tessera.tile.cuda.emit.registry import load_all
@@ -36,17 +36,17 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FILES = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.py"))}
 # Kernels have ops and rules of their own; records of the graph are free to name each other.
 OUTSIDE = {rel: p for rel, p in FILES.items() if not rel.startswith(("tile/", "graph/ops/"))}
-CALLS = {call.name for module in (anchors, draws, offload) for call in vars(module).values()
-         if isinstance(call, anchors.Call)}
+CALLS = {call.name for module in (library_ops, host_keys, offload) for call in vars(module).values()
+         if isinstance(call, library_ops.Call)}
 
 # Rewrites that match particular ops, and rules that one room has for particular ops.
 RULES = {
     "graph/simplify.py:RULES": "identities, each of one op",
-    "graph/cuda/moves.py:MOVES": "how a kernel moves the elements of each structural op",
+    "graph/cuda/copy_kernels.py:MOVES": "how a kernel moves the elements of each structural op",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
     "mesh/sharding/localize.py:SPECIAL": "what a rank makes of its own part by the place it has",
-    "mesh/sharding/held.py:": "how bodies of ops that hold graphs are partitioned",
+    "mesh/sharding/control_flow.py:": "how bodies of ops that hold graphs are partitioned",
     "mesh/parallel/ring.py:SEQUENCE": "where operands of the two ops of this file have a sequence",
     "mesh/parallel/ring.py:RESULTS": "where results of the two ops of this file have a sequence",
 }
@@ -56,11 +56,11 @@ OTHERS = {
     "foreign.py": "words of other libraries, and what is said here instead",
     "graph/operators.py": "operators of Python, ufuncs and methods of NumPy",
     "graph/numpy_calls.py": "functions of NumPy that take a tensor",
-    "graph/weak.py": "operators of Python",
+    "graph/weak_numbers.py": "operators of Python",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
-    "mesh/sharding/move_ops.py": "kinds of collectives",
+    "mesh/sharding/layout_change_ops.py": "kinds of collectives",
 }
 
 

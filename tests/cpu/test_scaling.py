@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph import signatures
-from tessera.graph.fuse import Group, fuse
-from tessera.graph.signatures import RetracingWarning
+from tessera.graph import kept_traces
+from tessera.graph.kept_traces import RetracingWarning
+from tessera.graph.schedule.fuse import Group, fuse
 from tessera.graph.simplify import simplify
 
 
@@ -99,7 +99,7 @@ def told(fn) -> list[str]:
 
 
 def test_traces_are_bounded_and_those_in_use_stay(monkeypatch):
-    monkeypatch.setattr(signatures, "MOST", 8)
+    monkeypatch.setattr(kept_traces, "MOST", 8)
     traces = []
 
     @ts.jit
@@ -133,7 +133,7 @@ def test_the_warning_names_what_changes_and_how(call, names):
         held = x["b"] if isinstance(x, dict) else x
         return ts.sum(held) * y * scale
 
-    (text,) = told(lambda: [call(f, i) for i in range(signatures.TELL_AFTER + 20)])
+    (text,) = told(lambda: [call(f, i) for i in range(kept_traces.TELL_AFTER + 20)])
     assert text.startswith("f has been traced and compiled 33 times") and names in text
     assert "Pad what changes" in text and "axis 1" not in text and " y " not in text
 

@@ -12,7 +12,7 @@ import pytest
 import emulate_lanes
 import tessera as ts
 import tile_emulated
-from tessera.graph.cuda import Program, steps
+from tessera.graph.cuda import Program, group_statements
 from tile_emulated import compare
 
 U, U64 = 2.0**-24, 2.0**-53
@@ -137,7 +137,7 @@ def test_long_sums_of_kernels_are_kept_in_f64() -> None:
 def test_long_sums_of_kernels_emulated(shape: tuple, axis: int, monkeypatch: pytest.MonkeyPatch,
                                        rng: np.random.Generator) -> None:
     """The device code adds the blocks in f64: against the interpreter, and f64."""
-    monkeypatch.setattr(steps, "CHAIN", 2)
+    monkeypatch.setattr(group_statements, "CHAIN", 2)
     monkeypatch.setattr(tile_emulated, "emulate_ptx", SimpleNamespace(run=emulate_lanes.run))
     x = ts.tensor(rng.random(shape, np.float32))
     program = lowered(lambda x: ts.sum(x, axis), x)

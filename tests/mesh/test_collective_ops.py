@@ -420,7 +420,7 @@ class TestTracing:
             return [s.op for s in sent]
 
         assert on_ranks(2, program) == [["all_reduce", "permute"]] * 2
-        monkeypatch.setattr("tessera.graph.fuse.KEEP_EFFECTS", frozenset())
+        monkeypatch.setattr("tessera.graph.schedule.fuse.KEEP_EFFECTS", frozenset())
         assert on_ranks(2, program) == [["permute", "all_reduce"]] * 2, "no order to keep"
 
 

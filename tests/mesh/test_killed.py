@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mesh.launch import ALLOW, BATTERY, MPIRUN, ROOT, Run, mpirun, needs_mpi, processes_of_run
-from tessera.mesh.ranks import board, watcher
+from tessera.mesh.ranks import status_page, watcher
 from tessera.mesh.ranks.watcher import COMPUTES, LEFT, SAID, WAITS, Rank
 
 CALL = "all_reduce(f32[4], op=sum) over all ranks at "
@@ -172,14 +172,14 @@ def test_how_it_ended_is_said_as_far_as_it_is_known(status: int | None, words: l
 
 def test_what_a_rank_writes_is_what_the_watcher_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = rank(0, COMPUTES)
-    monkeypatch.setattr(board, "_page", seen.page)
-    board.note("long " * 200)
-    board.enter("f\u00fcr")
+    monkeypatch.setattr(status_page, "_page", seen.page)
+    status_page.note("long " * 200)
+    status_page.enter("f\u00fcr")
     assert seen.text(watcher.CALL) == ("long " * 200)[:watcher.TEXT_BYTES - 1]
     assert (seen.text(watcher.WHAT), seen.state) == ("f\u00fcr", WAITS)
-    board.note("short")
-    board.resume()
+    status_page.note("short")
+    status_page.resume()
     assert (seen.text(watcher.CALL), seen.state) == ("short", COMPUTES)
-    board.stop_all()
-    board._leave()
+    status_page.stop_all()
+    status_page._leave()
     assert seen.state == SAID, "an exit does not make it a good end"

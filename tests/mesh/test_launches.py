@@ -13,7 +13,7 @@ import tessera as ts
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
 from mesh.parallel import double_rows
-from tessera.mesh.parts import balanced
+from tessera.mesh.partition import balanced
 
 PROGRAMS = Path(parallel.__file__)
 COLUMNS = ts.ShardSpec(("col",), ("tp",))

@@ -172,7 +172,7 @@ def test_narrow_tokens_travel_narrow(rng):
 def test_slots_add_what_comes_together_and_leave_out_what_has_none():
     v = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     slots = np.array([[0, 3], [1, 0], [4, 9]])
-    from tessera.mesh.parallel.slots import fill_slots, read_slots
+    from tessera.mesh.parallel.token_slots import fill_slots, read_slots
 
     y = fill_slots(ts.tensor(v), ts.tensor(slots), 4).numpy()
     assert y.tolist() == [[0 + 6, 1 + 7], [4, 5], [0, 0], [2, 3]]

@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from mesh.training import COLUMNS, ROWS, mesh_of
-from tessera.mesh.sharding.steps import Move
+from tessera.mesh.sharding.partitioned_steps import Move
 
 HINT = "  [overlap "
 

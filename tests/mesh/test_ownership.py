@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import tessera as ts
 from mesh.layouts import layouts, meshes, problems
 from tessera.mesh.layout import Layout, Split, replicated
-from tessera.mesh.parts import assemble, balanced, dealt, group_of, indices, local_shape, take
-from tessera.mesh.parts import pieces as pieces_of
+from tessera.mesh.partition import assemble, balanced, dealt, group_of, indices, local_shape, take
+from tessera.mesh.partition import pieces as pieces_of
 from tessera.mesh.sharding.reshard import execute, plan, reshard
 from tessera.mesh.world import transport
 

@@ -13,7 +13,7 @@ import tessera as ts
 from mesh import parallel
 from mesh.launch import mpirun, needs_mpi
 from mesh.parallel import MODEL, TIED, dropping, model_batch, model_params, squares, train
-from tessera.mesh.parallel.halves import Halves
+from tessera.mesh.parallel.forward_backward import Halves
 from tessera.mesh.parallel.schedules import Backward, Forward, needs, play, schedule
 from tolerance import tolerance
 

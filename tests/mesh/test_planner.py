@@ -22,7 +22,7 @@ from tessera.graph.simplify import simplify
 from tessera.planning.fabric import fabric
 from tessera.planning.flops import bytes_of, count_graph, peak_memory
 from tessera.planning.planner import bubble
-from tessera.planning.text import better_order
+from tessera.planning.table_text import better_order
 from tessera.planning.transformer import (
     MODELS,
     Training,

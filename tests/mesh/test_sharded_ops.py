@@ -40,7 +40,7 @@ from tessera.graph.ir import Graph
 from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Op, Sample
 from tessera.graph.trace import apply
 from tessera.mesh.layout import Layout, Split
-from tessera.mesh.sharding.program import Program
+from tessera.mesh.sharding.sharded_graph import Program
 from tessera.mesh.tensor import DistTensor
 from tessera.tensor import Tensor
 from tolerance import tolerance

@@ -11,9 +11,9 @@ Imported when a level below the graph is asked for, or a function runs on a GPU.
 
 from __future__ import annotations
 
+from ..schedule.ir import Buffer, Group, Operand, Plan, Step
 from .levels import LEVELS, program_of, text_of
 from .run import Program
-from .schedule import Buffer, Group, Operand, Plan, Step
 
 __all__ = ["LEVELS", "Buffer", "Group", "Operand", "Plan", "Program", "Step", "program_of",
            "text_of"]

@@ -19,10 +19,10 @@ from ...runtime.graphs import DeviceGraph
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph
+from ..schedule.ir import Buffer, Transfer, aligned, place_bytes
+from .check_device_memory_plan import released
 from .offload import waits
-from .ownership import released
 from .run import Launch, Program
-from .schedule import Buffer, Transfer, aligned, place_bytes
 
 
 class DeviceExecutable:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import prod
 
 from ...numerics import as_type
-from .schedule import Group
+from ..schedule.ir import Group
+from .group_statements import CHAIN
+from .kernel_text import Source, Writer, capital
 from .spell import literal, within
-from .steps import CHAIN
-from .text import Source, Writer, capital
 
 
 def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int, int]:

@@ -19,8 +19,8 @@ from ...tile.ir.printing import print_ir
 from ...tile.ir.types import Tensor
 from ...tile.launch.machine_code import Request, compile_request
 from ..ir import Graph
+from .kernel_text import Origin, mark
 from .run import DEFAULT_TARGET, Launch, Program
-from .text import Origin, mark
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[Target, Program]] = weakref.WeakKeyDictionary()
 

@@ -14,20 +14,20 @@ from ...runtime.occupancy import limits_of
 from ...runtime.target import Target
 from ...tensor import Tensor
 from ..ir import Graph, Node, Value
-from ..plan import numbers
-from . import choose
-from .draws import Draws, split_draws
-from .frame import Frame, anchor_extents, anchor_frame, extents_of, merged
+from ..schedule.ir import Buffer, Group, Operand, Plan, Step, Transfer
+from ..schedule.memory_plan import numbers
+from . import choose_schedule
+from .check_device_memory_plan import verify_plan
+from .copy_kernels import moves_of
+from .device_memory_plan import Places, nbytes
+from .fusion_groups import Unit, units_of
 from .gathers import around
-from .memory import Places, nbytes
-from .moves import moves_of
-from .numbering import fates, id_of, line_of, number
+from .host_keys import Draws, split_draws
+from .loop_axes import Frame, anchor_extents, anchor_frame, extents_of, merged
 from .offload import place_saved
-from .ownership import verify_plan
+from .op_ids import fates, id_of, line_of, number
 from .prepare import prepare
-from .schedule import Buffer, Group, Operand, Plan, Step, Transfer
 from .spell import COMBINE, is_light, template
-from .units import Unit, units_of
 
 
 class Lowered:
@@ -142,9 +142,9 @@ class _Lowering:
         if not frame.members:
             frame = Frame(unit.space, (tuple(range(len(unit.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
-        s = choose.for_loop(frame.extents, bits)
+        s = choose_schedule.for_loop(frame.extents, bits)
         self._add("loop", unit.space, reads, writes, [self._step(n) for n in unit.nodes], s,
-                  choose.grid_of(frame.extents, s.m, s.n), axes=frame.members)
+                  choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
 
     def rows(self, unit: Unit) -> None:
         if len(unit.nodes) == 1 and unit.nodes[0].op.reduction in COMBINE:
@@ -158,8 +158,8 @@ class _Lowering:
         frame = merged(space, [o.shape for o in (*reads, *writes)], True)
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
-        s = choose.for_rows(frame.extents)
-        grid = (*frame.extents[:-2], choose.blocks(frame.extents[-2], s.m))
+        s = choose_schedule.for_rows(frame.extents)
+        grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         self._add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
 
     def _one_fold(self, unit: Unit) -> None:
@@ -177,9 +177,9 @@ class _Lowering:
         A, R = prod(unit.space[:axis[0]]), prod(unit.space[axis[0]:axis[-1] + 1])
         C = prod(unit.space[axis[-1] + 1:])
         x, y = self._operand(node.inputs[0], (A, R, C)), self._operand(node.outputs[0], (A, C))
-        s = choose.for_columns((R, C))
+        s = choose_schedule.for_columns((R, C))
         self._add("columns", (A, R, C), [x], [y], [self._step(node, shape=(A, C))], s,
-                  (A, choose.blocks(C, s.n)))
+                  (A, choose_schedule.blocks(C, s.n)))
 
     def gemm(self, unit: Unit) -> None:
         anchor = unit.anchor
@@ -194,9 +194,9 @@ class _Lowering:
             flat = (prod(shape[:-2]), *shape[-2:]) if lead else shape
             own.append(self._operand(v, flat))
             batch.append(_matrix_index(lead, shape[:-2]) if lead else "None")
-        s = choose.for_product(a.aval.type, extents[-2], extents[-1], self.shared_bytes,
+        s = choose_schedule.for_product(a.aval.type, extents[-2], extents[-1], self.shared_bytes,
                                _heavy(unit, frame))
-        grid = choose.grid_of(extents, s.m, s.n)
+        grid = choose_schedule.grid_of(extents, s.m, s.n)
         self._anchored("gemm", unit, frame, own, s, grid, layout=anchor.attrs["layout"],
                        batch=tuple(batch))
 
@@ -210,10 +210,10 @@ class _Lowering:
         shapes = [(heads, S, extents_of(q)[-1]), (heads // group, *extents_of(k)[-2:]),
                   (heads // group, *extents_of(v)[-2:])]
         own = [self._operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
-        s = choose.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
+        s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
                                  self.shared_bytes)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
-        self._anchored("attention", unit, frame, own, s, (choose.blocks(S, s.m), heads),
+        self._anchored("attention", unit, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=group)
 
     def _anchored(self, kind: str, unit: Unit, frame: Frame, own: list[Operand], schedule: Any,
@@ -244,9 +244,10 @@ class _Lowering:
             reads = [] if i is None else [self._operand(node.inputs[i])]
             y = self._operand(node.outputs[j])
             tiles = move.tile_axes()
-            s = choose.for_move(move.region, tiles)
+            s = choose_schedule.for_move(move.region, tiles)
             sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
-            grid = tuple(choose.blocks(n, sizes.get(o, 1)) for o, n in enumerate(move.region))
+            grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
+                         for o, n in enumerate(move.region))
             args = tuple(r.name for r in reads) or (move.fill,)
             step = self._step(node, args, y.shape)
             step = Step(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
@@ -259,8 +260,8 @@ class _Lowering:
         A, V, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
         T = prod(extents_of(node.inputs[1]))
         inner = (T, C) if C > 1 else (A, T)
-        s = choose.for_gather(inner, node.outputs[0].aval.dtype.bits)
-        grid = choose.grid_of((A, T, C) if C > 1 < A else inner, s.m, s.n)
+        s = choose_schedule.for_gather(inner, node.outputs[0].aval.dtype.bits)
+        grid = choose_schedule.grid_of((A, T, C) if C > 1 < A else inner, s.m, s.n)
         self._indexed(unit, (A, V, C), (A, T, C), s, grid)
 
     def segments(self, unit: Unit) -> None:
@@ -268,9 +269,9 @@ class _Lowering:
         ids = extents_of(node.inputs[1])
         A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"], len(ids))
         V = node.attrs["extent"]
-        s = choose.for_segments(A * V, T, C)
+        s = choose_schedule.for_segments(A * V, T, C)
         self._indexed(unit, (A, T, C), (A, V, C), s,
-                      (*((A,) if A > 1 else ()), V, choose.blocks(C, s.n)))
+                      (*((A,) if A > 1 else ()), V, choose_schedule.blocks(C, s.n)))
 
     def _indexed(self, unit: Unit, source: tuple[int, ...], target: tuple[int, ...],
                  schedule: Any, grid: tuple[int, ...]) -> None:

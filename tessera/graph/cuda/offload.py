@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir import Graph, Node, Value
-from .anchors import Call
-from .frame import extents_of
-from .memory import nbytes
-from .schedule import Group, Transfer
-from .units import Unit
+from ..schedule.ir import Group, Transfer
+from .device_memory_plan import nbytes
+from .fusion_groups import Unit
+from .library_ops import Call
+from .loop_axes import extents_of
 
 LEAST_BYTES = 1 << 16  # a copy of less takes the time of its launch and saves next to nothing
 OFFLOAD, FETCH = Call("offload"), Call("fetch")

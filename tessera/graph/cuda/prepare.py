@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..ir import Graph, Node, Value
-from ..plan import fold_constants
+from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from ..trace import trace
-from .anchors import match_attention, match_product, replace_calls
-from .draws import open_keys
-from .numbering import inside
+from .fusion_groups import indexed_kind
+from .host_keys import open_keys
+from .library_ops import match_attention, match_product, replace_calls
+from .op_ids import inside
 from .spell import COMBINE
-from .units import indexed_kind
 
 Pass = Callable[[Graph], Graph]
 

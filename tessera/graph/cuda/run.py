@@ -15,10 +15,10 @@ import numpy as np
 from ...runtime.target import Target, parse_target
 from ...tensor import Tensor
 from ..ir import Graph
-from .kernels import kernel_of, source_of
+from ..schedule.ir import Buffer, Group, Plan, Transfer
+from .generate_kernels import kernel_of, source_of
+from .kernel_text import GroupKernel, Source, compiled
 from .lower import Lowered, lower
-from .schedule import Buffer, Group, Plan, Transfer
-from .text import GroupKernel, Source, compiled
 
 DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
 

@@ -127,7 +127,7 @@ def within(at: str, extent: int, wrap: bool = True) -> str:
 
 def no_kernel(node: Node, why: str = "") -> UnsupportedTargetError:
     """The error for an op that has no lowering."""
-    from .numbering import line_of
+    from .op_ids import line_of
 
     types = ", ".join(str(v.aval) for v in node.inputs)
     return UnsupportedTargetError(

@@ -47,7 +47,7 @@ from ..operand import (
 )
 from ..signature import show_call
 from ..trace import apply
-from ..weak import is_number
+from ..weak_numbers import is_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 U32, F32, INT64 = as_type("uint32"), as_type("f32"), as_type("int64")

@@ -14,7 +14,7 @@ from ...tensor import Tensor
 from .. import tree
 from ..annotate import fit_argument
 from ..trace import Tracer, current_builder
-from .held import Held
+from .region_tensor import Held
 from .types import Privilege, RegionType, read
 
 

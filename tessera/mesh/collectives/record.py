@@ -30,10 +30,10 @@ from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh
 from ..layout import Layout
+from ..ranks.array_bytes import byte_count
 from ..ranks.envelope import Label, Shape
 from ..ranks.group import Group, find_mesh, make_group
 from ..ranks.ledger import Call, agree, call
-from ..ranks.wire import byte_count
 from .cost import COSTS, CollectiveCost
 from .reduce import key_missing, need_reducible, needs_key
 from .traffic import Sent, record_sent

@@ -13,7 +13,7 @@ from tessera.graph import tree
 from tessera.graph.signature import is_data
 from tessera.tensor import Tensor, as_tensor
 
-from ..parts import balanced
+from ..partition import balanced
 from ..tensor import DistTensor, distribute
 
 

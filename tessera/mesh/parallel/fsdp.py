@@ -18,7 +18,7 @@ from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
 from ..layout import Layout, replicated
-from .alike import split_over
+from .matching_layouts import split_over
 
 
 def fsdp(params: Any, axis: str = "dp", mesh: Mesh | None = None) -> Any:

@@ -27,7 +27,7 @@ from tessera.tensor import Tensor
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..sharding.constraints import SHARD
-from .slots import fill_slots, read_slots
+from .token_slots import fill_slots, read_slots
 
 Expert = Callable[[Any, Tensor], Tensor]
 

@@ -30,7 +30,7 @@ from tessera.numerics import as_type, fold_in
 from tessera.numerics import random_state as rng
 from tessera.tensor import Tensor, as_tensor
 
-from ..collectives.calls import all_gather, all_reduce, broadcast
+from ..collectives.functions import all_gather, all_reduce, broadcast
 from ..collectives.replicated import Same
 from ..device_mesh import Mesh
 from ..ranks.group import make_group
@@ -45,11 +45,11 @@ from .batches import (
     rows_of,
     split_batch,
 )
-from .halves import Halves, Residuals
-from .links import Link, Shelf, Wire, onto
-from .place import Place, find_place
+from .forward_backward import Halves, Residuals
 from .schedules import Backward, Forward, Schedule, Step, schedule
-from .tied import find_untied, parse_ties, sum_tied
+from .stage_messages import Link, Shelf, Wire, onto
+from .stage_ranks import Place, find_place
+from .tied_parameters import find_untied, parse_ties, sum_tied
 from .timeline import Timeline
 
 

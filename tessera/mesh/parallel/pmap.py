@@ -18,7 +18,7 @@ from tessera.tensor import Tensor, as_tensor
 
 from ..device_mesh import Mesh, current_mesh
 from ..layout import Layout, replicated
-from ..parts import take
+from ..partition import take
 from ..tensor import DistTensor, distribute, held_ranks, need_plain
 from .batches import rows_of
 

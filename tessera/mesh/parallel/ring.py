@@ -29,9 +29,9 @@ from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
 from ..layout import Layout
-from ..parts import intervals, local_shape
+from ..partition import intervals, local_shape
 from ..ranks.group import Group
-from ..sharding.steps import CONSTRAINTS, EXCHANGES, Exchange, PlannedCollective, Run
+from ..sharding.partitioned_steps import CONSTRAINTS, EXCHANGES, Exchange, PlannedCollective, Run
 from ..world import transport
 from .ring_steps import Ring, attend, attend_back, relay, zigzag_rows
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from tessera.numerics import DType
 
+from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
 from ..ranks.envelope import Label, here_in
 from ..ranks.group import Group
 from ..ranks.transport import Request
-from ..ranks.wire import byte_count, from_bytes, to_bytes
 
 QUERIES = 512  # at a time
 MOST_RUNS = 8  # contiguous runs of rows that are treated one by one

@@ -22,9 +22,9 @@ from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 
-from ..sharding.steps import CONSTRAINTS
-from .alike import is_distributed, lie_as, split_over
+from ..sharding.partitioned_steps import CONSTRAINTS
 from .fsdp import fsdp
+from .matching_layouts import is_distributed, lie_as, split_over
 
 
 class Optimizer(Protocol):

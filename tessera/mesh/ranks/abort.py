@@ -120,7 +120,7 @@ def _print_others(like: str) -> None:
 
 def _board() -> Any:
     """What ranks of one machine know of each other, when MPI has started."""
-    return sys.modules.get("tessera.mesh.ranks.board")
+    return sys.modules.get("tessera.mesh.ranks.status_page")
 
 
 def _wait_for_turn(what: str) -> None:

@@ -14,9 +14,9 @@ from tessera.numerics import DType
 
 from ..device_mesh import Mesh, created_meshes, current_mesh
 from ..world import mesh_rank, transport
+from .array_bytes import byte_count, from_bytes, to_bytes
 from .envelope import Label, Shape
 from .transport import Transport
-from .wire import byte_count, from_bytes, to_bytes
 
 
 @dataclass(frozen=True)

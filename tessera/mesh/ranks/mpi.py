@@ -30,7 +30,7 @@ from tessera.config import available_cpus
 from tessera.errors import user_line
 
 from ..errors import MeshError, StalledError
-from . import board
+from . import status_page
 from .abort import leaves_well, stop_with
 from .envelope import HEADER_BYTES, Label, disagreement, pack, ranks_text, unpack
 from .launcher import launched_rank, launched_size
@@ -203,7 +203,7 @@ class MpiTransport(Transport):
                 f"mpirun started {launched_size()} processes, and mpi4py sees {self.size}",
                 hint="mpirun and mpi4py belong to different MPI libraries: use the mpirun of the "
                 f"one that mpi4py loaded ({self._mpi.Get_library_version().split(chr(10))[0]})")
-        board.join(here, self.rank, self.size)
+        status_page.join(here, self.rank, self.size)
         here.Free()
         self._closed: dict[tuple[int, int], deque[MpiReceive]] = defaultdict(deque)  # by rank, tag
         self._ended: dict[int, int] = {}  # by rank that has said so: the messages it has sent us
@@ -222,7 +222,7 @@ class MpiTransport(Transport):
         return begun
 
     def note(self, label: Label) -> None:
-        board.note(str(label))
+        status_page.note(str(label))
 
     # --- raw messages ---------------------------------------------------------------------------
     def send_bytes(self, data: Any, to: int, tag: int) -> Any:
@@ -283,14 +283,14 @@ class MpiTransport(Transport):
             for request in list(waiting):
                 if isinstance(request, MpiReceive):
                     waiting += [r for r in self.before(request) if r not in waiting]
-            board.enter(label.text)
+            status_page.enter(label.text)
             try:
                 self._poll(waiting, label)
             except BaseException as error:  # Ctrl-C too: what is on its way stays there
                 self.broken = self.broken or (error if isinstance(error, MeshError) else MeshError(
                     f"{label.text} was interrupted by {type(error).__name__}"))
                 raise
-            board.resume()
+            status_page.resume()
 
     def _poll(self, waiting: list[Any], label: Label) -> None:
         begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
@@ -330,7 +330,7 @@ class MpiTransport(Transport):
         late = sorted({r.peer for r in waiting})
         return StalledError(
             "\n".join([f"rank {self.rank} of {self.size} has waited {limit} s for "
-                       f"{ranks_text(late)} in {label.text}", *board.places()]),
+                       f"{ranks_text(late)} in {label.text}", *status_page.places()]),
             where=label.where,
             hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
             "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
@@ -360,7 +360,7 @@ class MpiTransport(Transport):
             return
         if self.broken is not None:
             stop_with(self.broken)
-        board.end()
+        status_page.end()
         others = [r for r in range(self.size) if r != self.rank]
         sent = {r: sum(n for (to, _), n in self._sent.items() if to == r) for r in others}
         counts = {r: np.array([n], np.int64).view(np.uint8) for r, n in sent.items()}

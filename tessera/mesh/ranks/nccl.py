@@ -35,7 +35,7 @@ from tessera.tile.launch.results import maker
 from ..collectives.traffic import Sent, record_sent
 from ..device_mesh import Mesh
 from ..errors import MeshError
-from ..parts import balanced
+from ..partition import balanced
 from ..world import need_world
 from .envelope import Shape, here_in
 from .group import Group, find_mesh, make_group

@@ -25,7 +25,7 @@ from ..collectives.record import COLLECTIVES, Collective
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..spec import ShardSpec
-from .steps import CONSTRAINTS
+from .partitioned_steps import CONSTRAINTS
 
 
 # --- shard ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.ad.bodies import close_together
+from tessera.ad.subgraphs import close_together
 from tessera.errors import SourceLine, TesseraError
 from tessera.graph import functions as F
 from tessera.graph.ir import Graph, Node, Value
@@ -22,13 +22,13 @@ from tessera.numerics import as_type, random_bits_at
 from tessera.tensor import Tensor
 
 from ..layout import Layout
-from ..parts import extents, indices, local_shape
-from .boxes import PLACE, place_attrs
-from .masked import is_masked, run_masked
-from .move_ops import ALL_REDUCE, MOVES
-from .moves import Hop, block, same_cuts
+from ..partition import extents, indices, local_shape
+from .layout_change_ops import ALL_REDUCE, MOVES
+from .layout_changes import Hop, block, same_cuts
+from .masked_indexing import is_masked, run_masked
+from .partitioned_steps import CONSTRAINTS, EXCHANGES, Held, Move, Run, Together, own_exchanges
 from .propagate import Propagated
-from .steps import CONSTRAINTS, EXCHANGES, Held, Move, Run, Together, own_exchanges
+from .split_slices import PLACE, place_attrs
 
 U32 = as_type("uint32")
 

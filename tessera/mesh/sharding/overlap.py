@@ -20,8 +20,8 @@ from tessera.graph.operand import public
 from tessera.graph.trace import current_hints, hinted
 
 from ..device_mesh import current_mesh
-from .move_ops import ALL_REDUCE, MOVES
-from .moves import Hop
+from .layout_change_ops import ALL_REDUCE, MOVES
+from .layout_changes import Hop
 
 KINDS = (ALL_REDUCE.name.removeprefix("mesh_"), *MOVES)
 hooks.surroundings.append(current_hints)

@@ -18,12 +18,12 @@ from tessera.graph.ir import Graph, Node, Value
 
 from ..device_mesh import Mesh
 from ..layout import Layout, replicated
-from ..parts import extents
-from .labels import labels_of
-from .moves import Hop, hops, received
-from .options import Way, placements, ways
+from ..partition import extents
+from .dimension_labels import labels_of
+from .layout_changes import Hop, hops, received
+from .partitioned_steps import CONSTRAINTS, Held, Move, Run, Step, remove_dead
 from .rewrites import rewritten
-from .steps import CONSTRAINTS, Held, Move, Run, Step, remove_dead
+from .strategies import Way, placements, ways
 
 # One byte from another rank counts as so many operations of this one. An H200 on NVLink does about
 # 2000 by its data sheet (989 TFLOP/s, 450 GB/s); a CPU far fewer.

@@ -22,10 +22,10 @@ from tessera.numerics import DType
 
 from ..domain import Rect
 from ..layout import Layout
-from ..parts import local_shape, need_dims, pieces
+from ..partition import local_shape, need_dims, pieces
+from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
 from ..ranks.envelope import here_in
 from ..ranks.transport import Transport
-from ..ranks.wire import byte_count, from_bytes, to_bytes
 
 
 @dataclass(frozen=True)

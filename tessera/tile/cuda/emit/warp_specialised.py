@@ -1,4 +1,4 @@
-"""Emission of the ops of a warp-specialised program; see lower/hopper and hopper_parts.
+"""Emission of the ops of a warp-specialised program; see lower/warp_specialised and the intrinsics of that name.
 
 Ring positions are two variables, `name_slot` and `name_phase`, which a fill or a wait moves on: a
 role is one thread of control, so its ops stand in the order in which they act. What a slot holds is
@@ -103,7 +103,7 @@ class HopperEmitter(Emitter):
         self.line(f"{barrier}({CONSUMERS_BARRIER}, {self.lanes})")
 
     def part(self, hint: str, name: str, *args: object) -> str:
-        """An intrinsic of hopper_parts, bound in the header."""
+        """An intrinsic of intrinsics/warp_specialised, bound in the header."""
         return self.use(hint, f"use(warp_specialised.{name}({', '.join(map(repr, args))}))")
 
     # --- the start of the kernel --------------------------------------------------------------

@@ -1,0 +1,228 @@
+"""Steps of a group as statements: operands are loaded where they are first used.
+
+A value is a number for the group, a row of the block (BN,) as [1, BN], a column (BM,), or a tile;
+which of them follows from the axes its operands lie along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ...numerics import DType, as_type
+from ..schedule.ir import HIDDEN, Operand, Step
+from .kernel_text import Writer, capital
+from .loop_axes import Frame, Pattern
+from .spell import COMBINE, literal, within
+
+
+def placed(step: Step) -> bool:
+    """Whether it is elementwise by where an element stands, as random bits are."""
+    return "{index}" in dict(step.attrs).get("text", "")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value in a kernel: its expression, and whether it varies along rows and columns."""
+
+    text: str
+    m: bool
+    n: bool
+
+
+@dataclass
+class Block:
+    """The block of a frame that a kernel works on, and what it holds of it.
+
+    rows, columns: slices of the two last axes ("" when the frame has one).  index: of the others.
+    """
+
+    frame: Frame
+    rows: str
+    columns: str
+    index: tuple[str, ...]
+    BM: int
+    BN: int
+    operands: dict[str, Operand]
+    held: dict[str, Held] = field(default_factory=dict)
+    suffix: str = ""  # of names in a further pass over the same elements
+
+    @property
+    def flat(self) -> bool:
+        """One axis: tiles have one too."""
+        return len(self.frame.members) == 1
+
+    @property
+    def shape(self) -> str:
+        return f"({self.BN},)" if self.flat else f"({self.BM}, {self.BN})"
+
+    def pattern(self, operand: Operand) -> Pattern:
+        found = self.frame.pattern(operand.shape)
+        assert found is not None, f"{operand} does not lie along {self.frame}"
+        return tuple(p or e == 1 for p, e in zip(found, self.frame.extents, strict=True))
+
+    def dims(self, operand: Operand) -> tuple[int, ...]:
+        """The extents in which an operand is passed: those that it lies along."""
+        along = self.pattern(operand)
+        return tuple(e for e, p in zip(self.frame.extents, along, strict=True) if p) or (1,)
+
+    def place(self, operand: Operand) -> tuple[str, bool, bool]:
+        """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns."""
+        along = self.pattern(operand)
+        slices = (*self.index, *((self.columns,) if self.flat else (self.rows, self.columns)))
+        parts = [s for s, p in zip(slices, along, strict=True) if p] or ["0"]
+        m = not self.flat and along[-2]
+        return f"{capital(operand.name)}[{', '.join(parts)}]", m, along[-1]
+
+    @property
+    def runs(self) -> bool:
+        """Whether fours of numbers along the columns begin at multiples of four."""
+        return self.BN % 4 == 0 and (self.flat or self.frame.extents[-1] % 4 == 0)
+
+    def number(self, w: Writer) -> str:
+        """The numbers of the block's elements in the row-major order of the whole space."""
+        extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
+        kind = w.type(as_type("int64" if long else "int32"))
+        columns = f"tile.arange(0, {self.BN}, {kind})"
+        if self.flat:
+            return f"{columns} + {_start(self.columns)}"
+        row = ""
+        for at, extent in zip((*self.index, _start(self.rows)), extents[:-1], strict=True):
+            row = f"({row}) * {extent} + {at}" if row else f"tile.cast({at}, {kind})"
+        rows = f"(tile.arange(0, {self.BM}, {kind}) + {row})[:, None]"
+        return f"{rows} * {extents[-1]} + ({columns} + {_start(self.columns)})[None, :]"
+
+
+def _start(span: str) -> str:
+    """Where a slice begins."""
+    return span.partition(":")[0]
+
+
+def value(w: Writer, b: Block, arg: Any, kind: str, step: Step) -> Held:
+    """An operand of a step: held already, a number, or loaded now."""
+    if not isinstance(arg, str):
+        return Held(literal(arg, kind), False, False)
+    if arg in b.held:
+        return b.held[arg]
+    operand = b.operands[arg]
+    place, m, n = b.place(operand)
+    name = arg + b.suffix
+    text = place if not (m or n) else f"tile.load({place})"
+    if n and not m and not b.flat:
+        text += "[None, :]"
+    w.line(f"{name} = {text}", step)
+    b.held[arg] = Held(name, m, n)
+    return b.held[arg]
+
+
+def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
+    """One elementwise step as a statement."""
+    kinds = dict(step.attrs)["kinds"]
+    args = [value(w, b, a, k, step) for a, k in zip(step.args, kinds, strict=True)]
+    m, n = any(a.m for a in args), any(a.n for a in args)
+    texts = [a.text for a in args]
+    if step.op == "check_index":
+        attrs = dict(step.attrs)
+        w.line(within(texts[0], attrs["extent"], attrs["wrap"]), step)
+    if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
+        texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
+    known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
+    if placed(step):
+        known |= {"index": b.number(w), "runs": repr(b.runs)}
+        m, n = not b.flat, True
+    if step.op == "cast":
+        known["to"] = w.type(step.type)
+    text = template.format(*map(_bracketed, texts), **known)
+    name = step.name + b.suffix
+    w.line(f"{name} = {text}", step)
+    b.held[step.name] = Held(name, m, n)
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text
+
+
+def store(w: Writer, b: Block, operand: Operand, step: Step | None) -> None:
+    """A value into its tensor; one that does not vary along an axis is repeated."""
+    held = b.held[operand.name]
+    place, m, n = b.place(operand)
+    text = held.text
+    if (held.m, held.n) != (m, n) and (held.m or held.n):
+        text = f"tile.broadcast({text}, {b.shape})"
+    w.line(f"{place} = {text}", step)
+
+
+# --- reductions -------------------------------------------------------------------------------
+CHAIN = 128  # blocks whose f32 sums are added one after another in f32; more of them in f64
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction over columns: sum | max | min | prod. Blocks are reduced in `kept`, and what they
+    give is combined in `total`."""
+
+    step: Step
+    way: str
+    kept: DType
+    source: DType
+    total: DType
+
+    @staticmethod
+    def of(step: Step, blocks: int = 1) -> Fold:
+        kept = dict(step.attrs).get("accum", step.type.dtype)
+        way = step.reduction
+        long = way == "sum" and kept.name == "f32" and blocks > CHAIN
+        return Fold(step, way, kept, step.type.dtype, as_type("f64").dtype if long else kept)
+
+    @property
+    def neutral(self) -> str:
+        """The value that changes nothing."""
+        if self.kept.kind == "float" or self.way in ("sum", "prod"):
+            text = COMBINE[self.way][1]
+            return text if self.kept.kind == "float" else text.split(".")[0]
+        return str(int(self.kept.min if self.way == "max" else self.kept.max))
+
+
+def fold_rows(w: Writer, b: Block, fold: Fold, edge: str = "") -> str:
+    """The expression of a block's row statistic. edge: columns inside, when the block is ragged."""
+    (arg,) = fold.step.args
+    held = value(w, b, arg, fold.source.kind, fold.step)
+    text = held.text
+    if not (held.m and held.n):
+        text = f"tile.broadcast({text}, {b.shape})"
+        if edge and not held.n:
+            inside = f"tile.arange(0, {b.BN})[None, :] < {edge}"
+            text = f"tile.where({inside}, {text}, {fold.neutral})"
+    if fold.kept is not fold.source:
+        text = f"tile.cast({text}, {_kept(w, fold)})"
+    return f"tile.row_{fold.way}({text})"
+
+
+def finished(w: Writer, fold: Fold, text: str) -> str:
+    """A statistic in the type of the step."""
+    return text if fold.total is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
+
+
+def _kept(w: Writer, fold: Fold) -> str:
+    return _named(w, fold.kept)
+
+
+def _named(w: Writer, dtype: DType) -> str:
+    w.scope[dtype.name] = dtype
+    return dtype.name
+
+
+def combined(w: Writer, fold: Fold, a: str, b: str) -> str:
+    """A running total `a` and what a block gave."""
+    if fold.total is not fold.kept:
+        b = f"tile.cast({b}, {_named(w, fold.total)})"
+    return COMBINE[fold.way][0].format(a, b)
+
+
+def start(w: Writer, fold: Fold, shape: str) -> str:
+    return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
+
+
+__all__ = ["Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",
+           "placed", "start", "store", "value"]

@@ -1,0 +1,92 @@
+"""What a call computes on the host before its kernels start: the keys of random numbers.
+
+A key follows from the seed, the step and the number of a stream; others are folded from it. So
+whatever depends on keys and constants alone, and is small, is computed at each call, and the
+kernels read it as they read arguments. Bits are drawn in the kernels:
+
+    random_bits(key)  ->  random_bits(word 0 of key, word 1), elementwise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...dims import size_of
+from ...numerics.random_state import next_step
+from ..ir import Graph, Node, Value
+from ..simplify import Rewriter
+from .library_ops import Call
+
+SMALL = 4096  # elements of a value that the host computes at each call
+BITS = Call("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
+            makes="bits")
+
+
+def open_keys(graph: Graph) -> Graph:
+    """Random bits of two numbers, the words of a key, as a loop reads them."""
+    rw = Rewriter()
+    for node in graph.nodes:
+        rw.where = node.where
+        if node.op.makes == "bits":
+            words = (_word(rw, node.inputs[0], i) for i in (0, 1))
+            node = Node(BITS, tuple(words), {}, node.outputs, node.where)  # type: ignore[arg-type]
+        rw.add(node)
+    return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), graph.outputs)
+
+
+def _word(rw: Rewriter, key: Value, i: int) -> Value:
+    word = rw.emit("slice", key, starts=(i,), stops=(i + 1,), steps=(1,))
+    return rw.emit("reshape", word, shape=())
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """nodes: what is computed at each call.  known: constants that they read.
+
+    random: whether a call takes a step of the random state.  values: what kernels read.
+    """
+
+    random: bool
+    nodes: tuple[Node, ...] = ()
+    known: dict[Value, np.ndarray] = field(default_factory=dict)
+    values: tuple[Value, ...] = ()
+
+    def run(self) -> list[np.ndarray]:
+        """The values of the next call, in their order."""
+        if self.random:
+            next_step()
+        env = dict(self.known)
+        for node in self.nodes:
+            made = node.op.ref(*(env[v] for v in node.inputs), **node.attrs)
+            env.update(zip(node.outputs, made if node.op.multi else (made,), strict=True))
+        return [np.ascontiguousarray(env[v]) for v in self.values]
+
+
+def split_draws(graph: Graph, known: dict[Value, np.ndarray],
+                random: bool) -> tuple[Graph, Draws]:
+    """The graph without what the host computes at each call, and that."""
+    mine: list[Node] = []
+    rest: list[Node] = []
+    made: set[Value] = set()
+    for node in graph.nodes:
+        own = _on_host(node) and all(v in made or v in known for v in node.inputs)
+        (mine if own else rest).append(node)
+        if own:
+            made.update(node.outputs)
+    read = [v for n in rest for v in n.inputs] + list(graph.outputs)
+    values = tuple(v for v in dict.fromkeys(read) if v in made)
+    constants = {v: known[v] for n in mine for v in n.inputs if v in known}
+    left = Graph(graph.name, graph.inputs, graph.captures, tuple(rest), graph.outputs)
+    return left, Draws(random, tuple(mine), constants, values)
+
+
+def _on_host(node: Node) -> bool:
+    small = all(all(isinstance(d, int) for d in v.aval.shape) and size_of(v.aval.shape) <= SMALL
+                for v in node.outputs)
+    return not isinstance(node.op, Call) and not node.op.graph_attrs and small and (
+        not node.op.effects - {"random"})
+
+
+__all__ = ["Draws", "open_keys", "split_draws"]

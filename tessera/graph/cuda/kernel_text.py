@@ -1,0 +1,145 @@
+"""Lines of a generated kernel, each with the ops that it does."""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any
+
+from ...errors import SourceLine, short_path
+from ...numerics import NumericType
+from ...tensor import Tensor
+from ...tile import MODULE as tile
+from ...tile.frontend.tracer import Spec
+from ...tile.ir.ir import Function
+from ...tile.kernel.decorator import Kernel
+from ..schedule.ir import Group, Operand, Step
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a line of a kernel does: ids of the graph's ops, and the user's line."""
+
+    ops: tuple[str, ...]
+    where: SourceLine | None
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The text of a group's kernel.
+
+    shapes: the extents in which each operand is passed, reads before writes.
+    origins: by line, from 1.
+    """
+
+    name: str
+    text: str
+    shapes: tuple[tuple[int, ...], ...]
+    origins: dict[int, Origin]
+    scope: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """The name under which Python shows the text: the same in every process."""
+        return f"<kernel {self.name} {hashlib.sha256(self.text.encode()).hexdigest()[:12]}>"
+
+
+def mark(ops: tuple[str, ...], where: SourceLine | None) -> str:
+    """`%7 file.py:12`: which op it is, and where the user wrote it."""
+    at = f"{short_path(where.file)}:{where.line}" if where is not None and where.file else ""
+    return " ".join([*ops[-1:], at]).strip()
+
+
+@dataclass
+class Writer:
+    """Collects the lines of one kernel."""
+
+    group: Group
+    lines: list[str] = field(default_factory=list)
+    origins: dict[int, Origin] = field(default_factory=dict)
+    scope: dict[str, Any] = field(default_factory=lambda: dict(NAMES))
+    depth: int = 1
+
+    def line(self, text: str, step: Step | None = None) -> None:
+        origin = None
+        if step is not None:
+            origin = Origin(step.ops, step.where)
+            text = f"{text}  # {mark(step.ops, step.where)}".rstrip(" #")
+        self.lines.append("    " * self.depth + text)
+        if origin is not None:
+            self.origins[len(self.lines)] = origin
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def type(self, numeric: NumericType) -> str:
+        """The name by which the text knows a type."""
+        plain = str(numeric)
+        if plain.isidentifier() and not keyword.iskeyword(plain):
+            self.scope[plain] = numeric.dtype
+            return plain
+        name = next((n for n, t in self.scope.items() if t == numeric), None)
+        name = name or f"t{sum(isinstance(t, NumericType) for t in self.scope.values())}"
+        self.scope[name] = numeric
+        return name
+
+    def annotation(self, operand: Operand, dims: tuple[Any, ...]) -> str:
+        extents = "".join(f"{d!r}, " for d in dims)
+        return f"Tensor[{extents}{self.type(operand.type)}]"
+
+    def finish(self, parameters: list[str], grid: str, shapes: list[tuple[int, ...]]) -> Source:
+        name = self.group.kernel
+        head = [f"@kernel{grid}", f"def {name}({', '.join(parameters)}):"]
+        origins = {n + len(head): o for n, o in self.origins.items()}
+        text = "\n".join([*head, *self.lines]) + "\n"
+        return Source(name, text, tuple(shapes), origins, self.scope)
+
+
+NAMES: dict[str, Any] = {"tile": tile, "Tensor": Tensor, "inf": inf, "nan": nan}
+
+
+def capital(name: str) -> str:
+    """The tensor of a value: V7 of v7."""
+    return name.capitalize()
+
+
+class GroupKernel(Kernel):
+    """A kernel that a graph function has inside: no observer of the user's kernels hears of it."""
+
+    def keep(self, spec: Spec, sizes: dict[str, int], function: Function) -> None:
+        super().keep(spec, sizes, function)
+        self._untold.discard(id(function))
+
+    def function(self) -> Function:
+        """Its Tile IR, which follows from the annotations."""
+        self.inspect_ir("tile")
+        assert self.last is not None
+        return self.last
+
+
+def compiled(source: Source, group: Group) -> GroupKernel:
+    """The kernel of a text, with the group's schedule."""
+    lines = source.text.splitlines(keepends=True)
+    linecache.cache[source.file] = (len(source.text), None, lines, source.file)
+
+    def kernel(fn: Any = None, *, grid: Any = None) -> Any:
+        if fn is None:
+            return lambda f: GroupKernel(f, schedule=group.schedule, grid=grid)
+        return GroupKernel(fn, schedule=group.schedule)
+
+    scope = {"__name__": "tessera_kernel", "__file__": source.file, "kernel": kernel,
+             **source.scope}
+    exec(compile(source.text, source.file, "exec"), scope)  # noqa: S102
+    return scope[source.name]
+
+
+__all__ = ["GroupKernel", "Origin", "Source", "Writer", "capital", "compiled", "mark"]

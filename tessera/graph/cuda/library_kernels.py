@@ -1,0 +1,87 @@
+"""Kernels around the library's: a product or attention, and the elementwise ops behind it."""
+
+from __future__ import annotations
+
+from ...kernels.attention import SLACK, attend
+from ...kernels.gemm import product
+from ..schedule.ir import Group, Operand, Step
+from .group_statements import Block, Held, store
+from .kernel_text import Source, Writer, capital
+from .loop_axes import Frame
+from .loop_kernels import body
+
+
+def _behind(w: Writer, b: Block, group: Group, anchor: Step, result: str) -> None:
+    """The steps after the anchor, on its result, and what is written."""
+    w.line(f"{anchor.name} = {result}", anchor)
+    b.held[anchor.name] = Held(anchor.name, True, True)
+    body(w, b, group, list(group.steps[1:]))
+    for o in group.writes:
+        store(w, b, o, next((s for s in group.steps if s.name == o.name), anchor))
+
+
+def _others(w: Writer, b: Block, group: Group, own: int,
+            names: dict[int, str]) -> tuple[list[str], list[tuple[int, ...]]]:
+    """Parameters behind the anchor's own operands. names: of extents that stay open."""
+    texts, shapes = [], []
+    for o in (*group.reads[own:], *group.writes):
+        along = b.pattern(o)
+        dims = tuple(names.get(i, e) for i, (e, p) in enumerate(
+            zip(b.frame.extents, along, strict=True)) if p) or (1,)
+        texts.append(f"{capital(o.name)}: {w.annotation(o, dims)}")
+        shapes.append(b.dims(o))
+    return texts, shapes
+
+
+def gemm_source(group: Group) -> Source:
+    """The library's loop over K. The extents of one matrix stay open, so that a kernel serves all
+    products of its kind; those of a batch are constants."""
+    w, frame = Writer(group), Frame(group.space, group.attr("axes"))
+    w.scope |= {"product": product}
+    anchor, (A, B) = group.steps[0], group.reads[:2]
+    s, layout, batch = group.schedule, group.attr("layout"), len(frame.members) == 3
+    origin = "tile.group_id({}) * {}" if batch else "tile_{}"
+    if batch:
+        w.line("z = tile.group_id(0)")
+        w.line(f"m = {origin.format(1, s.m)}")
+        w.line(f"n = {origin.format(2, s.n)}")
+    m, n = ("m", "n") if batch else ("tile_m", "tile_n")
+    b = Block(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
+              {r.name: r for r in group.reads[2:]})
+    sums = w.type(anchor.type)
+    indices = ", ".join(group.attr("batch"))
+    w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_})"
+    _behind(w, b, group, anchor, w_call)
+    dims = _matrix_dims(A, layout[0], "MK", batch), _matrix_dims(B, layout[1], "KN", batch)
+    texts, shapes = _others(w, b, group, 2, {} if batch else {0: "M", 1: "N"})
+    own = [f"{name}: {w.annotation(o, d)}" for name, o, d in zip("AB", (A, B), dims, strict=True)]
+    grid = f"(grid={group.grid})" if batch else ""
+    return w.finish([*own, *texts], grid, [A.shape, B.shape, *shapes])
+
+
+def _matrix_dims(o: Operand, layout: str, names: str, batch: bool) -> tuple:
+    if batch:
+        return o.shape
+    return tuple(names if layout == "n" else names[::-1])
+
+
+def attention_source(group: Group) -> Source:
+    """The library's loop over keys, for a block of queries of one head."""
+    w, frame = Writer(group), Frame(group.space, group.attr("axes"))
+    w.scope |= {"attend": attend}
+    anchor, (Q, K, V) = group.steps[0], group.reads[:3]
+    s, S, T = group.schedule, Q.shape[1], K.shape[1]
+    w.line("head = tile.group_id(1)")
+    w.line(f"m = tile.group_id(0) * {s.m}")
+    b = Block(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
+              {r.name: r for r in group.reads[3:]})
+    call = (f"attend(Q, K, V, head, {group.attr('group')}, m, {T}, {T - S}, "
+            f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK})")
+    _behind(w, b, group, anchor, call)
+    own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip("QKV", (Q, K, V), strict=True)]
+    texts, shapes = _others(w, b, group, 3, {})
+    return w.finish([*own, *texts], f"(grid={group.grid})",
+                    [Q.shape, K.shape, V.shape, *shapes])
+
+
+__all__ = ["attention_source", "gemm_source"]

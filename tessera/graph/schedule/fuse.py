@@ -1,0 +1,241 @@
+"""Fusion: which nodes run together in one compiled loop.
+
+A group has one iteration space, the shape of its full values. In it run elementwise ops whose
+result has that shape or is constant along the last axis, reductions over the last axis, and sums
+over all leading axes, which leave as outputs. Nodes join the groups of their producers as long as
+no path leaves the group and comes back, and the group reads few enough full values: all of these
+lie in memory until the last is made, so a long sum, of a weight's gradients say, is taken in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ...dims import show_shape, size_of
+from ..ir import Graph, Node, Value, node_effects, uses
+from ..lower import can_lower, column_sum_axes, is_last_axis_reduction
+from ..simplify import KEEP_EFFECTS
+
+MAX_OPS = 96  # a larger loop compiles slowly and spills
+MAX_READS = 8  # values of the whole space that a loop reads
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes that run as one loop over `shape`, in graph order."""
+
+    shape: tuple[int, ...]
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        ops = " ".join(n.op.name for n in self.nodes)
+        return f"loop {show_shape(self.shape)}: {ops}"
+
+
+Unit = Group | Node
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A unit while groups grow: its nodes, its neighbours, and as bits all groups before it.
+
+    Only groups have a bit: nothing asks who depends on the others, and a graph of 10^5 of them
+    would keep 10^10 bits.
+    """
+
+    index: int
+    nodes: list[Node]
+    shape: tuple[int, ...] | None = None  # iteration space of a group
+    bit: int = 0
+    depends: int = 0
+    before: set[_Entry] = field(default_factory=set)  # read by it
+    behind: set[_Entry] = field(default_factory=set)  # that read it
+    reads: frozenset[Value] = frozenset()  # of the whole space, made elsewhere
+
+
+class _Fuser:
+    def __init__(self, graph: Graph):
+        self.entries: list[_Entry] = []
+        self.entry_of: dict[Value, _Entry] = {}
+        self.last: _Entry | None = None  # with an effect whose order counts
+        self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
+        self.graph, self.groups = graph, 0
+
+    def run(self) -> list[_Entry]:
+        for node in self.graph.nodes:
+            self.place(node)
+        return [e for e in self.entries if e.nodes]
+
+    def place(self, node: Node) -> None:
+        shape = space_of(node)
+        sources = {id(e): e for v in node.inputs if (e := self.entry_of.get(v)) is not None}
+        if node_effects(node) & KEEP_EFFECTS and self.last is not None:
+            sources[id(self.last)] = self.last
+        mine = None
+        if shape is not None:
+            for e in sorted(sources.values(), key=lambda e: -e.index):
+                if e.shape is not None and _fits(node, shape, e.shape) and self.may_join(
+                    node, e, sources.values()
+                ) and not self.waits(node, e):
+                    mine = e
+                    break
+        if mine is None:
+            mine = _Entry(len(self.entries), [], shape)
+            if shape is not None:
+                mine.bit, self.groups = 1 << self.groups, self.groups + 1
+            self.entries.append(mine)
+        self.join(mine, node, list(sources.values()))
+        if node_effects(node) & KEEP_EFFECTS:
+            self.last = mine
+        if shape is not None:
+            for e in list(sources.values()):
+                if e is not mine and e.nodes and e.shape == mine.shape:
+                    self.merge(mine, e)
+
+    def may_join(self, node: Node, e: _Entry, sources: object) -> bool:
+        """No other source depends on e: else e would wait for itself."""
+        if len(e.nodes) >= MAX_OPS or len(e.reads | self.full(node, e)) > MAX_READS:
+            return False
+        return all(s is e or not s.depends & e.bit for s in sources)  # type: ignore
+
+    def full(self, node: Node, e: _Entry) -> set[Value]:
+        """What a node of e reads of the whole space from elsewhere."""
+        return {v for v in node.inputs
+                if self.entry_of.get(v) is not e and tuple(v.aval.shape) == e.shape}
+
+    def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
+        e.nodes.append(node)
+        e.reads |= self.full(node, e)
+        if column_sum_axes(node) is not None:
+            self.leaving.update(node.outputs)
+        new = 0
+        for s in sources:
+            if s is not e:
+                new |= s.depends | s.bit
+                e.before.add(s)
+                s.behind.add(e)
+        for v in node.outputs:
+            self.entry_of[v] = e
+        self._extend(e, new)
+
+    def waits(self, node: Node, e: _Entry) -> bool:
+        """Whether a node reads what leaves an entry only at its end."""
+        return any(v in self.leaving and self.entry_of[v] is e for v in node.inputs)
+
+    def _extend(self, e: _Entry, new: int) -> None:
+        """e depends on more groups, and so does all that reads it."""
+        changed = [e]
+        while changed:
+            e = changed.pop()
+            if new & ~e.depends:
+                e.depends |= new
+                changed += e.behind
+
+    def merge(self, a: _Entry, b: _Entry) -> None:
+        """Make b part of a unless a path between them runs through a third entry."""
+        reads = {v for v in a.reads | b.reads if self.entry_of.get(v) not in (a, b)}
+        if len(a.nodes) + len(b.nodes) > MAX_OPS or len(reads) > MAX_READS:
+            return
+        if any(self.waits(n, b) for n in a.nodes) or any(self.waits(n, a) for n in b.nodes):
+            return
+        for x, y in ((a, b), (b, a)):
+            if any(p is not y and p.depends & y.bit for p in x.before):
+                return
+        a.nodes = sorted(a.nodes + b.nodes, key=self.order.__getitem__)
+        for node in b.nodes:
+            for v in node.outputs:
+                self.entry_of[v] = a
+        a.reads, b.nodes = frozenset(reads), []
+        a.before, a.behind = (a.before | b.before) - {a, b}, (a.behind | b.behind) - {a, b}
+        for other in b.before:
+            other.behind.discard(b)
+            other.behind.add(a)
+        for other in b.behind:
+            other.before.discard(b)
+            other.before.add(a)
+        a.before.discard(a)
+        a.behind.discard(a)
+        deps = (a.depends | b.depends) & ~(a.bit | b.bit)
+        # What depends on the one has a bit of it, which from now on is a bit of both.
+        a.bit |= b.bit
+        a.depends = deps
+        for other in a.behind:
+            self._extend(other, deps | a.bit)
+
+    @property
+    def order(self) -> dict[Node, int]:
+        if not hasattr(self, "_order"):
+            self._order = {n: i for i, n in enumerate(self.graph.nodes)}
+        return self._order
+
+
+def space_of(node: Node) -> tuple[int, ...] | None:
+    """The iteration space in which a node could run as a loop, None when it cannot."""
+    if not can_lower(node):
+        return None
+    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
+    v = node.inputs[0] if reduces else node.outputs[0]
+    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
+    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
+
+
+def _fits(node: Node, shape: tuple, space: tuple) -> bool:
+    """The node's own space is the group's, or its rows: [..., 1]."""
+    if shape == space:
+        return True
+    row = (*space[:-1], 1)
+    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
+    return bool(space) and shape == row and not reduces and node.op.makes != "bits"
+
+
+def fuse(graph: Graph) -> list[Unit]:
+    """Units in an order in which each runs after those it reads."""
+    entries = _in_order(_Fuser(graph).run())
+    count = uses(graph)
+    return [_finish(e, count) for e in entries]
+
+
+def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
+    """Topological, and close to the order of the program (it bounds the live memory)."""
+    waits = {e.index: len(e.before) for e in entries}
+    ready = [e.index for e in entries if not e.before]
+    at = {e.index: e for e in entries}
+    while ready:
+        done = at[heappop(ready)]
+        yield done
+        for e in done.behind:
+            waits[e.index] -= 1
+            if not waits[e.index]:
+                heappush(ready, e.index)
+
+
+def _finish(entry: _Entry, count: dict[Value, int]) -> Unit:
+    if entry.shape is None:
+        return entry.nodes[0]
+    inside = {v for n in entry.nodes for v in n.outputs}
+    read: dict[Value, int] = {}
+    inputs: dict[Value, None] = {}
+    for n in entry.nodes:
+        for v in n.inputs:
+            read[v] = read.get(v, 0) + 1
+            if v not in inside:
+                inputs[v] = None
+    outputs = [v for n in entry.nodes for v in n.outputs if count.get(v, 0) > read.get(v, 0)]
+    return Group(entry.shape, list(entry.nodes), list(inputs), outputs)
+
+
+def describe(units: list[Unit]) -> str:
+    """The Schedule IR of a graph on the CPU: one line per loop or library call."""
+    lines = [f"schedule v1 units={len(units)}"]
+    for u in units:
+        if isinstance(u, Group):
+            work = size_of(u.shape)
+            lines.append(f"  {u}    # {work} elements, {len(u.inputs)} in, {len(u.outputs)} out")
+        else:
+            outs = ", ".join(str(v.aval) for v in u.outputs)
+            lines.append(f"  call {u.op.name} -> {outs}" + (f"    # {u.where}" if u.where else ""))
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""Partitioning ops that hold graphs: cond, scan and while_loop.
+
+Their bodies are partitioned as graphs of their own, so that collectives happen inside, where the
+values are: an iteration gathers what it uses. All ranks run the same iterations and take the same
+branch, so they meet at the same collectives. A carry lies in one layout in all iterations: the one
+that an iteration gives when it is given it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tessera.graph.ir import Graph, Node, Value
+from tessera.graph.simplify import simplify
+
+from ..device_mesh import Mesh
+from ..layout import Layout, Split, replicated
+from ..partition import extents
+from .partitioned_steps import merge_reductions
+from .propagate import HELD, Propagated, propagate
+
+Wanted = Sequence[Layout | None]  # where results must lie; None: where they are made
+MOST_TRIES = 4  # layouts of the carries of a loop, before the last is imposed
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A node with its bodies on the mesh: how its operands must come, how its results lie."""
+
+    ins: tuple[Layout, ...]
+    outs: tuple[Layout, ...]
+    bodies: tuple[Propagated, ...]
+
+
+def ready(graph: Graph) -> Graph:
+    """A held graph as it is partitioned: simplified, calls opened."""
+    if "ready_for_mesh" not in graph.kept:
+        graph.kept["ready_for_mesh"] = simplify(graph)
+    return graph.kept["ready_for_mesh"]
+
+
+def partition(graph: Graph, given: Sequence[Layout], mesh: Mesh, wanted: Wanted = ()
+              ) -> Propagated:
+    """A held graph whose inputs lie as `given`; results may stay pending."""
+    made = propagate(graph, dict(zip(graph.inputs, given, strict=True)), mesh,
+                     wanted or [None] * len(graph.outputs))
+    return replace(made, steps=tuple(merge_reductions(made.steps)))
+
+
+def _at(body: Propagated) -> list[Layout]:
+    return [layout for _, layout in body.outputs]
+
+
+# --- cond ----------------------------------------------------------------------------------------
+def _cond(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
+    """Both branches give results in the layouts of the first, where they agree on them."""
+    graphs = [ready(node.attrs[side]) for side in ("on_true", "on_false")]
+    bodies = [partition(g, given[1:], mesh) for g in graphs]
+    if _at(bodies[0]) != _at(bodies[1]):
+        wanted = [a if a == b else a.settled() for a, b in zip(*map(_at, bodies), strict=True)]
+        bodies = [partition(g, given[1:], mesh, wanted) for g in graphs]
+    return Inside((replicated(mesh, 0), *given[1:]), tuple(_at(bodies[0])), tuple(bodies))
+
+
+# --- loops ---------------------------------------------------------------------------------------
+def _scan(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
+    """Sequences are whole along the dimension of the loop, results too."""
+    body, n, m = ready(node.attrs["body"]), node.attrs["n_carry"], node.attrs["n_xs"]
+    xs = [_without_first(at, extents(v.aval))
+          for at, v in zip(given[n:n + m], node.inputs[n:n + m], strict=True)]
+    rest = [replicated(mesh, 0), *xs, *given[n + m:]]
+
+    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+        return partition(body, [rest[0], *carry, *rest[1:]], mesh, wanted)
+
+    carry, made = _fixpoint(body, 1, given[:n], run)
+    scattered = [_scattered(at, hint, v) for at, hint, v in
+                 zip(_at(made)[n:], hints[n:], node.outputs[n:], strict=True)]
+    if any(scattered):
+        made = run(carry, [*carry, *scattered])
+    ins = (*carry, *map(_with_first, xs), *given[n + m:])
+    return Inside(ins, (*carry, *map(_with_first, _at(made)[n:])), (made,))
+
+
+def _while(node: Node, given: Sequence[Layout], mesh: Mesh, hints: Wanted) -> Inside:
+    """The condition is whole on every rank: all go on, or none."""
+    test, body = ready(node.attrs["test"]), ready(node.attrs["body"])
+    n, scalar = len(body.outputs), replicated(mesh, 0)
+
+    def run(carry: Sequence[Layout], wanted: Wanted) -> Propagated:
+        return partition(body, [scalar, *carry, *given[n:]], mesh, wanted)
+
+    carry, made = _fixpoint(body, 1, given[:n], run, pending=False)
+    asked = partition(test, [scalar, *carry, *given[n:]], mesh, [scalar])
+    return Inside((*carry, *given[n:]), tuple(carry), (asked, made))
+
+
+def _scattered(at: Layout, hint: Layout | None, stack: Value) -> Layout | None:
+    """Where a stacked result goes in each iteration, when its terms are to be scattered anyway: no
+    rank then has the terms of all iterations whole."""
+    if hint is None or at.op != "sum" or any(hint.dim_of(a) is None for a in at.pending):
+        return None
+    return _without_first(hint.unmarked(), extents(stack.aval)).unmarked()
+
+
+def _fixpoint(body: Graph, first: int, start: Sequence[Layout],
+              run: Callable[[Sequence[Layout], Wanted], Propagated], pending: bool = True
+              ) -> tuple[list[Layout], Propagated]:
+    """Layouts of the carries, inputs `first`... of a body, that an iteration keeps."""
+    n, carry = len(start), list(start)
+    free = [None] * len(body.outputs)
+    for _ in range(MOST_TRIES):
+        made = run(carry, free)
+        after = [at.settled() for at in _at(made)[:n]]
+        if after == carry:
+            break
+        carry = after
+    if pending:
+        carry = _sums(body, first, carry, made)
+    return carry, run(carry, [*carry, *free[n:]])
+
+
+def _sums(body: Graph, first: int, carry: Sequence[Layout], made: Propagated) -> list[Layout]:
+    """A carry to which each iteration only adds terms stays pending, and is reduced once, after
+    the loop."""
+    found = list(carry)
+    homes = {v: at for step in made.steps for v, at in getattr(step, "makes", ())}
+    for i, at in enumerate(carry):
+        term = _added(body, body.inputs[first + i], body.outputs[i])
+        home = homes.get(term) if term is not None else None
+        if home is not None and home.op == "sum" and home.splits == at.splits:
+            found[i] = home
+    return found
+
+
+def _added(body: Graph, carry: Value, out: Value) -> Value | None:
+    """The other operand of `out = carry + term`, when the carry has no other use."""
+    users = [node for node in body.nodes if carry in node.inputs]
+    if len(users) != 1 or users[0].op.name != "add" or users[0].outputs != (out,):
+        return None
+    others = [v for v in users[0].inputs if v is not carry]
+    return others[0] if len(others) == 1 and others[0].aval == carry.aval else None
+
+
+def _without_first(at: Layout, shape: Sequence[int]) -> Layout:
+    """The layout of one element of a sequence. What splits the dimension of the loop splits another
+    that is whole, where one has enough elements: stacked layers stay split, and are gathered one
+    at a time where a layer is used whole."""
+    axes, found = at.axes_of(0), at.with_split(0)
+    free = [d for d in range(1, at.ndim)
+            if not at.axes_of(d) and shape[d] >= at.mesh.size(axes)]
+    if axes and free:
+        found = replace(found.with_split(free[0], axes), regather=at.regather)
+    return replace(found, splits=found.splits[1:])
+
+
+def _with_first(at: Layout) -> Layout:
+    return replace(at, splits=(Split(), *at.splits))
+
+
+HELD.update({"cond": _cond, "scan": _scan, "while_loop": _while})
+
+__all__ = ["Inside", "partition", "ready"]

@@ -1,0 +1,284 @@
+"""The steps of a partitioned graph: ops on parts, and moves of a value between layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tessera.errors import SourceLine
+from tessera.graph.ir import Graph, Node, Value, node_effects
+from tessera.graph.simplify import KEEP_EFFECTS
+from tessera.tensor import Tensor
+
+from ..layout import Layout
+from ..partition import extents
+from .layout_changes import Hop
+from .overlap import asked
+from .split_slices import crossed
+
+Held = tuple[Value, Layout]  # a value as it lies somewhere
+# Ops that say how a value is to lie. rule(node, layouts of its operands) -> its layout
+CONSTRAINTS: dict[str, Callable[[Node, Sequence[Layout]], Layout]] = {}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An op that itself sends parts of its operands from rank to rank.
+
+    plan(step) -> its collectives, none when it needs none in these layouts
+    run(step, parts, rank) -> its results on one rank, where it has collectives
+    """
+
+    plan: Callable[[Run], Sequence[PlannedCollective]]
+    run: Callable[[Run, Sequence[Tensor], int], tuple[Tensor, ...]]
+
+
+EXCHANGES: dict[str, Exchange] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An op on parts: its operands in these layouts, its results in those.
+
+    bodies: the graphs that it holds, each a propagate.Propagated
+    placed: elements that a rank gets from others, when boxes are put in their place (boxes.py)
+    """
+
+    node: Node
+    ins: tuple[Layout, ...]
+    outs: tuple[Layout, ...]
+    bodies: tuple[Any, ...] = ()
+    placed: float | None = None
+
+    @property
+    def makes(self) -> tuple[Held, ...]:
+        return tuple(zip(self.node.outputs, self.outs, strict=True))
+
+    @property
+    def times(self) -> int:
+        """How often the bodies run, as far as the program says."""
+        return int(self.node.attrs.get("length", 1)) if self.bodies else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """One hop of a value."""
+
+    value: Value
+    hop: Hop
+    why: str
+    where: SourceLine | None
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Reductions of several values over the same axes, in one exchange."""
+
+    moves: tuple[Move, ...]
+
+
+Step = Run | Move | Together
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """One collective of a partitioned program.
+
+    elements: of the whole values   bytes: that a rank receives from others, on average
+    times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
+    program lie between its beginning and the first that waits for it; None without
+    """
+
+    op: str
+    axes: tuple[str, ...]
+    bytes: int
+    elements: int
+    dtype: str
+    why: str
+    where: SourceLine | None = None
+    times: int = 1
+    beside: int | None = None
+
+    def __str__(self) -> str:
+        line = f"    # {self.where}" if self.where else ""
+        often = f", {self.times} times" if self.times != 1 else ""
+        beside = f" beside {self.beside} ops" if self.beside is not None else ""
+        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}, "
+                f"{self.why}{line}")
+
+
+class Plan(tuple):
+    """The collectives of a program in order; prints one line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "no collectives"
+
+    __repr__ = __str__
+
+    @property
+    def bytes(self) -> int:
+        return sum(c.bytes * c.times for c in self)
+
+
+def planned(steps: Iterable[Step]) -> Plan:
+    """The collectives among steps, in held graphs too; a slice sends nothing."""
+    found: list[PlannedCollective] = []
+    steps = list(steps)
+    for i, step in enumerate(steps):
+        if isinstance(step, Run):
+            found += own_exchanges(step)
+            found += (replace(c, times=c.times * step.times)
+                      for body in step.bodies for c in planned(body.steps))
+            if step.placed:
+                found.append(_placed(step, step.placed))
+            continue
+        moves = step.moves if isinstance(step, Together) else \
+            (step,) if isinstance(step, Move) else ()
+        if moves and moves[0].hop.kind not in ("slice", "term"):
+            early = isinstance(step, Move) and asked(step.where, step.hop)
+            found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None))
+    return Plan(found)
+
+
+def _beside(steps: Sequence[Step], i: int) -> int:
+    """How many ops lie between a move and the first step that reads what it brings."""
+    move, count = steps[i], 0
+    assert isinstance(move, Move)
+    for step in steps[i + 1:]:
+        if (move.value, move.hop.target) in _reads(step):
+            break
+        count += isinstance(step, Run) and step.node.op.name not in CONSTRAINTS
+    return count
+
+
+def own_exchanges(step: Run) -> Sequence[PlannedCollective]:
+    """What an op exchanges by itself."""
+    own = EXCHANGES.get(step.node.op.name)
+    return own.plan(step) if own is not None else ()
+
+
+def _planned(moves: Sequence[Move]) -> PlannedCollective:
+    first = moves[0]
+    size = sum(m.hop.received * m.value.aval.dtype.bits / 8 for m in moves)
+    elements = sum(prod(extents(m.value.aval)) for m in moves)
+    why = first.why if len(moves) == 1 else f"{first.why}, and {len(moves) - 1} more"
+    return PlannedCollective(first.hop.kind, first.hop.axes, round(size), elements,
+                             str(first.value.aval.dtype), why, first.where)
+
+
+def _placed(step: Run, elements: float) -> PlannedCollective:
+    node, out = step.node, step.outs[0]
+    axes = crossed(node, step.ins, out)
+    aval = node.outputs[0].aval
+    return PlannedCollective("permute", axes, round(elements * aval.dtype.bits / 8),
+                             prod(extents(aval)), str(aval.dtype),
+                             f"{node.op.name} gives {aval} as {out.describe()}", node.where)
+
+
+def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
+    """Without steps whose results nothing reads, unless they have an effect."""
+    live, kept = set(outputs), []
+    for step in reversed(steps):
+        if isinstance(step, Run):
+            makes, acts = step.makes, bool(node_effects(step.node) & KEEP_EFFECTS)
+        else:
+            moves = step.moves if isinstance(step, Together) else (step,)
+            makes, acts = tuple((m.value, m.hop.target) for m in moves), False
+        if live.isdisjoint(makes) and not acts:
+            continue
+        kept.append(step)
+        live.update(_reads(step))
+    return kept[::-1]
+
+
+# --- reductions that can wait for each other -----------------------------------------------------
+BUCKET_BYTES = 32 << 20
+
+
+class _Bucket:
+    """Reductions that wait for more of their kind, and the constraints on their results."""
+
+    def __init__(self) -> None:
+        self.moves: list[Move] = []
+        self.after: list[Run] = []
+
+    @property
+    def bytes(self) -> int:
+        return sum(prod(extents(m.value.aval)) * m.value.aval.dtype.bits // 8
+                   for m in self.moves)
+
+    def steps(self) -> list[Step]:
+        first: Step = self.moves[0] if len(self.moves) == 1 else Together(tuple(self.moves))
+        return [first, *self.after]
+
+
+def merge_reductions(steps: Sequence[Step]) -> list[Step]:
+    """All-reduces over the same axes in one exchange, as late as their results allow and up to
+    BUCKET_BYTES together: many small messages cost more than one."""
+    out: list[Step] = []
+    buckets: dict[tuple, _Bucket] = {}
+    where: dict[Held, tuple] = {}  # the bucket that a value waits in
+
+    def flush(key: tuple) -> None:
+        out.extend(buckets.pop(key).steps())
+        for held in [h for h, k in where.items() if k == key]:
+            del where[held]
+
+    for step in steps:
+        keys = list(dict.fromkeys(where[held] for held in _reads(step) if held in where))
+        if isinstance(step, Run) and step.node.op.name in CONSTRAINTS and keys:
+            first = where.get((step.node.inputs[0], step.ins[0]))
+            if first is not None and keys == [first]:
+                buckets[first].after.append(step)
+                where[step.node.outputs[0], step.outs[0]] = first
+                continue
+        for key in keys:
+            flush(key)
+        if not (isinstance(step, Move) and step.hop.kind == "all_reduce") or \
+                asked(step.where, step.hop):
+            out.append(step)
+            continue
+        key = (step.hop.axes, step.hop.source.op, str(step.value.aval.type))
+        buckets.setdefault(key, _Bucket()).moves.append(step)
+        where[step.value, step.hop.target] = key
+        if buckets[key].bytes >= BUCKET_BYTES:
+            flush(key)
+    for key in list(buckets):
+        flush(key)
+    return out
+
+
+def _reads(step: Step) -> list[Held]:
+    if isinstance(step, Run):
+        return list(zip(step.node.inputs, step.ins, strict=True))
+    moves = step.moves if isinstance(step, Together) else (step,)
+    return [(m.value, m.hop.source) for m in moves]
+
+
+def describe(graph: Graph, steps: Sequence[Step], inputs: Sequence[Held], outputs: Sequence[Held],
+             indent: str = "  ") -> str:
+    """The program as text: every value with its layout, every collective where it happens."""
+    names: dict[Value, str] = {}
+
+    def name(v: Value, layout: Layout) -> str:
+        own = names.setdefault(v, f"%{len(names)}")
+        return f"{own}{layout.describe()}"
+
+    lines = [f"{indent}{name(v, at)}: {v.aval} = input" for v, at in inputs]
+    for step in steps:
+        if isinstance(step, Run):
+            args = ", ".join(name(v, at) for v, at in zip(step.node.inputs, step.ins, strict=True))
+            outs = ", ".join(f"{name(v, at)}: {v.aval}"
+                             for v, at in zip(step.node.outputs, step.outs, strict=True))
+            where = f"    # {step.node.where}" if step.node.where else ""
+            lines.append(f"{indent}{outs} = {step.node.op.name}({args}){where}")
+            lines += (describe(b.graph, b.steps, b.inputs, b.outputs, indent + "  ")
+                      for b in step.bodies)
+            continue
+        for m in step.moves if isinstance(step, Together) else (step,):
+            lines.append(f"{indent}{name(m.value, m.hop.target)} = {m.hop}"
+                         f"({name(m.value, m.hop.source)})    # {m.why}")
+    lines.append(f"{indent}return " + ", ".join(name(v, at) for v, at in outputs))
+    return "\n".join(lines)

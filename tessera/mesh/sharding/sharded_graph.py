@@ -1,0 +1,192 @@
+"""Running a graph of distributed tensors: partition it once, then every rank its own part.
+
+`run_op` runs one op outside of any graph, `Program` a compiled function. Both are handed to the
+graph layer, which knows nothing of meshes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tessera import config, hooks
+from tessera.errors import user_line
+from tessera.graph.execute import Executable
+from tessera.graph.interpret import interpret
+from tessera.graph.ir import Graph, Node, Value
+from tessera.graph.op import Aval, Op, infer
+from tessera.graph.trace import at_line
+from tessera.numerics.random_state import next_step
+from tessera.tensor import Tensor
+
+from ..device_mesh import Mesh
+from ..errors import MeshError
+from ..layout import Layout
+from ..ranks.ledger import agree, call
+from ..tensor import DistTensor, held_ranks
+from ..world import is_here, mesh_rank, patience, simulate, transport
+from .collective_order import issue_early
+from .control_flow import ready
+from .layout_change_ops import group_along
+from .localize import localize
+from .partitioned_steps import Plan, describe, merge_reductions, planned
+from .propagate import Propagated, propagate
+
+
+class Program:
+    """A graph on a mesh: what every rank runs, and the collectives among it.
+
+    layouts: of each input and then of each capture, None for a plain tensor, which every rank has
+    whole. Raises MeshError for tensors of different meshes.
+    """
+
+    def __init__(self, graph: Graph, layouts: Sequence[Layout | None]):
+        self.source, self.mesh = graph, _one_mesh(graph, layouts)
+        self.layouts = tuple(layouts[:len(graph.inputs)])
+        self.random = "random" in graph.effects
+        self._local: dict[int, Executable] = {}
+
+    @functools.cached_property
+    def made(self) -> Propagated:
+        graph = ready(self.source)
+        values = [*graph.inputs, *(v for v, _ in graph.captures)]
+        held = [*self.layouts, *(t.layout for _, t in graph.captures)]
+        layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
+        found = propagate(graph, layouts, self.mesh)
+        return replace(found, steps=tuple(merge_reductions(issue_early(found.steps))))
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The collectives, in order."""
+        return planned(self.made.steps)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """What every rank must have the same."""
+        return hashlib.sha256(f"{self.mesh} {self.source.hash} {self}".encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        made = self.made
+        return f"on {self.mesh}\n{describe(made.graph, made.steps, made.inputs, made.outputs)}"
+
+    def local(self, rank: int) -> Executable:
+        """What a rank runs, compiled at its first call."""
+        if rank not in self._local:
+            self._local[rank] = Executable(localize(self.made, rank))
+        return self._local[rank]
+
+    # --- running -----------------------------------------------------------------------------
+    def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The results of the graph as distributed tensors."""
+        given = [*leaves, *(t for _, t in self.made.graph.captures)]
+        if self.random:
+            next_step()
+        ranks = held_ranks(self.mesh)
+        if transport().size == 1 and self.mesh.world_size > 1:
+            found = dict(enumerate(simulate(
+                lambda: self._run(mesh_rank(self.mesh), given), self.mesh)))
+        else:
+            with patience(first=not self._local):
+                self._agree()
+                found = {rank: self._run(rank, given) for rank in ranks}
+        return [
+            DistTensor({r: Tensor(found[r][i], v.aval.type) for r in ranks},
+                       v.aval.shape, v.aval.type, layout)  # type: ignore[arg-type]
+            for i, (v, layout) in enumerate(zip(self.source.outputs, self.made.results,
+                                                strict=True))
+        ]
+
+    def _run(self, rank: int, given: Sequence[Tensor]) -> list[np.ndarray]:
+        arrays = [t.held[rank].array if isinstance(t, DistTensor) else t.array for t in given]
+        local = self.local(rank)
+        if _watched():
+            return _observed(local.graph, arrays)
+        return local.compiled.run(arrays)
+
+    def _agree(self) -> None:
+        """All ranks of the mesh run the same program; without collectives it does not matter.
+
+        Before its first run the first rank compiles, while the others wait for it: then they find
+        its loops in the disk cache."""
+        if not self.plan or transport().size == 1 or not is_here(self.mesh):
+            return
+        if not self._local and mesh_rank(self.mesh) == 0 and not _watched():
+            self.local(0).compiled  # noqa: B018  made by being asked for
+        group = group_along(self.mesh, mesh_rank(self.mesh), self.mesh.axes)
+        with at_line(user_line()):
+            agree(group, call(group, self.source.name, (), None, {"program": self.hash}))
+
+
+def _observed(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a rank's graph, op by op; sentinels count what is bad among them."""
+    with ExitStack() as stack:
+        shown = [stack.enter_context(observe(graph)) for observe in hooks.runs]
+        found = interpret(graph, arrays)
+        for show in shown:
+            show([Tensor(a, v.aval.type) for a, v in zip(found, graph.outputs, strict=True)])
+    return found
+
+
+def _watched() -> bool:
+    """Whether graphs run op by op now, shown to observers and sentinels."""
+    return bool(hooks.nodes) or config.numerics != "off"
+
+
+def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:
+    """The mesh of all operands. Raises MeshError that shows each of them when there are two."""
+    meshes = list(dict.fromkeys(at.mesh for at in layouts if at is not None))
+    if len(meshes) == 1:
+        return meshes[0]
+    values = [*graph.inputs, *(v for v, _ in graph.captures)]
+    rows = [f"  operand {i}: {v.aval} in {at}"
+            for i, (v, at) in enumerate(zip(values, layouts, strict=True)) if at is not None]
+    raise MeshError("\n".join([f"{graph.name}: tensors of different meshes meet", *rows]),
+                    where=user_line(), code="E_MESH_CONFLICT",
+                    hint="move one: ts.dist.distribute(x, spec, mesh=mesh) lays it out on the "
+                    "other's mesh, x.numpy() is an array that every rank has whole")
+
+
+# --- one op, now ---------------------------------------------------------------------------------
+_PROGRAMS: dict[Any, Program] = {}
+_MOST = 512
+
+
+def run_op(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+    """op(*args) on distributed tensors, outside of any trace."""
+    layouts = tuple(a.layout for a in args)
+    avals = tuple(Aval(a.shape, a.type) for a in args)
+    key = _key(op, avals, layouts, attrs)
+    found = _PROGRAMS.get(key) if key is not None else None
+    if found is None:
+        inputs = tuple(Value(a) for a in avals)
+        outputs = tuple(Value(a) for a in infer(op, avals, attrs))
+        node = Node(op, inputs, attrs, outputs, user_line())
+        found = Program(Graph(op.name, inputs, (), (node,), outputs), layouts)
+        if key is not None:
+            if len(_PROGRAMS) >= _MOST:
+                _PROGRAMS.clear()
+            _PROGRAMS[key] = found
+    made = tuple(found.run(args))
+    return made if op.multi else made[0]
+
+
+def _key(op: Op, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
+    key = (op.name, avals, layouts, tuple(sorted((k, repr(v)) for k, v in attrs.items())))
+    return None if op.graph_attrs else key
+
+
+class _Distributed:
+    """What the graph layer calls."""
+
+    program = Program
+    run_op = staticmethod(run_op)
+
+
+hooks.distributed.fill(_Distributed())
+__all__ = ["Program", "run_op"]
