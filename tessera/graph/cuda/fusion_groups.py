@@ -1,7 +1,8 @@
 """Which nodes of a prepared graph run as one kernel.
 
-Loops over rows are those of graph/schedule/fuse.py. A product or attention takes in the elementwise ops that
-follow it, when nothing else reads its result: they run on the sums while these are in registers.
+Loops over rows are those of graph/schedule/fuse.py. A matmul or attention takes in the elementwise
+ops that follow it, when nothing else reads its result: they run on the sums while these are in
+registers.
 """
 
 from __future__ import annotations
