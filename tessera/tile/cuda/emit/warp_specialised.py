@@ -1,5 +1,5 @@
-"""Emission of the ops of a warp-specialised program: lower/warp_specialised makes it, the intrinsics
-of that name run in it.
+"""Emission of the ops of a warp-specialised program: lower/warp_specialised makes it, the
+intrinsics of that name run in it.
 
 Ring positions are two variables, `name_slot` and `name_phase`, which a fill or a wait moves on: a
 role is one thread of control, so its ops stand in the order in which they act. What a slot holds is
