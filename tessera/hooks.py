@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .tile.interpreter.blame import Blame
     from .tile.interpreter.memory import Memory
     from .tile.ir.ir import Function as TileFunction
-    from .tile.kernel.decorator import Kernel
+    from .tile.kernel.kernel import Kernel
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from tessera.numerics import dtypes
 from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
-from tessera.tile.kernel.schedule_only import LIBRARY
+from tessera.tile.kernel.decorator import LIBRARY
 from tessera.tile.ops import OPS as TILE_OPS
 
 REGISTRIES: tuple[dict, ...] = (

@@ -21,7 +21,7 @@ from ..tile.interpreter.machine import Report
 from ..tile.interpreter.sanitizer import Sanitizer
 from ..tile.ir.errors import KernelError
 from ..tile.ir.ir import Function
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 
 
 @dataclass(frozen=True)

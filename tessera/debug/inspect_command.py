@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ArgumentError, did_you_mean
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from .inspect_page import page
 from .inspection import Inspection, inspect_kernel
 from .levels import TITLES

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
 from ..tile.interpreter.arguments import Bound
 from ..tile.ir.ir import Function
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from ..tile.tuning.gpus import gpu as find_gpu
 from .checked import Counting, checked_run
 from .kernels import bank_report, sector_report

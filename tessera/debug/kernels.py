@@ -20,7 +20,7 @@ from ..tile.interpreter.machine import Report
 from ..tile.interpreter.sanitizer import Conflict, Sanitizer
 from ..tile.ir.errors import KernelError
 from ..tile.ir.ir import Function
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from .advice import bank_advice, sector_advice
 from .checked import Counting, checked_run, copied, need_kernel
 

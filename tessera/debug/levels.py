@@ -14,7 +14,7 @@ from ..graph.signature import callable_name
 from ..runtime.ptxas import sass
 from ..tile.ir.ir import Function
 from ..tile.ir.printing import print_ir
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from .lowering import FunctionLowering, function_lowering
 
 TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile": "Tile IR",

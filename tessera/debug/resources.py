@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.occupancy import MAX_REGISTERS, Occupancy, limits_of, occupancy
 from ..runtime.target import Target
 from ..tile.ir.ir import Function
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from .checked import need_kernel
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.launch import extent
 from ..tile.ir.ir import Function
 from ..tile.ir.types import Tensor
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 from ..tile.passes.operation_counts import Work, count
 from ..tile.tuning.cost import CACHE_BYTES_PER_CLOCK
 from ..tile.tuning.gpus import DEFAULT, Gpu

@@ -12,7 +12,7 @@ from ..dims import Dim
 from ..errors import ArgumentError
 from ..numerics import DType, NumericType, as_type, encode
 from ..tensor import Tensor, TensorType
-from ..tile.kernel.decorator import Kernel
+from ..tile.kernel.kernel import Kernel
 
 RANDOM_ELEMENTS = 1 << 20  # larger tensors are zeros, whose pages cost nothing
 

@@ -19,8 +19,8 @@ from ..numerics import DType, NumericType, as_type
 from ..runtime.arrays import HOST, Array, dense_strides, place_of, read_array, reader
 from ..tensor import Tensor
 from ..tile.ir.schedule import ALIASES, Schedule
-from ..tile.kernel.decorator import Kernel
-from ..tile.kernel.schedule_only import LIBRARY
+from ..tile.kernel.decorator import LIBRARY
+from ..tile.kernel.kernel import Kernel
 from ..tile.launch.results import maker
 from .record import Benchmark, Compiled, RoutineRecord, Sample
 

@@ -12,7 +12,7 @@ from tessera import config, hooks
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir
 from tessera.tile.ir.printing import print_ir
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 
 PROGRAMS = [*read("correct"), *read("racy")]
 

@@ -20,7 +20,7 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile.kernel import schedule_only
+from tessera.tile.kernel import decorator
 from tessera.tile.tuning.cost_model import CostModel
 from tessera.tile.tuning.trial import Trial, spearman
 from tessera.tile.tuning.tuned_schedules import TuningCache, TuningCacheWarning
@@ -153,10 +153,10 @@ def small_attention(Q, K, V):
     ...
 """)["small_attention"]
     q, k, v = (halves(rng, 2, 40, 64) for _ in range(3))
-    monkeypatch.setattr(schedule_only, "LIBRARY", {})
+    monkeypatch.setattr(decorator, "LIBRARY", {})
     with pytest.raises(ts.UnsupportedTargetError, match="stands for flash_attention_2"):
         small(q, k, v)
-    monkeypatch.setattr(schedule_only, "LIBRARY", {"flash_attention_2": seeds.flash_attention})
+    monkeypatch.setattr(decorator, "LIBRARY", {"flash_attention_2": seeds.flash_attention})
     got = small(q, k, V=v)
     assert small.implementation.schedule == small.schedule
     assert np.array_equal(got, seeds.flash_attention.with_schedule(small.schedule)(q, k, v))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))

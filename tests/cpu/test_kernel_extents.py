@@ -181,6 +181,6 @@ def test_errors_have_one_traceback_without_the_compilers_frames(body):
     error = caught.value
     assert error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
     inside = [f for f in frames(error) if "/tessera/" in f]
-    assert {f.rpartition("/")[2] for f in inside} <= {"decorator.py", "errors.py"}
+    assert {f.rpartition("/")[2] for f in inside} <= {"kernel.py", "errors.py"}
     assert len(inside) <= 3
     assert error.where.file == __file__

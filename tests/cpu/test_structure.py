@@ -21,9 +21,6 @@ CIRCLES: dict[str, set[str]] = {
         {"state.kv_cache", "state.kv_type"},
     "a function of the IR prints itself":
         {"tile.ir.ir", "tile.ir.printing"},
-    "a kernel is tuned, called whole and delegated, which all make kernels":
-        {"tile.kernel.autotune", "tile.kernel.decorator", "tile.kernel.schedule_only",
-         "tile.kernel.whole_array"},
 }
 
 # Names that public classes of several modules have, with how many when it is more than two. The

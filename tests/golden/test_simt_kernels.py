@@ -15,7 +15,7 @@ from ptx_harness import require_compiler
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.compile import compile_function
 from tessera.tile.cuda.ptx_text import opcode_counts
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 from tile_gpu import facts_of, prepare
 
 require_compiler()

@@ -14,7 +14,7 @@ from gpu_harness import require_gpu
 from kernels.corpus import Program, read
 from tessera import config
 from tessera.runtime.device import device
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 
 require_gpu()
 

@@ -17,7 +17,7 @@ from ...tensor import Tensor
 from ...tile import MODULE as tile
 from ...tile.frontend.tracer import Spec
 from ...tile.ir.ir import Function
-from ...tile.kernel.decorator import Kernel
+from ...tile.kernel.kernel import Kernel
 from ..schedule.ir import Group, Operand, Step
 
 

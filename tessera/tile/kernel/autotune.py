@@ -22,7 +22,7 @@ from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import ALIASES, Schedule
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 from tessera.tile.tuning import default_schedule, tuned_schedules
 from tessera.tile.tuning.cost_model import CostModel
 from tessera.tile.tuning.gpus import DEFAULT, Gpu, gpu

@@ -1,486 +1,18 @@
-"""@ts.kernel: a plain Python function as a tile kernel."""
+"""@ts.kernel and what stands behind its dot: schedules, tuning, whole-array functions."""
 
 from __future__ import annotations
 
-import functools
+import ast
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from tessera import hooks
-from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
-from tessera.numerics import DType, NumericType, i64
-from tessera.runtime.ptxas import Resources
-from tessera.tensor import TensorType
-from tessera.tile import launch
-from tessera.tile.frontend import composite_parameters
-from tessera.tile.frontend.expressions import Kernel_, closure_of
-from tessera.tile.frontend.seed_parameters import seed_parameters
-from tessera.tile.frontend.source import Source, capture
-from tessera.tile.frontend.tracer import Spec, trace
-from tessera.tile.interpreter.arguments import Bound, Tile, bind
-from tessera.tile.interpreter.launch import Config, run
-from tessera.tile.interpreter.machine import Report
-from tessera.tile.ir.errors import TileError
-from tessera.tile.ir.ir import Function
-from tessera.tile.ir.printing import print_ir
+from tessera.errors import ArgumentError, UnsupportedTargetError, user_line
+from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.launch import levels as device_levels
-from tessera.tile.launch.first_call import form_of
-from tessera.tile.launch.placement import Placement
-from tessera.tile.passes import PIPELINE
-from tessera.tile.tuning.default_schedule import propose
-from tessera.tile.tuning.legality import require_shared
-from tessera.tile.tuning.measure import gpu_of_call
-
-LEVELS = ("schedule", "tile", "target", "ptx", "sass")
-_DEFAULT = Config()
-_KEPT = 1024  # launch configurations of one kernel that are remembered
-# level -> (kernel, function, target or None) -> text.
-TARGET_LEVELS: dict[str, Callable[[Kernel, Function, str | None], str]] = device_levels.LEVELS
-
-
-class Kernel(Kernel_):
-    """A kernel: call it with arrays, k(...), or choose the launch: k[groups, lanes](...).
-
-    It runs on the GPU when its arrays lie there, else under the interpreter (see tile/launch).
-
-    Globals and closure variables that the body reads are constants of its specialisations. When one
-    of them has changed, the next call traces and compiles anew.
-
-    .specializations   one Tile IR function per set of types, constants and schedule
-    .schedule          the schedule it is compiled with
-    .shared_bytes      shared memory of a group in the last specialisation
-    .report            what the sanitizer counted in the last run of the interpreter
-    .compiled          what was compiled for GPUs, last used last; .resources of the last
-    """
-
-    key: Any = None  # what schedules depend on besides types, extents and constants
-
-    def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None):
-        if not inspect.isfunction(fn):
-            raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
-        self.fn, self.grid = fn, grid
-        self.source: Source = capture(fn)
-        self.given = inspect.signature(fn)  # as written; `signature` has records apart
-        self._signature: inspect.Signature | None = None
-        self._schedule = schedule
-        self._cache: dict[Any, Function] = {}
-        self._untold: set[int] = set()  # functions that no observer knows
-        self.images: dict[Any, launch.Image] = {}
-        self.launchers: dict[Config, dict[tuple, Any]] = {_DEFAULT: {}}
-        self._ready = self.launchers[_DEFAULT]
-        self._chosen: dict[int, Callable[..., Any]] = {}
-        self._proposed: dict[Any, Schedule] = {}
-        self.report = Report()
-        self.last: Function | None = None
-        self._captured = self.source.captured
-        self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
-        self._check_signature()
-        self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
-        self.__module__ = fn.__module__
-
-    def _check_signature(self) -> None:
-        for p in self.given.parameters.values():
-            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                raise TileError(f"{self.fn.__name__} takes {p}: kernels have named parameters",
-                                where=self.source.site(self.source.tree))
-
-    # --- what it is ---------------------------------------------------------------------------
-    @property
-    def schedule(self) -> Schedule:
-        """The attached schedule, or the one that the compiler chose last."""
-        chosen = next(reversed(self._proposed.values()), Schedule(source="auto"))
-        return self._schedule or chosen
-
-    @property
-    def specializations(self) -> tuple[Function, ...]:
-        return tuple(self._cache.values())
-
-    @property
-    def shared_bytes(self) -> int:
-        return self._last().shared_bytes
-
-    @property
-    def compiled(self) -> tuple[Any, ...]:
-        """A tile.cuda Compiled for each specialisation that ran on a GPU, last used last."""
-        return tuple(image.compiled for image in self.images.values())
-
-    @property
-    def resources(self) -> Resources:
-        """Registers, spills and shared bytes of the machine code that was used last."""
-        if not self.images:
-            raise ArgumentError(f"{self.__name__} has not run on a GPU yet",
-                                hint='call it with arrays on one, or with target="cuda"')
-        return next(reversed(self.images.values())).resources
-
-    def _last(self) -> Function:
-        if self.last is None:
-            raise ArgumentError(f"{self.__name__} has not been compiled yet",
-                                hint="call it, or k.lower(...) with its arguments")
-        return self.last
-
-    def with_schedule(self, schedule: Schedule) -> Kernel:
-        """The same kernel with another schedule."""
-        if not isinstance(schedule, Schedule):
-            raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
-        return Kernel(self.fn, schedule=schedule, grid=self.grid)
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """The parameters, a record's arrays one by one."""
-        if self._signature is None:
-            self._signature = composite_parameters.flat_signature(
-                self.given, self._written_annotations())
-        return self._signature
-
-    @property
-    def annotations(self) -> dict[str, Any]:
-        """Annotations as objects, also under `from __future__ import annotations`; a record's
-        arrays one by one; a seed is an int64."""
-        found = composite_parameters.flat_annotations(self._written_annotations())
-        return found | dict.fromkeys(self._seeds(found), i64)
-
-    def _seeds(self, annotations: dict[str, Any]) -> frozenset[str]:
-        """Integers that are read as seeds only: any value runs the same code."""
-        def whole(p: inspect.Parameter) -> bool:
-            return annotations.get(p.name, type(p.default)) is int
-
-        return frozenset(n for n in self._seed_names if whole(self.signature.parameters[n]))
-
-    @functools.cached_property
-    def _seed_names(self) -> frozenset[str]:
-        return seed_parameters(self.source.tree) & set(self.signature.parameters)
-
-    def _written_annotations(self) -> dict[str, Any]:
-        scope = closure_of(self.fn)
-        out = {}
-        for value in self.fn.__annotations__.values():
-            if isinstance(value, str):
-                self._captured.names_of(self.fn, compile(value, "<annotation>", "eval"))
-        for name, value in self.fn.__annotations__.items():
-            out[name] = eval(value, scope) if isinstance(value, str) else value  # noqa: S307
-            if isinstance(out[name], str):
-                out[name] = eval(out[name], scope)  # noqa: S307  a quoted annotation
-        return out
-
-    # --- calls --------------------------------------------------------------------------------
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._captured.unchanged():
-            self.forget()
-        if kwargs:
-            return self._launch(_DEFAULT, args, kwargs)
-        ready = self._ready.get(tuple(map(type, args)))
-        return self.run(_DEFAULT, args, kwargs) if ready is None else ready.launch(*args)
-
-    def __getitem__(self, config: Any) -> Callable[..., Any]:
-        """k[groups], k[groups, lanes], k[(gx, gy), lanes].
-
-        Plain numbers are the grid where the kernel uses as many axes of it, by group_id(axis):
-        k[gx, gy], which Python cannot tell from k[(gx, gy)]. k[[gx, gy]] is always the grid.
-        """
-        if type(config) is int and config in self._chosen:
-            return self._chosen[config]
-        made = Launch(self, _config(self.__name__, config))
-        if type(config) is int and len(self._chosen) < _KEPT:
-            self._chosen[config] = made
-        return made
-
-    def launcher(self, groups: Any = None, lanes: int | None = None) -> Callable[..., Any]:
-        return Launch(self, Config(_groups(groups), _lanes(lanes)))
-
-    def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
-               target: str | None = None, **kwargs: Any) -> Any:
-        """A call with an explicit launch.
-
-        stream: of CUDA, any library's; by default the one on which the arrays' library works.
-        target: 'cuda' copies host arrays to the GPU and back, 'cpu' demands the interpreter.
-        """
-        chosen = Config(_groups(groups), _lanes(lanes))
-        if target is not None:
-            return self.run(chosen, args, kwargs, stream, target)
-        return self._launch(chosen, args, kwargs, stream)
-
-    def _launch(self, config: Config, args: tuple, kwargs: dict[str, Any],
-                stream: Any = None) -> Any:
-        """A call, the short way when there was one like it on a GPU."""
-        if not self._captured.unchanged():
-            self.forget()
-        ready = self.launchers.get(config, {}).get(form_of(args, kwargs))
-        if ready is not None:
-            return ready.launch(*args, *kwargs.values(), stream=stream)
-        return self.run(config, args, kwargs, stream)
-
-    @trimmed
-    def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
-            target: str | None = None) -> Any:
-        """A call, the long way: where it runs is found, its arguments are bound and checked."""
-        if composite_parameters.among(args, kwargs):
-            args, kwargs = composite_parameters.spread(self.__name__, self.given, args, kwargs)
-            if target is None:
-                return self._launch(config, args, kwargs, stream)
-        arguments = self._arguments(args, kwargs)
-        place = launch.place_call(self.__name__, arguments, target)
-        bound = self._bind(arguments, place, self._explicit(args, kwargs))
-        if not place.on_host:
-            return launch.call(self, config, args, kwargs, bound, place, stream)
-        schedule = self.choose(bound, config)
-        function = self.specialise(bound, schedule, self.grid is not None)
-        if self.grid is not None and config.groups is None:
-            config = Config(self.grid_for(bound, schedule), config.lanes)
-        result, self.report = run(function, bound, config, schedule.lanes, self.__name__)
-        return result
-
-    def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
-        """The schedule for these arguments: the attached one, or the compiler's proposal."""
-        if self._schedule is not None:
-            return self._schedule
-        gpu = gpu_of_call(self.__name__, bound)
-        key = (tuple(bound.types.items()), tuple(bound.constants.items()), gpu)
-        extents = tuple(bound.texts.items())
-        at: tuple = (*key, None) if (*key, None) in self._proposed else (*key, extents)
-        found = self._proposed.pop(at, None)  # and put back: the last one is `schedule`
-        if found is None:
-            found, by_extents = propose(self, bound, gpu)
-            at = (*key, extents if by_extents else None)
-        self._proposed[at] = found
-        return found
-
-    def bind(self, args: tuple, kwargs: dict[str, Any]) -> Bound:
-        """Arguments by the signature, checked against the annotations."""
-        if composite_parameters.among(args, kwargs):
-            args, kwargs = composite_parameters.spread(self.__name__, self.given, args, kwargs)
-        arguments = self._arguments(args, kwargs)
-        place = launch.place_call(self.__name__, arguments, "auto")
-        return self._bind(arguments, place, self._explicit(args, kwargs))
-
-    def _explicit(self, args: tuple, kwargs: dict[str, Any]) -> frozenset[str]:
-        """The parameters that a call gives itself."""
-        return frozenset((*list(self.signature.parameters)[:len(args)], *kwargs))
-
-    def _arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        try:
-            given = self.signature.bind(*args, **kwargs)
-        except TypeError as err:
-            raise ArgumentError(f"{self.__name__}: {err}", hint=f"{self.__name__}{self.given}",
-                                where=user_line()) from None
-        given.apply_defaults()
-        return given.arguments
-
-    def _bind(self, arguments: dict[str, Any], place: Placement,
-              explicit: frozenset[str]) -> Bound:
-        if not self._captured.unchanged():
-            self.forget()
-        annotations = self.annotations
-        bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
-                     lambda n: self._is_constant(n, annotations), launch.reader_for(place))
-        bound.explicit = explicit
-        bound.kernel = f"{self.fn.__module__}.{self.fn.__qualname__}"
-        return bound
-
-    def constants(self, bound: Bound, schedule: Schedule) -> dict[str, Any]:
-        """The compile-time parameters: those that the schedule sets have its values."""
-        found = {n: schedule.for_parameter(n, v) for n, v in bound.constants.items()}
-        for n in bound.explicit.intersection(found):
-            if found[n] != bound.constants[n]:
-                raise ArgumentError(
-                    f"{self.__name__}: the call gives {n}={bound.constants[n]}, its schedule sets "
-                    f"{found[n]}", where=user_line(),
-                    hint=f"leave {n} out of the call, or out of the schedule or space")
-        return found
-
-    def _is_constant(self, name: str, annotations: dict[str, Any]) -> bool:
-        """Keyword-only parameters and those typed or defaulted by Python numbers specialise."""
-        p, annotation = self.signature.parameters[name], annotations.get(name)
-        if isinstance(annotation, TensorType) or annotation is Tile:
-            return False
-        if annotation is i64 and name in self._seed_names:
-            return False
-        python = isinstance(annotation, type) and annotation in (bool, int, float, str)
-        if p.kind is p.KEYWORD_ONLY or python:  # ts.f32 equals float, and is no Python type
-            return True
-        return annotation is None and p.default is not p.empty
-
-    def grid_for(self, bound: Bound, schedule: Schedule) -> tuple[int, ...]:
-        """grid=: a tuple, or a function of named extents and parameters."""
-        if not callable(self.grid):
-            return _groups(self.grid) or (1,)
-        self._captured.names_of(self.grid)
-        known = {**bound.sizes, **self.constants(bound, schedule),
-                 **{n: v for n, v in bound.given.items() if isinstance(v, int)}}
-        names = list(inspect.signature(self.grid).parameters)
-        missing = [n for n in names if n not in known]
-        if missing:
-            raise ArgumentError(f"grid of {self.__name__} asks for {missing[0]!r}",
-                                hint=did_you_mean(missing[0], sorted(known)), where=user_line())
-        return _groups(self.grid(*(known[n] for n in names))) or (1,)
-
-    # --- compilation --------------------------------------------------------------------------
-    def forget(self) -> None:
-        """Something that the body reads from outside has changed: all that was made of it goes."""
-        self._retired.append((dict(self._cache), dict(self.images)))
-        for ready in self.launchers.values():
-            ready.clear()
-        for made in (self._cache, self.images, self._proposed):
-            made.clear()
-        self._untold.clear()
-        self._captured.clear()
-        self._signature = None
-
-    def specialise(self, bound: Bound, schedule: Schedule, given_grid: bool = False) -> Function:
-        """The Tile IR for these types, constants and schedule; compiled once."""
-        spec = self.spec(bound, schedule, given_grid)
-        found = next((f for key, f in self._cache.items() if key[0] == spec and all(
-            bound.sizes.get(n) == v for n, v in key[1])), None)
-        if found is None:
-            found = self.compile(spec, bound.sizes)
-            self.keep(spec, bound.sizes, found)
-        self.last = found
-        if id(found) in self._untold:
-            self._untold.remove(id(found))
-            for tell in hooks.compiled:
-                tell(self)
-        return found
-
-    def keep(self, spec: Spec, sizes: dict[str, int], function: Function) -> None:
-        """Remembers what was compiled for a specialisation."""
-        dims = tuple((n, v) for n, v in function.constants if n in sizes)
-        self._cache[(spec, dims)] = function
-        self._untold.add(id(function))
-
-    def spec(self, bound: Bound, schedule: Schedule, given_grid: bool | None = None) -> Spec:
-        """What a specialisation for these arguments is made for."""
-        return Spec(tuple(bound.types.items()), tuple(self.constants(bound, schedule).items()),
-                    self.annotations.get("return"), schedule,
-                    given_grid=self.grid is not None if given_grid is None else given_grid,
-                    records=tuple((n, tuple(f)) for n, f in composite_parameters.fields_of(
-                        self._written_annotations()).items()),
-                    wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
-
-    def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
-        """Traces and runs the passes; nothing is cached."""
-        function = trace(self.source, self.fn, spec, sizes)
-        for run_pass in PIPELINE:
-            function = run_pass(function)
-        require_shared(function)
-        return function
-
-    @trimmed
-    def lower(self, *args: Any, **kwargs: Any) -> Function:
-        """The Tile IR that a call with these arguments would run."""
-        bound = self.bind(args, kwargs)
-        return self.specialise(bound, self.choose(bound), self.grid is not None)
-
-    @trimmed
-    def inspect_ir(self, level: str = "tile", *, target: str | None = None, **sizes: int) -> str:
-        """The text of a level of the last specialisation.
-
-        level: schedule | tile | target | ptx | sass. Before any call the annotations say the types,
-        and `sizes` gives the named extents that must be constants. target: 'sm_80', 'sm_90a', ...
-        for the last three; by default this machine's GPU, else sm_90a. They need no GPU.
-        """
-        if level not in LEVELS:
-            raise ArgumentError(f"a kernel has no level {level!r}", code="E_LEVEL",
-                                hint=f"levels: {', '.join(LEVELS)}")
-        if level == "schedule":
-            return self.schedule.explained()
-        function = self.last if self.last is not None and not sizes else self._from_types(sizes)
-        if level == "tile":
-            return print_ir(function)
-        return TARGET_LEVELS[level](self, function, target)
-
-    def _from_types(self, sizes: dict[str, int]) -> Function:
-        """Compiles from the annotations alone: one dummy argument for each parameter."""
-        bound = Bound(sizes=dict(sizes))
-        annotations = self.annotations
-        for name, p in self.signature.parameters.items():
-            kind = annotations.get(name)
-            if isinstance(kind, TensorType) and kind.type is not None:
-                from tessera.tile.ir.types import Tensor
-
-                bound.types[name] = Tensor(kind.type, kind.shape)
-            elif isinstance(kind, DType | NumericType) and not self._is_constant(name, annotations):
-                from tessera.numerics import as_type
-                from tessera.tile.ir.types import Scalar
-
-                bound.types[name] = Scalar(as_type(kind).dtype)
-            elif p.default is not p.empty:
-                bound.constants[name] = p.default
-            else:
-                raise ArgumentError(f"the type of {self.__name__}'s parameter {name} is not known",
-                                    hint="call the kernel once, or k.lower(...) with arguments")
-        try:
-            return self.specialise(bound, self.schedule, self.grid is not None)
-        except KeyError as err:
-            raise ArgumentError(f"{self.__name__} needs the extent {err} at compile time",
-                                hint=f'k.inspect_ir("tile", {err.args[0]}=128)') from None
-
-    def __repr__(self) -> str:
-        return f"<kernel {self.__name__}{self.given}>"
-
-
-class Launch:
-    """k[groups, lanes]: call it with the kernel's arguments."""
-
-    __slots__ = ("kernel", "config")
-
-    def __init__(self, kernel: Kernel, config: Config):
-        self.kernel, self.config = kernel, config
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel._launch(self.config, args, kwargs)
-
-    def __getitem__(self, more: Any) -> Any:
-        given = ", ".join(map(str, self.config.groups or ()))
-        said = f"({given})" if len(self.config.groups or ()) > 1 else given
-        name = self.kernel.__name__
-        raise ArgumentError(f"{name}[{given}] is a launch already", where=user_line(),
-                            hint=f"groups and lanes at once: {name}[{said}, {more}](...)")
-
-    def __repr__(self) -> str:
-        return f"<launch of {self.kernel.__name__}: {self.config}>"
-
-
-def _config(name: str, given: Any) -> Config:
-    """What stands in the brackets of k[...]."""
-    items = given if isinstance(given, tuple) else (given,)
-    if len(items) > 1 and not isinstance(items[0], tuple | list) and None not in items:
-        groups = _groups(items[:1])
-        for lanes in items[1:]:
-            if not isinstance(lanes, int | np.integer) or isinstance(lanes, bool) or lanes < 0:
-                _lanes(lanes)
-        assert groups is not None
-        return Config(groups, int(items[1]), tuple(map(int, items)))
-    if len(items) > 2:
-        raise ArgumentError(f"{name}[{', '.join(map(str, items))}]: a launch is [groups] or "
-                            "[groups, lanes]", where=user_line(),
-                            hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-    return Config(_groups(items[0]), _lanes(items[1]) if len(items) > 1 else None)
-
-
-def _groups(groups: Any) -> tuple[int, ...] | None:
-    if groups is None:
-        return None
-    items = tuple(groups) if isinstance(groups, tuple | list) else (groups,)
-    if not items or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0
-                            for n in items):
-        raise ArgumentError(f"groups of a launch are numbers >= 0, got {_shown(groups)}",
-                            hint="k[groups, lanes](...), k[(gx, gy), lanes](...)",
-                            where=user_line())
-    return tuple(int(n) for n in items)
-
-
-def _shown(groups: Any) -> str:
-    one = isinstance(groups, tuple) and len(groups) == 1
-    return repr(groups[0] if one else groups)
-
-
-def _lanes(lanes: Any) -> int | None:
-    if lanes is not None and (not isinstance(lanes, int | np.integer) or lanes < 1):
-        raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}", where=user_line())
-    return None if lanes is None else int(lanes)
+from tessera.tile.kernel.autotune import TunedKernel
+from tessera.tile.kernel.kernel import Kernel
+from tessera.tile.kernel.whole_array import AutoKernel
 
 
 class KernelDecorator:
@@ -501,8 +33,6 @@ class KernelDecorator:
 
         A function whose body is ... takes the standard library's attention for its body (Q24).
         """
-        from tessera.tile.kernel.schedule_only import attach
-
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
         if schedule.is_space:
@@ -513,8 +43,6 @@ class KernelDecorator:
     def auto(self, fn: Any) -> Kernel:
         """Makes a kernel of a function of whole arrays: @ts.kernel.auto. The compiler cuts its
         result into blocks; leading axes of the arguments are a batch."""
-        from tessera.tile.kernel.whole_array import AutoKernel
-
         return AutoKernel(fn)
 
     def autotune(self, space: Any = None, metric: str = "latency_ms", budget_ms: float = 200,
@@ -533,8 +61,6 @@ class KernelDecorator:
         gpu        whose figures the model uses for arrays on the host
         model      a CostModel that several kernels share; compile_limit_s: of one candidate
         """
-        from tessera.tile.kernel.autotune import TunedKernel
-
         if inspect.isfunction(space):
             return TunedKernel(space)
         return lambda fn: TunedKernel(
@@ -545,5 +71,59 @@ class KernelDecorator:
         return "ts.kernel"
 
 
+# --- a body of `...` ---------------------------------------------------------------------------
+# Filled by the standard library: name -> kernel. A body of `...` stands for BODY (Q24).
+LIBRARY: dict[str, Any] = {}
+BODY = "flash_attention_2"
+
+
+class DelegatedKernel(Kernel):
+    """A schedule, and the library's kernel run with it."""
+
+    @property
+    def implementation(self) -> Any:
+        """The library's kernel with this schedule. Raises UnsupportedTargetError without one."""
+        if BODY not in LIBRARY:
+            raise UnsupportedTargetError(
+                f"the body of {self.__name__} is ..., which stands for {BODY}, and the standard "
+                "library has no such kernel", where=user_line(),
+                hint="write the kernel's body, or import tessera.stdlib")
+        return LIBRARY[BODY].with_schedule(self.schedule)
+
+    def with_schedule(self, schedule: Schedule) -> DelegatedKernel:
+        """The same with another schedule."""
+        super().with_schedule(schedule)  # checks it
+        return DelegatedKernel(self.fn, schedule=schedule)
+
+    def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
+            target: str | None = None) -> Any:
+        self._arguments(args, kwargs)  # the names of this function are the ones to be given
+        kernel = self.implementation
+        if config == Config() and stream is None and target is None:
+            return kernel(*args, **kwargs)
+        return kernel.launch(*args, groups=config.groups, lanes=config.lanes, stream=stream,
+                             target=target, **kwargs)
+
+    def inspect_ir(self, level: str = "tile", *, target: str | None = None, **sizes: int) -> str:
+        if level == "schedule":
+            return self.schedule.explained()
+        return self.implementation.inspect_ir(level, target=target, **sizes)
+
+
+def attach(fn: Any, schedule: Schedule) -> Kernel:
+    """A kernel with a schedule; one of the library's when its body is only `...`."""
+    made = Kernel(fn, schedule=schedule)
+    body = [s for s in made.source.tree.body if not _is_text(s)]
+    if len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(
+            body[0].value, ast.Constant) and body[0].value.value is ...:
+        return DelegatedKernel(fn, schedule=schedule)
+    return made
+
+
+def _is_text(s: ast.stmt) -> bool:
+    return isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) and isinstance(
+        s.value.value, str)
+
+
 kernel = KernelDecorator()
-__all__ = ["TARGET_LEVELS", "Kernel", "KernelDecorator", "kernel"]
+__all__ = ["BODY", "LIBRARY", "DelegatedKernel", "KernelDecorator", "kernel"]

@@ -20,7 +20,7 @@ from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Tensor
-from tessera.tile.kernel.decorator import Kernel
+from tessera.tile.kernel.kernel import Kernel
 from tessera.tile.passes import PIPELINE
 from tessera.tile.passes.operation_counts import largest_tile, register_bytes
 from tessera.tile.tuning.cost import Estimate, explain

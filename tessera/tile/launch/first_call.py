@@ -26,7 +26,7 @@ from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_na
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 if TYPE_CHECKING:
-    from tessera.tile.kernel.decorator import Kernel
+    from tessera.tile.kernel.kernel import Kernel
 
 CONFIGS_KEPT = 256  # k[groups, lanes] of one kernel with calls that are remembered
 

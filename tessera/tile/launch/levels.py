@@ -17,7 +17,7 @@ from tessera.tile.launch import machine_code
 from tessera.tile.launch.machine_code import Request
 
 if TYPE_CHECKING:
-    from tessera.tile.kernel.decorator import Kernel
+    from tessera.tile.kernel.kernel import Kernel
 
 DEFAULT_TARGET = "sm_90a"
 

@@ -12,7 +12,7 @@ from tessera.tile.launch.placement import place_call
 from tessera.tile.launch.recipe import Target
 
 if TYPE_CHECKING:
-    from tessera.tile.kernel.decorator import Kernel
+    from tessera.tile.kernel.kernel import Kernel
 
 
 def prepare(kernel: Kernel, bound: Bound, config: Config) -> None:

@@ -25,7 +25,7 @@ from tessera.tile.tuning.gpus import Gpu
 from tessera.tile.tuning.legality import fits
 
 if TYPE_CHECKING:
-    from tessera.tile.kernel.decorator import Kernel
+    from tessera.tile.kernel.kernel import Kernel
 
 BLOCKS = ("m", "n", "k_")
 ELEMENTS_PER_LANE = 32  # of the largest tile: four 16-byte accesses of bf16, eight of f32
