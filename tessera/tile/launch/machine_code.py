@@ -159,7 +159,7 @@ def fingerprint() -> str:
     The sources are read only when one of them has another time stamp than before.
     """
     package = Path(__file__).parents[2]
-    folders, without = [package / floor for floor in FLOORS], ("device",)
+    folders, without = [package / floor for floor in FLOORS], ("launch",)
     entry, _ = HASHES.made(content_name(*(stamps(f, without) for f in folders)),
                            lambda: Entry({"hash": [sources(f, without) for f in folders]}))
     return "\n".join([*entry.meta["hash"], toolchain()])
