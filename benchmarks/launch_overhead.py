@@ -53,7 +53,6 @@ def host_us(run: Callable[[], object], drain: Callable[[], object]) -> float:
 
 def ours(arrays: list) -> dict[str, Callable[[], object]]:
     from tessera.runtime.device import device
-    from tessera.runtime.launch import launch
     from tessera.tile.cuda.build import build
 
     names = [f"x{i}" for i in range(len(arrays))]
@@ -66,7 +65,6 @@ def ours(arrays: list) -> dict[str, Callable[[], object]]:
         **calls(arrays),
         "tessera runtime, everything bound": kernel.bind((1,), values),
         "tessera runtime, pointers": lambda: kernel.launch((1,), values),
-        "tessera runtime, arrays": lambda: launch(kernel, (1,), (*arrays, 1)),
     }
 
 

@@ -25,10 +25,10 @@ from tessera.runtime import (
     device,
     flags,
     graphs,
-    launch,
     libcuda,
     memory_pools,
     module,
+    staging,
     tensormap,
     timing,
 )
@@ -285,7 +285,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, copies, graphs, launch, memory_pools, module, arrays, tensormap,
+    for part in (device, buffer, copies, graphs, staging, memory_pools, module, arrays, tensormap,
                  flags, timing, recipe, resident, results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)

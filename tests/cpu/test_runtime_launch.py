@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from counting import python_calls
 from fake_driver import CONTEXT, Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
-from tessera.runtime import arrays, buffer, device, launch, libcuda, module, tensormap
+from tessera.runtime import arrays, buffer, device, libcuda, module, staging, tensormap
 from tessera.runtime.module import Kernel
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda import build as building
@@ -213,7 +212,10 @@ def test_numpy_arrays_are_copied_there_and_back(driver, monkeypatch):
         return libcuda.SUCCESS
 
     monkeypatch.setattr(driver, "launch", double)
-    launch.launch(k, (1,), (x, y, 6), written=(1,))
+    host = [(i, arrays.read_array(array, "xy"[i])) for i, array in enumerate((x, y))]
+    staged = staging.Staging(host, 0, 0, {1})
+    k.launch((1,), (*(pointer for _, pointer in staged.pointers()), 6))
+    staged.copy_back()
     np.testing.assert_array_equal(y, 2 * x)
     np.testing.assert_array_equal(x, np.arange(6.0).reshape(2, 3))
 
@@ -221,46 +223,7 @@ def test_numpy_arrays_are_copied_there_and_back(driver, monkeypatch):
 def test_host_arrays_cannot_be_captured(driver):
     driver.capturing = 1
     with pytest.raises(ArgumentError, match="cannot be captured"):
-        launch.launch(kernel(driver, "i64"), (1,), (np.zeros(3),))
-
-
-class OnGpu:
-    def __init__(self, number: int):
-        self.number = number
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    monkeypatch.setitem(arrays._by_class, OnGpu, arrays.Face(lambda x, name: arrays.Array(
-        4096, (2,), (1,), arrays.find_dtype("f32"), x.number, "foreign", x), lambda x: x.number))
-
-
-def test_arrays_decide_the_device(driver, on_gpu):
-    launch.launch(kernel(driver, "i64", "f32"), (1,), (OnGpu(1), 2.0))
-    assert driver.current == CONTEXT + 1 and driver.launches[0].values == [4096, 2.0]
-
-
-def test_arrays_of_two_devices_are_refused(driver, on_gpu):
-    with pytest.raises(ArgumentError, match="argument b lies on cuda:1, the kernel runs on cuda:0"):
-        launch.launch(kernel(driver, "i64", "i64"), (1,), (OnGpu(0), OnGpu(1)), names="ab")
-
-
-def test_a_read_only_array_is_not_written(driver):
-    x = np.zeros(3)
-    x.flags.writeable = False
-    with pytest.raises(ArgumentError, match="argument x is read-only"):
-        launch.launch(kernel(driver, "i64"), (1,), (x,), names="x", written=(0,))
-
-
-def test_a_launch_runs_little_python(driver, on_gpu, monkeypatch):
-    """A GPU test has the time."""
-    monkeypatch.setattr(driver, "launch", lambda *_: 0)
-    k = kernel(driver, "i64", "i64", "i64", "i32")
-    args = (OnGpu(0), OnGpu(0), OnGpu(0), 5)
-    launch.launch(k, (1,), args)
-    calls = python_calls(lambda: launch.launch(k, (1,), args))
-    print(f"launch of 3 arrays makes {calls} calls of Python, without the driver's")
-    assert calls <= 70
+        staging.Staging([(0, arrays.read_array(np.zeros(3), "x"))], 0, 0, set())
 
 
 # --- streams, devices --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tessera import config as settings
 from tessera.runtime.arrays import HOST, Array, overlap, read_array
 from tessera.runtime.buffer import stream_pointer
 from tessera.runtime.device import device
-from tessera.runtime.launch import Staging
+from tessera.runtime.staging import Staging
 from tessera.tensor import Tensor as HostTensor
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, grid_of, lanes_of, scalars_in_grid
