@@ -43,8 +43,8 @@ from .mesh.ranks.messages import share
 from .mesh.ranks.output import rank0_only
 from .mesh.sharding.constraints import shard
 from .mesh.sharding.overlap import overlap
-from .mesh.sharding.reshard import Plan, plan
-from .mesh.sharding.sharded_graph import Program
+from .mesh.sharding.reshard import ReshardPlan, plan
+from .mesh.sharding.sharded_graph import ShardedProgram
 from .mesh.spec import Block, Cyclic, Replicated, ShardSpec, axes_of_names, spec_of
 from .mesh.tensor import DistTensor, distribute, tensor
 from .mesh.world import backend, rank, simulate, world_size
@@ -59,8 +59,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 __all__ = [
-    "Block", "Cyclic", "DisagreementError", "DistTensor", "Layout", "Mesh", "MeshError", "Plan",
-    "PolicyMismatch", "Program", "Replicated", "Sent", "ShardSpec", "Split", "StalledError",
+    "Block", "Cyclic", "DisagreementError", "DistTensor", "Layout", "Mesh", "MeshError",
+    "ReshardPlan",
+    "PolicyMismatch", "ShardedProgram", "Replicated", "Sent", "ShardSpec", "Split", "StalledError",
     "StoppedError", "Zero", "all_gather", "all_reduce", "all_to_all", "alpa_shard", "assemble",
     "axes_of_names", "backend", "barrier", "broadcast", "current_mesh", "distribute", "fsdp",
     "indices", "local_shape", "mesh", "moe", "overlap", "permute", "pieces", "plan", "plan_report",

@@ -35,7 +35,7 @@ PROBE_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """One finding; `fix` says what to do when the status is not ok."""
 
     name: str
@@ -50,27 +50,28 @@ class Section:
 
     title: str
     core: bool
-    check: Callable[[], Iterator[Line]]
+    check: Callable[[], Iterator[CheckResult]]
 
     def __post_init__(self) -> None:
         if self.title in SECTIONS:
             raise ArgumentError(f"doctor section {self.title!r} is declared twice")
         SECTIONS[self.title] = self
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[CheckResult]:
         """The findings; what a check did not foresee is a finding too."""
-        found: list[Line] = []
+        found: list[CheckResult] = []
         try:
             found.extend(self.check())
         except Exception as error:  # any package may fail in any way, and the report must go on
-            found.append(Line("check", BROKEN, first_line(error)))
+            found.append(CheckResult("check", BROKEN, first_line(error)))
         return found
 
 
 SECTIONS: dict[str, Section] = {}
 
 
-def section(title: str, *, core: bool = False) -> Callable[[Callable[[], Iterator[Line]]], Section]:
+def section(title: str, *, core: bool = False) -> Callable[[Callable[[], Iterator[CheckResult]]],
+                                                           Section]:
     return lambda check: Section(title, core, check)
 
 
@@ -88,26 +89,26 @@ FIX_CORE = "pip install --force-reinstall "
 FIX_MPI = "pip install -e '.[mpi]'   (in the checkout)"
 
 
-def package(distribution: str, module: str, fix: str) -> Line:
+def package(distribution: str, module: str, fix: str) -> CheckResult:
     """The version of an installed package whose module also imports."""
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return Line(distribution, MISSING, "not installed", fix)
+        return CheckResult(distribution, MISSING, "not installed", fix)
     try:
         importlib.import_module(module)
     except Exception as error:  # a wheel for another machine fails in its own way
-        return Line(distribution, BROKEN, f"{version}, {first_line(error)}", fix)
-    return Line(distribution, OK, version)
+        return CheckResult(distribution, BROKEN, f"{version}, {first_line(error)}", fix)
+    return CheckResult(distribution, OK, version)
 
 
 @section("Python", core=True)
-def check_python() -> Iterator[Line]:
+def check_python() -> Iterator[CheckResult]:
     status = OK if sys.version_info >= LEAST_PYTHON else BROKEN
-    yield Line("python", status, f"{platform.python_version()} {sys.executable}",
-               "install Python {}.{} or newer".format(*LEAST_PYTHON))
-    yield Line("system", OK, f"{platform.system()} {platform.machine()}, "
-                             f"{config.available_cpus()} CPUs available")
+    yield CheckResult("python", status, f"{platform.python_version()} {sys.executable}",
+                      "install Python {}.{} or newer".format(*LEAST_PYTHON))
+    yield CheckResult("system", OK, f"{platform.system()} {platform.machine()}, "
+                                    f"{config.available_cpus()} CPUs available")
 
 
 CORE_PACKAGES = ("numpy", "numba", "ml_dtypes", "opt_einsum", "safetensors", "rich", "matplotlib",
@@ -115,35 +116,35 @@ CORE_PACKAGES = ("numpy", "numba", "ml_dtypes", "opt_einsum", "safetensors", "ri
 
 
 @section("Core packages", core=True)
-def check_core_packages() -> Iterator[Line]:
+def check_core_packages() -> Iterator[CheckResult]:
     for name in CORE_PACKAGES:
         yield package(name, name, FIX_CORE + name)
 
 
 @section("Settings", core=True)
-def check_settings() -> Iterator[Line]:
+def check_settings() -> Iterator[CheckResult]:
     changed = []
     for setting in config.SETTINGS.values():
         try:
             value = config.get(setting.name)
         except TesseraError as error:
-            yield Line(setting.env, BROKEN, error.message, error.hint or "")
+            yield CheckResult(setting.env, BROKEN, error.message, error.hint or "")
         else:
             if os.environ.get(setting.env):
                 changed.append(f"{setting.env}={value}")
-    yield Line("environment", OK, " ".join(changed) or "every setting has its default")
+    yield CheckResult("environment", OK, " ".join(changed) or "every setting has its default")
     for name in config.unknown_variables():
         known = [setting.env for setting in config.SETTINGS.values()]
-        yield Line(name, BROKEN, "no setting of this name", did_you_mean(name, known))
+        yield CheckResult(name, BROKEN, "no setting of this name", did_you_mean(name, known))
 
 
 @section("CPU loops", core=True)
-def check_cpu_loops() -> Iterator[Line]:
+def check_cpu_loops() -> Iterator[CheckResult]:
     """Compiles sum_i i^2 and compares it with the closed form n (n - 1) (2n - 1) / 6."""
     try:
         import numba
     except ImportError as error:
-        yield Line("numba", MISSING, first_line(error), FIX_CORE + "numba")
+        yield CheckResult("numba", MISSING, first_line(error), FIX_CORE + "numba")
         return
 
     def sum_of_squares(n: int) -> int:
@@ -156,9 +157,10 @@ def check_cpu_loops() -> Iterator[Line]:
     n, got = 1000, numba.njit(sum_of_squares)(1000)
     seconds = time.perf_counter() - start
     right = got == n * (n - 1) * (2 * n - 1) // 6
-    yield Line("numba.njit", OK if right else BROKEN,
-               f"compiled and ran a loop in {seconds:.1f} s" if right else f"wrong sum {got}",
-               FIX_CORE + "numba")
+    yield CheckResult("numba.njit", OK if right else BROKEN,
+                      f"compiled and ran a loop in {seconds:.1f} s" if right
+                      else f"wrong sum {got}",
+                      FIX_CORE + "numba")
 
 
 def compile_small_kernel() -> str:
@@ -174,47 +176,48 @@ def compile_small_kernel() -> str:
 
 
 @section("GPU compiler")
-def check_gpu_compiler() -> Iterator[Line]:
+def check_gpu_compiler() -> Iterator[CheckResult]:
     found = package("numba-cuda", "numba.cuda", FIX_GPU)
     yield found
     if found.status == OK:
         try:
             ptx = compile_small_kernel()
         except Exception as error:  # a missing NVVM shows as one of several classes of numba-cuda
-            yield Line("NVVM", BROKEN, first_line(error), FIX_GPU)
+            yield CheckResult("NVVM", BROKEN, first_line(error), FIX_GPU)
         else:
             code = [line for line in ptx.splitlines() if line and not line.startswith("//")]
-            yield Line("NVVM", OK, f"cc 9.0: {code[0]} {code[1]}")
+            yield CheckResult("NVVM", OK, f"cc 9.0: {code[0]} {code[1]}")
     yield check_ptxas()
 
 
-def check_ptxas() -> Line:
+def check_ptxas() -> CheckResult:
     path = find_ptxas()
     if path is None:
-        return Line("ptxas", MISSING, "not on PATH and in no wheel", FIX_GPU)
+        return CheckResult("ptxas", MISSING, "not on PATH and in no wheel", FIX_GPU)
     out = output([path, "--version"])
     release = [line for line in out.stdout.splitlines() if "release" in line]
     if out.returncode or not release:
-        return Line("ptxas", BROKEN, f"{path} exits with {out.returncode}", FIX_GPU)
-    return Line("ptxas", OK, f"{release[0].split(', ', 1)[1]} {path}")
+        return CheckResult("ptxas", BROKEN, f"{path} exits with {out.returncode}", FIX_GPU)
+    return CheckResult("ptxas", OK, f"{release[0].split(', ', 1)[1]} {path}")
 
 
 @section("GPU")
-def check_gpu() -> Iterator[Line]:
+def check_gpu() -> Iterator[CheckResult]:
     try:
         library = driver()
         version = check(library.cuDriverGetVersion(), "ask for the driver's version")
     except TesseraError as error:
-        yield Line("driver", MISSING, error.message,
-                   "install NVIDIA's driver; CPU and compile-only use need none")
+        yield CheckResult("driver", MISSING, error.message,
+                          "install NVIDIA's driver; CPU and compile-only use need none")
         return
-    yield Line("driver", OK, f"supports CUDA {version // 1000}.{version % 1000 // 10}")
+    yield CheckResult("driver", OK, f"supports CUDA {version // 1000}.{version % 1000 // 10}")
     count = device_count()
-    yield Line("devices", OK if count else MISSING, f"{count} visible", "see CUDA_VISIBLE_DEVICES")
+    yield CheckResult("devices", OK if count else MISSING, f"{count} visible",
+                      "see CUDA_VISIBLE_DEVICES")
     for i in range(count):
         found = device(i)
-        yield Line(f"cuda:{i}", OK, f"{found.name}, cc {found.cc[0]}.{found.cc[1]}, "
-                                    f"{found.total_bytes / 2**30:.0f} GiB")
+        yield CheckResult(f"cuda:{i}", OK, f"{found.name}, cc {found.cc[0]}.{found.cc[1]}, "
+                                           f"{found.total_bytes / 2**30:.0f} GiB")
 
 
 # In a process of its own and without MPI_Init: a wrongly installed MPI may abort its process.
@@ -227,38 +230,39 @@ print(MPI.Get_library_version().strip().splitlines()[0])
 
 
 @section("MPI")
-def check_mpi() -> Iterator[Line]:
+def check_mpi() -> Iterator[CheckResult]:
     found = package("mpi4py", "mpi4py", FIX_MPI)
     yield found
     if found.status == OK:
         out = output([sys.executable, "-c", MPI_PROBE])
         if out.returncode == 0:
-            yield Line("library", OK, " ".join(out.stdout.split()))
+            yield CheckResult("library", OK, " ".join(out.stdout.split()))
         else:
             last = (out.stderr.strip().splitlines() or [f"exit code {out.returncode}"])[-1]
-            yield Line("library", BROKEN, last, FIX_MPI)
+            yield CheckResult("library", BROKEN, last, FIX_MPI)
     beside = Path(sys.executable).parent / "mpirun"  # the wheel's, when its venv is not activated
     path = str(beside) if beside.is_file() else shutil.which("mpirun")
-    yield Line("mpirun", OK, path) if path else Line("mpirun", MISSING, "not on PATH", FIX_MPI)
+    yield CheckResult("mpirun", OK, path) if path else CheckResult("mpirun", MISSING, "not on PATH",
+                                                                   FIX_MPI)
 
 
 @section("NCCL")
-def check_nccl() -> Iterator[Line]:
+def check_nccl() -> Iterator[CheckResult]:
     """The wheel's version; NCCL itself loads only where a driver is."""
     for cuda in ("cu12", "cu13"):
         try:
             version = metadata.version(f"nvidia-nccl-{cuda}")
         except metadata.PackageNotFoundError:
             continue
-        yield Line(f"nvidia-nccl-{cuda}", OK, version)
+        yield CheckResult(f"nvidia-nccl-{cuda}", OK, version)
         cupy = f"cupy-cuda{cuda[2:]}x"
         yield package(cupy, "cupy", FIX_GPU)
         return
-    yield Line("nccl", MISSING, "not installed", FIX_GPU)
+    yield CheckResult("nccl", MISSING, "not installed", FIX_GPU)
 
 
 @section("Cache", core=True)
-def check_cache() -> Iterator[Line]:
+def check_cache() -> Iterator[CheckResult]:
     folder: Path = config.cache_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -268,21 +272,21 @@ def check_cache() -> Iterator[Line]:
             if kind.is_dir():
                 need_private(kind.lstat(), kind)
     except OSError as error:
-        yield Line("cache_dir", BROKEN, f"{folder}: {first_line(error)}",
-                   "make it writable, or set TESSERA_CACHE_DIR to a folder that is")
+        yield CheckResult("cache_dir", BROKEN, f"{folder}: {first_line(error)}",
+                          "make it writable, or set TESSERA_CACHE_DIR to a folder that is")
         return
     except ArgumentError as error:
-        yield Line("cache_dir", BROKEN, error.message, error.hint or "")
+        yield CheckResult("cache_dir", BROKEN, error.message, error.hint or "")
         return
     free_bytes = shutil.disk_usage(folder).free
-    yield Line("cache_dir", OK, f"{folder} writable, {free_bytes / 2**30:.0f} GiB free")
+    yield CheckResult("cache_dir", OK, f"{folder} writable, {free_bytes / 2**30:.0f} GiB free")
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """The findings by section title, in the order of the report."""
 
-    sections: dict[str, list[Line]]
+    sections: dict[str, list[CheckResult]]
 
     @property
     def core_works(self) -> bool:
@@ -306,8 +310,8 @@ class Report:
         return "\n".join([*out, "", verdict])
 
 
-def examine() -> Report:
-    return Report({title: section.lines() for title, section in SECTIONS.items()})
+def examine() -> DoctorReport:
+    return DoctorReport({title: section.lines() for title, section in SECTIONS.items()})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import ArgumentError, did_you_mean
-from .graph.jit import Function
+from .graph.jit import JitFunction
 
 EFFECTS = ("random", "io", "state", "movement", "collective")
 
@@ -30,11 +30,11 @@ def effects(*allowed: str) -> Callable[[Callable], Any]:
                                 hint=did_you_mean(str(name), EFFECTS))
 
     def decorate(fn: Callable) -> Any:
-        if isinstance(fn, Function):
-            return Function(fn.fn, static=tuple(fn.static), name=fn.name, target=fn.target,
-                            allowed=frozenset(allowed), cast=fn.cast,
-                            capture_graph=fn.capture_graph)
-        return Function(fn, allowed=frozenset(allowed))
+        if isinstance(fn, JitFunction):
+            return JitFunction(fn.fn, static=tuple(fn.static), name=fn.name, target=fn.target,
+                               allowed=frozenset(allowed), cast=fn.cast,
+                               capture_graph=fn.capture_graph)
+        return JitFunction(fn, allowed=frozenset(allowed))
 
     return decorate
 

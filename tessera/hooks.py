@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
 
     from .errors import SourceLine
     from .graph.ir import Graph, Node, Value
-    from .graph.jit import Function, Traced
+    from .graph.jit import JitFunction, TracedSignature
     from .graph.op import Op
     from .graph.regions.call import Use
     from .mesh.collectives.record import Collective
@@ -215,13 +215,13 @@ class RegionObserver(Protocol):
 class Gradient(Protocol):
     """The gradient of a compiled function at the signature of one of its traces."""
 
-    def __call__(self, fn: Function, traced: Traced, /) -> Traced: ...
+    def __call__(self, fn: JitFunction, traced: TracedSignature, /) -> TracedSignature: ...
 
 
 class CompiledObserver(Protocol):
     """Told each graph function that was traced and each kernel that was compiled."""
 
-    def __call__(self, fn: Function | Kernel, /) -> None: ...
+    def __call__(self, fn: JitFunction | Kernel, /) -> None: ...
 
 
 class KernelRun(Protocol):

@@ -17,7 +17,7 @@ from .debug.record import program_trace as trace
 from .dims import Dim
 from .errors import ArgumentError, ShapeError
 from .graph.annotate import tensor_annotations
-from .graph.jit import Function
+from .graph.jit import JitFunction
 from .graph.signature import callable_name
 from .graph.value_type import ValueType
 from .tensor import Tensor
@@ -31,7 +31,7 @@ def check(fn: Callable, *args: Any, **kwargs: Any) -> Any:
     Raises ShapeError, DTypeError with the line of fn that does not fit; ArgumentError for a
     parameter without annotation and value.
     """
-    jitted = fn if isinstance(fn, Function) else getattr(fn, "compiled", None) or Function(fn)
+    jitted = fn if isinstance(fn, JitFunction) else getattr(fn, "compiled", None) or JitFunction(fn)
     given = dict(jitted.signature.bind_partial(*args, **kwargs).arguments) \
         if jitted.signature else {}
     missing = []
@@ -111,7 +111,7 @@ def guard(*guards: Guard) -> Callable[[Callable], Callable]:
                                 hint='ts.shape.guard(ts.shape.Divisible("S", 64))')
 
     def decorate(fn: Callable) -> Callable:
-        kinds = fn.annotations if isinstance(fn, Function) else tensor_annotations(fn)
+        kinds = fn.annotations if isinstance(fn, JitFunction) else tensor_annotations(fn)
         known = frozenset[str]().union(
             *(d.names for k in kinds.values() for d in k.shape if isinstance(d, Dim)))
         _need_names(guards, known, callable_name(fn))

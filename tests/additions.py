@@ -12,12 +12,11 @@ import numpy as np
 
 import tessera as ts
 from tessera import Tensor
-from tessera.kernels.record import Benchmark, Compiled, Sample
+from tessera.kernels.record import Benchmark, CompiledCall, KernelSample
 from tessera.kernels.routine import Routine, empty_like, routine
 from tessera.mesh.collectives import rules
 from tessera.mesh.collectives.cost import ONCE_AROUND
-from tessera.mesh.collectives.record import Collective, emit
-from tessera.mesh.collectives.record import Sample as CollectiveSample
+from tessera.mesh.collectives.record import Collective, CollectiveSample, emit
 from tessera.numerics import DType, dtypes
 from tessera.tile import MODULE as tile
 from tessera.tile.ir.op_record import TileOp, declare
@@ -43,8 +42,9 @@ def unit_rows_f64(x: np.ndarray) -> np.ndarray:
 def add_routine() -> Routine:
     @routine(
         normalize, arrays="`[M, N]`", reference=unit_rows_f64,
-        samples=(Sample("", ((13, 100),), terms=100), Sample("bf16", ((5, 64),), "bf16")),
-        variant=ts.Schedule(m=2, warps=2), compiled=(Compiled("f32", ((64, 1024),)),),
+        samples=(KernelSample("", ((13, 100),), terms=100),
+                 KernelSample("bf16", ((5, 64),), "bf16")),
+        variant=ts.Schedule(m=2, warps=2), compiled=(CompiledCall("f32", ((64, 1024),)),),
         benchmarks=(Benchmark("f32[8192, 1024]", ((8192, 1024),), bytes=8 * 8192 * 1024, beside=(
             "PyTorch", lambda torch, x: lambda: torch.nn.functional.normalize(x))),),
     )

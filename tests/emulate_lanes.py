@@ -24,13 +24,13 @@ import emulate_ptx
 import tile_gpu
 from emulate_ptx import KINDS, NOBODY, Builder, body_of, namespace
 from tessera.numerics import decode, encode, find_dtype
-from tessera.runtime.flags import LINES, WORDS, Failure, Site
+from tessera.runtime.flags import LINES, WORDS, Failure, ReportSite
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import emit
-from tessera.tile.cuda.instruction import Form, Instruction, Operation
+from tessera.tile.cuda.instruction import Instruction, InstructionForm, Operation
 from tessera.tile.interpreter.launch import extent
 from tessera.tile.interpreter.launch import run as interpret
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 
 WARP = 32
 TOGETHER = re.compile(r"(shfl|vote|redux|sync_threads|sync_warp)")
@@ -197,7 +197,8 @@ class Lane(emulate_ptx.Block):
         super().st(instruction, at, x, np.int32([0]) if self.off else on)
 
     def operate(self, operation: Operation, *args: Any) -> Any:
-        form: Form = operation.rule(*[emulate_ptx._operand(i, a) for i, a in enumerate(args)])
+        form: InstructionForm = operation.rule(*[emulate_ptx._operand(i, a) for i,
+                                                 a in enumerate(args)])
         values = [self.converted(a, o) for a, o in zip(args, form.args, strict=True)]
         made = form.body(LaneBuilder(self), *values)
         for o, got in zip(form.results, [made] if len(form.results) == 1 else made or [],
@@ -305,7 +306,7 @@ def _prepared(kernel: Any, args: tuple, groups: Any, lanes: int | None, target: 
     _, emitted = emit(function, count, parse_target(target), tile_gpu.facts_of(function, bound),
                       False, schedule)
     arrays = {p.value.name: np.array(bound.values[p.value.name].flat) for p in function.params
-              if isinstance(p.type, Tensor)}
+              if isinstance(p.type, GlobalTensor)}
     values: dict[Any, Any] = {p.name: extent(p.name, bound) for p in emitted.parameters
                               if p.kind == "dim"}
     values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]
@@ -338,7 +339,7 @@ def printed(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
         n: pointers[n] for n in ("count", "lines")})
     rows = arrays["lines"].reshape(LINES, WORDS)[:int(arrays["count"][0])]
     found = [Failure.of(row.tolist()) for row in rows]
-    return [Site(*emitted.sites[f.site]).text(f.values) for f in found if f is not None]
+    return [ReportSite(*emitted.sites[f.site]).text(f.values) for f in found if f is not None]
 
 
 __all__ = ["NOBODY", "compare", "printed", "run"]

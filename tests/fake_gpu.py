@@ -22,14 +22,14 @@ from fake_driver import driver as driver
 from tessera import config
 from tessera.dims import Dim
 from tessera.runtime import arrays
-from tessera.runtime.module import Kernel as Code
+from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.tile.cuda.emit.emitter import Parameter, kind_of
 from tessera.tile.interpreter.machine import Machine
-from tessera.tile.interpreter.memory import Memory, Place
+from tessera.tile.interpreter.memory import Memory, MemoryBox
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.numpy_values import constant
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.launch import machine_code
 
 
@@ -50,7 +50,7 @@ class Compiler:
         self._numbers = itertools.count()
         driver.run = self.run
 
-    def compile(self, function: Function, request: machine_code.Request) -> Any:
+    def compile(self, function: Function, request: machine_code.CompileRequest) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
         parameters = (*parameters_of(function), *self.extra)
@@ -85,7 +85,7 @@ def parameters_of(function: Function) -> tuple[Parameter, ...]:
     """Numbers first and tensors last, unlike the signature; then the grid."""
     numbers, tensors = [], []
     for p in function.params:
-        if isinstance(p.type, Tensor):
+        if isinstance(p.type, GlobalTensor):
             tensors.append(Parameter("tensor", p.value.name, "i64"))
         else:
             kind = "dim" if p.role == "dim" else "scalar"
@@ -104,13 +104,13 @@ def environment(function: Function, values: dict[tuple[str, str], Any]) -> dict[
     env: dict[Any, Any] = {}
     for p in function.params:
         name = p.value.name
-        if not isinstance(p.type, Tensor):
+        if not isinstance(p.type, GlobalTensor):
             kind = "dim" if p.role == "dim" else "scalar"
             env[p.value] = constant(_unsigned(values[kind, name], p.type.dtype), p.type.dtype)
             continue
         shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in p.type.dims)
         flat = memory(values["tensor", name], (prod(shape),), p.type.numeric.dtype.numpy)
-        env[p.value] = Place.whole(Memory(name, shape, p.type.numeric, flat))
+        env[p.value] = MemoryBox.whole(Memory(name, shape, p.type.numeric, flat))
     return env
 
 

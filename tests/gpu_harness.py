@@ -8,7 +8,7 @@ import pytest
 from ptx_harness import require_compiler
 from tessera.numerics import dtype_of_numpy
 from tessera.runtime.arrays import Array, dense_strides
-from tessera.runtime.buffer import Buffer
+from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import device, driver, has_gpu
 
 
@@ -32,7 +32,7 @@ class Resident:
     """A NumPy array on the GPU."""
 
     def __init__(self, x: np.ndarray):
-        self.host, self.buffer = x, Buffer(x.nbytes, device())
+        self.host, self.buffer = x, DeviceBuffer(x.nbytes, device())
         self.buffer.write(np.ascontiguousarray(x))
         self.pointer = self.buffer.pointer
         self.array = Array(self.pointer, x.shape, dense_strides(x.shape), dtype_of_numpy(x.dtype),

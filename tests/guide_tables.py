@@ -28,7 +28,7 @@ from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.record import COLLECTIVES, Collective
-from tessera.tile.cuda.lower.warp_specialised.program import Pipeline
+from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs
 from tessera.tile.ir import errors as tile_errors
 from tessera.tile.ir import schedule
 from tessera.tile.ops import OPS as TILE_OPS
@@ -406,11 +406,12 @@ def schedule_table() -> str:
 
 
 def knobs_table() -> str:
-    """The fields of Pipeline as its docstring has them."""
-    lines = (line.split(maxsplit=1) for line in inspect.getdoc(Pipeline).splitlines())  # type: ignore[union-attr]
+    """The fields of PipelineKnobs as its docstring has them."""
+    lines = (line.split(maxsplit=1) for line in inspect.getdoc(PipelineKnobs).splitlines())  # type: ignore[union-attr]
     told = {words[0]: words[1] for words in lines if len(words) == 2}
     spelled = {"stages": "stages", "warpgroups": "warps"}
-    rows = [(f"`{spelled.get(f.name, f.name.upper())}`", told[f.name]) for f in fields(Pipeline)]
+    rows = [(f"`{spelled.get(f.name, f.name.upper())}`",
+             told[f.name]) for f in fields(PipelineKnobs)]
     return markdown(("Parameter", "Meaning"), rows)
 
 

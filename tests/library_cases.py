@@ -12,7 +12,7 @@ import numpy as np
 
 import tessera as ts
 from tessera.kernels import ROUTINES, Routine
-from tessera.kernels.record import Compiled, Sample, wide
+from tessera.kernels.record import CompiledCall, KernelSample, wide
 from tolerance import assert_close
 
 
@@ -21,7 +21,7 @@ class Call:
     """One sample of a routine."""
 
     routine: Routine
-    sample: Sample
+    sample: KernelSample
 
     @property
     def name(self) -> str:
@@ -52,7 +52,8 @@ def calls_of(*routines: Routine) -> dict[str, Call]:
     return calls
 
 
-def compiled_of(*routines: Routine) -> list[tuple[str, str, list[Any], dict[str, Any], Compiled]]:
+def compiled_of(*routines: Routine) -> list[tuple[str, str, list[Any], dict[str, Any],
+                                                  CompiledCall]]:
     """(routine, kernel, arguments, constants, the case) of each launch that is compiled."""
     found = []
     for routine in routines:

@@ -17,7 +17,7 @@ from tessera.tile.interpreter.arguments import allocate
 from tessera.tile.interpreter.launch import extent
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 
 
 @dataclass
@@ -43,7 +43,7 @@ def compare(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     lowered, emitted = emit(function, count, parse_target(target),
                             facts or tile_gpu.facts_of(function, bound), False, schedule)
     memories = {p.value.name: _memory(p, bound) for p in function.params
-                if isinstance(p.type, Tensor)}
+                if isinstance(p.type, GlobalTensor)}
     arrays = {n: _raw(m) for n, m in memories.items()}
     values = {p.name: extent(p.name, bound) for p in emitted.parameters if p.kind == "dim"}
     values |= {p.name: np.asarray(bound.values[p.name]).reshape(-1)[0]

@@ -22,7 +22,7 @@ from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction import Instruction, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.interpreter.memory import Memory
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 
 TYPES = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64, "pred": np.int32,
          "i16": np.int32}
@@ -596,7 +596,7 @@ def emulate(kernel, *args, groups=None, lanes_=None, target="sm_90", facts=None,
     emitted = made[1]
     memories, at, where = {}, BASE, {}
     for p in function.params:
-        if isinstance(p.type, Tensor):
+        if isinstance(p.type, GlobalTensor):
             name = p.value.name
             if p.role == "output":
                 from tessera.tile.interpreter.arguments import allocate

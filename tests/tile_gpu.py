@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from tessera.numerics import decode, pack, row_bytes, unpack
-from tessera.runtime.buffer import Buffer
+from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import device
 from tessera.runtime.target import parse_target
 from tessera.tensor import Tensor as Array
@@ -21,7 +21,7 @@ from tessera.tile.interpreter.arguments import allocate
 from tessera.tile.interpreter.launch import Config, extent, grid_of, lanes_of
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 
 LAUNCH_KEY = 0x243F6A88, 0x85A308D3  # by which all launches here draw
 
@@ -49,10 +49,11 @@ def prepare(kernel, args, kwargs, groups=None, lanes=None):
 
 def facts_of(function, bound):
     """What the launch path will know: extents by 16, aligned tensors (fresh buffers are)."""
-    from tessera.tile.cuda.compile import Facts
+    from tessera.tile.cuda.compile import ArgumentFacts
 
-    tensors = [p.value.name for p in function.params if isinstance(p.type, Tensor)]
-    return Facts(frozenset(n for n, v in bound.texts.items() if v % 16 == 0), frozenset(tensors))
+    tensors = [p.value.name for p in function.params if isinstance(p.type, GlobalTensor)]
+    return ArgumentFacts(frozenset(n for n, v in bound.texts.items() if v % 16 == 0),
+                         frozenset(tensors))
 
 
 def compiled(kernel, *args, groups=None, lanes=None, target=None, **kwargs):
@@ -74,7 +75,7 @@ def on_gpu(kernel, *args, groups=None, lanes=None, target=None, facts=None, chec
                             facts=facts or facts_of(function, bound), checked=checked)
     memories, buffers = {}, {}
     for p in function.params:
-        if isinstance(p.type, Tensor):
+        if isinstance(p.type, GlobalTensor):
             name = p.value.name
             if p.role == "output":
                 shape = tuple(extent(str(d), bound) for d in p.type.dims)
@@ -101,19 +102,19 @@ def _processors() -> int:
     return device().multiprocessors
 
 
-def _upload(memory: Memory) -> Buffer:
+def _upload(memory: Memory) -> DeviceBuffer:
     host = memory.flat
     if memory.numeric.dtype.packed:
         rows = memory.flat.reshape(-1, memory.shape[-1])
         host = pack(rows, memory.numeric.dtype)
     raw = np.ascontiguousarray(host).view(np.uint8).reshape(-1)
-    buffer = Buffer(max(16, raw.nbytes), device())
+    buffer = DeviceBuffer(max(16, raw.nbytes), device())
     if raw.nbytes:
         buffer.write(raw)
     return buffer
 
 
-def _download(memory: Memory, buffer: Buffer) -> np.ndarray:
+def _download(memory: Memory, buffer: DeviceBuffer) -> np.ndarray:
     dtype = memory.numeric.dtype
     if dtype.packed:
         n = memory.shape[-1]
@@ -148,7 +149,7 @@ def _value(p, bound, buffers, memories, grid, kernel):
         memory = memories[p.name]
         return tensor_map_of(tensor_map, memory, buffers[p.name], p.box)
     if p.kind == "counter":
-        buffers[p.name] = Buffer(16, device())
+        buffers[p.name] = DeviceBuffer(16, device())
         buffers[p.name].write(np.zeros(16, np.uint8))
         return buffers[p.name].pointer
     if p.kind in ("claim", "report"):

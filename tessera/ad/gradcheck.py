@@ -23,7 +23,7 @@ MODES = ("reverse", "forward")
 
 
 @dataclass(frozen=True)
-class Row:
+class GradcheckRow:
     """The worst error of one argument in one mode, at one element."""
 
     argument: str
@@ -166,12 +166,13 @@ def _forward(call: Callable, xs: list[Tensor], weights: list[Tensor]) -> list[np
 
 
 def _worst(name: str, mode: str, got: np.ndarray, want: np.ndarray, rtol: float, atol: float
-           ) -> Row:
+           ) -> GradcheckRow:
     error = np.abs(got - want)
     allowed = atol + rtol * np.maximum(np.abs(want), 1.0)
     if not error.size:
-        return Row(name, mode, (), 0.0, 0.0, 0.0, atol)
+        return GradcheckRow(name, mode, (), 0.0, 0.0, 0.0, atol)
     excess = np.where(np.isnan(error), np.inf, error / allowed)
     at = np.unravel_index(int(np.argmax(excess)), error.shape)
-    return Row(name, mode, tuple(map(int, at)), float(got[at]), float(want[at]), float(error[at]),
-               float(allowed[at]))
+    return GradcheckRow(name, mode, tuple(map(int, at)), float(got[at]), float(want[at]),
+                        float(error[at]),
+                        float(allowed[at]))

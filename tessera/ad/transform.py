@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..graph.ir import Graph
-from ..graph.jit import Function
+from ..graph.jit import JitFunction
 from ..graph.op import Aval
 from ..graph.signature import callable_name, show_call
 from ..graph.trace import aval_of, current_builder, trace
@@ -31,8 +31,8 @@ class Transform:
         self.__name__ = self.__qualname__ = f"{name}({callable_name(fn)})"
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
         self.__signature__ = signature_of(fn)
-        self._forms: dict[tuple, Function] = {}
-        self._last: Function | None = None
+        self._forms: dict[tuple, JitFunction] = {}
+        self._last: JitFunction | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current_builder() is not None:
@@ -40,7 +40,7 @@ class Transform:
         self._last = self.form(args, kwargs)
         return self._last(*args, **kwargs)
 
-    def form(self, args: tuple, kwargs: dict) -> Function:
+    def form(self, args: tuple, kwargs: dict) -> JitFunction:
         """The compiled rule for calls with so many positional and these keyword arguments.
 
         Defaults are left to fn: a transform acts on the arguments that a call gives.
@@ -50,11 +50,11 @@ class Transform:
             signature = given_signature(self.__signature__, args, kwargs, self.__name__)
             static = static_names(self.fn) & set(signature.parameters)
             body = _spread_call(self.rule, len(args), signature)
-            self._forms[key] = Function(body, static=tuple(static), name=self.__name__)
+            self._forms[key] = JitFunction(body, static=tuple(static), name=self.__name__)
         return self._forms[key]
 
     @property
-    def compiled(self) -> Function:
+    def compiled(self) -> JitFunction:
         """The form of the last call; before one, that with every argument by position."""
         if self._last is None:
             count = sum(p.kind in POSITIONAL for p in self.__signature__.parameters.values())
@@ -74,7 +74,7 @@ class Transform:
         given = {k: v for k, v in kwargs.items() if k != "backward"}
         return self._form_or_last(args, given).inspect_ir(level, *args, **kwargs)
 
-    def _form_or_last(self, args: tuple, kwargs: dict) -> Function:
+    def _form_or_last(self, args: tuple, kwargs: dict) -> JitFunction:
         return self.form(args, kwargs) if args or kwargs else self.compiled
 
     def __getattr__(self, name: str) -> Any:
@@ -89,14 +89,14 @@ class Transform:
 def static_names(fn: Callable) -> frozenset[str]:
     """Parameters that jit was told to keep as constants, of the function or what it wraps."""
     found: Any = fn
-    while found is not None and not isinstance(found, Function):
+    while found is not None and not isinstance(found, JitFunction):
         found = found.fn if isinstance(found, Transform) else getattr(found, "__wrapped__", None)
     return frozenset() if found is None else found.static
 
 
 def signature_of(fn: Callable) -> inspect.Signature:
     """The signature of fn; `*args` when Python does not know it."""
-    if isinstance(fn, Function) and fn.signature is not None:
+    if isinstance(fn, JitFunction) and fn.signature is not None:
         return fn.signature
     try:
         return inspect.signature(fn)

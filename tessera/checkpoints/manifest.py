@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A box of a tensor, as `name` in a data file."""
 
     name: str
@@ -34,14 +34,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor and the pieces that cover it, each element once; one piece when it was saved whole.
     """
 
     shape: tuple[int, ...]
     type: NumericType
     param: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -61,7 +61,7 @@ class Manifest:
     step: int
     random: random.RandomState
     meta: Any
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
     files: dict[str, DataFile]
 
 
@@ -147,7 +147,7 @@ def _data_file(folder: Path, files: _Fields, name: str) -> DataFile:
     return DataFile(entry.count("bytes"), digest)
 
 
-def _entry(folder: Path, tensors: _Fields, path: str, files: dict[str, DataFile]) -> Entry:
+def _entry(folder: Path, tensors: _Fields, path: str, files: dict[str, DataFile]) -> TensorEntry:
     entry = tensors.object(path)
     shape, text = entry.extents("shape"), entry.of("type", str, "a numeric type")
     numeric, param = _known_type(folder, path, text), entry.of("param", bool, "true or false")
@@ -156,12 +156,12 @@ def _entry(folder: Path, tensors: _Fields, path: str, files: dict[str, DataFile]
         pieces = tuple(_piece(entry, path, i, found, shape, files) for i in range(len(found)))
         _need_cover(entry, shape, pieces)
     else:
-        pieces = (Piece(path, _file(entry, files), Rect(shape)),)
-    return Entry(shape, numeric, param, pieces)
+        pieces = (TensorPiece(path, _file(entry, files), Rect(shape)),)
+    return TensorEntry(shape, numeric, param, pieces)
 
 
 def _piece(entry: _Fields, path: str, i: int, found: list, shape: tuple[int, ...],
-           files: dict[str, DataFile]) -> Piece:
+           files: dict[str, DataFile]) -> TensorPiece:
     if type(found[i]) is not dict:
         raise entry.wrong(f"pieces.{i}", f"an object is needed, it is {str(found[i])[:60]!r}")
     fields = _Fields(entry.folder, found[i], f"{entry.at}pieces.{i}.")
@@ -173,7 +173,7 @@ def _piece(entry: _Fields, path: str, i: int, found: list, shape: tuple[int, ...
             a + n > e for a, n, e in zip(lo, extents, shape, strict=True)):
         raise fields.wrong("lo", f"{show_shape(extents)} from {show_shape(lo)} on does not lie in "
                                  f"{show_shape(shape)}")
-    return Piece(name, _file(fields, files), Rect(extents, lo))
+    return TensorPiece(name, _file(fields, files), Rect(extents, lo))
 
 
 def _file(fields: _Fields, files: dict[str, DataFile]) -> str:
@@ -194,7 +194,7 @@ def _known_type(folder: Path, path: str, text: str) -> NumericType:
         ) from err
 
 
-def _need_cover(entry: _Fields, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
+def _need_cover(entry: _Fields, shape: tuple[int, ...], pieces: Sequence[TensorPiece]) -> None:
     """Raise CheckpointError unless each element is in one piece."""
     if not pieces:
         raise entry.wrong("pieces", "there are none")

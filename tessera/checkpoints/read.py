@@ -33,7 +33,7 @@ from .layout import (
     read_regular,
     stored_as,
 )
-from .manifest import SCALE, DataFile, Manifest, Piece, damaged, parse
+from .manifest import SCALE, DataFile, Manifest, TensorPiece, damaged, parse
 from .shards import fill_part
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -146,7 +146,7 @@ class Tensors(Mapping[str, Tensor]):
             out[piece.box.slices()] = self._array(piece, entry.type)
         return Tensor(out, entry.type, is_param=entry.param)
 
-    def _array(self, piece: Piece, numeric: NumericType) -> np.ndarray:
+    def _array(self, piece: TensorPiece, numeric: NumericType) -> np.ndarray:
         """The elements of a piece."""
         data, dtype, shape = self._held(piece, numeric)["data"], numeric.dtype, piece.box.shape
         if not dtype.packed:
@@ -154,7 +154,7 @@ class Tensors(Mapping[str, Tensor]):
         codes = np.frombuffer(data, np.uint8).reshape(stored_as(numeric, shape)[1])
         return unpack(codes, dtype, shape[-1] if shape else 1).reshape(shape)
 
-    def _held(self, piece: Piece, numeric: NumericType) -> dict[str, Any]:
+    def _held(self, piece: TensorPiece, numeric: NumericType) -> dict[str, Any]:
         """A piece as its file has it, which is what the manifest says."""
         if piece.file not in self._stored:
             self._stored[piece.file] = _read_file(self.folder, piece.file, self.files[piece.file])

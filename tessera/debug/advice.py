@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..tile.interpreter.access_costs import WARP, Pattern
-from ..tile.ir.ir import Function, Op, Value, definitions, walk
+from ..tile.ir.ir import Function, Op, SSAValue, definitions, walk
 from ..tile.ir.shared_layout import BANKS, WORD_BYTES, SharedLayout
 from ..tile.ir.types import Buffer, Scalar
 
@@ -23,7 +23,7 @@ def lane_axes(function: Function, pattern: Pattern) -> tuple[bool, ...]:
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
 
     def varies(x: Any) -> bool:
-        t = types.get(x) if isinstance(x, Value) else None
+        t = types.get(x) if isinstance(x, SSAValue) else None
         return isinstance(t, Scalar) and not t.uniform
 
     for op in walk(function.body):
@@ -36,7 +36,7 @@ def lane_axes(function: Function, pattern: Pattern) -> tuple[bool, ...]:
     return ()
 
 
-def _base(made: dict[Value, Op], place: Any) -> str:
+def _base(made: dict[SSAValue, Op], place: Any) -> str:
     """The tensor or buffer that a place belongs to."""
     while (op := made.get(place)) is not None and op.name != "allocate":
         place = op.args[0]

@@ -17,7 +17,7 @@ from ..runtime.dlpack import imported
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.launch import Config, grid_of, lanes_of, run
-from ..tile.interpreter.machine import Report
+from ..tile.interpreter.machine import SanitizerReport
 from ..tile.interpreter.sanitizer import Sanitizer
 from ..tile.ir.errors import KernelError
 from ..tile.ir.ir import Function
@@ -33,7 +33,7 @@ class Checked:
     function: Function
     groups: int
     lanes: int
-    report: Report
+    report: SanitizerReport
     errors: tuple[KernelError, ...]
 
 
@@ -76,7 +76,7 @@ def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: A
                 lanes: int | None = None, most: int | None = None) -> Checked:
     """Interprets a call. most: only so many groups."""
     function, chosen, width, grid = launch_of(kernel, bound, groups, lanes)
-    report = Report(checked=True)
+    report = SanitizerReport(checked=True)
     stopped: tuple[KernelError, ...] = ()
     with config.scope(debug=True, numerics="off"), rehearsal():
         try:

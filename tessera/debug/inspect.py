@@ -35,7 +35,7 @@ def inspect_ir(level: str, fn: Any = None, **options: Any) -> str:
     return fn.inspect_ir(level, **options)
 
 
-def _gradient(fn: jit.Function, traced: jit.Traced) -> jit.Traced:
+def _gradient(fn: jit.JitFunction, traced: jit.TracedSignature) -> jit.TracedSignature:
     """The gradient of fn at the signature of `traced`: of its params, else its first argument."""
     names = [n for n, x in traced.types.items() if isinstance(x, TensorType)]
     params = [n for n in names if n in traced.params]

@@ -11,7 +11,7 @@ from html import escape
 
 from ..errors import short_path
 from .inspection import Inspection
-from .levels import TITLES, Section
+from .levels import TITLES, LevelText
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --soft: #f4f5f7;
@@ -101,7 +101,7 @@ def _first_places(found: Inspection) -> dict[str, str]:
     return places
 
 
-def _source_lines(source: Section, numbers: dict[str, int], places: dict[str, str]) -> str:
+def _source_lines(source: LevelText, numbers: dict[str, int], places: dict[str, str]) -> str:
     """Lines with their numbers; a number leads to the first line that it became."""
     out = []
     for text, link in zip(source.lines, source.links, strict=True):
@@ -114,7 +114,7 @@ def _source_lines(source: Section, numbers: dict[str, int], places: dict[str, st
     return "\n".join(out)
 
 
-def _lines(section: Section, numbers: dict[str, int]) -> str:
+def _lines(section: LevelText, numbers: dict[str, int]) -> str:
     out, seen = [], set()
     for text, link in zip(section.lines, section.links, strict=True):
         if not link:

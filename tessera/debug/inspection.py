@@ -13,7 +13,7 @@ from ..tile.kernel.kernel import Kernel
 from ..tile.tuning.gpus import gpu as find_gpu
 from .checked import Counting, checked_run
 from .kernels import bank_report, sector_report
-from .levels import TITLES, Section, kernel_sections
+from .levels import TITLES, LevelText, kernel_sections
 from .resources import compiled_pressure
 from .rooflines import roofline_of
 from .samples import missing_extents, sample_arguments
@@ -37,7 +37,7 @@ class Inspection:
     where: SourceLine
     how: str
     figures: tuple[Figure, ...]
-    sections: dict[str, Section]
+    sections: dict[str, LevelText]
 
     def __str__(self) -> str:
         parts = [f"{self.name}  {short_path(self.where.file)}:{self.where.line}  {self.how}"]

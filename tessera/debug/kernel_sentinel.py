@@ -19,7 +19,7 @@ from ..errors import user_line
 from ..graph.ops.random import get_state
 from ..numerics import decode
 from ..tile.interpreter.arguments import Bound
-from ..tile.interpreter.blame import Blame, Source
+from ..tile.interpreter.blame import Blame, BlamedOp
 from ..tile.interpreter.memory import Memory
 from ..tile.ir.ir import Function
 from .findings import BadValue, describe_operands
@@ -59,7 +59,7 @@ def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: 
             return
 
 
-def _made(function: Function, source: Source, run: int) -> BadValue:
+def _made(function: Function, source: BlamedOp, run: int) -> BadValue:
     """A finding of what an op of the kernel made."""
     op, out = source.op, next(d for d in source.op.outs)
     mask = np.isnan(source.value) if source.kind == "nan" else np.isinf(source.value)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ArgumentError, SourceLine, user_line
 from ..tile.interpreter.access_costs import Pattern
-from ..tile.interpreter.machine import Report
+from ..tile.interpreter.machine import SanitizerReport
 from ..tile.interpreter.sanitizer import Conflict, Sanitizer
 from ..tile.ir.errors import KernelError
 from ..tile.ir.ir import Function
@@ -191,7 +191,7 @@ def bank_conflicts(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | 
     return bank_report(kernel.__name__, function, report)
 
 
-def bank_report(name: str, function: Function, report: Report) -> BankReport:
+def bank_report(name: str, function: Function, report: SanitizerReport) -> BankReport:
     found = [p for p in report.patterns.values() if p.space == "shared"]
     rows = [BankRow(p.memory, p.where, p.write, p.degree, p.requests, bank_advice(function, p))
             for p in sorted(found, key=_place)]
@@ -208,7 +208,7 @@ def coalescing(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | None
     return sector_report(kernel.__name__, function, report)
 
 
-def sector_report(name: str, function: Function, report: Report) -> SectorReport:
+def sector_report(name: str, function: Function, report: SanitizerReport) -> SectorReport:
     found = [p for p in report.patterns.values() if p.space == "global"]
     rows = [SectorRow(p.memory, p.where, p.write, p.requests, p.sectors, p.ideal,
                       sector_advice(function, p)) for p in sorted(found, key=_place)]
@@ -220,7 +220,7 @@ def _place(p: Pattern) -> Any:
 
 
 def _counted(kernel: Kernel, args: tuple, kwargs: dict[str, Any], groups: Any,
-             lanes: int | None) -> tuple[Function, Report]:
+             lanes: int | None) -> tuple[Function, SanitizerReport]:
     need_kernel(kernel)
     if args or kwargs:
         done = checked_run(kernel, copied(kernel, args, kwargs), Counting(), groups=groups,

@@ -22,7 +22,7 @@ TITLES = {"source": "Source", "graph": "Graph IR", "schedule": "Schedule", "tile
 
 
 @dataclass(frozen=True)
-class Section:
+class LevelText:
     """The text of one level. links: the user's `file:line` of each line, "" where there is none.
 
     missing: why there is no text, and what to do.
@@ -46,7 +46,7 @@ class Lowering:
     """
 
     name: str
-    sections: dict[str, Section]
+    sections: dict[str, LevelText]
 
     def of(self, link: str) -> dict[str, tuple[str, ...]]:
         """What a line of the user's became, by level."""
@@ -96,14 +96,14 @@ def lowering(fn: Any, *args: Any, target: str | None = None, **kwargs: Any
     if isinstance(fn, Kernel):
         function = fn.lower(*args, **kwargs) if args or kwargs or fn.last is None else fn.last
         return Lowering(fn.__name__, kernel_sections(fn, function, target))
-    if not isinstance(fn, jit.Function):
+    if not isinstance(fn, jit.JitFunction):
         raise ArgumentError(f"{callable_name(fn)} is neither a kernel nor compiled",
                             hint="decorate it with @ts.kernel or @ts.jit", where=user_line())
     traced = fn.traced(*args, **kwargs) if args or kwargs else fn._last_traced()
     return function_lowering(fn, traced, target)
 
 
-def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> dict[str, Section]:
+def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> dict[str, LevelText]:
     """All levels of a kernel's specialisation."""
     found = _source(kernel.fn)
     found["schedule"] = _plain("schedule", kernel.schedule.explained())
@@ -114,42 +114,42 @@ def kernel_sections(kernel: Kernel, function: Function, target: str | None) -> d
         compiled = compiled_for(kernel, function, target)
     except TesseraError as error:
         reason = error.message + (f"; {error.hint}" if error.hint else "")
-        return found | {level: Section(level, missing=reason) for level in
+        return found | {level: LevelText(level, missing=reason) for level in
                         ("target", "ptx", "sass")}
     return found | {"target": target_section(compiled), "ptx": ptx_section(compiled),
                     "sass": sass_section(compiled)}
 
 
 # --- the levels -------------------------------------------------------------------------------
-def _plain(level: str, text: str) -> Section:
+def _plain(level: str, text: str) -> LevelText:
     lines = tuple(text.rstrip("\n").splitlines())
-    return Section(level, lines, ("",) * len(lines))
+    return LevelText(level, lines, ("",) * len(lines))
 
 
-def _source(fn: Callable) -> dict[str, Section]:
+def _source(fn: Callable) -> dict[str, LevelText]:
     try:
         lines, first = inspect.getsourcelines(fn)
     except (OSError, TypeError):  # a function without source, as in exec
         return {}
     file = short_path(fn.__code__.co_filename)
     links = tuple(f"{file}:{first + i}" for i in range(len(lines)))
-    return {"source": Section("source", tuple(x.rstrip("\n") for x in lines), links)}
+    return {"source": LevelText("source", tuple(x.rstrip("\n") for x in lines), links)}
 
 
-def _commented(level: str, text: str, mark: str) -> Section:
+def _commented(level: str, text: str, mark: str) -> LevelText:
     """For a text whose lines end in `// file:12` or `# file:12  the line`."""
     found = re.compile(rf"\s{{2,}}{mark} (\S+:\d+)(?:  .*)?$")
     lines = tuple(text.rstrip("\n").splitlines())
     hits = [found.search(line) for line in lines]
-    return Section(level, lines, tuple(h[1] if h else "" for h in hits))
+    return LevelText(level, lines, tuple(h[1] if h else "" for h in hits))
 
 
-def target_section(compiled: Any) -> Section:
+def target_section(compiled: Any) -> LevelText:
     """The emitted source, below what the compiler decided."""
     notes = [f"# {note}" for note in compiled.notes]
     lines = [*notes, *compiled.source.rstrip("\n").splitlines()]
     links = [_link(compiled, compiled.built.file, i - len(notes) + 1) for i in range(len(lines))]
-    return Section("target", tuple(lines), tuple(links))
+    return LevelText("target", tuple(lines), tuple(links))
 
 
 def _link(compiled: Any, file: str, line: int) -> str:
@@ -160,12 +160,12 @@ def _link(compiled: Any, file: str, line: int) -> str:
     return f"{short_path(file)}:{line}" if file in {f for f, _ in users.values()} else ""
 
 
-def ptx_section(compiled: Any) -> Section:
+def ptx_section(compiled: Any) -> LevelText:
     """Instructions belong to the .loc before them."""
     text = compiled.built.ptx
     files = {n: path for n, path in re.findall(r'^\s*\.file\s+(\d+) "([^"]*)"', text, re.M)}
     lines = tuple(text.rstrip("\n").splitlines())
-    return Section("ptx", lines, tuple(_located(compiled, lines, files)))
+    return LevelText("ptx", lines, tuple(_located(compiled, lines, files)))
 
 
 def _located(compiled: Any, lines: tuple[str, ...], files: dict[str, str]) -> Iterator[str]:
@@ -179,12 +179,12 @@ def _located(compiled: Any, lines: tuple[str, ...], files: dict[str, str]) -> It
         yield link if line.startswith(("\t", " ")) else ""
 
 
-def sass_section(compiled: Any) -> Section:
+def sass_section(compiled: Any) -> LevelText:
     """Machine code; the assembler's line numbers become links and leave the text."""
     try:
         text = sass(compiled.built.kernel.cubin, lines=True)
     except TesseraError as error:
-        return Section("sass", missing=error.message + (f"; {error.hint}" if error.hint else ""))
+        return LevelText("sass", missing=error.message + (f"; {error.hint}" if error.hint else ""))
     lines, links, link = [], [], ""
     for line in text.rstrip("\n").splitlines():
         if places := re.findall(r'(?:File|inlined at) "([^"]*)", line (\d+)', line):
@@ -192,7 +192,7 @@ def sass_section(compiled: Any) -> Section:
             continue
         lines.append(line)
         links.append(link if line.lstrip().startswith("/*") else "")
-    return Section("sass", tuple(lines), tuple(links))
+    return LevelText("sass", tuple(lines), tuple(links))
 
 
-__all__ = ["TITLES", "Lowering", "Section", "kernel_sections", "lowering"]
+__all__ = ["TITLES", "Lowering", "LevelText", "kernel_sections", "lowering"]

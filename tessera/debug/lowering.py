@@ -98,7 +98,7 @@ def _cell(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else text[:width - 1] + "…"
 
 
-def function_lowering(fn: jit.Function, traced: jit.Traced,
+def function_lowering(fn: jit.JitFunction, traced: jit.TracedSignature,
                       target: str | None = None) -> FunctionLowering:
     """The levels of one traced signature; target: 'sm_90a', ...; no GPU is needed."""
     graph = traced.graph

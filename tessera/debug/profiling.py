@@ -16,7 +16,7 @@ from typing import Any
 from .. import hooks
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value
-from ..runtime.timeline import KernelEvent, Timeline
+from ..runtime.timeline import EventTimeline, KernelEvent
 from .record import Recorder, current_path, inside
 
 
@@ -74,7 +74,7 @@ class Profile:
 
     recorder: Recorder = field(default_factory=Recorder)
     spans: list[Span] = field(default_factory=list)
-    timeline: Timeline = field(default_factory=Timeline)
+    timeline: EventTimeline = field(default_factory=EventTimeline)
 
     @property
     def records(self) -> list:

@@ -111,7 +111,7 @@ class Recorder:
                 self._last.ns = outer and time.perf_counter_ns()
 
 
-class Program(list[Record]):
+class RecordedProgram(list[Record]):
     """The records of a trace, in the order in which ops ended; str() has a line for each."""
 
     def __str__(self) -> str:
@@ -119,10 +119,10 @@ class Program(list[Record]):
 
 
 @contextmanager
-def program_trace() -> Iterator[Program]:
+def program_trace() -> Iterator[RecordedProgram]:
     """`with ts.debug.trace() as program:` every op that runs in the block, as Records in order."""
     recorder = Recorder()
-    program = Program()
+    program = RecordedProgram()
     recorder.records = program
     recorder.start()
     try:

@@ -16,9 +16,9 @@ from typing import Any
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.launch import extent
 from ..tile.ir.ir import Function
-from ..tile.ir.types import Tensor
+from ..tile.ir.types import GlobalTensor
 from ..tile.kernel.kernel import Kernel
-from ..tile.passes.operation_counts import Work, count
+from ..tile.passes.operation_counts import GroupWork, count
 from ..tile.tuning.cost import CACHE_BYTES_PER_CLOCK
 from ..tile.tuning.gpus import DEFAULT, Gpu
 from ..tile.tuning.gpus import gpu as find_gpu
@@ -133,9 +133,9 @@ def roofline_of(kernel: Kernel, bound: Bound, gpu: Gpu, groups: Any = None,
                     bytes_ / (gpu.memory_gbps * 1e3), cache, rows)
 
 
-def _traffic(function: Function, bound: Bound, work: Work, groups: int) -> tuple[Traffic, ...]:
+def _traffic(function: Function, bound: Bound, work: GroupWork, groups: int) -> tuple[Traffic, ...]:
     holds = {p.value.name: prod(extent(str(d), bound) for d in p.type.dims) * p.type.dtype.bits / 8
-             for p in function.params if isinstance(p.type, Tensor)}
+             for p in function.params if isinstance(p.type, GlobalTensor)}
     return tuple(Traffic(name, write, groups * moved, min(groups * moved, holds[name]))
                  for (name, write), moved in sorted(work.moved.items()))
 

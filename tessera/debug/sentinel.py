@@ -71,7 +71,7 @@ class Suspect:
 
 
 @dataclass(eq=False)
-class Frame:
+class SuspectFrame:
     """Suspects of one running graph, or of the op-by-op calls of one thread."""
 
     graph: str | None = None
@@ -80,7 +80,7 @@ class Frame:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.frames = [Frame()]
+        self.frames = [SuspectFrame()]
         self.run = 0
 
 
@@ -209,7 +209,7 @@ def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
     """A compiled function runs: its suspects count when they are among its results."""
     config.get("numerics")  # the first op after a change of settings may be in this graph
     _local.run += 1
-    frame = Frame(graph.name)
+    frame = SuspectFrame(graph.name)
     _local.frames.append(frame)
     try:
         yield lambda flat: _count_suspects(graph.outputs)

@@ -18,9 +18,9 @@ from ..errors import OutOfMemoryError
 from .cpu import blas, compile_loops
 from .interpret import call_node
 from .ir import Graph, Node, Value, elements
-from .lower import Lowered, lower
+from .lower import LoweredLoop, lower
 from .schedule.check_memory_plan import memory_of
-from .schedule.fuse import Group, Unit, describe, fuse
+from .schedule.fuse import FusionGroup, Unit, describe, fuse
 from .schedule.memory_plan import (
     MemoryPlan,
     by_last_use,
@@ -35,7 +35,7 @@ NO_LIMIT = contextlib.nullcontext()
 POISON = 0xFF
 
 
-class Compiled:
+class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
     def __init__(self, graph: Graph):
@@ -87,7 +87,7 @@ class Compiled:
         return itemgetter(*at) if at else lambda env: ()
 
     def _add(self, unit: Unit) -> None:
-        if isinstance(unit, Group):
+        if isinstance(unit, FusionGroup):
             self.steps.append(self._loop(unit))
         elif memory_of(unit).kind == "view":
             if self.plan.places[unit.outputs[0]].kind != "view":
@@ -105,7 +105,7 @@ class Compiled:
         """Whether the value's array is the same at every call of a workspace."""
         return self.plan.places[self.plan.places[v].root].kind in ("arena", "known")
 
-    def _loop(self, group: Group) -> Step:
+    def _loop(self, group: FusionGroup) -> Step:
         low = self._lower(group)
         shadows = self.plan.shadows
         launch = compile_loops(low.program).bind(
@@ -124,10 +124,10 @@ class Compiled:
         return self._launch(low, launch, self._pick([v for v, _ in low.inputs]),
                             self._pick(low.outputs))
 
-    def _lower(self, group: Group) -> Lowered:
+    def _lower(self, group: FusionGroup) -> LoweredLoop:
         return lower(group.shape, group.nodes, group.outputs, self.numbers)
 
-    def _launch(self, low: Lowered, launch: Callable, ins: Callable, outs: Callable) -> Step:
+    def _launch(self, low: LoweredLoop, launch: Callable, ins: Callable, outs: Callable) -> Step:
         def step(env: list) -> None:
             launch(ins(env), outs(env))
 
@@ -303,7 +303,7 @@ def _keep_small_apart(units: Sequence[Unit]) -> list[Unit]:
     least = config.loop_min_elements
     out: list[Unit] = []
     for unit in units:
-        if isinstance(unit, Group) and math.prod(unit.shape) < least:
+        if isinstance(unit, FusionGroup) and math.prod(unit.shape) < least:
             out.extend(unit.nodes)
         else:
             out.append(unit)

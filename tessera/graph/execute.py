@@ -16,7 +16,7 @@ import numpy as np
 from .. import config, hooks
 from ..numerics.random_state import next_step
 from ..tensor import Tensor
-from .compiled import Compiled
+from .compiled import CompiledGraph
 from .interpret import interpret
 from .ir import Graph
 from .run_with_sentinels import Watched, run_watched
@@ -34,16 +34,16 @@ class Executable:
         self.graph = graph
         self.random = "random" in graph.effects
         self.watchable = graph.effects <= {"random"}  # may be run twice
-        self._compiled: Compiled | None = None
+        self._compiled: CompiledGraph | None = None
         self._watched: Watched | None = None
         self._lock = threading.Lock()
 
     @property
-    def compiled(self) -> Compiled:
+    def compiled(self) -> CompiledGraph:
         if self._compiled is None:
             with self._lock:
                 if self._compiled is None:
-                    self._compiled = Compiled(simplify(self.graph))
+                    self._compiled = CompiledGraph(simplify(self.graph))
         return self._compiled
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

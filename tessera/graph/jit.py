@@ -27,7 +27,7 @@ from .decorator import Decorator
 from .execute import Executable
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
-from .regions.call import Call, Update, check_updates, close_regions, open_regions
+from .regions.call import RegionCall, Update, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
 from .signature import (
     Static,
@@ -57,7 +57,7 @@ EXECUTORS: dict[str, Callable[[Graph, bool], Any]] = {
 ARGUMENTS: dict[str, Callable[[Any, str], Any]] = {"cpu": lambda leaf, name: leaf}
 
 
-def _lowered(level: str, traced: Traced) -> str:
+def _lowered(level: str, traced: TracedSignature) -> str:
     """A level below the schedule: that of the graph lowered for a GPU, wherever it runs."""
     from .cuda import text_of
 
@@ -65,7 +65,7 @@ def _lowered(level: str, traced: Traced) -> str:
 
 
 # What inspect_ir prints at each level of a graph function.
-INSPECTORS: dict[str, Callable[[Traced], str]] = {
+INSPECTORS: dict[str, Callable[[TracedSignature], str]] = {
     "graph": lambda traced: str(traced.graph) if traced.layouts is None else (
         f"{traced.graph}\n{traced.program}"),
     "schedule": lambda traced: traced.executable.compiled.describe(),
@@ -74,7 +74,7 @@ INSPECTORS: dict[str, Callable[[Traced], str]] = {
 LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
 
 
-class Traced:
+class TracedSignature:
     """One traced signature: the graph, how results are rebuilt, the executable when needed.
 
     `params` are the names of the arguments that are ts.params. `updates` are the regions that the
@@ -109,7 +109,7 @@ class Traced:
         assert self.layouts is not None
         return hooks.distributed.get().program(self.graph, self.layouts)
 
-    def run(self, leaves: Sequence[Tensor], call: Call | None = None) -> Any:
+    def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         """The result of the compiled graph on these tensors; `call` has its regions."""
         if not hooks.runs:
             return self.result(self._tensors(leaves), call)
@@ -125,14 +125,14 @@ class Traced:
             return self.program.run(leaves)
         return self.executable.tensors(leaves)
 
-    def result(self, flat: Sequence[Tensor], call: Call | None = None) -> Any:
+    def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
         if call is None:
             return out
         return call.finish(self.updates, flat[len(flat) - len(self.updates):], out)
 
 
-class Function:
+class JitFunction:
     """A Python function that runs as a graph. Make one with `@ts.jit`.
 
     f.graph(*args), f.inspect_ir("graph"), f.infer(*types), f.effects, f.specializations, f.fn
@@ -152,7 +152,7 @@ class Function:
         self.static = self._static_names(static)
         self._cache = Signatures(self.name)
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
-        self._last: Traced | None = None
+        self._last: TracedSignature | None = None
         self._annotations: dict[str, Any] | None = None
         self._regions: dict[str, RegionType] | None = None
 
@@ -164,7 +164,7 @@ class Function:
                 return fast
         bound, call = self.bind(args, kwargs), None
         if self.regions:
-            call = Call(self.name, self.regions, bound[0])
+            call = RegionCall(self.name, self.regions, bound[0])
             bound = call.lend(bound[0]), bound[1]
         leaves, statics, key = self._split(*bound)
         traced = self._cache.get(key)
@@ -193,7 +193,7 @@ class Function:
         self._cache.used(traced)
         return traced.run(args)
 
-    def _remember(self, args: tuple, leaves: list, traced: Traced) -> None:
+    def _remember(self, args: tuple, leaves: list, traced: TracedSignature) -> None:
         if not self._groups and all(
                 type(a) in PLAIN and a.scale is None for a in args):
             key = [look() for look in hooks.surroundings]
@@ -265,7 +265,7 @@ class Function:
         known = self._groups.get(here)
         return (*here, hooks.together.get().extents(known, leaves, self.name)) if known else here
 
-    def _new(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
+    def _new(self, leaves: list[Tensor], statics: dict, key: Any) -> TracedSignature:
         """A new trace, under the key by which it is found again."""
         traced = self._trace(leaves, statics, key)
         here = key[3][:len(hooks.surroundings)]
@@ -277,7 +277,7 @@ class Function:
         self._cache.keep(key, traced)
         return traced
 
-    def _trace(self, leaves: list[Tensor], statics: dict, key: Any) -> Traced:
+    def _trace(self, leaves: list[Tensor], statics: dict, key: Any) -> TracedSignature:
         treedef = key[0]
         box: dict[str, Any] = {}
 
@@ -315,8 +315,8 @@ class Function:
             tell(self)
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
-        return Traced(graph, box["tree"], box["rebuild"], self.target, box["arguments"],
-                      box["updates"], layouts, self.capture_graph)
+        return TracedSignature(graph, box["tree"], box["rebuild"], self.target, box["arguments"],
+                               box["updates"], layouts, self.capture_graph)
 
     def _call(self, bound: dict[str, Any]) -> Any:
         if self.signature is None:
@@ -367,7 +367,7 @@ class Function:
         return fit_result(out, kind, sizes, f"{self.name}: the result")
 
     # --- looking inside -----------------------------------------------------------------------
-    def traced(self, *args: Any, **kwargs: Any) -> Traced:
+    def traced(self, *args: Any, **kwargs: Any) -> TracedSignature:
         """The traced signature of these arguments (tensors, arrays or tensor types)."""
         leaves, statics, key = self._split(*self.bind(
             tuple(stand_in(a) for a in args), {k: stand_in(v) for k, v in kwargs.items()}
@@ -381,7 +381,7 @@ class Function:
             return self.traced(*args, **kwargs).graph
         return self._last_traced().graph
 
-    def _last_traced(self) -> Traced:
+    def _last_traced(self) -> TracedSignature:
         if self._last is None:
             raise ArgumentError(f"{self.name} has not been called yet",
                                 hint=f"{self.name}.graph(x, ...) traces it for these arguments")
@@ -521,5 +521,5 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
         raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
     if fn is None:
         need_target(options.get("target", "cpu"))
-        return Decorator(functools.partial(Function, **options), "jit(...)")
-    return Function(fn, **options)
+        return Decorator(functools.partial(JitFunction, **options), "jit(...)")
+    return JitFunction(fn, **options)

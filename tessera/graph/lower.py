@@ -94,7 +94,7 @@ def cast_kind(source: Any, to: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredLoop:
     """A loop program and which arrays it takes: (value, key word or None) per input, outputs."""
 
     program: LoopProgram
@@ -199,7 +199,7 @@ def filled(node: Node) -> str:
 
 
 def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],
-          constants: dict[Value, Any], checked: dict[Value, str] | None = None) -> Lowered:
+          constants: dict[Value, Any], checked: dict[Value, str] | None = None) -> LoweredLoop:
     """The loop program of a group over `shape`. `constants` are numbers known while compiling.
 
     checked: values whose bad elements are counted, "any" or "nan"; casts count what they lose.
@@ -232,8 +232,8 @@ def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],
         tuple(LoopOutput(number(p), dtype, mode) for p, dtype, mode in made)
         + tuple(LoopOutput(number(p), "int64", mode) for p, mode, _ in counts),
     )
-    return Lowered(program, tuple(low.inputs), tuple(outputs), tuple(modes),
-                   tuple(counter for _, _, counter in counts), tuple(casts))
+    return LoweredLoop(program, tuple(low.inputs), tuple(outputs), tuple(modes),
+                       tuple(counter for _, _, counter in counts), tuple(casts))
 
 
 Count = tuple[tuple[str, int], str, int]  # a bool of the program, how it is counted, and where

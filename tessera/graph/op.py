@@ -78,7 +78,7 @@ DIFFERENTIABLE_DRAWS = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ResultMemory:
     """Where the results of an op lie.
 
     fresh    in buffers of their own
@@ -93,7 +93,7 @@ class Memory:
     flat: bool = False
 
 
-FRESH, VIEW, FLAT_VIEW = Memory(), Memory("view"), Memory("view", flat=True)
+FRESH, VIEW, FLAT_VIEW = ResultMemory(), ResultMemory("view"), ResultMemory("view", flat=True)
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,9 @@ class Op:
             as many as elements of operand 0 of a reduction, else one for each element of a result
     matmul  its operations are those of matmuls, at the rate of the type of its operands
     hint    what to do about a NaN or an infinity that it made
-    memory  where the results lie: a Memory, or a rule(**attrs) -> Memory. Who owns a buffer
-            follows from it alone; graph/schedule/check_memory_plan.py proves it of every plan
+    memory  where the results lie: a ResultMemory, or a rule(**attrs) -> ResultMemory. Who owns a
+            buffer follows from it alone; graph/schedule/check_memory_plan.py proves it of every
+            plan
     """
 
     name: str
@@ -204,7 +205,7 @@ class Op:
     samples: tuple[Sample, ...] = ()
     doc: str = ""
     out: bool = False  # ref takes out=, a buffer to write into
-    memory: Memory | Callable[..., Memory] = FRESH
+    memory: ResultMemory | Callable[..., ResultMemory] = FRESH
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
     reduction: str = ""
     makes: str = ""
@@ -231,9 +232,9 @@ class Op:
         linear = self.linear in ("each", "joint") or (self.linear == "first" and position == 0)
         return linear and position not in self.drops + self.drops_inf
 
-    def lies(self, attrs: dict[str, Any]) -> Memory:
+    def lies(self, attrs: dict[str, Any]) -> ResultMemory:
         """Where the results of one node lie."""
-        return self.memory if isinstance(self.memory, Memory) else self.memory(**attrs)
+        return self.memory if isinstance(self.memory, ResultMemory) else self.memory(**attrs)
 
     @property
     def free(self) -> bool:
@@ -252,7 +253,7 @@ class Op:
     @property
     def view(self) -> bool:
         """Whether it is a view whatever its attributes are: it moves elements and computes none."""
-        return isinstance(self.memory, Memory) and self.memory.kind == "view"
+        return isinstance(self.memory, ResultMemory) and self.memory.kind == "view"
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

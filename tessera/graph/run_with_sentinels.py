@@ -21,12 +21,12 @@ import numpy as np
 from .. import hooks
 from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
-from .compiled import Compiled, Step
+from .compiled import CompiledGraph, Step
 from .interpret import interpret
 from .ir import Graph, Node, Value
-from .lower import Lowered, lower
+from .lower import LoweredLoop, lower
 from .ops.convert import cast_ref
-from .schedule.fuse import Group, Unit
+from .schedule.fuse import FusionGroup, Unit
 
 
 @dataclass
@@ -110,7 +110,7 @@ def is_clean(a: np.ndarray, kind: str) -> bool:
 
 
 # --- the steps --------------------------------------------------------------------------------
-class Watched(Compiled):
+class Watched(CompiledGraph):
     """Compiled steps that look at what they make, and tell the tally of the call."""
 
     def __init__(self, graph: Graph):
@@ -140,7 +140,7 @@ class Watched(Compiled):
         return False
 
     def _add(self, unit: Unit) -> None:
-        if isinstance(unit, Group):
+        if isinstance(unit, FusionGroup):
             super()._add(unit)
             return
         if unit.op.converts:  # before its operand may be written over
@@ -168,10 +168,10 @@ class Watched(Compiled):
 
         return step
 
-    def _lower(self, group: Group) -> Lowered:
+    def _lower(self, group: FusionGroup) -> LoweredLoop:
         return lower(group.shape, group.nodes, group.outputs, self.numbers, self.checked)
 
-    def _launch(self, low: Lowered, launch: Callable, ins: Callable, outs: Callable) -> Step:
+    def _launch(self, low: LoweredLoop, launch: Callable, ins: Callable, outs: Callable) -> Step:
         counters = low.counters
         looked = [(self._slot(v), self.checked[v]) for v, m in
                   zip(low.outputs, low.modes, strict=True)
@@ -190,7 +190,7 @@ class Watched(Compiled):
         return step
 
 
-def _note(low: Lowered, counts: np.ndarray) -> None:
+def _note(low: LoweredLoop, counts: np.ndarray) -> None:
     tally = _tally()
     tally.bad |= bool(counts[0])
     for i, node in enumerate(low.casts):

@@ -22,7 +22,7 @@ from .op import Aval, Op, infer
 
 
 class _State(threading.local):
-    builder: Builder | None = None
+    builder: GraphBuilder | None = None
     where: SourceLine | None = None  # set while a graph is re-evaluated: the original line
     hints: tuple[str, ...] = ()  # of the open `with` blocks, noted on the lines within
 
@@ -35,7 +35,7 @@ class Tracer(Tensor):
 
     __slots__ = ("builder", "value", "layout")
 
-    def __init__(self, builder: Builder, value: Value):
+    def __init__(self, builder: GraphBuilder, value: Value):
         self.builder, self.value, self.layout = builder, value, None
         self._shape, self.type = value.aval.shape, value.aval.type
         self.scale, self.is_param, self.name = None, False, None
@@ -106,7 +106,7 @@ class Tracer(Tensor):
         return f"Tracer {self.aval}"
 
 
-class Builder:
+class GraphBuilder:
     """A graph under construction."""
 
     def __init__(self, name: str):
@@ -183,7 +183,7 @@ class Builder:
 LITERAL = "literal"  # name of tensors that stand for Python numbers
 
 
-def current_builder() -> Builder | None:
+def current_builder() -> GraphBuilder | None:
     return _state.builder
 
 
@@ -242,7 +242,7 @@ def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh:
     """The graph of fn: a function of len(avals) tensors that returns a flat list of tensors.
 
     mesh: that of distributed tensors among the arguments, else that of the enclosing trace."""
-    builder = Builder(name)
+    builder = GraphBuilder(name)
     builder.rng = rng
     outer, _state.builder = _state.builder, builder
     builder.mesh = mesh if mesh is not None or outer is None else outer.mesh

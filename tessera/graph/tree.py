@@ -73,7 +73,7 @@ def _flatten(tree: Any, leaves: list) -> TreeDef:
 
 # --- dataclasses ------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Fields:
+class DataclassFields:
     """The fields of a dataclass: those that hold parts of the tree, and the fixed ones."""
 
     parts: tuple[str, ...]
@@ -83,7 +83,7 @@ class Fields:
         return hash((self.parts, tuple((name, type(v), v) for name, v in self.fixed)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fields) and self._key == other._key
+        return isinstance(other, DataclassFields) and self._key == other._key
 
     @property
     def _key(self) -> tuple:
@@ -136,7 +136,7 @@ def _is_plain(annotation: Any, around: frozenset[type]) -> bool:
 
 def _flatten_fields(tree: Any, fields: tuple, leaves: list) -> TreeDef:
     parts, fixed = fields
-    data = Fields(parts, tuple((name, getattr(tree, name)) for name in fixed))
+    data = DataclassFields(parts, tuple((name, getattr(tree, name)) for name in fixed))
     try:
         hash(data)
     except TypeError:
@@ -149,7 +149,7 @@ def _flatten_fields(tree: Any, fields: tuple, leaves: list) -> TreeDef:
     return TreeDef(type(tree), data, tuple(_flatten(getattr(tree, n), leaves) for n in parts))
 
 
-def _from_fields(kind: type, data: Fields, children: list) -> Any:
+def _from_fields(kind: type, data: DataclassFields, children: list) -> Any:
     """An instance with these values. __init__ and __post_init__ are not called: they may check or
     change what is only a stand-in here."""
     made: Any = object.__new__(kind)
@@ -176,7 +176,7 @@ def _unflatten(treedef: TreeDef, leaves: Any) -> Any:
         return dict(zip(treedef.data, children, strict=True))
     if kind in _REGISTERED:
         return _REGISTERED[kind][1](treedef.data, children)
-    if type(treedef.data) is Fields:
+    if type(treedef.data) is DataclassFields:
         return _from_fields(kind, treedef.data, children)
     return kind(*children)
 
@@ -198,7 +198,7 @@ def paths(treedef: TreeDef, prefix: str = "") -> list[str]:
     if treedef.kind is None:
         return [prefix]
     keys: Any = range(len(treedef.children))
-    if treedef.kind is dict or type(treedef.data) is Fields:
+    if treedef.kind is dict or type(treedef.data) is DataclassFields:
         keys = treedef.data if treedef.kind is dict else treedef.data.parts
     dot = f"{prefix}." if prefix else ""
     return [

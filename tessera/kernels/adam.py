@@ -14,7 +14,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .record import Benchmark, Compiled, Draw, Sample
+from .record import Benchmark, CompiledCall, Draw, KernelSample
 from .routine import reshaped, routine, type_of
 
 
@@ -63,13 +63,13 @@ def _in_torch(torch: Any, p: Any, g: Any, m: Any, v: Any, step: int, lr: float,
 @routine(
     adam, arrays="one shape", reference=reference,
     samples=(
-        Sample("", ((13, 77), (13, 77), *_moments(13, 77), 3),
-               options=dict(lr=0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1), terms=4),
-        Sample("of a bf16 parameter", ((130, 77), (130, 77), *_moments(130, 77), 1), "bf16",
-               options=dict(lr=0.5), terms=4),
+        KernelSample("", ((13, 77), (13, 77), *_moments(13, 77), 3),
+                     options=dict(lr=0.02, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1), terms=4),
+        KernelSample("of a bf16 parameter", ((130, 77), (130, 77), *_moments(130, 77), 1), "bf16",
+                     options=dict(lr=0.5), terms=4),
     ),
     variant=Schedule(n=512, warps=2),
-    compiled=(Compiled("f32", ((4096,), (4096,), *_moments(4096), 1)),),
+    compiled=(CompiledCall("f32", ((4096,), (4096,), *_moments(4096), 1)),),
     benchmarks=(Benchmark(
         "f32[2²⁶]", ((1 << 26,), (1 << 26,), *_moments(1 << 26), 10),
         options=dict(lr=1e-3, weight_decay=0.1), bytes=7 * 4 * (1 << 26),

@@ -21,7 +21,7 @@ from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from . import softmax
 from .gemm import SPECIALISED
-from .record import Benchmark, Compiled, Sample
+from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 
 SLACK = 8.0  # powers of two by which the running maximum may lag
@@ -96,19 +96,23 @@ HEADS = (2, 512, 128)
     attention, cross_attention, reference=reference,
     arrays="`[B, H, S, D]`, `[B, Hk, T, D]`, `[B, Hk, T, E]`; without `B` too",
     samples=(
-        Sample("", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
-        Sample("causal", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),
-        Sample("f32", ((3, 40, 16),) * 3, "f32", CAUSAL, terms=40),
-        Sample("of groups", ((2, 4, 33, 32), (2, 2, 33, 32), (2, 2, 33, 48)), "f16", terms=16),
-        Sample("with a past", ((1, 2, 20, 32), (1, 2, 90, 32), (1, 2, 90, 32)), "bf16", CAUSAL,
-               terms=16),
-        Sample("scaled", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32", {"scale": 0.3}, terms=35),
+        KernelSample("", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
+        KernelSample("causal", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),
+        KernelSample("f32", ((3, 40, 16),) * 3, "f32", CAUSAL, terms=40),
+        KernelSample("of groups", ((2, 4, 33, 32), (2, 2, 33, 32), (2, 2, 33, 48)), "f16",
+                     terms=16),
+        KernelSample("with a past", ((1, 2, 20, 32), (1, 2, 90, 32), (1, 2, 90, 32)), "bf16",
+                     CAUSAL,
+                     terms=16),
+        KernelSample("scaled", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32", {"scale": 0.3},
+                     terms=35),
     ),
     variant=Schedule(block=(64, 32), warps=4),
     compiled=(
-        Compiled("causal", (HEADS,) * 3, "bf16", CAUSAL, KEYS_64, SPECIALISED),
-        Compiled("with a past", (HEADS, (2, 1024, 128), (2, 1024, 128)), "bf16", CAUSAL, KEYS_64),
-        Compiled("f32", ((2, 512, 64),) * 3),
+        CompiledCall("causal", (HEADS,) * 3, "bf16", CAUSAL, KEYS_64, SPECIALISED),
+        CompiledCall("with a past", (HEADS, (2, 1024, 128), (2, 1024, 128)), "bf16", CAUSAL,
+                     KEYS_64),
+        CompiledCall("f32", ((2, 512, 64),) * 3),
     ),
     benchmarks=tuple(
         Benchmark(f"{'causal' if causal else 'full'}, {B} heads of {S} x 128, bf16",

@@ -13,7 +13,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .record import Benchmark, Compiled, Sample
+from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, routine, type_of
 
 
@@ -67,14 +67,14 @@ SPECIALISED = "products by wgmma, loads by TMA"
 @routine(
     gemm_nn, gemm_nt, arrays="`[M, K]`, `[K, N]` or `[N, K]`", reference=reference,
     samples=(
-        Sample("", ((70, 50), (50, 90)), terms=50),
-        Sample("bf16 nt", ((130, 80), (300, 80)), "bf16", {"transpose_b": True}, terms=4),
+        KernelSample("", ((70, 50), (50, 90)), terms=50),
+        KernelSample("bf16 nt", ((130, 80), (300, 80)), "bf16", {"transpose_b": True}, terms=4),
     ),
     variant=Schedule(block=(64, 64), k=16, warps=4, stages=3),
     compiled=(
-        Compiled("nn", ((512, 512),) * 2, "bf16", says=SPECIALISED),
-        Compiled("nt", ((512, 512),) * 2, "bf16", {"transpose_b": True}, says=SPECIALISED),
-        Compiled("f32", ((512, 512),) * 2),
+        CompiledCall("nn", ((512, 512),) * 2, "bf16", says=SPECIALISED),
+        CompiledCall("nt", ((512, 512),) * 2, "bf16", {"transpose_b": True}, says=SPECIALISED),
+        CompiledCall("f32", ((512, 512),) * 2),
     ),
     benchmarks=tuple(
         Benchmark(f"{'A Bᵀ' if nt else 'A B'}, {n}³, bf16", ((n, n),) * 2, "bf16",

@@ -14,7 +14,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .record import Benchmark, Compiled, Sample
+from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 from .softmax import LONGEST
 
@@ -54,14 +54,14 @@ def reference(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1
 @routine(
     layernorm, long_layernorm, arrays="`[..., N]`, `[N]`, `[N]`", reference=reference,
     samples=(
-        Sample("", ((3, 7, 300), (300,), (300,)), terms=300),
-        Sample("f16", ((7, 129), (129,), (129,)), "f16", terms=4),
-        Sample("of long rows", ((3, 17000), (17000,), (17000,)), terms=17000),
+        KernelSample("", ((3, 7, 300), (300,), (300,)), terms=300),
+        KernelSample("f16", ((7, 129), (129,), (129,)), "f16", terms=4),
+        KernelSample("of long rows", ((3, 17000), (17000,), (17000,)), terms=17000),
     ),
     variant=Schedule(m=2, warps=8),
     compiled=(
-        Compiled("bf16", ((64, 4096), (4096,), (4096,)), "bf16"),
-        Compiled("of long rows", ((64, 32768), (32768,), (32768,)), "bf16"),
+        CompiledCall("bf16", ((64, 4096), (4096,), (4096,)), "bf16"),
+        CompiledCall("of long rows", ((64, 32768), (32768,), (32768,)), "bf16"),
     ),
     benchmarks=(Benchmark(
         "bf16[16384, 4096]", ((16384, 4096), (4096,), (4096,)), "bf16", bytes=4 * 16384 * 4096,

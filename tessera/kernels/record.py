@@ -2,7 +2,8 @@
 
 Tests, the compiled cases, the guide's table and the benchmarks iterate over these records.
 
-    RoutineRecord(arrays="`[..., N]`", reference=softmax_f64, samples=(Sample("", ((3, 100),)),))
+    RoutineRecord(arrays="`[..., N]`", reference=softmax_f64,
+                  samples=(KernelSample("", ((3, 100),)),))
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Sample(Case):
+class KernelSample(Case):
     """A call that is compared with the reference.
 
     rounds: the coarsest type on the way, that of the arrays when empty. terms: of the longest sum.
@@ -86,7 +87,7 @@ class Sample(Case):
 
 
 @dataclass(frozen=True)
-class Compiled(Case):
+class CompiledCall(Case):
     """A call whose kernel is compiled, and may not spill.
 
     schedule: sizes of blocks other than those that the routine takes
@@ -135,9 +136,9 @@ class RoutineRecord:
 
     arrays: str
     reference: Callable[..., Any]
-    samples: tuple[Sample, ...]
+    samples: tuple[KernelSample, ...]
     variant: Schedule
-    compiled: tuple[Compiled, ...]
+    compiled: tuple[CompiledCall, ...]
     benchmarks: tuple[Benchmark, ...] = ()
 
     def __post_init__(self) -> None:
@@ -159,4 +160,4 @@ def wide(x: Any) -> Any:
     return np.array(decode(x.array, x.dtype), np.float64)
 
 
-__all__ = ["Benchmark", "Case", "Compiled", "Draw", "RoutineRecord", "Sample", "wide"]
+__all__ = ["Benchmark", "Case", "CompiledCall", "Draw", "RoutineRecord", "KernelSample", "wide"]

@@ -14,7 +14,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .record import Benchmark, Compiled, Draw, Sample
+from .record import Benchmark, CompiledCall, Draw, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 
 TURN = 2.0 * math.pi
@@ -76,15 +76,16 @@ def _in_torch(torch: Any, x: Any) -> Any:
 @routine(
     rotary, rotary_at, arrays="`[..., S, D]`", reference=reference,
     samples=(
-        Sample("", ((2, 3, 50, 32),), options={"start": 100000}, terms=8),
-        Sample("bf16", ((4, 33, 64),), "bf16", {"base": 500.0}, terms=2),
-        Sample("of positions", ((2, 40, 16),), options={"positions": _positions(40)}, terms=8),
+        KernelSample("", ((2, 3, 50, 32),), options={"start": 100000}, terms=8),
+        KernelSample("bf16", ((4, 33, 64),), "bf16", {"base": 500.0}, terms=2),
+        KernelSample("of positions", ((2, 40, 16),), options={"positions": _positions(40)},
+                     terms=8),
     ),
     variant=Schedule(m=16, warps=2),
     compiled=(
-        Compiled("bf16", ((2, 512, 128),), "bf16", {"base": 2.0**6.4}),
-        Compiled("of positions", ((2, 512, 128),), "bf16", {"base": 2.0**6.4,
-                                                            "positions": _positions(512)}),
+        CompiledCall("bf16", ((2, 512, 128),), "bf16", {"base": 2.0**6.4}),
+        CompiledCall("of positions", ((2, 512, 128),), "bf16", {"base": 2.0**6.4,
+                                                                "positions": _positions(512)}),
     ),
     benchmarks=(Benchmark("bf16[64, 4096, 128]", ((64, 4096, 128),), "bf16",
                           bytes=4 * 64 * 4096 * 128, beside=("torch.compile", _in_torch)),),

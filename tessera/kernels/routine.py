@@ -22,7 +22,7 @@ from ..tile.ir.schedule import ALIASES, Schedule
 from ..tile.kernel.decorator import LIBRARY
 from ..tile.kernel.kernel import Kernel
 from ..tile.launch.results import maker
-from .record import Benchmark, Compiled, RoutineRecord, Sample
+from .record import Benchmark, CompiledCall, KernelSample, RoutineRecord
 
 ROUTINES: dict[str, Routine] = {}  # the library, by name
 
@@ -63,15 +63,15 @@ class Routine:
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
                target: str | None = None, **kwargs: Any) -> Any:
         """A call with an explicit launch; the parameters are those of `kernel.launch`."""
-        return self._called(Launcher(self, groups, lanes, stream, target), args, kwargs)
+        return self._called(RoutineLauncher(self, groups, lanes, stream, target), args, kwargs)
 
     def launches(self, *args: Any, **kwargs: Any) -> list[tuple[str, tuple, dict[str, Any]]]:
         """What a call would run: (kernel, arguments, constants) of each launch. Nothing runs."""
-        recorder = Recorder(self)
+        recorder = LaunchRecorder(self)
         self._called(recorder, args, kwargs)
         return recorder.launches
 
-    def _called(self, launcher: Launcher, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _called(self, launcher: RoutineLauncher, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
             self.signature.bind(launcher, *args, **kwargs)
         except TypeError as error:
@@ -99,7 +99,7 @@ class Routine:
         return f"<routine {self.__name__}{self.shown_signature}>"
 
 
-class Launcher:
+class RoutineLauncher:
     """What a routine's function launches with: `run("softmax", x, y)`."""
 
     def __init__(self, routine: Routine, groups: Any = None, lanes: int | None = None,
@@ -124,7 +124,7 @@ class Launcher:
         raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
 
 
-class Recorder(Launcher):
+class LaunchRecorder(RoutineLauncher):
     """Writes down what a routine's function would launch."""
 
     def __init__(self, routine: Routine):
@@ -136,7 +136,8 @@ class Recorder(Launcher):
 
 
 def routine(*kernels: Kernel, arrays: str, reference: Callable[..., Any],
-            samples: tuple[Sample, ...], variant: Schedule, compiled: tuple[Compiled, ...],
+            samples: tuple[KernelSample, ...], variant: Schedule,
+            compiled: tuple[CompiledCall, ...],
             benchmarks: tuple[Benchmark, ...] = ()) -> Callable[..., Routine]:
     """Decorator: fn(launcher, *arrays), which runs these kernels, becomes a routine of the library.
 
@@ -189,10 +190,10 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(x, Tensor) and hasattr(type(x), "reshape"):
         return x.reshape(shape)
     array = read_array(x, "x")
-    return View(array.pointer, shape, array.dtype, array.device, x)
+    return ForeignArray(array.pointer, shape, array.dtype, array.device, x)
 
 
-class View:
+class ForeignArray:
     """Device memory of somebody else as an array that kernels take."""
 
     __slots__ = ("pointer", "shape", "dtype", "index", "owner")
@@ -208,5 +209,6 @@ def read_view(x: Any, name: str) -> Array:
     return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)
 
 
-__all__ = ["LIBRARY", "ROUTINES", "Launcher", "Recorder", "Routine", "View", "empty_like", "find",
+__all__ = ["LIBRARY", "ROUTINES", "RoutineLauncher", "LaunchRecorder", "Routine", "ForeignArray",
+           "empty_like", "find",
            "reshaped", "routine", "type_of"]

@@ -12,7 +12,7 @@ from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .record import Benchmark, Compiled, Sample
+from .record import Benchmark, CompiledCall, KernelSample
 from .routine import empty_like, reshaped, routine, type_of
 
 LONGEST = 16384  # elements of a row in registers: 32 in each lane of 16 warps
@@ -46,16 +46,16 @@ def reference(x: np.ndarray) -> np.ndarray:
 @routine(
     softmax, long_softmax, arrays="`[..., N]`", reference=reference,
     samples=(
-        Sample("", ((3, 7, 100),), terms=100),
-        Sample("bf16", ((9, 1000),), "bf16"),
-        Sample("of long rows", ((3, 17000),), terms=170),
-        Sample("of a vector", ((33,),), terms=33),
+        KernelSample("", ((3, 7, 100),), terms=100),
+        KernelSample("bf16", ((9, 1000),), "bf16"),
+        KernelSample("of long rows", ((3, 17000),), terms=170),
+        KernelSample("of a vector", ((33,),), terms=33),
     ),
     variant=Schedule(m=4, warps=2),
     compiled=(
-        Compiled("bf16", ((64, 4096),), "bf16"),
-        Compiled("f32", ((64, 16384),)),
-        Compiled("of long rows", ((64, 32768),), "bf16"),
+        CompiledCall("bf16", ((64, 4096),), "bf16"),
+        CompiledCall("f32", ((64, 16384),)),
+        CompiledCall("of long rows", ((64, 32768),), "bf16"),
     ),
     benchmarks=(Benchmark("bf16[16384, 4096]", ((16384, 4096),), "bf16", bytes=4 * 16384 * 4096,
                           beside=("PyTorch", lambda torch, x: lambda: torch.softmax(x, -1))),),

@@ -26,7 +26,7 @@ from .layout import Layout
 
 
 @dataclass(frozen=True)
-class Piece:
+class RankBox:
     """A box of the whole tensor and where it begins in a rank's own part."""
 
     box: Rect
@@ -91,12 +91,12 @@ def local_shape(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | 
 
 
 def pieces(layout: Layout, shape: Sequence[int], rank: int, dtype: DType | None = None
-           ) -> tuple[Piece, ...]:
+           ) -> tuple[RankBox, ...]:
     """The boxes of a rank's part: one for blocks, several for cyclic layouts, none if empty."""
     placed = [_placed(runs) for runs in _intervals_of(layout, shape, rank, dtype)]
     return tuple(
-        Piece(Rect([hi - lo for lo, hi, _ in run], [lo for lo, _, _ in run]),
-              tuple(at for _, _, at in run))
+        RankBox(Rect([hi - lo for lo, hi, _ in run], [lo for lo, _, _ in run]),
+                tuple(at for _, _, at in run))
         for run in itertools.product(*placed)
     )
 

@@ -143,7 +143,7 @@ _open = _Open()  # blocks of modifiers that have been entered, innermost last
 
 
 @dataclass(frozen=True)
-class Family:
+class DeviceFamily:
     """Devices of one kind: `device(gpu)` is this process's own, `device(gpu[1])` one by number."""
 
     name: str
@@ -158,8 +158,8 @@ class Family:
         return self.name
 
 
-gpu = Family("gpu", "cuda:{}")
-cpu = Family("cpu", "cpu")
+gpu = DeviceFamily("gpu", "cuda:{}")
+cpu = DeviceFamily("cpu", "cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ def _check_axis(value: Any) -> int:
 
 
 def _check_device(value: Any) -> str:
-    value = value.name if isinstance(value, Family) else value
+    value = value.name if isinstance(value, DeviceFamily) else value
     allowed = isinstance(value, str) and value and all(c.isalnum() or c in "_:." for c in value)
     if not allowed:
         raise PolicyError(f"@device needs gpu, gpu[0], cpu, or a name such as 'cuda:0'; got "

@@ -24,7 +24,7 @@ from tessera.numerics.dtypes import DType
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFormat:
     """A source format: its words and fields."""
 
     word: Any
@@ -38,11 +38,11 @@ class Source:
         return (2 * self.bias + 1) << self.man
 
 
-SOURCE_F32 = Source(np.uint32, np.int32, 32, 23, 127)
-SOURCE_F64 = Source(np.uint64, np.int64, 64, 52, 1023)
+SOURCE_F32 = SourceFormat(np.uint32, np.int32, 32, 23, 127)
+SOURCE_F64 = SourceFormat(np.uint64, np.int64, 64, 52, 1023)
 
 
-def split(mag: np.ndarray, src: Source, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+def split(mag: np.ndarray, src: SourceFormat, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     """Code of the value next below (or equal) and the fraction above it, as W-bit words.
 
     mag: source words without sign, [N]. Needs src.man > dtype.man. Codes beyond the format's range
@@ -70,7 +70,8 @@ def split(mag: np.ndarray, src: Source, dtype: DType) -> tuple[np.ndarray, np.nd
 
 
 def round_up(
-    whole: np.ndarray, fraction: np.ndarray, src: Source, rounding: str, bits: np.ndarray | None
+    whole: np.ndarray, fraction: np.ndarray, src: SourceFormat, rounding: str,
+    bits: np.ndarray | None
 ) -> np.ndarray:
     """The code after rounding, in place in `whole`. bits: uint32 [N] for 'stochastic'."""
     word = src.word
@@ -85,7 +86,7 @@ def round_up(
 
 def encode_words(
     words: np.ndarray,
-    src: Source,
+    src: SourceFormat,
     dtype: DType,
     rounding: str,
     saturate: bool,
@@ -112,7 +113,7 @@ def _replace_beyond(
     sign: np.ndarray,
     mag: np.ndarray,
     beyond: np.ndarray,
-    src: Source,
+    src: SourceFormat,
     dtype: DType,
     rounding: str,
     saturate: bool,
@@ -146,7 +147,7 @@ def _count(
     mag: np.ndarray,
     code: np.ndarray,
     beyond: np.ndarray,
-    src: Source,
+    src: SourceFormat,
     dtype: DType,
 ) -> None:
     inf = np.count_nonzero(mag == src.word(src.inf_bits))

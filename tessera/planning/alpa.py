@@ -25,9 +25,9 @@ from typing import Any
 from tessera.errors import ArgumentError, OutOfMemoryError, did_you_mean
 from tessera.graph import tree
 from tessera.graph.ir import Graph, Value
-from tessera.graph.jit import Function
+from tessera.graph.jit import JitFunction
 from tessera.graph.jit import jit as compile_function
-from tessera.graph.schedule.fuse import Group, fuse
+from tessera.graph.schedule.fuse import FusionGroup, fuse
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
@@ -37,8 +37,8 @@ from ..mesh.partition import local_shape
 from ..mesh.sharding.control_flow import ready
 from ..mesh.sharding.partitioned_steps import (
     Held,
-    Move,
-    Run,
+    LayoutHop,
+    PartitionedOp,
     Step,
     Together,
     merge_reductions,
@@ -47,8 +47,8 @@ from ..mesh.sharding.partitioned_steps import (
 from ..mesh.sharding.propagate import Propagated, propagate
 from ..mesh.spec import ShardSpec
 from ..mesh.tensor import distribute, resolve
-from .fabric import Device, Fabric, bus_factor, fabric_of
-from .flops import Storage, bytes_of, storage_of
+from .fabric import DeviceModel, Fabric, bus_factor, fabric_of
+from .flops import StoredTypes, bytes_of, storage_of
 from .functions import DistStandIn, as_stand_in, roles_of
 from .search import Cost, Found, least, search
 from .table_text import amount, duration
@@ -96,7 +96,7 @@ def show_spec(spec: ShardSpec) -> str:
 class Sharded:
     """A function that runs with the layouts chosen for its parameters. Made by ts.alpa_shard."""
 
-    def __init__(self, f: Function, mesh: Mesh, limit: float, fabric: Fabric, objective: str):
+    def __init__(self, f: JitFunction, mesh: Mesh, limit: float, fabric: Fabric, objective: str):
         self.f, self.mesh, self.limit = f, mesh, limit
         self.fabric, self.objective = fabric, objective
         self._chosen: dict[Any, Chosen] = {}
@@ -157,7 +157,7 @@ def make_sharded(f: Callable, mesh: Mesh, memory_limit: float | str | None,
     found = fabric_of(mesh, fabric)
     found.need(mesh)
     limit = found.device_of(mesh).memory_bytes if memory_limit is None else to_bytes(memory_limit)
-    function = f if isinstance(f, Function) else compile_function(f)
+    function = f if isinstance(f, JitFunction) else compile_function(f)
     return Sharded(function, mesh, limit, found, objective)
 
 
@@ -303,7 +303,7 @@ class _Prices:
         self.graph = ready(traced.graph)
         self.captured = {v: t.layout for v, t in self.graph.captures if t.layout is not None}
         self.stored, self.inside = storage_of(self.graph), _inside(self.graph)
-        self.device: Device = self.owner.fabric.device_of(problem.mesh)
+        self.device: DeviceModel = self.owner.fabric.device_of(problem.mesh)
         self.times: dict[tuple, float] = {}
 
     def __call__(self, assignment: Mapping[str, ShardSpec]) -> Cost:
@@ -333,11 +333,11 @@ class _Prices:
 
     def _works(self, steps: Sequence[Step]) -> float:
         """Of the products among steps, in held graphs too."""
-        runs = [s for s in steps if isinstance(s, Run)]
+        runs = [s for s in steps if isinstance(s, PartitionedOp)]
         return sum(self._work(s) + s.times * sum(self._works(b.steps) for b in s.bodies)
                    for s in runs)
 
-    def _work(self, step: Run) -> float:
+    def _work(self, step: PartitionedOp) -> float:
         """Of a product on rank 0."""
         if step.node.op.name != "matmul":
             return 0.0
@@ -357,12 +357,12 @@ def _inside(graph: Graph) -> frozenset[Value]:
     """Values that stay inside a fused loop, and constants: they take no memory."""
     free = {v for n in graph.nodes if n.op.free for v in n.outputs}
     for unit in fuse(graph):
-        if isinstance(unit, Group):
+        if isinstance(unit, FusionGroup):
             free |= {v for n in unit.nodes for v in n.outputs} - set(unit.outputs)
     return frozenset(free - set(graph.outputs))
 
 
-def held_bytes(made: Propagated, stored: Storage, inside: frozenset[Value]) -> float:
+def held_bytes(made: Propagated, stored: StoredTypes, inside: frozenset[Value]) -> float:
     """Bytes that rank 0 holds at the peak of a partitioned graph: its arguments all the time, each
     other value in each layout from the step that makes it to the last that reads it. A result with
     an argument's type and layout is written over it."""
@@ -388,9 +388,9 @@ def held_bytes(made: Propagated, stored: Storage, inside: frozenset[Value]) -> f
     return total + max(itertools.accumulate(change), default=0.0)
 
 
-def _reads_and_makes(step: Run | Move | Together, inside: frozenset[Value]
+def _reads_and_makes(step: PartitionedOp | LayoutHop | Together, inside: frozenset[Value]
                      ) -> tuple[list[Held], list[Held]]:
-    if isinstance(step, Run):
+    if isinstance(step, PartitionedOp):
         makes = zip(step.node.outputs, step.outs, strict=True)
         return (list(zip(step.node.inputs, step.ins, strict=True)),
                 [(v, at) for v, at in makes if v not in inside])
@@ -409,7 +409,7 @@ def _overwrites(made: Propagated) -> set[Held]:
     return over
 
 
-def _size(v: Value, at: Layout, stored: Storage) -> int:
+def _size(v: Value, at: Layout, stored: StoredTypes) -> int:
     dtype = stored.dtype(v)
     return bytes_of(_local(at, v.aval.shape, v.aval.dtype), dtype)
 

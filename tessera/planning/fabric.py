@@ -67,7 +67,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceModel:
     """What a rank computes with. tflops: dense products by kind of operand, (kind, 10^12 / s)
 
     product_part, memory_part: of the peaks, what large products and long streams reach.
@@ -102,7 +102,7 @@ def _kinds(dtype: DType) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CollectiveTime:
     """The time of a collective, how it goes, and which links it takes."""
 
     us: float
@@ -122,7 +122,7 @@ class Fabric:
     domain: int
     inside: Link
     between: Link | None
-    device: Device
+    device: DeviceModel
     shared: bool = False
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Fabric:
             raise ArgumentError(f"the fabric {self.name!r} is declared twice")
         FABRICS[self.name] = self
 
-    def device_of(self, mesh: Mesh) -> Device:
+    def device_of(self, mesh: Mesh) -> DeviceModel:
         """What each rank of the mesh computes with: its share, where ranks share a machine."""
         if not self.shared:
             return self.device
@@ -158,7 +158,7 @@ class Fabric:
         return self.spread(mesh, axes)[1] > 1
 
     def time(self, op: str, size: float, mesh: Mesh,
-             axes: str | Sequence[str] | None = None) -> Cost:
+             axes: str | Sequence[str] | None = None) -> CollectiveTime:
         """Of the collective `op` of `size` bytes in each group along `axes`, all at the same time.
 
         size: NCCL's: all_reduce, broadcast: the tensor; all_gather: the result; reduce_scatter,
@@ -172,7 +172,7 @@ class Fabric:
         ranks, domains, least = self.spread(mesh, axes)
         cost = COSTS[op]
         if ranks == 1 or (size == 0 and cost.sent(ranks)):
-            return Cost(0.0, "nothing to send")
+            return CollectiveTime(0.0, "nothing to send")
         if self.shared:
             return self._in_turn(cost, size, ranks, mesh.size() // ranks)
         if domains == 1:
@@ -181,23 +181,24 @@ class Fabric:
             return self._exchange(size, ranks, least)
         return self._across(cost, size, ranks, domains, least)
 
-    def _in_turn(self, cost: CollectiveCost, size: float, ranks: int, groups: int) -> Cost:
+    def _in_turn(self, cost: CollectiveCost, size: float, ranks: int,
+                 groups: int) -> CollectiveTime:
         link = self.inside
         one = link.ring(cost.steps(ranks), cost.sent(ranks) * size, link.bus_gbps / ranks)
-        return Cost(groups * one, f"{groups} groups of {ranks} in turn")
+        return CollectiveTime(groups * one, f"{groups} groups of {ranks} in turn")
 
-    def _inside(self, cost: CollectiveCost, size: float, ranks: int) -> Cost:
+    def _inside(self, cost: CollectiveCost, size: float, ranks: int) -> CollectiveTime:
         link = self.inside
         ring = link.ring(cost.steps(ranks), cost.sent(ranks) * size)
-        found = Cost(ring, f"ring of {ranks} over {link.name}")
+        found = CollectiveTime(ring, f"ring of {ranks} over {link.name}")
         if cost.switch_adds and link.sum_gbps and ranks >= link.sum_ranks:
             summed = link.sum_base + size / (1e3 * link.sum_gbps)
             if summed < ring:
-                found = Cost(summed, f"{ranks} ranks, added by {link.name}'s switch")
+                found = CollectiveTime(summed, f"{ranks} ranks, added by {link.name}'s switch")
         return found
 
     def _across(self, cost: CollectiveCost, size: float, ranks: int, domains: int, least: int
-                ) -> Cost:
+                ) -> CollectiveTime:
         """One ring over all ranks, as fast as the slowest domain leaves and enters; or, where
         each domain has as many, in the stages that the collective has."""
         assert self.between is not None  # need() has seen to it
@@ -208,22 +209,25 @@ class Fabric:
         wait = (cost.steps(ranks) - crossing) * inside.step + crossing * between.step
         low = (cost.steps(ranks) - crossing) * inside.low_step + crossing * between.low_step
         sent = cost.sent(ranks) * size / (1e3 * rate)
-        best = Cost(min(between.base + wait + sent, between.low_base + low + sent / LOW_PART),
-                    f"ring of {ranks} over {domains} domains, {rails} x {between.name}", True)
+        best = CollectiveTime(min(between.base + wait + sent,
+                                  between.low_base + low + sent / LOW_PART),
+                              f"ring of {ranks} over {domains} domains, {rails} x {between.name}",
+                              True)
         if cost.stages and least * domains == ranks and least > 1:
             staged = _in_stages(self, cost, size, least, domains)
             if staged.us < best.us:
                 best = staged
         return best
 
-    def _exchange(self, size: float, ranks: int, least: int) -> Cost:
+    def _exchange(self, size: float, ranks: int, least: int) -> CollectiveTime:
         """all_to_all: what stays in the domain beside what leaves it, on a rank's own wire."""
         assert self.between is not None
         away = ranks - least
         near = self.inside.ring(least - 1, size * (least - 1) / ranks)
         far = self.between.ring(away, size * away / ranks)
-        return Cost(max(near, far), f"{least - 1} ranks over {self.inside.name} beside {away} over "
-                    f"{self.between.name}", True)
+        return CollectiveTime(max(near, far),
+                              f"{least - 1} ranks over {self.inside.name} beside {away} over "
+                              f"{self.between.name}", True)
 
 
 @lru_cache(maxsize=1024)
@@ -245,7 +249,8 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 # --- in stages over domains -----------------------------------------------------------------------
-def _in_stages(fabric: Fabric, cost: CollectiveCost, size: float, k: int, domains: int) -> Cost:
+def _in_stages(fabric: Fabric, cost: CollectiveCost, size: float, k: int,
+               domains: int) -> CollectiveTime:
     """k ranks of each domain exchange the whole, and the domains a rank's part along each rail."""
     links = {"inside": fabric.inside, "between": _between(fabric)}
     ranks = {"inside": k, "between": domains}
@@ -256,7 +261,7 @@ def _in_stages(fabric: Fabric, cost: CollectiveCost, size: float, k: int, domain
     words = [f"{ranks[w]} {'ranks' if w == 'inside' else 'domains'} over {links[w].name}"
              for w in order]
     then = ", then " if len(order) == len(cost.stages) else ", "
-    return Cost(us["inside"] + us["between"], f"in stages: {then.join(words)}", True)
+    return CollectiveTime(us["inside"] + us["between"], f"in stages: {then.join(words)}", True)
 
 
 def _stage(link: Link, cost: CollectiveCost, size: float, ranks: int) -> float:
@@ -295,14 +300,15 @@ _GB = 1e9
 
 
 def _device(gpu: Gpu, memory_bytes: float, tflops: tuple[tuple[str, float], ...] = (),
-            name: str = "", memory_gbps: float = 0.0, source: str = "") -> Device:
+            name: str = "", memory_gbps: float = 0.0, source: str = "") -> DeviceModel:
     """Products reach 0.7 of the peak: cuBLAS on H100 and H200 gives 632 to 827 of 989 TFLOP/s of
     bf16 for shapes of 4096 and more (pranjalssh/fast.cu, NVIDIA/tilus pull request 154,
     waynehacking8/blackwell-tensorcore-kernels). A copy reaches 0.9 of HBM3: 3.0 of 3.35 TB/s
     (QuACK's README)."""
     rates = tflops or (*gpu.product_tflops, ("f32", gpu.f32_tflops))
-    return Device(name or gpu.name, rates, memory_bytes, memory_gbps or gpu.memory_gbps, 0.7, 0.9,
-                  source or gpu.source)
+    return DeviceModel(name or gpu.name, rates, memory_bytes, memory_gbps or gpu.memory_gbps, 0.7,
+                       0.9,
+                       source or gpu.source)
 
 
 _H200 = _device(GPUS["H200"], 141 * _GB)
@@ -341,7 +347,9 @@ Fabric("infiniband", "nodes of 8 H200 on NVLink 4, joined by one NDR port for ea
 Fabric("pcie", "one node of 8 L40S on PCIe 4.0 x16", 8, _PCIE4, None,
        _device(GPUS["L40S"], 48 * _GB))
 Fabric("cpu", "the ranks of ts.dist.simulate on the machine the figures were measured on", 1 << 16,
-       _TURNS, None, Device("two CPU cores", (("f32", 0.2), ("f64", 0.1)), 24 * _GB, 22, 1.0, 1.0,
-                            "measured, see the record"), shared=True)
+       _TURNS, None,
+       DeviceModel("two CPU cores", (("f32", 0.2), ("f64", 0.1)), 24 * _GB, 22, 1.0, 1.0,
+                                 "measured, see the record"), shared=True)
 
-__all__ = ["FABRICS", "Cost", "Device", "Fabric", "Link", "bus_factor", "fabric", "fabric_of"]
+__all__ = ["FABRICS", "CollectiveTime", "DeviceModel", "Fabric", "Link", "bus_factor", "fabric",
+           "fabric_of"]

@@ -1,6 +1,6 @@
 """What a graph computes and moves: operations and bytes of each unit that runs, and who is alive.
 
-    work = count_graph(graph)              a list of Work, one for each loop or library call
+    work = count_graph(graph)              a list of UnitWork, one for each loop or library call
     held = peak_memory(graph)              bytes by role at the moment when most is held
 
 Both take `local`, the extents that one rank has of a value: a graph with global shapes then gives
@@ -22,18 +22,18 @@ from typing import Any
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.ir import Graph, Node, Value, subgraphs
-from tessera.graph.schedule.fuse import Group, Unit, fuse
+from tessera.graph.schedule.fuse import FusionGroup, Unit, fuse
 from tessera.graph.trace import trace
 from tessera.numerics import DType, f32, row_bytes
 
-from .fabric import Device
+from .fabric import DeviceModel
 
 Shape = tuple[int, ...]
 Local = Callable[[Value], Shape]
 
 
 @dataclass(frozen=True)
-class Work:
+class UnitWork:
     """One unit of a graph on one rank.
 
     products: operations of matrix products by the type of the operands   other: all further ones
@@ -71,7 +71,7 @@ def bytes_of(shape: Sequence[int], dtype: DType) -> int:
 
 # --- how values are stored ------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Storage:
+class StoredTypes:
     """The type in which each value lies in memory, and the value in whose memory it lies.
 
     literals: numbers and ranges, made where they are needed
@@ -91,9 +91,9 @@ class Storage:
         return 0 if self.owner(v) in self.literals else bytes_of(local(v), self.dtype(v))
 
 
-def storage_of(graph: Graph) -> Storage:
+def storage_of(graph: Graph) -> StoredTypes:
     """Views and widening casts lie in what they are of; see above for products."""
-    made = Storage({}, {}, {v for n in graph.nodes if n.op.free for v in n.outputs})
+    made = StoredTypes({}, {}, {v for n in graph.nodes if n.op.free for v in n.outputs})
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for v in node.inputs:
@@ -128,7 +128,7 @@ class _Call:
     node: Node
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    stored: Storage
+    stored: StoredTypes
 
     @property
     def operand(self) -> DType:
@@ -167,18 +167,18 @@ def _opened(call: _Call) -> tuple[dict[DType, float], float]:
 
 
 # --- units ----------------------------------------------------------------------------------------
-def count_graph(graph: Graph, local: Local = whole) -> list[Work]:
+def count_graph(graph: Graph, local: Local = whole) -> list[UnitWork]:
     """The work of every loop and library call of a graph, in order; views and constants apart."""
-    found: list[Work] = []
+    found: list[UnitWork] = []
     stored = storage_of(graph)
     for unit in fuse(graph):
         found += _unit_work(unit, local, stored)
     return found
 
 
-def _unit_work(unit: Unit, local: Local, stored: Storage) -> list[Work]:
-    nodes = unit.nodes if isinstance(unit, Group) else [unit]
-    if not isinstance(unit, Group):
+def _unit_work(unit: Unit, local: Local, stored: StoredTypes) -> list[UnitWork]:
+    nodes = unit.nodes if isinstance(unit, FusionGroup) else [unit]
+    if not isinstance(unit, FusionGroup):
         if unit.op.graph_attrs:
             return _nested(unit)
         sends = "collective" in unit.op.effects and not unit.op.matmul
@@ -195,8 +195,8 @@ def _unit_work(unit: Unit, local: Local, stored: Storage) -> list[Work]:
         other += more
         for dtype, count in made.items():
             products[dtype] = products.get(dtype, 0.0) + count
-    return [Work(_name(unit), tuple(products.items()), other, _moved(unit, local, stored),
-                 nodes[-1].where)]
+    return [UnitWork(_name(unit), tuple(products.items()), other, _moved(unit, local, stored),
+                     nodes[-1].where)]
 
 
 def _name(unit: Unit) -> str:
@@ -206,14 +206,14 @@ def _name(unit: Unit) -> str:
     return "loop " + " ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
-def _moved(unit: Unit, local: Local, stored: Storage) -> float:
+def _moved(unit: Unit, local: Local, stored: StoredTypes) -> float:
     gathers = isinstance(unit, Node) and unit.op.picks
     read = sum(stored.size(v, local) for v in unit.inputs[1 if gathers else 0:])
     written = sum(stored.size(v, local) for v in unit.outputs if stored.owner(v) is v)
     return read + written * (2 if gathers else 1)
 
 
-def _nested(node: Node) -> list[Work]:
+def _nested(node: Node) -> list[UnitWork]:
     """Of an op that holds graphs: a scan's body as often as it turns, the costlier branch of a
     cond, one turn of a while_loop (how many there are depends on data), any other's first graph."""
     graphs = [count_graph(g) for g in subgraphs(node)]
@@ -221,13 +221,13 @@ def _nested(node: Node) -> list[Work]:
         return max(graphs, key=lambda works: sum(w.flops for w in works))
     times = float(node.attrs["length"]) if node.op.name == "scan" else 1.0
     held = graphs if node.op.name == "while_loop" else graphs[:1]
-    return [Work(w.name, w.products, w.other, w.bytes, w.where, w.times * times)
+    return [UnitWork(w.name, w.products, w.other, w.bytes, w.where, w.times * times)
             for works in held for w in works]
 
 
 # --- who is alive ---------------------------------------------------------------------------------
 @dataclass
-class Held:
+class PeakBytes:
     """Bytes of one rank at the moment when it holds most; roles as peak_memory names them."""
 
     bytes: dict[str, int] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Held:
         return sum(self.bytes.values())
 
 
-def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> Held:
+def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> PeakBytes:
     """The bytes that a rank holds at the peak, by role.
 
     roles: of inputs and captures: "parameters", "optimizer", "data". Those are held all the time,
@@ -265,11 +265,11 @@ def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> 
                 "workspace" if now else "activations")
             held[role] = held.get(role, 0) + sizes[v]
     unit = units[most] if units else None
-    node = unit.nodes[-1] if isinstance(unit, Group) else unit
-    return Held(held, node.where if node is not None else None)
+    node = unit.nodes[-1] if isinstance(unit, FusionGroup) else unit
+    return PeakBytes(held, node.where if node is not None else None)
 
 
-def _lives(units: Sequence[Unit], graph: Graph, stored: Storage, given: set[Value]
+def _lives(units: Sequence[Unit], graph: Graph, stored: StoredTypes, given: set[Value]
            ) -> dict[Value, tuple[int, int]]:
     """Of each value with memory of its own: the unit that makes it, and the last that reads it."""
     lives: dict[Value, tuple[int, int]] = {}
@@ -291,7 +291,7 @@ def _lives(units: Sequence[Unit], graph: Graph, stored: Storage, given: set[Valu
     return lives
 
 
-def _overwrites(graph: Graph, stored: Storage, given: Sequence[Value]) -> set[Value]:
+def _overwrites(graph: Graph, stored: StoredTypes, given: Sequence[Value]) -> set[Value]:
     """Results that take an argument's place: one for each argument of that type."""
     free = [v.aval for v in given]
     over: set[Value] = set()
@@ -317,7 +317,7 @@ def _busiest(lives: dict[Value, tuple[int, int]], sizes: dict[Value, int], units
     return at
 
 
-def work_us(work: Work, device: Device) -> float:
+def work_us(work: UnitWork, device: DeviceModel) -> float:
     """The longest of its products, its other arithmetic and its bytes: they overlap in a kernel."""
     products = sum(n / (device.peak(dtype) * device.product_part) for dtype, n in work.products)
     other = work.other / device.peak(f32)
@@ -325,5 +325,6 @@ def work_us(work: Work, device: Device) -> float:
     return 1e6 * work.times * max(products, other, moved)
 
 
-__all__ = ["Held", "Local", "Storage", "Work", "bytes_of", "count_graph", "peak_memory",
+__all__ = ["PeakBytes", "Local", "StoredTypes", "UnitWork", "bytes_of", "count_graph",
+           "peak_memory",
            "storage_of", "whole", "work_us"]

@@ -16,7 +16,7 @@ from typing import Any
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph import tree
 from tessera.graph.ir import Graph, Value
-from tessera.graph.jit import Function, Traced
+from tessera.graph.jit import JitFunction, TracedSignature
 from tessera.graph.jit import jit as compile_function
 from tessera.graph.op import Aval
 from tessera.graph.operand import shape_tuple
@@ -90,7 +90,7 @@ def make_stand_ins(values: Any, layout: Any, mesh: Mesh | None) -> Any:
 def plan_report(f: Callable, *args: Any, mesh: Mesh | None = None,
                 fabric: str | Fabric | None = None, **kwargs: Any) -> Planned:
     """ts.dist.plan_report: see planning.py."""
-    function = f if isinstance(f, Function) else compile_function(f)
+    function = f if isinstance(f, JitFunction) else compile_function(f)
     given = tuple(tree.map_tree(as_stand_in, a) for a in args)
     named = {k: tree.map_tree(as_stand_in, v) for k, v in kwargs.items()}
     traced = function.traced(*given, **named)
@@ -103,7 +103,8 @@ def plan_report(f: Callable, *args: Any, mesh: Mesh | None = None,
                       list(written_collectives(graph, found)))
 
 
-def _plan_global(name: str, traced: Traced, roles: Sequence[str], fabric: str | Fabric | None
+def _plan_global(name: str, traced: TracedSignature, roles: Sequence[str],
+                 fabric: str | Fabric | None
                  ) -> Planned:
     """Of distributed tensors: the graph of rank 0, which has the largest part of everything."""
     program = traced.program
@@ -120,7 +121,7 @@ def _held(graph: Graph, roles: Sequence[str]) -> dict[Value, str]:
 
 
 # --- what the arguments are -----------------------------------------------------------------------
-def roles_of(function: Function, traced: Traced, args: tuple, kwargs: Mapping[str, Any]
+def roles_of(function: JitFunction, traced: TracedSignature, args: tuple, kwargs: Mapping[str, Any]
              ) -> list[str]:
     """Per input and capture: "parameters", "optimizer" or "data".
 

@@ -25,7 +25,7 @@ pre { overflow-x: auto; background: var(--soft); padding: 0.6rem 0.8rem; border-
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarSegment:
     """A piece of a bar: its name, how much, and that in words."""
 
     name: str
@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PlanPicture:
     """The picture of a plan: print it for the table; a notebook shows the bars."""
 
     plan: Planned
@@ -45,8 +45,8 @@ class Picture:
     def svg(self) -> str:
         """Both bars, one under the other."""
         plan = self.plan
-        memory = [Piece(role, n, amount(n, "B")) for role, n in plan.memory.items()]
-        time = [Piece(p.name, p.us, f"{duration(p.us)} {p.what}") for p in plan.parts if p.us]
+        memory = [BarSegment(role, n, amount(n, "B")) for role, n in plan.memory.items()]
+        time = [BarSegment(p.name, p.us, f"{duration(p.us)} {p.what}") for p in plan.parts if p.us]
         limit = plan.device.memory_bytes
         first, height = _bar(f"memory of a rank: {amount(plan.memory_bytes, 'B')} of "
                              f"{amount(limit, 'B')}", memory, max(limit, plan.memory_bytes),
@@ -65,7 +65,7 @@ class Picture:
     _repr_html_ = html
 
 
-def _bar(title: str, pieces: Sequence[Piece], whole: float, top: int,
+def _bar(title: str, pieces: Sequence[BarSegment], whole: float, top: int,
          limit: float | None = None) -> tuple[list[str], int]:
     """A bar of pieces with its title above and its legend below; and where it ends."""
     lines = [f'<text x="0" y="{top + 14}" font-weight="600" fill="currentColor">{escape(title)}'
@@ -99,7 +99,7 @@ def page(plan: Planned) -> str:
         f"<title>{escape(plan.title)}</title>", f"<style>{_STYLE}</style>", "</head>", "<body>",
         f"<h1>Plan of {escape(plan.title)}</h1>",
         f"<p>{escape(f'{plan.mesh}, fabric {plan.fabric.name}: {plan.fabric.doc}')}</p>",
-        Picture(plan).svg(), f"<pre>{escape(table(plan))}</pre>", "</body>", "</html>", ""])
+        PlanPicture(plan).svg(), f"<pre>{escape(table(plan))}</pre>", "</body>", "</html>", ""])
 
 
-__all__ = ["Picture", "page"]
+__all__ = ["PlanPicture", "page"]

@@ -17,9 +17,9 @@ from tessera.errors import ArgumentError, SourceLine
 from tessera.graph.ir import Graph, Value
 
 from ..mesh.device_mesh import Mesh
-from .fabric import Device, Fabric, bus_factor
-from .flops import Held, Work, count_graph, peak_memory, work_us
-from .html_page import Picture, page
+from .fabric import DeviceModel, Fabric, bus_factor
+from .flops import PeakBytes, UnitWork, count_graph, peak_memory, work_us
+from .html_page import PlanPicture, page
 from .table_text import table
 
 ROLES = ("parameters", "gradients", "optimizer", "activations", "workspace", "data")
@@ -44,7 +44,7 @@ class Issued(Protocol):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PlannedCollectives:
     """Collectives of one kind, `count` of them in a step.
 
     bytes: of one, as fabric.py counts them   us: of one   hidden: whether it runs beside arithmetic
@@ -66,7 +66,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepSegment:
     """A stretch of the step: microseconds, and what takes them."""
 
     name: str
@@ -85,14 +85,14 @@ class Planned:
     title: str
     mesh: Mesh
     fabric: Fabric
-    device: Device
+    device: DeviceModel
     memory: Mapping[str, float]
-    exchanges: tuple[Exchange, ...]
-    parts: tuple[Part, ...]
+    exchanges: tuple[PlannedCollectives, ...]
+    parts: tuple[StepSegment, ...]
     ideal_us: float
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    works: tuple[Work, ...] = field(default=(), repr=False)
+    works: tuple[UnitWork, ...] = field(default=(), repr=False)
 
     @property
     def memory_bytes(self) -> float:
@@ -130,7 +130,7 @@ class Planned:
 
     def show(self) -> Any:
         """The picture, for a notebook; print it for the table."""
-        return Picture(self)
+        return PlanPicture(self)
 
     def _repr_html_(self) -> str:
         return self.show()._repr_html_()
@@ -150,7 +150,7 @@ def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def exchanges_of(collectives: Iterable[Issued], mesh: Mesh, fabric: Fabric
-                 ) -> tuple[Exchange, ...]:
+                 ) -> tuple[PlannedCollectives, ...]:
     """Each with its time; equal ones of one line together."""
     counted: dict[tuple, int] = {}
     for c in collectives:
@@ -160,7 +160,7 @@ def exchanges_of(collectives: Iterable[Issued], mesh: Mesh, fabric: Fabric
     for (op, axes, received, why, where), count in counted.items():
         size = received / max(bus_factor(op, mesh.size(axes)), 1e-30)
         cost = fabric.time(op, size, mesh, axes)
-        found.append(Exchange(op, axes, size, count, cost.us, cost.how, why, where))
+        found.append(PlannedCollectives(op, axes, size, count, cost.us, cost.how, why, where))
     return tuple(found)
 
 
@@ -175,15 +175,16 @@ def plan_graph(title: str, graph: Graph, roles: Mapping[Value, str], mesh: Mesh,
     fabric.need(mesh)
     device = fabric.device_of(mesh)
     works = count_graph(graph)
-    held: Held = peak_memory(graph, dict(roles))
+    held: PeakBytes = peak_memory(graph, dict(roles))
     exchanges = exchanges_of(collectives, mesh, fabric)
     products = [w for w in works if w.products]
     compute = sum(work_us(w, device) for w in products)
     rest = sum(work_us(w, device) for w in works if not w.products)
     total = sum(e.total_us for e in exchanges)
-    parts = (Part("products", compute, _many(len(products), "call")),
-             Part("loops", rest, _many(len(works) - len(products), "loop or copy")),
-             Part("exchanges", total, _many(sum(int(e.count) for e in exchanges), "collective")))
+    parts = (StepSegment("products", compute, _many(len(products), "call")),
+             StepSegment("loops", rest, _many(len(works) - len(products), "loop or copy")),
+             StepSegment("exchanges", total,
+                         _many(sum(int(e.count) for e in exchanges), "collective")))
     notes = [f"products at {device.product_part:g} of the peak, memory at {device.memory_part:g}",
              "a collective waits for all before it, and all after it for the collective; were "
              f"every one beside arithmetic, {max(compute + rest, total) / 1e3:.3g} ms",
@@ -201,7 +202,7 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else more[what]}"
 
 
-def ideal_us(works: Iterable[Work], device: Device) -> float:
+def ideal_us(works: Iterable[UnitWork], device: DeviceModel) -> float:
     """Microseconds of the products alone, at the peak."""
     return sum(1e6 * w.times * n / device.peak(dtype) for w in works for dtype, n in w.products)
 
@@ -211,5 +212,6 @@ def _in_order(held: Mapping[str, float]) -> dict[str, float]:
     return known | {r: n for r, n in held.items() if r not in known and n}
 
 
-__all__ = ["Exchange", "Issued", "Part", "Planned", "bubble", "exchanges_of", "ideal_us",
+__all__ = ["PlannedCollectives", "Issued", "StepSegment", "Planned", "bubble", "exchanges_of",
+           "ideal_us",
            "plan_graph"]

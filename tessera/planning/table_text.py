@@ -11,7 +11,7 @@ from tessera.errors import short_path
 from .flops import work_us
 
 if TYPE_CHECKING:
-    from .planner import Exchange, Planned
+    from .planner import Planned, PlannedCollectives
 
 MOST, LONGEST = 14, 5  # collectives and other units shown, those that take longest first
 MUCH = 0.8  # of the time now: an order that takes less is worth a word
@@ -103,7 +103,7 @@ def _exchanges(plan: Planned) -> list[str]:
     return lines
 
 
-def _row(e: Exchange) -> tuple[str, ...]:
+def _row(e: PlannedCollectives) -> tuple[str, ...]:
     where = f" ({short_path(e.where.file)}:{e.where.line})" if e.where is not None else ""
     beside = "; beside arithmetic" if e.hidden else ""
     return (e.op, "*".join(e.axes), f"{e.count:g}", amount(e.bytes, "B"), duration(e.us),

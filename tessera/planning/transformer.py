@@ -24,8 +24,8 @@ from tessera.numerics import DType, bf16
 
 from ..mesh.device_mesh import Mesh
 from ..mesh.partition import balanced
-from .fabric import Device, Fabric, fabric_of
-from .planner import Exchange, Part, Planned, bubble
+from .fabric import DeviceModel, Fabric, fabric_of
+from .planner import Planned, PlannedCollectives, StepSegment, bubble
 from .table_text import amount, duration
 
 MODELS: dict[str, Transformer] = {}
@@ -180,7 +180,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Split:
+class ModelShare:
     """A model on one rank: the largest of each part.
 
     b: sequences of a microbatch   layers: of a stage   heads, kv_heads, ffn, vocab: of tp's share
@@ -202,7 +202,7 @@ class Split:
                 + (3 if m.gated else 2) * m.d * self.ffn)
 
 
-def split_of(m: Transformer, mesh: Mesh, how: Training) -> Split:
+def split_of(m: Transformer, mesh: Mesh, how: Training) -> ModelShare:
     """The shares of the busiest rank. Raises AxisError for an axis that is not dp, tp or pp,
     ArgumentError where there are more ranks than what they split."""
     unknown = [a for a in mesh.axes if a not in AXES]
@@ -215,8 +215,8 @@ def split_of(m: Transformer, mesh: Mesh, how: Training) -> Split:
     _need(m.heads >= tp, f"{m.heads} heads", f"tp={tp}", f"tp <= {m.heads}")
     _need(m.layers >= pp * how.chunks, f"{m.layers} layers", f"pp={pp} times {how.chunks} chunks",
           f"pp <= {m.layers // how.chunks}")
-    return Split(dp, tp, pp, -(-how.B // (dp * how.microbatches)), -(-m.layers // pp),
-                 -(-m.heads // tp), _kv_heads(m, tp), -(-m.ffn // tp), -(-m.vocab // tp))
+    return ModelShare(dp, tp, pp, -(-how.B // (dp * how.microbatches)), -(-m.layers // pp),
+                      -(-m.heads // tp), _kv_heads(m, tp), -(-m.ffn // tp), -(-m.vocab // tp))
 
 
 def _need(enough: bool, what: str, over: str, hint: str) -> None:
@@ -231,7 +231,7 @@ def _kv_heads(m: Transformer, tp: int) -> int:
 
 
 # --- memory ---------------------------------------------------------------------------------------
-def params_of_rank(m: Transformer, s: Split) -> float:
+def params_of_rank(m: Transformer, s: ModelShare) -> float:
     """Of the rank that holds most: a stage's layers, and an end's tables with the first or last."""
     norms = m.layer_params - m.matrices  # whole on every rank of tp, biases too
     ends = m.d * s.vocab * (1 if m.tied or s.pp > 1 else 2) + m.positions * m.d + 2 * m.d
@@ -241,7 +241,7 @@ def params_of_rank(m: Transformer, s: Split) -> float:
     return mine * m.params / replace(m, params=0.0).count
 
 
-def layer_activations(m: Transformer, s: Split, how: Training) -> float:
+def layer_activations(m: Transformer, s: ModelShare, how: Training) -> float:
     """Bytes that one layer keeps of one microbatch for its backward pass, in 2-byte types.
 
     s b h (10 + 24/t) for GPT [K, section 4.2], of which two bytes are dropout's masks; here by what
@@ -258,7 +258,7 @@ def layer_activations(m: Transformer, s: Split, how: Training) -> float:
     return tokens * (whole + heads + hidden + scores)
 
 
-def microbatches_held(s: Split, how: Training) -> float:
+def microbatches_held(s: ModelShare, how: Training) -> float:
     """Whose activations the first stage keeps at once, in stages: all with GPipe; p with 1F1B, and
     p (1 + (p-1) / (p v)) with chunks [K, section 4.2.3]; no more than there are."""
     if how.schedule == "gpipe":
@@ -267,7 +267,7 @@ def microbatches_held(s: Split, how: Training) -> float:
     return min(how.microbatches, s.pp * extra)
 
 
-def memory_of(m: Transformer, s: Split, how: Training) -> dict[str, float]:
+def memory_of(m: Transformer, s: ModelShare, how: Training) -> dict[str, float]:
     """Bytes by role with mixed precision Adam: 2 + 2 + 12 a parameter, over dp as zero says [Z]."""
     n = params_of_rank(m, s)
     shares = [s.dp if how.zero >= stage else 1 for stage in (3, 2, 1)]
@@ -301,7 +301,7 @@ class Times:
         return self.products + self.attention + self.loops
 
 
-def times_of(m: Transformer, s: Split, how: Training, device: Device) -> Times:
+def times_of(m: Transformer, s: ModelShare, how: Training, device: DeviceModel) -> Times:
     """6 operations a weight and token, 12 d T a layer and token for scores, of which a causal
     kernel does half [P, F]; remat computes the forward pass twice, 8 and 16."""
     tokens, passes = s.b * m.T, 4 if how.remat else 3
@@ -319,8 +319,8 @@ def times_of(m: Transformer, s: Split, how: Training, device: Device) -> Times:
     return Times(1e6 * products, 1e6 * attention, 1e6 * loops, (passes - 1) / passes, 1e6 * update)
 
 
-def exchanges_of(m: Transformer, s: Split, how: Training, mesh: Mesh, fabric: Fabric
-                 ) -> tuple[Exchange, ...]:
+def exchanges_of(m: Transformer, s: ModelShare, how: Training, mesh: Mesh, fabric: Fabric
+                 ) -> tuple[PlannedCollectives, ...]:
     """The collectives of a step, as one rank of each group takes part in them."""
     found = [*_tensor_exchanges(m, s, how), *_data_exchanges(m, s, how),
              *_stage_exchanges(m, s, how)]
@@ -329,11 +329,11 @@ def exchanges_of(m: Transformer, s: Split, how: Training, mesh: Mesh, fabric: Fa
 
 
 def _exchange(op: str, axis: str, size: float, count: float, why: str, hidden: bool = False
-              ) -> Exchange:
-    return Exchange(op, (axis,), size, count, 0.0, "", why, hidden=hidden)
+              ) -> PlannedCollectives:
+    return PlannedCollectives(op, (axis,), size, count, 0.0, "", why, hidden=hidden)
 
 
-def _tensor_exchanges(m: Transformer, s: Split, how: Training) -> Iterator[Exchange]:
+def _tensor_exchanges(m: Transformer, s: ModelShare, how: Training) -> Iterator[PlannedCollectives]:
     """Two all_reduces of s b h a layer and direction [M, section 3]; with `sequence` each is a
     reduce_scatter and an all_gather [K, section 4.2.2]."""
     if s.tp == 1:
@@ -349,7 +349,7 @@ def _tensor_exchanges(m: Transformer, s: Split, how: Training) -> Iterator[Excha
     yield _exchange("all_reduce", "tp", small, 2 * how.microbatches, "loss over a split vocabulary")
 
 
-def _data_exchanges(m: Transformer, s: Split, how: Training) -> Iterator[Exchange]:
+def _data_exchanges(m: Transformer, s: ModelShare, how: Training) -> Iterator[PlannedCollectives]:
     """all_reduce of the gradients; with ZeRO a reduce_scatter, and an all_gather of the parameters,
     of stage 3 in each pass of each microbatch [Z, section 7]."""
     if s.dp == 1:
@@ -368,7 +368,7 @@ def _data_exchanges(m: Transformer, s: Split, how: Training) -> Iterator[Exchang
                     "gradients of a layer", hidden)
 
 
-def _stage_exchanges(m: Transformer, s: Split, how: Training) -> Iterator[Exchange]:
+def _stage_exchanges(m: Transformer, s: ModelShare, how: Training) -> Iterator[PlannedCollectives]:
     """s b h to the next stage and back, each microbatch and chunk [N, section 2.2]."""
     if s.pp > 1:
         size = 2.0 * s.b * m.T * m.d / (s.tp if how.sequence else 1)
@@ -397,22 +397,24 @@ def plan_transformer(m: Transformer, mesh: Mesh, fabric: str | Fabric | None = N
     return replace(planned, facts=_facts(m, how, planned))
 
 
-def _parts(s: Split, how: Training, t: Times, exchanges: tuple[Exchange, ...]) -> tuple[Part, ...]:
+def _parts(s: ModelShare, how: Training, t: Times,
+           exchanges: tuple[PlannedCollectives, ...]) -> tuple[StepSegment, ...]:
     n = how.microbatches
     inner = sum(e.total_us for e in exchanges if e.axes != ("dp",))
     busy = n * t.both + inner
     idle = bubble(s.pp, n, how.chunks)
     exposed, beside = _exposed(how, t, exchanges)
-    parts = [Part("products", n * t.products, "weights by activations"),
-             Part("attention", n * t.attention, "scores and values"),
-             Part("loops", n * t.loops, "norms, activations, residuals"),
-             Part("exchanges", inner + exposed, beside),
-             Part("bubble", busy * idle / (1 - idle), f"{idle:.1%} of the pipeline's time"),
-             Part("update", t.update, "AdamW")]
+    parts = [StepSegment("products", n * t.products, "weights by activations"),
+             StepSegment("attention", n * t.attention, "scores and values"),
+             StepSegment("loops", n * t.loops, "norms, activations, residuals"),
+             StepSegment("exchanges", inner + exposed, beside),
+             StepSegment("bubble", busy * idle / (1 - idle), f"{idle:.1%} of the pipeline's time"),
+             StepSegment("update", t.update, "AdamW")]
     return tuple(p for p in parts if p.us or p.name == "exchanges")
 
 
-def _exposed(how: Training, t: Times, exchanges: tuple[Exchange, ...]) -> tuple[float, str]:
+def _exposed(how: Training, t: Times, exchanges: tuple[PlannedCollectives, ...]) -> tuple[float,
+                                                                                          str]:
     """What of dp's exchanges is longer than the arithmetic beside it; and all axes in words."""
     of = {a: sum(e.total_us for e in exchanges if e.axes == (a,)) for a in AXES}
     words = [f"{a} {duration(of[a])}" for a in ("tp", "pp") if of[a]]
@@ -438,7 +440,7 @@ def _facts(m: Transformer, how: Training, plan: Planned) -> tuple[tuple[str, str
     )
 
 
-def _notes(s: Split, how: Training, device: Device) -> tuple[str, ...]:
+def _notes(s: ModelShare, how: Training, device: DeviceModel) -> tuple[str, ...]:
     dp = ("dp's exchanges run beside " + ("both passes" if how.zero == 3 else
           "the backward pass of the last microbatch") if how.overlap else "dp's exchanges wait")
     notes = [f"products at {device.product_part:g} of the peak of {how.dtype}, attention at "
@@ -454,5 +456,6 @@ def _notes(s: Split, how: Training, device: Device) -> tuple[str, ...]:
     return tuple(notes)
 
 
-__all__ = ["MODELS", "Split", "Training", "Transformer", "layer_activations", "memory_of", "model",
+__all__ = ["MODELS", "ModelShare", "Training", "Transformer", "layer_activations", "memory_of",
+           "model",
            "params_of_rank", "plan_transformer", "split_of"]

@@ -22,7 +22,7 @@ from .memory_pools import LIVE, SPARE, allocate, keep_freed
 DEFAULT = 0  # the stream on which kernels run that were given none
 
 
-class Buffer:
+class DeviceBuffer:
     """`nbytes` of device memory, freed with the object."""
 
     __slots__ = ("pointer", "nbytes", "device", "__weakref__")
@@ -39,7 +39,7 @@ class Buffer:
         check(driver().cuMemcpyHtoDAsync(self.pointer, array.ctypes.data, array.nbytes, DEFAULT),
               "copy to the GPU")
 
-    def copy(self, other: Buffer) -> None:
+    def copy(self, other: DeviceBuffer) -> None:
         """Copy another buffer's bytes to this one, behind what was launched before."""
         check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer, self.nbytes, DEFAULT),
               "copy on the GPU")
@@ -65,7 +65,7 @@ class Buffer:
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 
-class PooledBuffer(Buffer):
+class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
     ones of each size are kept here, which is quicker still.
 
@@ -91,7 +91,7 @@ class PooledBuffer(Buffer):
             _to_pool(self.pointer, self.device.index)
 
 
-class Borrowed(Buffer):
+class Borrowed(DeviceBuffer):
     """Memory of somebody else, who is kept alive."""
 
     __slots__ = ("owner",)

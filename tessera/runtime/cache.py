@@ -1,8 +1,8 @@
 """A cache of compiled code on disk, shared by the processes of one user.
 
     loops = DiskCache("loops")
-    entry = loops.read(name)                        # Entry(meta, parts) or None
-    loops.write(name, Entry({"symbol": "f"}, {"code": elf}))
+    entry = loops.read(name)                        # CacheEntry(meta, parts) or None
+    loops.write(name, CacheEntry({"symbol": "f"}, {"code": elf}))
     loops.made(name, make)                          # read, or made by one process for all
 
 An entry is one file, named by the hash of all that decides its content: magic, sha256 of the rest,
@@ -62,7 +62,7 @@ class CacheWarning(RuntimeWarning):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """Facts (JSON) and named byte strings."""
 
     meta: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Entry:
         return MAGIC + hashlib.sha256(body).digest() + body
 
     @staticmethod
-    def from_bytes(content: bytes, name: str) -> Entry | None:
+    def from_bytes(content: bytes, name: str) -> CacheEntry | None:
         """The entry, or None when `content` is not a whole one of this name."""
         start = len(MAGIC) + DIGEST_BYTES
         body = content[start:]
@@ -90,7 +90,7 @@ class Entry:
             for part, size in header["sizes"].items():
                 parts[part] = body[at:at + size]
                 at += size
-            return Entry(header["meta"], parts)
+            return CacheEntry(header["meta"], parts)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None  # sealed, but by another program
 
@@ -112,13 +112,13 @@ class DiskCache:
         with self._opened():
             return self.path
 
-    def read(self, name: str) -> Entry | None:
+    def read(self, name: str) -> CacheEntry | None:
         """The entry `name`, or None when there is no sound one."""
         with self._tried(), self._opened() as folder:
             return _read(folder, name)
         return None
 
-    def write(self, name: str, entry: Entry) -> None:
+    def write(self, name: str, entry: CacheEntry) -> None:
         """Store an entry; a half-written one never bears its final name."""
         with self._tried(), self._opened() as folder:
             _write(folder, name, entry.to_bytes(name))
@@ -129,7 +129,7 @@ class DiskCache:
         with self._tried(), self._opened() as folder:
             _write(folder, name, text.encode())
 
-    def made(self, name: str, make: Callable[[], Entry]) -> tuple[Entry, bool]:
+    def made(self, name: str, make: Callable[[], CacheEntry]) -> tuple[CacheEntry, bool]:
         """The entry, and whether it was there; else one process makes it and the others wait.
 
         Where the file system has no locks, or the cache is no use, each process makes its own.
@@ -243,7 +243,7 @@ def _is_set() -> bool:
         return False
 
 
-def _read(folder: int, name: str) -> Entry | None:
+def _read(folder: int, name: str) -> CacheEntry | None:
     try:
         handle = os.open(name, os.O_RDONLY | _PLAINLY, dir_fd=folder)
     except OSError as error:
@@ -255,7 +255,7 @@ def _read(folder: int, name: str) -> Entry | None:
     try:
         about = os.fstat(handle)
         private = stat.S_ISREG(about.st_mode) and _is_private(about)
-        entry = Entry.from_bytes(_content(handle), name) if private else None
+        entry = CacheEntry.from_bytes(_content(handle), name) if private else None
         if entry is not None:
             _touch(handle)
     finally:

@@ -67,7 +67,7 @@ USED = {OLD: b"used_dltensor", NEW: b"used_dltensor_versioned"}
 
 # --- giving -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Memory:
+class ExportedMemory:
     """What is given. strides in elements; device: (kind, number)."""
 
     pointer: int
@@ -109,7 +109,7 @@ def code_of(dtype: DType) -> tuple[int, int]:
     return CODES[dtype.kind], 8 * dtype.numpy.itemsize
 
 
-def exported(memory: Memory, owner: Any, max_version: tuple[int, int] | None) -> Any:
+def exported(memory: ExportedMemory, owner: Any, max_version: tuple[int, int] | None) -> Any:
     """A capsule for `__dlpack__`. owner: kept as long as the other library reads the memory."""
     code, bits = code_of(memory.dtype)
     n = len(memory.shape)
@@ -226,5 +226,5 @@ def _viewed(tensor: _Tensor, dtype: DType, made: Any, address: int, read_only: b
     return out
 
 
-__all__ = ["CPU", "CUDA", "Memory", "SPECIAL", "VERSION", "check_type", "exported",
+__all__ = ["CPU", "CUDA", "ExportedMemory", "SPECIAL", "VERSION", "check_type", "exported",
            "exported_array", "imported"]

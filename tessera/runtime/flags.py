@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import hooks
 from ..errors import DeviceError, SourceLine, TesseraError
-from .buffer import Buffer, MappedMemory
+from .buffer import DeviceBuffer, MappedMemory
 from .device import check, device, driver, outside_capture
 
 WORDS = 8
@@ -33,7 +33,7 @@ WHOLE_GROUP = -1
 
 
 @dataclass(frozen=True)
-class Site:
+class ReportSite:
     """A place in a kernel that reports: the user's line, and a message with {} for the values.
 
     kind: names the error in ERRORS; 'print' is none. formats: how the bits of each value are read,
@@ -80,22 +80,22 @@ class Failure:
 
 
 # kind of a site -> (kernel's name, site, failure) -> the error; upper floors add theirs.
-ERRORS: dict[str, Callable[[str, Site, Failure], TesseraError]] = {}
+ERRORS: dict[str, Callable[[str, ReportSite, Failure], TesseraError]] = {}
 
 
-def _device_error(name: str, site: Site, failure: Failure) -> TesseraError:
+def _device_error(name: str, site: ReportSite, failure: Failure) -> TesseraError:
     return DeviceError(f"kernel {name}, {failure.who}: {site.text(failure.values)}",
                        where=site.where, code="E_DEVICE_ASSERT")
 
 
 ERRORS["device"] = _device_error
 
-Table = tuple[str, Sequence[Site]]
+Table = tuple[str, Sequence[ReportSite]]
 _tables: dict[int, Table] = {}  # by launch key
 _keys = itertools.count(1)
 
 
-def register(name: str, sites: Sequence[Site]) -> int:
+def register(name: str, sites: Sequence[ReportSite]) -> int:
     """The launch key under which a kernel reports its sites."""
     key = next(_keys)
     _tables[key] = (name, tuple(sites))
@@ -112,7 +112,7 @@ class ErrorFlags:
 
     def __post_init__(self) -> None:
         on = device(self.index)
-        self._claim, self._report = Buffer(8, on), MappedMemory(WORDS, on)
+        self._claim, self._report = DeviceBuffer(8, on), MappedMemory(WORDS, on)
         self._claim.write(np.zeros(1, np.int64))
         self.claim, self.report = self._claim.pointer, self._report.pointer
         self.words = self._report.raw  # words[0] is not 0: there is a report
@@ -147,7 +147,7 @@ class PrintedLines:
 
     def __init__(self, index: int):
         on = device(index)
-        self._count, self._lines = Buffer(8, on), MappedMemory(WORDS * LINES, on)
+        self._count, self._lines = DeviceBuffer(8, on), MappedMemory(WORDS * LINES, on)
         self._count.write(np.zeros(1, np.int64))
         self.count, self.lines = self._count.pointer, self._lines.pointer
 

@@ -1,7 +1,7 @@
 """A compiled kernel, loaded on the devices that run it, and its launches.
 
-    kernel = Kernel(cubin, "softmax", ("i64", "i64", "i32"), target=target, threads=128,
-                    shared_bytes=65536)
+    kernel = LoadedKernel(cubin, "softmax", ("i64", "i64", "i32"), target=target, threads=128,
+                          shared_bytes=65536)
     kernel.launch((rows,), (x.data_ptr(), y.data_ptr(), n), stream=0, device=0)
     start = kernel.prepare((rows,), {2: n}, (0, 1))     # n is packed once
     start(stream, x.data_ptr(), y.data_ptr())           # and these at each launch
@@ -39,7 +39,7 @@ ELSEWHERE = frozenset({libcuda.INVALID_CONTEXT, libcuda.INVALID_HANDLE,
 Grid = tuple[int, ...]
 
 
-class Block:
+class LaunchParameters:
     """What the driver reads at one launch: values, the addresses of each, grid and stream.
 
     call: the arguments of Library.launch. A block serves one launch at a time, since the driver
@@ -48,7 +48,7 @@ class Block:
 
     __slots__ = ("memory", "call", "stream", "grid", "_config", "_kept")
 
-    def __init__(self, kernel: Kernel, function: int, slots: Sequence[int]):
+    def __init__(self, kernel: LoadedKernel, function: int, slots: Sequence[int]):
         """slots: where in the memory, in units of 8 bytes, each parameter lies."""
         count = max(len(slots), 1)
         self.memory = (ctypes.c_char * (8 * count))()
@@ -83,10 +83,11 @@ class Loaded:
     registers: int
     local_bytes: int
     blocks_per_multiprocessor: int
-    free: list[Block] = field(default_factory=list, compare=False)  # append and pop are atomic
+    free: list[LaunchParameters] = field(default_factory=list,
+                                         compare=False)  # append and pop are atomic
 
 
-class Kernel:
+class LoadedKernel:
     """Machine code of one kernel with typed parameters. Thread-safe."""
 
     def __init__(self, cubin: bytes, name: str, parameters: Sequence[str], *, target: Target,
@@ -104,7 +105,7 @@ class Kernel:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.name}({', '.join(self.parameters)}), {self.threads} threads>"
+        return f"<LoadedKernel {self.name}({', '.join(self.parameters)}), {self.threads} threads>"
 
     def on(self, index: int = 0) -> Loaded:
         """The kernel on device `index`, loaded when it is not yet."""
@@ -168,7 +169,7 @@ class Kernel:
         try:
             block = loaded.free.pop()
         except IndexError:
-            block = Block(self, loaded.function, range(len(self.parameters)))
+            block = LaunchParameters(self, loaded.function, range(len(self.parameters)))
         try:
             self._struct.pack_into(block.memory, 0, *values)
         except (struct.error, OverflowError) as error:
@@ -202,7 +203,7 @@ class Kernel:
                 f"parameters {sorted((*fixed, *given))}", hint="each one once, fixed or given")
         loaded, blocks = self.on(device), self.blocks(grid)
 
-        def made() -> Block:
+        def made() -> LaunchParameters:
             block = self._half_packed(loaded.function, dict(fixed), tuple(given))
             block.to_grid(blocks, grid)
             return block
@@ -220,10 +221,10 @@ class Kernel:
         return start
 
     def _half_packed(self, function: int, fixed: dict[int, float],
-                     given: tuple[int, ...]) -> Block:
+                     given: tuple[int, ...]) -> LaunchParameters:
         """A block with room for the given values first and the fixed ones filled in behind."""
         order = (*given, *fixed)
-        block = Block(self, function, [order.index(i) for i in range(len(order))])
+        block = LaunchParameters(self, function, [order.index(i) for i in range(len(order))])
         try:
             struct.pack_into(_layout(self.parameters, tuple(fixed)), block.memory, 8 * len(given),
                              *fixed.values())
@@ -245,7 +246,7 @@ class Kernel:
                                     f"blocks, clusters take {group}")
         return extents
 
-    def again(self, loaded: Loaded, block: Block, status: int) -> None:
+    def again(self, loaded: Loaded, block: LaunchParameters, status: int) -> None:
         """After a launch that failed: once more in the kernel's own context, when that may help.
 
         The driver refuses a launch in another device's context, unless the stream is one of the

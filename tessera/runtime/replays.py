@@ -10,9 +10,9 @@ import functools
 
 import numpy as np
 
-from .buffer import Buffer
+from .buffer import DeviceBuffer
 from .device import device
-from .module import Kernel
+from .module import LoadedKernel
 
 # Translated by the driver for its device; PTX ISA 6.4 and sm_75 are the oldest that are supported.
 ADD_ONE = """\
@@ -29,14 +29,14 @@ ADD_ONE = """\
     ret;
 }
 """
-_kept: list[Buffer] = []  # a graph may be replayed for the life of the process
+_kept: list[DeviceBuffer] = []  # a graph may be replayed for the life of the process
 
 
 class Replays:
     """The number of replays of one captured launch: 0 in the first, then one more in each."""
 
     def __init__(self, index: int):
-        self._index, self._memory = index, Buffer(8, device(index))
+        self._index, self._memory = index, DeviceBuffer(8, device(index))
         self._memory.write(np.zeros(1, np.int64))
         _add_one(index).on(index)  # loaded outside of the capture
         _kept.append(self._memory)
@@ -51,9 +51,9 @@ class Replays:
 
 
 @functools.cache
-def _add_one(index: int) -> Kernel:
-    return Kernel(ADD_ONE.encode() + b"\0", "tessera_add_one", ("i64",),
-                  target=device(index).target, threads=1)
+def _add_one(index: int) -> LoadedKernel:
+    return LoadedKernel(ADD_ONE.encode() + b"\0", "tessera_add_one", ("i64",),
+                        target=device(index).target, threads=1)
 
 
 __all__ = ["Replays"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from .arrays import Array, overlap
-from .buffer import Buffer
+from .buffer import DeviceBuffer
 from .device import check, device, driver
 from .timing import is_capturing
 
@@ -19,12 +19,12 @@ class Staging:
         if is_capturing(stream):
             raise ArgumentError("a launch on host arrays cannot be captured in a graph",
                                 hint="pass arrays that lie on the GPU")
-        made: dict[tuple[int, int], Buffer] = {}  # an array that is given twice has one copy
+        made: dict[tuple[int, int], DeviceBuffer] = {}  # an array that is given twice has one copy
         self._copies = []
         for i, array in host:
             place = (array.pointer, _nbytes(array))
             if place not in made:
-                made[place] = Buffer(place[1], device(index))
+                made[place] = DeviceBuffer(place[1], device(index))
                 made[place].write(np.ascontiguousarray(_host_view(array)))
             self._copies.append((i, _host_view(array), made[place]))
         if written and overlap(list(made)):

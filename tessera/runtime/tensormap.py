@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import ArgumentError, DTypeError
 from . import libcuda
 from .arrays import Array
-from .buffer import Buffer
+from .buffer import DeviceBuffer
 from .device import check, device, driver
 
 MAP_BYTES = 128
@@ -81,7 +81,7 @@ class _Store:
         self._slots: OrderedDict[Key, int] = OrderedDict()
         self._pinned: dict[Key, int] = {}
         self._free: list[int] = []
-        self._slabs: list[Buffer] = []
+        self._slabs: list[DeviceBuffer] = []
         self._lock = threading.Lock()
 
     def get(self, key: Key, encode: Any, pinned: bool) -> int:
@@ -104,7 +104,7 @@ class _Store:
             for _ in range(SLAB_MAPS):
                 self._free.append(self._slots.popitem(last=False)[1])
         if not self._free:
-            slab = Buffer((SLAB_MAPS + 1) * MAP_BYTES, self._device)
+            slab = DeviceBuffer((SLAB_MAPS + 1) * MAP_BYTES, self._device)
             self._slabs.append(slab)
             first = -(-slab.pointer // MAP_BYTES) * MAP_BYTES
             self._free = [first + i * MAP_BYTES for i in range(SLAB_MAPS)]

@@ -1,6 +1,6 @@
 """When kernels ran on a GPU: events around each launch, on the host's clock.
 
-    timeline = Timeline(); timeline.start(); ...; timeline.stop()
+    timeline = EventTimeline(); timeline.start(); ...; timeline.stop()
     timeline.events        # KernelEvent(name, device, stream, start_ns, end_ns), in order
 
 While a timeline is open, it stands in the place of the driver's launch in every prepared launch;
@@ -43,7 +43,7 @@ class _Pending:
     end: Any
 
 
-class Timeline:
+class EventTimeline:
     """Collects the events of all threads between start() and stop()."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Timeline:
         """A kernel that ran on the host."""
         self.events.append(event)
 
-    def wrap(self, kernel: module.Kernel, index: int,
+    def wrap(self, kernel: module.LoadedKernel, index: int,
              launch: Callable[..., int]) -> Callable[..., int]:
         """The driver's launch of a kernel, between two events."""
         def timed(config: Any, function: Any, addresses: Any, extra: Any) -> int:
@@ -115,4 +115,4 @@ class Timeline:
         return KernelEvent(p.name, p.device, p.stream, start, start + max(1, int(1e6 * took)))
 
 
-__all__ = ["KernelEvent", "Timeline"]
+__all__ = ["KernelEvent", "EventTimeline"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import libcuda
-from .buffer import Buffer
+from .buffer import DeviceBuffer
 from .device import check, device, driver
 
 FEWEST, MOST = 5, 100  # repetitions
@@ -46,7 +46,7 @@ class EventTimer:
 
     def __init__(self, index: int, stream: int):
         self.device, self.stream = device(index), stream
-        self._scratch = Buffer(2 * self.device.l2_bytes, self.device)
+        self._scratch = DeviceBuffer(2 * self.device.l2_bytes, self.device)
         with self.device.current():
             self._begin, self._end = (check(driver().cuEventCreate(0), "make an event")
                                       for _ in range(2))

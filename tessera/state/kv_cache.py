@@ -19,14 +19,14 @@ from ..graph.trace import Tracer, current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
-from ..tile.frontend.composite_parameters import RECORDS, Record
+from ..tile.frontend.composite_parameters import RECORDS, RecordClass
 from .effect import changes, moves
 from .kv_type import EXTENTS, KVCacheType
 
 AXIS = 2  # of the entries
 
 
-class Storage:
+class CacheStorage:
     """The memory of a cache, which its handles share. `newest`: how many entries the handle
     appended to last has seen, so that an append to an older one is noticed."""
 
@@ -44,7 +44,8 @@ class KVCache:
     A full cache raises on append, or with `@rolling_window` gives up its oldest entries.
     """
 
-    def __init__(self, kind: KVCacheType, storage: Storage, count: Tensor, place: str = "device"):
+    def __init__(self, kind: KVCacheType, storage: CacheStorage, count: Tensor,
+                 place: str = "device"):
         self.kind, self._storage, self._count, self.place = kind, storage, count, place
 
     def __class_getitem__(cls, items: Any) -> KVCacheType:
@@ -54,7 +55,7 @@ class KVCache:
     def empty(cls, kind: KVCacheType) -> KVCache:
         K, V = (F.zeros(kind.dims, kind.numeric) for _ in range(2))
         count = F.zeros((), "int64")
-        return cls(kind, Storage(K, V, None if isinstance(K, Tracer) else 0), count)
+        return cls(kind, CacheStorage(K, V, None if isinstance(K, Tracer) else 0), count)
 
     # --- what it is ---------------------------------------------------------------------------
     @property
@@ -144,7 +145,7 @@ class KVCache:
         if not traced and held[0] is self._storage.K:
             self._storage.newest = newest
             return KVCache(self.kind, self._storage, count, self.place)
-        return KVCache(self.kind, Storage(*held, newest), count, self.place)
+        return KVCache(self.kind, CacheStorage(*held, newest), count, self.place)
 
     def _operand(self, x: Any, name: str) -> Tensor:
         x = as_tensor(x)
@@ -221,7 +222,7 @@ class KVCache:
         rest = self.capacity - kept
         K, V = _gathered(self._storage.K, slots, rest), _gathered(self._storage.V, slots, rest)
         newest = None if isinstance(K, Tracer) else int(count)
-        return KVCache(self.kind, Storage(K, V, newest), count, self.place)
+        return KVCache(self.kind, CacheStorage(K, V, newest), count, self.place)
 
     def _positions(self, keep: Any) -> Tensor:
         """The numbers of the entries at these positions."""
@@ -266,7 +267,7 @@ def _flatten(cache: KVCache) -> tuple[tuple, tuple]:
 def _unflatten(data: tuple, children: Sequence[Any]) -> KVCache:
     K, V, count = children
     known = type(count) is Tensor
-    return KVCache(data[0], Storage(K, V, int(count) if known else None), count, data[1])
+    return KVCache(data[0], CacheStorage(K, V, int(count) if known else None), count, data[1])
 
 
 register_tree(KVCache, _flatten, _unflatten)
@@ -341,4 +342,4 @@ def _arrays(cache: KVCache) -> dict[str, Tensor]:
     return made
 
 
-RECORDS[KVCache] = RECORDS[KVCacheType] = Record(_kinds, _arrays)
+RECORDS[KVCache] = RECORDS[KVCacheType] = RecordClass(_kinds, _arrays)

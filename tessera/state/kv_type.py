@@ -105,12 +105,12 @@ class KVCacheType(ValueType):
 
     def example(self, make: Any) -> Any:
         """A cache of tensors that `make` gives for their types."""
-        from .kv_cache import KVCache, Storage
+        from .kv_cache import CacheStorage, KVCache
 
         kind = replace(self, numeric=self.numeric or as_type("f32"))
         held = TensorType(kind.dims, kind.numeric)
         count = TensorType((), as_type("int64"))
-        return KVCache(kind, Storage(make(held), make(held), None), make(count))
+        return KVCache(kind, CacheStorage(make(held), make(held), None), make(count))
 
     def __repr__(self) -> str:
         dims = [repr(str(d)) if isinstance(d, Dim) else str(d) for d in self.dims]

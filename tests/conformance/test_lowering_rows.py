@@ -14,7 +14,7 @@ from fake_gpu import gpu as gpu
 from library_cases import attention
 from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.cuda.levels import origin_of
 from tessera.graph.cuda.op_ids import value_ids
@@ -59,7 +59,7 @@ each = pytest.mark.parametrize("name", FUNCTIONS)
 
 def program_of(name):
     fn, types = FUNCTIONS[name]
-    return Program(fn.graph(*types))
+    return CudaProgram(fn.graph(*types))
 
 
 @pytest.mark.row("IR-02")

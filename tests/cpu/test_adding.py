@@ -91,11 +91,11 @@ def test_a_dtypes_form_in_kernels(rng):
 def test_a_dtypes_cuda_form():
     compiler()
     additions.add_dtype()
-    from tessera.graph.cuda import Program
+    from tessera.graph.cuda import CudaProgram
     from tessera.graph.cuda.levels import compiled_of as compiled
 
     f = ts.jit(lambda a: ts.cast(ts.exp(ts.cast(a, ts.f32)), "fp8_e3m4"))
-    program = Program(f.graph(ts.Tensor[64, ts.fp8_e3m4]), "sm_90a")
+    program = CudaProgram(f.graph(ts.Tensor[64, ts.fp8_e3m4]), "sm_90a")
     assert program.launches
     for launch in program.launches:
         assert compiled(launch, program.target).built.resources.spill_store_bytes == 0

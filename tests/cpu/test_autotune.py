@@ -24,7 +24,7 @@ from tessera.tile.tuning.cost_model import CostModel
 from tessera.tile.tuning.legality import fits, require_legal
 from tessera.tile.tuning.measure import DeviceBench, FunctionBench, bench_for
 from tessera.tile.tuning.trial import Trace, Trial, spearman
-from tessera.tile.tuning.tuned_schedules import Entry, TuningCache, TuningCacheWarning
+from tessera.tile.tuning.tuned_schedules import TunedSchedule, TuningCache, TuningCacheWarning
 
 GEMM = """@kernel
 def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", f32]):
@@ -568,7 +568,7 @@ KEY = {"kernel": "k", "hash": "0", "shapes": {"x": [3]}, "types": {"x": "f32"}, 
 def test_entries_are_found_by_their_whole_key(tmp_path):
     cache = TuningCache(tmp_path / "a" / "b")
     schedule = ts.Schedule(m=16, SPLIT=2, source="tuned")
-    entry = Entry(KEY, schedule, 0.5, 7.0, [{"status": "measured"}])
+    entry = TunedSchedule(KEY, schedule, 0.5, 7.0, [{"status": "measured"}])
     assert cache.find(KEY) is None
     cache.store(entry)
     found = cache.find(KEY)
@@ -583,7 +583,7 @@ def test_entries_are_found_by_their_whole_key(tmp_path):
 
 def test_a_key_of_another_kernel_in_the_file_is_noticed(tmp_path):
     cache = TuningCache(tmp_path)
-    cache.store(Entry(KEY, ts.Schedule(m=16), 0.5))
+    cache.store(TunedSchedule(KEY, ts.Schedule(m=16), 0.5))
     other = KEY | {"user": "u"}
     cache.path(KEY).rename(cache.path(other))
     with pytest.warns(TuningCacheWarning, match="another kernel's schedule"):
@@ -594,7 +594,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     cache = TuningCache(tmp_path / "file" / "sched")
     with pytest.warns(TuningCacheWarning, match="cannot be kept"):
-        cache.store(Entry(KEY, ts.Schedule(m=16), 0.5))
+        cache.store(TunedSchedule(KEY, ts.Schedule(m=16), 0.5))
     with cache.tuning(1.0):
         pass
     with pytest.raises(ts.ArgumentError, match="cannot be written"):
@@ -628,7 +628,7 @@ def _tune(folder, name, done):
     with cache.tuning(20.0):
         if cache.find(KEY) is None:
             clock.sleep(0.3)
-            cache.store(Entry(KEY, ts.Schedule(m=16), 0.5))
+            cache.store(TunedSchedule(KEY, ts.Schedule(m=16), 0.5))
             done.put(name)
 
 

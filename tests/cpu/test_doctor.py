@@ -16,7 +16,7 @@ from fake_driver import Driver
 from fake_driver import driver as driver
 from tessera import config, doctor
 from tessera.__main__ import COMMANDS, Command, main
-from tessera.doctor import BROKEN, MISSING, OK, Report, Section
+from tessera.doctor import BROKEN, MISSING, OK, DoctorReport, Section
 from tessera.errors import ArgumentError
 from tessera.runtime import device, libcuda
 
@@ -26,7 +26,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True)
 
 
-def findings(title: str) -> dict[str, doctor.Line]:
+def findings(title: str) -> dict[str, doctor.CheckResult]:
     return {line.name: line for line in doctor.SECTIONS[title].lines()}
 
 
@@ -125,8 +125,8 @@ def test_a_gpu_is_described(driver, monkeypatch):
     monkeypatch.setattr(device, "driver", lambda: one)
     monkeypatch.setattr(device, "_devices", {})
     lines = findings("GPU")
-    assert lines["driver"] == doctor.Line("driver", OK, "supports CUDA 12.8")
-    assert lines["cuda:0"] == doctor.Line("cuda:0", OK, "NVIDIA H200, cc 9.0, 141 GiB")
+    assert lines["driver"] == doctor.CheckResult("driver", OK, "supports CUDA 12.8")
+    assert lines["cuda:0"] == doctor.CheckResult("cuda:0", OK, "NVIDIA H200, cc 9.0, 141 GiB")
 
 
 def test_a_driver_that_refuses_is_missing_and_says_why(monkeypatch):
@@ -140,9 +140,9 @@ def test_a_driver_that_refuses_is_missing_and_says_why(monkeypatch):
 
 
 def test_only_core_sections_decide_the_exit_code():
-    bad = [doctor.Line("x", BROKEN, "")]
+    bad = [doctor.CheckResult("x", BROKEN, "")]
     for title, section in doctor.SECTIONS.items():
-        assert Report({title: bad}).core_works is not section.core
+        assert DoctorReport({title: bad}).core_works is not section.core
 
 
 def test_a_second_section_or_command_of_a_name_is_refused():

@@ -12,7 +12,7 @@ import pytest
 import tessera as ts
 from kernels import seeds
 from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
-from tessera.tile.cuda.emit.emitter import Facts
+from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.tuning.gpus import gpu
 from tile_emulated import compare
 
@@ -55,7 +55,7 @@ def test_nothing_is_known_of_the_arguments(rng, dtype, size, style):
     """Without alignment each element is moved by itself, asynchronously where it is 4 bytes."""
     sums = "f64" if dtype == "f64" else "f32"
     gemm = Gemm(dtype, style=style, sums=sums, result=sums)
-    ran = check(gemm, rng, 33, 64, 48, facts=Facts())
+    ran = check(gemm, rng, 33, 64, 48, facts=ArgumentFacts())
     assert ran.ran("cp_async_cg_16") == 0
     assert (ran.ran(f"cp_async_ca_{size}") > 0) == (size is not None)
 

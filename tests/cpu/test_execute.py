@@ -15,7 +15,7 @@ from tessera.graph import execute
 from tessera.graph.cpu import blas
 from tessera.graph.execute import Executable
 from tessera.graph.ir import verify
-from tessera.graph.schedule.fuse import Group, fuse
+from tessera.graph.schedule.fuse import FusionGroup, fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
 from tessera.graph.simplify import PIPELINE, simplify
 from tessera.tensor import Tensor
@@ -125,7 +125,7 @@ def test_random_programs_compile_to_what_their_ops_mean(program, seed):
 
 # --- what fuses -------------------------------------------------------------------------------
 def loops(exe):
-    return [u for u in exe.compiled.units if isinstance(u, Group)]
+    return [u for u in exe.compiled.units if isinstance(u, FusionGroup)]
 
 
 def test_softmax_is_one_loop(rng):
@@ -164,7 +164,7 @@ def test_gradient_with_row_and_column_sums(rng):
     for got, want in zip(exe.run(arrays), execute.interpret(exe.graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
     assert sum(n.op.name == "matmul" for u in exe.compiled.units for n in [u]
-               if not isinstance(u, Group)) == 3
+               if not isinstance(u, FusionGroup)) == 3
 
 
 def test_a_path_through_a_matmul_is_not_swallowed(rng):
@@ -238,7 +238,7 @@ def test_a_long_sum_is_taken_in_parts(rng):
 
     x, one = normal(rng, 16, 16), 16 * 16 * 4
     plan, units = memory_of(total, x, ws)
-    loops = [u for u in units if isinstance(u, Group)]
+    loops = [u for u in units if isinstance(u, FusionGroup)]
     assert plan.arena_bytes <= 9 * one and max(len(u.inputs) for u in loops) == 8
     assert_close(ts.jit(total)(x, ws).array, total(x, ws).array, "f32", 16)
 

@@ -16,21 +16,21 @@ from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts, split_w
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.ir.ir import Def, If, Op, definitions, walk, with_regions
 from tessera.tile.ir.register_layout import (
-    Layout,
+    RegisterLayout,
     accumulator,
     bits_of,
     blocked,
     warpgroups,
     warps_over,
 )
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.types import TileType
 from tessera.tile.passes import verify
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 
 
 def bare(d):
-    return Def(d.value, replace(d.type, layout=None)) if isinstance(d.type, Tile) else d
+    return Def(d.value, replace(d.type, layout=None)) if isinstance(d.type, TileType) else d
 
 
 def without_layouts(function):
@@ -48,17 +48,17 @@ def without_layouts(function):
 
 
 @st.composite
-def layouts(draw) -> Layout:
+def layouts(draw) -> RegisterLayout:
     """Any permutation of the bits of a shape, some of them replicas."""
     shape = draw(shapes)
     bits = [(axis, b) for axis, n in enumerate(shape) for b in range(bits_of(n))]
     order_ = draw(st.permutations(bits))
     cut = draw(st.integers(0, len(bits)))
     threads = [*order_[cut:], *[None] * draw(st.integers(0, 2))]
-    return Layout(shape, tuple(order_[:cut]), tuple(draw(st.permutations(threads))))
+    return RegisterLayout(shape, tuple(order_[:cut]), tuple(draw(st.permutations(threads))))
 
 
-def held(layout: Layout) -> dict[tuple[int, int], tuple[int, ...]]:
+def held(layout: RegisterLayout) -> dict[tuple[int, int], tuple[int, ...]]:
     """(thread, register) -> index, of those that lie inside."""
     out = {}
     for thread in range(1 << len(layout.threads)):
@@ -82,7 +82,7 @@ def test_every_element_is_held_once_by_each_replica(layout):
 
 @given(layouts())
 def test_text_round_trips(layout):
-    assert Layout.parse(layout.text, layout.shape) == layout
+    assert RegisterLayout.parse(layout.text, layout.shape) == layout
 
 
 @given(layouts(), st.data())
@@ -169,7 +169,7 @@ def test_every_tile_gets_a_layout_and_row_kernels_need_no_conversion():
     function = lowered("    x = tile.load(X[0:64, 0:64])\n"
                        "    p = tile.exp(x - tile.row_max(x))\n"
                        "    X[0:64, 0:64] = p / tile.row_sum(p)\n")
-    types = [t for t in definitions(function).values() if isinstance(t, Tile)]
+    types = [t for t in definitions(function).values() if isinstance(t, TileType)]
     assert types and all(t.layout is not None for t in types)
     assert conversions(function) == 0
     verify(without_layouts(function))

@@ -9,7 +9,13 @@ import pytest
 
 from tessera.errors import ArgumentError
 from tessera.runtime import libcuda
-from tessera.runtime.libcuda import FUNCTIONS, Function, LaunchAttribute, LaunchConfig, Library
+from tessera.runtime.libcuda import (
+    FUNCTIONS,
+    DriverFunction,
+    LaunchAttribute,
+    LaunchConfig,
+    Library,
+)
 
 
 class Symbol:
@@ -56,7 +62,7 @@ def test_wrong_calls_are_refused():
     with pytest.raises(AttributeError, match="cuGraphClone is not declared"):
         made.cuGraphClone  # noqa: B018
     with pytest.raises(ArgumentError, match="cuMemFree is declared twice"):
-        Function("cuMemFree_v3", "ptr")
+        DriverFunction("cuMemFree_v3", "ptr")
 
 
 def test_records_lie_as_in_the_header():

@@ -12,7 +12,7 @@ from lowering_cases import CASES, arrays, check, expected
 from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
 from tessera.errors import UnsupportedTargetError
-from tessera.graph.cuda import Program, program_of
+from tessera.graph.cuda import CudaProgram, program_of
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.schedule.ir import aligned
 from tessera.graph.schedule.memory_plan import ALIGN_BYTES
@@ -20,7 +20,7 @@ from tolerance import assert_close
 
 
 def program(fn, *inputs, target="sm_90a"):
-    return Program(ts.jit(fn).graph(*inputs), target)
+    return CudaProgram(ts.jit(fn).graph(*inputs), target)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,7 +96,7 @@ def test_effects_are_refused():
 def test_symbolic_extents_are_refused():
     graph = ts.jit(lambda x: ts.exp(x).T).graph(Tensor["n", 4, f32])
     with pytest.raises(UnsupportedTargetError, match="symbolic"):
-        Program(graph)
+        CudaProgram(graph)
 
 
 # --- plans ------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_blocks_follow_the_target():
     """Less shared memory: fewer keys and fewer stages."""
     types = (Tensor[4096, 4096, bf16],) * 2
     graph = ts.jit(lambda a, b: a @ b).graph(*types)
-    stages = {t: Program(graph, t).plan.groups[0].schedule.value("stages_")
+    stages = {t: CudaProgram(graph, t).plan.groups[0].schedule.value("stages_")
               for t in ("sm_90a", "sm_89")}
     assert stages["sm_90a"] == 4 and 2 <= stages["sm_89"] < 4
 

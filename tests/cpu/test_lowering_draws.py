@@ -15,7 +15,7 @@ from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera import Tensor
 from tessera.errors import UnsupportedTargetError
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.ir import Graph
 from tessera.graph.tree import flatten
 from tolerance import assert_close
@@ -51,7 +51,7 @@ def calls(run: Any, count: int = 4) -> list[bytes]:
 def test_calls_draw_what_the_cpu_draws(fn, rng):
     """Bit for bit, loops of the CPU included; each call draws anew, and takes one step."""
     x = ts.tensor(rng.standard_normal((7, 35)).astype(np.float32))
-    made, f = Program(ts.jit(fn).graph(x)), ts.jit(fn)
+    made, f = CudaProgram(ts.jit(fn).graph(x)), ts.jit(fn)
     got = calls(lambda: made.run([x.array])[0])
     assert len(set(got)) == 4 and ts.random.get_state() == ts.random.RandomState(7, 4)
     for least in (0, 10**9):
@@ -97,14 +97,14 @@ def test_one_copy_takes_all_keys(gpu, apart, driver, monkeypatch, rng):
     y = f(f(x))  # arguments lie there from here on
     copied.clear()
     f(y)
-    made = Program(ts.jit(lambda x: two(two(x))).graph(x))
+    made = CudaProgram(ts.jit(lambda x: two(two(x))).graph(x))
     drawn = [b for b in made.plan.buffers if b.kind == "drawn"]
     assert len(drawn) == 8 and len(copied) == 1
 
 
 def test_what_is_computed_on_the_host():
     """Keys, and what is folded from them; not the bits."""
-    made = Program(ts.jit(lambda x: x + ts.random.normal((3,))).graph(ts.ones(3)))
+    made = CudaProgram(ts.jit(lambda x: x + ts.random.normal((3,))).graph(ts.ones(3)))
     (group,) = made.plan.groups
     assert sorted(r.name for r in group.reads) == ["k0", "k1", "k2", "k3", "v0"]
     assert {n.op.name for n in made.lowered.draws.nodes} == {
@@ -122,7 +122,7 @@ def test_a_draw_that_nothing_reads_takes_its_step():
     graph = ts.jit(f).graph(ts.ones(3))
     assert "random" in graph.effects
     ts.random.seed(1)
-    Program(graph).run([np.ones(3, np.float32)])
+    CudaProgram(graph).run([np.ones(3, np.float32)])
     assert ts.random.get_state().step == 1
 
 
@@ -130,7 +130,7 @@ def test_keys_are_values(gpu, apart, rng):
     """Given as an argument, and returned."""
     key = ts.tensor(rng.integers(0, 2**32, 2, dtype=np.uint32))
     graph = ts.jit(lambda k: ts.random.uniform((4, 9), key=k)).graph(key)
-    (got,) = Program(graph).run([key.array])
+    (got,) = CudaProgram(graph).run([key.array])
     np.testing.assert_array_equal(got, ts.random.uniform((4, 9), key=key).array)
 
     def both(x):
@@ -148,7 +148,7 @@ def test_keys_are_values(gpu, apart, rng):
 def test_a_key_folded_from_an_argument_has_no_kernel():
     key = ts.zeros((2,), "uint32")
     with pytest.raises(UnsupportedTargetError, match=r"fold_in\(uint32\[2\], int64\[\]\)"):
-        Program(ts.jit(lambda k: ts.random.normal((3,), key=k)).graph(key))
+        CudaProgram(ts.jit(lambda k: ts.random.normal((3,), key=k)).graph(key))
 
 
 # --- a step of training ---------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_step_of_the_example(rate, rng):
         graph = f.graph(*args)
         arrays = [np.asarray(x.array if isinstance(x, Tensor) else x, v.aval.dtype.numpy)
                   for x, v in zip(flatten(args)[0], graph.inputs, strict=True)]
-        made, before = Program(graph), ts.random.get_state()
+        made, before = CudaProgram(graph), ts.random.get_state()
         assert {"gather", "segments"} <= {g.kind for g in made.plan.groups}
         got = made.run(arrays)
         ts.random.set_state(before)

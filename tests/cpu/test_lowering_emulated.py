@@ -12,13 +12,13 @@ import emulate_lanes
 import tessera as ts
 import tile_emulated
 from kernels.build import build
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tile_emulated import compare
 
 
 def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80") -> None:
     """Every kernel of a function, on what it is given when the function runs."""
-    program = Program(ts.jit(fn).graph(*inputs), target)
+    program = CudaProgram(ts.jit(fn).graph(*inputs), target)
     memory = program._host_memory([x.array for x in inputs])
     types = {b.name: b.type for b in program.plan.buffers}
     for launch in program.launches:

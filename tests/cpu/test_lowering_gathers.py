@@ -9,14 +9,14 @@ import pytest
 
 import tessera as ts
 from tessera.errors import UnsupportedTargetError
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.trace import apply
 from tessera.tile.ir.errors import KernelAssertionError
 
 
-def program(fn: Any, *inputs: ts.Tensor) -> Program:
-    return Program(ts.jit(fn).graph(*inputs))
+def program(fn: Any, *inputs: ts.Tensor) -> CudaProgram:
+    return CudaProgram(ts.jit(fn).graph(*inputs))
 
 
 def sums(axis: int, extent: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from lowering_programs import function, inputs
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 
 LIMITS = {"f32": 1e-4, "bf16": 0.06}  # of the largest element: a dozen roundings, and sums of 924
 
@@ -21,7 +21,7 @@ def test_a_random_function(dtype, number, rng):
     compiled = ts.jit(f)
     with ts.config.scope(loop_min_elements=10**9):
         want = compiled(*xs)
-    made = Program(compiled.graph())
+    made = CudaProgram(compiled.graph())
     print(made.plan)  # shown when the test fails
     for got, expected in zip(made.run([x.array for x in xs]), want, strict=True):
         a, b = got.astype(np.float64), expected.array.astype(np.float64)
@@ -38,5 +38,5 @@ def test_a_wrong_kernel_is_seen(rng, monkeypatch):
     monkeypatch.setitem(FUNCTIONS, "tanh", wrong)
     monkeypatch.setattr(spell, "expression", spell.expression.__wrapped__)  # without what it kept
     x = ts.tensor(rng.standard_normal((4, 7)).astype(np.float32))
-    (got,) = Program(ts.jit(lambda x: ts.tanh(x)).graph(x)).run([x.array])
+    (got,) = CudaProgram(ts.jit(lambda x: ts.tanh(x)).graph(x)).run([x.array])
     assert np.abs(got - np.tanh(x.array)).max() > 1e-4 * np.abs(got).max()

@@ -11,7 +11,7 @@ import pytest
 from fake_driver import driver as driver
 from tessera.errors import OutOfMemoryError
 from tessera.runtime import libcuda, memory_pools
-from tessera.runtime.buffer import Buffer, PooledBuffer
+from tessera.runtime.buffer import DeviceBuffer, PooledBuffer
 from tessera.runtime.buffer import _free as free  # the driver stands in for it in other tests
 from tessera.runtime.device import device
 
@@ -40,7 +40,7 @@ def without_libraries(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.parametrize(("kind", "call"), [(Buffer, "cuMemAlloc"),
+@pytest.mark.parametrize(("kind", "call"), [(DeviceBuffer, "cuMemAlloc"),
                                             (PooledBuffer, "cuMemAllocAsync")])
 def test_what_pools_keep_is_given_back_before_an_allocation_fails(
         driver, monkeypatch, libraries, kind, call):
@@ -64,12 +64,12 @@ def test_spare_buffers_are_given_back_too(driver, without_libraries, monkeypatch
 
 
 def test_the_error_says_who_holds_what(driver, monkeypatch, libraries):
-    kept = Buffer(2 << 20, device())
+    kept = DeviceBuffer(2 << 20, device())
     driver.pool = {RESERVED: 7 << 30, USED: 4 << 30}
     monkeypatch.setattr(driver, "cuMemPoolTrimTo", lambda *_: (0,))  # all of it is in use
     monkeypatch.setattr(driver, "cuMemAlloc", lambda n: NO_MEMORY)
     with pytest.raises(OutOfMemoryError) as info:
-        Buffer(200 << 30, device())
+        DeviceBuffer(200 << 30, device())
     del kept
     assert "allocate 214748364800 bytes on cuda:0 (fake)" in info.value.message
     assert "1.00 GiB of 140.00 GiB are free" in info.value.message
@@ -83,12 +83,12 @@ def test_when_it_is_ours_the_hint_says_what_to_drop(driver, monkeypatch, without
     driver.pool = {name: 139 << 30 for name in driver.pool}
     monkeypatch.setattr(driver, "cuMemAlloc", lambda n: NO_MEMORY)
     with pytest.raises(OutOfMemoryError) as info:
-        Buffer(1 << 30, device())
+        DeviceBuffer(1 << 30, device())
     assert "drop arrays" in info.value.hint
 
 
 def test_live_memory_is_counted_while_it_lives(driver, without_libraries):
-    buffer = Buffer(1000, device())
+    buffer = DeviceBuffer(1000, device())
     assert memory_pools.holders(device())["tessera"] == 1000
     free(buffer.pointer, 0)
     assert memory_pools.holders(device())["tessera"] == 0

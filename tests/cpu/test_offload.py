@@ -13,11 +13,11 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.cuda.offload import _starts, waits
 from tessera.graph.ir import Graph
-from tessera.graph.schedule.ir import Group, Operand, Transfer, aligned
+from tessera.graph.schedule.ir import GroupOperand, ScheduledGroup, Transfer, aligned
 from tessera.numerics import as_type
 from tessera.runtime.copies import CopyQueue
 from tessera.tensor import Tensor
@@ -61,7 +61,7 @@ WRAPS: dict[str, Any] = {
 @pytest.mark.row("PAR-07")
 def test_offloading_plans_less_device_memory(rng: np.random.Generator) -> None:
     x, ws = arguments(rng, 12)
-    plans = {name: Program(graph_of(wrap, x, ws)).plan for name, wrap in WRAPS.items()}
+    plans = {name: CudaProgram(graph_of(wrap, x, ws)).plan for name, wrap in WRAPS.items()}
     peak = {name: plan.temporary_bytes for name, plan in plans.items()}
     assert peak["offload"] < peak["remat"] < 0.7 * peak["nothing"]
     assert peak["offload"] < 0.5 * peak["remat"] and peak["offload all"] < 0.5 * peak["nothing"]
@@ -71,7 +71,7 @@ def test_offloading_plans_less_device_memory(rng: np.random.Generator) -> None:
 
 def test_remat_computes_again_and_saving_everything_does_not(rng: np.random.Generator) -> None:
     x, ws = arguments(rng)
-    products = {name: sum(g.kind == "gemm" for g in Program(graph_of(wrap, x, ws)).plan.groups)
+    products = {name: sum(g.kind == "gemm" for g in CudaProgram(graph_of(wrap, x, ws)).plan.groups)
                 for name, wrap in WRAPS.items()}
     plain = 2 * LAYERS + 4 * LAYERS  # forward; two for each product backward
     # The layer's result is not needed for its derivative, that of its first product is.
@@ -84,8 +84,8 @@ def test_remat_computes_again_and_saving_everything_does_not(rng: np.random.Gene
 def test_gradients_are_those_without(wrap: str, rng: np.random.Generator) -> None:
     x, ws = arguments(rng)
     arrays = [t.array for t in (x, *ws)]
-    want = Program(graph_of(WRAPS["nothing"], x, ws)).run(arrays)
-    got = Program(graph_of(WRAPS[wrap], x, ws)).run(arrays)
+    want = CudaProgram(graph_of(WRAPS["nothing"], x, ws)).run(arrays)
+    got = CudaProgram(graph_of(WRAPS[wrap], x, ws)).run(arrays)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
     on_cpu, grads = ts.jit(network(WRAPS[wrap]))(x, ws)
@@ -105,7 +105,7 @@ def test_copies_and_kernels_wait_for_each_other(
     copies are on their way."""
     x, ws = arguments(rng)
     graph, arrays = graph_of(WRAPS[wrap], x, ws), [t.array for t in (x, *ws)]
-    want = Program(graph).run(arrays)
+    want = CudaProgram(graph).run(arrays)
     executable = DeviceExecutable(graph)
     driver.late = late
     with ts.config.scope(poison=poison):
@@ -120,7 +120,7 @@ def test_a_missing_wait_would_show(late: str, name: str, gpu: Any, driver: Any, 
     monkeypatch.setattr(CopyQueue, name, lambda *_: None)
     x, ws = arguments(rng)
     graph, arrays = graph_of(WRAPS["offload"], x, ws), [t.array for t in (x, *ws)]
-    want = Program(graph).run(arrays)
+    want = CudaProgram(graph).run(arrays)
     driver.late = late
     with ts.config.scope(poison=False):
         got = DeviceExecutable(graph).run(arrays)
@@ -129,7 +129,7 @@ def test_a_missing_wait_would_show(late: str, name: str, gpu: Any, driver: Any, 
 
 def test_the_schedule_shows_the_copies(rng: np.random.Generator) -> None:
     x, ws = arguments(rng, 3)
-    plan = Program(graph_of(WRAPS["offload"], x, ws)).plan
+    plan = CudaProgram(graph_of(WRAPS["offload"], x, ws)).plan
     text = str(plan)
     assert [t.kind for t in plan.transfers] == ["offload", "offload", "fetch", "fetch"]
     first = plan.transfers[0]
@@ -138,14 +138,14 @@ def test_the_schedule_shows_the_copies(rng: np.random.Generator) -> None:
     assert f"host memory: {2 * aligned(plan.buffer(first.target))} bytes" in text
     where = text.split("x0 offload")[1].split("\n")[0]
     assert "test_offload.py" in where
-    assert plan.hash != Program(graph_of(WRAPS["remat"], x, ws)).plan.hash
+    assert plan.hash != CudaProgram(graph_of(WRAPS["remat"], x, ws)).plan.hash
 
 
 def test_what_gains_nothing_stays(rng: np.random.Generator) -> None:
     """Arguments, results, small values, and what another kernel reads as late."""
     def transfers(fn: Any, *shapes: tuple[int, ...]) -> int:
         args = [ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in shapes]
-        return len(Program(ts.jit(fn).graph(*args)).plan.transfers)
+        return len(CudaProgram(ts.jit(fn).graph(*args)).plan.transfers)
 
     f = ts.remat(lambda x: ts.tanh(ts.tanh(x)), offload=True)
     big, small = (WIDTH, WIDTH), (WIDTH, WIDTH - 1)
@@ -179,9 +179,9 @@ def test_when_copies_back_begin() -> None:
 def test_which_copy_a_kernel_waits_for() -> None:
     f32 = as_type("f32")
 
-    def kernel(reads: str, writes: str) -> Group:
-        operands = [tuple(Operand(n, (1,), f32) for n in names) for names in (reads, writes)]
-        return Group("g", "loop", (1,), *operands, (), Schedule(), (1,))
+    def kernel(reads: str, writes: str) -> ScheduledGroup:
+        operands = [tuple(GroupOperand(n, (1,), f32) for n in names) for names in (reads, writes)]
+        return ScheduledGroup("g", "loop", (1,), *operands, (), Schedule(), (1,))
 
     def copy(kind: str, x: str) -> Transfer:
         return Transfer("x", kind, *((x, "h") if kind == "offload" else ("h", x)), 4)

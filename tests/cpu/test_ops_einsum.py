@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import Tensor, f32, sym
 from tessera.errors import ArgumentError, AxisError, ShapeError
-from tessera.graph.ops.einsum import Spec, contraction_path, parse_spec
+from tessera.graph.ops.einsum import EinsumSpec, contraction_path, parse_spec
 from tolerance import assert_close
 
 EXTENTS = dict(zip("ijklbhmn", (2, 3, 4, 5, 2, 3, 4, 1), strict=True))
@@ -118,7 +118,7 @@ def test_einsum_with_symbolic_extents() -> None:
 
 def test_contraction_order_avoids_the_large_intermediate() -> None:
     """(ij,jk),kl with a long j: contracting jk,kl first would cost 100 times as much."""
-    spec = Spec(("ij", "jk", "kl"), "il")
+    spec = EinsumSpec(("ij", "jk", "kl"), "il")
     sizes = {"i": 2, "j": 1000, "k": 2, "l": 1000}
     assert sorted(contraction_path(spec, sizes, "auto")[0]) == [0, 1]
     sizes = {"i": 1000, "j": 2, "k": 1000, "l": 2}
@@ -126,9 +126,9 @@ def test_contraction_order_avoids_the_large_intermediate() -> None:
 
 
 def test_parse() -> None:
-    assert parse_spec("ij,jk", [2, 2]) == Spec(("ij", "jk"), "ik")
-    assert parse_spec("...j,j->...", [3, 1]) == Spec(("ABj", "j"), "AB")
-    assert parse_spec("...b,A...", [2, 3]) == Spec(("Cb", "ABC"), "BCAb")
+    assert parse_spec("ij,jk", [2, 2]) == EinsumSpec(("ij", "jk"), "ik")
+    assert parse_spec("...j,j->...", [3, 1]) == EinsumSpec(("ABj", "j"), "AB")
+    assert parse_spec("...b,A...", [2, 3]) == EinsumSpec(("Cb", "ABC"), "BCAb")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import GraphError
-from tessera.graph.compiled import Compiled
-from tessera.graph.cuda import Program
+from tessera.graph.compiled import CompiledGraph
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda import check_device_memory_plan as on_device
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable
@@ -34,8 +34,8 @@ def graph_of(fn: Any, *xs: Any) -> Graph:
     return ts.jit(fn).graph(*xs)
 
 
-def compiled(fn: Any, *xs: Any) -> Compiled:
-    return Compiled(simplify(graph_of(fn, *xs)))
+def compiled(fn: Any, *xs: Any) -> CompiledGraph:
+    return CompiledGraph(simplify(graph_of(fn, *xs)))
 
 
 def products(x: Any) -> Any:
@@ -122,7 +122,7 @@ def test_results_own_their_memory_each() -> None:
 
 
 # --- donated operands -------------------------------------------------------------------------
-def place_of(made: Compiled, name: str) -> Any:
+def place_of(made: CompiledGraph, name: str) -> Any:
     node = next(u for u in made.units if getattr(u, "op", None) is OPS[name])
     return made.plan.places[node.outputs[0]]
 
@@ -196,7 +196,7 @@ def test_a_view_without_its_operand_is_found(plan: Any) -> None:
 
 def test_a_new_buffer_called_a_view_is_found(plan: Any) -> None:
     v = arena(plan)[0]
-    plan[2].places[v] = planning.Place("view", plan[0].inputs[0])
+    plan[2].places[v] = planning.ValueStorage("view", plan[0].inputs[0])
     with pytest.raises(GraphError, match="makes a new buffer"):
         verify_plan(*plan)
 
@@ -219,7 +219,7 @@ def test_reading_what_was_written_over_is_found(rng: np.random.Generator) -> Non
     made = compiled(fn, x, u)
     node = next(n for n in made.units if getattr(n, "op", None) is OPS["dynamic_update_slice"])
     root = made.plan.places[node.inputs[0]].root
-    made.plan.places[node.outputs[0]] = planning.Place("view", root)
+    made.plan.places[node.outputs[0]] = planning.ValueStorage("view", root)
     with pytest.raises(GraphError, match="written over"):
         verify_plan(made.graph, made.units, made.plan)
 
@@ -251,7 +251,7 @@ def test_the_view_of_a_record_is_that_of_its_operand() -> None:
 # --- plans of kernels -------------------------------------------------------------------------
 def device_plan(rng: np.random.Generator) -> Any:
     x = ts.tensor(rng.standard_normal((32, 32)).astype(np.float32))
-    return Program(graph_of(chain, x)).plan
+    return CudaProgram(graph_of(chain, x)).plan
 
 
 def changed(plan: Any, **kinds: Any) -> Any:
@@ -280,7 +280,7 @@ def test_released_places_are_poisoned(monkeypatch: Any, gpu: Any, apart: Any,
     graph = graph_of(chain, x)
     (got,) = DeviceExecutable(graph).run([x.array])
     assert_close(got, chain(ts.tensor(x.array, "f64")).array, "f32", 10**4)
-    plan = Program(graph).plan
+    plan = CudaProgram(graph).plan
     first = next(b.place for b in plan.buffers if b.kind == "temporary")
     monkeypatch.setattr("tessera.graph.cuda.device.released", lambda plan: {0: [first]})
     assert np.isnan(DeviceExecutable(graph).run([x.array])[0]).any()

@@ -21,11 +21,11 @@ from mesh.sharding import MESH, spread
 from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
 from registries import restored
-from tessera.graph.cuda import Program, host_keys, library_ops, offload
+from tessera.graph.cuda import CudaProgram, host_keys, library_ops, offload
 from tessera.graph.cuda.spell import expression
 from tessera.graph.op import OPS
 from tessera.graph.ops.elementwise import elementwise, public_unary
-from tessera.graph.schedule.fuse import Group, fuse
+from tessera.graph.schedule.fuse import FusionGroup, fuse
 from tessera.mesh.layout import Layout, Split
 from tessera.planning.flops import count_graph
 from tessera.tile.cuda.emit.registry import load_all
@@ -37,7 +37,7 @@ FILES = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.p
 # Kernels have ops and rules of their own; records of the graph are free to name each other.
 OUTSIDE = {rel: p for rel, p in FILES.items() if not rel.startswith(("tile/", "graph/ops/"))}
 CALLS = {call.name for module in (library_ops, host_keys, offload) for call in vars(module).values()
-         if isinstance(call, library_ops.Call)}
+         if isinstance(call, library_ops.LibraryCall)}
 
 # Rewrites that match particular ops, and rules that one room has for particular ops.
 RULES = {
@@ -175,13 +175,13 @@ class TestOneDeclaration:
     def test_it_is_in_a_compiled_loop(self, squareplus, rng):
         x, f = values(rng), ts.jit(lambda x: squareplus(x * 2.0) + 1.0)
         assert_close(f(x).array, expected(x * 2.0) + 1, "f32", n=4)
-        loops = [unit for unit in fuse(f.graph(x)) if isinstance(unit, Group)]
+        loops = [unit for unit in fuse(f.graph(x)) if isinstance(unit, FusionGroup)]
         assert ["mul squareplus add"] == [" ".join(n.op.name for n in g.nodes) for g in loops]
 
     def test_kernels_for_gpus_have_it(self, squareplus, rng):
         """Its text follows from the loop, is carried out by the interpreter, and is compiled."""
         x, f = values(rng), ts.jit(lambda x: squareplus(x * 2.0))
-        program = Program(f.graph(x), "sm_90a")
+        program = CudaProgram(f.graph(x), "sm_90a")
         (y,) = program.run([x.array])
         assert_close(y, expected(x * 2.0), "f32", n=4)
         assert expression(OPS["squareplus"].loop, "float") == \

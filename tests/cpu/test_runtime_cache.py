@@ -24,9 +24,9 @@ from tessera.runtime import cache as cache_module
 from tessera.runtime.cache import (
     MAGIC,
     STALE_S,
+    CacheEntry,
     CacheWarning,
     DiskCache,
-    Entry,
     content_name,
 )
 
@@ -40,8 +40,8 @@ def cache(tmp_path, monkeypatch):
         yield DiskCache("things", limit_bytes=100_000)
 
 
-def entry(size: int = 10, **meta) -> Entry:
-    return Entry(meta, {"code": np.random.bytes(size), "text": b"abc", "none": b""})
+def entry(size: int = 10, **meta) -> CacheEntry:
+    return CacheEntry(meta, {"code": np.random.bytes(size), "text": b"abc", "none": b""})
 
 
 def test_what_is_written_is_read(cache, rng):
@@ -286,12 +286,12 @@ def test_a_failed_write_leaves_nothing(cache, monkeypatch):
 
 PROGRAM = """
 import sys, hashlib
-from tessera.runtime.cache import DiskCache, Entry
+from tessera.runtime.cache import DiskCache, CacheEntry
 cache, me = DiskCache("things", limit_bytes=60_000), sys.argv[1]
 for i in range(120):
     name = str(i % 7)
     code = name.encode() * 5000
-    cache.write(name, Entry({"by": me}, {"code": code}))
+    cache.write(name, CacheEntry({"by": me}, {"code": code}))
     found = cache.read(str((i * 3) % 7))
     assert found is None or set(found.parts["code"]) == {ord(str((i * 3) % 7))}
 print("fine")
@@ -313,14 +313,14 @@ MAKERS = """
 import sys, time
 from pathlib import Path
 from tessera import config
-from tessera.runtime.cache import DiskCache, Entry
+from tessera.runtime.cache import DiskCache, CacheEntry
 folder, log = Path(sys.argv[1]), Path(sys.argv[2])
 config.set(cache_dir=folder)
 def make():
     with open(log, "a") as file:
         file.write("made\\n")
     time.sleep(0.3)
-    return Entry({"by": "one"}, {"code": b"x" * 1000})
+    return CacheEntry({"by": "one"}, {"code": b"x" * 1000})
 made, cached = DiskCache("things").made("one", make)
 print(made.meta["by"], len(made.parts["code"]), cached)
 """

@@ -15,15 +15,15 @@ from fake_driver import driver as driver
 from tessera import config
 from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
 from tessera.runtime import arrays, buffer, device, libcuda, module, staging, tensormap
-from tessera.runtime.module import Kernel
+from tessera.runtime.module import LoadedKernel
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda import build as building
 
 
-def kernel(driver: Driver, *parameters: str, name: str = "k", **options) -> Kernel:
+def kernel(driver: Driver, *parameters: str, name: str = "k", **options) -> LoadedKernel:
     driver.formats[name.encode()] = "".join(module.FORMATS[p][0] for p in parameters)
     options.setdefault("target", Target(9, 0))
-    return Kernel(b"cubin", name, parameters, threads=128, **options)
+    return LoadedKernel(b"cubin", name, parameters, threads=128, **options)
 
 
 # --- one launch --------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_the_context_of_others_is_left_as_it_was(driver):
     k = kernel(driver, "i32")
     driver.current = CONTEXT  # torch works on device 0
     k.launch((1,), (1,), device=1)
-    buffer.Buffer(16, device.device(1)).write(np.zeros(4, np.int32))
+    buffer.DeviceBuffer(16, device.device(1)).write(np.zeros(4, np.int32))
     assert driver.current == CONTEXT and driver.launches[0].context == CONTEXT + 1
 
 

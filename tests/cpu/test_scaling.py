@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera.graph import kept_traces
 from tessera.graph.kept_traces import RetracingWarning
-from tessera.graph.schedule.fuse import Group, fuse
+from tessera.graph.schedule.fuse import FusionGroup, fuse
 from tessera.graph.simplify import simplify
 
 
@@ -84,7 +84,7 @@ def test_groups_do_not_wait_for_themselves():
         graph = simplify(ts.jit(lambda x, n=n: ts.grad(branches(n))(x)).graph(ts.zeros((48, 48))))
         ready = {*graph.inputs, *(v for v, _ in graph.captures)}
         units = fuse(graph)
-        assert any(isinstance(u, Group) and len(u.nodes) > 1 for u in units)
+        assert any(isinstance(u, FusionGroup) and len(u.nodes) > 1 for u in units)
         for unit in units:
             assert ready.issuperset(unit.inputs)
             ready.update(v for node in getattr(unit, "nodes", [unit]) for v in node.outputs)

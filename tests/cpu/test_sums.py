@@ -12,7 +12,7 @@ import pytest
 import emulate_lanes
 import tessera as ts
 import tile_emulated
-from tessera.graph.cuda import Program, group_statements
+from tessera.graph.cuda import CudaProgram, group_statements
 from tile_emulated import compare
 
 U, U64 = 2.0**-24, 2.0**-53
@@ -119,8 +119,8 @@ def test_products_of_great_depth(M: int, K: int, N: int, run: str,
 
 
 # --- kernels for a GPU ------------------------------------------------------------------------
-def lowered(fn: Callable, *inputs: ts.Tensor) -> Program:
-    return Program(ts.jit(fn).graph(*inputs), "sm_80")
+def lowered(fn: Callable, *inputs: ts.Tensor) -> CudaProgram:
+    return CudaProgram(ts.jit(fn).graph(*inputs), "sm_80")
 
 
 def test_long_sums_of_kernels_are_kept_in_f64() -> None:

@@ -16,7 +16,7 @@ from kernels import seeds
 from tessera import config
 from tessera.runtime import device as devices
 from tessera.runtime import flags, tensormap
-from tessera.runtime.flags import Site
+from tessera.runtime.flags import ReportSite
 from tessera.tile.ir.errors import BoundsError, KernelAssertionError
 from tessera.tile.passes.written_arguments import written_parameters
 from tolerance import assert_close
@@ -498,7 +498,7 @@ def asserted(x: ts.Tensor["N", ts.f32]):
 def site_of(kernel, kind, message, *formats):
     line = next(n.where for n in kernel.lower(np.zeros(128, np.float32)).body
                 if n.name in ("device_assert", "load_element"))
-    return Site(line, message, kind, formats)
+    return ReportSite(line, message, kind, formats)
 
 
 @pytest.mark.row("TILE-60")
@@ -543,7 +543,7 @@ def test_bounds_errors_are_those_of_the_interpreter(gpu, rng):
 
 
 def test_reports_of_the_group_and_of_the_runtime(gpu, rng):
-    reporting(gpu, Site(None, "value {1} of {0}", formats=("i64", "f64")), words=(
+    reporting(gpu, ReportSite(None, "value {1} of {0}", formats=("i64", "f64")), words=(
         3, flags.WHOLE_GROUP, 5, struct.unpack("<q", struct.pack("<d", 2.25))[0]))
     with config.scope(debug=True), pytest.raises(ts.TesseraError) as info:
         fresh(double)(Torch(floats(rng, 4)))
@@ -551,7 +551,7 @@ def test_reports_of_the_group_and_of_the_runtime(gpu, rng):
 
 
 def test_printed_lines(gpu, driver, rng, capsys):
-    site = Site(None, "lane {} has {}", "print", ("i64", "f32"))
+    site = ReportSite(None, "lane {} has {}", "print", ("i64", "f32"))
     gpu.sites = (site,)
     gpu.extra = (Parameter("count", "count", "i64"), Parameter("lines", "lines", "i64"),
                  Parameter("kernel", "kernel", "i32"))

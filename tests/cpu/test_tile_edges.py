@@ -14,7 +14,7 @@ from edge_programs import accepted
 from kernels.build import build
 from tessera import config
 from tessera.tile.frontend.edge_check import check_edges
-from tessera.tile.ir.edges import Facts
+from tessera.tile.ir.edges import TileEdges
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ops.edge_rules import gives_zero, grouped
@@ -328,7 +328,7 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
     def tampered(value: str) -> None:
         def check(t, nodes):
             for v in [v for v in t.facts if v.name.startswith(value)]:
-                t.facts[v] = Facts()
+                t.facts[v] = TileEdges()
             check_edges(t, nodes)
 
         monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check)

@@ -12,7 +12,13 @@ from tessera.tile.cuda.emit.emitter import kind_of
 from tessera.tile.cuda.instruction import Operand
 from tessera.tile.cuda.intrinsics import casts, layout_conversion
 from tessera.tile.ir.numpy_values import array_dtype, convert
-from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
+from tessera.tile.ir.register_layout import (
+    RegisterLayout,
+    accumulator,
+    bits_of,
+    blocked,
+    warps_over,
+)
 from tile_cases import CASES
 from tile_emulator import TYPES, Block, Builder, compare, lanes
 
@@ -102,7 +108,7 @@ def test_casts_as_numerics(source, rounding, saturate, rng):
 
 
 # --- from layout to layout ----------------------------------------------------------------------
-def held(layout: Layout, threads: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def held(layout: RegisterLayout, threads: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(number of the element, whether it exists) of each register."""
     t, out = np.arange(threads), []
     for base in layout.bases:
@@ -127,7 +133,7 @@ def conflicts(addresses: np.ndarray, size: int, width: int) -> int:
     return worst
 
 
-def carry(before: Layout, after: Layout, threads: int, kind: str, most: int) -> str:
+def carry(before: RegisterLayout, after: RegisterLayout, threads: int, kind: str, most: int) -> str:
     """Moves a tile and checks that every element arrived; what was used."""
     route, block = layout_conversion.Route(before, after), Block(0, threads, None)
     b, thread = Builder(block), lanes(np.arange(threads, dtype=np.int32))
@@ -157,13 +163,14 @@ def carry(before: Layout, after: Layout, threads: int, kind: str, most: int) -> 
     return route.kind
 
 
-def random_layout(rng, shape: tuple[int, ...], threads: int) -> Layout:
+def random_layout(rng, shape: tuple[int, ...], threads: int) -> RegisterLayout:
     bits = [(a, i) for a, n in enumerate(shape) for i in range(bits_of(n))]
     order = [bits[i] for i in rng.permutation(len(bits))]
     count = bits_of(threads)
     used = int(rng.integers(0, min(count, len(bits)) + 1))
     spread = [*order[:used], *([None] * (count - used))]
-    return Layout(shape, tuple(order[used:]), tuple(spread[i] for i in rng.permutation(count)))
+    return RegisterLayout(shape, tuple(order[used:]),
+                          tuple(spread[i] for i in rng.permutation(count)))
 
 
 def test_any_layout_to_any_other(rng):

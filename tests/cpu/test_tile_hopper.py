@@ -29,7 +29,7 @@ from tessera import Tensor, bf16, f32, fp8_e4m3
 from tessera.numerics import encode, find_dtype
 from tessera.tile.cuda.intrinsics import warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
-from tessera.tile.cuda.lower.warp_specialised import Program, Refusal, lower_hopper
+from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram, lower_hopper
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError, run_program
 from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
@@ -55,18 +55,18 @@ class Known:
     shared: bool = False
 
 
-def lowered(kernel, *args, facts=None, schedule=None, **kwargs) -> Program | Refusal:
+def lowered(kernel, *args, facts=None, schedule=None, **kwargs) -> WarpSpecialisedProgram | Refusal:
     function = kernel.lower(*args, **kwargs)
     return lower_hopper(function, 128, schedule, facts or Known())
 
 
-def program(kernel, *args, **kwargs) -> Program:
+def program(kernel, *args, **kwargs) -> WarpSpecialisedProgram:
     made = lowered(kernel, *args, **kwargs)
-    assert isinstance(made, Program), made
+    assert isinstance(made, WarpSpecialisedProgram), made
     return made
 
 
-def run(kernel, made: Program, axes, *args, blocks=2, **kwargs) -> None:
+def run(kernel, made: WarpSpecialisedProgram, axes, *args, blocks=2, **kwargs) -> None:
     """The lowered program on these arguments, in place."""
     bound = kernel.bind(args, kwargs)
     env, _ = _environment(made.function, bound)
@@ -88,7 +88,7 @@ def distance(x, y) -> float:
     return float(np.linalg.norm(x - y) / np.linalg.norm(y))
 
 
-def compared(kernel, axes, args, out, schedule=None, blocks=2, **kwargs) -> Program:
+def compared(kernel, axes, args, out, schedule=None, blocks=2, **kwargs) -> WarpSpecialisedProgram:
     """Interprets the kernel and its lowered program: equal up to the rounding of the result."""
     want, got = [a.copy() for a in args], [a.copy() for a in args]
     scalars = kwargs.pop("scalars", ())
@@ -344,7 +344,7 @@ def copying(A: Tensor["M", "K", bf16], B: Tensor["M", "K", bf16]):
 
 
 # --- the checks see what they are for -----------------------------------------------------------
-def edited(made: Program, edit) -> Program:
+def edited(made: WarpSpecialisedProgram, edit) -> WarpSpecialisedProgram:
     """The program with each op replaced by edit(op), or dropped."""
     def block(nodes):
         return [x for n in nodes for x in ([edit(n)] if isinstance(n, Op) else [n])
@@ -354,7 +354,7 @@ def edited(made: Program, edit) -> Program:
         made.function.body, block)))
 
 
-def consumer(made: Program):
+def consumer(made: WarpSpecialisedProgram):
     (role,) = [n for n in made.function.body if isinstance(n, If)]
     return role.orelse
 

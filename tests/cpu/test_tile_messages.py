@@ -8,9 +8,9 @@ import pytest
 import emulate_lanes
 import tile_gpu
 from kernels.build import build
-from tessera.runtime.flags import Site
+from tessera.runtime.flags import ReportSite
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.compile import Facts, emit
+from tessera.tile.cuda.compile import ArgumentFacts, emit
 from tessera.tile.ir.errors import KernelAssertionError
 
 MESSAGES = {  # an expression -> what is shown, where i is 3
@@ -22,8 +22,9 @@ MESSAGES = {  # an expression -> what is shown, where i is 3
 def sites(kernel, *args):
     """What a GPU would report for the values 3, 3, ..."""
     bound, function, _, lanes, _, _ = tile_gpu.prepare(kernel, args, {})
-    _, emitted = emit(function, lanes, parse_target("sm_80"), Facts(), True)
-    return [Site(*s).text([3] * len(s[3])) for s in emitted.sites if s[2] in ("print", "assert")]
+    _, emitted = emit(function, lanes, parse_target("sm_80"), ArgumentFacts(), True)
+    return [ReportSite(*s).text([3] * len(s[3])) for s in emitted.sites if s[2] in ("print",
+                                                                                    "assert")]
 
 
 @pytest.mark.parametrize("message, shown", MESSAGES.items())

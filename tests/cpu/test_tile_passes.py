@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from kernels.build import build
 from tessera import config
-from tessera.tile.frontend.tracer import Spec, trace
+from tessera.tile.frontend.tracer import KernelSpec, trace
 from tessera.tile.interpreter.launch import Config, run
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import For, If, Op, definitions, walk
@@ -99,7 +99,7 @@ def arguments(kernel):
 
 def prepared(kernel):
     bound = arguments(kernel)
-    spec = Spec(tuple(bound.types.items()), (), None, ts.Schedule())
+    spec = KernelSpec(tuple(bound.types.items()), (), None, ts.Schedule())
     return kernel, trace(kernel.source, kernel.fn, spec, bound.sizes)
 
 

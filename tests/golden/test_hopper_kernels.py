@@ -14,14 +14,14 @@ from tessera import bf16, config, f16, f32, fp8_e4m3, i8, i32, tf32
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
-from tessera.tile.cuda.emit.emitter import Emitted, Facts
+from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted
 from tessera.tile.cuda.emit.warp_specialised import compile_hopper
-from tessera.tile.cuda.lower.warp_specialised import Program
+from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram
 from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")
-FACTS = Facts(divisible=frozenset("MNKSDBH"), aligned=frozenset("ABCQKVXWYR") | {"bias"})
+FACTS = ArgumentFacts(divisible=frozenset("MNKSDBH"), aligned=frozenset("ABCQKVXWYR") | {"bias"})
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,8 @@ def own_cache(tmp_path):
         yield
 
 
-def compiled(kernel, *args, schedule=None, **kwargs) -> tuple[Program, Emitted, Built]:
+def compiled(kernel, *args, schedule=None, **kwargs) -> tuple[WarpSpecialisedProgram, Emitted,
+                                                              Built]:
     made = compile_hopper(kernel.lower(*args, **kwargs), 128, schedule, TARGET, FACTS)
     assert isinstance(made, tuple), made
     program, emitted = made

@@ -10,7 +10,7 @@ import tessera as ts
 from library_cases import compiled_of
 from ptx_harness import require_compiler
 from tessera import Tensor, bf16, f32
-from tessera.graph.cuda import Program
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.levels import compiled_of as program_compiled
 from tessera.kernels import ROUTINES
 from tessera.runtime.ptxas import assembler
@@ -86,7 +86,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_of_graph_functions(name, target):
     fn, types = FUNCTIONS[name]
-    program = Program(ts.jit(fn).graph(*types), target)
+    program = CudaProgram(ts.jit(fn).graph(*types), target)
     for launch in program.launches:
         made = program_compiled(launch, program.target)
         assert made.built.resources.spill_store_bytes == 0, (name, launch.group.kernel, made.notes)

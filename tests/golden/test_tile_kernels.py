@@ -40,10 +40,10 @@ def k(x: Tensor["n", ts.{source}], y: Tensor["n", ts.{to}]):
 
 
 def ptx_of(source: str, to: str, target: str) -> str:
-    from tessera.tile.cuda.compile import Facts, compile_function
+    from tessera.tile.cuda.compile import ArgumentFacts, compile_function
 
     function = build(CAST.format(source=source, to=to))["k"]._from_types({})
-    facts = Facts(frozenset("n"), frozenset("xy"))
+    facts = ArgumentFacts(frozenset("n"), frozenset("xy"))
     return compile_function(function, 128, target=target, facts=facts).built.ptx
 
 
@@ -66,7 +66,7 @@ def test_packed_tensors_move_in_words():
 
 def test_a_transposed_tile_is_stored_along_rows():
     """Through shared memory, in accesses of 16 bytes on both sides of global memory."""
-    from tessera.tile.cuda.compile import Facts, compile_function
+    from tessera.tile.cuda.compile import ArgumentFacts, compile_function
 
     source = """@kernel
 def k(A: Tensor["M", "N", f32], O: Tensor["N", "M", f32]):
@@ -74,7 +74,7 @@ def k(A: Tensor["M", "N", f32], O: Tensor["N", "M", f32]):
 """
     function = build(source)["k"]._from_types({})
     made = compile_function(function, 128, target="sm_90",
-                            facts=Facts(frozenset("MN"), frozenset("AO"))).built
+                            facts=ArgumentFacts(frozenset("MN"), frozenset("AO"))).built
     assert made.ptx.count("ld.global.L1::no_allocate.v4.b32") == 8
     assert made.ptx.count("st.global.v4.b32") == 8
     assert made.resources.spill_store_bytes == 0

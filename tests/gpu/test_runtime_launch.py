@@ -15,7 +15,7 @@ import ptx_kernels as kernels
 from gpu_harness import require_gpu
 from tessera.errors import DeviceError, SourceLine, UnsupportedTargetError
 from tessera.runtime.device import device
-from tessera.runtime.flags import Site, error_flags, register
+from tessera.runtime.flags import ReportSite, error_flags, register
 
 require_gpu()
 
@@ -25,7 +25,7 @@ require_gpu()
 
 def test_an_assert_names_the_line_and_the_index():
     flags = error_flags(0)
-    site = Site(SourceLine("kernel.py", 12, "y = x[i]"), "index {0} of an axis of {1}")
+    site = ReportSite(SourceLine("kernel.py", 12, "y = x[i]"), "index {0} of an axis of {1}")
     key = register("bounds", [site])
     kernel = kernels.ASSERT.build().kernel
     kernel.launch((2,), (flags.claim, flags.report, key, 64))

@@ -9,7 +9,7 @@ import pytest
 import ptx_kernels as kernels
 from gpu_harness import Resident, microseconds, needs_hopper, poison, require_gpu
 from tessera.errors import ArgumentError
-from tessera.runtime.buffer import Buffer
+from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import device
 from tessera.runtime.tensormap import tensor_map
 from tolerance import assert_close
@@ -35,7 +35,7 @@ def test_copy_speed(note):
     from cuda.bindings import driver as d
 
     nbytes = 2**30
-    x, y = Buffer(nbytes, device()), Buffer(nbytes, device())
+    x, y = DeviceBuffer(nbytes, device()), DeviceBuffer(nbytes, device())
     kernel = kernels.COPY.build().kernel
     ours = microseconds(lambda: kernel.launch((4096,), (x.pointer, y.pointer, nbytes // 16)))
     theirs = microseconds(lambda: d.cuMemcpyDtoDAsync(y.pointer, x.pointer, nbytes, 0))

@@ -566,7 +566,7 @@ def run_checked(k, *args, groups=None, lanes=None, checked=True, monkeypatch=Non
     made = compile_function(function, lanes_, schedule=schedule, facts=facts_of(function, bound),
                             checked=checked)
     monkeypatch.setitem(flags._tables, 1, (k.__name__,
-                                           tuple(flags.Site(*s) for s in made.emitted.sites)))
+                                           tuple(flags.ReportSite(*s) for s in made.emitted.sites)))
     return on_gpu(k, *args, groups=groups, lanes=lanes, checked=checked)
 
 

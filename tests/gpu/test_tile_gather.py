@@ -9,7 +9,7 @@ import tessera as ts
 from gpu_harness import require_gpu
 from kernels.build import build
 from kernels.gathers import CASES, values
-from tessera.tile.cuda.compile import Facts
+from tessera.tile.cuda.compile import ArgumentFacts
 from tile_gpu import compare
 
 require_gpu()
@@ -53,7 +53,7 @@ def test_tables_that_start_anywhere(aligned, rng):
     """Without the fact of alignment each element is an access of its own."""
     k = build(CASES["rows_wide"].source)["k"]
     args = CASES["rows_wide"].args(rng)
-    facts = None if aligned else Facts()
+    facts = None if aligned else ArgumentFacts()
     compare(k, *args, lanes=128, facts=facts, rtol=0, atol=0)
 
 

@@ -35,7 +35,7 @@ def whole_first(weights: list, x: ts.Tensor) -> ts.Tensor:
     return deep([ts.dist.all_gather(w, "dp") for w in weights], x)
 
 
-def peak_bytes(f: ts.graph.jit.Function, *args) -> int:
+def peak_bytes(f: ts.graph.jit.JitFunction, *args) -> int:
     """What rank 0 holds at most beside the arguments."""
     graph = simplify(f.traced(*args).program.local(0).graph)
     given = sum(4 * int(np.prod(v.aval.shape)) for v in graph.inputs)

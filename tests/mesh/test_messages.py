@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from mesh.launch import mpirun, needs_mpi
 from tessera.mesh.ranks import envelope, transport
-from tessera.mesh.ranks.envelope import Label, here_in
+from tessera.mesh.ranks.envelope import MessageLabel, here_in
 from tessera.mesh.ranks.messages import gather, share
 from tessera.mesh.world import transport as here
 
@@ -32,25 +32,25 @@ def fails(program, ranks: int = 2, kind=ts.dist.DisagreementError) -> str:
 
 class TestHeaders:
     def test_a_header_comes_back_as_it_was(self):
-        label = Label("all_reduce(f32[2, 3])", None, "key", (2, 3))
+        label = MessageLabel("all_reduce(f32[2, 3])", None, "key", (2, 3))
         data = envelope.pack(label, 7, 24) + b"more"
         header, at = envelope.unpack(memoryview(data), 1)
         assert header == envelope.Header(7, 24, label.digest, (2, 3), "all_reduce(f32[2, 3])")
         assert data[at:] == b"more" and at <= envelope.HEADER_BYTES
 
     def test_the_longest_header_has_room(self):
-        label = Label("x" * 10_000, None, "key", (1,) * envelope.MAX_DIMS)
+        label = MessageLabel("x" * 10_000, None, "key", (1,) * envelope.MAX_DIMS)
         assert len(envelope.pack(label, 0, 0)) == envelope.HEADER_BYTES
 
     @pytest.mark.parametrize("cut", [0, 10, 47, 50, 61])
     def test_bytes_that_are_no_header_are_not_shown(self, cut):
-        data = bytearray(envelope.pack(Label("call()", None, "key", (5,)), 0, 0)[:cut])
+        data = bytearray(envelope.pack(MessageLabel("call()", None, "key", (5,)), 0, 0)[:cut])
         with pytest.raises(ts.dist.MeshError, match="that are no message") as info:
             envelope.unpack(memoryview(data), 3)
         assert "rank 3" in str(info.value)
 
     def test_a_text_of_another_length_than_it_says_is_refused(self):
-        data = envelope.pack(Label("call()", None, "key"), 0, 0)
+        data = envelope.pack(MessageLabel("call()", None, "key"), 0, 0)
         with pytest.raises(ts.dist.MeshError, match="no message"):
             envelope.unpack(memoryview(data)[:-1], 0)
 
@@ -61,7 +61,7 @@ class TestHeaders:
             envelope.check(got, label, 3, 0, 1, 0)
 
     def test_paths_that_are_no_unicode(self):
-        label = Label("save(bad\udcff)", None, "bad\udcff")
+        label = MessageLabel("save(bad\udcff)", None, "bad\udcff")
         header, _ = envelope.unpack(memoryview(envelope.pack(label, 0, 0)), 0)
         assert header.text == "save(bad?)" and header.digest == label.digest
         assert ts.dist.simulate(lambda: share("bad\udcff"), 2) == ["bad\udcff"] * 2

@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from mesh.training import COLUMNS, ROWS, mesh_of
-from tessera.mesh.sharding.partitioned_steps import Move
+from tessera.mesh.sharding.partitioned_steps import LayoutHop
 
 HINT = "  [overlap "
 
@@ -35,7 +35,7 @@ def hinted(comm):
 def place(step, what):
     """Where in the program of the last call moves of a kind begin, and its length."""
     steps = step.traced(*step.last).program.made.steps
-    return [i for i, s in enumerate(steps) if isinstance(s, Move) and s.hop.kind == what], \
+    return [i for i, s in enumerate(steps) if isinstance(s, LayoutHop) and s.hop.kind == what], \
         len(steps)
 
 

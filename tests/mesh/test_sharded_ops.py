@@ -40,7 +40,7 @@ from tessera.graph.ir import Graph
 from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Op, Sample
 from tessera.graph.trace import apply
 from tessera.mesh.layout import Layout, Split
-from tessera.mesh.sharding.sharded_graph import Program
+from tessera.mesh.sharding.sharded_graph import ShardedProgram
 from tessera.mesh.tensor import DistTensor
 from tessera.tensor import Tensor
 from tolerance import tolerance
@@ -139,7 +139,7 @@ class Case:
     def partitioned(self, args: list[DistTensor]) -> list[DistTensor]:
         """The graph that jit makes, not made anew for each combination of layouts."""
         held = [*args, *(t for _, t in self.graph.captures)]
-        return Program(self.graph, [t.layout for t in held]).run(args)
+        return ShardedProgram(self.graph, [t.layout for t in held]).run(args)
 
     def check(self, layouts: tuple[Layout, ...], run: Callable) -> None:
         where = ", ".join(x.describe() for x in layouts)

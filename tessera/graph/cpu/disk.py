@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from ...runtime.cache import DiskCache, Entry, content_name
+from ...runtime.cache import CacheEntry, DiskCache, content_name
 
 LOOPS = DiskCache("loops")
 folder = LOOPS.folder
@@ -36,9 +36,9 @@ def entry_name(source: str) -> str:
 def obtain(name: str, compiled: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:
     """Symbol and object code: those on disk, else what `compiled` gives. Of several processes that
     need an entry at once, one compiles it and the others wait."""
-    def make() -> Entry:
+    def make() -> CacheEntry:
         symbol, code = compiled()
-        return Entry({"symbol": symbol}, {"code": code})
+        return CacheEntry({"symbol": symbol}, {"code": code})
 
     entry, _ = LOOPS.made(name, make)
     return entry.meta["symbol"], entry.parts["code"]

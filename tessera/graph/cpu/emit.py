@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .interpret import identity
-from .passes import Pass, Plan, plan_passes
+from .passes import LoopPasses, Pass, plan_passes
 from .program import REDUCTIONS, REGISTER_OF, LoopOp, LoopProgram
 from .spell import cast, number, spell, strip
 
@@ -59,7 +59,7 @@ def streams(program: LoopProgram) -> tuple[Stream, ...]:
 
 
 @dataclass
-class Writer:
+class LoopWriter:
     """Lines of source with an indentation depth."""
 
     lines: list[str] = field(default_factory=list)
@@ -87,14 +87,14 @@ class _Emitter:
             if s.kind == "index" and program.ops[s.position].kind == "iota"
         )
         full_inputs = tuple(self.inner[f"x{i}"] != "0" for i in range(self.first))
-        self.plan: Plan = plan_passes(program, full_inputs, iota_full)
+        self.plan: LoopPasses = plan_passes(program, full_inputs, iota_full)
         self.random = [
             self.first + k for k, op in enumerate(program.ops) if op.kind == "random_bits"
         ]
         self.columns = [s for s in self.streams if s.kind == "column_sum"]
         self.counts = [s for s in self.streams if s.kind in ("count", "row_count")]
         self.blocked_columns = [s for s in self.columns if self._partial(s) != "i64"]
-        self.write = Writer()
+        self.write = LoopWriter()
 
     # ---- the frame ----------------------------------------------------------------------------
 

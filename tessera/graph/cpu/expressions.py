@@ -30,7 +30,7 @@ RANK = ("bool_", "i32", "u32", "i64", "f32", "f64")
 
 
 @dataclass(frozen=True)
-class Node:
+class ExpressionNode:
     """A typed-later expression node: head is 'arg', 'number', 'call', 'unary', or an operator."""
 
     head: str
@@ -50,7 +50,7 @@ def promote(*dtypes: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def parse(template: str) -> Node:
+def parse(template: str) -> ExpressionNode:
     """The checked tree of a template. Raises ArgumentError naming what is not allowed."""
     names = {f for _, f, _, _ in string.Formatter().parse(template) if f is not None}
     text = template.format(*(f"v{i}" for i in range(1 + max(map(int, names), default=-1))))
@@ -61,18 +61,18 @@ def parse(template: str) -> Node:
     return _node(tree, template)
 
 
-def _node(tree: ast.expr, template: str) -> Node:
+def _node(tree: ast.expr, template: str) -> ExpressionNode:
     match tree:
         case ast.Name(id=name) if name[0] == "v" and name[1:].isdigit():
-            return Node("arg", value=int(name[1:]))
+            return ExpressionNode("arg", value=int(name[1:]))
         case ast.Constant(value=value) if isinstance(value, (bool, int, float)):
-            return Node("number", value=value)
+            return ExpressionNode("number", value=value)
         case ast.Name(id="inf" | "nan" as word):
-            return Node("number", value=float(word))
+            return ExpressionNode("number", value=float(word))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return Node("number", value=-value)
+            return ExpressionNode("number", value=-value)
     children, head, detail = _shape(tree, template)
-    return Node(head, tuple(_node(c, template) for c in children), detail)
+    return ExpressionNode(head, tuple(_node(c, template) for c in children), detail)
 
 
 def _shape(tree: ast.expr, template: str) -> tuple[list[ast.expr], str, object]:
@@ -116,7 +116,7 @@ def _call(name: str, args: list[ast.expr], template: str) -> tuple[list[ast.expr
     return args, "call", name
 
 
-def cost(node: Node) -> int:
+def cost(node: ExpressionNode) -> int:
     """Work of one evaluation in f32 additions."""
     own = FUNCTIONS[node.value].cost if node.head == "call" else 0
     if node.head in ("operator", "compare", "unary"):
@@ -133,7 +133,7 @@ def literal_type(dtypes: tuple[str, ...], result: str) -> str:
     return promote(*numeric) if numeric else result
 
 
-def used_arguments(node: Node) -> set[int]:
+def used_arguments(node: ExpressionNode) -> set[int]:
     """Positions of the placeholders a tree reads."""
     if node.head == "arg":
         return {node.value}

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import ArgumentError
-from .expressions import Node, literal_type, parse
+from .expressions import ExpressionNode, literal_type, parse
 from .program import REGISTER_OF, LoopOp, LoopOutput, LoopProgram
 from .vocabulary import FUNCTIONS
 
@@ -86,7 +86,7 @@ def _register_name(array: np.ndarray) -> str:
     return next(name for name, t in REGISTER_NUMPY.items() if array.dtype == t)
 
 
-def _evaluate(node: Node, args: list[np.ndarray], literal: type) -> np.ndarray:
+def _evaluate(node: ExpressionNode, args: list[np.ndarray], literal: type) -> np.ndarray:
     """One node of an expression tree; numbers become scalars of the literal type."""
     if node.head == "arg":
         return args[node.value]

@@ -13,7 +13,7 @@ from ...errors import ShapeError
 from . import pool
 from .emit import CALL_WORDS, Stream, emit, streams
 from .interpret import MEMORY_NUMPY
-from .layout import Axis, Layout, element_strides, lay_out
+from .layout import LoopAxis, LoopLayout, element_strides, lay_out
 from .passes import work_per_element
 from .program import REDUCTIONS, LoopProgram
 
@@ -78,7 +78,7 @@ class LoopKernel:
             return _nothing
         return self._launcher(layout, self.function(layout.pattern))
 
-    def _layout(self, shape: tuple[int, ...], in_strides: Any, out_strides: Any) -> Layout:
+    def _layout(self, shape: tuple[int, ...], in_strides: Any, out_strides: Any) -> LoopLayout:
         rank, program = len(shape), self.program
         table = [self._pad(s, rank, "input") for s in in_strides]
         if len(table) != len(program.inputs) or len(out_strides) != len(program.outputs):
@@ -97,7 +97,7 @@ class LoopKernel:
             else:
                 row = self._pad(strides, rank, "output")
                 table.append((*row[:-1], 0) if out.mode == "row" else row)
-        axes = [Axis(n, tuple(t[k] for t in table)) for k, n in enumerate(shape)]
+        axes = [LoopAxis(n, tuple(t[k] for t in table)) for k, n in enumerate(shape)]
         return lay_out(
             self.streams, axes, elementwise=program.elementwise, work=self.work,
             columns=any(o.mode == "column_sum" for o in program.outputs),
@@ -133,7 +133,7 @@ class LoopKernel:
                 found = self.functions[pattern]
         return found
 
-    def _launcher(self, layout: Layout, function: Any) -> Launch:
+    def _launcher(self, layout: LoopLayout, function: Any) -> Launch:
         """The hot path, closed over everything that is fixed."""
         slots = self.slots if self._keeps() else 0
         scratch_bytes = slots * int(layout.words[7])

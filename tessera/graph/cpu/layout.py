@@ -20,7 +20,7 @@ TILE_WIDTHS = (32, 64, 48, 40, 24, 16)
 
 
 @dataclass(frozen=True)
-class Axis:
+class LoopAxis:
     """An extent and the stride of each stream along it, in elements."""
 
     extent: int
@@ -28,7 +28,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LoopLayout:
     """`words` is the table, `pattern` the inner strides the code is specialised for."""
 
     words: np.ndarray
@@ -44,25 +44,26 @@ def element_strides(array: np.ndarray) -> tuple[int, ...]:
 
 
 def lay_out(
-    streams: tuple[Stream, ...], axes: list[Axis], *, elementwise: bool, columns: bool, work: int,
+    streams: tuple[Stream, ...], axes: list[LoopAxis], *, elementwise: bool, columns: bool,
+    work: int,
     movable: bool = True,
-) -> Layout:
+) -> LoopLayout:
     """Merge axes, choose the row, and cut the rows into chunks.
 
     axes: one for each axis of the space, outermost first. The cut depends on shape and program
     alone, never on the number of threads. movable: another axis than the last may become the row.
     """
-    axes = axes or [Axis(1, (0,) * len(streams))]
+    axes = axes or [LoopAxis(1, (0,) * len(streams))]
     if elementwise:
         leading, row = _rows_of_elementwise(axes, movable)
     else:
         leading, row = merge(axes[:-1]), axes[-1]
-    line = leading.pop() if leading else Axis(1, (0,) * len(streams))
+    line = leading.pop() if leading else LoopAxis(1, (0,) * len(streams))
     rows = line.extent * prod(a.extent for a in leading)
     width, count = row.extent, rows * row.extent
     if elementwise and rows == 1 and count > FLAT_WIDTH:
         rows, width = -(-count // FLAT_WIDTH), FLAT_WIDTH
-        line = Axis(rows, tuple(s * FLAT_WIDTH for s in row.strides))
+        line = LoopAxis(rows, tuple(s * FLAT_WIDTH for s in row.strides))
     chunk_rows = _chunk_rows(rows, width * work, columns)
     chunks = -(-rows // chunk_rows) if count or not elementwise else 0
     chunks = max(chunks, 1) if columns else chunks
@@ -75,10 +76,10 @@ def lay_out(
         words += [row.strides[i], line.strides[i] * unit]
         words += [a.strides[i] * unit for a in reversed(leading)]
     pattern = "".join(_pattern(s, row, i) for i, s in enumerate(streams))
-    return Layout(np.array(words, np.int64), pattern, chunks, width, count)
+    return LoopLayout(np.array(words, np.int64), pattern, chunks, width, count)
 
 
-def _pattern(s: Stream, row: Axis, i: int) -> str:
+def _pattern(s: Stream, row: LoopAxis, i: int) -> str:
     stride = 0 if row.extent == 1 else row.strides[i]
     if s.kind in ("row", "count", "row_count"):
         return "0"
@@ -92,35 +93,35 @@ def _chunk_rows(rows: int, row_work: int, columns: bool) -> int:
     return max(wanted, -(-rows // COLUMN_CHUNKS)) if columns else wanted
 
 
-def merge(axes: list[Axis]) -> list[Axis]:
+def merge(axes: list[LoopAxis]) -> list[LoopAxis]:
     """Drop axes of extent 1 and join neighbours that all streams step through as one."""
-    merged: list[Axis] = []
+    merged: list[LoopAxis] = []
     for axis in axes:
         if axis.extent == 1:
             continue
         if merged and all(
             o == i * axis.extent for o, i in zip(merged[-1].strides, axis.strides, strict=True)
         ):
-            merged[-1] = Axis(merged[-1].extent * axis.extent, axis.strides)
+            merged[-1] = LoopAxis(merged[-1].extent * axis.extent, axis.strides)
         else:
             merged.append(axis)
     return merged
 
 
-def _rows_of_elementwise(axes: list[Axis], movable: bool) -> tuple[list[Axis], Axis]:
+def _rows_of_elementwise(axes: list[LoopAxis], movable: bool) -> tuple[list[LoopAxis], LoopAxis]:
     """Leading axes and the row of a program that does not care which axis is the last."""
     if any(a.extent == 0 for a in axes):
-        return [], Axis(0, axes[0].strides)
+        return [], LoopAxis(0, axes[0].strides)
     merged = merge(axes)
     if not merged:
-        return [], Axis(1, axes[0].strides)
+        return [], LoopAxis(1, axes[0].strides)
     longest = max(range(len(merged)), key=lambda k: merged[k].extent)
     if movable and merged[-1].extent < NARROW and merged[longest].extent >= 4 * NARROW:
         merged.append(merged.pop(longest))
     return _tiled(merged[:-1], merged[-1])
 
 
-def _tiled(leading: list[Axis], row: Axis) -> tuple[list[Axis], Axis]:
+def _tiled(leading: list[LoopAxis], row: LoopAxis) -> tuple[list[LoopAxis], LoopAxis]:
     """Cut rows into tiles, walked down the leading axis that a transposed stream runs along.
 
     That stream's cache lines are then used for all their elements before they are evicted.
@@ -131,5 +132,5 @@ def _tiled(leading: list[Axis], row: Axis) -> tuple[list[Axis], Axis]:
     if not along or width is None or leading[along[-1]].extent < NARROW:
         return leading, row
     line = leading.pop(along[-1])
-    tiles = Axis(row.extent // width, tuple(s * width for s in row.strides))
-    return [*leading, tiles, line], Axis(width, row.strides)
+    tiles = LoopAxis(row.extent // width, tuple(s * width for s in row.strides))
+    return [*leading, tiles, line], LoopAxis(width, row.strides)

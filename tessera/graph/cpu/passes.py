@@ -33,7 +33,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPasses:
     """The passes of a program for one pattern of inner strides."""
 
     full: tuple[bool, ...]  # per value: varies along the last axis
@@ -45,7 +45,7 @@ class Plan:
 
 def plan_passes(
     program: LoopProgram, full_inputs: tuple[bool, ...], iota_full: tuple[bool, ...]
-) -> Plan:
+) -> LoopPasses:
     """Levels and passes. `full_inputs[i]`: input i varies along the columns; `iota_full` likewise,
     in the order of the program's iota ops."""
     full, levels = _levels(program, full_inputs, iota_full)
@@ -65,7 +65,7 @@ def plan_passes(
         after = tuple(v for v in order if not full[v] and levels[v] == level + 1)
         passes.append(Pass(level, steps, keeps, reductions, outputs, after))
     before = tuple(v for v in order if not full[v] and levels[v] == 0)
-    return Plan(full, levels, before, tuple(passes), kept)
+    return LoopPasses(full, levels, before, tuple(passes), kept)
 
 
 def _ops(program: LoopProgram) -> list[tuple[int, LoopOp]]:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from ...errors import ArgumentError
-from .expressions import Node, literal_type, parse, promote
+from .expressions import ExpressionNode, literal_type, parse, promote
 from .vocabulary import FUNCTIONS
 
 NAMED = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor", "<<": "shl",
@@ -58,7 +58,7 @@ def number(value: Any, dtype: str) -> str:
 
 
 def _spell(
-    node: Node, names: tuple[str, ...], dtypes: tuple[str, ...], literal: str
+    node: ExpressionNode, names: tuple[str, ...], dtypes: tuple[str, ...], literal: str
 ) -> tuple[str, str]:
     if node.head == "arg":
         return names[node.value], dtypes[node.value]
@@ -125,7 +125,7 @@ def _unary(symbol: str, text: str, dtype: str) -> tuple[str, str]:
     return f"sub_{dtype}({number(0, dtype)}, {strip(text)})", dtype
 
 
-def _call(node: Node, parts: list[tuple[str, str]]) -> tuple[str, str]:
+def _call(node: ExpressionNode, parts: list[tuple[str, str]]) -> tuple[str, str]:
     name, function = node.value, FUNCTIONS[node.value]
     if name == "where":
         dtype = promote(parts[1][1], parts[2][1])

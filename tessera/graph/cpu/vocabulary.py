@@ -19,7 +19,7 @@ from ...errors import ArgumentError
 
 
 @dataclass(frozen=True)
-class Function:
+class LoopFunction:
     """One callable name. `result` is 'same' (the promoted argument type), 'float' or 'bool'.
 
     tile     the expression in the tile language over {0}, {1}, ...; None where kernels have none
@@ -35,7 +35,7 @@ class Function:
     numbers: str = "float"
 
 
-FUNCTIONS: dict[str, Function] = {}
+FUNCTIONS: dict[str, LoopFunction] = {}
 
 
 def function(name: str, arity: int, meaning: Callable, result: str = "same", cost: int = 1, *,
@@ -46,7 +46,7 @@ def function(name: str, arity: int, meaning: Callable, result: str = "same", cos
         raise ArgumentError(f"loop function {name!r} is declared twice")
     if tile == "":
         tile = f"tile.{name}({', '.join(f'{{{i}}}' for i in range(arity))})"
-    FUNCTIONS[name] = Function(name, arity, meaning, result, cost, tile, numbers)
+    FUNCTIONS[name] = LoopFunction(name, arity, meaning, result, cost, tile, numbers)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ Imported when a level below the graph is asked for, or a function runs on a GPU.
 
 from __future__ import annotations
 
-from ..schedule.ir import Buffer, Group, Operand, Plan, Step
+from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, PlannedBuffer, ScheduledGroup
 from .levels import LEVELS, program_of, text_of
-from .run import Program
+from .run import CudaProgram
 
-__all__ = ["LEVELS", "Buffer", "Group", "Operand", "Plan", "Program", "Step", "program_of",
+__all__ = ["LEVELS", "PlannedBuffer", "ScheduledGroup", "GroupOperand", "GraphSchedule",
+           "CudaProgram", "GroupStep", "program_of",
            "text_of"]

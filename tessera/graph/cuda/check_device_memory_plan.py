@@ -8,7 +8,7 @@ by a copy beside the kernels; no result lies in a temporary.
 from __future__ import annotations
 
 from ...errors import GraphError
-from ..schedule.ir import Buffer, Group, Plan, Transfer
+from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .offload import waits
 
 WRITABLE = ("temporary", "result", "host")  # what a step may write
@@ -17,7 +17,7 @@ WRITABLE = ("temporary", "result", "host")  # what a step may write
 class Lives:
     """Of every buffer but views: the step that begins to write it, and the last that reads it."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: GraphSchedule):
         self.plan, self.last = plan, len(plan.steps)
         self.buffers = {b.name: b for b in plan.buffers}
         self.made: dict[str, int] = {}
@@ -40,9 +40,9 @@ class Lives:
             name = b.place.removeprefix("of ")
         raise self.fault(f"the view {name} lies in itself")
 
-    def by_place(self) -> dict[str, list[tuple[int, int, Buffer]]]:
+    def by_place(self) -> dict[str, list[tuple[int, int, PlannedBuffer]]]:
         """(made, read last, buffer) of the temporaries of each place, in order."""
-        found: dict[str, list[tuple[int, int, Buffer]]] = {}
+        found: dict[str, list[tuple[int, int, PlannedBuffer]]] = {}
         for name, made in self.made.items():
             b = self.buffers[name]
             if b.kind == "temporary":
@@ -57,7 +57,7 @@ class Lives:
         return self.plan.steps[i].name if i < self.last else "the caller"
 
 
-def verify_plan(plan: Plan) -> None:
+def verify_plan(plan: GraphSchedule) -> None:
     """Raise GraphError where memory is written while somebody may still read it."""
     lives = Lives(plan)
     for i, step in enumerate(plan.steps):
@@ -101,7 +101,7 @@ def _verify_copies(lives: Lives) -> None:
                                   f"{t.on_device}")
 
 
-def released(plan: Plan) -> dict[int, list[str]]:
+def released(plan: GraphSchedule) -> dict[int, list[str]]:
     """Behind each step, by number: the places of temporaries that nothing reads any more."""
     out: dict[int, list[str]] = {}
     for place, entries in Lives(plan).by_place().items():
@@ -110,11 +110,11 @@ def released(plan: Plan) -> dict[int, list[str]]:
     return out
 
 
-def reads_of(step: Group | Transfer) -> tuple[str, ...]:
+def reads_of(step: ScheduledGroup | Transfer) -> tuple[str, ...]:
     return (step.source,) if isinstance(step, Transfer) else tuple(o.name for o in step.reads)
 
 
-def writes_of(step: Group | Transfer) -> tuple[str, ...]:
+def writes_of(step: ScheduledGroup | Transfer) -> tuple[str, ...]:
     return (step.target,) if isinstance(step, Transfer) else tuple(o.name for o in step.writes)
 
 

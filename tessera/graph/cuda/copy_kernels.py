@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir import Node, Value
-from ..schedule.ir import Group
-from .kernel_text import Source, Writer, capital
+from ..schedule.ir import ScheduledGroup
+from .kernel_text import KernelText, KernelWriter, capital
 from .loop_axes import extents_of
 from .spell import literal, no_kernel
 
 
 @dataclass(frozen=True)
-class Move:
+class RegionCopy:
     """region: extents that are moved.  offset: of the region in the result, per axis.
 
     axes: per axis of the source, (axis of the region or -1, start, step).
@@ -44,7 +44,7 @@ class Move:
         return tuple(sorted(found[:2]))
 
 
-def moves_of(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def moves_of(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     """(operand, result, move) for each part of a structural op; no operand: a number.
 
     numbers: values that are known. Raises UnsupportedTargetError.
@@ -52,28 +52,28 @@ def moves_of(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, in
     return MOVES[node.op.name](node, numbers)
 
 
-def _from_one(node: Node, axes: tuple) -> list[tuple[int | None, int, Move]]:
+def _from_one(node: Node, axes: tuple) -> list[tuple[int | None, int, RegionCopy]]:
     shape = extents_of(node.outputs[0])
-    return [(0, 0, Move(shape, (0,) * len(shape), axes))]
+    return [(0, 0, RegionCopy(shape, (0,) * len(shape), axes))]
 
 
-def _transposed(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _transposed(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     places = node.attrs["axes"]
     return _from_one(node, tuple((places.index(a), 0, 1) for a in range(len(places))))
 
 
-def _sliced(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _sliced(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     spans = zip(node.attrs["starts"], node.attrs["steps"], strict=True)
     return _from_one(node, tuple((a, s, k) for a, (s, k) in enumerate(spans)))
 
 
-def _flipped(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _flipped(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     shape, flipped = extents_of(node.outputs[0]), node.attrs["axis"]
     return _from_one(node, tuple((a, n - 1, -1) if a in flipped else (a, 0, 1)
                                  for a, n in enumerate(shape)))
 
 
-def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     """The number everywhere, then what it surrounds: a block that reaches over the end of that
     writes the number there again."""
     x, shape = extents_of(node.inputs[0]), extents_of(node.outputs[0])
@@ -83,21 +83,21 @@ def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int
     if min((*before, *node.attrs["after"]), default=0) < 0:
         raise no_kernel(node, "of less than nothing")
     fill, plain = numbers[node.inputs[1]], tuple((a, 0, 1) for a in range(len(x)))
-    return [(None, 0, Move(shape, (0,) * len(shape), (), fill)),
-            *([] if 0 in x else [(0, 0, Move(x, before, plain, fill))])]
+    return [(None, 0, RegionCopy(shape, (0,) * len(shape), (), fill)),
+            *([] if 0 in x else [(0, 0, RegionCopy(x, before, plain, fill))])]
 
 
-def _stretched(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _stretched(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     x, shape = node.inputs[0].aval.shape, node.outputs[0].aval.shape
     lead = len(shape) - len(x)
     return _from_one(node, tuple((a + lead, 0, 1) if n == shape[a + lead] else (-1, 0, 1)
                                  for a, n in enumerate(x)))
 
 
-def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, Move]]:
+def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
     """concatenate and split: runs of one axis."""
     axis, at = node.attrs["axis"], 0
-    out: list[tuple[int | None, int, Move]] = []
+    out: list[tuple[int | None, int, RegionCopy]] = []
     joins = node.op.name == "concatenate"
     for i, v in enumerate(node.inputs if joins else node.outputs):
         shape = extents_of(v)
@@ -106,7 +106,7 @@ def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int,
         axes = tuple((a, 0 if joins else here[a], 1) for a in range(len(shape)))
         if 0 not in shape:
             out.append((i if joins else 0, 0 if joins else i,
-                        Move(shape, here if joins else none, axes)))
+                        RegionCopy(shape, here if joins else none, axes)))
         at += shape[axis]
     return out
 
@@ -115,10 +115,11 @@ MOVES = {"transpose": _transposed, "broadcast_to": _stretched, "slice": _sliced,
          "split": _parts, "concatenate": _parts, "pad": _padded}
 
 
-def move_source(group: Group) -> Source:
+def move_source(group: ScheduledGroup) -> KernelText:
     """A part that reaches over its end into the next is overwritten by it: parts go in order."""
-    w = Writer(group)
-    move = Move(group.attr("region"), group.attr("offset"), group.attr("from"), group.attr("fill"))
+    w = KernelWriter(group)
+    move = RegionCopy(group.attr("region"), group.attr("offset"), group.attr("from"),
+                      group.attr("fill"))
     (step,), (y,) = group.steps, group.writes
     tiles, s = group.attr("tile"), group.schedule
     sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
@@ -147,7 +148,7 @@ def _span(text: str, size: int | None) -> str:
     return text if size is None else f"{text}:{text}+{size}"
 
 
-def _from(move: Move, axis: int, sizes: dict[int, int]) -> str:
+def _from(move: RegionCopy, axis: int, sizes: dict[int, int]) -> str:
     o, start, step = move.axes[axis]
     if o < 0:
         return str(start)
@@ -156,7 +157,7 @@ def _from(move: Move, axis: int, sizes: dict[int, int]) -> str:
     return f"{start} - i{o}" if step == -1 else f"{start} + {step} * i{o}"
 
 
-def _value(move: Move, tiles: tuple[int, ...], sizes: dict[int, int], place: str,
+def _value(move: RegionCopy, tiles: tuple[int, ...], sizes: dict[int, int], place: str,
            fill: str) -> str:
     """The tile as the result has it: axes turned, and repeated where the source has none."""
     held = [o for o, _, _ in move.axes if o in tiles]
@@ -171,4 +172,4 @@ def _value(move: Move, tiles: tuple[int, ...], sizes: dict[int, int], place: str
     return f"tile.broadcast({turned}, ({sizes[tiles[0]]}, {sizes[tiles[1]]}))"
 
 
-__all__ = ["Move", "move_source", "moves_of"]
+__all__ = ["RegionCopy", "move_source", "moves_of"]

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from ... import config
-from ...kernels.routine import View
+from ...kernels.routine import ForeignArray
 from ...runtime.buffer import DEFAULT, own_stream
-from ...runtime.buffer import Buffer as Memory
+from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph
-from ..schedule.ir import Buffer, Transfer, aligned, place_bytes
+from ..schedule.ir import PlannedBuffer, Transfer, aligned, place_bytes
 from .check_device_memory_plan import released
 from .offload import waits
-from .run import Launch, Program
+from .run import CudaProgram, GroupLaunch
 
 
 class DeviceExecutable:
@@ -36,7 +36,7 @@ class DeviceExecutable:
 
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False):
         self.graph, self.device, self._capture = graph, device(index), capture
-        self.program = Program(graph, self.device.target)
+        self.program = CudaProgram(graph, self.device.target)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
 
@@ -76,7 +76,7 @@ class Workspace:
     """Memory of a program: one block for temporaries, one for each other buffer; and the arguments
     of every launch and copy, made once."""
 
-    def __init__(self, program: Program, on: Device):
+    def __init__(self, program: CudaProgram, on: Device):
         self.program, self.device = program, on
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         given = {program.base(n) for n in program.plan.results}
@@ -136,7 +136,7 @@ class Workspace:
         free = released(self.program.plan) if config.poison else {}
         awaited = waits(self.program.plan.steps, place_of)
         for i, (step, copy) in enumerate(zip(self.program.steps, awaited, strict=True)):
-            if isinstance(step, Launch):
+            if isinstance(step, GroupLaunch):
                 found += [partial(copies.wait, copy)] if copies and copy is not None else []
                 found.append(self._launch(step, stream))
             elif copies:
@@ -151,7 +151,7 @@ class Workspace:
             found.append(partial(copies.wait, count - 1))
         return found
 
-    def _launch(self, launch: Launch, stream: int) -> Callable[[], Any]:
+    def _launch(self, launch: GroupLaunch, stream: int) -> Callable[[], Any]:
         arguments = [self._argument(n, shape) for n, shape in launch.arguments]
         if stream == DEFAULT:
             return partial(launch.shared, *arguments)
@@ -171,10 +171,10 @@ class Workspace:
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
 
-    def _argument(self, name: str, shape: tuple[int, ...]) -> View:
+    def _argument(self, name: str, shape: tuple[int, ...]) -> ForeignArray:
         pointer, owner = self._at(name)
         dtype = self.program.plan.buffer(self.program.base(name)).type.dtype
-        return View(pointer, shape, dtype, self.device.index, owner)
+        return ForeignArray(pointer, shape, dtype, self.device.index, owner)
 
     def _load(self, name: str, x: Tensor | np.ndarray) -> None:
         """Give an input, capture or constant its elements."""
@@ -203,7 +203,7 @@ class Workspace:
                 _all(self.steps)
             return [self._result(*r) for r in self.results]
 
-    def _result(self, b: Buffer, memory: Memory) -> Tensor:
+    def _result(self, b: PlannedBuffer, memory: Memory) -> Tensor:
         """A result in memory of its own; of packed types, which graphs keep unpacked, on the host.
         """
         if b.type.dtype.packed:
@@ -220,7 +220,7 @@ class Workspace:
 class Drawn:
     """What the host computes at each call, small values side by side: one copy takes them all."""
 
-    def __init__(self, buffers: Sequence[Buffer], on: Device):
+    def __init__(self, buffers: Sequence[PlannedBuffer], on: Device):
         self.places: dict[str, tuple[int, int]] = {}  # begin and end in bytes
         end = 0
         for b in buffers:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from ...dims import size_of
 from ..ir import Graph, Node, Value, uses
 from ..lower import column_sum_axes
-from ..schedule.fuse import Group as Loop
+from ..schedule.fuse import FusionGroup as Loop
 from ..schedule.fuse import fuse
 from .copy_kernels import MOVES
-from .library_ops import Call
+from .library_ops import LibraryCall
 from .loop_axes import anchor_frame, extents_of
 from .spell import COMBINE, is_stored, no_kernel, template
 
@@ -91,7 +91,7 @@ def _from_node(node: Node) -> list[Unit]:
     if node.op.effects or node.op.graph_attrs:
         raise no_kernel(node)
     shape = _concrete(node)
-    viewed = not isinstance(node.op, Call) and node.op.lies(node.attrs).flat
+    viewed = not isinstance(node.op, LibraryCall) and node.op.lies(node.attrs).flat
     if viewed or 0 in shape:
         return [Unit("view" if viewed else "empty", shape, [node])]
     if name == "saved":

@@ -10,9 +10,9 @@ from __future__ import annotations
 from math import prod
 
 from ...numerics import as_type
-from ..schedule.ir import Group
+from ..schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
-from .kernel_text import Source, Writer, capital
+from .kernel_text import KernelText, KernelWriter, capital
 from .spell import literal, within
 
 
@@ -21,9 +21,9 @@ def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int,
     return prod(shape[:axis]), prod(shape[axis:axis + count]), prod(shape[axis + count:])
 
 
-def gather_source(group: Group) -> Source:
+def gather_source(group: ScheduledGroup) -> KernelText:
     """y[a, i, c] = x[a, ids[i], c]: blocks of slices, or of elements where a slice is one."""
-    w, s = Writer(group), group.schedule
+    w, s = KernelWriter(group), group.schedule
     (step,), (x, ids), (y,) = group.steps, group.reads, group.writes
     (A, V, C), (T,), BM, BN = x.shape, ids.shape, s.m or 1, s.n
     X, Y, slices = capital(x.name), capital(y.name), C > 1
@@ -41,7 +41,7 @@ def gather_source(group: Group) -> Source:
     return _finished(w, group, [(A, V), (T,), (A, T)], False)
 
 
-def segments_source(group: Group) -> Source:
+def segments_source(group: ScheduledGroup) -> KernelText:
     """y[a, s, c] = sum of u[a, i, c] over the i with ids[i] = s, in the order of i, each sum
     rounded to the type of y: the bits that the CPU gives, and the same at each run.
 
@@ -49,7 +49,7 @@ def segments_source(group: Group) -> Source:
     into shared memory, then adds their slices. Behind the last stands T: what is read there is 0,
     which changes no sum that began at 0.
     """
-    w, s = Writer(group), group.schedule
+    w, s = KernelWriter(group), group.schedule
     (step,), (u, ids), (y,) = group.steps, group.reads, group.writes
     (A, T, C), V, ahead, BN, chunk = u.shape, y.shape[1], s.m or 1, s.n, s.k_
     kind, count = w.type(y.type), w.type(as_type("int32"))
@@ -88,7 +88,8 @@ def segments_source(group: Group) -> Source:
     return _finished(w, group, [(A, T, C), (T,), (A, V, C)], not lead)
 
 
-def _add_slices(w: Writer, group: Group, lead: str, ahead: int, kind: str, many: bool) -> None:
+def _add_slices(w: KernelWriter, group: ScheduledGroup, lead: str, ahead: int, kind: str,
+                many: bool) -> None:
     """The slices at found[j], found[j + 1] ...: all are read, then added one after another."""
     (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
     for r in range(ahead):
@@ -103,7 +104,7 @@ def _add_slices(w: Writer, group: Group, lead: str, ahead: int, kind: str, many:
             w.line(f"{step.name}_w = {step.name}_w + tile.cast(r{r}, f64)", step)
 
 
-def _lead(w: Writer, A: int) -> str:
+def _lead(w: KernelWriter, A: int) -> str:
     """The first subscript: none where nothing stands before the axis."""
     if A == 1:
         return ""
@@ -111,7 +112,8 @@ def _lead(w: Writer, A: int) -> str:
     return "a, "
 
 
-def _finished(w: Writer, group: Group, shapes: list[tuple[int, ...]], flat: bool) -> Source:
+def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list[tuple[int, ...]],
+              flat: bool) -> KernelText:
     """flat: without the first axis, which is one."""
     shapes = [d[1:] if flat and len(d) > 1 else d for d in shapes]
     texts = [f"{capital(o.name)}: {w.annotation(o, d)}"

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 
 from ...numerics import NumericType
-from ..schedule.ir import Group
+from ..schedule.ir import ScheduledGroup
 from .copy_kernels import move_source
 from .gathers import gather_source, segments_source
-from .kernel_text import GroupKernel, Source, compiled
+from .kernel_text import GroupKernel, KernelText, compiled
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
 
-WRITERS: dict[str, Callable[[Group], Source]] = {
+WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
     "attention": attention_source, "move": move_source, "gather": gather_source,
     "segments": segments_source,
@@ -27,7 +27,7 @@ _kernels: dict[tuple, GroupKernel] = {}  # by what a text means, and the schedul
 _lock = threading.Lock()
 
 
-def source_of(group: Group) -> Source:
+def source_of(group: ScheduledGroup) -> KernelText:
     """The text of a group's kernel. It follows from the group alone."""
     return WRITERS[group.kind](group)
 
@@ -35,7 +35,7 @@ def source_of(group: Group) -> Source:
 _VALUE = re.compile(r"\b[vVcChHkK]\d+(?:_\d+)*\b")  # names that are numbered by ops
 
 
-def kernel_of(source: Source, group: Group) -> GroupKernel:
+def kernel_of(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     """The kernel that runs for a group: its own, or that of an earlier one that differs in names
     alone. What checks something while it runs is its own: it names the line."""
     own = "assert " in source.text
@@ -46,7 +46,7 @@ def kernel_of(source: Source, group: Group) -> GroupKernel:
         return _kernels[key]
 
 
-def meaning(source: Source) -> tuple:
+def meaning(source: KernelText) -> tuple:
     """Equal for texts that differ in the names of values, of the kernel, and in comments."""
     names: dict[str, str] = {}
     plain = re.sub(r"\s+#.*", "", source.text.replace(source.name, "kernel"))

@@ -11,19 +11,19 @@ from math import prod
 from typing import Any
 
 from ...numerics import DType, as_type
-from ..schedule.ir import HIDDEN, Operand, Step
-from .kernel_text import Writer, capital
+from ..schedule.ir import HIDDEN, GroupOperand, GroupStep
+from .kernel_text import KernelWriter, capital
 from .loop_axes import Frame, Pattern
 from .spell import COMBINE, literal, within
 
 
-def placed(step: Step) -> bool:
+def placed(step: GroupStep) -> bool:
     """Whether it is elementwise by where an element stands, as random bits are."""
     return "{index}" in dict(step.attrs).get("text", "")
 
 
 @dataclass(frozen=True)
-class Held:
+class KernelValue:
     """A value in a kernel: its expression, and whether it varies along rows and columns."""
 
     text: str
@@ -32,7 +32,7 @@ class Held:
 
 
 @dataclass
-class Block:
+class FrameBlock:
     """The block of a frame that a kernel works on, and what it holds of it.
 
     rows, columns: slices of the two last axes ("" when the frame has one).  index: of the others.
@@ -44,8 +44,8 @@ class Block:
     index: tuple[str, ...]
     BM: int
     BN: int
-    operands: dict[str, Operand]
-    held: dict[str, Held] = field(default_factory=dict)
+    operands: dict[str, GroupOperand]
+    held: dict[str, KernelValue] = field(default_factory=dict)
     suffix: str = ""  # of names in a further pass over the same elements
 
     @property
@@ -57,17 +57,17 @@ class Block:
     def shape(self) -> str:
         return f"({self.BN},)" if self.flat else f"({self.BM}, {self.BN})"
 
-    def pattern(self, operand: Operand) -> Pattern:
+    def pattern(self, operand: GroupOperand) -> Pattern:
         found = self.frame.pattern(operand.shape)
         assert found is not None, f"{operand} does not lie along {self.frame}"
         return tuple(p or e == 1 for p, e in zip(found, self.frame.extents, strict=True))
 
-    def dims(self, operand: Operand) -> tuple[int, ...]:
+    def dims(self, operand: GroupOperand) -> tuple[int, ...]:
         """The extents in which an operand is passed: those that it lies along."""
         along = self.pattern(operand)
         return tuple(e for e, p in zip(self.frame.extents, along, strict=True) if p) or (1,)
 
-    def place(self, operand: Operand) -> tuple[str, bool, bool]:
+    def place(self, operand: GroupOperand) -> tuple[str, bool, bool]:
         """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns."""
         along = self.pattern(operand)
         slices = (*self.index, *((self.columns,) if self.flat else (self.rows, self.columns)))
@@ -80,7 +80,7 @@ class Block:
         """Whether fours of numbers along the columns begin at multiples of four."""
         return self.BN % 4 == 0 and (self.flat or self.frame.extents[-1] % 4 == 0)
 
-    def number(self, w: Writer) -> str:
+    def number(self, w: KernelWriter) -> str:
         """The numbers of the block's elements in the row-major order of the whole space."""
         extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
         kind = w.type(as_type("int64" if long else "int32"))
@@ -99,10 +99,10 @@ def _start(span: str) -> str:
     return span.partition(":")[0]
 
 
-def value(w: Writer, b: Block, arg: Any, kind: str, step: Step) -> Held:
+def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) -> KernelValue:
     """An operand of a step: held already, a number, or loaded now."""
     if not isinstance(arg, str):
-        return Held(literal(arg, kind), False, False)
+        return KernelValue(literal(arg, kind), False, False)
     if arg in b.held:
         return b.held[arg]
     operand = b.operands[arg]
@@ -112,11 +112,11 @@ def value(w: Writer, b: Block, arg: Any, kind: str, step: Step) -> Held:
     if n and not m and not b.flat:
         text += "[None, :]"
     w.line(f"{name} = {text}", step)
-    b.held[arg] = Held(name, m, n)
+    b.held[arg] = KernelValue(name, m, n)
     return b.held[arg]
 
 
-def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
+def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) -> None:
     """One elementwise step as a statement."""
     kinds = dict(step.attrs)["kinds"]
     args = [value(w, b, a, k, step) for a, k in zip(step.args, kinds, strict=True)]
@@ -136,14 +136,14 @@ def emit_step(w: Writer, b: Block, step: Step, template: str) -> None:
     text = template.format(*map(_bracketed, texts), **known)
     name = step.name + b.suffix
     w.line(f"{name} = {text}", step)
-    b.held[step.name] = Held(name, m, n)
+    b.held[step.name] = KernelValue(name, m, n)
 
 
 def _bracketed(text: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def store(w: Writer, b: Block, operand: Operand, step: Step | None) -> None:
+def store(w: KernelWriter, b: FrameBlock, operand: GroupOperand, step: GroupStep | None) -> None:
     """A value into its tensor; one that does not vary along an axis is repeated."""
     held = b.held[operand.name]
     place, m, n = b.place(operand)
@@ -162,14 +162,14 @@ class Fold:
     """A reduction over columns: sum | max | min | prod. Blocks are reduced in `kept`, and what they
     give is combined in `total`."""
 
-    step: Step
+    step: GroupStep
     way: str
     kept: DType
     source: DType
     total: DType
 
     @staticmethod
-    def of(step: Step, blocks: int = 1) -> Fold:
+    def of(step: GroupStep, blocks: int = 1) -> Fold:
         kept = dict(step.attrs).get("accum", step.type.dtype)
         way = step.reduction
         long = way == "sum" and kept.name == "f32" and blocks > CHAIN
@@ -184,7 +184,7 @@ class Fold:
         return str(int(self.kept.min if self.way == "max" else self.kept.max))
 
 
-def fold_rows(w: Writer, b: Block, fold: Fold, edge: str = "") -> str:
+def fold_rows(w: KernelWriter, b: FrameBlock, fold: Fold, edge: str = "") -> str:
     """The expression of a block's row statistic. edge: columns inside, when the block is ragged."""
     (arg,) = fold.step.args
     held = value(w, b, arg, fold.source.kind, fold.step)
@@ -199,30 +199,30 @@ def fold_rows(w: Writer, b: Block, fold: Fold, edge: str = "") -> str:
     return f"tile.row_{fold.way}({text})"
 
 
-def finished(w: Writer, fold: Fold, text: str) -> str:
+def finished(w: KernelWriter, fold: Fold, text: str) -> str:
     """A statistic in the type of the step."""
     return text if fold.total is fold.source else f"tile.cast({text}, {w.type(fold.step.type)})"
 
 
-def _kept(w: Writer, fold: Fold) -> str:
+def _kept(w: KernelWriter, fold: Fold) -> str:
     return _named(w, fold.kept)
 
 
-def _named(w: Writer, dtype: DType) -> str:
+def _named(w: KernelWriter, dtype: DType) -> str:
     w.scope[dtype.name] = dtype
     return dtype.name
 
 
-def combined(w: Writer, fold: Fold, a: str, b: str) -> str:
+def combined(w: KernelWriter, fold: Fold, a: str, b: str) -> str:
     """A running total `a` and what a block gave."""
     if fold.total is not fold.kept:
         b = f"tile.cast({b}, {_named(w, fold.total)})"
     return COMBINE[fold.way][0].format(a, b)
 
 
-def start(w: Writer, fold: Fold, shape: str) -> str:
+def start(w: KernelWriter, fold: Fold, shape: str) -> str:
     return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
 
 
-__all__ = ["Block", "Fold", "Held", "combined", "emit_step", "finished", "fold_rows",
+__all__ = ["FrameBlock", "Fold", "KernelValue", "combined", "emit_step", "finished", "fold_rows",
            "placed", "start", "store", "value"]

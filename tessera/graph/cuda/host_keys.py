@@ -17,11 +17,11 @@ from ...dims import size_of
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
 from ..simplify import Rewriter
-from .library_ops import Call
+from .library_ops import LibraryCall
 
 SMALL = 4096  # elements of a value that the host computes at each call
-BITS = Call("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
-            makes="bits")
+BITS = LibraryCall("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
+                   makes="bits")
 
 
 def open_keys(graph: Graph) -> Graph:
@@ -85,7 +85,7 @@ def split_draws(graph: Graph, known: dict[Value, np.ndarray],
 def _on_host(node: Node) -> bool:
     small = all(all(isinstance(d, int) for d in v.aval.shape) and size_of(v.aval.shape) <= SMALL
                 for v in node.outputs)
-    return not isinstance(node.op, Call) and not node.op.graph_attrs and small and (
+    return not isinstance(node.op, LibraryCall) and not node.op.graph_attrs and small and (
         not node.op.effects - {"random"})
 
 

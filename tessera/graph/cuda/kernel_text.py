@@ -15,10 +15,10 @@ from ...errors import SourceLine, short_path
 from ...numerics import NumericType
 from ...tensor import Tensor
 from ...tile import MODULE as tile
-from ...tile.frontend.tracer import Spec
+from ...tile.frontend.tracer import KernelSpec
 from ...tile.ir.ir import Function
 from ...tile.kernel.kernel import Kernel
-from ..schedule.ir import Group, Operand, Step
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class KernelText:
     """The text of a group's kernel.
 
     shapes: the extents in which each operand is passed, reads before writes.
@@ -56,16 +56,16 @@ def mark(ops: tuple[str, ...], where: SourceLine | None) -> str:
 
 
 @dataclass
-class Writer:
+class KernelWriter:
     """Collects the lines of one kernel."""
 
-    group: Group
+    group: ScheduledGroup
     lines: list[str] = field(default_factory=list)
     origins: dict[int, Origin] = field(default_factory=dict)
     scope: dict[str, Any] = field(default_factory=lambda: dict(NAMES))
     depth: int = 1
 
-    def line(self, text: str, step: Step | None = None) -> None:
+    def line(self, text: str, step: GroupStep | None = None) -> None:
         origin = None
         if step is not None:
             origin = Origin(step.ops, step.where)
@@ -92,16 +92,16 @@ class Writer:
         self.scope[name] = numeric
         return name
 
-    def annotation(self, operand: Operand, dims: tuple[Any, ...]) -> str:
+    def annotation(self, operand: GroupOperand, dims: tuple[Any, ...]) -> str:
         extents = "".join(f"{d!r}, " for d in dims)
         return f"Tensor[{extents}{self.type(operand.type)}]"
 
-    def finish(self, parameters: list[str], grid: str, shapes: list[tuple[int, ...]]) -> Source:
+    def finish(self, parameters: list[str], grid: str, shapes: list[tuple[int, ...]]) -> KernelText:
         name = self.group.kernel
         head = [f"@kernel{grid}", f"def {name}({', '.join(parameters)}):"]
         origins = {n + len(head): o for n, o in self.origins.items()}
         text = "\n".join([*head, *self.lines]) + "\n"
-        return Source(name, text, tuple(shapes), origins, self.scope)
+        return KernelText(name, text, tuple(shapes), origins, self.scope)
 
 
 NAMES: dict[str, Any] = {"tile": tile, "Tensor": Tensor, "inf": inf, "nan": nan}
@@ -115,7 +115,7 @@ def capital(name: str) -> str:
 class GroupKernel(Kernel):
     """A kernel that a graph function has inside: no observer of the user's kernels hears of it."""
 
-    def keep(self, spec: Spec, sizes: dict[str, int], function: Function) -> None:
+    def keep(self, spec: KernelSpec, sizes: dict[str, int], function: Function) -> None:
         super().keep(spec, sizes, function)
         self._untold.discard(id(function))
 
@@ -126,7 +126,7 @@ class GroupKernel(Kernel):
         return self.last
 
 
-def compiled(source: Source, group: Group) -> GroupKernel:
+def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     """The kernel of a text, with the group's schedule."""
     lines = source.text.splitlines(keepends=True)
     linecache.cache[source.file] = (len(source.text), None, lines, source.file)
@@ -142,4 +142,4 @@ def compiled(source: Source, group: Group) -> GroupKernel:
     return scope[source.name]
 
 
-__all__ = ["GroupKernel", "Origin", "Source", "Writer", "capital", "compiled", "mark"]
+__all__ = ["GroupKernel", "Origin", "KernelText", "KernelWriter", "capital", "compiled", "mark"]

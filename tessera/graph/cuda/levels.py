@@ -16,25 +16,25 @@ from ...runtime.target import Target, parse_target
 from ...tile.interpreter.launch import Config, lanes_of
 from ...tile.ir.ir import Function
 from ...tile.ir.printing import print_ir
-from ...tile.ir.types import Tensor
-from ...tile.launch.machine_code import Request, compile_request
+from ...tile.ir.types import GlobalTensor
+from ...tile.launch.machine_code import CompileRequest, compile_request
 from ..ir import Graph
 from .kernel_text import Origin, mark
-from .run import DEFAULT_TARGET, Launch, Program
+from .run import DEFAULT_TARGET, CudaProgram, GroupLaunch
 
-_programs: weakref.WeakKeyDictionary[Graph, dict[Target, Program]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
 
 
-def program_of(graph: Graph, target: str | None = None) -> Program:
+def program_of(graph: Graph, target: str | None = None) -> CudaProgram:
     """The lowered graph, kept as long as the graph. Raises UnsupportedTargetError."""
     made, at = _programs.setdefault(graph, {}), target_named(target)
     if at not in made:
-        made[at] = Program(graph, at)
+        made[at] = CudaProgram(graph, at)
     return made[at]
 
 
 @dataclass(frozen=True)
-class Line:
+class LevelLine:
     """A line of a level. ops: ids of the graph's ops that it does; at: the group's name."""
 
     text: str
@@ -50,7 +50,7 @@ def target_named(target: str | None) -> Target:
 
 
 # --- schedule ---------------------------------------------------------------------------------
-def schedule_lines(program: Program) -> list[Line]:
+def schedule_lines(program: CudaProgram) -> list[LevelLine]:
     """The Schedule IR; a line of a group belongs to the step or operand that it shows."""
     steps = {s.name: s.ops for g in program.plan.groups for s in g.steps}
     copies = {t.name: t.ops for t in program.plan.transfers}
@@ -61,20 +61,20 @@ def schedule_lines(program: Program) -> list[Line]:
             at = words[0]
         name = words[0].rstrip(":") if words else ""
         if name.startswith("%"):
-            out.append(Line(text, (name,)))
+            out.append(LevelLine(text, (name,)))
         elif name in copies:
-            out.append(Line(text, copies[name], name))
+            out.append(LevelLine(text, copies[name], name))
         else:
-            out.append(Line(text, steps.get(name, ()) if text.startswith("    v") else (), at))
+            out.append(LevelLine(text, steps.get(name, ()) if text.startswith("    v") else (), at))
     return out
 
 
 # --- tile -------------------------------------------------------------------------------------
-def tile_lines(program: Program) -> list[Line]:
+def tile_lines(program: CudaProgram) -> list[LevelLine]:
     """The Tile IR of each group's kernel."""
-    out: list[Line] = []
+    out: list[LevelLine] = []
     for launch in program.launches:
-        out.append(Line(f"// {launch.group.name}: {' '.join(launch.group.ops)}"))
+        out.append(LevelLine(f"// {launch.group.name}: {' '.join(launch.group.ops)}"))
         for text in print_ir(launch.kernel.function()).splitlines():
             out.append(_linked(launch, text, "//"))
     return out
@@ -83,16 +83,16 @@ def tile_lines(program: Program) -> list[Line]:
 _LINK = re.compile(r"  // (.*):(\d+)$")
 
 
-def _linked(launch: Launch, text: str, comment: str) -> Line:
+def _linked(launch: GroupLaunch, text: str, comment: str) -> LevelLine:
     found = _LINK.search(text)
     if found is None:
-        return Line(text, at=launch.group.name)
+        return LevelLine(text, at=launch.group.name)
     origin = origin_of(launch, found[1], int(found[2]))
-    return Line(f"{text[:found.start()]}  {comment} {_shown(launch, origin)}".rstrip(),
-                origin.ops, launch.group.name)
+    return LevelLine(f"{text[:found.start()]}  {comment} {_shown(launch, origin)}".rstrip(),
+                     origin.ops, launch.group.name)
 
 
-def origin_of(launch: Launch, file: str, line: int) -> Origin:
+def origin_of(launch: GroupLaunch, file: str, line: int) -> Origin:
     """The ops that a line of a kernel does: of the library's own lines those of the anchor; of
     lines that say where the group works, all of the group's."""
     if file != launch.source.file:
@@ -101,35 +101,35 @@ def origin_of(launch: Launch, file: str, line: int) -> Origin:
     return launch.source.origins.get(line) or Origin(launch.group.ops, None)
 
 
-def _shown(launch: Launch, origin: Origin) -> str:
+def _shown(launch: GroupLaunch, origin: Origin) -> str:
     if origin.where is None and origin.ops == launch.group.ops:
         return launch.group.name
     return mark(origin.ops, origin.where)
 
 
 # --- target -----------------------------------------------------------------------------------
-def request_of(launch: Launch, target: Target) -> Request:
+def request_of(launch: GroupLaunch, target: Target) -> CompileRequest:
     """What the compiler may know: extents by 16, and arrays that begin where allocators put them.
     """
     function = launch.kernel.function()
     lanes = lanes_of(function, Config(), launch.group.schedule.lanes)
-    tensors = [p for p in function.params if isinstance(p.type, Tensor)]
+    tensors = [p for p in function.params if isinstance(p.type, GlobalTensor)]
     extents = {str(d): n for p, (_, shape) in zip(tensors, launch.arguments, strict=True)
                for d, n in zip(p.type.dims, shape, strict=True)}  # type: ignore[union-attr]
     divisible = {d for d, n in extents.items() if n % 16 == 0 and not d.isdigit()}
-    return Request(lanes, launch.group.schedule, target, frozenset(divisible),
-                   frozenset(p.value.name for p in tensors))
+    return CompileRequest(lanes, launch.group.schedule, target, frozenset(divisible),
+                          frozenset(p.value.name for p in tensors))
 
 
-def emitted_of(launch: Launch, target: Target) -> Any:
+def emitted_of(launch: GroupLaunch, target: Target) -> Any:
     """The source that a kernel becomes, without compiling it."""
     from ...tile.cuda.compile import WARP_SPECIALISED, emit
-    from ...tile.cuda.emit.emitter import Facts
+    from ...tile.cuda.emit.emitter import ArgumentFacts
     from ...tile.cuda.emit.warp_specialised import compile_hopper
     from ...tile.cuda.lower.warp_specialised import Refusal
 
     r, function = request_of(launch, target), launch.kernel.function()
-    facts = Facts(r.divisible, r.aligned)
+    facts = ArgumentFacts(r.divisible, r.aligned)
     if target.runs(WARP_SPECIALISED):
         made = compile_hopper(function, r.lanes, r.schedule, target, facts)
         if not isinstance(made, Refusal):
@@ -137,52 +137,52 @@ def emitted_of(launch: Launch, target: Target) -> Any:
     return emit(function, r.lanes, target, facts, schedule=r.schedule)[1]
 
 
-def target_lines(program: Program) -> list[Line]:
+def target_lines(program: CudaProgram) -> list[LevelLine]:
     """The emitted Numba-CUDA source of each group, below what was decided."""
-    out: list[Line] = []
+    out: list[LevelLine] = []
     for launch in program.launches:
         emitted = emitted_of(launch, program.target)
         name = launch.group.name
-        out.append(Line(f"# {name}: {' '.join(launch.group.ops)}"))
-        out += [Line(f"# {note}", at=name) for note in emitted.notes]
+        out.append(LevelLine(f"# {name}: {' '.join(launch.group.ops)}"))
+        out += [LevelLine(f"# {note}", at=name) for note in emitted.notes]
         for i, text in enumerate(emitted.source.rstrip("\n").splitlines(), 1):
             out.append(_emitted_line(launch, text, emitted.lines.get(i)))
     return out
 
 
-def _emitted_line(launch: Launch, text: str, at: tuple[str, int] | None) -> Line:
+def _emitted_line(launch: GroupLaunch, text: str, at: tuple[str, int] | None) -> LevelLine:
     if at is None:
-        return Line(text, at=launch.group.name)
+        return LevelLine(text, at=launch.group.name)
     origin = origin_of(launch, *at)
     bare = text.split(f"  # {at[1]}: ")[0]
-    return Line(f"{bare}  # {_shown(launch, origin)}".rstrip(), origin.ops, launch.group.name)
+    return LevelLine(f"{bare}  # {_shown(launch, origin)}".rstrip(), origin.ops, launch.group.name)
 
 
-def ptx_lines(program: Program) -> list[Line]:
+def ptx_lines(program: CudaProgram) -> list[LevelLine]:
     """The PTX of each group. Raises UnsupportedTargetError without the compiler."""
     return list(_compiled(program, lambda c: c.built.ptx))
 
 
-def sass_lines(program: Program) -> list[Line]:
+def sass_lines(program: CudaProgram) -> list[LevelLine]:
     """The machine code of each group. Raises UnsupportedTargetError without the compiler."""
     return list(_compiled(program, lambda c: c.built.sass()))
 
 
-def _compiled(program: Program, read: Callable[[Any], str]) -> Iterator[Line]:
+def _compiled(program: CudaProgram, read: Callable[[Any], str]) -> Iterator[LevelLine]:
     for launch in program.launches:
         made = compiled_of(launch, program.target)
         name = launch.group.name
-        yield Line(f"// {name}: {' '.join(launch.group.ops)}")
+        yield LevelLine(f"// {name}: {' '.join(launch.group.ops)}")
         for text in read(made).rstrip("\n").splitlines():
-            yield Line(text, at=name)
+            yield LevelLine(text, at=name)
 
 
-def compiled_of(launch: Launch, target: Target) -> Any:
+def compiled_of(launch: GroupLaunch, target: Target) -> Any:
     """The compiler's own record of a group's kernel."""
     return compile_request(launch.kernel.function(), request_of(launch, target))
 
 
-LEVELS: dict[str, Callable[[Program], list[Line]]] = {
+LEVELS: dict[str, Callable[[CudaProgram], list[LevelLine]]] = {
     "schedule": schedule_lines, "tile": tile_lines, "target": target_lines, "ptx": ptx_lines,
     "sass": sass_lines,
 }
@@ -194,7 +194,7 @@ def text_of(level: str, graph: Graph, target: str | None = None) -> str:
 
 
 # --- ids --------------------------------------------------------------------------------------
-def tile_ids(function: Function, launch: Launch) -> dict[int, tuple[str, ...]]:
+def tile_ids(function: Function, launch: GroupLaunch) -> dict[int, tuple[str, ...]]:
     """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
     from ...tile.ir.ir import walk
 
@@ -205,5 +205,5 @@ def tile_ids(function: Function, launch: Launch) -> dict[int, tuple[str, ...]]:
     return found
 
 
-__all__ = ["LEVELS", "Line", "compiled_of", "emitted_of", "program_of", "request_of",
+__all__ = ["LEVELS", "LevelLine", "compiled_of", "emitted_of", "program_of", "request_of",
            "target_named", "text_of", "tile_ids"]

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from ...kernels.attention import SLACK, attend
 from ...kernels.gemm import product
-from ..schedule.ir import Group, Operand, Step
-from .group_statements import Block, Held, store
-from .kernel_text import Source, Writer, capital
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from .group_statements import FrameBlock, KernelValue, store
+from .kernel_text import KernelText, KernelWriter, capital
 from .loop_axes import Frame
 from .loop_kernels import body
 
 
-def _behind(w: Writer, b: Block, group: Group, anchor: Step, result: str) -> None:
+def _behind(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, anchor: GroupStep,
+            result: str) -> None:
     """The steps after the anchor, on its result, and what is written."""
     w.line(f"{anchor.name} = {result}", anchor)
-    b.held[anchor.name] = Held(anchor.name, True, True)
+    b.held[anchor.name] = KernelValue(anchor.name, True, True)
     body(w, b, group, list(group.steps[1:]))
     for o in group.writes:
         store(w, b, o, next((s for s in group.steps if s.name == o.name), anchor))
 
 
-def _others(w: Writer, b: Block, group: Group, own: int,
+def _others(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, own: int,
             names: dict[int, str]) -> tuple[list[str], list[tuple[int, ...]]]:
     """Parameters behind the anchor's own operands. names: of extents that stay open."""
     texts, shapes = [], []
@@ -33,10 +34,10 @@ def _others(w: Writer, b: Block, group: Group, own: int,
     return texts, shapes
 
 
-def gemm_source(group: Group) -> Source:
+def gemm_source(group: ScheduledGroup) -> KernelText:
     """The library's loop over K. The extents of one matrix stay open, so that a kernel serves all
     products of its kind; those of a batch are constants."""
-    w, frame = Writer(group), Frame(group.space, group.attr("axes"))
+    w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     w.scope |= {"product": product}
     anchor, (A, B) = group.steps[0], group.reads[:2]
     s, layout, batch = group.schedule, group.attr("layout"), len(frame.members) == 3
@@ -46,8 +47,8 @@ def gemm_source(group: Group) -> Source:
         w.line(f"m = {origin.format(1, s.m)}")
         w.line(f"n = {origin.format(2, s.n)}")
     m, n = ("m", "n") if batch else ("tile_m", "tile_n")
-    b = Block(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
-              {r.name: r for r in group.reads[2:]})
+    b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
+                   {r.name: r for r in group.reads[2:]})
     sums = w.type(anchor.type)
     indices = ", ".join(group.attr("batch"))
     w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_})"
@@ -59,22 +60,22 @@ def gemm_source(group: Group) -> Source:
     return w.finish([*own, *texts], grid, [A.shape, B.shape, *shapes])
 
 
-def _matrix_dims(o: Operand, layout: str, names: str, batch: bool) -> tuple:
+def _matrix_dims(o: GroupOperand, layout: str, names: str, batch: bool) -> tuple:
     if batch:
         return o.shape
     return tuple(names if layout == "n" else names[::-1])
 
 
-def attention_source(group: Group) -> Source:
+def attention_source(group: ScheduledGroup) -> KernelText:
     """The library's loop over keys, for a block of queries of one head."""
-    w, frame = Writer(group), Frame(group.space, group.attr("axes"))
+    w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     w.scope |= {"attend": attend}
     anchor, (Q, K, V) = group.steps[0], group.reads[:3]
     s, S, T = group.schedule, Q.shape[1], K.shape[1]
     w.line("head = tile.group_id(1)")
     w.line(f"m = tile.group_id(0) * {s.m}")
-    b = Block(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
-              {r.name: r for r in group.reads[3:]})
+    b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
+                   {r.name: r for r in group.reads[3:]})
     call = (f"attend(Q, K, V, head, {group.attr('group')}, m, {T}, {T - S}, "
             f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK})")
     _behind(w, b, group, anchor, call)

@@ -18,7 +18,7 @@ from .op_ids import OpLine, id_of
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LibraryCall:
     """In place of an op record: what passes over the graph ask of one."""
 
     name: str
@@ -35,7 +35,7 @@ class Call:
     out: bool = False
 
 
-PRODUCT, ATTENTION = Call("product"), Call("flash_attention")
+PRODUCT, ATTENTION = LibraryCall("product"), LibraryCall("flash_attention")
 NARROW = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2", "int8"})  # widened exactly by a product
 
 
@@ -295,5 +295,6 @@ def _call(users: Makers, node: Node, blocks: list[_Block], more: list[Node] | No
                 node.outputs, joined(node.where, parts))
 
 
-__all__ = ["ATTENTION", "PRODUCT", "Call", "Makers", "joined", "match_attention", "match_product",
+__all__ = ["ATTENTION", "PRODUCT", "LibraryCall", "Makers", "joined", "match_attention",
+           "match_product",
            "replace_calls"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..schedule.ir import Group, Operand, Step
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from .choose_schedule import blocks
 from .group_statements import (
-    Block,
     Fold,
-    Held,
+    FrameBlock,
+    KernelValue,
     combined,
     emit_step,
     finished,
@@ -16,20 +16,21 @@ from .group_statements import (
     start,
     store,
 )
-from .kernel_text import Source, Writer, capital
+from .kernel_text import KernelText, KernelWriter, capital
 from .loop_axes import Frame
 
 
-def templates(group: Group) -> dict[str, str]:
+def templates(group: ScheduledGroup) -> dict[str, str]:
     """The expression of each elementwise step."""
     return {s.name: dict(s.attrs)["text"] for s in group.steps if "text" in dict(s.attrs)}
 
 
-def _frame(group: Group) -> Frame:
+def _frame(group: ScheduledGroup) -> Frame:
     return Frame(group.space, group.attr("axes"))
 
 
-def parameters(w: Writer, b: Block, operands: tuple[Operand, ...]) -> tuple[list[str], list]:
+def parameters(w: KernelWriter, b: FrameBlock,
+               operands: tuple[GroupOperand, ...]) -> tuple[list[str], list]:
     """Parameters of the kernel, and the extents in which each is passed."""
     shapes = [b.dims(o) for o in operands]
     texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
@@ -37,14 +38,14 @@ def parameters(w: Writer, b: Block, operands: tuple[Operand, ...]) -> tuple[list
     return texts, shapes
 
 
-def unique(group: Group) -> tuple[Operand, ...]:
+def unique(group: ScheduledGroup) -> tuple[GroupOperand, ...]:
     return (*group.reads, *group.writes)
 
 
 # --- elementwise ------------------------------------------------------------------------------
-def loop_source(group: Group) -> Source:
+def loop_source(group: ScheduledGroup) -> KernelText:
     """A block of the space for each group: load, compute, store."""
-    w, frame = Writer(group), _frame(group)
+    w, frame = KernelWriter(group), _frame(group)
     BM, BN = group.schedule.m or 1, group.schedule.n
     outer = len(frame.members) - (1 if len(frame.members) == 1 else 2)
     for i in range(outer):
@@ -53,15 +54,15 @@ def loop_source(group: Group) -> Source:
     if not flat:
         w.line(f"m = tile.group_id({outer}) * {BM}")
     w.line(f"n = tile.group_id({outer + (not flat)}) * {BN}")
-    b = Block(frame, "" if flat else f"m:m+{BM}", f"n:n+{BN}",
-              tuple(f"g{i}" for i in range(outer)), BM, BN, {r.name: r for r in group.reads})
+    b = FrameBlock(frame, "" if flat else f"m:m+{BM}", f"n:n+{BN}",
+                   tuple(f"g{i}" for i in range(outer)), BM, BN, {r.name: r for r in group.reads})
     body(w, b, group, list(group.steps))
     for o in group.writes:
         store(w, b, o, _maker(group, o.name))
     return w.finish(*_signature(w, b, group))
 
 
-def body(w: Writer, b: Block, group: Group, steps: list[Step]) -> None:
+def body(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, steps: list[GroupStep]) -> None:
     texts = templates(group)
     for step in steps:
         if step.reduction:
@@ -72,24 +73,25 @@ def body(w: Writer, b: Block, group: Group, steps: list[Step]) -> None:
             emit_step(w, b, step, texts[step.name])
 
 
-def _column(name: str) -> Held:
-    return Held(name, True, False)
+def _column(name: str) -> KernelValue:
+    return KernelValue(name, True, False)
 
 
-def _maker(group: Group, name: str) -> Step | None:
+def _maker(group: ScheduledGroup, name: str) -> GroupStep | None:
     return next((s for s in group.steps if s.name == name), None)
 
 
-def _signature(w: Writer, b: Block, group: Group) -> tuple[list[str], str, list]:
+def _signature(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> tuple[list[str], str,
+                                                                               list]:
     texts, shapes = parameters(w, b, unique(group))
     return texts, f"(grid={group.grid})", shapes
 
 
 # --- rows -------------------------------------------------------------------------------------
-def rows_source(group: Group) -> Source:
+def rows_source(group: ScheduledGroup) -> KernelText:
     """Whole rows for each group when they fit; else passes over them, one for each level of
     statistics and one for what is written."""
-    w, frame = Writer(group), _frame(group)
+    w, frame = KernelWriter(group), _frame(group)
     BM, BN, N = group.schedule.m or 1, group.schedule.n, frame.extents[-1]
     outer = len(frame.members) - 2
     for i in range(outer):
@@ -98,23 +100,23 @@ def rows_source(group: Group) -> Source:
     index = tuple(f"g{i}" for i in range(outer))
     reads = {r.name: r for r in group.reads}
     if BN >= N:
-        b = Block(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
+        b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
         body(w, b, group, list(group.steps))
         for o in group.writes:
             store(w, b, o, _maker(group, o.name))
     else:
-        b = Block(frame, f"m:m+{BM}", f"n:n+{BN}", index, BM, BN, reads)
+        b = FrameBlock(frame, f"m:m+{BM}", f"n:n+{BN}", index, BM, BN, reads)
         _passes(w, b, group, N)
     return w.finish(*_signature(w, b, group))
 
 
-def _passes(w: Writer, b: Block, group: Group, N: int) -> None:
+def _passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> None:
     """Row statistics are held across passes; everything that varies along a row is computed anew
     in each pass that needs it."""
     levels, wide = _levels(group, b)
     steps = {s.name: s for s in group.steps}
     texts = templates(group)
-    rows: list[Step] = [s for s in group.steps if not s.reduction and s.name not in wide]
+    rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
     for level in range(max(levels.values(), default=0) + 1):
         _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
         folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
@@ -136,7 +138,8 @@ def _passes(w: Writer, b: Block, group: Group, N: int) -> None:
     _write_rows(w, b, group, N, steps, texts)
 
 
-def _write_rows(w: Writer, b: Block, group: Group, N: int, steps: dict[str, Step],
+def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
+                steps: dict[str, GroupStep],
                 texts: dict[str, str]) -> None:
     full = [o for o in group.writes if b.pattern(o)[-1]]
     for o in group.writes:
@@ -150,11 +153,12 @@ def _write_rows(w: Writer, b: Block, group: Group, N: int, steps: dict[str, Step
                 store(w, inner, o, steps.get(o.name))
 
 
-def _inside(b: Block, suffix: str) -> Block:
-    return Block(b.frame, b.rows, b.columns, b.index, b.BM, b.BN, b.operands, dict(b.held), suffix)
+def _inside(b: FrameBlock, suffix: str) -> FrameBlock:
+    return FrameBlock(b.frame, b.rows, b.columns, b.index, b.BM, b.BN, b.operands, dict(b.held),
+                      suffix)
 
 
-def _levels(group: Group, b: Block) -> tuple[dict[str, int], set[str]]:
+def _levels(group: ScheduledGroup, b: FrameBlock) -> tuple[dict[str, int], set[str]]:
     """How many statistics deep each value is, and which values vary along a row."""
     levels = {r.name: 0 for r in group.reads}
     wide = {r.name for r in group.reads if b.pattern(r)[-1]}
@@ -168,13 +172,13 @@ def _levels(group: Group, b: Block) -> tuple[dict[str, int], set[str]]:
     return levels, wide
 
 
-def _narrow(w: Writer, b: Block, steps: list[Step], texts: dict[str, str]) -> None:
+def _narrow(w: KernelWriter, b: FrameBlock, steps: list[GroupStep], texts: dict[str, str]) -> None:
     """Steps on row statistics, outside of any pass."""
     for s in steps:
         emit_step(w, b, s, texts[s.name])
 
 
-def _needed(w: Writer, b: Block, names: tuple, steps: dict[str, Step],
+def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
             texts: dict[str, str]) -> None:
     """Whatever of these values is not held yet, operands first."""
     for name in names:
@@ -184,9 +188,9 @@ def _needed(w: Writer, b: Block, names: tuple, steps: dict[str, Step],
 
 
 # --- columns ----------------------------------------------------------------------------------
-def columns_source(group: Group) -> Source:
+def columns_source(group: ScheduledGroup) -> KernelText:
     """[A, R, C] -> [A, C], a run of columns for each group."""
-    w = Writer(group)
+    w = KernelWriter(group)
     (step,), (x,), (y,) = group.steps, group.reads, group.writes
     A, R, C = group.space
     BR, BN = group.schedule.m or 1, group.schedule.n

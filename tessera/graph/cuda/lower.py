@@ -14,7 +14,14 @@ from ...runtime.occupancy import limits_of
 from ...runtime.target import Target
 from ...tensor import Tensor
 from ..ir import Graph, Node, Value
-from ..schedule.ir import Buffer, Group, Operand, Plan, Step, Transfer
+from ..schedule.ir import (
+    GraphSchedule,
+    GroupOperand,
+    GroupStep,
+    PlannedBuffer,
+    ScheduledGroup,
+    Transfer,
+)
 from ..schedule.memory_plan import numbers
 from . import choose_schedule
 from .check_device_memory_plan import verify_plan
@@ -30,21 +37,22 @@ from .prepare import prepare
 from .spell import COMBINE, is_light, template
 
 
-class Lowered:
+class LoweredGraph:
     """A function's Schedule IR, and the arrays it has inside.
 
     constants: by buffer.  captures: tensors of the surrounding program, read at each call.
     draws: what the host computes at each call, and `drawn` the buffers that take it.
     """
 
-    def __init__(self, plan: Plan, inputs: tuple[str, ...], constants: dict[str, np.ndarray],
+    def __init__(self, plan: GraphSchedule, inputs: tuple[str, ...],
+                 constants: dict[str, np.ndarray],
                  captures: dict[str, Tensor], draws: Draws, drawn: tuple[str, ...]):
         self.plan, self.inputs = plan, inputs
         self.constants, self.captures = constants, captures
         self.draws, self.drawn = draws, drawn
 
 
-def lower(graph: Graph, target: Target) -> Lowered:
+def lower(graph: Graph, target: Target) -> LoweredGraph:
     """The Schedule IR of a graph for a GPU. Raises UnsupportedTargetError, with op and line, where
     something has no kernel."""
     return _Lowering(graph, target).run()
@@ -61,13 +69,13 @@ class _Lowering:
         self.numbers: dict[Value, Any] = numbers(self.known)
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
-        self.steps: list[Group | Transfer] = []
+        self.steps: list[ScheduledGroup | Transfer] = []
         self.groups, self.copies = itertools.count(), itertools.count()
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: dict[str, PlannedBuffer] = {}
         self.views: dict[Value, Value] = {}
         self.stored: dict[str, Value] = {}
 
-    def run(self) -> Lowered:
+    def run(self) -> LoweredGraph:
         given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
         for i, v in enumerate(given):
             self._name(v, f"v{i}")
@@ -81,9 +89,9 @@ class _Lowering:
             self._unit(unit)
         results = tuple(self._memory(v) for v in self.graph.outputs)
         constants = self._place(given, units)
-        return Lowered(self._plan(results), tuple(self.names[v] for v in self.graph.inputs),
-                       constants, {self.names[v]: t for v, t in self.graph.captures},
-                       self.draws, tuple(self.names[v] for v in self.draws.values))
+        return LoweredGraph(self._plan(results), tuple(self.names[v] for v in self.graph.inputs),
+                            constants, {self.names[v]: t for v, t in self.graph.captures},
+                            self.draws, tuple(self.names[v] for v in self.draws.values))
 
     # --- names --------------------------------------------------------------------------------
     def _name(self, v: Value, wanted: str) -> str:
@@ -111,29 +119,32 @@ class _Lowering:
     def _arg(self, v: Value) -> Any:
         return self.numbers[v] if v in self.numbers else self._memory(v)
 
-    def _operand(self, v: Value, shape: tuple[int, ...] | None = None) -> Operand:
+    def _operand(self, v: Value, shape: tuple[int, ...] | None = None) -> GroupOperand:
         own = extents_of(v) if shape is None else shape
-        return Operand(self._memory(v), own, v.aval.type)
+        return GroupOperand(self._memory(v), own, v.aval.type)
 
     # --- groups -------------------------------------------------------------------------------
     def _unit(self, unit: Unit) -> None:
         MAKERS[unit.kind](self, unit)
 
-    def _add(self, kind: str, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
-             steps: list[Step], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
-        self.steps.append(Group(f"g{next(self.groups)}", kind, space, tuple(reads), tuple(writes),
-                                tuple(steps), schedule, grid, tuple(sorted(attrs.items()))))
+    def _add(self, kind: str, space: tuple[int, ...], reads: list[GroupOperand],
+             writes: list[GroupOperand],
+             steps: list[GroupStep], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
+        self.steps.append(ScheduledGroup(f"g{next(self.groups)}", kind, space, tuple(reads),
+                                         tuple(writes),
+                                         tuple(steps), schedule, grid,
+                                         tuple(sorted(attrs.items()))))
 
     def _reads(self, unit: Unit) -> list[Value]:
         return [v for v in unit.inputs if v not in self.numbers]
 
-    def _step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> Step:
+    def _step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> GroupStep:
         out = node.outputs[0]
         attrs = _attrs(node)
-        return Step(self.names[out], node.op.name,
-                    tuple(self._arg(v) for v in node.inputs) if args is None else args,
-                    tuple(sorted(attrs.items())), extents_of(out) if shape is None else shape,
-                    out.aval.type, tuple(id_of(node).split()), line_of(node.where))
+        return GroupStep(self.names[out], node.op.name,
+                         tuple(self._arg(v) for v in node.inputs) if args is None else args,
+                         tuple(sorted(attrs.items())), extents_of(out) if shape is None else shape,
+                         out.aval.type, tuple(id_of(node).split()), line_of(node.where))
 
     def loop(self, unit: Unit) -> None:
         reads = [self._operand(v) for v in self._reads(unit)]
@@ -153,8 +164,8 @@ class _Lowering:
         writes = [self._operand(v) for v in unit.outputs]
         self._rows(unit.space, reads, writes, [self._step(n) for n in unit.nodes])
 
-    def _rows(self, space: tuple[int, ...], reads: list[Operand], writes: list[Operand],
-              steps: list[Step]) -> None:
+    def _rows(self, space: tuple[int, ...], reads: list[GroupOperand], writes: list[GroupOperand],
+              steps: list[GroupStep]) -> None:
         frame = merged(space, [o.shape for o in (*reads, *writes)], True)
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
@@ -216,7 +227,7 @@ class _Lowering:
         self._anchored("attention", unit, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=group)
 
-    def _anchored(self, kind: str, unit: Unit, frame: Frame, own: list[Operand], schedule: Any,
+    def _anchored(self, kind: str, unit: Unit, frame: Frame, own: list[GroupOperand], schedule: Any,
                   grid: tuple[int, ...], **attrs: Any) -> None:
         """A product or attention and the steps behind it; views between them do nothing."""
         anchor = unit.anchor
@@ -233,8 +244,9 @@ class _Lowering:
         views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
         steps = [first, *(self._step(n) for n in inner)]
         if views:
-            steps[0] = Step(first.name, first.op, first.args, first.attrs, first.shape, first.type,
-                            (*views, *first.ops), first.where)
+            steps[0] = GroupStep(first.name, first.op, first.args, first.attrs, first.shape,
+                                 first.type,
+                                 (*views, *first.ops), first.where)
         self._add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
                   axes=frame.members, **attrs)
 
@@ -250,7 +262,7 @@ class _Lowering:
                          for o, n in enumerate(move.region))
             args = tuple(r.name for r in reads) or (move.fill,)
             step = self._step(node, args, y.shape)
-            step = Step(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
+            step = GroupStep(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
             self._add("move", move.region, reads, [y], [step], s, grid or (1,), tile=tiles,
                       region=move.region, offset=move.offset, fill=move.fill,
                       **{"from": move.axes})
@@ -332,21 +344,21 @@ class _Lowering:
         shape = extents_of(v)
         ops = tuple(id_of(node).split()) if node is not None else ()
         name = self.names[v]
-        self.buffers[name] = Buffer(name, shape, v.aval.type, kind, place, ops)
+        self.buffers[name] = PlannedBuffer(name, shape, v.aval.type, kind, place, ops)
 
     def _root(self, v: Value) -> Value:
         while v in self.views:
             v = self.views[v]
         return v
 
-    def _plan(self, results: tuple[str, ...]) -> Plan:
+    def _plan(self, results: tuple[str, ...]) -> GraphSchedule:
         homes = {i: s.name for s in self.steps for i in s.ops}
         homes |= {i: f"{b.name}, {b.kind} {b.place}".strip() for b in self.buffers.values()
                   if b.kind == "view" for i in b.ops if i not in homes}
         homes |= {i: "on the host, at each call" for n in self.draws.nodes
                   for i in id_of(n).split() if i not in homes}
-        plan = Plan(self.graph.name, str(self.target), tuple(self.buffers.values()),
-                    tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
+        plan = GraphSchedule(self.graph.name, str(self.target), tuple(self.buffers.values()),
+                             tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
         verify_plan(plan)
         return plan
 

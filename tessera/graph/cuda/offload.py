@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir import Graph, Node, Value
-from ..schedule.ir import Group, Transfer
+from ..schedule.ir import ScheduledGroup, Transfer
 from .device_memory_plan import nbytes
 from .fusion_groups import Unit
-from .library_ops import Call
+from .library_ops import LibraryCall
 from .loop_axes import extents_of
 
 LEAST_BYTES = 1 << 16  # a copy of less takes the time of its launch and saves next to nothing
-OFFLOAD, FETCH = Call("offload"), Call("fetch")
+OFFLOAD, FETCH = LibraryCall("offload"), LibraryCall("fetch")
 
 
 def place_saved(units: Sequence[Unit], graph: Graph) -> list[Unit]:
@@ -58,7 +58,7 @@ class _Copy:
         self.fetch = _unit(FETCH, held, y, node)
 
 
-def _unit(call: Call, x: Value, y: Value, of: Node) -> Unit:
+def _unit(call: LibraryCall, x: Value, y: Value, of: Node) -> Unit:
     node = Node(call, (x,), {}, (y,), of.where)  # type: ignore[arg-type]
     return Unit(call.name, extents_of(y), [node], [x], [y])
 
@@ -130,7 +130,8 @@ class _Life:
 
 
 # --- when kernels wait ---------------------------------------------------------------------------
-def waits(steps: Sequence[Group | Transfer], place_of: Callable[[str], str]) -> list[int | None]:
+def waits(steps: Sequence[ScheduledGroup | Transfer],
+          place_of: Callable[[str], str]) -> list[int | None]:
     """Per step the number of the copy that it must wait for, None when it need not. Copies run in
     order beside the kernels, so that to wait for one is to wait for all before it.
 

@@ -1,6 +1,6 @@
 """Running a lowered function: its kernels, one after another, on memory that is planned.
 
-`Program.run` takes host arrays and runs every kernel under the interpreter, which is what they
+`CudaProgram.run` takes host arrays and runs every kernel under the interpreter, which is what they
 mean. `DeviceExecutable` runs the same kernels on a GPU.
 """
 
@@ -15,32 +15,32 @@ import numpy as np
 from ...runtime.target import Target, parse_target
 from ...tensor import Tensor
 from ..ir import Graph
-from ..schedule.ir import Buffer, Group, Plan, Transfer
+from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .generate_kernels import kernel_of, source_of
-from .kernel_text import GroupKernel, Source, compiled
-from .lower import Lowered, lower
+from .kernel_text import GroupKernel, KernelText, compiled
+from .lower import LoweredGraph, lower
 
 DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class GroupLaunch:
     """A group's kernel, and the arrays it is called with: (buffer, extents).
 
     shared: what runs, which groups that are alike have in common.
     """
 
-    group: Group
-    source: Source
+    group: ScheduledGroup
+    source: KernelText
     shared: GroupKernel
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
 
     @staticmethod
-    def of(group: Group) -> Launch:
+    def of(group: ScheduledGroup) -> GroupLaunch:
         source = source_of(group)
         names = [o.name for o in (*group.reads, *group.writes)]
-        return Launch(group, source, kernel_of(source, group),
-                      tuple(zip(names, source.shapes, strict=True)))
+        return GroupLaunch(group, source, kernel_of(source, group),
+                           tuple(zip(names, source.shapes, strict=True)))
 
     @functools.cached_property
     def kernel(self) -> GroupKernel:
@@ -48,14 +48,15 @@ class Launch:
         return compiled(self.source, self.group)
 
 
-class Program:
+class CudaProgram:
     """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
     def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET):
         self.target = parse_target(target)
-        self.lowered: Lowered = lower(graph, self.target)
-        self.plan: Plan = self.lowered.plan
-        self.steps = tuple(Launch.of(s) if isinstance(s, Group) else s for s in self.plan.steps)
+        self.lowered: LoweredGraph = lower(graph, self.target)
+        self.plan: GraphSchedule = self.lowered.plan
+        self.steps = tuple(GroupLaunch.of(s) if isinstance(s, ScheduledGroup) else s
+                           for s in self.plan.steps)
         self.bases = {b.name: b.place.removeprefix("of ") for b in self.plan.buffers
                       if b.kind == "view"}
 
@@ -75,9 +76,9 @@ class Program:
                 for name in self.plan.results]
 
     @property
-    def launches(self) -> tuple[Launch, ...]:
+    def launches(self) -> tuple[GroupLaunch, ...]:
         """The steps that are kernels."""
-        return tuple(s for s in self.steps if isinstance(s, Launch))
+        return tuple(s for s in self.steps if isinstance(s, GroupLaunch))
 
     def base(self, name: str) -> str:
         return self.bases.get(name, name)
@@ -94,10 +95,10 @@ class Program:
         return memory
 
 
-def poisoned(b: Buffer) -> np.ndarray:
+def poisoned(b: PlannedBuffer) -> np.ndarray:
     """NaN, or the largest integer's bits."""
     raw = np.full(max(b.nbytes, 1), 0xFF, np.uint8)[:b.nbytes]
     return raw.view(b.type.dtype.numpy).reshape(b.shape)
 
 
-__all__ = ["Launch", "Program"]
+__all__ = ["GroupLaunch", "CudaProgram"]

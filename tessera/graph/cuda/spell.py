@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import UnsupportedTargetError
 from ...numerics import DType
-from ..cpu.expressions import Node as Expression
+from ..cpu.expressions import ExpressionNode as Expression
 from ..cpu.expressions import cost, parse
 from ..cpu.vocabulary import FUNCTIONS
 from ..ir import Node

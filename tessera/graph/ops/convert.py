@@ -24,7 +24,7 @@ from ...numerics import (
 )
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
-from ..op import FLAT_VIEW, FRESH, Arg, Memory, Op, Sample
+from ..op import FLAT_VIEW, FRESH, Arg, Op, ResultMemory, Sample
 from ..operand import (
     axis_index,
     compute_type,
@@ -93,7 +93,7 @@ def store_cotangent(g: Tensor, numeric: NumericType) -> Tensor:
     return back * (1.0 / k) if k != 1.0 else back
 
 
-def _cast_memory(source: NumericType, to: NumericType) -> Memory:
+def _cast_memory(source: NumericType, to: NumericType) -> ResultMemory:
     """Between policies of one storage nothing is rounded: the elements are the operand's own."""
     return FLAT_VIEW if source.dtype is to.dtype else FRESH
 

@@ -28,14 +28,14 @@ NOMINAL = 64  # stands for a symbolic extent when costs of contraction orders ar
 
 
 @dataclass(frozen=True)
-class Spec:
+class EinsumSpec:
     """A parsed expression: letters of each operand and of the result, '.' for the ellipsis."""
 
     inputs: tuple[str, ...]
     output: str
 
 
-def parse_spec(text: str, ndims: Sequence[int]) -> Spec:
+def parse_spec(text: str, ndims: Sequence[int]) -> EinsumSpec:
     """`"bij,bjk->bik"`, `"...ij->...ji"`, `"ij,jk"` (result: letters that stand once, sorted).
 
     The axes behind an ellipsis become capital letters of their own, aligned at the end.
@@ -71,7 +71,7 @@ def parse_spec(text: str, ndims: Sequence[int]) -> Spec:
         raise fail(f"letter {(repeated or unknown)[0]!r} "
                    + ("stands twice in the result" if repeated else "is in no operand"))
     dots = "".join(free)
-    return Spec(
+    return EinsumSpec(
         tuple(t.replace(".", dots[hidden - c:]) for t, c in zip(inputs, counts, strict=True)),
         output.replace(".", dots),
     )
@@ -81,7 +81,7 @@ def parse_spec(text: str, ndims: Sequence[int]) -> Spec:
 Labelled = tuple[Tensor, str]
 
 
-def _bind_extents(spec: Spec, xs: Sequence[Tensor], text: str) -> dict[str, Any]:
+def _bind_extents(spec: EinsumSpec, xs: Sequence[Tensor], text: str) -> dict[str, Any]:
     """Letter -> extent; an extent of 1 stretches (as in NumPy). Raises ShapeError."""
     sizes: dict[str, Any] = {}
     for i, (letters, x) in enumerate(zip(spec.inputs, xs, strict=True)):
@@ -164,7 +164,8 @@ def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
 
 
 # --- order ------------------------------------------------------------------------------------
-def contraction_path(spec: Spec, sizes: dict[str, Any], optimize: str) -> list[tuple[int, ...]]:
+def contraction_path(spec: EinsumSpec, sizes: dict[str, Any],
+                     optimize: str) -> list[tuple[int, ...]]:
     """Pairs of operand positions, as opt_einsum orders them; a symbolic extent counts as 64."""
     count = len(spec.inputs)
     if count <= 2:

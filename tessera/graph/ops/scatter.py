@@ -17,7 +17,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Arg, Aval, Memory, Op, Sample, sample
+from ..op import Arg, Aval, Op, ResultMemory, Sample, sample
 from ..operand import (
     axis_index,
     compute_type,
@@ -342,7 +342,7 @@ def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tenso
 DYNAMIC_UPDATE_SLICE = Op(
     "dynamic_update_slice",
     out=True,
-    memory=Memory("donated"),
+    memory=ResultMemory("donated"),
     shape=_update_shape,
     ref=_update_ref,
     vjp=lambda g, y, x, u, starts: (

@@ -14,7 +14,7 @@ from ...tensor import Tensor
 from .. import tree
 from ..annotate import fit_argument
 from ..trace import Tracer, current_builder
-from .region_tensor import Held
+from .region_tensor import RegionTensor
 from .types import Privilege, RegionType, read
 
 
@@ -30,8 +30,11 @@ class Update:
 
 
 def open_regions(kinds: dict[str, RegionType], bound: dict[str, Any], sizes: dict, what: str,
-                 cast: bool) -> list[tuple[Update, Held]]:
-    """Put a Held for each array of each region into `bound`. Raises ShapeError, DTypeError."""
+                 cast: bool) -> list[tuple[Update, RegionTensor]]:
+    """Put a RegionTensor for each array of each region into `bound`.
+
+    Raises ShapeError, DTypeError.
+    """
     opened = []
     for name, kind in kinds.items():
         if name not in bound:
@@ -48,14 +51,14 @@ def open_regions(kinds: dict[str, RegionType], bound: dict[str, Any], sizes: dic
                 leaf = fit_argument(leaf, kind.tensor, sizes, f"{what}: argument {label}", cast)
             elif kind.tensor is not None:
                 kind.tensor.check(leaf, sizes, f"{what}: argument {label}")
-            held = Held(leaf, kind.privilege, label)
+            held = RegionTensor(leaf, kind.privilege, label)
             opened.append((Update(name, i), held))
             made.append(held)
         bound[name] = tree.unflatten(treedef, made)
     return opened
 
 
-def close_regions(opened: Sequence[tuple[Update, Held]], results: Sequence[Tensor]
+def close_regions(opened: Sequence[tuple[Update, RegionTensor]], results: Sequence[Tensor]
                   ) -> tuple[list[Update], list[Tensor]]:
     """What the caller's arrays are to hold, and which they are."""
     ends = [(update, held.close(results)) for update, held in opened]
@@ -84,7 +87,7 @@ class Use:
     region: bool
 
 
-class Call:
+class RegionCall:
     """One call of a function with regions: its arguments are checked before it runs, and written
     when it has. Raises PrivilegeError, ArgumentError, TraceError."""
 
@@ -112,7 +115,7 @@ class Call:
         """The arguments as the traced function takes them: regions of an enclosing function are
         replaced by what they hold."""
         held = {id(u.leaf): u.leaf.lent(u.privilege, f"{u.label} of {self.function}")
-                for u in self.uses.values() if u.region and isinstance(u.leaf, Held)}
+                for u in self.uses.values() if u.region and isinstance(u.leaf, RegionTensor)}
         if not held:
             return bound
         return tree.map_tree(lambda x: held.get(id(x), x), bound)
@@ -128,7 +131,7 @@ class Call:
 
 def write_back(target: Any, value: Tensor, whole: bool) -> None:
     """Give the caller's array, or the traced tensor that stands for it, its new elements."""
-    if isinstance(target, Held):
+    if isinstance(target, RegionTensor):
         target.replace(value, whole)
     elif isinstance(target, Tracer):
         assert isinstance(value, Tracer)
@@ -145,7 +148,7 @@ def _check_writable(function: str, use: Use) -> None:
     if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
         raise PrivilegeError(f"{what}, and the array is read-only",
                              hint="pass a copy of it, x.copy()")
-    if isinstance(leaf, Held) or (builder is None and not isinstance(leaf, Tracer)):
+    if isinstance(leaf, RegionTensor) or (builder is None and not isinstance(leaf, Tracer)):
         return
     around = "" if builder is None else builder.name
     hint = f"declare it a region there, {use.label}: Region[{use.privilege}], or pass a tensor " \
@@ -170,7 +173,7 @@ def _check_apart(function: str, uses: list[Use]) -> None:
     traced: dict[Any, Use] = {}
     for use in uses:
         if isinstance(use.leaf, Tracer):
-            key = id(use.leaf) if isinstance(use.leaf, Held) else use.leaf.value
+            key = id(use.leaf) if isinstance(use.leaf, RegionTensor) else use.leaf.value
             other = traced.setdefault(key, use)
             if other is not use:
                 _refuse_alias(function, other, use)

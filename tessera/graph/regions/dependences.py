@@ -13,12 +13,12 @@ from ...tensor import Tensor
 from .. import tree
 from ..trace import Tracer
 from .call import Use, memory_of
-from .region_tensor import Held
+from .region_tensor import RegionTensor
 from .types import Privilege, read, write
 
 
 @dataclass(frozen=True)
-class Edge:
+class Dependence:
     """Call `after` must wait for call `before`: both use `memory`, named as each calls it."""
 
     before: int
@@ -31,7 +31,7 @@ class Edge:
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class RegionAccess:
     """One array that a call used. `what` holds it, so that its address stays its own."""
 
     label: str
@@ -45,7 +45,7 @@ class Recorded:
 
     index: int
     function: str
-    accesses: tuple[Access, ...]
+    accesses: tuple[RegionAccess, ...]
 
     def __str__(self) -> str:
         args = ", ".join(f"{a.label}: {a.privilege}" for a in self.accesses)
@@ -57,9 +57,9 @@ class Dependencies:
     """`calls` in the order in which they ran, and `edges` between those that must keep it."""
 
     calls: list[Recorded] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
+    edges: list[Dependence] = field(default_factory=list)
 
-    def between(self, before: int, after: int) -> list[Edge]:
+    def between(self, before: int, after: int) -> list[Dependence]:
         """The edges from one call to another; none when the two may overlap."""
         return [e for e in self.edges if (e.before, e.after) == (before, after)]
 
@@ -74,8 +74,8 @@ class Dependencies:
 
     def record(self, function: str, uses: list[Use], result: Any) -> None:
         """Note one call, with an edge to each earlier one that it must wait for."""
-        given = [Access(u.label, u.privilege, _identity(u.leaf)) for u in uses]
-        made = [Access("result", write, _identity(x)) for x in tree.flatten(result)[0]
+        given = [RegionAccess(u.label, u.privilege, _identity(u.leaf)) for u in uses]
+        made = [RegionAccess("result", write, _identity(x)) for x in tree.flatten(result)[0]
                 if isinstance(x, Tensor | np.ndarray)]
         call = Recorded(len(self.calls), function, (*given, *made))
         for earlier in self.calls:
@@ -107,20 +107,20 @@ class deps:
 
 def _identity(leaf: Any) -> tuple:
     """What tells two arguments apart: the arrays they lie in; a traced one, its name's object."""
-    if isinstance(leaf, Held):
+    if isinstance(leaf, RegionTensor):
         return (leaf,)
     return (leaf,) if isinstance(leaf, Tracer) else tuple(memory_of(leaf))
 
 
-def _edges(a: Recorded, b: Recorded) -> Iterator[Edge]:
+def _edges(a: Recorded, b: Recorded) -> Iterator[Dependence]:
     for x in a.accesses:
         for y in b.accesses:
             if not _commute(x, y) and _overlap(x.what, y.what):
                 name = x.label if x.label == y.label else f"{x.label} = {y.label}"
-                yield Edge(a.index, b.index, f"{x.privilege}-{y.privilege}", name)
+                yield Dependence(a.index, b.index, f"{x.privilege}-{y.privilege}", name)
 
 
-def _commute(a: Access, b: Access) -> bool:
+def _commute(a: RegionAccess, b: RegionAccess) -> bool:
     """Whether the order of two uses of the same memory cannot be told from the result."""
     if a.privilege is not b.privilege or a.privilege is write:
         return False

@@ -19,7 +19,7 @@ from .subscripts import covered_with, is_covered, place, shape_of_part
 from .types import HOW, Privilege, read, reduce_sum, write
 
 
-class Held(Tracer):
+class RegionTensor(Tracer):
     """A region inside the function that has it: a tensor whose value moves on with each store.
 
     `now`: what it holds. Sums are held in the accumulate type until the function ends.
@@ -66,13 +66,13 @@ class Held(Tracer):
     # --- parts --------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Tensor:
         if self.privilege.combine is not None:
-            return Part(self, index)
+            return RegionPart(self, index)
         if not is_covered(self.covered, index):
             self._refuse("is read before it is written")
         return OPERATORS["__getitem__"](self if self.privilege is read else self.now, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, Part) and value.region is self and value.added:
+        if isinstance(value, RegionPart) and value.region is self and value.added:
             value.added = False  # the second half of G[i] += value
             return
         if self.privilege is read:
@@ -84,7 +84,7 @@ class Held(Tracer):
         else:
             self._combine(index, self._operand(value))
 
-    def __iadd__(self, value: Any) -> Held:
+    def __iadd__(self, value: Any) -> RegionTensor:
         if self.privilege is write:
             self[...] = self + value
         else:
@@ -150,8 +150,8 @@ class Held(Tracer):
                     f"{self.label} is Region[{self.privilege}]: it may not be read",
                     hint=HOW[self.privilege.name].format(self.label), where=node.where)
         for x in results:
-            mine = x.region is self if isinstance(x, Part) else \
-                isinstance(x, Tracer) and not isinstance(x, Held) and x.value in seen
+            mine = x.region is self if isinstance(x, RegionPart) else \
+                isinstance(x, Tracer) and not isinstance(x, RegionTensor) and x.value in seen
             if mine:
                 self._refuse("may not be returned")
 
@@ -175,12 +175,12 @@ class Held(Tracer):
         return f"Region[{self.privilege}] {self.label} {self.aval}"
 
 
-class Part(Tracer):
+class RegionPart(Tracer):
     """`G[i]` of a region that is only reduced: it can be accumulated into, not read."""
 
     __slots__ = ("region", "index", "added", "base")
 
-    def __init__(self, region: Held, index: Any):
+    def __init__(self, region: RegionTensor, index: Any):
         self.region, self.index, self.added = region, index, False
         self.builder, self.scale, self.name, self.is_param = region.builder, None, None, False
         self.layout = region.layout
@@ -204,7 +204,7 @@ class Part(Tracer):
     def aval(self) -> Aval:
         return Aval(self._shape, self.type)
 
-    def __iadd__(self, value: Any) -> Part:
+    def __iadd__(self, value: Any) -> RegionPart:
         self.region.add(self.index, value)
         self.added = True
         return self
@@ -218,12 +218,12 @@ def to_type(x: Tensor) -> NumericType:
 def _unrounded(value: Any) -> Any:
     """`value` as the last function computed it, before it was rounded: it is rounded once, to the
     region's type."""
-    if isinstance(value, Tracer) and not isinstance(value, Held | Part):
+    if isinstance(value, Tracer) and not isinstance(value, RegionTensor | RegionPart):
         return value.builder.unrounded.get(value.value, value)
     return value
 
 
-def _part_value(value: Any, region: Held, index: Any) -> Tensor:
+def _part_value(value: Any, region: RegionTensor, index: Any) -> Tensor:
     """`value` as the elements of region[index]: broadcast, in the type that is held."""
     kind = region.now.type
     if isinstance(value, int | float):
@@ -238,7 +238,7 @@ def _part_value(value: Any, region: Held, index: Any) -> Tensor:
 
 def _match(value: Any, base: Any, combine: str, builder: Any) -> tuple[Tensor, list] | None:
     """(v, the nodes) when `value` is combine(base, v), conversions aside; else None."""
-    if not isinstance(value, Tracer) or isinstance(value, Held | Part):
+    if not isinstance(value, Tracer) or isinstance(value, RegionTensor | RegionPart):
         return None
     makers = {out: node for node in builder.nodes for out in node.outputs}
     node, up = _behind_casts(value.value, makers)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GraphError
 from ..ir import Graph, Node, Value, elements
-from ..op import FRESH, Memory
-from .fuse import Group, Unit
+from ..op import FRESH, ResultMemory
+from .fuse import FusionGroup, Unit
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
@@ -150,9 +150,9 @@ class _Proof:
                           hint="this is a fault of tessera, not of the program: please report it")
 
 
-def memory_of(unit: Unit) -> Memory:
+def memory_of(unit: Unit) -> ResultMemory:
     """Where the results of a unit lie, by its op's record; loops write buffers of their own."""
-    return FRESH if isinstance(unit, Group) else unit.op.lies(unit.attrs)
+    return FRESH if isinstance(unit, FusionGroup) else unit.op.lies(unit.attrs)
 
 
 def _bytes(v: Value) -> int:

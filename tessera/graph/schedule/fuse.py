@@ -23,7 +23,7 @@ MAX_READS = 8  # values of the whole space that a loop reads
 
 
 @dataclass(eq=False)
-class Group:
+class FusionGroup:
     """Nodes that run as one loop over `shape`, in graph order."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Group:
         return f"loop {show_shape(self.shape)}: {ops}"
 
 
-Unit = Group | Node
+Unit = FusionGroup | Node
 
 
 @dataclass(eq=False)
@@ -225,14 +225,14 @@ def _finish(entry: _Entry, count: dict[Value, int]) -> Unit:
             if v not in inside:
                 inputs[v] = None
     outputs = [v for n in entry.nodes for v in n.outputs if count.get(v, 0) > read.get(v, 0)]
-    return Group(entry.shape, list(entry.nodes), list(inputs), outputs)
+    return FusionGroup(entry.shape, list(entry.nodes), list(inputs), outputs)
 
 
 def describe(units: list[Unit]) -> str:
     """The Schedule IR of a graph on the CPU: one line per loop or library call."""
     lines = [f"schedule v1 units={len(units)}"]
     for u in units:
-        if isinstance(u, Group):
+        if isinstance(u, FusionGroup):
             work = size_of(u.shape)
             lines.append(f"  {u}    # {work} elements, {len(u.inputs)} in, {len(u.outputs)} out")
         else:

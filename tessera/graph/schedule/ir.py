@@ -25,7 +25,7 @@ HIDDEN = ("text", "kinds", "reduction")  # attributes of steps that follow from 
 
 
 @dataclass(frozen=True)
-class Buffer:
+class PlannedBuffer:
     """Memory of a value.
     kind: input | capture | constant | drawn | temporary | result | view | host.
 
@@ -51,7 +51,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Operand:
+class GroupOperand:
     """What a group reads or writes, with the extents it has in the group's space."""
 
     name: str
@@ -63,7 +63,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Step:
+class GroupStep:
     """One op inside a group. args: names of values, or numbers."""
 
     name: str
@@ -88,7 +88,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Group:
+class ScheduledGroup:
     """Ops that run as one kernel.
 
     kind: loop | rows | columns | gemm | attention | move | gather | segments.
@@ -99,9 +99,9 @@ class Group:
     name: str
     kind: str
     space: tuple[int, ...]
-    reads: tuple[Operand, ...]
-    writes: tuple[Operand, ...]
-    steps: tuple[Step, ...]
+    reads: tuple[GroupOperand, ...]
+    writes: tuple[GroupOperand, ...]
+    steps: tuple[GroupStep, ...]
     schedule: Schedule
     grid: tuple[int, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
@@ -139,7 +139,7 @@ class Group:
         return [*out, *(f"  write {w}" for w in self.writes)]
 
 
-def _mark(step: Step | Transfer) -> str:
+def _mark(step: GroupStep | Transfer) -> str:
     """`    # %7 file.py:12`"""
     at = step.where
     where = f"{short_path(at.file)}:{at.line}" if at is not None and at.file else ""
@@ -174,7 +174,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphSchedule:
     """The Schedule IR of a function. steps: in the order in which they start.
 
     fates: what became of each op of its graph.
@@ -182,21 +182,21 @@ class Plan:
 
     name: str
     target: str
-    buffers: tuple[Buffer, ...]
-    steps: tuple[Group | Transfer, ...]
+    buffers: tuple[PlannedBuffer, ...]
+    steps: tuple[ScheduledGroup | Transfer, ...]
     results: tuple[str, ...]
     fates: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ScheduledGroup, ...]:
         """The steps that are kernels."""
-        return tuple(s for s in self.steps if isinstance(s, Group))
+        return tuple(s for s in self.steps if isinstance(s, ScheduledGroup))
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         return tuple(s for s in self.steps if isinstance(s, Transfer))
 
-    def buffer(self, name: str) -> Buffer:
+    def buffer(self, name: str) -> PlannedBuffer:
         return next(b for b in self.buffers if b.name == name)
 
     @property
@@ -236,11 +236,11 @@ class Plan:
         return [*out, "  return " + ", ".join(self.results)]
 
 
-def aligned(b: Buffer) -> int:
+def aligned(b: PlannedBuffer) -> int:
     return -(-max(b.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def place_bytes(buffers: Iterable[Buffer]) -> dict[str, int]:
+def place_bytes(buffers: Iterable[PlannedBuffer]) -> dict[str, int]:
     """Bytes of each place that temporaries share."""
     sizes: dict[str, int] = {}
     for b in buffers:
@@ -249,5 +249,6 @@ def place_bytes(buffers: Iterable[Buffer]) -> dict[str, int]:
     return sizes
 
 
-__all__ = ["ALIGN_BYTES", "HIDDEN", "Buffer", "Group", "Operand", "Plan", "Step", "Transfer",
+__all__ = ["ALIGN_BYTES", "HIDDEN", "PlannedBuffer", "ScheduledGroup", "GroupOperand",
+           "GraphSchedule", "GroupStep", "Transfer",
            "aligned", "place_bytes"]

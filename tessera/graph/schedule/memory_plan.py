@@ -23,14 +23,14 @@ import numpy as np
 from ..ir import Graph, Node, Value, elements
 from ..op import FRESH
 from .check_memory_plan import verify_plan
-from .fuse import Group, Unit
+from .fuse import FusionGroup, Unit
 
 ALIGN_BYTES = 64
 FOLD_BYTES = 1 << 25  # larger results of constants are computed at each call, not kept
 
 
 @dataclass
-class Place:
+class ValueStorage:
     """How a value is stored. `root` is the value that owns the memory."""
 
     kind: str
@@ -42,7 +42,7 @@ class Place:
 class MemoryPlan:
     """Places of all values, the size of the arena, and what it would be without reuse."""
 
-    places: dict[Value, Place] = field(default_factory=dict)
+    places: dict[Value, ValueStorage] = field(default_factory=dict)
     known: dict[Value, np.ndarray] = field(default_factory=dict)
     shadows: dict[Value, np.ndarray] = field(default_factory=dict)  # right shape and strides
     lying: dict[Value, list[Value]] = field(default_factory=dict)  # by root: all that lie there
@@ -110,7 +110,7 @@ def plan_memory(graph: Graph, units: Sequence[Unit], known: dict[Value, np.ndarr
     for v, _ in graph.captures:
         _given(plan, v, "capture")
     for v, a in known.items():
-        plan.places[v], plan.shadows[v], plan.lying[v] = Place("known", v), a, [v]
+        plan.places[v], plan.shadows[v], plan.lying[v] = ValueStorage("known", v), a, [v]
     last_read = _last_reads(graph, units)
     for i, unit in enumerate(units):
         _place_outputs(plan, unit, i, last_read)
@@ -122,7 +122,7 @@ def plan_memory(graph: Graph, units: Sequence[Unit], known: dict[Value, np.ndarr
 
 
 def _given(plan: MemoryPlan, v: Value, kind: str) -> None:
-    plan.places[v], plan.shadows[v], plan.lying[v] = Place(kind, v), _phantom(v), [v]
+    plan.places[v], plan.shadows[v], plan.lying[v] = ValueStorage(kind, v), _phantom(v), [v]
 
 
 def _phantom(v: Value) -> np.ndarray:
@@ -137,15 +137,15 @@ def _last_reads(graph: Graph, units: Sequence[Unit]) -> dict[Value, int]:
 
 
 def _place_outputs(plan: MemoryPlan, unit: Unit, i: int, last_read: dict[Value, int]) -> None:
-    memory = FRESH if isinstance(unit, Group) else unit.op.lies(unit.attrs)
+    memory = FRESH if isinstance(unit, FusionGroup) else unit.op.lies(unit.attrs)
     if memory.kind == "view" and isinstance(unit, Node):
         _place_view(plan, unit)
     elif memory.kind == "donated" and _may_overwrite(plan, unit, memory.operand, i, last_read):
         source, v = unit.inputs[memory.operand], unit.outputs[0]
-        plan.places[v], plan.shadows[v] = Place("view", source), plan.shadows[source]
+        plan.places[v], plan.shadows[v] = ValueStorage("view", source), plan.shadows[source]
         plan.lying[source].append(v)
     else:
-        owned = isinstance(unit, Group) or unit.op.out
+        owned = isinstance(unit, FusionGroup) or unit.op.out
         for v in outputs_of(unit):
             _given(plan, v, "arena" if owned else "dynamic")
 
@@ -168,7 +168,7 @@ def _place_view(plan: MemoryPlan, node: Node) -> None:
     made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
     if made.size == 0 or np.may_share_memory(made, plan.shadows[source]):
         root = plan.places[source].root
-        plan.places[v], plan.shadows[v] = Place("view", root), made
+        plan.places[v], plan.shadows[v] = ValueStorage("view", root), made
         plan.lying[root].append(v)
     else:  # the strides do not allow it: the elements are copied
         _given(plan, v, "arena")

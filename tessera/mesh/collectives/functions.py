@@ -33,9 +33,9 @@ from .record import (
     EFFECT,
     PLACE,
     Collective,
+    CollectiveOperand,
+    CollectiveSample,
     OnWholeTensors,
-    Operand,
-    Sample,
     axis_of,
     collect,
     emit,
@@ -44,8 +44,8 @@ from .record import (
 from .reduce import need_reducible, reduce_terms, round_once
 
 Axis = str | Sequence[str] | None
-_SAME = Sample(lambda rank, ranks: (3, 5))
-_SMALL = Sample(lambda rank, ranks: ())  # fewer elements than ranks
+_SAME = CollectiveSample(lambda rank, ranks: (3, 5))
+_SMALL = CollectiveSample(lambda rank, ranks: ())  # fewer elements than ranks
 _FOLD: dict[str, Callable] = {"sum": np.sum, "max": np.max, "min": np.min,
                               "mean": np.mean}
 
@@ -71,7 +71,7 @@ def _check_all_reduce(shape: tuple, members: int, op: str) -> dict:
     return {"op": op}
 
 
-def _run_all_reduce(x: Operand, op: str) -> np.ndarray:
+def _run_all_reduce(x: CollectiveOperand, op: str) -> np.ndarray:
     """Each member reduces one stretch of the flattened array, and gives it to the others."""
     need_reducible(x.type, op)
     flat = x.array.reshape(-1)
@@ -101,7 +101,8 @@ ALL_REDUCE = Collective(
     sends=lambda elements, n: 2 * elements * (n - 1) / n,
     check=_check_all_reduce,
     reduces=True,
-    samples=tuple(Sample(s.shape, {"op": op}) for s in (_SAME, _SMALL) for op in REDUCTIONS),
+    samples=tuple(CollectiveSample(s.shape, {"op": op}) for s in (_SAME,
+                                                                  _SMALL) for op in REDUCTIONS),
 )
 
 
@@ -134,7 +135,8 @@ def _balanced_sizes(shape: tuple, dim: int, parts: int, dtype: Any) -> tuple[int
     return tuple(b[dim].stop - b[dim].start for b in _blocks(shape, dim, parts, dtype))
 
 
-def _run_reduce_scatter(x: Operand, dim: int, op: str, sizes: Sequence[int]) -> np.ndarray:
+def _run_reduce_scatter(x: CollectiveOperand, dim: int, op: str,
+                        sizes: Sequence[int]) -> np.ndarray:
     need_reducible(x.type, op)
     blocks = _cuts(dim, sizes)
     mine = blocks[x.group.index]
@@ -177,8 +179,9 @@ REDUCE_SCATTER = Collective(
         "sizes": _balanced_sizes(shapes[index], dim, len(shapes), dtype)},
     shared=("sizes",),
     reduces=True,
-    samples=(Sample(_SAME.shape, {"dim": 1, "op": "sum"}), Sample(_SAME.shape, {"dim": 0,
-             "op": "mean"}), Sample(lambda rank, ranks: (1, 2), {"dim": 0, "op": "max"})),
+    samples=(CollectiveSample(_SAME.shape, {"dim": 1, "op": "sum"}),
+             CollectiveSample(_SAME.shape, {"dim": 0,
+             "op": "mean"}), CollectiveSample(lambda rank, ranks: (1, 2), {"dim": 0, "op": "max"})),
 )
 
 
@@ -199,7 +202,7 @@ def _with(shape: tuple, dim: int, extent: int) -> tuple:
     return (*shape[:dim], extent, *shape[dim + 1:])
 
 
-def _run_all_gather(x: Operand, dim: int, sizes: Sequence[int]) -> np.ndarray:
+def _run_all_gather(x: CollectiveOperand, dim: int, sizes: Sequence[int]) -> np.ndarray:
     shapes = [_with(x.array.shape, dim, n) for n in sizes]
     return np.concatenate(x.swap([x.array] * x.group.size, shapes), axis=dim)
 
@@ -229,7 +232,8 @@ ALL_GATHER = Collective(
     check=lambda shape, members, dim: {"dim": axis_of(dim, len(shape), "all_gather")},
     extents=lambda shapes, index, dtype, dim: {"sizes": tuple(s[dim] for s in shapes)},
     shared=("sizes",),
-    samples=(Sample(_SAME.shape, {"dim": 0}), Sample(lambda r, n: (2, r), {"dim": 1})),
+    samples=(CollectiveSample(_SAME.shape, {"dim": 0}),
+             CollectiveSample(lambda r, n: (2, r), {"dim": 1})),
 )
 
 
@@ -257,7 +261,8 @@ def _extents_all_to_all(shapes: list[tuple], index: int, dtype: Any, split: int,
     return {"sends": sends, "gets": gets}
 
 
-def _run_all_to_all(x: Operand, split: int, concat: int, sends: Sequence[int], gets: Sequence[int]
+def _run_all_to_all(x: CollectiveOperand, split: int, concat: int, sends: Sequence[int],
+                    gets: Sequence[int]
                     ) -> np.ndarray:
     mine = _with(x.array.shape, split, sends[x.group.index])  # of a block that comes
     shapes = [_with(mine, concat, n) for n in gets]
@@ -295,9 +300,9 @@ ALL_TO_ALL = Collective(
     varies=lambda ndim, sized, split, concat: {concat, split} if sized else {concat} - {split},
     check=_check_all_to_all,
     extents=_extents_all_to_all,
-    samples=(Sample(_SAME.shape, {"split": 0, "concat": 1}),
-             Sample(lambda r, n: (2 + r, 5), {"split": 1, "concat": 0}),
-             Sample(_SAME.shape, {"split": 1, "concat": 1})),
+    samples=(CollectiveSample(_SAME.shape, {"split": 0, "concat": 1}),
+             CollectiveSample(lambda r, n: (2 + r, 5), {"split": 1, "concat": 0}),
+             CollectiveSample(_SAME.shape, {"split": 1, "concat": 1})),
 )
 
 
@@ -319,7 +324,7 @@ def _check_broadcast(shape: tuple, members: int, root: int) -> dict:
     return {"root": root}
 
 
-def _run_broadcast(x: Operand, root: int) -> np.ndarray:
+def _run_broadcast(x: CollectiveOperand, root: int) -> np.ndarray:
     n, empty = x.group.size, x.array.reshape(-1)[:0]
     sends = [x.array if x.group.index == root else empty] * n
     shapes = [x.array.shape if j == root else (0,) for j in range(n)]
@@ -338,7 +343,8 @@ BROADCAST = Collective(
     run=_run_broadcast,
     sends=lambda elements, n: elements * (n - 1),
     check=_check_broadcast,
-    samples=(Sample(_SAME.shape, {"root": 0}), Sample(_SMALL.shape, {"root": 0})),
+    samples=(CollectiveSample(_SAME.shape, {"root": 0}),
+             CollectiveSample(_SMALL.shape, {"root": 0})),
 )
 
 
@@ -366,7 +372,7 @@ def _extents_permute(shapes: list[tuple], index: int, dtype: Any, pairs: tuple) 
     return {"shape": tuple(shapes[come])}
 
 
-def _run_permute(x: Operand, pairs: tuple, shape: tuple) -> np.ndarray:
+def _run_permute(x: CollectiveOperand, pairs: tuple, shape: tuple) -> np.ndarray:
     me, n, empty = x.group.index, x.group.size, x.array.reshape(-1)[:0]
     to = next((b for a, b in pairs if a == me), None)
     come = next((a for a, b in pairs if b == me), None)
@@ -394,7 +400,8 @@ PERMUTE = Collective(
     varies=lambda ndim, sized, pairs: range(ndim),
     check=_check_permute,
     extents=_extents_permute,
-    samples=(Sample(_SAME.shape, {"pairs": ()}), Sample(lambda r, n: (r, 2), {"pairs": ((0, 0),)})),
+    samples=(CollectiveSample(_SAME.shape, {"pairs": ()}),
+             CollectiveSample(lambda r, n: (r, 2), {"pairs": ((0, 0),)})),
 )
 
 

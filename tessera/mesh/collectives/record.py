@@ -31,9 +31,9 @@ from tessera.tensor import Tensor, as_tensor
 from ..device_mesh import Mesh
 from ..layout import Layout
 from ..ranks.array_bytes import byte_count
-from ..ranks.envelope import Label, Shape
+from ..ranks.envelope import MessageLabel, Shape
 from ..ranks.group import Group, find_mesh, make_group
-from ..ranks.ledger import Call, agree, call
+from ..ranks.ledger import CollectiveCall, agree, call
 from .cost import COSTS, CollectiveCost
 from .reduce import key_missing, need_reducible, needs_key
 from .traffic import Sent, record_sent
@@ -44,7 +44,7 @@ PLACE = {"axis": None, "mesh": None, "index": 0}  # of a program that runs alone
 
 
 @dataclass(frozen=True, eq=False)
-class Operand:
+class CollectiveOperand:
     """What one rank brings to a collective, and what it is to get."""
 
     group: Group
@@ -53,7 +53,7 @@ class Operand:
     out: NumericType
     key: Any = None
     index: np.ndarray | None = None
-    label: Label | None = None
+    label: MessageLabel | None = None
     rounds: list[tuple[str, int]] = field(default_factory=list)  # type and bytes of what was sent
 
     def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape],
@@ -68,7 +68,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CollectiveSample:
     """Attributes, and the shape of each rank's array: a function of (rank, ranks)."""
 
     shape: Callable[[int, int], Shape]
@@ -124,7 +124,7 @@ class Collective:
     same_result: bool
     sends: Callable[[int, int], float]
     cost: CollectiveCost
-    samples: tuple[Sample, ...]
+    samples: tuple[CollectiveSample, ...]
     jvp: Callable[..., Tensor] | None = None
     varies: Callable[..., Iterable[int]] = _no_dimension
     check: Callable[..., dict[str, Any]] = lambda shape, members, **attrs: attrs
@@ -222,7 +222,8 @@ def run_collective(which: Collective, array: np.ndarray, key: Any = None, index:
     varies = tuple(which.varies(array.ndim, True, **_of_call(which, attrs)))
     if not agreed:
         agree(group, mine, varies)
-    operand = Operand(group, array, type, to or type, key, index, mine.label(group, varies))
+    operand = CollectiveOperand(group, array, type, to or type, key, index,
+                                mine.label(group, varies))
     out = which.run(operand, **attrs)
     types = tuple(dict.fromkeys(name for name, _ in operand.rounds))
     record_sent(Sent(which.name, group.axis, types, sum(n for _, n in operand.rounds), mine.where))
@@ -300,7 +301,7 @@ def _need_plain(which: Collective, x: Tensor) -> None:
 
 
 def _call_here(group: Group, which: Collective, x: Tensor, to: NumericType, attrs: dict,
-               traced: bool) -> Call:
+               traced: bool) -> CollectiveCall:
     name = f"trace of {which.name}" if traced else which.name
     return call(group, name, tuple(x.shape), x.type, _shown(which, attrs, x.type, to))
 

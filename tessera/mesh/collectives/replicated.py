@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera import hooks
 from tessera.graph.ir import Graph, Node, Value, subgraphs
-from tessera.graph.trace import Builder, Tracer
+from tessera.graph.trace import GraphBuilder, Tracer
 
 from ..device_mesh import Mesh
 from ..world import transport
@@ -42,7 +42,7 @@ def replication(graph: Graph, inputs: Sequence[Same]) -> dict[Value, Same]:
 
 def _of_captured(captures: Iterable[tuple[Value, Any]]) -> dict[Value, Same]:
     """Of values of the enclosing trace that which is known there; other tensors vary."""
-    around: dict[Builder, dict[Value, Same]] = {}
+    around: dict[GraphBuilder, dict[Value, Same]] = {}
     found: dict[Value, Same] = {}
     for value, tensor in captures:
         if not isinstance(tensor, Tracer):
@@ -54,7 +54,7 @@ def _of_captured(captures: Iterable[tuple[Value, Any]]) -> dict[Value, Same]:
     return found
 
 
-def _so_far(builder: Builder) -> dict[Value, Same]:
+def _so_far(builder: GraphBuilder) -> dict[Value, Same]:
     """Where each value of an unfinished trace is the same."""
     found: dict[Value, Same] = {v: NOWHERE for v in builder.inputs}
     found |= _of_captured(builder.captures.values())

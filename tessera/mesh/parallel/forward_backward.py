@@ -22,7 +22,7 @@ from tessera.ad.subgraphs import ONCE, Packed, Result, tangent_aval
 from tessera.graph import functions as F
 from tessera.graph import tree
 from tessera.graph.ir import Graph, Node, Value, node_effects
-from tessera.graph.jit import Function
+from tessera.graph.jit import JitFunction
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import aval_of, current_builder, evaluate, trace
 from tessera.tensor import Tensor
@@ -31,7 +31,7 @@ from ..collectives.replicated import NOWHERE, Same, copies, replication
 
 
 @dataclass(frozen=True)
-class Cut:
+class GraphHalves:
     """The two halves of a joint graph, as graphs.
 
     forward: inputs -> results, then other kept values   backward: kept inputs, kept values,
@@ -44,7 +44,7 @@ class Cut:
     outputs: tuple[int, ...]
 
 
-def cut(joint: Graph, primals: int, results: int, fixed: int = 0) -> Cut:
+def cut(joint: Graph, primals: int, results: int, fixed: int = 0) -> GraphHalves:
     """Cut a graph whose inputs are `primals` values and then cotangents, and whose outputs are
     `results` values and then gradients. The first `fixed` inputs are parameters.
 
@@ -69,8 +69,8 @@ def cut(joint: Graph, primals: int, results: int, fixed: int = 0) -> Cut:
     backward = replace(joint, nodes=tuple(rest), outputs=joint.outputs[results:],
                        inputs=(*(joint.inputs[i] for i in inputs), *kept,
                                *joint.inputs[primals:]))
-    return Cut(_own_captures(forward), _own_captures(backward), inputs,
-               tuple(given.index(v) for v in kept))
+    return GraphHalves(_own_captures(forward), _own_captures(backward), inputs,
+                       tuple(given.index(v) for v in kept))
 
 
 def _needed(joint: Graph, primals: int, results: int) -> set[Node]:
@@ -191,5 +191,5 @@ def _leaves(structure: tree.TreeDef) -> list[str]:
     return tree.paths(structure)
 
 
-def _runner(graph: Graph, name: str) -> Function:
-    return Function(lambda *flat: evaluate(graph, flat), name=name)
+def _runner(graph: Graph, name: str) -> JitFunction:
+    return JitFunction(lambda *flat: evaluate(graph, flat), name=name)

@@ -27,7 +27,7 @@ from ..world import mesh_rank, simulate, transport
 Axis = str | Sequence[str]
 
 
-def index_launch(axis: Axis, *, mesh: Mesh | None = None) -> Callable[[Callable], Launch]:
+def index_launch(axis: Axis, *, mesh: Mesh | None = None) -> Callable[[Callable], IndexLaunch]:
     """A launcher of kernels: index_launch("tp")(kernel)(*arguments) runs the kernel once per part.
 
     A distributed tensor is given to the kernel as the part of each rank, a list of parts along the
@@ -35,10 +35,10 @@ def index_launch(axis: Axis, *, mesh: Mesh | None = None) -> Callable[[Callable]
     into a part writes into the tensor. Parts need not have equal extents.
     mesh: default that of the distributed tensors, else the one whose `with` block is open
     """
-    return lambda kernel: Launch(kernel, axis, mesh)
+    return lambda kernel: IndexLaunch(kernel, axis, mesh)
 
 
-class Launch:
+class IndexLaunch:
     """A kernel with the axis over which it is launched. Made by `ts.index_launch`."""
 
     def __init__(self, kernel: Callable, axis: Axis, mesh: Mesh | None):

@@ -23,7 +23,7 @@ import numpy as np
 from tessera.dims import show_shape
 from tessera.errors import ArgumentError, GradError, ShapeError, TraceError
 from tessera.graph import tree
-from tessera.graph.jit import Function
+from tessera.graph.jit import JitFunction
 from tessera.graph.signature import callable_name
 from tessera.graph.trace import current_builder
 from tessera.numerics import as_type, fold_in
@@ -46,9 +46,9 @@ from .batches import (
     split_batch,
 )
 from .forward_backward import Halves, Residuals
-from .schedules import Backward, Forward, Schedule, Step, schedule
-from .stage_messages import Link, Shelf, Wire, onto
-from .stage_ranks import Place, find_place
+from .schedules import Backward, Forward, PipelineSchedule, PipelineStep, schedule
+from .stage_messages import Shelf, StageLink, Wire, onto
+from .stage_ranks import PipelineRanks, find_place
 from .tied_parameters import find_untied, parse_ties, sum_tied
 from .timeline import Timeline
 
@@ -57,7 +57,7 @@ from .timeline import Timeline
 class Event:
     """One step as it ran: when its computation began and ended, in seconds of this computer."""
 
-    step: Step
+    step: PipelineStep
     begin_s: float
     end_s: float
 
@@ -70,11 +70,11 @@ class Pipeline:
         self.stages, self.microbatches, self.kind = tuple(stages), microbatches, kind
         self.axis, self.mesh = axis, mesh
         self.tied = parse_ties(tied, len(self.stages))
-        self._functions = [Function(stage) for stage in self.stages]
+        self._functions = [JitFunction(stage) for stage in self.stages]
         self.compiled = CompiledHalves()
         self.draws: dict[Any, bool] = {}  # whether a call takes a random step, by kind of schedule,
         # mesh and rank: the ranks of a simulation may share a pipeline
-        self._events: dict[int, tuple[Schedule, list[Event]]] = {}
+        self._events: dict[int, tuple[PipelineSchedule, list[Event]]] = {}
 
     # --- using it -----------------------------------------------------------------------------
     def __call__(self, params: Sequence[Any], x: Any) -> Any:
@@ -100,14 +100,14 @@ class Pipeline:
         run.close()
         return outputs
 
-    def value_and_grad(self, loss_fn: Callable) -> Training:
+    def value_and_grad(self, loss_fn: Callable) -> PipelineTraining:
         """A function (params, x, *targets) -> (loss, grads).
 
         loss_fn(y, *targets) -> a float scalar, the mean over the rows of a microbatch. The loss is
         the mean over all rows, on every rank; grads has one tree per stage, None for stages of
         other ranks. Make it once and call it in each step: stages are compiled at the first call.
         """
-        return Training(self, loss_fn)
+        return PipelineTraining(self, loss_fn)
 
     def show(self, kind: str | None = None) -> Timeline:
         """The planned timeline as a picture: `print(pipe.show())`; a notebook shows it in colour.
@@ -138,11 +138,11 @@ class Pipeline:
                 f"{self.microbatches} microbatches>")
 
     # --- where it runs ------------------------------------------------------------------------
-    def place(self) -> Place:
+    def place(self) -> PipelineRanks:
         """Where a call runs now."""
         return find_place(self.axis, self.mesh, len(self.stages))
 
-    def plan(self, kind: str) -> Schedule:
+    def plan(self, kind: str) -> PipelineSchedule:
         """The schedule of a call now: kind is "1f1b", "gpipe", or "forward" for an evaluation."""
         return schedule(kind, len(self.stages), self.microbatches, self.place().ranks)
 
@@ -167,7 +167,7 @@ class CompiledHalves:
         return self._found[key]
 
 
-class Training:
+class PipelineTraining:
     """What `pipe.value_and_grad(loss_fn)` returns."""
 
     def __init__(self, pipe: Pipeline, loss_fn: Callable):
@@ -200,7 +200,7 @@ class Training:
         sum_tied(self.pipe.tied, grads, run.place)
         return self._loss(run, made), grads
 
-    def _forward(self, run: _Run, made: _Made, step: Step) -> None:
+    def _forward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
         i, s = step.microbatch, step.stage
         last = s == self.last
         x, same = run.take(step)
@@ -217,7 +217,7 @@ class Training:
         run.link.put(Forward(i, s + 1), value, halves.made_same)
         run.link.await_cotangents(Backward(i, s), value, halves.moves)
 
-    def _backward(self, run: _Run, made: _Made, step: Step) -> None:
+    def _backward(self, run: _Run, made: _Made, step: PipelineStep) -> None:
         i, s = step.microbatch, step.stage
         halves, kept = made.kept.pop((i, s))
         if s == self.last:
@@ -307,7 +307,7 @@ class _Run:
     def part(self, stage: int) -> Mesh | None:
         return self.parts[stage % self.place.ranks]
 
-    def _link(self, pipe: Pipeline, kind: str) -> Link:
+    def _link(self, pipe: Pipeline, kind: str) -> StageLink:
         place = self.place
         if place.me is None:
             return Shelf(self.parts)
@@ -321,7 +321,7 @@ class _Run:
         return Wire(transport(), self.rows, [place.world_rank(s) for s in range(len(pipe.stages))],
                     part)
 
-    def take(self, step: Step) -> tuple[Any, Sequence[Same]]:
+    def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:
         """The input of a Forward step, and along which axes it is the same."""
         return self.link.take(step) if step.stage else (self.x[step.microbatch], ())
 
@@ -332,7 +332,7 @@ class _Run:
         with nullcontext() if part is None else part:
             yield part
 
-    def timed(self, step: Step, compute: Callable, *args: Any) -> Any:
+    def timed(self, step: PipelineStep, compute: Callable, *args: Any) -> Any:
         """Run a step on its part of the mesh, with the receives of the next two begun."""
         at = len(self.events) + 1
         for ahead in self.steps[at:at + 2]:
@@ -345,7 +345,7 @@ class _Run:
         return out
 
     @contextmanager
-    def drawing(self, step: Step) -> Iterator[None]:
+    def drawing(self, step: PipelineStep) -> Iterator[None]:
         """Inside, random numbers are those of this step, whichever ranks run the others and when:
         as many processes as there are draw the same masks."""
         key = np.array([0, 0], np.uint32)

@@ -31,9 +31,15 @@ from ..device_mesh import Mesh
 from ..layout import Layout
 from ..partition import intervals, local_shape
 from ..ranks.group import Group
-from ..sharding.partitioned_steps import CONSTRAINTS, EXCHANGES, Exchange, PlannedCollective, Run
+from ..sharding.partitioned_steps import (
+    CONSTRAINTS,
+    EXCHANGES,
+    ExchangeStep,
+    PartitionedOp,
+    PlannedCollective,
+)
 from ..world import transport
-from .ring_steps import Ring, attend, attend_back, relay, zigzag_rows
+from .ring_steps import SequenceRing, attend, attend_back, relay, zigzag_rows
 
 ONCE = NoRule("its derivative is made for reverse mode, once",
               "use ts.attention for forward mode and for second derivatives")
@@ -130,7 +136,7 @@ def _ring_shape(q: Aval, k: Aval, v: Aval, **attrs: Any) -> tuple[Aval, Aval]:
 
 
 def _ring_ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool, scale: float,
-              zigzag: bool, ring: Ring | None = None, types: Any = (None, None)) -> tuple:
+              zigzag: bool, ring: SequenceRing | None = None, types: Any = (None, None)) -> tuple:
     return attend(ring or _alone(q), q, k, v, types, causal, scale, _numpy(q))
 
 
@@ -138,8 +144,8 @@ def _numpy(q: np.ndarray) -> np.dtype:
     return np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
 
 
-def _alone(q: np.ndarray) -> Ring:
-    return Ring(None, (np.arange(q.shape[-2]),))
+def _alone(q: np.ndarray) -> SequenceRing:
+    return SequenceRing(None, (np.arange(q.shape[-2]),))
 
 
 def _ring_vjp(gs: tuple, ys: tuple, q: Tensor, k: Tensor, v: Tensor, **attrs: Any) -> tuple:
@@ -157,7 +163,8 @@ def _back_shape(q: Aval, k: Aval, v: Aval, lse: Aval, delta: Aval, g: Aval, **at
 
 def _back_ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray, delta: np.ndarray,
               g: np.ndarray, *, causal: bool, scale: float, zigzag: bool,
-              ring: Ring | None = None, types: Any = (None, None), out_type: Any = None) -> tuple:
+              ring: SequenceRing | None = None, types: Any = (None, None),
+              out_type: Any = None) -> tuple:
     return attend_back(ring or _alone(q), q, k, v, lse, delta, g, types, causal, scale, _numpy(q),
                        out_type)
 
@@ -224,12 +231,12 @@ SEQUENCE = {"ring_attention": (-2, -2, -2), "ring_attention_back": (-2, -2, -2, 
 RESULTS = {"ring_attention": (-2, -1), "ring_attention_back": (-2, -2, -2)}
 
 
-def _split(step: Run) -> tuple[str, ...]:
+def _split(step: PartitionedOp) -> tuple[str, ...]:
     """The axes that split the sequence."""
     return step.ins[1].axes_of(2)
 
 
-def _planned(step: Run) -> list[PlannedCollective]:
+def _planned(step: PartitionedOp) -> list[PlannedCollective]:
     axes, node = _split(step), step.node
     if not axes or node.op.name not in SEQUENCE:
         return []
@@ -258,7 +265,7 @@ def _planned(step: Run) -> list[PlannedCollective]:
     return found
 
 
-def _on_rank(step: Run, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
+def _on_rank(step: PartitionedOp, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
     """The op on a rank's parts, with the rows that each rank of the ring has."""
     layout, node = step.ins[1], step.node
     if any(at.splits[d] != layout.splits[2] for at, d in
@@ -281,10 +288,10 @@ def _part_ref(*arrays: np.ndarray, name: str, mesh: Mesh, members: Sequence[int]
               axes: tuple[str, ...], rows: tuple, types: tuple, made: tuple, what: str,
               zigzag: bool, **attrs: Any) -> tuple:
     ranks = tuple(mesh.world_ranks[r] for r in members)
-    ring = Ring(Group(transport(), ranks, "*".join(axes)), rows, what)
+    ring = SequenceRing(Group(transport(), ranks, "*".join(axes)), rows, what)
     outs, xs = [a.type.dtype for a in made], list(arrays)
     even = zigzag_rows(sum(map(len, rows)), len(members)) if zigzag else rows
-    work = Ring(ring.group, even, what)
+    work = SequenceRing(ring.group, even, what)
     if zigzag:
         xs = [relay(ring, even, x, d, t.dtype)
               for x, d, t in zip(xs, SEQUENCE[name], types, strict=True)]
@@ -310,6 +317,6 @@ RING_PART = Op(
     doc="ring attention, or its derivative, on the rows of one rank",
 )
 for _name in SEQUENCE:
-    EXCHANGES[_name] = Exchange(_planned, _on_rank)
+    EXCHANGES[_name] = ExchangeStep(_planned, _on_rank)
 
 __all__ = ["ring_attention"]

@@ -19,7 +19,7 @@ import numpy as np
 from tessera.numerics import DType
 
 from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
-from ..ranks.envelope import Label, here_in
+from ..ranks.envelope import MessageLabel, here_in
 from ..ranks.group import Group
 from ..ranks.transport import Request
 
@@ -29,7 +29,7 @@ KEYS, VALUES, KEY_SLOPES, VALUE_SLOPES = 40, 41, 42, 43  # tags of messages
 
 
 @dataclass(frozen=True)
-class Ring:
+class SequenceRing:
     """The ranks that hold a sequence, and which of its rows each has. group: None when one rank
     has all of it."""
 
@@ -49,7 +49,7 @@ class Ring:
         """Whose keys and values are here in a round."""
         return (self.me - round_) % self.size
 
-    def _label(self, dtype: DType) -> Label:
+    def _label(self, dtype: DType) -> MessageLabel:
         return here_in(self.what, dtype.name)
 
     def send(self, x: np.ndarray, dtype: DType, tag: int) -> Request:
@@ -79,7 +79,7 @@ class _Coming:
         return from_bytes(self.buffer, self.dtype, prod(self.shape)).reshape(self.shape)
 
 
-def keys_and_values(ring: Ring, k: np.ndarray, v: np.ndarray, types: tuple[DType, DType]
+def keys_and_values(ring: SequenceRing, k: np.ndarray, v: np.ndarray, types: tuple[DType, DType]
                     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(owner, keys, values) of each round; the next are on their way while these are used."""
     for round_ in range(ring.size):
@@ -130,7 +130,8 @@ def _scores(q: np.ndarray, k: np.ndarray, scale: float, mask: np.ndarray | None)
 
 
 # --- forward -------------------------------------------------------------------------------------
-def attend(ring: Ring, q: np.ndarray, k: np.ndarray, v: np.ndarray, types: tuple[DType, DType],
+def attend(ring: SequenceRing, q: np.ndarray, k: np.ndarray, v: np.ndarray,
+           types: tuple[DType, DType],
            causal: bool, scale: float, wide: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """(y, log-sum-exp) of this rank's queries, in the type `wide`. q: [..., H, G, S, D], k and v:
     [..., H, S, D]."""
@@ -163,7 +164,7 @@ def _merge(total: np.ndarray, most: np.ndarray, weight: np.ndarray, values: np.n
 
 
 # --- backward ------------------------------------------------------------------------------------
-def attend_back(ring: Ring, q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray,
+def attend_back(ring: SequenceRing, q: np.ndarray, k: np.ndarray, v: np.ndarray, lse: np.ndarray,
                 delta: np.ndarray, g: np.ndarray, types: tuple[DType, DType], causal: bool,
                 scale: float, wide: np.dtype, out_type: DType
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -214,7 +215,7 @@ def zigzag_rows(extent: int, ranks: int) -> tuple[np.ndarray, ...]:
     return tuple(np.concatenate([chunks[i], chunks[-1 - i]]) for i in range(ranks))
 
 
-def relay(ring: Ring, to: Sequence[np.ndarray], x: np.ndarray, dim: int, dtype: DType
+def relay(ring: SequenceRing, to: Sequence[np.ndarray], x: np.ndarray, dim: int, dtype: DType
           ) -> np.ndarray:
     """The rows to[i] of a dimension on each rank i, from those that the ranks of `ring` have."""
     assert ring.group is not None

@@ -18,27 +18,27 @@ from dataclasses import dataclass
 
 from tessera.errors import ArgumentError, did_you_mean
 
-from .timeline import Span, Timeline
+from .timeline import Timeline, TimelineSpan
 
 FORWARD_UNITS, BACKWARD_UNITS = 1, 2  # a backward step computes two products where forward has one
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """One microbatch through one stage."""
 
     microbatch: int
     stage: int
 
 
-class Forward(Step):
+class Forward(PipelineStep):
     """The stage's function; its residuals are kept for the backward step."""
 
     def __str__(self) -> str:
         return f"F{self.microbatch}"
 
 
-class Backward(Step):
+class Backward(PipelineStep):
     """The pullback of the stage's function; it frees the residuals."""
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class Backward(Step):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """The steps of each rank, in order. Stage s is on rank s % ranks."""
 
     kind: str
     stages: int
     microbatches: int
-    steps: tuple[tuple[Step, ...], ...]  # by rank
+    steps: tuple[tuple[PipelineStep, ...], ...]  # by rank
 
     @property
     def ranks(self) -> int:
@@ -67,7 +67,7 @@ class Schedule:
         return most
 
     @functools.cached_property
-    def order(self) -> tuple[Step, ...]:
+    def order(self) -> tuple[PipelineStep, ...]:
         """All steps in an order in which one process can run them."""
         return tuple(step for step, _, _ in play(self.stages, self.steps))
 
@@ -77,14 +77,16 @@ class Schedule:
         return self.picture([(step, begin, end)
                              for step, begin, end in play(self.stages, self.steps)])
 
-    def picture(self, played: Sequence[tuple[Step, float, float]], unit_s: float | None = None
+    def picture(self, played: Sequence[tuple[PipelineStep, float, float]],
+                unit_s: float | None = None
                 ) -> Timeline:
         """The timeline of steps with begin and end, planned or recorded. With several chunks per
         rank a step is called F3a in the first of them, F3b in the second."""
         chunks = self.stages // self.ranks
-        spans = [Span(step.stage % self.ranks,
-                      f"{step}{_letter(step.stage // self.ranks)}" if chunks > 1 else str(step),
-                      isinstance(step, Backward), step.stage // self.ranks, begin, end)
+        spans = [TimelineSpan(step.stage % self.ranks,
+                              f"{step}{_letter(step.stage // self.ranks)}" if chunks > 1
+                              else str(step),
+                              isinstance(step, Backward), step.stage // self.ranks, begin, end)
                  for step, begin, end in played]
         on = f" on {self.ranks} ranks" if chunks > 1 else ""
         title = f"{self.kind}: {self.stages} stages{on}, {self.microbatches} microbatches"
@@ -101,7 +103,8 @@ class Schedule:
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def schedule(kind: str, stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def schedule(kind: str, stages: int, microbatches: int,
+             ranks: int | None = None) -> PipelineSchedule:
     """The steps of each rank for a training step, or of "forward" for an evaluation.
 
     kind: "1f1b" keeps at most `stages` microbatches alive, "gpipe" all of them, and runs all
@@ -120,15 +123,15 @@ def schedule(kind: str, stages: int, microbatches: int, ranks: int | None = None
             f"{stages} stages cannot be spread over {ranks} ranks",
             hint=f"as many stages as ranks, or a multiple: {ranks * (stages // ranks + 1)}")
     steps = tuple(KINDS[kind](rank, ranks, stages // ranks, microbatches) for rank in range(ranks))
-    return Schedule(kind, stages, microbatches, steps)
+    return PipelineSchedule(kind, stages, microbatches, steps)
 
 
 def _letter(chunk: int) -> str:
     return chr(ord("a") + chunk % 26) * (chunk // 26 + 1)
 
 
-def _passes(make: type[Step], rank: int, ranks: int, chunks: int, microbatches: int
-            ) -> list[Step]:
+def _passes(make: type[PipelineStep], rank: int, ranks: int, chunks: int, microbatches: int
+            ) -> list[PipelineStep]:
     """A rank's forward or backward steps: `ranks` microbatches through one chunk, then through
     the next one; those of a backward pass begin with the last chunk."""
     order = range(chunks) if make is Forward else range(chunks - 1, -1, -1)
@@ -139,17 +142,17 @@ def _passes(make: type[Step], rank: int, ranks: int, chunks: int, microbatches: 
             for i in range(first, min(first + width, microbatches))]
 
 
-def _evaluation(rank: int, ranks: int, chunks: int, microbatches: int) -> tuple[Step, ...]:
+def _evaluation(rank: int, ranks: int, chunks: int, microbatches: int) -> tuple[PipelineStep, ...]:
     return tuple(_passes(Forward, rank, ranks, chunks, microbatches))
 
 
-def _gpipe(rank: int, ranks: int, chunks: int, microbatches: int) -> tuple[Step, ...]:
+def _gpipe(rank: int, ranks: int, chunks: int, microbatches: int) -> tuple[PipelineStep, ...]:
     return tuple(make for kind in (Forward, Backward)
                  for make in _passes(kind, rank, ranks, chunks, microbatches))
 
 
 def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: int
-                              ) -> tuple[Step, ...]:
+                              ) -> tuple[PipelineStep, ...]:
     """Some forward steps ahead, as many as a microbatch has stages before it on its way from here
     to the end; then a forward and a backward step in turn. With chunks, Narayanan et al. go up to
     ranks - 1 steps further ahead: that keeps more residuals and shortens nothing, whatever a
@@ -164,14 +167,14 @@ def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: 
     return (*steps, *backward[len(forward) - ahead:])
 
 
-KINDS: dict[str, Callable[[int, int, int, int], tuple[Step, ...]]] = {
+KINDS: dict[str, Callable[[int, int, int, int], tuple[PipelineStep, ...]]] = {
     "1f1b": _one_forward_one_backward,
     "gpipe": _gpipe,
     "forward": _evaluation,
 }
 
 
-def needs(step: Step, stages: int) -> list[Step]:
+def needs(step: PipelineStep, stages: int) -> list[PipelineStep]:
     """The steps whose results a step reads."""
     i, s = step.microbatch, step.stage
     if isinstance(step, Forward):
@@ -179,15 +182,15 @@ def needs(step: Step, stages: int) -> list[Step]:
     return [Forward(i, s)] + ([Backward(i, s + 1)] if s < stages - 1 else [])
 
 
-def play(stages: int, steps: Sequence[Sequence[Step]], backward_units: int = BACKWARD_UNITS
-         ) -> list[tuple[Step, int, int]]:
+def play(stages: int, steps: Sequence[Sequence[PipelineStep]], backward_units: int = BACKWARD_UNITS
+         ) -> list[tuple[PipelineStep, int, int]]:
     """(step, begin, end) of every step, by begin: each as early as its rank and its needs allow.
 
     Raises ArgumentError when ranks wait for each other.
     """
-    ends: dict[Step, int] = {}
+    ends: dict[PipelineStep, int] = {}
     free, at = [0] * len(steps), [0] * len(steps)
-    played: list[tuple[Step, int, int]] = []
+    played: list[tuple[PipelineStep, int, int]] = []
     while any(a < len(own) for a, own in zip(at, steps, strict=True)):
         before = len(played)
         for rank, own in enumerate(steps):

@@ -28,17 +28,17 @@ from ..errors import MeshError
 from ..layout import Layout, Split
 from ..partition import local_shape
 from ..ranks.array_bytes import byte_count, from_bytes, to_bytes
-from ..ranks.envelope import Label, here_in
+from ..ranks.envelope import MessageLabel, here_in
 from ..ranks.transport import Request, Transport
 from ..tensor import DistTensor
 from ..world import mesh_rank
-from .schedules import Backward, Forward, Step
+from .schedules import Backward, Forward, PipelineStep
 
 _CONTAINERS = {"tuple": tuple, "list": list}
 
 
 @dataclass(frozen=True)
-class Form:
+class MessageSpec:
     """What a value is: its structure, and the shape, type and layout of each leaf; and along which
     axes of its mesh each is the same on all ranks, when that is known."""
 
@@ -47,15 +47,15 @@ class Form:
     same: tuple[Same, ...] = ()
 
     @staticmethod
-    def of(value: Any, same: Sequence[Same] = ()) -> Form:
+    def of(value: Any, same: Sequence[Same] = ()) -> MessageSpec:
         flat, structure = tree.flatten(value)
-        return Form(structure, tuple((t.shape, t.type, t.layout) for t in flat), tuple(same))
+        return MessageSpec(structure, tuple((t.shape, t.type, t.layout) for t in flat), tuple(same))
 
-    def cotangents(self, moves: Sequence[bool]) -> Form:
+    def cotangents(self, moves: Sequence[bool]) -> MessageSpec:
         """The form of the list of cotangents of its floating leaves."""
         leaves = tuple((shape, compute_type(numeric), layout)
                        for (shape, numeric, layout), m in zip(self.leaves, moves, strict=True) if m)
-        return Form(tree.flatten([0] * len(leaves))[1], leaves)
+        return MessageSpec(tree.flatten([0] * len(leaves))[1], leaves)
 
     def text(self) -> str:
         leaves = [[shape, str(numeric), _layout_data(layout)]
@@ -64,10 +64,10 @@ class Form:
         return json.dumps([_structure_data(self.structure), leaves, same])
 
     @staticmethod
-    def parse(text: str, mesh: Mesh) -> Form:
+    def parse(text: str, mesh: Mesh) -> MessageSpec:
         """The inverse of text, on the receiver's mesh."""
         structure, leaves, same = json.loads(text)
-        return Form(_structure_of(structure), tuple(
+        return MessageSpec(_structure_of(structure), tuple(
             (tuple(shape), as_type(numeric), _layout_of(layout, mesh))
             for shape, numeric, layout in leaves), tuple(_same_on(axes, mesh) for axes in same))
 
@@ -157,7 +157,7 @@ def _layout_on(layout: Layout, mesh: Mesh) -> Layout:
 
 
 # --- links ---------------------------------------------------------------------------------------
-class Link(Protocol):
+class StageLink(Protocol):
     """What brings the input of a step: put by one stage, taken by the other.
 
     A Forward step takes a value, and along which axes each of its tensors is the same. A Backward
@@ -166,13 +166,13 @@ class Link(Protocol):
     `expect` begins a receive ahead of time, where its size is known.
     """
 
-    def put(self, step: Step, value: Any, same: Sequence[Same] = ()) -> None: ...
+    def put(self, step: PipelineStep, value: Any, same: Sequence[Same] = ()) -> None: ...
 
-    def await_cotangents(self, step: Step, value: Any, moves: Sequence[bool]) -> None: ...
+    def await_cotangents(self, step: PipelineStep, value: Any, moves: Sequence[bool]) -> None: ...
 
-    def expect(self, step: Step) -> None: ...
+    def expect(self, step: PipelineStep) -> None: ...
 
-    def take(self, step: Step) -> tuple[Any, Sequence[Same]]: ...
+    def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]: ...
 
     def close(self) -> None: ...
 
@@ -182,18 +182,18 @@ class Shelf:
 
     def __init__(self, parts: Sequence[Mesh | None]):
         self.parts = parts
-        self.values: dict[Step, tuple[Any, Sequence[Same]]] = {}
+        self.values: dict[PipelineStep, tuple[Any, Sequence[Same]]] = {}
 
-    def put(self, step: Step, value: Any, same: Sequence[Same] = ()) -> None:
+    def put(self, step: PipelineStep, value: Any, same: Sequence[Same] = ()) -> None:
         self.values[step] = across(value, self.parts[step.stage % len(self.parts)]), same
 
-    def await_cotangents(self, step: Step, value: Any, moves: Sequence[bool]) -> None:
+    def await_cotangents(self, step: PipelineStep, value: Any, moves: Sequence[bool]) -> None:
         pass
 
-    def expect(self, step: Step) -> None:
+    def expect(self, step: PipelineStep) -> None:
         pass
 
-    def take(self, step: Step) -> tuple[Any, Sequence[Same]]:
+    def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:
         return self.values.pop(step)
 
     def close(self) -> None:
@@ -210,18 +210,19 @@ class Wire:
     def __init__(self, transport: Transport, rows: Sequence[int], peers: Sequence[int],
                  part: Mesh):
         self.transport, self.rows, self.peers, self.part = transport, rows, peers, part
-        self.forms: dict[tuple[int, int], Form] = {}  # of a stage's input, by stage and rows
-        self.pulls: dict[Step, Form] = {}  # of the cotangents that a Backward step takes
-        self.coming: dict[Step, tuple[Form, list[np.ndarray], list[Request]]] = {}
+        self.forms: dict[tuple[int, int], MessageSpec] = {}  # of a stage's input, by stage and rows
+        self.pulls: dict[PipelineStep,
+                         MessageSpec] = {}  # of the cotangents that a Backward step takes
+        self.coming: dict[PipelineStep, tuple[MessageSpec, list[np.ndarray], list[Request]]] = {}
         self.going: list[Request] = []
 
     def _is_first(self, i: int) -> bool:
         """Whether no earlier microbatch has as many rows."""
         return self.rows[i] not in self.rows[:i]
 
-    def put(self, step: Step, value: Any, same: Sequence[Same] = ()) -> None:
+    def put(self, step: PipelineStep, value: Any, same: Sequence[Same] = ()) -> None:
         tag, to = _tag(step), self._neighbour(step, put=True)
-        form = Form.of(value, same)
+        form = MessageSpec.of(value, same)
         if isinstance(step, Forward) and self._is_first(step.microbatch):
             data = np.frombuffer(form.text().encode(), np.uint8)
             self.going.append(self.transport.isend(to, data, tag, _form_label(step)))
@@ -231,16 +232,16 @@ class Wire:
                 to, to_bytes(own.array, t.type.dtype), tag, _label(step, t.type)))
         self.going = [r for r in self.going if not r.done()]
 
-    def _neighbour(self, step: Step, put: bool) -> int:
+    def _neighbour(self, step: PipelineStep, put: bool) -> int:
         """The rank that has, or will take, the input of a step."""
         if put:
             return self.peers[step.stage]
         return self.peers[step.stage + (-1 if isinstance(step, Forward) else 1)]
 
-    def await_cotangents(self, step: Step, value: Any, moves: Sequence[bool]) -> None:
-        self.pulls[step] = Form.of(value).cotangents(moves)
+    def await_cotangents(self, step: PipelineStep, value: Any, moves: Sequence[bool]) -> None:
+        self.pulls[step] = MessageSpec.of(value).cotangents(moves)
 
-    def expect(self, step: Step) -> None:
+    def expect(self, step: PipelineStep) -> None:
         if step in self.coming:
             return
         form = self.pulls.pop(step, None) if isinstance(step, Backward) else self.forms.get(
@@ -255,7 +256,7 @@ class Wire:
             for b, leaf in zip(buffers, form.leaves, strict=True)]
         self.coming[step] = form, buffers, requests
 
-    def take(self, step: Step) -> tuple[Any, Sequence[Same]]:
+    def take(self, step: PipelineStep) -> tuple[Any, Sequence[Same]]:
         key = (step.stage, self.rows[step.microbatch])
         if isinstance(step, Forward) and key not in self.forms:
             self.forms[key] = self._receive_form(step)
@@ -266,12 +267,12 @@ class Wire:
         made = [self._made(leaf, data) for leaf, data in zip(form.leaves, buffers, strict=True)]
         return tree.unflatten(form.structure, made), form.same
 
-    def _receive_form(self, step: Step) -> Form:
+    def _receive_form(self, step: PipelineStep) -> MessageSpec:
         source = self._neighbour(step, put=False)
         coming = self.transport.irecv(source, None, _tag(step), _form_label(step))
         coming.wait()
         assert coming.buffer is not None
-        return Form.parse(coming.buffer.tobytes().decode(), self.part)
+        return MessageSpec.parse(coming.buffer.tobytes().decode(), self.part)
 
     def _local(self, leaf: Any) -> tuple[int, ...]:
         shape, numeric, layout = leaf
@@ -293,15 +294,15 @@ class Wire:
             request.wait()
 
 
-def _label(step: Step, numeric: NumericType) -> Label:
+def _label(step: PipelineStep, numeric: NumericType) -> MessageLabel:
     """Of a tensor that a step takes."""
     return here_in(f"{step} of stage {step.stage}", numeric.dtype.name)
 
 
-def _form_label(step: Step) -> Label:
+def _form_label(step: PipelineStep) -> MessageLabel:
     """Of what tells the form of what a step takes."""
     return here_in(f"the form of {step} of stage {step.stage}")
 
 
-def _tag(step: Step) -> int:
+def _tag(step: PipelineStep) -> int:
     return 2 * step.stage + isinstance(step, Backward)

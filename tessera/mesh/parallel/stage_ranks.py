@@ -9,7 +9,7 @@ from ..world import mesh_rank, need_computable, need_world, transport
 
 
 @dataclass(frozen=True)
-class Place:
+class PipelineRanks:
     """Where a pipeline runs: on `ranks` places of an axis, of which this process is `me`, or all
     of them (None). `mesh` is None when there is none."""
 
@@ -33,7 +33,7 @@ class Place:
         return self.mesh.world_ranks[self.mesh.rank(coords)]
 
 
-def find_place(axis: str, mesh: Mesh | None, alone: int) -> Place:
+def find_place(axis: str, mesh: Mesh | None, alone: int) -> PipelineRanks:
     """Where this call runs: on the given mesh or the open one; without any, on `alone` places that
     are all here, as they are in a program that runs alone.
 
@@ -42,10 +42,10 @@ def find_place(axis: str, mesh: Mesh | None, alone: int) -> Place:
     """
     mesh = mesh if mesh is not None else current_mesh()
     if mesh is None:
-        return Place(alone, None, None, axis)
+        return PipelineRanks(alone, None, None, axis)
     ranks = mesh.shape[mesh.position(axis)]
     need_computable(mesh)
     if ranks == 1 or (transport().size == 1 and mesh.world_size > 1):
-        return Place(ranks, None, mesh, axis)
+        return PipelineRanks(ranks, None, mesh, axis)
     need_world(mesh)
-    return Place(ranks, mesh.index(mesh_rank(mesh), (axis,)), mesh, axis)
+    return PipelineRanks(ranks, mesh.index(mesh_rank(mesh), (axis,)), mesh, axis)

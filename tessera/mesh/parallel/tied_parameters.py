@@ -14,7 +14,7 @@ from tessera.tensor import Tensor
 from ..ranks.envelope import here_in
 from ..world import transport
 from .batches import arrays_of, with_arrays
-from .stage_ranks import Place
+from .stage_ranks import PipelineRanks
 
 Member = tuple[int, str]  # stage, name of the parameter in its tree
 Tie = tuple[Member, ...]
@@ -55,7 +55,7 @@ def _name(member: Member) -> str:
     return ".".join(filter(None, (str(member[0]), member[1])))
 
 
-def sum_tied(ties: Sequence[Tie], grads: list[Any], place: Place) -> None:
+def sum_tied(ties: Sequence[Tie], grads: list[Any], place: PipelineRanks) -> None:
     """Replace the gradients of tied parameters by their sum, in the order of the stages: the same
     bits everywhere. Ranks that share a parameter exchange what they have of it."""
     for tie in ties:

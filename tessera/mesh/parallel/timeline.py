@@ -10,7 +10,7 @@ _COLOURS = (("#7fb3d5", "#2874a6"), ("#f5b895", "#ca6f1e"))  # forward, backward
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """One step of one row: `label` from begin to end."""
 
     row: int
@@ -28,7 +28,7 @@ class Timeline:
     title: str
     row: str  # what a row is called
     rows: int
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
     unit_s: float | None = None  # a unit of begin and end in seconds, when it was measured
 
     @property

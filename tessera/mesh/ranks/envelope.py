@@ -32,7 +32,7 @@ HINT = ("all ranks of an axis must make the same calls in the same order, on ope
 
 
 @dataclass(frozen=True)
-class Label:
+class MessageLabel:
     """What a message belongs to.
 
     text: the call, for people   where: the user's line   key: what both ends must have the same
@@ -51,9 +51,9 @@ class Label:
     def __str__(self) -> str:
         return f"{self.text} at {self.where}" if self.where else self.text
 
-    def of(self, part: str) -> Label:
+    def of(self, part: str) -> MessageLabel:
         """The label of one part of this call: its messages are no other part's."""
-        return Label(self.text, self.where, f"{self.key} {part}", self.shape)
+        return MessageLabel(self.text, self.where, f"{self.key} {part}", self.shape)
 
 
 def place_of(where: SourceLine | None) -> tuple[str, int] | None:
@@ -61,11 +61,11 @@ def place_of(where: SourceLine | None) -> tuple[str, int] | None:
     return (os.path.basename(where.file), where.line) if where else None
 
 
-def here_in(text: str, *more: object) -> Label:
+def here_in(text: str, *more: object) -> MessageLabel:
     """The label of something that has only a name, at the user's line, or that of the node in a
     graph which runs. more: what else must be the same."""
     where = current_line() or user_line()
-    return Label(text, where, repr((text, place_of(where), more)))
+    return MessageLabel(text, where, repr((text, place_of(where), more)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Header:
     text: str
 
 
-def pack(label: Label, number: int, length: int) -> bytes:
+def pack(label: MessageLabel, number: int, length: int) -> bytes:
     text = str(label).encode(errors="replace")[:_MAX_TEXT]
     return b"".join([
         _FIXED.pack(_MAGIC, number, length, label.digest, len(label.shape), len(text)),
@@ -99,7 +99,8 @@ def unpack(data: memoryview, source: int) -> tuple[Header, int]:
                     hint="all ranks must run the same version of Tessera")
 
 
-def check(got: Header, label: Label, number: int, rank: int, source: int, expected: int | None
+def check(got: Header, label: MessageLabel, number: int, rank: int, source: int,
+          expected: int | None
           ) -> None:
     """Raise what is wrong with a message from `source` that this rank takes for one of `label`.
 

@@ -15,7 +15,7 @@ from tessera.numerics import DType
 from ..device_mesh import Mesh, created_meshes, current_mesh
 from ..world import mesh_rank, transport
 from .array_bytes import byte_count, from_bytes, to_bytes
-from .envelope import Label, Shape
+from .envelope import MessageLabel, Shape
 from .transport import Transport
 
 
@@ -36,7 +36,7 @@ class Group:
         """Which of them this rank is."""
         return self.ranks.index(self.transport.rank)
 
-    def swap_bytes(self, sends: Sequence[np.ndarray], counts: Sequence[int], label: Label
+    def swap_bytes(self, sends: Sequence[np.ndarray], counts: Sequence[int], label: MessageLabel
                    ) -> list[np.ndarray]:
         """sends[j] to member j, and counts[j] bytes from it: uint8 arrays by member. A message
         without bytes is not sent: both sides know its length."""
@@ -50,7 +50,7 @@ class Group:
         return out
 
     def swap(self, arrays: Sequence[np.ndarray], shapes: Sequence[Shape], dtype: DType,
-             label: Label) -> list[np.ndarray]:
+             label: MessageLabel) -> list[np.ndarray]:
         """arrays[j] to member j, and an array of shapes[j] from it."""
         sends = [to_bytes(a, dtype) for a in arrays]
         counts = [byte_count(prod(s), dtype) for s in shapes]

@@ -17,12 +17,12 @@ from tessera.errors import ShapeError, SourceLine, user_line
 from tessera.graph.trace import current_line
 from tessera.numerics import NumericType
 
-from .envelope import MAX_DIMS, Label, Shape, disagreement, place_of
+from .envelope import MAX_DIMS, MessageLabel, Shape, disagreement, place_of
 from .group import Group
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """What one rank is about to do: a collective on an array of this shape and type."""
 
     op: str
@@ -45,9 +45,9 @@ class Call:
         return repr((self.op, _name(self.type), self.attrs, self.extents, group.ranks,
                      place_of(self.where), shape))
 
-    def label(self, group: Group, varies: Iterable[int] = ()) -> Label:
+    def label(self, group: Group, varies: Iterable[int] = ()) -> MessageLabel:
         """Of its messages."""
-        return Label(str(self), self.where, self.key(group, varies), self.shape)
+        return MessageLabel(str(self), self.where, self.key(group, varies), self.shape)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -56,16 +56,18 @@ def _name(type: NumericType | None) -> str:
 
 
 def call(group: Group, op: str, shape: Shape, type: NumericType | None,
-         attrs: Mapping[str, object], extents: Mapping[str, object] | None = None) -> Call:
+         attrs: Mapping[str, object],
+         extents: Mapping[str, object] | None = None) -> CollectiveCall:
     """The record of a call from the user's line, that of the node in a graph which runs. Raises
     ShapeError for over 32 dimensions."""
     if len(shape) > MAX_DIMS:
         raise ShapeError(f"{op} takes up to {MAX_DIMS} dimensions, got {show_shape(shape)}")
-    return Call(op, shape, type, tuple(attrs.items()), group.axis, current_line() or user_line(),
-                tuple((extents or {}).items()))
+    return CollectiveCall(op, shape, type, tuple(attrs.items()), group.axis,
+                          current_line() or user_line(),
+                          tuple((extents or {}).items()))
 
 
-def agree(group: Group, mine: Call, varies: Iterable[int] = ()) -> list[Shape]:
+def agree(group: Group, mine: CollectiveCall, varies: Iterable[int] = ()) -> list[Shape]:
     """Every member's shape, once all members make the same call; else DisagreementError, on every
     one of them. varies: the dimensions whose extents may differ between ranks."""
     if group.size == 1:

@@ -22,7 +22,7 @@ from tessera import config
 from tessera.errors import SourceLine, user_line
 
 from ..errors import StalledError, StoppedError
-from .envelope import Header, Label, disagreement
+from .envelope import Header, MessageLabel, disagreement
 from .transport import Receive, Request, Transport
 
 _LIBRARY = (os.path.dirname(threading.__file__) + os.sep, "<frozen ")
@@ -33,7 +33,7 @@ class Waiting:
     """What a rank waits for."""
 
     source: int
-    label: Label
+    label: MessageLabel
     tag: int
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class LocalWorld:
             frame = frame.f_back
         return user_line(frame) if frame is not None else None
 
-    def take(self, rank: int, source: int, label: Label, tag: int) -> Message:
+    def take(self, rank: int, source: int, label: MessageLabel, tag: int) -> Message:
         """The next message from `source` to `rank`."""
         while not self.mail[source, rank, tag]:
             self.stop_if_failed(rank)
@@ -142,13 +142,13 @@ class LocalTransport(Transport):
         super().__init__()
         self.world, self.rank, self.size = world, rank, world.size
 
-    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
         self.world.stop_if_failed(self.rank)
         header = Header(self.count_sent(to, tag), data.size, label.digest, label.shape, str(label))
         self.world.mail[self.rank, to, tag].append(Message(header, data.copy()))
         return LocalSend()
 
-    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+    def begin_receive(self, source: int, tag: int, label: MessageLabel, buffer: np.ndarray | None,
                       compare: bool) -> LocalReceive:
         begun = LocalReceive(self, source, tag, label, buffer, compare)
         self.world.begun[source, self.rank, tag].append(begun)

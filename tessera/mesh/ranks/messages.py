@@ -18,7 +18,7 @@ import numpy as np
 from tessera.errors import TesseraError
 
 from ..world import patience, transport
-from .envelope import Label, here_in
+from .envelope import MessageLabel, here_in
 from .transport import Transport
 
 # The public call whose messages these are, as its user knows it; inside it nobody asked for a
@@ -106,7 +106,7 @@ def raised_on_all(kind: type[TesseraError]) -> Iterator[None]:
         raise kind(f"on rank {rank}: {message}", hint=hint)
 
 
-def _label(name: str) -> Label:
+def _label(name: str) -> MessageLabel:
     return here_in(f"{_call.get() or name}()", name)
 
 

@@ -32,7 +32,7 @@ from tessera.errors import user_line
 from ..errors import MeshError, StalledError
 from . import status_page
 from .abort import leaves_well, stop_with
-from .envelope import HEADER_BYTES, Label, disagreement, pack, ranks_text, unpack
+from .envelope import HEADER_BYTES, MessageLabel, disagreement, pack, ranks_text, unpack
 from .launcher import launched_rank, launched_size
 from .transport import MAX_TAG, Receive, Request, Transport
 
@@ -127,7 +127,8 @@ def _limited_start() -> Iterator[None]:
 class MpiSend(Request):
     """A frame, and perhaps a body, on their way; their memory lives until they are done."""
 
-    def __init__(self, here: MpiTransport, to: int, tag: int, label: Label, data: np.ndarray):
+    def __init__(self, here: MpiTransport, to: int, tag: int, label: MessageLabel,
+                 data: np.ndarray):
         self.here, self.peer, self.label = here, to, label
         number, data = here.count_sent(to, tag), np.ascontiguousarray(data)
         head, inline = pack(label, number, data.size), data.size <= INLINE_BYTES
@@ -150,7 +151,7 @@ class MpiReceive(Receive):
 
     here: MpiTransport
 
-    def __init__(self, here: MpiTransport, source: int, tag: int, label: Label,
+    def __init__(self, here: MpiTransport, source: int, tag: int, label: MessageLabel,
                  buffer: np.ndarray | None, compare: bool):
         super().__init__(here, source, tag, label, buffer, compare)
         self.peer, self.frame = source, np.empty(_FRAME_BYTES, np.uint8)
@@ -212,16 +213,16 @@ class MpiTransport(Transport):
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forget)
 
-    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
         return MpiSend(self, to, tag, label, data)
 
-    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+    def begin_receive(self, source: int, tag: int, label: MessageLabel, buffer: np.ndarray | None,
                       compare: bool) -> Receive:
         begun = MpiReceive(self, source, tag, label, buffer, compare)
         self._closed[source, tag].append(begun)
         return begun
 
-    def note(self, label: Label) -> None:
+    def note(self, label: MessageLabel) -> None:
         status_page.note(str(label))
 
     # --- raw messages ---------------------------------------------------------------------------
@@ -275,7 +276,7 @@ class MpiTransport(Transport):
         while channel and channel[0].arrived is not None:
             channel.popleft().open()
 
-    def finish(self, requests: Sequence[Any], label: Label) -> None:
+    def finish(self, requests: Sequence[Any], label: MessageLabel) -> None:
         """Until all are done. Raises StalledError after config.comm_timeout seconds, and for a rank
         that has ended."""
         with self._one_thread(label):
@@ -292,7 +293,7 @@ class MpiTransport(Transport):
                 raise
             status_page.resume()
 
-    def _poll(self, waiting: list[Any], label: Label) -> None:
+    def _poll(self, waiting: list[Any], label: MessageLabel) -> None:
         begin, sleep, polls, ended = time.monotonic(), 0.0, 0, 0.0
         pending = self._pending(waiting)
         while waiting:
@@ -312,7 +313,7 @@ class MpiTransport(Transport):
                 raise self._stalled(waiting, label, limit)
 
     @contextmanager
-    def _one_thread(self, label: Label) -> Iterator[None]:
+    def _one_thread(self, label: MessageLabel) -> Iterator[None]:
         """Messages of two threads would be mixed up: which comes first differs between ranks."""
         if not self._thread.acquire(blocking=False):
             raise MeshError(f"two threads of rank {self.rank} communicate at the same time: one in "
@@ -326,7 +327,7 @@ class MpiTransport(Transport):
             self._thread.release()
 
     # --- ranks that do not come -----------------------------------------------------------------
-    def _stalled(self, waiting: Sequence[Any], label: Label, limit: int) -> StalledError:
+    def _stalled(self, waiting: Sequence[Any], label: MessageLabel, limit: int) -> StalledError:
         late = sorted({r.peer for r in waiting})
         return StalledError(
             "\n".join([f"rank {self.rank} of {self.size} has waited {limit} s for "
@@ -335,7 +336,7 @@ class MpiTransport(Transport):
             hint="that rank hangs, computes for longer, or is in another call. All ranks must make "
             "this one; TESSERA_COMM_TIMEOUT is the limit in seconds; 0 waits forever")
 
-    def _ended_error(self, waiting: Sequence[Any], label: Label) -> StalledError:
+    def _ended_error(self, waiting: Sequence[Any], label: MessageLabel) -> StalledError:
         gone = sorted({r.peer for r in waiting} & self._ended.keys())
         return StalledError(
             f"rank {self.rank} of {self.size} waits for {ranks_text(gone)} in {label.text}, and "

@@ -113,7 +113,7 @@ def _nccl() -> Any:
 
 
 # --- bytes between GPUs -------------------------------------------------------------------------
-class Link:
+class GroupCommunicator:
     """A group's communicator on one GPU."""
 
     def __init__(self, group: Group, index: int):
@@ -150,11 +150,11 @@ def _bytes_of(x: Any) -> tuple[int, int]:
     return array.pointer, prod(array.shape) * array.dtype.numpy.itemsize
 
 
-_links: dict[Group, Link] = {}
+_links: dict[Group, GroupCommunicator] = {}
 
 
-def _link(group: Group, index: int) -> Link:
-    found = _links.get(group) or _links.setdefault(group, Link(group, index))
+def _link(group: Group, index: int) -> GroupCommunicator:
+    found = _links.get(group) or _links.setdefault(group, GroupCommunicator(group, index))
     if found.index != index:
         raise MeshError(f"this rank's communicator of {group.axis!r} is on cuda:{found.index}, the "
                         f"array lies on cuda:{index}", hint="keep a rank's arrays on one GPU")
@@ -162,7 +162,7 @@ def _link(group: Group, index: int) -> Link:
 
 
 # --- collectives --------------------------------------------------------------------------------
-class Run:
+class NcclCollective:
     """One collective on this rank's array; `x` is contiguous."""
 
     def __init__(self, group: Group, x: Any, array: Array, to: NumericType):
@@ -221,7 +221,7 @@ def by_nccl(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @by_nccl("all_reduce")
-def _all_reduce(run: Run, op: str) -> Any:
+def _all_reduce(run: NcclCollective, op: str) -> Any:
     flat, me = run.x.reshape(-1), run.group.index
     cuts = balanced(prod(flat.shape), run.group.size)
     out = run.empty(tuple(run.x.shape), run.to)
@@ -232,7 +232,7 @@ def _all_reduce(run: Run, op: str) -> Any:
 
 
 @by_nccl("reduce_scatter")
-def _reduce_scatter(run: Run, dim: int, op: str, sizes: Sequence[int]) -> Any:
+def _reduce_scatter(run: NcclCollective, dim: int, op: str, sizes: Sequence[int]) -> Any:
     ends = np.cumsum([0, *sizes])
     blocks = [run.x[(slice(None),) * dim + (slice(int(a), int(b)),)]
               for a, b in zip(ends, ends[1:], strict=False)]
@@ -244,7 +244,7 @@ def _reduce_scatter(run: Run, dim: int, op: str, sizes: Sequence[int]) -> Any:
 
 
 @by_nccl("all_gather")
-def _all_gather(run: Run, dim: int, sizes: Sequence[int]) -> Any:
+def _all_gather(run: NcclCollective, dim: int, sizes: Sequence[int]) -> Any:
     shape, me = tuple(run.x.shape), run.group.index
     got = [run.x if j == me else run.empty((*shape[:dim], n, *shape[dim + 1:]))
            for j, n in enumerate(sizes)]
@@ -280,7 +280,7 @@ def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, ax
                              index=index, **attrs)
     if which.reduces:
         _need_plain(which.name, numeric, to, attrs["op"])
-    run = Run(group, x, array, to)
+    run = NcclCollective(group, x, array, to)
     out = RUNS[which.name](run, **attrs, **which.extents(shapes, group.index, array.dtype, **attrs))
     record_sent(Sent(which.name, group.axis, (numeric.dtype.name,), run.sent, mine.where))
     return out
@@ -323,4 +323,4 @@ def _through_host(on_host: Callable[..., Tensor], which: Collective, x: Any, arr
     return out.array
 
 
-__all__ = ["RUNS", "Link", "backend_of", "collect_on_gpu"]
+__all__ = ["RUNS", "GroupCommunicator", "backend_of", "collect_on_gpu"]

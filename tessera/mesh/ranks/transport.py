@@ -5,8 +5,8 @@ no order of them can block. Collectives are written on it once (collectives/reco
 the same bits on every transport. `isend` and `irecv` begin a message between two ranks and return
 at once; a pipeline moves its activations by them while it computes.
 
-Every message carries a Label (envelope.py), which its receiver compares with its own before it
-uses the bytes.
+Every message carries a MessageLabel (envelope.py), which its receiver compares with its own
+before it uses the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ..errors import MeshError
-from .envelope import Header, Label, check, raise_broken, raise_forked
+from .envelope import Header, MessageLabel, check, raise_broken, raise_forked
 
 EXCHANGE = -1  # the tag of what is not sent by isend
 MAX_TAG = 16381
@@ -44,7 +44,7 @@ class Receive(Request):
 
     header: Header | None = None
 
-    def __init__(self, here: Transport, source: int, tag: int, label: Label,
+    def __init__(self, here: Transport, source: int, tag: int, label: MessageLabel,
                  buffer: np.ndarray | None, compare: bool):
         self.here, self.source, self.tag, self.label = here, source, tag, label
         self.buffer, self.compare = buffer, compare
@@ -80,25 +80,25 @@ class Transport(ABC):
 
     # --- what a transport does ------------------------------------------------------------------
     @abstractmethod
-    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
         """Begin to send a header and these bytes."""
 
     @abstractmethod
-    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+    def begin_receive(self, source: int, tag: int, label: MessageLabel, buffer: np.ndarray | None,
                       compare: bool) -> Receive:
         """Begin to receive the next message of a tag."""
 
-    def finish(self, requests: Sequence[Request], label: Label) -> None:
+    def finish(self, requests: Sequence[Request], label: MessageLabel) -> None:
         """Wait until all are done."""
         for request in requests:
             request.wait()
 
-    def note(self, label: Label) -> None:  # noqa: B027  most have nobody to tell
+    def note(self, label: MessageLabel) -> None:  # noqa: B027  most have nobody to tell
         """The call that the next messages belong to, for what is said of a rank that is killed."""
 
     # --- what its users call --------------------------------------------------------------------
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray],
-                 label: Label) -> None:
+                 label: MessageLabel) -> None:
         """Send each array to its rank and fill each buffer from its rank; returns when all is done.
 
         Messages between two ranks arrive in the order in which they were sent. Raises StalledError
@@ -110,7 +110,7 @@ class Transport(ABC):
         going = [self.begin_send(r, d, EXCHANGE, label) for r, d in sends.items()]
         self.finish([*coming, *going], label)
 
-    def meet(self, ranks: Iterable[int], label: Label) -> dict[int, Header]:
+    def meet(self, ranks: Iterable[int], label: MessageLabel) -> dict[int, Header]:
         """What each of these ranks does now, once all of them do something: headers, which are not
         compared. Nothing else is sent."""
         ranks, nothing = list(ranks), np.empty(0, np.uint8)
@@ -123,11 +123,11 @@ class Transport(ABC):
             self.broken = MeshError("a rank has sent data where calls are compared")
         return found
 
-    def send(self, to: int, data: np.ndarray, label: Label) -> None:
+    def send(self, to: int, data: np.ndarray, label: MessageLabel) -> None:
         """Send bytes to a rank."""
         self.exchange({to: data}, {}, label)
 
-    def take(self, source: int, label: Label) -> np.ndarray:
+    def take(self, source: int, label: MessageLabel) -> np.ndarray:
         """The bytes that a rank sends, as many as they are."""
         self._ready((source,), label)
         coming = self.begin_receive(source, EXCHANGE, label, None, True)
@@ -135,7 +135,7 @@ class Transport(ABC):
         assert coming.buffer is not None
         return coming.buffer
 
-    def isend(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+    def isend(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
         """Begin to send bytes, which stay as they are until the request is done.
 
         tag: 0 to MAX_TAG. Messages of one tag between two ranks arrive in the order in which they
@@ -144,7 +144,8 @@ class Transport(ABC):
         self._ready((to,))
         return self.begin_send(to, np.ascontiguousarray(data), tag, label)
 
-    def irecv(self, source: int, buffer: np.ndarray | None, tag: int, label: Label) -> Receive:
+    def irecv(self, source: int, buffer: np.ndarray | None, tag: int,
+              label: MessageLabel) -> Receive:
         """Begin to receive: `buffer` of the request holds the message when it is done."""
         self._ready((source,))
         return self.begin_receive(source, tag, label, buffer, True)
@@ -161,7 +162,7 @@ class Transport(ABC):
         self._received[source, tag] = number + 1
         return number
 
-    def _ready(self, ranks: Iterable[int], label: Label | None = None) -> None:
+    def _ready(self, ranks: Iterable[int], label: MessageLabel | None = None) -> None:
         """Raise MeshError for a rank that is not there, or that is this one, and after an error
         that has left messages on their way."""
         if self.forked:
@@ -180,9 +181,9 @@ class Single(Transport):
 
     name, rank, size = "single", 0, 1
 
-    def begin_send(self, to: int, data: np.ndarray, tag: int, label: Label) -> Request:
+    def begin_send(self, to: int, data: np.ndarray, tag: int, label: MessageLabel) -> Request:
         raise AssertionError(f"rank {to} is none of one")
 
-    def begin_receive(self, source: int, tag: int, label: Label, buffer: np.ndarray | None,
+    def begin_receive(self, source: int, tag: int, label: MessageLabel, buffer: np.ndarray | None,
                       compare: bool) -> Receive:
         raise AssertionError(f"rank {source} is none of one")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..collectives.record import COLLECTIVES
 from .overlap import asked
-from .partitioned_steps import Held, Move, Run, Step, Together
+from .partitioned_steps import Held, LayoutHop, PartitionedOp, Step, Together
 
 
 def issue_early(steps: Sequence[Step]) -> list[Step]:
@@ -14,7 +14,7 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
     before over the same axes, so that one more value is whole at a time."""
     out: list[Step] = []
     for step in steps:
-        if not isinstance(step, Move) or not asked(step.where, step.hop):
+        if not isinstance(step, LayoutHop) or not asked(step.where, step.hop):
             out.append(step)
             continue
         at = _after_source(out, (step.value, step.hop.source))
@@ -29,7 +29,7 @@ def issue_early(steps: Sequence[Step]) -> list[Step]:
 def _after_source(out: Sequence[Step], source: Held) -> int:
     """The place behind the step that makes a value, and other collectives that begin there."""
     at = next((i + 1 for i in reversed(range(len(out))) if source in _makes(out[i])), 0)
-    while at < len(out) and isinstance(out[at], Move) and source not in _makes(out[at]):
+    while at < len(out) and isinstance(out[at], LayoutHop) and source not in _makes(out[at]):
         at += 1
     return at
 
@@ -40,12 +40,12 @@ def _after_gather(out: Sequence[Step], axes: tuple[str, ...]) -> int:
 
 
 def _is_gather(step: Step, axes: tuple[str, ...]) -> bool:
-    return isinstance(step, Move) and step.hop.kind == "all_gather" and step.hop.axes == axes \
+    return isinstance(step, LayoutHop) and step.hop.kind == "all_gather" and step.hop.axes == axes \
         and asked(step.where, step.hop)
 
 
 def _makes(step: Step) -> Sequence[Held]:
-    if isinstance(step, Run):
+    if isinstance(step, PartitionedOp):
         return step.makes
     moves = step.moves if isinstance(step, Together) else (step,)
     return [(m.value, m.hop.target) for m in moves]

@@ -21,14 +21,14 @@ from .masked_indexing import SPLIT, can_mask
 
 
 @dataclass(frozen=True)
-class Label:
+class DimensionLabel:
     """A dimension: its letter, and how many of the letter's elements one index spans."""
 
     letter: str
     inner: int = 1
 
 
-Labels = tuple[Label | None, ...]
+Labels = tuple[DimensionLabel | None, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _named(left: list[str], ins: Sequence[Aval], right: list[str], outs: Sequenc
             if name is not None:
                 extent[name] = max(extent.get(name, 1), n)
     made = tuple(
-        tuple(None if name is None or n != extent[name] else Label(name)
+        tuple(None if name is None or n != extent[name] else DimensionLabel(name)
               for name, n in zip(names, extents(aval), strict=True))
         for names, aval in zip(found, (*ins, *outs), strict=True)
     )
@@ -107,15 +107,15 @@ def _spell(spec: str, ndim: int) -> list[str | None]:
 def _reshape(source: Sequence[int], target: Sequence[int]) -> tuple[tuple[Labels], tuple[Labels]]:
     """Labels of a reshape: in each run of dimensions with equal products, the first of each side
     (extents of 1 aside) may be split, between whole runs of what follows it."""
-    ins: list[Label | None] = [None] * len(source)
-    outs: list[Label | None] = [None] * len(target)
+    ins: list[DimensionLabel | None] = [None] * len(source)
+    outs: list[DimensionLabel | None] = [None] * len(target)
     for k, (a, b) in enumerate(_runs(source, target)):
         first = [next((i for i in run if shape[i] != 1), None)
                  for run, shape in ((a, source), (b, target))]
         if first[0] is None or first[1] is None:
             continue
-        ins[first[0]] = Label(f"r{k}", prod(source[i] for i in a if i > first[0]))
-        outs[first[1]] = Label(f"r{k}", prod(target[i] for i in b if i > first[1]))
+        ins[first[0]] = DimensionLabel(f"r{k}", prod(source[i] for i in a if i > first[0]))
+        outs[first[1]] = DimensionLabel(f"r{k}", prod(target[i] for i in b if i > first[1]))
     return (tuple(ins),), (tuple(outs),)
 
 

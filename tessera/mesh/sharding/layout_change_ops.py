@@ -15,7 +15,7 @@ import numpy as np
 from tessera.graph.op import Aval, Op
 from tessera.numerics import NumericType
 
-from ..collectives.record import COLLECTIVES, Operand
+from ..collectives.record import COLLECTIVES, CollectiveOperand
 from ..collectives.reduce import reduce_terms, round_once
 from ..device_mesh import Mesh
 from ..layout import Layout
@@ -63,7 +63,7 @@ def _all_reduce(*arrays: np.ndarray, hop: Hop, rank: int, type: NumericType, wha
         terms = group.swap([flat] * group.size, [flat.shape] * group.size, type.dtype, label)
         total = round_once(reduce_terms(terms, type, hop.source.op), type, None, None)
     else:
-        operand = Operand(group, flat, type, type, label=label)
+        operand = CollectiveOperand(group, flat, type, type, label=label)
         total = COLLECTIVES["all_reduce"].run(operand, op=hop.source.op)
     found, at = [], 0
     for a in arrays:

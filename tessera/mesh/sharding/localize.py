@@ -26,7 +26,15 @@ from ..partition import extents, indices, local_shape
 from .layout_change_ops import ALL_REDUCE, MOVES
 from .layout_changes import Hop, block, same_cuts
 from .masked_indexing import is_masked, run_masked
-from .partitioned_steps import CONSTRAINTS, EXCHANGES, Held, Move, Run, Together, own_exchanges
+from .partitioned_steps import (
+    CONSTRAINTS,
+    EXCHANGES,
+    Held,
+    LayoutHop,
+    PartitionedOp,
+    Together,
+    own_exchanges,
+)
 from .propagate import Propagated
 from .split_slices import PLACE, place_attrs
 
@@ -55,14 +63,14 @@ def _part(v: Value, layout: Layout, rank: int) -> Aval:
                 v.aval.type)
 
 
-def _line(step: Run | Move | Together) -> SourceLine | None:
-    if isinstance(step, Run):
+def _line(step: PartitionedOp | LayoutHop | Together) -> SourceLine | None:
+    if isinstance(step, PartitionedOp):
         return step.node.where
     return step.moves[0].where if isinstance(step, Together) else step.where
 
 
-def _take(step: Run | Move | Together, env: dict[Held, Tensor], rank: int) -> None:
-    if isinstance(step, Run):
+def _take(step: PartitionedOp | LayoutHop | Together, env: dict[Held, Tensor], rank: int) -> None:
+    if isinstance(step, PartitionedOp):
         env.update(zip(step.makes, _run(step, env, rank), strict=True))
     elif isinstance(step, Together):
         _reduce(step.moves, env, rank)
@@ -73,7 +81,7 @@ def _take(step: Run | Move | Together, env: dict[Held, Tensor], rank: int) -> No
 
 
 # --- moves ---------------------------------------------------------------------------------------
-def _reduce(moves: Sequence[Move], env: dict[Held, Tensor], rank: int) -> None:
+def _reduce(moves: Sequence[LayoutHop], env: dict[Held, Tensor], rank: int) -> None:
     hop = moves[0].hop
     parts = [env[m.value, m.hop.source] for m in moves]
     made = apply(ALL_REDUCE, *parts, hop=hop, rank=rank, type=parts[0].type,
@@ -81,7 +89,7 @@ def _reduce(moves: Sequence[Move], env: dict[Held, Tensor], rank: int) -> None:
     env.update(zip(((m.value, m.hop.target) for m in moves), made, strict=True))
 
 
-def _move(step: Move, x: Tensor, rank: int) -> Tensor:
+def _move(step: LayoutHop, x: Tensor, rank: int) -> Tensor:
     hop, shape = step.hop, extents(step.value.aval)
     if hop.kind == "term":
         first = hop.target.mesh.index(rank, hop.axes) == 0
@@ -92,7 +100,7 @@ def _move(step: Move, x: Tensor, rank: int) -> Tensor:
                  what=_what(step))
 
 
-def _what(step: Move) -> str:
+def _what(step: LayoutHop) -> str:
     line = f", line {step.where}" if step.where else ""
     return f"{step.hop} of {step.value.aval}{line}"
 
@@ -129,7 +137,7 @@ def _pick(x: Tensor, hop: Hop, shape: tuple[int, ...], rank: int) -> Tensor:
 
 
 # --- ops -----------------------------------------------------------------------------------------
-def _run(step: Run, env: dict[Held, Tensor], rank: int) -> tuple[Tensor, ...]:
+def _run(step: PartitionedOp, env: dict[Held, Tensor], rank: int) -> tuple[Tensor, ...]:
     node = step.node
     parts = [env[held] for held in zip(node.inputs, step.ins, strict=True)]
     if node.op.name in CONSTRAINTS:
@@ -163,7 +171,7 @@ def _run(step: Run, env: dict[Held, Tensor], rank: int) -> tuple[Tensor, ...]:
     return outs
 
 
-def _run_held(step: Run, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
+def _run_held(step: PartitionedOp, parts: Sequence[Tensor], rank: int) -> tuple[Tensor, ...]:
     """An op on the local graphs of its bodies; what those capture become operands."""
     node = step.node
     graphs, captured = close_together(*(localize(body, rank) for body in step.bodies))

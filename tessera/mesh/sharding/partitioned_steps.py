@@ -24,22 +24,22 @@ CONSTRAINTS: dict[str, Callable[[Node, Sequence[Layout]], Layout]] = {}
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeStep:
     """An op that itself sends parts of its operands from rank to rank.
 
     plan(step) -> its collectives, none when it needs none in these layouts
     run(step, parts, rank) -> its results on one rank, where it has collectives
     """
 
-    plan: Callable[[Run], Sequence[PlannedCollective]]
-    run: Callable[[Run, Sequence[Tensor], int], tuple[Tensor, ...]]
+    plan: Callable[[PartitionedOp], Sequence[PlannedCollective]]
+    run: Callable[[PartitionedOp, Sequence[Tensor], int], tuple[Tensor, ...]]
 
 
-EXCHANGES: dict[str, Exchange] = {}
+EXCHANGES: dict[str, ExchangeStep] = {}
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class PartitionedOp:
     """An op on parts: its operands in these layouts, its results in those.
 
     bodies: the graphs that it holds, each a propagate.Propagated
@@ -63,7 +63,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class LayoutHop:
     """One hop of a value."""
 
     value: Value
@@ -76,10 +76,10 @@ class Move:
 class Together:
     """Reductions of several values over the same axes, in one exchange."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[LayoutHop, ...]
 
 
-Step = Run | Move | Together
+Step = PartitionedOp | LayoutHop | Together
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PlannedCollective:
                 f"{self.why}{line}")
 
 
-class Plan(tuple):
+class CollectivePlan(tuple):
     """The collectives of a program in order; prints one line each."""
 
     def __str__(self) -> str:
@@ -122,12 +122,12 @@ class Plan(tuple):
         return sum(c.bytes * c.times for c in self)
 
 
-def planned(steps: Iterable[Step]) -> Plan:
+def planned(steps: Iterable[Step]) -> CollectivePlan:
     """The collectives among steps, in held graphs too; a slice sends nothing."""
     found: list[PlannedCollective] = []
     steps = list(steps)
     for i, step in enumerate(steps):
-        if isinstance(step, Run):
+        if isinstance(step, PartitionedOp):
             found += own_exchanges(step)
             found += (replace(c, times=c.times * step.times)
                       for body in step.bodies for c in planned(body.steps))
@@ -135,31 +135,31 @@ def planned(steps: Iterable[Step]) -> Plan:
                 found.append(_placed(step, step.placed))
             continue
         moves = step.moves if isinstance(step, Together) else \
-            (step,) if isinstance(step, Move) else ()
+            (step,) if isinstance(step, LayoutHop) else ()
         if moves and moves[0].hop.kind not in ("slice", "term"):
-            early = isinstance(step, Move) and asked(step.where, step.hop)
+            early = isinstance(step, LayoutHop) and asked(step.where, step.hop)
             found.append(replace(_planned(moves), beside=_beside(steps, i) if early else None))
-    return Plan(found)
+    return CollectivePlan(found)
 
 
 def _beside(steps: Sequence[Step], i: int) -> int:
     """How many ops lie between a move and the first step that reads what it brings."""
     move, count = steps[i], 0
-    assert isinstance(move, Move)
+    assert isinstance(move, LayoutHop)
     for step in steps[i + 1:]:
         if (move.value, move.hop.target) in _reads(step):
             break
-        count += isinstance(step, Run) and step.node.op.name not in CONSTRAINTS
+        count += isinstance(step, PartitionedOp) and step.node.op.name not in CONSTRAINTS
     return count
 
 
-def own_exchanges(step: Run) -> Sequence[PlannedCollective]:
+def own_exchanges(step: PartitionedOp) -> Sequence[PlannedCollective]:
     """What an op exchanges by itself."""
     own = EXCHANGES.get(step.node.op.name)
     return own.plan(step) if own is not None else ()
 
 
-def _planned(moves: Sequence[Move]) -> PlannedCollective:
+def _planned(moves: Sequence[LayoutHop]) -> PlannedCollective:
     first = moves[0]
     size = sum(m.hop.received * m.value.aval.dtype.bits / 8 for m in moves)
     elements = sum(prod(extents(m.value.aval)) for m in moves)
@@ -168,7 +168,7 @@ def _planned(moves: Sequence[Move]) -> PlannedCollective:
                              str(first.value.aval.dtype), why, first.where)
 
 
-def _placed(step: Run, elements: float) -> PlannedCollective:
+def _placed(step: PartitionedOp, elements: float) -> PlannedCollective:
     node, out = step.node, step.outs[0]
     axes = crossed(node, step.ins, out)
     aval = node.outputs[0].aval
@@ -181,7 +181,7 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
     """Without steps whose results nothing reads, unless they have an effect."""
     live, kept = set(outputs), []
     for step in reversed(steps):
-        if isinstance(step, Run):
+        if isinstance(step, PartitionedOp):
             makes, acts = step.makes, bool(node_effects(step.node) & KEEP_EFFECTS)
         else:
             moves = step.moves if isinstance(step, Together) else (step,)
@@ -201,8 +201,8 @@ class _Bucket:
     """Reductions that wait for more of their kind, and the constraints on their results."""
 
     def __init__(self) -> None:
-        self.moves: list[Move] = []
-        self.after: list[Run] = []
+        self.moves: list[LayoutHop] = []
+        self.after: list[PartitionedOp] = []
 
     @property
     def bytes(self) -> int:
@@ -228,7 +228,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
 
     for step in steps:
         keys = list(dict.fromkeys(where[held] for held in _reads(step) if held in where))
-        if isinstance(step, Run) and step.node.op.name in CONSTRAINTS and keys:
+        if isinstance(step, PartitionedOp) and step.node.op.name in CONSTRAINTS and keys:
             first = where.get((step.node.inputs[0], step.ins[0]))
             if first is not None and keys == [first]:
                 buckets[first].after.append(step)
@@ -236,7 +236,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
                 continue
         for key in keys:
             flush(key)
-        if not (isinstance(step, Move) and step.hop.kind == "all_reduce") or \
+        if not (isinstance(step, LayoutHop) and step.hop.kind == "all_reduce") or \
                 asked(step.where, step.hop):
             out.append(step)
             continue
@@ -251,7 +251,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
 
 
 def _reads(step: Step) -> list[Held]:
-    if isinstance(step, Run):
+    if isinstance(step, PartitionedOp):
         return list(zip(step.node.inputs, step.ins, strict=True))
     moves = step.moves if isinstance(step, Together) else (step,)
     return [(m.value, m.hop.source) for m in moves]
@@ -268,7 +268,7 @@ def describe(graph: Graph, steps: Sequence[Step], inputs: Sequence[Held], output
 
     lines = [f"{indent}{name(v, at)}: {v.aval} = input" for v, at in inputs]
     for step in steps:
-        if isinstance(step, Run):
+        if isinstance(step, PartitionedOp):
             args = ", ".join(name(v, at) for v, at in zip(step.node.inputs, step.ins, strict=True))
             outs = ", ".join(f"{name(v, at)}: {v.aval}"
                              for v, at in zip(step.node.outputs, step.outs, strict=True))

@@ -21,7 +21,7 @@ from ..layout import Layout, replicated
 from ..partition import extents
 from .dimension_labels import labels_of
 from .layout_changes import Hop, hops, received
-from .partitioned_steps import CONSTRAINTS, Held, Move, Run, Step, remove_dead
+from .partitioned_steps import CONSTRAINTS, Held, LayoutHop, PartitionedOp, Step, remove_dead
 from .rewrites import rewritten
 from .strategies import Way, placements, ways
 
@@ -168,7 +168,7 @@ class _Walk:
         way = passed or self._best(node)
         for v, layout in zip(node.inputs, way.ins, strict=True):
             self.bring(v, layout, node)
-        self.steps.append(Run(node, way.ins, way.outs, placed=way.placed))
+        self.steps.append(PartitionedOp(node, way.ins, way.outs, placed=way.placed))
         for v, layout in zip(node.outputs, way.outs, strict=True):
             self.hold(v, layout)
         if self._is_stretch(node):
@@ -195,7 +195,7 @@ class _Walk:
         ins = tuple(at.unmarked() for at in found.ins)
         for v, layout in zip(node.inputs, ins, strict=True):
             self.bring(v, layout, node)
-        self.steps.append(Run(node, ins, found.outs, found.bodies))
+        self.steps.append(PartitionedOp(node, ins, found.outs, found.bodies))
         for v, layout in zip(node.outputs, found.outs, strict=True):
             self.hold(v, layout)
 
@@ -282,7 +282,8 @@ class _Walk:
             return
         source = self.made_by.get(v)
         if source is not None and not layout.pending:
-            self.steps.append(Run(source, tuple(self.home(x) for x in source.inputs), (layout,)))
+            self.steps.append(PartitionedOp(source, tuple(self.home(x) for x in source.inputs),
+                                            (layout,)))
             self.hold(v, layout)
             return
         _, have = self._nearest(v, layout)
@@ -298,7 +299,7 @@ class _Walk:
             self._move(v, hop, reason, user)
             here = hop.target
         if here != layout:
-            self.steps.append(Move(v, Hop("slice", here, layout), reason, _line(user)))
+            self.steps.append(LayoutHop(v, Hop("slice", here, layout), reason, _line(user)))
         if v not in self.regather:
             self.hold(v, layout)
         else:
@@ -312,7 +313,7 @@ class _Walk:
                 w for w in ways(node, labels_of(node), [have], self.mesh)
                 if w.ins == (have,) and w.outs == (layout,)]
             if found:
-                self.steps.append(Run(node, found[0].ins, found[0].outs))
+                self.steps.append(PartitionedOp(node, found[0].ins, found[0].outs))
                 self.hold(v, layout)
                 return True
         return False
@@ -329,7 +330,7 @@ class _Walk:
             return False
         for x, at in zip(node.inputs, found[0].ins, strict=True):
             self.bring(x, at, node)
-        self.steps.append(Run(node, found[0].ins, found[0].outs))
+        self.steps.append(PartitionedOp(node, found[0].ins, found[0].outs))
         self.hold(v, layout)
         return True
 
@@ -345,11 +346,11 @@ class _Walk:
         if not found:
             return False
         self.bring(x, found[0].ins[0], node, why)
-        self.steps.append(Run(node, found[0].ins, found[0].outs))
+        self.steps.append(PartitionedOp(node, found[0].ins, found[0].outs))
         return True
 
     def _move(self, v: Value, hop: Hop, why: str, user: Node | None) -> None:
-        self.steps.append(Move(v, hop, why, _line(user)))
+        self.steps.append(LayoutHop(v, hop, why, _line(user)))
         if v not in self.regather and hop.target not in self.at[v]:
             self.hold(v, hop.target)
 
@@ -381,7 +382,8 @@ class _Walk:
         if wish is not None and yields(node, wish, self.graph):
             target = wish
         self.bring(node.inputs[0], target, node)
-        self.steps.append(Run(node, (target, *(self.home(v) for v in node.inputs[1:])), (target,)))
+        self.steps.append(PartitionedOp(node, (target, *(self.home(v) for v in node.inputs[1:])),
+                                        (target,)))
         self.hold(node.outputs[0], target)
         self.mark(node.outputs[0], asked.regather)
 

@@ -29,7 +29,7 @@ from ..ranks.transport import Transport
 
 
 @dataclass(frozen=True)
-class Move:
+class BoxMove:
     """One box that goes from a world rank to a world rank; `source_at` and `target_at` are where
     it begins in their parts. A rank's own data moves too, from itself to itself."""
 
@@ -47,7 +47,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReshardPlan:
     """The moves that bring a tensor from one layout to another; every element that a rank needs
     comes to it once."""
 
@@ -55,7 +55,7 @@ class Plan:
     dtype: DType | None
     source: Layout
     target: Layout
-    moves: tuple[Move, ...]
+    moves: tuple[BoxMove, ...]
 
     @property
     def sent(self) -> dict[tuple[int, int], int]:
@@ -85,7 +85,7 @@ def _bytes(box: Rect, dtype: DType | None) -> int:
 
 @lru_cache(maxsize=512)
 def plan(source: Layout, target: Layout, shape: tuple[int, ...], dtype: DType | None = None
-         ) -> Plan:
+         ) -> ReshardPlan:
     """The moves from `source` to `target` for a tensor of this shape and type.
 
     A rank takes what it has itself; of other holders of a box, the one that sends least so far.
@@ -109,9 +109,9 @@ def plan(source: Layout, target: Layout, shape: tuple[int, ...], dtype: DType | 
                     continue
                 giver = rank if rank in ranks else min(ranks, key=lambda r: (load[r], r))
                 load[giver] += overlap.size if giver != rank else 0
-                moves.append(Move(giver, rank, overlap, _inside(overlap, held.box, held.at),
-                                  _inside(overlap, piece.box, piece.at)))
-    return Plan(shape, dtype, source, target, tuple(moves))
+                moves.append(BoxMove(giver, rank, overlap, _inside(overlap, held.box, held.at),
+                                     _inside(overlap, piece.box, piece.at)))
+    return ReshardPlan(shape, dtype, source, target, tuple(moves))
 
 
 def _holders(layout: Layout, shape: tuple[int, ...], dtype: DType | None) -> list:
@@ -127,7 +127,7 @@ def _inside(box: Rect, outer: Rect, at: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(b - o + a for b, o, a in zip(box.lo, outer.lo, at, strict=True))
 
 
-def execute(made: Plan, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+def execute(made: ReshardPlan, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Every rank's part after the plan, from every rank's part before it: what a plan means."""
     out = [np.empty(local_shape(made.target, made.shape, r, made.dtype), parts[0].dtype)
            for r in range(made.target.mesh.size())]
@@ -138,7 +138,7 @@ def execute(made: Plan, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     return out
 
 
-def reshard(transport: Transport, made: Plan, part: np.ndarray | None, dtype: DType,
+def reshard(transport: Transport, made: ReshardPlan, part: np.ndarray | None, dtype: DType,
             what: str | None = None) -> Any:
     """This rank's part after the plan; all ranks of both meshes call it.
 
@@ -171,13 +171,13 @@ def reshard(transport: Transport, made: Plan, part: np.ndarray | None, dtype: DT
     return None if expected is None else out
 
 
-def _part_shape(layout: Layout, made: Plan, rank: int) -> tuple[int, ...] | None:
+def _part_shape(layout: Layout, made: ReshardPlan, rank: int) -> tuple[int, ...] | None:
     """The shape of a world rank's part; None when the layout's mesh does not have it."""
     world = layout.mesh.world_ranks
     return local_shape(layout, made.shape, world.index(rank), made.dtype) if rank in world else None
 
 
-def _part_before(made: Plan, part: np.ndarray | None, me: int, dtype: DType) -> np.ndarray:
+def _part_before(made: ReshardPlan, part: np.ndarray | None, me: int, dtype: DType) -> np.ndarray:
     expected = _part_shape(made.source, made, me)
     held = None if part is None else part.shape
     if held != expected:
@@ -187,7 +187,8 @@ def _part_before(made: Plan, part: np.ndarray | None, me: int, dtype: DType) -> 
     return np.empty((0,), dtype.numpy) if part is None else part
 
 
-def _by_peer(made: Plan, me: int) -> tuple[dict[int, list[Move]], dict[int, list[Move]]]:
+def _by_peer(made: ReshardPlan, me: int) -> tuple[dict[int, list[BoxMove]],
+                                                  dict[int, list[BoxMove]]]:
     """What this rank sends, and what it gets, by the other rank."""
     to, come = defaultdict(list), defaultdict(list)
     for move in made.moves:

@@ -1,7 +1,7 @@
 """Running a graph of distributed tensors: partition it once, then every rank its own part.
 
-`run_op` runs one op outside of any graph, `Program` a compiled function. Both are handed to the
-graph layer, which knows nothing of meshes.
+`run_op` runs one op outside of any graph, `ShardedProgram` a compiled function. Both are handed to
+the graph layer, which knows nothing of meshes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .collective_order import issue_early
 from .control_flow import ready
 from .layout_change_ops import group_along
 from .localize import localize
-from .partitioned_steps import Plan, describe, merge_reductions, planned
+from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
 from .propagate import Propagated, propagate
 
 
-class Program:
+class ShardedProgram:
     """A graph on a mesh: what every rank runs, and the collectives among it.
 
     layouts: of each input and then of each capture, None for a plain tensor, which every rank has
@@ -62,7 +62,7 @@ class Program:
         return replace(found, steps=tuple(merge_reductions(issue_early(found.steps))))
 
     @functools.cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> CollectivePlan:
         """The collectives, in order."""
         return planned(self.made.steps)
 
@@ -153,7 +153,7 @@ def _one_mesh(graph: Graph, layouts: Sequence[Layout | None]) -> Mesh:
 
 
 # --- one op, now ---------------------------------------------------------------------------------
-_PROGRAMS: dict[Any, Program] = {}
+_PROGRAMS: dict[Any, ShardedProgram] = {}
 _MOST = 512
 
 
@@ -167,7 +167,7 @@ def run_op(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
         inputs = tuple(Value(a) for a in avals)
         outputs = tuple(Value(a) for a in infer(op, avals, attrs))
         node = Node(op, inputs, attrs, outputs, user_line())
-        found = Program(Graph(op.name, inputs, (), (node,), outputs), layouts)
+        found = ShardedProgram(Graph(op.name, inputs, (), (node,), outputs), layouts)
         if key is not None:
             if len(_PROGRAMS) >= _MOST:
                 _PROGRAMS.clear()
@@ -184,9 +184,9 @@ def _key(op: Op, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
 class _Distributed:
     """What the graph layer calls."""
 
-    program = Program
+    program = ShardedProgram
     run_op = staticmethod(run_op)
 
 
 hooks.distributed.fill(_Distributed())
-__all__ = ["Program", "run_op"]
+__all__ = ["ShardedProgram", "run_op"]

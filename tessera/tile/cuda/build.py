@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...errors import UnsupportedTargetError
-from ...runtime.cache import DiskCache, Entry, content_name
+from ...runtime.cache import CacheEntry, DiskCache, content_name
 from ...runtime.device import device
-from ...runtime.module import Grid, Kernel
+from ...runtime.module import Grid, LoadedKernel
 from ...runtime.ptxas import Resources, assemble, sass
 from ...runtime.target import OLDEST, Target, target_for
 from ...runtime.toolchain import sources, toolchain
@@ -32,7 +32,7 @@ FLOORS = ("numerics", "runtime", "tile")  # of the package, whose sources decide
 class Built:
     """A kernel, the text of each level below Tile IR, and what it took."""
 
-    kernel: Kernel
+    kernel: LoadedKernel
     source: str
     file: str
     ptx: str
@@ -66,8 +66,8 @@ def build(source: str, name: str, parameters: Sequence[Kind], target: Target | N
     if entry is None:
         entry = _compile(source, file, name, parameters, target, threads, min_blocks, lines)
         KERNELS.write(key, entry)
-    kernel = Kernel(entry.parts["cubin"], name, parameters, target=target, threads=threads,
-                    shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
+    kernel = LoadedKernel(entry.parts["cubin"], name, parameters, target=target, threads=threads,
+                          shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
     return Built(kernel, source, file, entry.parts["ptx"].decode(), target,
                  Resources(**entry.meta["resources"]), tuple(entry.meta["warnings"]), cached,
                  time.perf_counter() - start)
@@ -83,7 +83,7 @@ def _checked(target: Target | None, name: str, needs: Target) -> Target:
 
 
 def _compile(source: str, file: str, name: str, parameters: Sequence[Kind], target: Target,
-             threads: int, min_blocks: int, lines: LineMap | None) -> Entry:
+             threads: int, min_blocks: int, lines: LineMap | None) -> CacheEntry:
     from .numba_gate import compile_source
 
     SOURCES.write_text(os.path.basename(file), source)
@@ -91,7 +91,7 @@ def _compile(source: str, file: str, name: str, parameters: Sequence[Kind], targ
                          min_blocks=min_blocks, lines=lines)
     made = assemble(ptx.text, target, lineinfo=True)
     meta = {"resources": asdict(made.kernels[name]), "warnings": list(made.warnings)}
-    return Entry(meta, {"ptx": ptx.text.encode(), "cubin": made.cubin})
+    return CacheEntry(meta, {"ptx": ptx.text.encode(), "cubin": made.cubin})
 
 
 @functools.cache

@@ -8,15 +8,15 @@ from tessera.errors import UnsupportedTargetError
 from tessera.runtime.occupancy import limits_of
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, build
-from tessera.tile.cuda.emit.emitter import Emitted, Emitter, Facts, Parameter
+from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
 from tessera.tile.cuda.emit.warp_specialised import compile_hopper
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_products
-from tessera.tile.cuda.lower.warp_specialised import Program, Refusal
-from tessera.tile.ir.ir import Function, Op, Value, walk
+from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
+from tessera.tile.ir.ir import Function, Op, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer
 
@@ -27,7 +27,7 @@ WARP_SPECIALISED = parse_target("sm_90a")
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A kernel for one set of types, facts, lanes and target.
 
     function: Tile IR after lowering.  parameters: what a launch passes, in order.
@@ -60,8 +60,8 @@ class Compiled:
 
 
 def compile_function(function: Function, lanes: int, *, schedule: Schedule | None = None,
-                     target: Target | str | None = None, facts: Facts | None = None,
-                     checked: bool = False) -> Compiled:
+                     target: Target | str | None = None, facts: ArgumentFacts | None = None,
+                     checked: bool = False) -> CompiledKernel:
     """Lowers, emits and builds.
 
     target: by default that of this machine's first GPU. checked: element accesses are tested and
@@ -70,7 +70,7 @@ def compile_function(function: Function, lanes: int, *, schedule: Schedule | Non
     compiler below refuses.
     """
     at = _target(target)
-    facts = facts or Facts()
+    facts = facts or ArgumentFacts()
     why = "accesses are checked" if checked else f"{at} has no wgmma"
     if at.runs(WARP_SPECIALISED) and not checked:
         made = compile_hopper(function, lanes, schedule, at, facts)
@@ -82,14 +82,15 @@ def compile_function(function: Function, lanes: int, *, schedule: Schedule | Non
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), at,
                   needs=emitted.needs, threads=lanes, shared_bytes=emitted.shared_bytes,
                   lines=emitted.lines)
-    return Compiled(built, lowered, emitted, lanes, lanes)
+    return CompiledKernel(built, lowered, emitted, lanes, lanes)
 
 
-def _specialised(program: Program, emitted: Emitted, lanes: int, target: Target) -> Compiled:
+def _specialised(program: WarpSpecialisedProgram, emitted: Emitted, lanes: int,
+                 target: Target) -> CompiledKernel:
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
                   needs=emitted.needs, threads=program.threads, lines=emitted.lines,
                   shared_bytes=emitted.shared_bytes)
-    return Compiled(built, program.function, emitted, lanes, program.threads, "persistent")
+    return CompiledKernel(built, program.function, emitted, lanes, program.threads, "persistent")
 
 
 def _target(target: Target | str | None) -> Target:
@@ -101,7 +102,7 @@ def _target(target: Target | str | None) -> Target:
     return parse_target(target)
 
 
-def lower(function: Function, lanes: int, facts: Facts, target: Target,
+def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
           stages: int | None = None, vector: int | None = None) -> Function:
     """The passes, in order. stages: of rings, None for as many as there is room for. vector: of
     accesses to global memory, None for as wide as they get."""
@@ -116,7 +117,7 @@ def lower(function: Function, lanes: int, facts: Facts, target: Target,
 
 def chained(function: Function) -> bool:
     """Whether a product's result flows into the left operand of another."""
-    reached: set[Value] = set()
+    reached: set[SSAValue] = set()
     for node in walk(function.body):
         if not isinstance(node, Op):
             continue
@@ -127,7 +128,7 @@ def chained(function: Function) -> bool:
     return False
 
 
-def emit(function: Function, lanes: int, target: Target, facts: Facts,
+def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
          checked: bool = False, schedule: Schedule | None = None) -> tuple[Function, Emitted]:
     """Tile IR after lowering, and its source.
 

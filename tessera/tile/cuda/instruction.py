@@ -80,7 +80,7 @@ def _operand_list(text: str, known: dict[str, Operand]) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True)
-class Form:
+class InstructionForm:
     """An intrinsic for given arguments: what they are converted to, what comes out, and the body.
 
     body(builder, *values) returns nothing, one result or a list of results; `builder` is a
@@ -94,11 +94,14 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An intrinsic that is arithmetic around instructions; rule(*operands) gives its Form."""
+    """An intrinsic that is arithmetic around instructions.
+
+    rule(*operands) gives its InstructionForm.
+    """
 
     name: str
     arity: int
-    rule: Callable[..., Form]
+    rule: Callable[..., InstructionForm]
 
 
 INSTRUCTIONS: dict[str, Instruction] = {}

@@ -30,7 +30,7 @@ from ...errors import (
 from ...runtime.ptxas import FIX_GPU
 from ...runtime.target import Target
 from .builder import Builder, Value
-from .instruction import OTHERWISE, Form, Instruction, Kind, Operand
+from .instruction import OTHERWISE, Instruction, InstructionForm, Kind, Operand
 from .ptx_text import LineMap, entry_name, plain, relocate
 
 try:
@@ -227,7 +227,7 @@ def _grouped(parts: list[Value], results: Sequence[Operand]) -> Any:
     return grouped[0] if len(grouped) == 1 else grouped
 
 
-def make_intrinsic(name: str, arity: int, rule: Callable[..., Form]) -> Any:
+def make_intrinsic(name: str, arity: int, rule: Callable[..., InstructionForm]) -> Any:
     """An intrinsic callable from kernels. rule(*operands) sees what each argument is."""
     def typed(*given: Any) -> Any:
         form = rule(*[_operand(name, i, t) for i, t in enumerate(given)])
@@ -250,8 +250,8 @@ def make_intrinsic(name: str, arity: int, rule: Callable[..., Form]) -> Any:
 
 
 def instruction_intrinsic(instruction: Instruction) -> Any:
-    form = Form(instruction.args, instruction.results,
-                lambda builder, *values: builder.call(instruction, *values))
+    form = InstructionForm(instruction.args, instruction.results,
+                           lambda builder, *values: builder.call(instruction, *values))
     return make_intrinsic(instruction.name, len(form.args), lambda *_: form)
 
 
@@ -294,7 +294,7 @@ def _converted(context: Any, llvm: Any, value: Any, have: Any, wanted: Operand) 
     return [llvm.extract_value(value, i) for i in range(wanted.count)]
 
 
-def _packed(context: Any, llvm: Any, form: Form, sig: Any, made: Any) -> Any:
+def _packed(context: Any, llvm: Any, form: InstructionForm, sig: Any, made: Any) -> Any:
     if not form.results:
         return context.get_dummy_value()
     if len(form.results) == 1:

@@ -13,15 +13,15 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from tessera.dims import Dim
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 
 if TYPE_CHECKING:
-    from tessera.tile.frontend.tracer import Tracer
+    from tessera.tile.frontend.tracer import KernelTracer
 
 PREFIXES = ("tile_", "block_")
 
 
-def bind(t: Tracer, body: list[ast.stmt]) -> list[ast.stmt]:
+def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     """Binds the origins that `body` uses; the body with loops for those that are not grid axes."""
     used = _used(t, body)
     written = _written_dims(t, body)
@@ -39,7 +39,7 @@ def bind(t: Tracer, body: list[ast.stmt]) -> list[ast.stmt]:
     return body
 
 
-def _used(t: Tracer, body: list[ast.stmt]) -> dict[str, str]:
+def _used(t: KernelTracer, body: list[ast.stmt]) -> dict[str, str]:
     """Names of origins, to the extents they belong to, in order of the extents."""
     dims = [*t.loaded_dims, *t.fixed]
     lower = {d.lower(): d for d in dims}
@@ -53,30 +53,32 @@ def _used(t: Tracer, body: list[ast.stmt]) -> dict[str, str]:
             for prefix in PREFIXES:
                 if n.id.startswith(prefix) and n.id[len(prefix):] in lower:
                     found[n.id] = lower[n.id[len(prefix):]]
-    order = [str(d) for _, kind in t.spec.params if isinstance(kind, Tensor) for d in kind.dims]
+    order = [str(d) for _,
+             kind in t.spec.params if isinstance(kind, GlobalTensor) for d in kind.dims]
     written = _order_of_written(t, body)
     rank = {d: i for i, d in enumerate([*written, *order])} if written else {}
     return dict(sorted(found.items(), key=lambda item: rank.get(item[1], 99)))
 
 
-def _order_of_written(t: Tracer, body: list[ast.stmt]) -> list[str]:
+def _order_of_written(t: KernelTracer, body: list[ast.stmt]) -> list[str]:
     return [d for name in _written(t, body) for d in _dims_of(t, name)]
 
 
-def _written_dims(t: Tracer, body: list[ast.stmt]) -> set[str]:
+def _written_dims(t: KernelTracer, body: list[ast.stmt]) -> set[str]:
     found = set(_order_of_written(t, body))
-    return found or {d for name, k in t.spec.params if isinstance(k, Tensor)
+    return found or {d for name, k in t.spec.params if isinstance(k, GlobalTensor)
                      for d in _dims_of(t, name)}
 
 
-def _dims_of(t: Tracer, name: str) -> list[str]:
+def _dims_of(t: KernelTracer, name: str) -> list[str]:
     kind = dict(t.spec.params).get(name)
-    return [str(d) for d in kind.dims if isinstance(d, Dim)] if isinstance(kind, Tensor) else []
+    return [str(d) for d in kind.dims if isinstance(d, Dim)] \
+        if isinstance(kind, GlobalTensor) else []
 
 
-def _written(t: Tracer, body: list[ast.stmt]) -> list[str]:
+def _written(t: KernelTracer, body: list[ast.stmt]) -> list[str]:
     """Names of tensor parameters that the body writes."""
-    tensors = {n for n, k in t.spec.params if isinstance(k, Tensor)}
+    tensors = {n for n, k in t.spec.params if isinstance(k, GlobalTensor)}
     found: dict[str, None] = {}
     for s in body:
         for n in ast.walk(s):
@@ -103,7 +105,7 @@ def _first_use(body: list[ast.stmt], name: str) -> Any:
     return next(n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
 
 
-def block_size(t: Tracer, body: list[ast.stmt], name: str) -> int:
+def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
     """The extent of the blocks: c of x : x + c, or the bound of the range added to x."""
     sizes: dict[int | None, Any] = {}
     loops = {n.target.id: n for s in body for n in ast.walk(s)
@@ -139,7 +141,7 @@ def _other(n: ast.BinOp, name: str) -> ast.expr | None:
     return n.left if isinstance(n.right, ast.Name) and n.right.id == name else None
 
 
-def _constant(t: Tracer, e: ast.expr | None) -> int | None:
+def _constant(t: KernelTracer, e: ast.expr | None) -> int | None:
     """A constant expression over module constants, parameters and locals that are assigned once."""
     if e is None:
         return None
@@ -157,7 +159,7 @@ def _constant(t: Tracer, e: ast.expr | None) -> int | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _simple_assignments(t: Tracer) -> dict[str, ast.expr]:
+def _simple_assignments(t: KernelTracer) -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for n in ast.walk(t.source.tree):
         if not isinstance(n, ast.Assign):
@@ -172,7 +174,8 @@ def _simple_assignments(t: Tracer) -> dict[str, ast.expr]:
     return found
 
 
-def _serial(t: Tracer, body: list[ast.stmt], name: str, dim: str, size: int) -> list[ast.stmt]:
+def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
+            size: int) -> list[ast.stmt]:
     """`for name in range(0, dim, size)` around what depends on it, with a barrier at the end."""
     uses = [i for i, s in enumerate(body) if _reads(s, {name})]
     first, touched, last = uses[0], {name}, uses[-1]

@@ -8,22 +8,22 @@ from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
 from tessera.tile.frontend.edge_facts import EdgeFacts
-from tessera.tile.frontend.source import Source
+from tessera.tile.frontend.source import KernelSource
 from tessera.tile.ir.affine import Forms
 from tessera.tile.ir.errors import RuleError, Site, TileError
 from tessera.tile.ir.handles import (
     Handle,
     NeedConstants,
-    Row,
+    TensorRow,
     Traced,
     Undefined,
     describe,
     is_number,
 )
-from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, Value
+from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, SSAValue
 from tessera.tile.ir.numpy_values import rounded
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 from tessera.tile.ops.edge_masks import within
 from tessera.tile.ops.rules import promote
 
@@ -41,18 +41,18 @@ UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integ
 LOGICAL = frozenset({"and", "or", "not"})
 
 
-class Emitter(EdgeFacts):
+class IRBuilder(EdgeFacts):
     """Builds the nodes of the block that is being traced."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: KernelSource):
         super().__init__()
         self.source = source
         self.captured = source.captured  # of the kernel, also while a helper is traced
         self.names = Names()
         self.block: list[Node] = []
         self.forms = Forms()
-        self.dims: dict[Value, str] = {}  # values of named extents
-        self.defined_by: dict[Value, Op] = {}
+        self.dims: dict[SSAValue, str] = {}  # values of named extents
+        self.defined_by: dict[SSAValue, Op] = {}
         self.divergent = 0  # depth of control that depends on the lane
         self.node: Any = source.tree  # the AST node that is being traced
         self.sites: list[Site] = []  # calls of inlined helpers, outermost first
@@ -134,7 +134,7 @@ class Emitter(EdgeFacts):
     # --- arithmetic ---------------------------------------------------------------------------
     def arithmetic(self, name: str, xs: Sequence[Any], hint: str = "t") -> Any:
         """An elementwise op on numbers, scalars and tiles, after promotion; constants fold."""
-        if not any(isinstance(x, Handle | Row | Undefined) for x in xs):
+        if not any(isinstance(x, Handle | TensorRow | Undefined) for x in xs):
             return self.fold(name, xs)
         xs = [self.value_of(x) for x in xs]
         xs = self.align(xs)
@@ -170,8 +170,8 @@ class Emitter(EdgeFacts):
         """x as something arithmetic takes; an error that says how to get it."""
         if isinstance(x, Undefined):
             self.fail(x.why)
-        if isinstance(x, Row) or (isinstance(x, Handle)
-                                  and isinstance(x.type, Tensor | Buffer | View)):
+        if isinstance(x, TensorRow) or (isinstance(x, Handle)
+                                        and isinstance(x.type, GlobalTensor | Buffer | View)):
             self.fail(f"{describe(x)} is a place in memory, not a value",
                       "load it: ts.tile.load(...), or index one element")
         if isinstance(x, Handle) or is_number(x):
@@ -188,17 +188,17 @@ class Emitter(EdgeFacts):
 
     def decided(self, x: Any, said: str, hint: str | None = None) -> Any:
         """The truth of what control depends on: a bool, or a scalar. A tile has no one truth."""
-        if isinstance(x, Handle) and isinstance(x.type, Tile):
+        if isinstance(x, Handle) and isinstance(x.type, TileType):
             self.fail(f"{said} on {describe(x)}: its elements may differ", hint)
         return self.truth(x)
 
     def align(self, xs: Sequence[Any]) -> list[Any]:
         """A rank-1 tile beside a rank-2 tile is a row statistic: it becomes a column."""
         ranks = [len(x.type.shape) for x in xs
-                 if isinstance(x, Handle) and isinstance(x.type, Tile)]
+                 if isinstance(x, Handle) and isinstance(x.type, TileType)]
         top = max(ranks, default=0)
         return [self.expand(x, 1) if top == 2 and isinstance(x, Handle)
-                and isinstance(x.type, Tile) and len(x.type.shape) == 1 else x for x in xs]
+                and isinstance(x.type, TileType) and len(x.type.shape) == 1 else x for x in xs]
 
     def expand(self, x: Handle, axis: int) -> Handle:
         return self.emit("expand_dims", [x], axis=axis)

@@ -20,14 +20,14 @@ from tessera.tile.ir.handles import (
     UNSET,
     FText,
     Handle,
-    Row,
+    TensorRow,
     Undefined,
     describe,
     is_number,
     plain_number,
 )
 from tessera.tile.ir.op_record import OPS, TileOp
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 
 PICKS = ("gather", "scatter")
 # Of the math module, with the meaning that ts has under the name, and no op in kernels.
@@ -161,7 +161,7 @@ class Calls(Expressions):
         return bound
 
     def resolve(self, x: Any) -> Any:
-        return self.view_of_row(x) if isinstance(x, Row) else x
+        return self.view_of_row(x) if isinstance(x, TensorRow) else x
 
     def fold_op(self, op: TileOp, xs: list[Any]) -> Any:
         """An elementwise op on compile-time numbers, by its own meaning in f64."""
@@ -173,13 +173,13 @@ class Calls(Expressions):
         return out.item()
 
     def as_float(self, x: Any) -> Any:
-        if isinstance(x, Handle) and isinstance(x.type, Scalar | Tile):
+        if isinstance(x, Handle) and isinstance(x.type, Scalar | TileType):
             return x if x.type.dtype.kind == "float" else self.cast(x, f32)
         return float(x) if is_number(x) else x
 
     def exponential(self, x: Any) -> Any:
         """exp of a difference of tiles gives 0 for -inf - -inf (a fully masked row)."""
-        if isinstance(x, Handle) and isinstance(x.type, Tile):
+        if isinstance(x, Handle) and isinstance(x.type, TileType):
             made = self.defined_by.get(x.value)
             if made is not None and made.name == "sub":
                 types = self.type_of_args(made)
@@ -264,7 +264,7 @@ def is_local_call(f: Any) -> bool:
 def has_run_time(x: Any) -> bool:
     if isinstance(x, tuple | list):
         return any(map(has_run_time, x))
-    return isinstance(x, Handle | Row | Undefined | FText)
+    return isinstance(x, Handle | TensorRow | Undefined | FText)
 
 
 BUILTINS: dict[Any, str] = {

@@ -16,7 +16,7 @@ from tessera.tensor import TensorType
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordClass:
     """A class of such parameters.
 
     kinds(name, annotation) -> the type of each array by field; arrays(value) -> the arrays.
@@ -26,10 +26,11 @@ class Record:
     arrays: Callable[[Any], dict[str, Any]]
 
 
-RECORDS: dict[type, Record] = {}  # by class, and by the class of its types; filled by upper floors
+RECORDS: dict[type,
+              RecordClass] = {}  # by class, and by the class of its types; filled by upper floors
 
 
-def record_of(annotation: Any) -> Record | None:
+def record_of(annotation: Any) -> RecordClass | None:
     return RECORDS.get(annotation if isinstance(annotation, type) else type(annotation))
 
 
@@ -96,7 +97,7 @@ def spread(name: str, signature: inspect.Signature, args: tuple, kwargs: dict[st
     return tuple(flat), named
 
 
-class Fields:
+class RecordFields:
     """A record in a kernel's body: its arrays are attributes."""
 
     def __init__(self, fields: dict[str, Any]):

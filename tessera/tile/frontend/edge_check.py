@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tessera.tile.ir.edges import Facts, open_
+from tessera.tile.ir.edges import TileEdges, open_
 from tessera.tile.ir.errors import TileIRError
-from tessera.tile.ir.ir import For, If, Node, Op, Value, While, walk
+from tessera.tile.ir.ir import For, If, Node, Op, SSAValue, While, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Tile, space_of
+from tessera.tile.ir.types import TileType, space_of
 from tessera.tile.ops.edge_masks import seen
 from tessera.tile.ops.edge_rules import Carry
 
@@ -42,19 +42,19 @@ def _op(t: Any, op: Op) -> None:
     if op.name == "load_tile" and space_of(types[0]) == "shared":
         return  # what the buffer held then is not known any more
     for d in op.outs:
-        if isinstance(d.type, Tile) and d.value not in t.stated:
+        if isinstance(d.type, TileType) and d.value not in t.stated:
             rule = t.carried(record, Carry(t, op, tuple(types), tuple(facts), d.type))
             _knows(op, t.facts_of(d.value), rule, d)
 
 
 def _joined(t: Any, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
-    if isinstance(d.type, Tile):
+    if isinstance(d.type, TileType):
         for x in ways:
-            if isinstance(x, Value):
+            if isinstance(x, SSAValue):
                 _knows(node, t.facts_of(d.value), t.facts_of(x), d)
 
 
-def _knows(node: Node, known: Facts, wanted: Facts, d: Any) -> None:
+def _knows(node: Node, known: TileEdges, wanted: TileEdges, d: Any) -> None:
     for i, axis in enumerate(wanted.axes):
         if open_(axis) and not open_(known.at(i)):
             _fail(node, f"{d} lost the edge of axis {i}")

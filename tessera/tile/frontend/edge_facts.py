@@ -13,18 +13,18 @@ from tessera.tile.ir.edges import (
     NOTHING,
     Axis,
     Edge,
-    Facts,
     Listed,
     Mixed,
+    TileEdges,
     join,
     join_facts,
     meet,
     open_,
 )
 from tessera.tile.ir.handles import Handle, is_number
-from tessera.tile.ir.ir import Const, Op, Value
+from tessera.tile.ir.ir import Const, Op, SSAValue
 from tessera.tile.ir.op_record import OPS, TileOp
-from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 from tessera.tile.ops.edge_rules import Carry, elementwise
 
 
@@ -32,7 +32,7 @@ from tessera.tile.ops.edge_rules import Carry, elementwise
 class SharedPlace:
     """A box of a shared buffer. offsets, box: by axis of the buffer; kept: its axes in order."""
 
-    buffer: Value
+    buffer: SSAValue
     type: Buffer
     offsets: tuple[Any, ...]
     box: tuple[int, ...]
@@ -43,16 +43,17 @@ class EdgeFacts(ABC):
     """Facts about edges by value, and about the contents of shared buffers."""
 
     forms: Forms
-    defined_by: dict[Value, Op]
-    dims: dict[Value, str]
+    defined_by: dict[SSAValue, Op]
+    dims: dict[SSAValue, str]
 
     def __init__(self) -> None:
-        self.facts: dict[Value, Facts] = {}
-        self.contents: dict[Value, Facts] = {}  # of shared buffers, in their own coordinates
-        self.implied: dict[Value, Facts] = {}  # conditions that hold only inside of these edges
+        self.facts: dict[SSAValue, TileEdges] = {}
+        self.contents: dict[SSAValue, TileEdges] = {}  # of shared buffers, in their own coordinates
+        self.implied: dict[SSAValue,
+                           TileEdges] = {}  # conditions that hold only inside of these edges
         # Of values that control flow made: those that they may be.
-        self.sources: dict[Value, tuple[Value, ...]] = {}
-        self.stated: set[Value] = set()  # results of which the frontend knows more than the rule
+        self.sources: dict[SSAValue, tuple[SSAValue, ...]] = {}
+        self.stated: set[SSAValue] = set()  # results of which the frontend knows more than the rule
         self.edges_seen = 0
 
     @abstractmethod
@@ -62,54 +63,54 @@ class EdgeFacts(ABC):
     def arithmetic(self, name: str, xs: Sequence[Any], hint: str = "t") -> Any: ...
 
     @abstractmethod
-    def reach(self, value: Value) -> tuple[int, int] | None: ...
+    def reach(self, value: SSAValue) -> tuple[int, int] | None: ...
 
     # --- facts of values ----------------------------------------------------------------------
-    def facts_of(self, x: Any) -> Facts:
+    def facts_of(self, x: Any) -> TileEdges:
         """Of a tile, a view, a shared buffer or a number."""
         if isinstance(x, Handle):
             x = x.value
-        if isinstance(x, Value):
+        if isinstance(x, SSAValue):
             found = self.facts.get(x)
             return self.held(x) if found is None else found
         value = x.value if isinstance(x, Const) else x
-        return Facts((), is_number(value) and value == 0)
+        return TileEdges((), is_number(value) and value == 0)
 
-    def state(self, value: Value, facts: Facts) -> None:
+    def state(self, value: SSAValue, facts: TileEdges) -> None:
         self.facts[value] = facts
         self.edges_seen += any(map(open_, facts.axes))
 
-    def renamed(self, old: Value, new: Value) -> None:
+    def renamed(self, old: SSAValue, new: SSAValue) -> None:
         for table in (self.facts, self.implied):
             if old in table:
                 table[new] = table.pop(old)
         if old in self.stated:
             self.stated.add(new)
 
-    def carry_edges(self, record: TileOp, op: Op, types: Sequence[Any], facts: Sequence[Facts]
+    def carry_edges(self, record: TileOp, op: Op, types: Sequence[Any], facts: Sequence[TileEdges]
                     ) -> None:
         """States the facts of an op's results, and of the memory that it writes."""
         known = any(f.axes or f.zeros for f in facts)
-        tables: tuple[dict[Value, Any], ...] = (self.sources, self.implied, self.loop_bounds,
-                                                self.coordinates, self.facts)
+        tables: tuple[dict[SSAValue, Any], ...] = (self.sources, self.implied, self.loop_bounds,
+                                                   self.coordinates, self.facts)
         for made in op.outs:
             self.stated.discard(made.value)
             for table in tables:  # of a name that an earlier trace of a loop used
                 table.pop(made.value, None)
             placed = isinstance(made.type, View) and record.edges is not None and facts[0].axes
-            if isinstance(made.type, Tile) or placed:
+            if isinstance(made.type, TileType) or placed:
                 c = Carry(self, op, tuple(types), tuple(facts), made.type)
                 self.state(made.value, self.carried(record, c) if known else NOTHING)
         if not op.args and op.outs and op.attr.get("value", 1) == 0:
-            self.facts[op.outs[0].value] = Facts((), True)
+            self.facts[op.outs[0].value] = TileEdges((), True)
         if record.effect in ("write", "atomic", "async") and op.args and isinstance(
-                op.args[0], Value):
+                op.args[0], SSAValue):
             self.written(record, op, facts)
 
-    def carried(self, record: TileOp, c: Carry) -> Facts:
+    def carried(self, record: TileOp, c: Carry) -> TileEdges:
         opened = any(open_(a) for f in c.facts for a in f.axes)
         if record.edges is None:
-            return Facts((c.cannot(),) * len(c.made.shape)) if opened else NOTHING
+            return TileEdges((c.cannot(),) * len(c.made.shape)) if opened else NOTHING
         axes = tuple(record.edges(c)) if any(f.axes for f in c.facts) else ()
         if record.edges is elementwise:
             values = [0.0 if f.zeros else x.value if isinstance(x, Const) else None
@@ -117,17 +118,17 @@ class EdgeFacts(ABC):
             zeros = any(f.zeros for f in c.facts) and c.zero(*values)
         else:
             zeros = record.moves and c.facts[0].zeros
-        return Facts.of(axes, zeros)
+        return TileEdges.of(axes, zeros)
 
     def fill_edges(self, place: Handle, out: Handle) -> Handle:
         """A load of a tensor said what lies beyond: it counts. Where it lies stays known."""
         axes = [replace(a, inside=True, low=False) if isinstance(a, Edge) else
                 Edge(None, inside=True) if a is not None else None
                 for a in self.facts_of(place).axes]
-        self.declare_facts(out.value, Facts.of(axes))
+        self.declare_facts(out.value, TileEdges.of(axes))
         return out
 
-    def declare_facts(self, value: Value, facts: Facts) -> None:
+    def declare_facts(self, value: SSAValue, facts: TileEdges) -> None:
         """What is known beyond the rule of the op that made a value."""
         self.state(value, facts)
         self.stated.add(value)
@@ -154,13 +155,13 @@ class EdgeFacts(ABC):
             items[key] = items.get(key, 0) + c
         return frozenset((k, c) for k, c in items.items() if c or k is None)
 
-    def recipe(self, value: Value) -> Any:
+    def recipe(self, value: SSAValue) -> Any:
         """How a number is computed from what cannot change; the value itself for anything else."""
         op = self.defined_by.get(value)
         if op is None or OPS[op.name].effect != "pure" or not isinstance(op.outs[0].type, Scalar):
             return value
-        args = tuple(self.canonical(self.forms.form(x)) if isinstance(x, Value) and
-                     x in self.forms.of else self.recipe(x) if isinstance(x, Value) else x
+        args = tuple(self.canonical(self.forms.form(x)) if isinstance(x, SSAValue) and
+                     x in self.forms.of else self.recipe(x) if isinstance(x, SSAValue) else x
                      for x in op.args)
         return op.name, op.attrs, args
 
@@ -202,7 +203,7 @@ class EdgeFacts(ABC):
         return total
 
     @abstractmethod
-    def type_of_value(self, value: Value) -> Any: ...
+    def type_of_value(self, value: SSAValue) -> Any: ...
 
     # --- lower bounds -------------------------------------------------------------------------
     def least(self, form: Form) -> int | None:
@@ -221,7 +222,7 @@ class EdgeFacts(ABC):
             total += c * bound
         return total
 
-    def floor_of(self, value: Value) -> int | None:
+    def floor_of(self, value: SSAValue) -> int | None:
         reach = self.reach(value)
         if reach is not None:
             return reach[0]
@@ -235,7 +236,7 @@ class EdgeFacts(ABC):
         return None if op is None else self.floor_of_op(op)
 
     loop_bounds: dict[Any, Any]
-    coordinates: dict[Value, int]
+    coordinates: dict[SSAValue, int]
 
     def floor_of_op(self, op: Op) -> int | None:
         (made,) = op.outs
@@ -246,7 +247,7 @@ class EdgeFacts(ABC):
         return least([self.least(self.forms.form(x)) for x in op.args]) if least and whole else None
 
     # --- shared memory ------------------------------------------------------------------------
-    def shared_place(self, value: Value) -> SharedPlace | None:
+    def shared_place(self, value: SSAValue) -> SharedPlace | None:
         """The box of a shared buffer that a value stands for; None for anything else."""
         op = self.defined_by.get(value)
         if op is None or op.name not in ("allocate", "stage", "view", "view_transpose"):
@@ -257,7 +258,7 @@ class EdgeFacts(ABC):
             rank = len(kind.shape)
             return SharedPlace(value, kind, (0,) * rank, kind.shape, tuple(range(rank)))
         source = op.args[0]
-        assert isinstance(source, Value)
+        assert isinstance(source, SSAValue)
         found = self.shared_place(source)
         if found is None or op.name == "stage":
             return found
@@ -265,47 +266,47 @@ class EdgeFacts(ABC):
             return replace(found, offsets=op.args[1:], box=op.attr["box"], kept=op.attr["kept"])
         return replace(found, kept=found.kept[::-1])
 
-    def held(self, value: Value) -> Facts:
+    def held(self, value: SSAValue) -> TileEdges:
         """Of a place in shared memory: what was stored there."""
         place = self.shared_place(value)
         if place is None or place.buffer not in self.contents:
             return NOTHING
         inside = self.contents[place.buffer]
-        return Facts.of((self.shifted(inside.at(a), self.forms.form(place.offsets[a]), 1)
-                         for a in place.kept), inside.zeros)
+        return TileEdges.of((self.shifted(inside.at(a), self.forms.form(place.offsets[a]), 1)
+                             for a in place.kept), inside.zeros)
 
-    def written(self, record: TileOp, op: Op, facts: Sequence[Facts]) -> None:
+    def written(self, record: TileOp, op: Op, facts: Sequence[TileEdges]) -> None:
         """What a place holds after an op wrote to it."""
         target = op.args[0]
-        assert isinstance(target, Value)
+        assert isinstance(target, SSAValue)
         place = self.shared_place(target)
         if place is None:
             return
         if record.name == "atomic_tile":
             self.replaced(place, self.added(op, self.held(target), facts[1]))
         elif record.fills:
-            self.replaced(place, Facts(tuple(
+            self.replaced(place, TileEdges(tuple(
                 Mixed("was reshaped and stored to shared memory", a.zero, where=a.where)
                 if isinstance(a, Listed) else a for a in facts[1].axes), facts[1].zeros))
         else:
             self.touched(place, facts)
 
-    def replaced(self, place: SharedPlace, new: Facts) -> None:
+    def replaced(self, place: SharedPlace, new: TileEdges) -> None:
         """A tile took the place of what was there."""
         at: list[Axis] = [None] * len(place.box)
         for i, a in enumerate(place.kept):
             at[a] = self.shifted(new.at(i), self.forms.form(place.offsets[a]), -1)
-        facts, old = Facts.of(at, new.zeros), self.contents.get(place.buffer)
+        facts, old = TileEdges.of(at, new.zeros), self.contents.get(place.buffer)
         spans = [n == m for n, m in zip(place.box, place.type.shape, strict=True)]
         if old is None or all(spans) and place.type.stages == 1:
             self.contents[place.buffer] = facts
         else:
             self.contents[place.buffer] = self.beside(old, facts, spans)
 
-    def beside(self, old: Facts, new: Facts, spans: list[bool]) -> Facts:
+    def beside(self, old: TileEdges, new: TileEdges, spans: list[bool]) -> TileEdges:
         """Of a buffer of which a part was written anew: along an axis that the part does not span,
         numbers alone do not take the edge of their neighbours."""
-        def of(facts: Facts, i: int) -> Axis:
+        def of(facts: TileEdges, i: int) -> Axis:
             found = facts.at(i)
             return Edge(None, inside=True) if found is None and not spans[i] else found
 
@@ -313,10 +314,10 @@ class EdgeFacts(ABC):
             return all(not open_(x.at(i)) or x.zero_at(i) for x in (old, new))
 
         how = "in shared memory"
-        return Facts.of((join(of(old, i), of(new, i), zero(i), how, self.where())
-                         for i in range(len(spans))), old.zeros and new.zeros)
+        return TileEdges.of((join(of(old, i), of(new, i), zero(i), how, self.where())
+                             for i in range(len(spans))), old.zeros and new.zeros)
 
-    def added(self, op: Op, held: Facts, tile: Facts) -> Facts:
+    def added(self, op: Op, held: TileEdges, tile: TileEdges) -> TileEdges:
         """Of a place that a tile was added to; what lay beyond the tile's edge added nothing."""
         rank = max(len(held.axes), len(tile.axes))
         add = op.attr["kind"] == "add"
@@ -326,19 +327,19 @@ class EdgeFacts(ABC):
             found = meet([held.at(i), tile.at(i)], zero, "", self.where())
             return replace(found, zero=zero) if open_(found) else found  # type: ignore
 
-        return Facts.of(map(axis, range(rank)))
+        return TileEdges.of(map(axis, range(rank)))
 
-    def touched(self, place: SharedPlace, facts: Sequence[Facts]) -> None:
+    def touched(self, place: SharedPlace, facts: Sequence[TileEdges]) -> None:
         """Single elements were written: which of them exist is not known any more."""
         old = self.contents.get(place.buffer, NOTHING)
         if any(open_(a) for f in (old, *facts[1:2]) for a in f.axes):
             gone = Mixed("had single elements of its shared memory written beside an edge",
                          where=self.where())
-            old = Facts((gone,) * len(place.box))
+            old = TileEdges((gone,) * len(place.box))
         self.contents[place.buffer] = replace(old, zeros=False)
 
     # --- control flow -------------------------------------------------------------------------
-    def outlived(self, facts: Facts, taken: set[str], why: str) -> Facts:
+    def outlived(self, facts: TileEdges, taken: set[str], why: str) -> TileEdges:
         """Facts behind the block in which a value was made: what they say must still be known."""
         def axis(a: Axis) -> Axis:
             if isinstance(a, Listed):
@@ -354,13 +355,14 @@ class EdgeFacts(ABC):
                     a, key=None, first=None, extent=None, offset=None, size=None)
             return replace(a, offset=self.outer(a.offset, taken), size=self.outer(a.size, taken))
 
-        return Facts(tuple(map(axis, facts.axes)), facts.zeros)
+        return TileEdges(tuple(map(axis, facts.axes)), facts.zeros)
 
     @staticmethod
     def outer(x: Any, taken: set[str]) -> Any:
         return None if isinstance(x, Handle) and x.value.name not in taken else x
 
-    def adds_to(self, value: Value, total: Value, seen: frozenset[Value] = frozenset()) -> bool:
+    def adds_to(self, value: SSAValue, total: SSAValue,
+                seen: frozenset[SSAValue] = frozenset()) -> bool:
         """Whether a value is `total`, or `total` with something added to it."""
         if value == total or value in seen:
             return True
@@ -372,16 +374,17 @@ class EdgeFacts(ABC):
         if op is None or op.name not in ("convert", "add", "sub"):
             return False
         terms = op.args[:2 if op.name == "add" else 1]
-        return any(self.adds_to(v, total, seen) for v in terms if isinstance(v, Value))
+        return any(self.adds_to(v, total, seen) for v in terms if isinstance(v, SSAValue))
 
     @staticmethod
-    def totals(facts: Facts) -> Facts:
+    def totals(facts: TileEdges) -> TileEdges:
         """Facts of what a loop adds to: where nothing but zeros lies beyond, it is a total."""
-        return Facts(tuple(replace(a, running=a.zero) if isinstance(a, Mixed) else a
-                           for a in facts.axes), facts.zeros)
+        return TileEdges(tuple(replace(a, running=a.zero) if isinstance(a, Mixed) else a
+                               for a in facts.axes), facts.zeros)
 
-    def joined_contents(self, a: dict[Value, Facts], b: dict[Value, Facts], taken: set[str],
-                        why: str, how: str) -> dict[Value, Facts]:
+    def joined_contents(self, a: dict[SSAValue, TileEdges], b: dict[SSAValue, TileEdges],
+                        taken: set[str],
+                        why: str, how: str) -> dict[SSAValue, TileEdges]:
         out = {}
         for root in {**a, **b}:
             if root.name not in taken:

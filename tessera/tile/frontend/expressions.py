@@ -17,7 +17,7 @@ from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.handles import (
     FText,
     Handle,
-    Row,
+    TensorRow,
     Undefined,
     describe,
     is_bool,
@@ -26,7 +26,7 @@ from tessera.tile.ir.handles import (
 )
 from tessera.tile.ir.ir import If, Op
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Scalar, Tensor, Tile, space_of
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, space_of
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div",
           ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "bitand",
@@ -154,8 +154,8 @@ class Expressions(Indexing):
 
     def divide(self, x: Any, y: Any) -> Any:
         """A tile by a row statistic: 0 / 0 is 0, so that rows without weight stay 0."""
-        row = (isinstance(y, Handle) and isinstance(y.type, Tile) and isinstance(x, Handle)
-               and isinstance(x.type, Tile) and len(x.type.shape) == 2
+        row = (isinstance(y, Handle) and isinstance(y.type, TileType) and isinstance(x, Handle)
+               and isinstance(x.type, TileType) and len(x.type.shape) == 2
                and (len(y.type.shape) == 1 or (y.type.shape[1] == 1 and x.type.shape[1] > 1)))
         if row and self.promoted([x, y], "div").kind == "float":
             return self.arithmetic("div_or_zero", (x, y))
@@ -196,7 +196,8 @@ class Expressions(Indexing):
         return self.chain("and", tests, "a chained comparison")
 
     def compare(self, op: ast.cmpop, x: Any, y: Any) -> Any:
-        if type(op) in COMPARE and any(isinstance(v, Handle | Row | Undefined) for v in (x, y)):
+        if type(op) in COMPARE and any(isinstance(v, Handle | TensorRow | Undefined) for v in (x,
+                                                                                               y)):
             if x is None or y is None:
                 return isinstance(op, ast.NotEq)
             return self.arithmetic(COMPARE[type(op)], (x, y))
@@ -242,7 +243,7 @@ class Expressions(Indexing):
 
         def rest() -> Any:
             y = self.chain(name, operands[1:], said)
-            if isinstance(y, Handle) and isinstance(y.type, Tile):
+            if isinstance(y, Handle) and isinstance(y.type, TileType):
                 self.fail(f"{said} that gives {describe(y)} or not", EACH[name])
             found.append(y)
             if is_bool(y) and not is_bool(x):  # True is 1
@@ -299,7 +300,7 @@ class Expressions(Indexing):
         return self.attribute(self.expr(e.value), e.attr)
 
     def attribute(self, x: Any, name: str) -> Any:
-        if isinstance(x, Row):
+        if isinstance(x, TensorRow):
             x = self.view_of_row(x)
         if isinstance(x, Handle):
             return self.handle_attribute(x, name)
@@ -334,19 +335,19 @@ class Expressions(Indexing):
             return getattr(self.constant_int(x, f"a number whose .{name}() is asked"), name)
         if name in ("astype", "to"):
             return lambda dtype: self.call(OPS["cast"], [x, dtype], {})
-        kind = type(t).__name__.lower()
+        kind = {GlobalTensor: "tensor", TileType: "tile"}.get(type(t), type(t).__name__.lower())
         hint = f"ts.tile.{name}(x)" if name in OPS else "a value has .T .shape .dtype .ndim .astype"
         self.fail(f"a {kind} has no attribute {name!r}", hint)
 
     def shape_of(self, x: Handle) -> tuple:
-        if isinstance(x.type, Tensor):
+        if isinstance(x.type, GlobalTensor):
             return tuple(self.extent(x, i) for i in range(self.rank(x)))
         return x.type.shape  # type: ignore[union-attr]
 
     def transpose(self, x: Handle) -> Any:
-        if isinstance(x.type, Tensor):
+        if isinstance(x.type, GlobalTensor):
             self.fail("the transpose of a whole tensor", "slice first: A[m:m+64, k:k+32].T")
-        if isinstance(x.type, Tile):
+        if isinstance(x.type, TileType):
             return self.call(OPS["transpose"], [x], {})
         return self.emit("view_transpose", [x], self.hint(x))
 

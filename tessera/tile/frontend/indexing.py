@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.frontend.build_ir import Emitter
+from tessera.tile.frontend.build_ir import IRBuilder
 from tessera.tile.ir import affine
-from tessera.tile.ir.edges import Axis, Edge, Facts
-from tessera.tile.ir.handles import Handle, Part, Region, Row, describe
-from tessera.tile.ir.ir import Def, Op, Value
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
+from tessera.tile.ir.edges import Axis, Edge, TileEdges
+from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe
+from tessera.tile.ir.ir import Def, Op, SSAValue
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 
 
-class Indexing(Emitter, ABC):
+class Indexing(IRBuilder, ABC):
     """Subscript expressions."""
 
     axis_names: list[Any]  # axes of the launch grid so far
@@ -27,8 +27,8 @@ class Indexing(Emitter, ABC):
     def get_Slice(self, e: ast.Slice) -> Any:
         if e.step is not None:
             self.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]")
-        return Part(self.expr(e.lower) if e.lower else None,
-                    self.expr(e.upper) if e.upper else None, ast.unparse(e))
+        return AxisSlice(self.expr(e.lower) if e.lower else None,
+                         self.expr(e.upper) if e.upper else None, ast.unparse(e))
 
     def get_Subscript(self, e: ast.Subscript) -> Any:
         return self.subscript(self.expr(e.value), self.parts(e))
@@ -36,11 +36,11 @@ class Indexing(Emitter, ABC):
     def part_of(self, e: ast.Subscript) -> Any:
         """x[a, lo:hi] of a tensor or buffer as it is written; anything else as usual."""
         base, parts = self.expr(e.value), self.parts(e)
-        plain = isinstance(base, Handle) and (isinstance(base.type, Tensor) or isinstance(
+        plain = isinstance(base, Handle) and (isinstance(base.type, GlobalTensor) or isinstance(
             base.type, Buffer) and base.type.stages == 1)
-        if not plain or not any(isinstance(p, Part) for p in parts):
+        if not plain or not any(isinstance(p, AxisSlice) for p in parts):
             return self.subscript(base, parts)
-        return Region(base, tuple(self.expand_ellipsis(base, parts)))
+        return TensorSlice(base, tuple(self.expand_ellipsis(base, parts)))
 
     def parts(self, e: ast.Subscript) -> list[Any]:
         items = e.slice.elts if isinstance(e.slice, ast.Tuple) else [e.slice]
@@ -49,13 +49,13 @@ class Indexing(Emitter, ABC):
     def subscript(self, base: Any, parts: list[Any]) -> Any:
         if isinstance(base, tuple | list | str | dict):
             return self.pick(base, parts)
-        if isinstance(base, Row):
+        if isinstance(base, TensorRow):
             return self.subscript(base.base, [*base.index, *parts])
         if not isinstance(base, Handle):
             self.fail(f"{describe(base)} cannot be indexed")
         if isinstance(base.type, Scalar):
             self.fail(f"{describe(base)} is a number and cannot be indexed")
-        if isinstance(base.type, Tile):
+        if isinstance(base.type, TileType):
             return self.index_tile(base, parts)
         if isinstance(base.type, Buffer) and base.type.stages > 1:
             staged = self.pick_stage(base, parts[0])
@@ -65,7 +65,7 @@ class Indexing(Emitter, ABC):
     def pick(self, base: Any, parts: list[Any]) -> Any:
         """An item of a compile-time tuple, list or dict."""
         (index,) = parts if len(parts) == 1 else (tuple(parts),)
-        if isinstance(index, Part):
+        if isinstance(index, AxisSlice):
             index = slice(index.lo, index.hi)
         if isinstance(index, Handle):
             self.fail("a tuple or list indexed by a run-time number",
@@ -82,7 +82,7 @@ class Indexing(Emitter, ABC):
         if ... in parts:
             at = parts.index(...)
             missing = self.rank(base) - len(parts) + 1
-            parts = parts[:at] + [Part(None, None, ":")] * missing + parts[at + 1:]
+            parts = parts[:at] + [AxisSlice(None, None, ":")] * missing + parts[at + 1:]
         if len(parts) > self.rank(base):
             self.fail(f"{len(parts)} indices for {describe(base)}, which has {self.rank(base)} "
                       "axes")
@@ -91,13 +91,13 @@ class Indexing(Emitter, ABC):
     def rank(self, x: Handle) -> int:
         """Axes that the kernel sees; leading composite extents are grid axes."""
         t = x.type
-        if isinstance(t, Tensor):
+        if isinstance(t, GlobalTensor):
             return len(t.dims) - len(x.hidden)
         return len(t.shape)  # type: ignore[union-attr]
 
     def extent(self, x: Handle, axis: int) -> Any:
         """Extent of a visible axis: an int, or the Handle of a named extent."""
-        if not isinstance(x.type, Tensor):
+        if not isinstance(x.type, GlobalTensor):
             return x.type.shape[axis]  # type: ignore[union-attr]
         return self.dim_value(x.type.dims[axis + len(x.hidden)])
 
@@ -116,28 +116,28 @@ class Indexing(Emitter, ABC):
         if picked := self.picked(parts):
             return self.gather(base, parts, picked)
         for p in parts:
-            if not isinstance(p, Part):
+            if not isinstance(p, AxisSlice):
                 self.require_index(p)
-        if all(not isinstance(p, Part) for p in parts):
+        if all(not isinstance(p, AxisSlice) for p in parts):
             if len(parts) < self.rank(base):
-                return Row(base, tuple(parts))
+                return TensorRow(base, tuple(parts))
             return self.load_element(base, parts)
         return self.make_view(base, parts)
 
     def picked(self, parts: list[Any]) -> int | None:
         """The axis at which an index is a tile of positions, plus one; None without one."""
-        at = [i for i, p in enumerate(parts) if isinstance(p, Row) or isinstance(p, Handle)
+        at = [i for i, p in enumerate(parts) if isinstance(p, TensorRow) or isinstance(p, Handle)
               and not isinstance(p.type, Scalar)]
         if len(at) > 1:
             self.fail("two tiles in one index", "gather along one axis; the others are slices and "
                       "numbers")
         return at[0] + 1 if at else None
 
-    def chosen_along(self, base: Handle, parts: list[Any], picked: int) -> tuple[Region, int]:
+    def chosen_along(self, base: Handle, parts: list[Any], picked: int) -> tuple[TensorSlice, int]:
         """The place without the index, and the axis (among those that stay) it runs along."""
-        free = [*parts[:picked - 1], Part(None, None, ":"), *parts[picked:]]
-        axis = sum(isinstance(p, Part) for p in parts[:picked - 1])
-        return Region(base, tuple(free)), axis
+        free = [*parts[:picked - 1], AxisSlice(None, None, ":"), *parts[picked:]]
+        axis = sum(isinstance(p, AxisSlice) for p in parts[:picked - 1])
+        return TensorSlice(base, tuple(free)), axis
 
     def gather(self, base: Handle, parts: list[Any], picked: int) -> Any:
         """x[index] where the index is a tile: ts.tile.gather."""
@@ -196,20 +196,20 @@ class Indexing(Emitter, ABC):
                       f"say how: int(x), or ts.tile.cast(x, ts.{dtype})")
         return self.cast(value, dtype if dtype.kind != "float" else dtype.compute)
 
-    def view_of_row(self, row: Row) -> Handle:
-        rest = [Part(None, None, ":")] * (self.rank(row.base) - len(row.index))
+    def view_of_row(self, row: TensorRow) -> Handle:
+        rest = [AxisSlice(None, None, ":")] * (self.rank(row.base) - len(row.index))
         return self.make_view(row.base, [*row.index, *rest])
 
     def make_view(self, base: Handle, parts: list[Any]) -> Handle:
         """A box with static extents. Omitted trailing axes are whole."""
         if isinstance(base.type, View):
             self.fail("a slice of a slice", "slice the tensor or buffer itself once")
-        parts = parts + [Part(None, None, ":")] * (self.rank(base) - len(parts))
+        parts = parts + [AxisSlice(None, None, ":")] * (self.rank(base) - len(parts))
         offsets: list[Any] = []
         box: list[int] = []
         edges: list[Edge | None] = []
         for axis, p in enumerate(parts):
-            if not isinstance(p, Part):
+            if not isinstance(p, AxisSlice):
                 if not self.is_uniform(p):
                     self.fail("a view at a place that depends on the lane",
                               "a view belongs to the group; index all axes for one element each")
@@ -221,14 +221,14 @@ class Indexing(Emitter, ABC):
             box.append(extent)
             edges.append(self.edge(base, axis, lo, extent))
         hidden = self.leading(base)
-        kept = tuple(len(hidden) + i for i, p in enumerate(parts) if isinstance(p, Part))
+        kept = tuple(len(hidden) + i for i, p in enumerate(parts) if isinstance(p, AxisSlice))
         made = self.emit("view", [base, *hidden, *offsets], self.hint(base),
                          box=(1,) * len(hidden) + tuple(box), kept=kept)
-        if isinstance(base.type, Tensor):
-            self.state(made.value, Facts.of(edges))
+        if isinstance(base.type, GlobalTensor):
+            self.state(made.value, TileEdges.of(edges))
         return made
 
-    def slice_box(self, base: Handle, axis: int, p: Part) -> tuple[Any, int]:
+    def slice_box(self, base: Handle, axis: int, p: AxisSlice) -> tuple[Any, int]:
         """(offset, static extent) of lo:hi."""
         size = self.extent(base, axis)
         lo = 0 if p.lo is None else p.lo
@@ -253,13 +253,13 @@ class Indexing(Emitter, ABC):
 
     def edge_in(self, base: Handle, axis: int, lo: Any, extent: int) -> Axis:
         """Of a box of a tensor, or of what a shared buffer holds."""
-        if isinstance(base.type, Tensor):
+        if isinstance(base.type, GlobalTensor):
             return self.edge(base, axis, lo, extent)
         return self.shifted(self.facts_of(base).at(axis), self.forms.form(self.operand(lo)), 1)
 
     def edge(self, base: Handle, axis: int, lo: Any, extent: int) -> Edge | None:
         """Where the box lies in a tensor, and whether it surely lies inside."""
-        if not isinstance(base.type, Tensor):
+        if not isinstance(base.type, GlobalTensor):
             return None
         size = self.extent(base, axis)
         span = self.span(self.forms.form(self.operand(lo)))
@@ -281,14 +281,14 @@ class Indexing(Emitter, ABC):
         return low, high
 
     @abstractmethod
-    def reach(self, value: Value) -> tuple[int, int] | None:
+    def reach(self, value: SSAValue) -> tuple[int, int] | None:
         """The smallest and largest number that a value may be, where they are known."""
 
     # --- tiles --------------------------------------------------------------------------------
     def index_tile(self, x: Handle, parts: list[Any]) -> Handle:
         """Only new axes: m[:, None], m[None, :]."""
         whole = [p for p in parts if p is not None]
-        plain = all(isinstance(p, Part) and p.lo is None and p.hi is None for p in whole)
+        plain = all(isinstance(p, AxisSlice) and p.lo is None and p.hi is None for p in whole)
         if not plain or len(whole) != len(x.type.shape):  # type: ignore[union-attr]
             self.fail(f"an element or part of {describe(x)}",
                       "a tile lives in registers: only t[:, None] and t[None, :]; store it to a "
@@ -324,7 +324,7 @@ class Indexing(Emitter, ABC):
 
     def pick_stage(self, base: Handle, index: Any) -> Handle:
         assert isinstance(base.type, Buffer)
-        if isinstance(index, Part):
+        if isinstance(index, AxisSlice):
             self.fail("a slice of the stages of a buffer", "choose one: buffers[stage]")
         self.require_index(index)
         if isinstance(index, int) and not 0 <= index < base.type.stages:
@@ -332,5 +332,5 @@ class Indexing(Emitter, ABC):
         return self.emit("stage", [base, index], self.hint(base))
 
 
-def root(value: Value) -> str:
+def root(value: SSAValue) -> str:
     return value.name

@@ -8,10 +8,10 @@ from typing import Any
 
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.statements import Statements, same
-from tessera.tile.ir.edges import NOTHING, Facts, join_facts
-from tessera.tile.ir.handles import Handle, Row, Undefined, Unset, describe, is_number
-from tessera.tile.ir.ir import Def, For, Operand, Value, While
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
+from tessera.tile.ir.handles import Handle, TensorRow, Undefined, Unset, describe, is_number
+from tessera.tile.ir.ir import Def, For, Operand, SSAValue, While
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 from tessera.tile.ops.rules import promote
 
 
@@ -25,7 +25,7 @@ class Carried:
     name: str
     type: Type
     init: Any
-    facts: Facts = NOTHING
+    facts: TileEdges = NOTHING
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,11 @@ class Start:
     and how many edges were met."""
 
     taken: set[str]
-    contents: dict[Value, Facts]
+    contents: dict[SSAValue, TileEdges]
     edges_seen: int
 
 
-Tried = dict[str, tuple[Type, Facts]]
+Tried = dict[str, tuple[Type, TileEdges]]
 ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few times
 
 
@@ -112,10 +112,10 @@ class Loops(Statements):
         out = []
         for name in names:
             init = self.env[name]
-            if isinstance(init, Undefined | tuple | list | str | Row) or init is None or not (
+            if isinstance(init, Undefined | tuple | list | str | TensorRow) or init is None or not (
                     isinstance(init, Handle | Unset) or is_number(init)):
                 continue
-            if isinstance(init, Handle) and isinstance(init.type, Buffer | View | Tensor):
+            if isinstance(init, Handle) and isinstance(init.type, Buffer | View | GlobalTensor):
                 continue
             if isinstance(init, Unset) and name not in tried:
                 continue
@@ -132,7 +132,7 @@ class Loops(Statements):
         return defs
 
     def close(self, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
-              ) -> tuple[Tried, dict[Value, Facts]] | None:
+              ) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
         """None when every carried type is what it is after a turn, and so are the facts of edges;
         else those to try, and what shared buffers hold."""
         tried: Tried = {}
@@ -164,9 +164,9 @@ class Loops(Statements):
     def each_turn(self) -> str:
         return f"has another edge in each iteration of the loop at line {self.where().line}"
 
-    def around(self, c: Carried, value: Value, start: Start) -> Facts:
+    def around(self, c: Carried, value: SSAValue, start: Start) -> TileEdges:
         """Of a carried tile before any turn: what it was, or what it is after one."""
-        if not isinstance(c.type, Tile):
+        if not isinstance(c.type, TileType):
             return NOTHING
         last = self.env[c.name]
         after = self.outlived(self.facts_of(last), start.taken, self.each_turn())
@@ -185,11 +185,11 @@ class Loops(Statements):
         inside = dict(self.env)
         ends = [self.around(c, d.value, start) for c, d in zip(carried, defs, strict=True)]
         zeros = all(f == c.facts for f, c in zip(ends, carried, strict=True))
-        self.contents = {b: f if zeros else Facts(f.axes) for b, f in start.contents.items()}
+        self.contents = {b: f if zeros else TileEdges(f.axes) for b, f in start.contents.items()}
         for c, d in zip(carried, defs, strict=True):
             self.env[c.name] = Handle(d.value, d.type)
             self.block_types[d.value] = d.type
-            self.state(d.value, c.facts if zeros else Facts(c.facts.axes))
+            self.state(d.value, c.facts if zeros else TileEdges(c.facts.axes))
         known = {c.name for c in carried}
         for name, value in inside.items():
             if name in known:

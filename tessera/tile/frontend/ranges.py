@@ -8,10 +8,10 @@ from typing import Any
 
 from tessera.numerics import i64
 from tessera.tile.frontend.loops import Loops, resets
-from tessera.tile.ir.handles import Handle, Range, describe, is_number
+from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, Tile
+from tessera.tile.ir.types import Buffer, TileType
 from tessera.tile.passes.independent_iterations import why_dependent
 
 
@@ -35,7 +35,7 @@ class Ranges(Loops):
         if s.orelse:
             self.fail("else after a loop is not part of the kernel language")
         items = self.expr(s.iter)
-        if isinstance(items, Range):
+        if isinstance(items, LoopRange):
             if not isinstance(s.target, ast.Name):
                 self.fail("a range gives one number: for i in ts.tile.range(...)")
             self.range_loop(s, items)
@@ -52,7 +52,7 @@ class Ranges(Loops):
             self.assign(s.target, item)
             self.statements(resets(s) + s.body)
 
-    def range_loop(self, s: Any, r: Range) -> None:
+    def range_loop(self, s: Any, r: LoopRange) -> None:
         body = resets(s) + s.body
         if r.prefetch is not None:
             self.constant_int(r.prefetch, "prefetch")
@@ -76,7 +76,7 @@ class Ranges(Loops):
         else:
             self.spread_loop(s, r, wanted, body)
 
-    def natural(self, r: Range, dim: str | None) -> str | None:
+    def natural(self, r: LoopRange, dim: str | None) -> str | None:
         """How a range with no over= may be spread, when its turns are independent."""
         if not r.has_step:
             return "lanes"
@@ -84,7 +84,7 @@ class Ranges(Loops):
             return "groups"
         return None
 
-    def spread_loop(self, s: Any, r: Range, over: str, body: list[ast.stmt]) -> None:
+    def spread_loop(self, s: Any, r: LoopRange, over: str, body: list[ast.stmt]) -> None:
         """Traced serially first: the turns are spread when they are independent."""
         mark = self.mark()
         node = self.for_loop(s, r.lo, r.hi, r.step, "serial", body)
@@ -146,7 +146,7 @@ class Ranges(Loops):
         names = [n for n, v in self.fixed.items() if v == x] if isinstance(x, DimInt) else []
         return names[0] if names else None
 
-    def output_dim(self, r: Range) -> str | None:
+    def output_dim(self, r: LoopRange) -> str | None:
         """The extent of the returned tensor whose blocks this outermost range enumerates (Q51)."""
         if self.output is None or self.depth or not r.has_step or not is_zero(r.lo):
             return None
@@ -155,7 +155,7 @@ class Ranges(Loops):
         known = {str(d) for d in out}
         return name if name in known else None
 
-    def block_loop(self, s: Any, r: Range, dim: str, body: list[ast.stmt]) -> None:
+    def block_loop(self, s: Any, r: LoopRange, dim: str, body: list[ast.stmt]) -> None:
         """A kernel that returns a tile runs once per block of its result: the loop is the grid."""
         step = self.constant_int(r.step, "the step of the range over the result's blocks")
         group = self.counted(self.group_coordinate(self.axis(dim, step)), dim)
@@ -165,7 +165,7 @@ class Ranges(Loops):
         self.statements(body)
         self.depth -= 1
 
-    def until(self, s: Any, r: Range, body: list[ast.stmt]) -> None:
+    def until(self, s: Any, r: LoopRange, body: list[ast.stmt]) -> None:
         """A range with break or return in it: a while with the counter carried."""
         if r.over in ("lanes", "groups"):
             self.fail(f"over={r.over!r} with break or return inside: the turns depend on each "
@@ -204,5 +204,5 @@ def walk_ops(nodes: Any) -> list[Op]:
 
 def uses_group_ops(node: For) -> bool:
     """Whether ops of the whole group stand inside."""
-    return any(OPS[n.name].group or any(isinstance(d.type, Tile) for d in n.outs)
+    return any(OPS[n.name].group or any(isinstance(d.type, TileType) for d in n.outs)
                for n in walk_ops(node))

@@ -27,7 +27,7 @@ _PYTEST_NUMBERS = {"True", "False", "0", "1"}
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class KernelSource:
     """tree: the function's definition; positions in it count from `first` and `indent`.
     captured: what its traces read from outside."""
 
@@ -48,7 +48,7 @@ class Source:
         return Site(self.file, self.first + line - 1, text, start=start, stop=stop)
 
 
-def capture(fn: Callable) -> Source:
+def capture(fn: Callable) -> KernelSource:
     """The source of a plain function. Raises TileError when there is none or it changed."""
     file = fn.__code__.co_filename
     if fn.__name__ == "<lambda>":
@@ -67,7 +67,7 @@ def capture(fn: Callable) -> Source:
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = _definition(textwrap.dedent(text), fn)
     _require_unchanged(tree, fn)
-    return Source(tree, file, first, indent, tuple(lines))
+    return KernelSource(tree, file, first, indent, tuple(lines))
 
 
 def _definition(text: str, fn: Callable) -> ast.FunctionDef:

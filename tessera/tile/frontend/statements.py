@@ -13,10 +13,19 @@ from tessera.numerics import f32, i32
 from tessera.tile.frontend.calls import Calls
 from tessera.tile.frontend.expressions import BINARY, WHERE
 from tessera.tile.ir.edges import join_facts
-from tessera.tile.ir.handles import Handle, Part, Row, Traced, Undefined, Unset, describe, is_number
+from tessera.tile.ir.handles import (
+    AxisSlice,
+    Handle,
+    TensorRow,
+    Traced,
+    Undefined,
+    Unset,
+    describe,
+    is_number,
+)
 from tessera.tile.ir.ir import Def, If, Node, Op, Operand
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 from tessera.tile.ops.rules import promote
 
 REFUSED = {
@@ -94,7 +103,7 @@ class Statements(Calls):
             return
         held = self.env.get(target.id) if isinstance(target, ast.Name) else None
         if not isinstance(target, ast.Name) or target.id not in self.argument_names or not (
-                isinstance(held, Handle) and isinstance(held.type, Tensor)):
+                isinstance(held, Handle) and isinstance(held.type, GlobalTensor)):
             return
         if not any(isinstance(n, ast.Name) and n.id == target.id for n in ast.walk(value)):
             name = target.id
@@ -146,12 +155,12 @@ class Statements(Calls):
         """The tensor or buffer of x[i] and the indices, stages resolved."""
         base: Any = self.expr(target.value)
         parts = self.parts(target)
-        if isinstance(base, Row):
+        if isinstance(base, TensorRow):
             base, parts = base.base, [*base.index, *parts]
         if isinstance(base, tuple | list | dict):
             self.fail("assignment to an item of a tuple, list or dict",
                       "use a shared buffer or names")
-        if not isinstance(base, Handle) or isinstance(base.type, Scalar | Tile):
+        if not isinstance(base, Handle) or isinstance(base.type, Scalar | TileType):
             hint = "a tile is a value: make a new one, for example with ts.tile.where"
             self.fail(f"assignment to a part of {describe(base)}", hint)
         if isinstance(base.type, Buffer) and base.type.stages > 1:
@@ -167,9 +176,10 @@ class Statements(Calls):
             region, axis = self.chosen_along(base, parts, picked)
             self.call(OPS["scatter"], [region, parts[picked - 1], value, axis], {})
             return
-        elements = all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base)
+        elements = all(not isinstance(p, AxisSlice) for p in parts) \
+            and len(parts) == self.rank(base)
         for p in parts:
-            if not isinstance(p, Part):
+            if not isinstance(p, AxisSlice):
                 self.require_index(p)
         if elements and parts:
             self.store_element(base, parts, value)
@@ -179,7 +189,7 @@ class Statements(Calls):
 
     def store_tile(self, view: Handle, value: Any) -> None:
         """A tile, a number, or another place (loaded) into a box."""
-        if isinstance(value, Row):
+        if isinstance(value, TensorRow):
             value = self.view_of_row(value)
         if isinstance(value, Handle) and isinstance(value.type, View | Buffer):
             value = self.call(OPS["load"], [value], {})
@@ -197,7 +207,7 @@ class Statements(Calls):
             self.fail("@= is not part of the kernel language", "x = ts.tile.dot(x, y)")
         if isinstance(s.target, ast.Name):
             old = self.get_Name(ast.copy_location(ast.Name(s.target.id, ast.Load()), s.target))
-            if isinstance(old, Handle) and isinstance(old.type, Tensor | Buffer | View):
+            if isinstance(old, Handle) and isinstance(old.type, GlobalTensor | Buffer | View):
                 self.update_block(old, name, self.expr(s.value))
                 return
             self.env[s.target.id] = self.named(self.binary(name, old, self.expr(s.value)),
@@ -207,7 +217,7 @@ class Statements(Calls):
             if self.picked(parts):
                 self.fail(f"{ast.unparse(s)} with a tile of positions: two of them may be equal",
                           "ts.tile.scatter(x, index, tile, mode='add') adds each")
-            if all(not isinstance(p, Part) for p in parts) and len(parts) == self.rank(base):
+            if all(not isinstance(p, AxisSlice) for p in parts) and len(parts) == self.rank(base):
                 old = self.load_element(base, parts)
                 self.store_at(base, parts, self.binary(name, old, self.expr(s.value)))
                 return
@@ -224,7 +234,7 @@ class Statements(Calls):
 
     def update_block(self, tensor: Handle, name: str, value: Any) -> None:
         """C += tile: the group's own block of C."""
-        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+        if not isinstance(value, Handle) or not isinstance(value.type, TileType):
             self.fail(f"{describe(value)} added to the whole of {describe(tensor)}",
                       "add a tile (the group's block), or index elements")
         self.update(self.own_block(tensor, value.type.shape), name, value)
@@ -301,7 +311,7 @@ class Statements(Calls):
             elses.append(y)
             new[name] = Handle(made.value, type_)
             self.note_type(new[name])
-            if isinstance(type_, Tile):
+            if isinstance(type_, TileType):
                 known = [self.outlived(self.facts_of(v), taken, self.in_branch()) for v in (a, b)]
                 self.sources[made.value] = (a.value, b.value) if isinstance(
                     a, Handle) and isinstance(b, Handle) else ()
@@ -331,7 +341,7 @@ class Statements(Calls):
             return self.laned(self.type_of(known), lane)
         ta, tb = self.type_of(a), self.type_of(b)
         for t in (ta, tb):
-            if not isinstance(t, Scalar | Tile):
+            if not isinstance(t, Scalar | TileType):
                 self.fail(f"{self.spelled(name)}: {said} different places in memory, {ta} and {tb}",
                           "index a list of buffers by a stage number instead")
         joined = self.joined(a, b, ta, tb)
@@ -346,7 +356,7 @@ class Statements(Calls):
     def laned(self, t: Type, lane: bool, name: str = "") -> Type:
         if not lane:
             return t
-        if isinstance(t, Tile):
+        if isinstance(t, TileType):
             said = self.spelled(name)
             self.fail(f"the tile {said} is assigned where control depends on the lane",
                       "a tile belongs to the whole group: use ts.tile.where")
@@ -361,14 +371,14 @@ class Statements(Calls):
         return made.where if made is not None else None
 
     def joined(self, a: Any, b: Any, ta: Any, tb: Any) -> Type | None:
-        if isinstance(ta, Tile) != isinstance(tb, Tile):
-            tile, other, literal = (ta, tb, b) if isinstance(ta, Tile) else (tb, ta, a)
+        if isinstance(ta, TileType) != isinstance(tb, TileType):
+            tile, other, literal = (ta, tb, b) if isinstance(ta, TileType) else (tb, ta, a)
             return tile if is_number(literal) and fits_dtype(literal, tile.dtype) else None
         dtype = self.joined_dtype(a, b, ta, tb)
         if dtype is None:
             return None
-        if isinstance(ta, Tile):
-            return Tile(dtype, ta.shape) if ta.shape == tb.shape else None
+        if isinstance(ta, TileType):
+            return TileType(dtype, ta.shape) if ta.shape == tb.shape else None
         return Scalar(dtype, ta.uniform and tb.uniform)
 
     @staticmethod
@@ -391,7 +401,7 @@ class Statements(Calls):
         try:
             if isinstance(x, Unset):
                 x = 0 if t.dtype.kind != "float" else 0.0
-            if isinstance(t, Tile) and not isinstance(x, Handle):
+            if isinstance(t, TileType) and not isinstance(x, Handle):
                 x = self.emit("full", [], shape=t.shape, value=x, dtype=t.dtype)
             if isinstance(x, Handle):
                 return self.cast(x, t.dtype).value

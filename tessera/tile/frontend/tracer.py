@@ -10,23 +10,31 @@ from tessera.dims import Dim, solved_names
 from tessera.numerics import NumericType, i32, i64
 from tessera.tensor import TensorType
 from tessera.tile.frontend import block_origins
-from tessera.tile.frontend.composite_parameters import Fields
+from tessera.tile.frontend.composite_parameters import RecordFields
 from tessera.tile.frontend.context import Context
 from tessera.tile.frontend.edge_check import check_edges
 from tessera.tile.frontend.exits import RETURN, Exits
 from tessera.tile.frontend.expressions import closure_of
 from tessera.tile.frontend.loops import stored_names
 from tessera.tile.frontend.ranges import DimInt, Ranges, walk_ops
-from tessera.tile.frontend.source import Source
-from tessera.tile.ir.handles import UNSET, Handle, NeedConstants, Part, Row, Undefined, describe
-from tessera.tile.ir.ir import Axis, Function, Param, Value
+from tessera.tile.frontend.source import KernelSource
+from tessera.tile.ir.handles import (
+    UNSET,
+    AxisSlice,
+    Handle,
+    NeedConstants,
+    TensorRow,
+    Undefined,
+    describe,
+)
+from tessera.tile.ir.ir import Function, GridAxis, Param, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, Type, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 
 
 @dataclass(frozen=True)
-class Spec:
+class KernelSpec:
     """What one specialisation of a kernel is made for. params: tensors and scalars in order."""
 
     params: tuple[tuple[str, Type], ...]
@@ -44,18 +52,19 @@ class Spec:
         object.__setattr__(self, "spelled", tuple(repr(v) for _, v in self.constants))
 
 
-def trace(source: Source, fn: Callable, spec: Spec, sizes: dict[str, int]) -> Function:
+def trace(source: KernelSource, fn: Callable, spec: KernelSpec, sizes: dict[str, int]) -> Function:
     """The Tile IR of a kernel for `spec`. Extents that must be constants are taken from sizes."""
     fixed = dict(spec.fixed_dims)
     while True:
         try:
-            return Tracer(source, fn, replace(spec, fixed_dims=tuple(sorted(fixed.items())))).run()
+            return KernelTracer(source, fn,
+                                replace(spec, fixed_dims=tuple(sorted(fixed.items())))).run()
         except NeedConstants as need:
             fixed |= {n: sizes[n] for n in need.names}
 
 
-class Tracer(Ranges):
-    def __init__(self, source: Source, fn: Callable, spec: Spec):
+class KernelTracer(Ranges):
+    def __init__(self, source: KernelSource, fn: Callable, spec: KernelSpec):
         super().__init__(source)
         self.fn, self.spec = fn, spec
         self.fixed = {n: DimInt(v) for n, v in spec.fixed_dims}
@@ -65,7 +74,7 @@ class Tracer(Ranges):
         self.block_types: dict[Any, Any] = {}
         self.loop_env: list[dict[str, Any]] = []
         self.loop_bounds: dict[Any, Any] = {}
-        self.axis_names: list[Axis] = []
+        self.axis_names: list[GridAxis] = []
         self.origin: dict[str, Any] = {}  # named extent -> origin of the group's block
         self.params: list[Param] = []
         self.result: tuple[str, ...] = ("none",)
@@ -74,7 +83,7 @@ class Tracer(Ranges):
         self.exits = Exits(source.tree)
         self.assigned = frozenset(stored_names(self.exits.body))
         self.env: dict[str, Any] = {}
-        self.coordinates: dict[Value, int] = {}
+        self.coordinates: dict[SSAValue, int] = {}
 
     # --- set-up -------------------------------------------------------------------------------
     def run(self) -> Function:
@@ -97,24 +106,24 @@ class Tracer(Ranges):
         self.env |= dict(self.spec.constants)
         self.env |= {RETURN: UNSET if self.exits.flags else None}
         self.env |= dict.fromkeys(self.exits.flags, False)
-        names = [str(d) for _, t in self.spec.params if isinstance(t, Tensor)
+        names = [str(d) for _, t in self.spec.params if isinstance(t, GlobalTensor)
                  for d in t.dims if isinstance(d, Dim) and str(d).isidentifier()]
         for name, t in self.spec.params:
             self.parameter(name, t, "argument")
-        names += solved_names(d for _, t in self.spec.params if isinstance(t, Tensor)
+        names += solved_names(d for _, t in self.spec.params if isinstance(t, GlobalTensor)
                               for d in t.dims)
         for name in dict.fromkeys(names):
             if name not in self.env:
                 self.dimension(name)
         for name, t in self.spec.params:
-            if isinstance(t, Tensor):
+            if isinstance(t, GlobalTensor):
                 self.env[name] = replace(self.env[name], hidden=self.grid_dims(t))
         for name, fields in self.spec.records:
-            self.env[name] = Fields({f: self.env[f"{name}_{f}"] for f in fields})
+            self.env[name] = RecordFields({f: self.env[f"{name}_{f}"] for f in fields})
         if isinstance(self.spec.result, TensorType):
             kind = self.spec.result
             assert kind.type is not None
-            t = Tensor(kind.type, kind.shape)
+            t = GlobalTensor(kind.type, kind.shape)
             self.output = replace(self.parameter("result", t, "output"), hidden=self.grid_dims(t))
 
     def parameter(self, name: str, t: Type, role: str) -> Handle:
@@ -138,7 +147,7 @@ class Tracer(Ranges):
         if not local:
             self.env[name] = self.loaded_dims[name]
 
-    def grid_dims(self, t: Tensor) -> tuple[int, ...]:
+    def grid_dims(self, t: GlobalTensor) -> tuple[int, ...]:
         """Leading composite extents, B*H, are grid axes; the kernel sees the rest."""
         out = []
         for dim in t.dims[:-1]:
@@ -155,7 +164,7 @@ class Tracer(Ranges):
                     self.fail(f"the extent {dim} is cut into blocks of {a.block} and of {block}",
                               "one kernel has one block size for an extent")
                 return i
-        self.axis_names.append(Axis(dim, block, lo, stride))
+        self.axis_names.append(GridAxis(dim, block, lo, stride))
         return len(self.axis_names) - 1
 
     def group_coordinate(self, axis: int) -> Handle:
@@ -163,7 +172,7 @@ class Tracer(Ranges):
         self.coordinates[made.value] = axis
         return made
 
-    def reach(self, value: Value) -> tuple[int, int] | None:
+    def reach(self, value: SSAValue) -> tuple[int, int] | None:
         """Least and greatest value of a loop counter or grid coordinate with constant bounds."""
         if value in self.coordinates:
             a = self.axis_names[self.coordinates[value]]
@@ -214,13 +223,13 @@ class Tracer(Ranges):
     def row_dim(self) -> Any:
         """The extent that the group's rows belong to: that of the first matrix."""
         for _, t in self.spec.params:
-            if isinstance(t, Tensor) and len(t.dims) >= 2:
+            if isinstance(t, GlobalTensor) and len(t.dims) >= 2:
                 return t.dims[-2]
         self.fail("row_index needs a kernel with a matrix parameter")
 
     def batch_coordinate(self) -> Any:
         """The number of the matrix that the group works on, over the composite leading extents."""
-        hidden = {a for n, t in self.spec.params if isinstance(t, Tensor)
+        hidden = {a for n, t in self.spec.params if isinstance(t, GlobalTensor)
                   for a in (self.env[n].hidden if isinstance(self.env.get(n), Handle) else ())}
         out: Any = 0
         for a in sorted(hidden):
@@ -239,11 +248,11 @@ class Tracer(Ranges):
             self.fail(f"a tile of shape {list(shape)} for {describe(tensor)}: "
                       f"the kernel sees {self.rank(tensor)} axes of it")
         parts = []
-        assert isinstance(tensor.type, Tensor)
+        assert isinstance(tensor.type, GlobalTensor)
         for axis, size in enumerate(shape):
             dim = tensor.type.dims[axis + len(tensor.hidden)]
             lo = self.own_origin(dim, size)
-            parts.append(Part(lo, self.arithmetic("add", (lo, size)), ":"))
+            parts.append(AxisSlice(lo, self.arithmetic("add", (lo, size)), ":"))
         return self.make_view(tensor, parts)
 
     def own_origin(self, dim: Any, size: int) -> Any:
@@ -274,7 +283,7 @@ class Tracer(Ranges):
                           "return a parameter, a number or a tile")
             return
         items = value if isinstance(value, tuple) else (value,)
-        if all(isinstance(v, Handle) and isinstance(v.type, Tensor) for v in items):
+        if all(isinstance(v, Handle) and isinstance(v.type, GlobalTensor) for v in items):
             self.result = ("param", *(v.value.name for v in items))
             return
         if self.output is None and self.spec.result is None and isinstance(value, Handle):
@@ -287,22 +296,22 @@ class Tracer(Ranges):
     def like_the_rows(self, value: Handle) -> Handle | None:
         """The result of a kernel without an annotation for it, when the tile it returns is the
         group's own block of its first matrix: a tensor like that, with the tile's elements."""
-        first = next((t for _, t in self.spec.params if isinstance(t, Tensor)), None)
-        if first is None or not isinstance(value.type, Tile):
+        first = next((t for _, t in self.spec.params if isinstance(t, GlobalTensor)), None)
+        if first is None or not isinstance(value.type, TileType):
             return None
         hidden = self.grid_dims(first)
         own = first.dims[len(hidden):]
         if len(own) != len(value.type.shape) or str(own[0]) not in self.origin:
             return None
-        t = Tensor(NumericType(value.type.dtype), first.dims)
+        t = GlobalTensor(NumericType(value.type.dtype), first.dims)
         return replace(self.parameter("result", t, "output"), hidden=hidden)
 
     def return_tile(self, value: Any) -> None:
-        if isinstance(value, Row):
+        if isinstance(value, TensorRow):
             value = self.view_of_row(value)
         if isinstance(value, Handle) and isinstance(value.type, View | Buffer):
             value = self.call(OPS["load"], [value], {})
-        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+        if not isinstance(value, Handle) or not isinstance(value.type, TileType):
             self.fail(f"the kernel returns {describe(value)}, its annotation says "
                       f"{self.spec.result}", "return a tile, or a parameter")
         assert self.output is not None
@@ -321,7 +330,7 @@ class Tracer(Ranges):
             self.fail("the kernel returns a number and has no annotation for it",
                       "annotate it: def kernel(...) -> ts.f32")
         numeric = kind if isinstance(kind, NumericType) else as_type(kind)
-        out = self.parameter("result", Tensor(numeric, (1,)), "output")
+        out = self.parameter("result", GlobalTensor(numeric, (1,)), "output")
         if not self.is_uniform(value) or self.divergent:
             self.fail("the returned number differs between lanes",
                       "reduce it over the group, or return one element of a shared buffer")
@@ -353,4 +362,4 @@ def composite(dim: Any) -> bool:
     return isinstance(dim, Dim) and len(dim.terms) == 1 and len(dim.terms[0][0]) > 1
 
 
-__all__ = ["Spec", "Tracer", "trace"]
+__all__ = ["KernelSpec", "KernelTracer", "trace"]

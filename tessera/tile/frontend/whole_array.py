@@ -19,14 +19,14 @@ from tessera.errors import SourceLine
 from tessera.numerics import DType, NumericType, as_type, i32
 from tessera.tensor import TensorType
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.source import Source
-from tessera.tile.frontend.tracer import Spec, Tracer, plain
+from tessera.tile.frontend.source import KernelSource
+from tessera.tile.frontend.tracer import KernelSpec, KernelTracer, plain
 from tessera.tile.ir.errors import TileError
-from tessera.tile.ir.handles import UNSET, Handle, Part, Undefined, describe
-from tessera.tile.ir.ir import Axis, Def, For, Function, Node, Op, Value
+from tessera.tile.ir.handles import UNSET, AxisSlice, Handle, Undefined, describe
+from tessera.tile.ir.ir import Def, For, Function, GridAxis, Node, Op, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Scalar, Tensor, Tile
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 from tessera.tile.ops.edge_masks import mask_edge
 from tessera.tile.ops.reduce import NEUTRAL
 
@@ -51,7 +51,7 @@ class Scope:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class AxisBlock:
     """A block of an axis: `size` elements from `origin`, of `extent` in all."""
 
     origin: Any
@@ -60,34 +60,34 @@ class Cut:
     scope: Scope
 
 
-Cuts = tuple[Cut | None, ...]  # per axis of a tile; None: the whole axis
+Cuts = tuple[AxisBlock | None, ...]  # per axis of a tile; None: the whole axis
 
 
 @dataclass(frozen=True)
 class Whole:
     """The trace of a function on whole tiles. loads: the parameter that a value was loaded from."""
 
-    ops: dict[Value, Op]
-    loads: dict[Value, str]
+    ops: dict[SSAValue, Op]
+    loads: dict[SSAValue, str]
     result: Handle
     batch: int | None
 
 
-class WholeTracer(Tracer):
+class WholeTracer(KernelTracer):
     """Traces a body whose tensors are tiles from the start."""
 
     found: Handle
 
     def declare(self) -> None:
         super().declare()
-        self.loads: dict[Value, str] = {}
+        self.loads: dict[SSAValue, str] = {}
         for name, t in self.spec.params:
-            if isinstance(t, Tensor):
+            if isinstance(t, GlobalTensor):
                 place = self.env[name]
                 self.env[name] = self.call(OPS["load"], [self.make_view(place, [])], {})
                 self.loads[self.env[name].value] = name
 
-    def grid_dims(self, t: Tensor) -> tuple[int, ...]:
+    def grid_dims(self, t: GlobalTensor) -> tuple[int, ...]:
         """The first of three axes counts the matrices."""
         return (self.axis(str(self.dim_value(t.dims[0])), 1),) if len(t.dims) == 3 else ()
 
@@ -97,7 +97,7 @@ class WholeTracer(Tracer):
             self.node = self.exits.returns[-1]
         if isinstance(value, Undefined) or value is None or value is UNSET:
             self.fail("a whole-array function returns a tile on every path", "return at the end")
-        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+        if not isinstance(value, Handle) or not isinstance(value.type, TileType):
             self.fail(f"a whole-array function returns a tile, not {describe(value)}",
                       "for numbers and several results write a @ts.kernel with stores")
         self.found = value
@@ -109,7 +109,7 @@ class WholeTracer(Tracer):
         if len(batches) != len(self.axis_names):
             self.fail("row_index and col_index in a whole-array function",
                       "ts.tile.arange(0, x.shape[0]) is the position of each row")
-        ops: dict[Value, Op] = {}
+        ops: dict[SSAValue, Op] = {}
         for node in self.block:
             if not isinstance(node, Op):
                 self.refuse(node.where, "a loop or branch at run time")
@@ -126,7 +126,7 @@ class WholeTracer(Tracer):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """Blocks of the result; None: the whole axis. step: of loops over long axes."""
 
     m: int | None
@@ -134,13 +134,14 @@ class Plan:
     step: int
 
 
-class BlockTracer(Tracer):
+class BlockTracer(KernelTracer):
     """Writes the kernel of one block of the result."""
 
-    def __init__(self, source: Source, fn: Callable, spec: Spec, dag: Whole, plan: Plan):
+    def __init__(self, source: KernelSource, fn: Callable, spec: KernelSpec, dag: Whole,
+                 plan: BlockPlan):
         super().__init__(source, fn, replace(spec, result=None))
         self.dag, self.plan, self.annotated = dag, plan, spec.result
-        self.memo: dict[tuple[Value, Cuts], Handle] = {}
+        self.memo: dict[tuple[SSAValue, Cuts], Handle] = {}
         self.top = Scope(0, [])
         self.line: Any = None
 
@@ -153,7 +154,7 @@ class BlockTracer(Tracer):
         self.block = self.top.nodes
         self.declare()
         t = self.dag.result.type
-        assert isinstance(t, Tile)
+        assert isinstance(t, TileType)
         cuts = tuple(self.cut(extent, size) for extent, size in
                      zip(t.shape, (self.plan.m, self.plan.n), strict=False))
         value = self.value(self.dag.result.value, cuts)
@@ -165,32 +166,32 @@ class BlockTracer(Tracer):
                         ("tensor", "result"), tuple((k, plain(v)) for k, v in constants.items()),
                         tuple(self.top.nodes), self.spec.lanes)
 
-    def cut(self, extent: int, size: int | None) -> Cut | None:
+    def cut(self, extent: int, size: int | None) -> AxisBlock | None:
         """A grid axis of blocks, also of one that reaches beyond a short axis: products come in
         multiples of 16. None where the axis is wanted whole, or broadcasts."""
         if size is None or extent == 1:
             return None
         size = min(size, max(UNIT, 1 << (extent - 1).bit_length()))
         # Not self.axis(): rows and columns of a square result are two axes of one extent.
-        self.axis_names.append(Axis(str(extent), size))
+        self.axis_names.append(GridAxis(str(extent), size))
         at = self.arithmetic("mul", (self.group_coordinate(len(self.axis_names) - 1), size))
-        return Cut(at, size, extent, self.top)
+        return AxisBlock(at, size, extent, self.top)
 
-    def store_result(self, value: Handle, cuts: Cuts, t: Tile) -> None:
+    def store_result(self, value: Handle, cuts: Cuts, t: TileType) -> None:
         kind = result_type(self.annotated, self.spec, t)
         dims = ((self.dag.batch,) if self.dag.batch is not None else ()) + t.shape
-        out = self.parameter("result", Tensor(kind, dims), "output")
+        out = self.parameter("result", GlobalTensor(kind, dims), "output")
         if self.dag.batch is not None:
             out = replace(out, hidden=(0,))
         self.store_tile(self.view_at(out, cuts), value)
 
     def view_at(self, base: Handle, cuts: Cuts) -> Handle:
-        parts = [Part(None, None, ":") if c is None else
-                 Part(c.origin, self.arithmetic("add", (c.origin, c.size)), ":") for c in cuts]
+        parts = [AxisSlice(None, None, ":") if c is None else
+                 AxisSlice(c.origin, self.arithmetic("add", (c.origin, c.size)), ":") for c in cuts]
         return self.make_view(base, parts)
 
     # --- values -------------------------------------------------------------------------------
-    def value(self, v: Value, cuts: Cuts) -> Handle:
+    def value(self, v: SSAValue, cuts: Cuts) -> Handle:
         """The part of a value of the trace, written where the loops that it depends on begin."""
         key = (v, cuts)
         if key not in self.memo:
@@ -202,7 +203,7 @@ class BlockTracer(Tracer):
             self.block, self.line = outer, line
         return self.memo[key]
 
-    def made(self, v: Value, op: Op, cuts: Cuts, scope: Scope) -> Handle:
+    def made(self, v: SSAValue, op: Op, cuts: Cuts, scope: Scope) -> Handle:
         if v in self.dag.loads:
             base = self.env[self.dag.loads[v]]
             return self.call(OPS["load"], [self.view_at(base, cuts)], {})
@@ -217,7 +218,7 @@ class BlockTracer(Tracer):
 
     def operand_at(self, x: Any, cuts: Cuts) -> Any:
         """An operand for an elementwise op: axes of extent 1 stay whole."""
-        if not isinstance(x, Value):
+        if not isinstance(x, SSAValue):
             return x
         t = self.type_in_trace(x)
         if isinstance(t, Scalar):
@@ -225,7 +226,7 @@ class BlockTracer(Tracer):
         return self.value(x, tuple(None if n == 1 else c
                                    for n, c in zip(t.shape, cuts, strict=True)))
 
-    def type_in_trace(self, x: Value) -> Any:
+    def type_in_trace(self, x: SSAValue) -> Any:
         op = self.dag.ops.get(x)
         if op is None:
             return next(p.type for p in self.params if p.value == x)
@@ -242,13 +243,13 @@ class BlockTracer(Tracer):
         if any(c is not None for c in cuts):
             raise Untileable(op.name)
         x = op.args[0]
-        assert isinstance(x, Value)
+        assert isinstance(x, SSAValue)
         whole = (None,) * len(self.type_in_trace(x).shape)
         return self.emit("reshape", [self.value(x, whole)], **op.attr)
 
     def make_transpose(self, op: Op, cuts: Cuts, scope: Scope) -> Handle:
         x = op.args[0]
-        assert isinstance(x, Value)
+        assert isinstance(x, SSAValue)
         return self.emit("transpose", [self.value(x, cuts[::-1])], op.outs[0].value.name)
 
     def make_expand_dims(self, op: Op, cuts: Cuts, scope: Scope) -> Handle:
@@ -276,11 +277,11 @@ class BlockTracer(Tracer):
     def make_matmul(self, op: Op, cuts: Cuts, scope: Scope) -> Handle:
         """Rows of a by columns of b, over the contracted axis in steps."""
         a, b = op.args[:2]
-        assert isinstance(a, Value) and isinstance(b, Value)
+        assert isinstance(a, SSAValue) and isinstance(b, SSAValue)
         depth = self.type_in_trace(a).shape[1]
         start = [self.operand_at(x, cuts) for x in op.args[2:]]
 
-        def turn(step: Cut | None, *total: Handle) -> Handle:
+        def turn(step: AxisBlock | None, *total: Handle) -> Handle:
             x, y = self.value(a, (cuts[0], step)), self.value(b, (step, cuts[1]))
             if step is not None:
                 x, y = self.inside(a, x, 1, step, 0.0), self.inside(b, y, 0, step, 0.0)
@@ -289,7 +290,7 @@ class BlockTracer(Tracer):
         if depth <= self.plan.step:
             return turn(self.padded(depth), *start)
         t = op.outs[0].type
-        assert isinstance(t, Tile)
+        assert isinstance(t, TileType)
         zero = 0.0 if t.dtype.kind == "float" else 0
         first = start[0] if start else self.emit(
             "full", [], shape=_block(t.shape, cuts), value=zero, dtype=t.dtype)
@@ -298,12 +299,12 @@ class BlockTracer(Tracer):
     def reduced(self, op: Op, cuts: Cuts, scope: Scope) -> Handle:
         """A reduction along an axis, over long ones in steps."""
         x, axis = op.args[0], op.attr["axis"]
-        assert isinstance(x, Value)
+        assert isinstance(x, SSAValue)
         shape = self.type_in_trace(x).shape
         if axis is None:
             return self.emit(op.name, [self.value(x, (None,) * len(shape))], **op.attr)
 
-        def part(step: Cut | None) -> Handle:
+        def part(step: AxisBlock | None) -> Handle:
             found = self.value(x, cuts[:axis] + (step,) + cuts[axis:])
             if step is not None:
                 found = self.inside(x, found, axis, step, NEUTRAL[op.name], loads=False)
@@ -311,19 +312,19 @@ class BlockTracer(Tracer):
 
         made, extent = op.outs[0].type, shape[axis]
         join = OPS[op.name].joined_by
-        if extent <= self.plan.step or not join or not isinstance(made, Tile):
+        if extent <= self.plan.step or not join or not isinstance(made, TileType):
             return part(self.padded(extent))
         first = self.emit("full", [], shape=_block(made.shape, cuts), dtype=made.dtype,
                           value=neutral(op.name, made.dtype))
         return self.stream(extent, first, lambda step, total: self.emit(
             join, [total, part(step)]), scope)
 
-    def padded(self, extent: int) -> Cut | None:
+    def padded(self, extent: int) -> AxisBlock | None:
         """A whole axis of which products can be made: one block of a multiple of 16."""
         size = -(-extent // UNIT) * UNIT
-        return None if extent in (1, size) else Cut(0, size, extent, self.top)
+        return None if extent in (1, size) else AxisBlock(0, size, extent, self.top)
 
-    def inside(self, v: Value, x: Handle, axis: int, step: Cut, fill: float,
+    def inside(self, v: SSAValue, x: Handle, axis: int, step: AxisBlock, fill: float,
                loads: bool = True) -> Handle:
         """x with `fill` where the last step reaches beyond the axis. What was loaded is 0 there."""
         if step.extent % step.size == 0:
@@ -334,7 +335,7 @@ class BlockTracer(Tracer):
             return x
         return mask_edge(self, x, axis, self.make_edge(step.origin, step.extent, False), fill)
 
-    def stream(self, extent: int, first: Handle, turn: Callable[[Cut, Handle], Handle],
+    def stream(self, extent: int, first: Handle, turn: Callable[[AxisBlock, Handle], Handle],
                scope: Scope) -> Handle:
         """A loop over steps of an axis that carries one tile."""
         inner = Scope(scope.depth + 1, [])
@@ -343,7 +344,7 @@ class BlockTracer(Tracer):
         lo, hi, by = self.loop_bounds[var.value] = (
             self.literal(0), self.literal(extent), self.literal(self.plan.step))
         outer, self.block = self.block, inner.nodes
-        step = Cut(Handle(var.value, var.type), self.plan.step, extent, inner)
+        step = AxisBlock(Handle(var.value, var.type), self.plan.step, extent, inner)
         last = turn(step, Handle(total.value, total.type))
         self.block = outer
         self.memo = {k: h for k, h in self.memo.items()  # what the loop defines ends with it
@@ -365,35 +366,35 @@ def _block(shape: Sequence[int], cuts: Cuts) -> tuple[int, ...]:
     return tuple(n if c is None or n == 1 else c.size for n, c in zip(shape, cuts, strict=True))
 
 
-def result_type(annotated: Any, spec: Spec, t: Tile) -> NumericType:
+def result_type(annotated: Any, spec: KernelSpec, t: TileType) -> NumericType:
     """The annotation's, else the widest of the floating inputs, as eager ops give."""
     if isinstance(annotated, TensorType) and annotated.type is not None:
         return annotated.type
     floats = [p.numeric.dtype for _, p in spec.params
-              if isinstance(p, Tensor) and p.dtype.kind == "float"]
+              if isinstance(p, GlobalTensor) and p.dtype.kind == "float"]
     if t.dtype.kind != "float" or not floats:
         return as_type(t.dtype)
     return as_type(max(floats, key=lambda d: (d.bits, d.man)))
 
 
-def trace_whole(source: Source, fn: Callable, spec: Spec) -> Whole:
+def trace_whole(source: KernelSource, fn: Callable, spec: KernelSpec) -> Whole:
     """The dag of a function for these shapes."""
     return WholeTracer(source, fn, replace(spec, result=None)).whole()
 
 
-def trace_block(source: Source, fn: Callable, spec: Spec, dag: Whole,
+def trace_block(source: KernelSource, fn: Callable, spec: KernelSpec, dag: Whole,
                 schedule: Schedule) -> Function:
     """The kernel for blocks of a schedule: block=(m, n), k the step; those left open are whole.
 
     Axes that some op needs whole are not cut.
     """
     m, n, step = schedule.m, schedule.n, schedule.value("k_")
-    for plan in (Plan(m, n, step), Plan(m, None, step), Plan(None, n, step)):
+    for plan in (BlockPlan(m, n, step), BlockPlan(m, None, step), BlockPlan(None, n, step)):
         try:
             return BlockTracer(source, fn, spec, dag, plan).run()
         except Untileable:
             continue
-    return BlockTracer(source, fn, spec, dag, Plan(None, None, step)).run()
+    return BlockTracer(source, fn, spec, dag, BlockPlan(None, None, step)).run()
 
 
 __all__ = ["Whole", "trace_block", "trace_whole"]

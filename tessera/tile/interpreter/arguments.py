@@ -17,7 +17,7 @@ from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
 from tessera.tile.interpreter.memory import Memory
 from tessera.tile.ir.numpy_values import constant
-from tessera.tile.ir.types import Scalar, Tensor, Type
+from tessera.tile.ir.types import GlobalTensor, Scalar, Type
 
 
 class Tile:
@@ -148,7 +148,7 @@ def _tensor(bound: Bound, name: str, value: Any, annotation: Any, what: str,
             raise ShapeError(f"{what} has {rank} axes {show_shape(array.shape)}, a Tile has 2",
                              code="E_RANK", where=user_line())
     _extents(bound, name, dims, array.shape, what)
-    bound.types[name], bound.given[name] = Tensor(numeric, dims), value
+    bound.types[name], bound.given[name] = GlobalTensor(numeric, dims), value
     bound.values[name] = _memory(bound, name, value, array, numeric, what) if isinstance(
         array, np.ndarray) else array
 
@@ -230,7 +230,7 @@ def _extents(bound: Bound, name: str, dims: tuple[Any, ...], shape: tuple[int, .
 
 def _solve(bound: Bound) -> None:
     """The names that only stand in expressions: E of the extent 2*E."""
-    dims = [d for t in bound.types.values() if isinstance(t, Tensor) for d in t.dims]
+    dims = [d for t in bound.types.values() if isinstance(t, GlobalTensor) for d in t.dims]
     for name, dim in solved_names(dims).items():
         step = solve(dim, bound.sizes)
         assert step is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.errors import SourceLine
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Copy:
     wanted: [G] groups that read the source; the others get zeros. None: all.
     """
 
-    target: Place
-    source: Place
+    target: MemoryBox
+    source: MemoryBox
     waiting: np.ndarray
     number: np.ndarray
     where: SourceLine | None
@@ -42,7 +42,7 @@ class Copies:
         self.pending: list[Copy] = []
         self.committed = np.zeros(machine.count, np.int32)  # commit groups so far
 
-    def issue(self, target: Place, source: Place, where: SourceLine | None,
+    def issue(self, target: MemoryBox, source: MemoryBox, where: SourceLine | None,
               wanted: np.ndarray | None = None) -> None:
         m = self.machine
         on = m.active_groups()

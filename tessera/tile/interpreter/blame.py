@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.ir import Op
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class BlamedOp:
     """An op that made bad values. value: [groups, ...], `groups` their numbers; args: likewise."""
 
     op: Op
@@ -35,7 +35,7 @@ class Blame:
     """Sources by what holds their values: values of the IR, and memories."""
 
     def __init__(self) -> None:
-        self.by: dict[Any, Source] = {}
+        self.by: dict[Any, BlamedOp] = {}
 
     def op(self, machine: Machine, op: Op, args: Sequence[Any], pure: bool) -> None:
         """An op has run."""
@@ -48,14 +48,14 @@ class Blame:
             elif found is not None:
                 self.by[made.value] = found
             elif pure and not any(k == "nan" or k == kind for k in map(_worst, args)):
-                self.by[made.value] = Source(op, kind, value, tuple(args), machine.groups[:, 0])
+                self.by[made.value] = BlamedOp(op, kind, value, tuple(args), machine.groups[:, 0])
         if found is not None and not pure:
             for a in args:  # where it may have been stored
-                if isinstance(a, Place) and a.memory.written:
+                if isinstance(a, MemoryBox) and a.memory.written:
                     self.by.setdefault(a.memory, found)
 
-    def _of(self, operand: Any, value: Any) -> Source | None:
-        if isinstance(value, Place):
+    def _of(self, operand: Any, value: Any) -> BlamedOp | None:
+        if isinstance(value, MemoryBox):
             return self.by.get(value.memory)
         return self.by.get(operand) if _worst(value) is not None else None
 
@@ -79,4 +79,4 @@ def _worst(value: Any) -> str | None:
     return "nan" if np.isnan(value).any() else "inf"
 
 
-__all__ = ["Blame", "Source"]
+__all__ = ["Blame", "BlamedOp"]

@@ -19,13 +19,13 @@ from tessera.numerics.random_state import next_launch
 from tessera.tensor import Tensor as Array
 from tessera.tile.interpreter import aliasing
 from tessera.tile.interpreter.arguments import Bound, allocate
-from tessera.tile.interpreter.machine import Machine, Report
-from tessera.tile.interpreter.memory import Changes, Memory, Place
+from tessera.tile.interpreter.machine import Machine, SanitizerReport
+from tessera.tile.interpreter.memory import Changes, Memory, MemoryBox
 from tessera.tile.interpreter.progress import Standstill, Turn, endless, take_turns, waits
 from tessera.tile.interpreter.sanitizer import Sanitizer
 from tessera.tile.ir.ir import Function, Op, While, definitions, walk
 from tessera.tile.ir.numpy_values import constant
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.random_draws import draws
 from tessera.tile.passes.thread_guards import Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
@@ -218,8 +218,8 @@ def lanes_of(function: Function, config_: Config, default: int) -> int:
 
 
 def run(function: Function, bound: Bound, config_: Config, default_lanes: int, name: str, *,
-        sanitizer: Sanitizer | None = None, report: Report | None = None,
-        most: int | None = None, key: tuple[int, int] | None = None) -> tuple[Any, Report]:
+        sanitizer: Sanitizer | None = None, report: SanitizerReport | None = None,
+        most: int | None = None, key: tuple[int, int] | None = None) -> tuple[Any, SanitizerReport]:
     """Executes all groups; returns the call's result and the sanitizer's report.
 
     sanitizer: by default one that raises, when config.debug. report: where it is put, also when
@@ -237,7 +237,7 @@ def run(function: Function, bound: Bound, config_: Config, default_lanes: int, n
         aliasing.require_views(name, bound, written)
     if sanitizer is not None:
         aliasing.mark(bound)
-    report = report or Report(checked=sanitizer is not None)
+    report = report or SanitizerReport(checked=sanitizer is not None)
     order = np.arange(prod(grid), dtype=np.int64)
     if sanitizer is not None:
         order = np.random.default_rng(int(config.seed)).permutation(order)
@@ -276,7 +276,7 @@ def run_groups(function: Function, order: np.ndarray, env: dict[Any, Any],
     looped = any(isinstance(n, While) for n in walk(function.body))
     changes = Changes() if looped else None
     may_wait = looped and len(order) > 1 and waits(function)
-    memories = [p.memory for p in env.values() if isinstance(p, Place)]
+    memories = [p.memory for p in env.values() if isinstance(p, MemoryBox)]
     for memory in memories:
         memory.changes = changes
     before = [(m, m.flat.copy(), m.written) for m in memories] if may_wait else []
@@ -315,7 +315,7 @@ def _batches(order: np.ndarray, function: Function, lanes: int) -> list[np.ndarr
     """As many groups at once as keep the largest value small."""
     sizes = [lanes]
     for t in definitions(function).values():
-        if isinstance(t, Tile):
+        if isinstance(t, TileType):
             sizes.append(prod(t.shape))
         elif isinstance(t, Buffer):
             copies = lanes if t.space == "register" else 1
@@ -333,14 +333,14 @@ def _environment(function: Function, bound: Bound) -> tuple[dict[Any, Any], dict
             assert isinstance(p.type, Scalar)
             env[p.value] = constant(bound.sizes[name], p.type.dtype if p.type else i64)
         elif p.role == "output":
-            assert isinstance(p.type, Tensor)
+            assert isinstance(p.type, GlobalTensor)
             shape = tuple(extent(str(d), bound) for d in p.type.dims)
             array = allocate(shape, p.type.numeric, bool(config.debug))
             outputs[name] = Memory(name, shape, p.type.numeric, array.reshape(-1))
-            env[p.value] = Place.whole(outputs[name])
+            env[p.value] = MemoryBox.whole(outputs[name])
         else:
             value = bound.values[name]
-            env[p.value] = Place.whole(value) if isinstance(value, Memory) else value
+            env[p.value] = MemoryBox.whole(value) if isinstance(value, Memory) else value
     return env, outputs
 
 

@@ -1,8 +1,8 @@
 """Runs Tile IR on NumPy: the meaning of the language.
 
 A batch of groups runs in lockstep. A scalar is an array [1|G, 1|L], a tile [1|G, *shape], a view or
-buffer a Place. Where control differs between lanes or groups, a mask [G, 1|L] says who takes part
-(None: all); values of the others are kept. Ops that touch memory, order or ids have a `run` in
+buffer a MemoryBox. Where control differs between lanes or groups, a mask [G, 1|L] says who takes
+part (None: all); values of the others are kept. Ops that touch memory, order or ids have a `run` in
 their record and get this machine.
 """
 
@@ -18,20 +18,20 @@ from tessera.numerics import fold_in
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.interpreter.async_copies import Copies
 from tessera.tile.interpreter.blame import Blame
-from tessera.tile.interpreter.memory import Changes, Memory, Place
+from tessera.tile.interpreter.memory import Changes, Memory, MemoryBox
 from tessera.tile.interpreter.progress import Turn, Watch
-from tessera.tile.interpreter.sanitizer import GROUP, Access, Sanitizer
+from tessera.tile.interpreter.sanitizer import GROUP, AccessBatch, Sanitizer
 from tessera.tile.ir.errors import DivergenceError, KernelError
-from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, SSAValue, While
 from tessera.tile.ir.numpy_values import array_dtype, constant
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Scalar, Tile, is_lane
+from tessera.tile.ir.types import Scalar, TileType, is_lane
 from tessera.tile.passes.random_draws import ROUNDING
 
 Mask = np.ndarray | None
 
 
-class Report:
+class SanitizerReport:
     """What a run under the sanitizer found besides errors. checked: whether there was one."""
 
     def __init__(self, checked: bool = False) -> None:
@@ -45,8 +45,8 @@ class Machine:
     """One batch of groups. groups: their linear numbers; axes: extents of the launch grid."""
 
     def __init__(self, groups: np.ndarray, lanes: int, axes: tuple[int, ...],
-                 env: dict[Value, Any], *, sanitizer: Sanitizer | None = None,
-                 report: Report | None = None, key: Any = 0, raise_nan: bool = False,
+                 env: dict[SSAValue, Any], *, sanitizer: Sanitizer | None = None,
+                 report: SanitizerReport | None = None, key: Any = 0, raise_nan: bool = False,
                  blame: Blame | None = None, changes: Changes | None = None,
                  turns: Turn | None = None, may_wait: bool = False):
         """changes: where writes that change something are counted, None: nobody asks. turns: where
@@ -55,7 +55,7 @@ class Machine:
         self.env = dict(env)
         self.mask: Mask = None
         self.apart = 0  # conditions around this node that differ between lanes by their type
-        self.sanitizer, self.report = sanitizer, report or Report()
+        self.sanitizer, self.report = sanitizer, report or SanitizerReport()
         self.launch_key, self.key = key, fold_in(key, ROUNDING)  # key: by which stores round
         self.raise_nan, self.blame = raise_nan, blame
         self.changes, self.looped = changes or Changes(), changes is not None
@@ -122,7 +122,7 @@ class Machine:
         """The NumPy meaning, in the type that the rule gave."""
         assert meaning is not None
         first = op.outs[0].type
-        if isinstance(first, Tile):
+        if isinstance(first, TileType):
             args = [self.widen(a, len(first.shape)) for a in args]
         result = meaning(*args, **op.attr)
         many = result if len(op.outs) > 1 else (result,)
@@ -164,7 +164,7 @@ class Machine:
     @staticmethod
     def nothing(type: Any) -> np.ndarray:
         """A value for lanes that do not exist here: the enclosing mask is empty."""
-        shape = (1, *type.shape) if isinstance(type, Tile) else (1, 1)
+        shape = (1, *type.shape) if isinstance(type, TileType) else (1, 1)
         return np.zeros(shape, array_dtype(type.dtype))
 
     def anyone(self) -> bool:
@@ -256,15 +256,15 @@ class Machine:
 
     # --- checks -------------------------------------------------------------------------------
     def access(self, memory: Memory, address: np.ndarray, group: np.ndarray, lane: np.ndarray,
-               where: SourceLine | None) -> Access | None:
+               where: SourceLine | None) -> AccessBatch | None:
         """The record of a flat access for the sanitizer; None when it is off. group: rows."""
         if self.sanitizer is None:
             return None
-        return Access(memory, address, self.groups[group, 0].astype(np.int32), lane,
-                      self.epoch[group], self.sanitizer.site(where, self.loops > 0))
+        return AccessBatch(memory, address, self.groups[group, 0].astype(np.int32), lane,
+                           self.epoch[group], self.sanitizer.site(where, self.loops > 0))
 
-    def tile_access(self, place: Place, address: np.ndarray, on: np.ndarray, lane: int,
-                    where: SourceLine | None) -> Access | None:
+    def tile_access(self, place: MemoryBox, address: np.ndarray, on: np.ndarray, lane: int,
+                    where: SourceLine | None) -> AccessBatch | None:
         if self.sanitizer is None:
             return None
         row = np.broadcast_to(np.arange(self.count).reshape((-1,) + (1,) * (address.ndim - 1)),
@@ -305,7 +305,7 @@ def choose(cond: np.ndarray, x: Any, y: Any) -> Any:
     """x where cond [1|G, 1|L] holds, else y; for scalars and tiles."""
     if x is y:
         return x
-    if isinstance(x, Place):
+    if isinstance(x, MemoryBox):
         raise KernelError("a view or buffer differs between groups after a branch",
                           hint="index a list of buffers by a stage number instead")
     rank = x.ndim
@@ -314,4 +314,4 @@ def choose(cond: np.ndarray, x: Any, y: Any) -> Any:
     return np.where(cond, x, y)
 
 
-__all__ = ["GROUP", "Machine", "Report", "both", "choose"]
+__all__ = ["GROUP", "Machine", "SanitizerReport", "both", "choose"]

@@ -101,7 +101,7 @@ class Local(Memory):
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryBox:
     """A box of a memory: per axis of the memory an offset ([1|G, 1|L] or int) and an extent.
 
     kept: the axes that the view shows, in its order; the others are single indices.
@@ -114,12 +114,12 @@ class Place:
     stage: Any = 0
 
     @staticmethod
-    def whole(memory: Memory, stage: Any = 0) -> Place:
+    def whole(memory: Memory, stage: Any = 0) -> MemoryBox:
         rank = len(memory.shape)
-        return Place(memory, (0,) * rank, memory.shape, tuple(range(rank)), stage)
+        return MemoryBox(memory, (0,) * rank, memory.shape, tuple(range(rank)), stage)
 
     @property
-    def transposed(self) -> Place:
+    def transposed(self) -> MemoryBox:
         return replace(self, kept=self.kept[::-1])
 
     def base(self, groups: np.ndarray, lanes: int) -> np.ndarray | int:

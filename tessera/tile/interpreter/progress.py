@@ -19,9 +19,9 @@ import numpy as np
 from tessera.errors import SourceLine
 from tessera.tile.interpreter.memory import Changes
 from tessera.tile.ir.errors import KernelError
-from tessera.tile.ir.ir import Function, Op, Operand, Value, While, walk
+from tessera.tile.ir.ir import Function, Op, Operand, SSAValue, While, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Tensor, View
+from tessera.tile.ir.types import GlobalTensor, View
 
 if TYPE_CHECKING:
     from tessera.tile.interpreter.machine import Machine
@@ -46,7 +46,7 @@ class Stopped(BaseException):
 
 def waits(function: Function) -> bool:
     """Whether a loop reads tensors that other groups may write: it may be waiting for them."""
-    kinds: dict[Value, Any] = {p.value: p.type for p in function.params}
+    kinds: dict[SSAValue, Any] = {p.value: p.type for p in function.params}
     for node in walk(function.body):
         if isinstance(node, Op):
             kinds |= {d.value: d.type for d in node.outs}
@@ -54,12 +54,12 @@ def waits(function: Function) -> bool:
                for op in walk((*loop.test, *loop.body)) if isinstance(op, Op))
 
 
-def _reads(op: Op, kinds: dict[Value, Any]) -> bool:
+def _reads(op: Op, kinds: dict[SSAValue, Any]) -> bool:
     if OPS[op.name].effect not in ("read", "atomic") or not op.args:
         return False
     place: Operand = op.args[0]
-    kind = kinds.get(place) if isinstance(place, Value) else None
-    return isinstance(kind, Tensor) or (isinstance(kind, View) and kind.space == "global")
+    kind = kinds.get(place) if isinstance(place, SSAValue) else None
+    return isinstance(kind, GlobalTensor) or (isinstance(kind, View) and kind.space == "global")
 
 
 class Watch:

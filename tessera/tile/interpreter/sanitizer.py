@@ -58,7 +58,7 @@ class Conflict:
 
 
 @dataclass
-class Access:
+class AccessBatch:
     """n addresses with the group and lane that touch them and the group's epoch there."""
 
     memory: Memory
@@ -69,7 +69,7 @@ class Access:
     site: int
     element: np.ndarray | None = None  # where address counts cells of shared memory: of the tensor
 
-    def placed(self, values: np.ndarray | None = None) -> tuple[Access, np.ndarray | None]:
+    def placed(self, values: np.ndarray | None = None) -> tuple[AccessBatch, np.ndarray | None]:
         """By cells of the memory that arguments share, each element as often as it has cells."""
         alias = self.memory.alias
         if alias is None:
@@ -78,7 +78,8 @@ class Access:
         group, lane, epoch, element = (np.repeat(x, cells.shape[1]) for x in (
             self.group, self.lane, self.epoch, self.address))
         more = None if values is None else np.repeat(values, cells.shape[1])
-        return Access(self.memory, cells.reshape(-1), group, lane, epoch, self.site, element), more
+        return AccessBatch(self.memory, cells.reshape(-1), group, lane, epoch, self.site,
+                           element), more
 
 
 class Sanitizer:
@@ -124,7 +125,7 @@ class Sanitizer:
             memory.shadow = Shadow(len(memory.flat))
         return memory.shadow
 
-    def read(self, a: Access) -> None:
+    def read(self, a: AccessBatch) -> None:
         """Checks and records reads."""
         a, _ = a.placed()
         s = self.shadow(a.memory)
@@ -149,7 +150,7 @@ class Sanitizer:
         lost = s.reads[1, a.address] != group
         s.reads[1, a.address[lost]] = ANY_GROUP
 
-    def wrote(self, a: Access, atomic: bool = False, values: np.ndarray | None = None) -> None:
+    def wrote(self, a: AccessBatch, atomic: bool = False, values: np.ndarray | None = None) -> None:
         """Checks and records writes."""
         a, values = a.placed(values)
         s = self.shadow(a.memory)
@@ -167,13 +168,13 @@ class Sanitizer:
         self._mark(s, a)
         s.atomic[a.address] = atomic
 
-    def in_flight(self, a: Access) -> None:
+    def in_flight(self, a: AccessBatch) -> None:
         """An async copy that will write these addresses some time later."""
         self.wrote(a)
         a, _ = a.placed()
         self.shadow(a.memory).pending[a.address] = a.site
 
-    def landed(self, a: Access) -> None:
+    def landed(self, a: AccessBatch) -> None:
         """The copy is complete: written now, by lanes that nobody knows."""
         a, _ = a.placed()
         s = self.shadow(a.memory)
@@ -181,11 +182,11 @@ class Sanitizer:
         self._mark(s, a)
 
     @staticmethod
-    def _mark(s: Shadow, a: Access) -> None:
+    def _mark(s: Shadow, a: AccessBatch) -> None:
         s.write[0, a.address], s.write[1, a.address] = a.site, a.group
         s.write[2, a.address], s.write[3, a.address] = a.lane, a.epoch
 
-    def _conflict(self, old: np.ndarray, a: Access) -> np.ndarray:
+    def _conflict(self, old: np.ndarray, a: AccessBatch) -> np.ndarray:
         seen = old[0] > 0
         if isinstance(a.memory, Local) and a.memory.space == "register":
             return np.zeros(seen.shape, bool)
@@ -195,7 +196,7 @@ class Sanitizer:
         itself = (old[0] == a.site) & (old[2] == MANY) & (a.lane == MANY)
         return seen & (other_group | (same_epoch & lanes & ~itself))
 
-    def _same_statement(self, a: Access, values: np.ndarray | None) -> None:
+    def _same_statement(self, a: AccessBatch, values: np.ndarray | None) -> None:
         """Two lanes that write different values to one address in one statement."""
         if a.memory.space == "register" or a.address.size < 2:
             return
@@ -216,7 +217,7 @@ class Sanitizer:
             ", or use ts.tile.atomic_add",
             conflict=_conflict(a, second, "writes", a.group[first], a.lane[first], "writes")))
 
-    def _arrived(self, s: Shadow, a: Access, verb: str) -> None:
+    def _arrived(self, s: Shadow, a: AccessBatch, verb: str) -> None:
         pending = s.pending[a.address]
         if pending.any():
             i = int(np.argmax(pending > 0))
@@ -228,7 +229,7 @@ class Sanitizer:
                 hint="wait for it: ts.tile.cp_wait_group(0), then ts.tile.barrier()",
                 conflict=_conflict(a, i, verb, a.group[i], MANY, "writes")))
 
-    def _initialised(self, s: Shadow, a: Access) -> None:
+    def _initialised(self, s: Shadow, a: AccessBatch) -> None:
         never = s.write[0, a.address] == 0
         if never.any():
             i = int(np.argmax(never))
@@ -237,7 +238,7 @@ class Sanitizer:
                 where=self.sites[a.site],
                 hint="write every element that is read, for example buffer[...] = 0.0"))
 
-    def _race(self, a: Access, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
+    def _race(self, a: AccessBatch, bad: np.ndarray, old: np.ndarray, verb: str, did: str) -> None:
         i = int(np.argmax(bad))
         site, group, lane, _ = old[:, a.address[i]]
         before = self.sites[site]
@@ -276,12 +277,12 @@ def _who(group: Any, lane: Any) -> str:
     return f"lane {int(lane)} of group {int(group)}"
 
 
-def _verb(verb: str, a: Access, i: Any) -> str:
+def _verb(verb: str, a: AccessBatch, i: Any) -> str:
     """writes, or write for several lanes."""
     return verb[:-1] if int(a.lane[i]) == MANY else verb
 
 
-def _element(a: Access, i: Any) -> str:
+def _element(a: AccessBatch, i: Any) -> str:
     """`shared buffer 'smem'[3, 4]` for an address."""
     kind = "tensor" if a.memory.space == "global" else f"{a.memory.space} buffer"
     alias = a.memory.alias
@@ -290,7 +291,7 @@ def _element(a: Access, i: Any) -> str:
     return f"{kind} '{a.memory.name}'[{', '.join(map(str, _index(a, i)))}]{also}"
 
 
-def _index(a: Access, i: Any) -> tuple[int, ...]:
+def _index(a: AccessBatch, i: Any) -> tuple[int, ...]:
     """The index of an address; the stage first where a buffer has several."""
     memory, at = a.memory, int((a.address if a.element is None else a.element)[i])
     stage = at // memory.size % memory.stages if memory.size else 0
@@ -298,7 +299,7 @@ def _index(a: Access, i: Any) -> tuple[int, ...]:
     return (stage,) * (memory.stages > 1) + tuple(int(k) for k in index)
 
 
-def _conflict(a: Access, i: Any, action: str, other_group: Any, other_lane: Any,
+def _conflict(a: AccessBatch, i: Any, action: str, other_group: Any, other_lane: Any,
               other_action: str) -> Conflict:
     return Conflict(a.memory.space, a.memory.name, _index(a, i), int(a.group[i]), int(a.lane[i]),
                     action, int(other_group), int(other_lane), other_action)

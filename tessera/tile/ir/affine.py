@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.tile.ir.ir import Const, Value
+from tessera.tile.ir.ir import Const, SSAValue
 
-Form = dict[Value | None, int]
+Form = dict[SSAValue | None, int]
 
 
 def constant(n: int) -> Form:
@@ -26,8 +26,8 @@ class Forms:
     """The affine forms of the integer scalars seen so far, and upper bounds from min()."""
 
     def __init__(self) -> None:
-        self.of: dict[Value, Form] = {}
-        self.below: dict[Value, list[Form]] = {}  # value <= each of these
+        self.of: dict[SSAValue, Form] = {}
+        self.below: dict[SSAValue, list[Form]] = {}  # value <= each of these
 
     def form(self, x: Any) -> Form:
         """Of an operand or a Python integer."""
@@ -40,11 +40,11 @@ class Forms:
     def upper(self, x: Any) -> list[Form]:
         """Forms that are not below x: its own, and what a min() says."""
         found = [self.form(x)]
-        if isinstance(x, Value):
+        if isinstance(x, SSAValue):
             found += self.below.get(x, [])
         return found
 
-    def note(self, name: str, out: Value, args: tuple[Any, ...]) -> None:
+    def note(self, name: str, out: SSAValue, args: tuple[Any, ...]) -> None:
         """Records what an op on integers computes."""
         if name in ("add", "sub"):
             self.of[out] = add(self.form(args[0]), self.form(args[1]), 1 if name == "add" else -1)

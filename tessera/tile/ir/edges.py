@@ -89,8 +89,8 @@ Axis = Edge | Listed | Mixed | None
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Of one tile. axes: one Axis each, () for none at all; zeros: every element is 0."""
+class TileEdges:
+    """Of one tile. axes: one Edge each, () for none at all; zeros: every element is 0."""
 
     axes: tuple[Axis, ...] = ()
     zeros: bool = False
@@ -104,12 +104,12 @@ class Facts:
         return self.zeros or (found.zero if open_(found) else False)  # type: ignore[union-attr]
 
     @staticmethod
-    def of(axes: Iterable[Axis], zeros: bool = False) -> Facts:
+    def of(axes: Iterable[Axis], zeros: bool = False) -> TileEdges:
         axes = tuple(axes)
-        return Facts(axes if any(a is not None for a in axes) else (), zeros)
+        return TileEdges(axes if any(a is not None for a in axes) else (), zeros)
 
 
-NOTHING = Facts()
+NOTHING = TileEdges()
 
 
 def open_(axis: Axis) -> bool:
@@ -175,12 +175,13 @@ def join(a: Axis, b: Axis, zero: bool, how: str, where: SourceLine | None) -> Ax
     return Mixed(f"has {what}{lines_of(edges)} {how}", zero, where=where)
 
 
-def join_facts(a: Facts, b: Facts, rank: int, how: str, where: SourceLine | None) -> Facts:
+def join_facts(a: TileEdges, b: TileEdges, rank: int, how: str,
+               where: SourceLine | None) -> TileEdges:
     def zero(i: int) -> bool:
         return all(not open_(x.at(i)) or x.zero_at(i) for x in (a, b))
 
-    return Facts.of((join(a.at(i), b.at(i), zero(i), how, where) for i in range(rank)),
-                    a.zeros and b.zeros)
+    return TileEdges.of((join(a.at(i), b.at(i), zero(i), how, where) for i in range(rank)),
+                        a.zeros and b.zeros)
 
 
 def lines_of(edges: Iterable[Any]) -> str:
@@ -192,5 +193,6 @@ def forget_zero(a: Axis) -> Axis:
     return replace(a, zero=False) if open_(a) else a  # type: ignore[type-var]
 
 
-__all__ = ["NOTHING", "WHOLE", "Axis", "Edge", "Facts", "Listed", "Mixed", "forget_zero", "join",
+__all__ = ["NOTHING", "WHOLE", "Axis", "Edge", "TileEdges", "Listed", "Mixed", "forget_zero",
+           "join",
            "join_facts", "lines_of", "meet", "open_"]

@@ -9,8 +9,8 @@ import numpy as np
 
 from tessera.errors import SourceLine
 from tessera.numerics import bool_
-from tessera.tile.ir.ir import Value
-from tessera.tile.ir.types import Scalar, Tile, Type
+from tessera.tile.ir.ir import SSAValue
+from tessera.tile.ir.types import Scalar, TileType, Type
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +26,13 @@ class Handle(Traced):
     hidden: grid axes that stand for the leading extents of a tensor (composite dims).
     """
 
-    value: Value
+    value: SSAValue
     type: Type
     hidden: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Row(Traced):
+class TensorRow(Traced):
     """A tensor or buffer indexed by fewer numbers than it has axes: the rest are whole."""
 
     base: Handle
@@ -40,7 +40,7 @@ class Row(Traced):
 
 
 @dataclass(frozen=True, eq=False)
-class Region(Traced):
+class TensorSlice(Traced):
     """A part of a tensor or buffer whose extents need not be constants: x[:, a:b] where an op
     chooses along an axis."""
 
@@ -49,7 +49,7 @@ class Region(Traced):
 
 
 @dataclass(frozen=True, eq=False)
-class Range(Traced):
+class LoopRange(Traced):
     """What ts.tile.range(...) or range(...) stands for in a `for`."""
 
     lo: Any
@@ -68,7 +68,7 @@ class FText(Traced):
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisSlice:
     """lo : hi of one axis; None where it was left out."""
 
     lo: Any
@@ -114,7 +114,7 @@ def plain_number(x: Any) -> Any:
 def is_bool(x: Any) -> bool:
     """Whether x is True, False, or a scalar or tile of bools."""
     if isinstance(x, Handle):
-        return isinstance(x.type, Scalar | Tile) and x.type.dtype is bool_
+        return isinstance(x.type, Scalar | TileType) and x.type.dtype is bool_
     return isinstance(x, bool)
 
 
@@ -122,7 +122,7 @@ def describe(x: Any) -> str:
     """A traced value for a message."""
     if isinstance(x, Handle):
         return str(x.type)
-    if isinstance(x, Row | Region):
+    if isinstance(x, TensorRow | TensorSlice):
         return f"a part of {x.base.type}"
     if is_number(x) or isinstance(x, str):
         return repr(x)

@@ -1,8 +1,8 @@
 """Tile IR: structured, typed, immutable.
 
-A function body is a tuple of nodes: Op, For, While, If. A `Value` is a name; its type stands at its
-one definition (`Def`), so that changing a type renames nothing. A loop's carried values also name
-their last value after the loop: there are no result lists, and two loops chain.
+A function body is a tuple of nodes: Op, For, While, If. An `SSAValue` is a name; its type stands at
+its one definition (`Def`), so that changing a type renames nothing. A loop's carried values also
+name their last value after the loop: there are no result lists, and two loops chain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Value:
+class SSAValue:
     """A name that is defined once in its function."""
 
     name: str
@@ -51,14 +51,14 @@ def const_text(value: Any, dtype: DType) -> str:
     return f"{number}:{dtype}"
 
 
-Operand = Value | Const
+Operand = SSAValue | Const
 
 
 @dataclass(frozen=True)
 class Def:
     """The definition of a value: its name and type."""
 
-    value: Value
+    value: SSAValue
     type: Type
 
     def __str__(self) -> str:
@@ -134,13 +134,13 @@ Node = Op | For | While | If
 class Param:
     """role: 'argument' | 'dim' (the run-time size of a named extent) | 'output' (allocated)."""
 
-    value: Value
+    value: SSAValue
     type: Type
     role: str = "argument"
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """One axis of the launch grid: ceil((hi - lo) / block) groups; extents as text over the dims.
 
     stride: the loop over it goes on by the number of groups, so any number of groups is right.
@@ -158,7 +158,7 @@ class Function:
 
     name: str
     params: tuple[Param, ...]
-    grid: tuple[Axis, ...]
+    grid: tuple[GridAxis, ...]
     launch: str  # how groups are counted: 'axes' | 'elements' | 'one' | 'given'
     result: tuple[str, ...]  # ('none',) | ('param', name..) | ('scalar', name) | ('tensor', name)
     constants: tuple[tuple[str, Any], ...]
@@ -222,7 +222,7 @@ def operands(node: Node) -> tuple[Operand, ...]:
     return (node.cond, *node.thens, *node.elses)
 
 
-def definitions(function: Function) -> dict[Value, Type]:
+def definitions(function: Function) -> dict[SSAValue, Type]:
     """The type of every value of a function."""
     found = {p.value: p.type for p in function.params}
     for node in walk(function.body):
@@ -232,12 +232,12 @@ def definitions(function: Function) -> dict[Value, Type]:
     return found
 
 
-def uses(nodes: tuple[Node, ...]) -> dict[Value, int]:
+def uses(nodes: tuple[Node, ...]) -> dict[SSAValue, int]:
     """How often each value is read."""
-    count: dict[Value, int] = {}
+    count: dict[SSAValue, int] = {}
     for node in walk(nodes):
         for x in operands(node):
-            if isinstance(x, Value):
+            if isinstance(x, SSAValue):
                 count[x] = count.get(x, 0) + 1
     return count
 
@@ -281,14 +281,14 @@ class Names:
         self.taken = set(taken)
         self.next: dict[str, int] = {}
 
-    def fresh(self, hint: str) -> Value:
+    def fresh(self, hint: str) -> SSAValue:
         name, n = hint, self.next.get(hint, 0)
         while name in self.taken:
             n += 1
             name = f"{hint}_{n}"
         self.next[hint] = n
         self.taken.add(name)
-        return Value(name)
+        return SSAValue(name)
 
     @staticmethod
     def of(function: Function) -> Names:

@@ -13,17 +13,17 @@ from tessera.numerics import find_dtype, parse
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import (
     VERSION,
-    Axis,
     Const,
     Def,
     For,
     Function,
+    GridAxis,
     If,
     Node,
     Op,
     Operand,
     Param,
-    Value,
+    SSAValue,
     While,
 )
 from tessera.tile.ir.types import parse_type
@@ -74,7 +74,7 @@ def parse_attr(text: str) -> Any:
 def parse_operand(text: str) -> Operand:
     text = text.strip()
     if text.startswith("%"):
-        return Value(text[1:])
+        return SSAValue(text[1:])
     if text in ("true", "false"):
         return Const(text == "true", find_dtype("bool_"))
     number, _, dtype = text.rpartition(":")
@@ -92,7 +92,7 @@ def parse_defs(text: str) -> tuple[Def, ...]:
 
 def _def(text: str) -> Def:
     name, _, kind = text.partition(":")
-    return Def(Value(name.strip()[1:]), parse_type(kind))
+    return Def(SSAValue(name.strip()[1:]), parse_type(kind))
 
 
 _AXIS = re.compile(r"\[(.+?):(.+?) by (\d+)(, stride)?\]")
@@ -141,7 +141,7 @@ class _Reader:
         body, last = self.block()
         if last != "}":
             raise self.fail("expected }")
-        grid = tuple(Axis(m[2], int(m[3]), m[1], bool(m[4])) for m in _AXIS.finditer(axes))
+        grid = tuple(GridAxis(m[2], int(m[3]), m[1], bool(m[4])) for m in _AXIS.finditer(axes))
         return Function(head[1], params, grid, launch, result, tuple(constants), body, lanes)
 
     def expect(self, word: str) -> str:

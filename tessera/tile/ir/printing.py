@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.errors import short_path
 from tessera.numerics import DType, NumericType
-from tessera.tile.ir.ir import Axis, Def, For, Function, If, Node, Op, Operand, While
+from tessera.tile.ir.ir import Def, For, Function, GridAxis, If, Node, Op, Operand, While
 
 
 def print_ir(function: Function, lines: bool = True) -> str:
@@ -24,7 +24,7 @@ def print_ir(function: Function, lines: bool = True) -> str:
     return "\n".join([*out, *printer.out, "}"]) + "\n"
 
 
-def axis_text(axis: Axis) -> str:
+def axis_text(axis: GridAxis) -> str:
     stride = ", stride" if axis.stride else ""
     return f"[{axis.lo}:{axis.dim} by {axis.block}{stride}]"
 

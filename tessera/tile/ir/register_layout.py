@@ -31,7 +31,7 @@ def bits_of(extent: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RegisterLayout:
     """registers, threads: the index bit of each bit of their number, lowest first."""
 
     shape: tuple[int, ...]
@@ -102,37 +102,38 @@ class Layout:
         return tuple(i for i, bit in enumerate(self.threads) if bit and bit[0] == axis)
 
     # --- relabelling --------------------------------------------------------------------------
-    def drop(self, axis: int) -> Layout:
+    def drop(self, axis: int) -> RegisterLayout:
         """Without an axis, as after a reduction: threads that shared it become replicas."""
         def down(bit: Bit) -> Bit:
             return (bit[0] - (bit[0] > axis), bit[1])
 
-        return Layout(self.shape[:axis] + self.shape[axis + 1:],
-                      tuple(down(b) for b in self.registers if b[0] != axis),
-                      tuple(down(b) if b and b[0] != axis else None for b in self.threads))
+        return RegisterLayout(self.shape[:axis] + self.shape[axis + 1:],
+                              tuple(down(b) for b in self.registers if b[0] != axis),
+                              tuple(down(b) if b and b[0] != axis else None for b in self.threads))
 
-    def insert(self, axis: int) -> Layout:
+    def insert(self, axis: int) -> RegisterLayout:
         """With a new axis of extent 1."""
         def up(bit: Bit) -> Bit:
             return (bit[0] + (bit[0] >= axis), bit[1])
 
-        return Layout((*self.shape[:axis], 1, *self.shape[axis:]), tuple(map(up, self.registers)),
-                      tuple(up(b) if b else None for b in self.threads))
+        return RegisterLayout((*self.shape[:axis], 1, *self.shape[axis:]),
+                              tuple(map(up, self.registers)),
+                              tuple(up(b) if b else None for b in self.threads))
 
-    def permuted(self, order: Sequence[int]) -> Layout:
+    def permuted(self, order: Sequence[int]) -> RegisterLayout:
         """Axis i of the result is axis order[i]."""
         place = {old: new for new, old in enumerate(order)}
-        return Layout(tuple(self.shape[i] for i in order),
-                      tuple((place[a], b) for a, b in self.registers),
-                      tuple((place[b[0]], b[1]) if b else None for b in self.threads))
+        return RegisterLayout(tuple(self.shape[i] for i in order),
+                              tuple((place[a], b) for a, b in self.registers),
+                              tuple((place[b[0]], b[1]) if b else None for b in self.threads))
 
-    def shrunk(self, shape: tuple[int, ...]) -> Layout:
+    def shrunk(self, shape: tuple[int, ...]) -> RegisterLayout:
         """For a tile whose extents are 1 where it is repeated along this one."""
         gone = {i for i, n in enumerate(shape) if n == 1 and self.shape[i] != 1}
-        return Layout(shape, tuple(b for b in self.registers if b[0] not in gone),
-                      tuple(b if b and b[0] not in gone else None for b in self.threads))
+        return RegisterLayout(shape, tuple(b for b in self.registers if b[0] not in gone),
+                              tuple(b if b and b[0] not in gone else None for b in self.threads))
 
-    def reshaped(self, shape: tuple[int, ...]) -> Layout | None:
+    def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
         """The same elements in row-major order; None unless all extents are powers of two."""
         if any(n & (n - 1) for n in (*shape, *self.shape)):
             return None
@@ -146,8 +147,8 @@ class Layout:
                 at -= bits_of(shape[axis])
             raise AssertionError(f"bit {at} of {shape}")
 
-        return Layout(shape, tuple(from_flat(to_flat(b)) for b in self.registers),
-                      tuple(from_flat(to_flat(b)) if b else None for b in self.threads))
+        return RegisterLayout(shape, tuple(from_flat(to_flat(b)) for b in self.registers),
+                              tuple(from_flat(to_flat(b)) if b else None for b in self.threads))
 
     # --- text ---------------------------------------------------------------------------------
     @functools.cached_property
@@ -157,19 +158,19 @@ class Layout:
 
     @staticmethod
     @functools.cache
-    def parse(text: str, shape: tuple[int, ...]) -> Layout:
+    def parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
         """The layout of a tile type's text."""
         def bits(side: str) -> list[Bit | None]:
             return [None if word == "-" else (int(word.split(".")[0]), int(word.split(".")[1]))
                     for word in side.split()]
 
         registers, _, threads = text.partition("|")
-        return Layout(shape, tuple(b for b in bits(registers) if b), tuple(bits(threads)))
+        return RegisterLayout(shape, tuple(b for b in bits(registers) if b), tuple(bits(threads)))
 
 
 # --- the layouts that ops ask for ---------------------------------------------------------------
 @functools.cache
-def blocked(shape: tuple[int, ...], threads: int, vector: int = 1) -> Layout:
+def blocked(shape: tuple[int, ...], threads: int, vector: int = 1) -> RegisterLayout:
     """For memory: `vector` neighbours in a thread, neighbouring threads next to each other.
 
     threads: a power of two. Bits that the threads do not cover are registers.
@@ -181,11 +182,11 @@ def blocked(shape: tuple[int, ...], threads: int, vector: int = 1) -> Layout:
     rest = [b for b in order if b not in inner]
     spread: list[Bit | None] = [*rest[:wanted]]
     spread += [None] * (wanted - len(spread))
-    return Layout(shape, tuple(inner + rest[wanted:]), tuple(spread))
+    return RegisterLayout(shape, tuple(inner + rest[wanted:]), tuple(spread))
 
 
 @functools.cache
-def accumulator(shape: tuple[int, int], warps: tuple[Bit | None, ...]) -> Layout:
+def accumulator(shape: tuple[int, int], warps: tuple[Bit | None, ...]) -> RegisterLayout:
     """Of the tensor cores: m16n8 blocks, of mma.sync and (four warps down the rows) of wgmma.
 
     Lane l holds rows l / 4 and 8 on, columns 2 (l % 4) and one on (PTX ISA 9.7.14, 9.7.15).
@@ -195,7 +196,7 @@ def accumulator(shape: tuple[int, int], warps: tuple[Bit | None, ...]) -> Layout
     used = {*lanes, (1, 0), (0, 3), *warps}
     more = [(axis, bit) for axis, low in ((1, 3), (0, 4)) for bit in range(low, bits_of(
         shape[axis])) if (axis, bit) not in used]
-    return Layout(shape, ((1, 0), (0, 3), *more), (*lanes, *warps))
+    return RegisterLayout(shape, ((1, 0), (0, 3), *more), (*lanes, *warps))
 
 
 def warps_over(shape: tuple[int, int], down: int, across: int) -> tuple[Bit | None, ...]:
@@ -210,11 +211,11 @@ def warps_over(shape: tuple[int, int], down: int, across: int) -> tuple[Bit | No
 
 
 @functools.cache
-def warpgroups(shape: tuple[int, int], groups: int) -> Layout:
+def warpgroups(shape: tuple[int, int], groups: int) -> RegisterLayout:
     """wgmma's accumulator with 64-row blocks dealt to consecutive warpgroups."""
     bits: list[Bit | None] = [(0, 4), (0, 5)]
     bits += [(0, 6 + i) for i in range(bits_of(groups))]
     return accumulator(shape, tuple(bits))
 
 
-__all__ = ["Bit", "Layout", "accumulator", "bits_of", "blocked", "warpgroups", "warps_over"]
+__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "warpgroups", "warps_over"]

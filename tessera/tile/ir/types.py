@@ -34,7 +34,7 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GlobalTensor:
     """A tensor in global memory. numeric: storage and policy."""
 
     numeric: NumericType
@@ -97,7 +97,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileType:
     """A value of static shape held by the whole group. layout: None until a pass chose one."""
 
     dtype: DType
@@ -120,7 +120,7 @@ class Vector:
         return f"vector<{self.width} x {self.dtype}>"
 
 
-Type = Scalar | Tensor | Buffer | View | Tile | Vector
+Type = Scalar | GlobalTensor | Buffer | View | TileType | Vector
 
 
 def _extents(shape: tuple[int, ...]) -> str:
@@ -134,7 +134,7 @@ def is_lane(type: Type) -> bool:
 
 def space_of(type: Type) -> str:
     """Where a value of this type lives: 'global' | 'shared' | 'register'."""
-    return "register" if isinstance(type, Scalar | Tile | Vector) else type.space
+    return "register" if isinstance(type, Scalar | TileType | Vector) else type.space
 
 
 _BOX = re.compile(r"(view|tile|shared|register)<(?:(\d+) of )?([\dx]+) x (.+)>$")
@@ -145,7 +145,7 @@ def parse_type(text: str) -> Type:
     text = text.strip()
     if text.startswith("tensor<") and text.endswith(">"):
         *dims, numeric = text[7:-1].split(" x ")
-        return Tensor(parse(numeric), tuple(Dim.of(_number(d)) for d in dims))
+        return GlobalTensor(parse(numeric), tuple(Dim.of(_number(d)) for d in dims))
     if text.startswith("vector<"):
         width, _, dtype = text[7:-1].partition(" x ")
         return Vector(find_dtype(dtype), int(width))
@@ -169,7 +169,7 @@ def _parse_box(kind: str, stages: str | None, extents: str, rest: str) -> Type:
         head, _, tail = rest.partition(" in ")
         if kind == "view":
             return View(parse(head), shape, tail)
-        return Tile(find_dtype(head), shape, tail or None)
+        return TileType(find_dtype(head), shape, tail or None)
     dtype, *marks = rest.split(" @")
     align = [int(m[6:-1]) for m in marks if m.startswith("align(")]
     swizzle = [m for m in marks if not m.startswith("align(")]

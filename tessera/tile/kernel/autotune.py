@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any
 
 from tessera.errors import ArgumentError, did_you_mean, user_line
-from tessera.tile.cuda.lower.warp_specialised.program import Pipeline
+from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.ir import Function
@@ -30,12 +30,12 @@ from tessera.tile.tuning.legality import HEADS
 from tessera.tile.tuning.measure import FunctionBench, bench_for, gpu_of_call
 from tessera.tile.tuning.search import Search, failure_of
 from tessera.tile.tuning.trial import Trace, Trial
-from tessera.tile.tuning.tuned_schedules import Entry, TuningCache, digest
+from tessera.tile.tuning.tuned_schedules import TunedSchedule, TuningCache, digest
 
 METRICS = ("latency_ms",)
 # What compilers read of a schedule, whatever the kernel does.
 KNOBS = frozenset({"warps", "stages", "vector", "swizzle", "cluster", "unit",
-                   *(f.name for f in fields(Pipeline))})
+                   *(f.name for f in fields(PipelineKnobs))})
 COMPILE_LIMIT_S = 60.0
 
 
@@ -64,7 +64,7 @@ class TunedKernel(Kernel):
         self.cost_model = model if model is not None else CostModel()
         self.chosen: dict[Any, Schedule] = {}
         self._latest: Schedule | None = None
-        self.tuned: dict[str, Entry] = {}  # by digest: measured here, or imported
+        self.tuned: dict[str, TunedSchedule] = {}  # by digest: measured here, or imported
         self.tuning_trace: Trace = Trace()
         self._history: list[Trial] = []
         self._lock = threading.RLock()
@@ -146,7 +146,7 @@ class TunedKernel(Kernel):
         best = self._search(bound, config, target, space, bench)
         if best.measured_ms is not None:
             trials = [t.to_dict() for t in self.tuning_trace if t.measured_ms is not None]
-            entry = Entry(key, best.schedule, best.measured_ms, best.estimate_us, trials)
+            entry = TunedSchedule(key, best.schedule, best.measured_ms, best.estimate_us, trials)
             self.tuned[entry.digest] = entry
             if cache is not None:
                 cache.store(entry)
@@ -209,7 +209,7 @@ class TunedKernel(Kernel):
         named = {n.attr for n in ast.walk(self.source.tree) if isinstance(n, ast.Attribute)}
         asked = {ALIASES.get(n, n) for n in named} | ({"d"} if {*HEADS} & {*bound.texts} else set())
         for schedule in self.space:
-            recorder = default_schedule.Recorder(schedule)
+            recorder = default_schedule.ParameterRecorder(schedule)
             try:
                 self.compile(self.spec(bound, recorder, self.grid is not None), bound.sizes)
             except Exception:  # whatever a candidate raises, the next may be sound

@@ -18,11 +18,11 @@ from tessera.tile import launch
 from tessera.tile.frontend import composite_parameters
 from tessera.tile.frontend.expressions import Kernel_, closure_of
 from tessera.tile.frontend.seed_parameters import seed_parameters
-from tessera.tile.frontend.source import Source, capture
-from tessera.tile.frontend.tracer import Spec, trace
+from tessera.tile.frontend.source import KernelSource, capture
+from tessera.tile.frontend.tracer import KernelSpec, trace
 from tessera.tile.interpreter.arguments import Bound, Tile, bind
 from tessera.tile.interpreter.launch import Config, run
-from tessera.tile.interpreter.machine import Report
+from tessera.tile.interpreter.machine import SanitizerReport
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.printing import print_ir
@@ -63,7 +63,7 @@ class Kernel(Kernel_):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
         self.fn, self.grid = fn, grid
-        self.source: Source = capture(fn)
+        self.source: KernelSource = capture(fn)
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
         self._schedule = schedule
@@ -74,7 +74,7 @@ class Kernel(Kernel_):
         self._ready = self.launchers[_DEFAULT]
         self._chosen: dict[int, Callable[..., Any]] = {}
         self._proposed: dict[Any, Schedule] = {}
-        self.report = Report()
+        self.report = SanitizerReport()
         self.last: Function | None = None
         self._captured = self.source.captured
         self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
@@ -344,22 +344,23 @@ class Kernel(Kernel_):
                 tell(self)
         return found
 
-    def keep(self, spec: Spec, sizes: dict[str, int], function: Function) -> None:
+    def keep(self, spec: KernelSpec, sizes: dict[str, int], function: Function) -> None:
         """Remembers what was compiled for a specialisation."""
         dims = tuple((n, v) for n, v in function.constants if n in sizes)
         self._cache[(spec, dims)] = function
         self._untold.add(id(function))
 
-    def spec(self, bound: Bound, schedule: Schedule, given_grid: bool | None = None) -> Spec:
+    def spec(self, bound: Bound, schedule: Schedule, given_grid: bool | None = None) -> KernelSpec:
         """What a specialisation for these arguments is made for."""
-        return Spec(tuple(bound.types.items()), tuple(self.constants(bound, schedule).items()),
-                    self.annotations.get("return"), schedule,
-                    given_grid=self.grid is not None if given_grid is None else given_grid,
-                    records=tuple((n, tuple(f)) for n, f in composite_parameters.fields_of(
+        return KernelSpec(tuple(bound.types.items()),
+                          tuple(self.constants(bound, schedule).items()),
+                          self.annotations.get("return"), schedule,
+                          given_grid=self.grid is not None if given_grid is None else given_grid,
+                          records=tuple((n, tuple(f)) for n, f in composite_parameters.fields_of(
                         self._written_annotations()).items()),
-                    wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
+                          wide_dims=frozenset(n for n, v in bound.sizes.items() if v >= 2**31))
 
-    def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
+    def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """Traces and runs the passes; nothing is cached."""
         function = trace(self.source, self.fn, spec, sizes)
         for run_pass in PIPELINE:
@@ -398,9 +399,9 @@ class Kernel(Kernel_):
         for name, p in self.signature.parameters.items():
             kind = annotations.get(name)
             if isinstance(kind, TensorType) and kind.type is not None:
-                from tessera.tile.ir.types import Tensor
+                from tessera.tile.ir.types import GlobalTensor
 
-                bound.types[name] = Tensor(kind.type, kind.shape)
+                bound.types[name] = GlobalTensor(kind.type, kind.shape)
             elif isinstance(kind, DType | NumericType) and not self._is_constant(name, annotations):
                 from tessera.numerics import as_type
                 from tessera.tile.ir.types import Scalar

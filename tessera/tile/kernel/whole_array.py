@@ -12,14 +12,14 @@ from tessera.dims import Dim
 from tessera.errors import ArgumentError, ShapeError, user_line
 from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
-from tessera.tile.frontend.tracer import Spec
+from tessera.tile.frontend.tracer import KernelSpec
 from tessera.tile.frontend.whole_array import Whole, trace_block, trace_whole
 from tessera.tile.interpreter.arguments import Bound, Tile
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.kernel.kernel import Kernel
 from tessera.tile.passes import PIPELINE
 from tessera.tile.passes.operation_counts import largest_tile, register_bytes
@@ -44,7 +44,7 @@ class AutoKernel(Kernel):
         super().__init__(fn, schedule=schedule)
         self.batched = batched
         self._variants: dict[frozenset[str], AutoKernel] = {batched: self}
-        self._dags: dict[Spec, Whole] = {}
+        self._dags: dict[KernelSpec, Whole] = {}
 
     @property
     def annotations(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class AutoKernel(Kernel):
         self._proposed[key] = found  # the last one is `schedule`
         return found
 
-    def compile(self, spec: Spec, sizes: dict[str, int]) -> Function:
+    def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
         """The kernel of one block; extents are constants of it."""
         _check_parameters(self, spec)
         fixed = _fixed(spec, sizes)
@@ -111,8 +111,8 @@ class AutoKernel(Kernel):
             function = run_pass(function)
         return function
 
-    def _dag(self, spec: Spec) -> Whole:
-        key = Spec(spec.params, spec.constants, None, Schedule(), fixed_dims=spec.fixed_dims)
+    def _dag(self, spec: KernelSpec) -> Whole:
+        key = KernelSpec(spec.params, spec.constants, None, Schedule(), fixed_dims=spec.fixed_dims)
         if key not in self._dags:
             self._dags[key] = trace_whole(self.source, self.fn, spec)
         return self._dags[key]
@@ -133,28 +133,28 @@ class AutoKernel(Kernel):
         return best.with_notes(*notes)
 
     def _candidates(self, bound: Bound) -> Iterator[Schedule]:
-        bits = max((t.dtype.bits for t in bound.types.values() if isinstance(t, Tensor)),
+        bits = max((t.dtype.bits for t in bound.types.values() if isinstance(t, GlobalTensor)),
                    default=32)
         step = max(32, 1024 // bits)  # rows of 128 bytes
         for m, n, k in itertools.product(ROWS, COLUMNS, (step, 8 * step)):
             yield Schedule(m=m, n=n, k=k, warps=8 if m > 64 else 4, source="auto")
 
 
-def _check_parameters(kernel: AutoKernel, spec: Spec) -> None:
+def _check_parameters(kernel: AutoKernel, spec: KernelSpec) -> None:
     for name, t in spec.params:
-        if isinstance(t, Tensor) and not 1 <= len(t.dims) <= 3:
+        if isinstance(t, GlobalTensor) and not 1 <= len(t.dims) <= 3:
             raise TileError(f"the parameter {name} of {kernel.__name__} has {len(t.dims)} axes",
                             where=kernel.source.site(kernel.source.tree),
                             hint="a whole-array function takes vectors, matrices and stacks")
-    if not any(isinstance(t, Tensor) for _, t in spec.params):
+    if not any(isinstance(t, GlobalTensor) for _, t in spec.params):
         raise ArgumentError(f"{kernel.__name__} has no array among its arguments",
                             where=user_line())
 
 
-def _fixed(spec: Spec, sizes: dict[str, int]) -> Spec:
+def _fixed(spec: KernelSpec, sizes: dict[str, int]) -> KernelSpec:
     """All extents as constants."""
-    return Spec(spec.params, spec.constants, spec.result, spec.schedule, spec.lanes,
-                spec.given_grid, tuple(sorted(sizes.items())), spec.wide_dims)
+    return KernelSpec(spec.params, spec.constants, spec.result, spec.schedule, spec.lanes,
+                      spec.given_grid, tuple(sorted(sizes.items())), spec.wide_dims)
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:

@@ -17,11 +17,11 @@ from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, grid_of, lanes_of, scalars_in_grid
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
-from tessera.tile.launch.machine_code import Image, Request, image_for
+from tessera.tile.launch.machine_code import CompileRequest, Image, image_for
 from tessera.tile.launch.placement import Placement
-from tessera.tile.launch.recipe import Recipe, Target, as_signed
+from tessera.tile.launch.recipe import LaunchTarget, Recipe, as_signed
 from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
@@ -42,7 +42,7 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
     written = written_parameters(function)
     require_writable(kernel.__name__, written,
                      ((n, a.writable, a.library) for n, a in arrays.items()))
-    target = Target(place.device, grid, _library(arrays), bool(settings.debug))
+    target = LaunchTarget(place.device, grid, _library(arrays), bool(settings.debug))
     request = request_for(schedule, bound, function, lanes, arrays, target)
     image = image_of(kernel, function, request)
     if place.staged:
@@ -63,7 +63,7 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
 
 def arrays_of(bound: Bound, place: Placement) -> dict[str, Array]:
     """The tensor arguments as they lie; host arrays too when they will be copied."""
-    names = [n for n, t in bound.types.items() if isinstance(t, Tensor)]
+    names = [n for n, t in bound.types.items() if isinstance(t, GlobalTensor)]
     return {n: read_array(bound.given[n], n) if place.staged else bound.values[n] for n in names}
 
 
@@ -78,7 +78,7 @@ def specialised(kernel: Kernel, config: Config, bound: Bound,
 
 
 def request_for(schedule: Schedule, bound: Bound, function: Function, lanes: int,
-                arrays: dict[str, Array], target: Target) -> Request:
+                arrays: dict[str, Array], target: LaunchTarget) -> CompileRequest:
     """What the compiler may know of these arguments.
 
     Copies of host arrays, and results, begin where the allocator puts them: at 256 bytes.
@@ -90,15 +90,15 @@ def request_for(schedule: Schedule, bound: Bound, function: Function, lanes: int
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
     shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
         written_parameters(function).isdisjoint(arrays)
-    return Request(lanes, schedule, device(target.index).target, frozenset(divisible),
-                   frozenset(aligned), shared, target.debug)
+    return CompileRequest(lanes, schedule, device(target.index).target, frozenset(divisible),
+                          frozenset(aligned), shared, target.debug)
 
 
 def nbytes(array: Array) -> int:
     return prod(array.shape) * array.dtype.numpy.itemsize
 
 
-def image_of(kernel: Kernel, function: Function, request: Request) -> Image:
+def image_of(kernel: Kernel, function: Function, request: CompileRequest) -> Image:
     """The kernel's own memory of images, most recent last."""
     key = (id(function), request)  # the kernel keeps its functions
     found = kernel.images.pop(key, None) or image_for(function, request)
@@ -155,7 +155,7 @@ def form_of(args: tuple, kwargs: dict[str, Any]) -> tuple:
 
 
 # --- host arrays ------------------------------------------------------------------------------
-def _run_staged(image: Image, bound: Bound, target: Target, arrays: dict[str, Array],
+def _run_staged(image: Image, bound: Bound, target: LaunchTarget, arrays: dict[str, Array],
                 written: frozenset[str], stream: Any) -> Any:
     """Host arrays are copied there, the kernel is waited for, and what it wrote is copied back."""
     at = 0 if stream is None else stream_pointer(stream)

@@ -12,9 +12,9 @@ from tessera.runtime.device import device, has_gpu
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.interpreter.launch import Config, lanes_of
 from tessera.tile.ir.ir import Function
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.launch import machine_code
-from tessera.tile.launch.machine_code import Request
+from tessera.tile.launch.machine_code import CompileRequest
 
 if TYPE_CHECKING:
     from tessera.tile.kernel.kernel import Kernel
@@ -33,9 +33,9 @@ def compiled_for(kernel: Kernel, function: Function, target: str | None) -> Any:
         if image.function is function and wanted in (None, image.request.target):
             return image.compiled
     lanes = lanes_of(function, Config(), kernel.schedule.lanes)
-    tensors = [p for p in function.params if isinstance(p.type, Tensor)]
+    tensors = [p for p in function.params if isinstance(p.type, GlobalTensor)]
     extents = {str(d) for p in tensors for d in p.type.dims}  # type: ignore[union-attr]
-    return machine_code.compile_request(function, Request(
+    return machine_code.compile_request(function, CompileRequest(
         lanes, kernel.schedule, wanted or _default(), frozenset(extents),
         frozenset(p.value.name for p in tensors)))
 

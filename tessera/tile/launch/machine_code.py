@@ -15,8 +15,8 @@ from typing import Any
 
 from tessera.errors import SourceLine
 from tessera.runtime import flags
-from tessera.runtime.cache import DiskCache, Entry, content_name
-from tessera.runtime.module import Kernel as Code
+from tessera.runtime.cache import CacheEntry, DiskCache, content_name
+from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
 from tessera.runtime.toolchain import sources, stamps, toolchain
@@ -31,7 +31,7 @@ FLOORS = ("tile", "numerics", "runtime")  # whose code decides what is emitted
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """What decides the machine code of a function."""
 
     lanes: int
@@ -74,11 +74,11 @@ class Image:
     """
 
     function: Function
-    request: Request
+    request: CompileRequest
     code: Code
     slots: tuple[Slot, ...]
     grid: str
-    sites: tuple[flags.Site, ...]
+    sites: tuple[flags.ReportSite, ...]
     resources: Resources
     warnings: tuple[str, ...]
     key: int
@@ -91,11 +91,11 @@ class Image:
         return compile_request(self.function, self.request)
 
 
-def image_for(function: Function, request: Request) -> Image:
+def image_for(function: Function, request: CompileRequest) -> Image:
     """Machine code for a request. Raises what the compiler raises."""
     made: list[Any] = []
 
-    def make() -> Entry:
+    def make() -> CacheEntry:
         made.append(compile_request(function, request))
         return to_entry(made[0])
 
@@ -106,22 +106,23 @@ def image_for(function: Function, request: Request) -> Image:
     return image
 
 
-def compile_request(function: Function, request: Request) -> Any:
+def compile_request(function: Function, request: CompileRequest) -> Any:
     """tile.cuda's Compiled."""
     from tessera.tile.cuda.compile import compile_function
-    from tessera.tile.cuda.emit.emitter import Facts
+    from tessera.tile.cuda.emit.emitter import ArgumentFacts
 
     return compile_function(
         function, request.lanes, schedule=request.schedule, target=request.target,
-        facts=Facts(request.divisible, request.aligned, request.shared),
+        facts=ArgumentFacts(request.divisible, request.aligned, request.shared),
         checked=request.checked)
 
 
 # --- the disk ---------------------------------------------------------------------------------
-def to_entry(compiled: Any) -> Entry:
-    """What a launch needs of a Compiled."""
+def to_entry(compiled: Any) -> CacheEntry:
+    """What a launch needs of a CompiledKernel."""
     code = compiled.built.kernel
-    sites = [s if isinstance(s, flags.Site) else flags.Site(*s) for s in compiled.emitted.sites]
+    sites = [s if isinstance(s, flags.ReportSite) else flags.ReportSite(*s)
+             for s in compiled.emitted.sites]
     meta = {
         "name": code.name, "target": str(code.target), "threads": code.threads,
         "shared_bytes": code.shared_bytes, "cluster": code.cluster, "dependent": code.dependent,
@@ -130,18 +131,19 @@ def to_entry(compiled: Any) -> Entry:
         "slots": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.parameters],
         "sites": [(_line(s.where), s.message, s.kind, s.formats) for s in sites],
     }
-    return Entry(meta, {"cubin": code.cubin})
+    return CacheEntry(meta, {"cubin": code.cubin})
 
 
 def _line(where: SourceLine | None) -> list[Any] | None:
     return None if where is None else list(astuple(where))
 
 
-def from_entry(entry: Entry, function: Function, request: Request, cached: bool) -> Image:
+def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
+               cached: bool) -> Image:
     meta: Mapping[str, Any] = entry.meta
     slots = tuple(Slot(kind, name, abi, axis, tuple(box))
                   for kind, name, abi, axis, box in meta["slots"])
-    sites = tuple(flags.Site(where and errors.Site(*where), message, kind, tuple(formats))
+    sites = tuple(flags.ReportSite(where and errors.Site(*where), message, kind, tuple(formats))
                   for where, message, kind, formats in meta["sites"])
     code = Code(entry.parts["cubin"], meta["name"], [s.abi for s in slots],
                 target=parse_target(meta["target"]), threads=meta["threads"],
@@ -161,5 +163,5 @@ def fingerprint() -> str:
     package = Path(__file__).parents[2]
     folders, without = [package / floor for floor in FLOORS], ("launch",)
     entry, _ = HASHES.made(content_name(*(stamps(f, without) for f in folders)),
-                           lambda: Entry({"hash": [sources(f, without) for f in folders]}))
+                           lambda: CacheEntry({"hash": [sources(f, without) for f in folders]}))
     return "\n".join([*entry.meta["hash"], toolchain()])

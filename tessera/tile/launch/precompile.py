@@ -9,7 +9,7 @@ from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.launch import first_call
 from tessera.tile.launch.placement import place_call
-from tessera.tile.launch.recipe import Target
+from tessera.tile.launch.recipe import LaunchTarget
 
 if TYPE_CHECKING:
     from tessera.tile.kernel.kernel import Kernel
@@ -25,7 +25,7 @@ def prepare(kernel: Kernel, bound: Bound, config: Config) -> None:
         return
     schedule, arrays = kernel.choose(bound, config), first_call.arrays_of(bound, place)
     function, lanes, grid = first_call.specialised(kernel, config, bound, schedule)
-    target = Target(place.device, grid, "", bool(settings.debug))
+    target = LaunchTarget(place.device, grid, "", bool(settings.debug))
     first_call.image_of(kernel, function,
                  first_call.request_for(schedule, bound, function, lanes, arrays, target))
 

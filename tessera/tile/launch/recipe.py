@@ -21,14 +21,14 @@ from tessera.numerics import DType, NumericType
 from tessera.numerics.random_state import next_launch
 from tessera.runtime import flags
 from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
-from tessera.runtime.buffer import Buffer
+from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.replays import Replays
 from tessera.runtime.tensormap import tensor_map
 from tessera.runtime.timing import is_capturing
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import extent
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.launch.machine_code import Image, Slot
 from tessera.tile.launch.results import NAN_BYTE, WAITED_FOR, Maker, maker, numbers
 from tessera.tile.passes.random_draws import draws
@@ -38,7 +38,7 @@ COUNTER_BYTES = 256
 
 
 @dataclass
-class Call:
+class PendingLaunch:
     """One launch while its parameters are gathered."""
 
     stream: int
@@ -49,11 +49,11 @@ class Call:
     replays: Replays | None = None  # of a captured launch that draws
 
 
-Source = Callable[[Call], Any]
+Source = Callable[[PendingLaunch], Any]
 
 
 @dataclass(frozen=True)
-class Target:
+class LaunchTarget:
     """Where and how large: the device, the extents of the grid, and the library of the arrays."""
 
     index: int
@@ -79,7 +79,7 @@ class Recipe:
     apart: tuple[int, ...] = ()
     twin: Recipe | None = None
 
-    def __init__(self, image: Image, bound: Bound, target: Target, varying: tuple[str, ...],
+    def __init__(self, image: Image, bound: Bound, target: LaunchTarget, varying: tuple[str, ...],
                  objects: tuple[str, ...]):
         self.image, self.target, self.device = image, target, target.index
         self.shared = image.request.shared
@@ -104,7 +104,7 @@ class Recipe:
     def _declare_output(self, bound: Bound) -> NumericType | None:
         for p in self.image.function.params:
             if p.role == "output":
-                assert isinstance(p.type, Tensor)
+                assert isinstance(p.type, GlobalTensor)
                 if self._kind == "tensor":
                     shape = tuple(extent(str(d), bound) for d in p.type.dims)
                     self._makers[p.value.name] = maker(self.target.library, shape, p.type.numeric,
@@ -161,7 +161,7 @@ class Recipe:
         flags.error_flags(self.device).check()
         captured = (self._waits or self._prints or self._pins or self._kind == "scalar"
                     ) and self._is_captured(stream)
-        call = Call(stream, values, self._outputs(stream, foreign, captured), captured)
+        call = PendingLaunch(stream, values, self._outputs(stream, foreign, captured), captured)
         if self._draws:
             call.key = next_launch(self._kernel or self.image.function.name)
             call.replays = Replays(self.device) if captured else None
@@ -204,7 +204,7 @@ class Recipe:
             for line in flags.printed_lines(self.device).take():
                 print(line)
 
-    def _result(self, call: Call, objects: Sequence[Any]) -> Any:
+    def _result(self, call: PendingLaunch, objects: Sequence[Any]) -> Any:
         if self._kind == "scalar":
             assert self._numeric is not None
             return self._numbers.give(call.outputs[self._results[0]], self._numeric.dtype)
@@ -271,7 +271,7 @@ def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> 
     if 0 in shape:  # there is nothing to describe, and no turn of a loop that would ask for it
         return lambda call: 0
 
-    def find(call: Call) -> int:
+    def find(call: PendingLaunch) -> int:
         pointer = call.outputs[slot.name].pointer if at is None else call.values[at]
         array = Array(pointer, shape, strides, dtype, index, "", None)
         return tensor_map(array, slot.name, box=slot.box, swizzle_bytes=swizzle,
@@ -282,7 +282,7 @@ def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> 
 
 def _layout_of(image: Image, name: str, bound: Bound) -> tuple[DType, tuple[int, ...]]:
     (kind,) = [p.type for p in image.function.params if p.value.name == name]
-    assert isinstance(kind, Tensor)
+    assert isinstance(kind, GlobalTensor)
     return kind.dtype, tuple(extent(str(d), bound) for d in kind.dims)
 
 
@@ -304,12 +304,12 @@ class Counters:
     """
 
     index: int
-    pieces: dict[int, Buffer] = field(default_factory=dict)
+    pieces: dict[int, DeviceBuffer] = field(default_factory=dict)
 
-    def take(self, call: Call) -> int:
+    def take(self, call: PendingLaunch) -> int:
         piece = None if call.pinned else self.pieces.get(call.stream)
         if piece is None:
-            piece = Buffer(COUNTER_BYTES, device(self.index))
+            piece = DeviceBuffer(COUNTER_BYTES, device(self.index))
             if call.pinned:
                 _captured.append(piece)
             else:
@@ -319,7 +319,7 @@ class Counters:
         return piece.pointer
 
 
-_captured: list[Buffer] = []
+_captured: list[DeviceBuffer] = []
 
 
 def _counter(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:

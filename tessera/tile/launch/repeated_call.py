@@ -32,7 +32,7 @@ from tessera.numerics import DType
 from tessera.runtime.arrays import face_of
 from tessera.runtime.buffer import stream_pointer
 from tessera.tile.interpreter.arguments import Bound
-from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch.recipe import Recipe
 
 KEPT = 4096  # recipes of one function; more are shapes that do not come again
@@ -118,7 +118,7 @@ class _Writer:
     def argument(self, i: int, name: str, value: Any, bound: Bound,
                  in_grid: frozenset[str]) -> None:
         kind = bound.types.get(name)
-        if isinstance(kind, Tensor):
+        if isinstance(kind, GlobalTensor):
             self.varying.append(name)
             self.array(i, name, type(value))
         elif isinstance(kind, Scalar):

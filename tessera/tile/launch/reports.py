@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from tessera.errors import TesseraError
-from tessera.runtime.flags import ERRORS, Failure, Site
+from tessera.runtime.flags import ERRORS, Failure, ReportSite
 from tessera.tile.ir.errors import BoundsError, KernelAssertionError
 
 
-def _assertion(name: str, site: Site, failure: Failure) -> TesseraError:
+def _assertion(name: str, site: ReportSite, failure: Failure) -> TesseraError:
     return KernelAssertionError(
         f"assertion failed in {failure.who}: {site.text(failure.values)}", where=site.where)
 
 
-def _bounds(name: str, site: Site, failure: Failure) -> TesseraError:
+def _bounds(name: str, site: ReportSite, failure: Failure) -> TesseraError:
     """The first value is the index."""
     hint = ("guard it, for example: if i < n:" if failure.values[0] >= 0 else
             "an index counts from 0; negative ones do not count from the end in kernels")

@@ -20,7 +20,7 @@ from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, row_bytes
 from tessera.runtime import dlpack
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
-from tessera.runtime.buffer import Borrowed, Buffer, PooledBuffer
+from tessera.runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
 from tessera.runtime.device import check, device, driver
 from tessera.tensor import PLAIN, Tensor
 
@@ -35,7 +35,7 @@ class Resident(Tensor):
     __slots__ = ("memory",)
 
     def __init__(self, shape: tuple[int, ...], numeric: NumericType, index: int,
-                 memory: Buffer | None = None):
+                 memory: DeviceBuffer | None = None):
         self._shape, self.type = tuple(shape), numeric
         self.scale, self.is_param, self.name = None, False, None
         self.memory = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
@@ -102,8 +102,9 @@ class Resident(Tensor):
         if copy:
             memory = PooledBuffer(self.memory.nbytes, self.memory.device)
             memory.copy(self.memory)
-        given = dlpack.Memory(memory.pointer, self._shape, dense_strides(self._shape), self.dtype,
-                              here, copied=bool(copy))
+        given = dlpack.ExportedMemory(memory.pointer, self._shape, dense_strides(self._shape),
+                                      self.dtype,
+                                      here, copied=bool(copy))
         return dlpack.exported(given, memory, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, Row, describe, is_number
+from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import convert
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 from tessera.tile.ops import rules
 from tessera.tile.ops.edge_masks import Along
 from tessera.tile.ops.memory import addresses, touch
@@ -128,7 +128,7 @@ def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
 
 def _tile_rule(types: Any) -> Any:
     target, value = types
-    if not isinstance(target, View | Buffer) or not isinstance(value, Tile):
+    if not isinstance(target, View | Buffer) or not isinstance(value, TileType):
         raise RuleError(f"an atomic of {value} into {target}")
     if target.shape != value.shape:
         raise RuleError(f"an atomic of {value} into {target}: the extents differ",
@@ -140,9 +140,9 @@ def _tile_rule(types: Any) -> Any:
 def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[Any]]:
     """x, index -> the memory and all indices."""
     items = list(index) if isinstance(index, tuple | list) else [index]
-    if isinstance(target, Row):
+    if isinstance(target, TensorRow):
         target, items = target.base, [*target.index, *items]
-    if not isinstance(target, Handle) or not isinstance(target.type, Tensor | Buffer):
+    if not isinstance(target, Handle) or not isinstance(target.type, GlobalTensor | Buffer):
         t.fail(f"{what} of {describe(target)}: its target is a tensor or shared buffer",
                f"ts.tile.{what}(x, index, value)")
     if len(items) != t.rank(target):
@@ -165,7 +165,7 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
         scope = _scope(t, scope)
         if isinstance(target, Handle) and isinstance(target.type, View):
             tile = index if value is None else value
-            if not isinstance(tile, Handle) or not isinstance(tile.type, Tile):
+            if not isinstance(tile, Handle) or not isinstance(tile.type, TileType):
                 t.fail(f"{name} into a box needs a tile, got {describe(tile)}")
             tile = t.storable(tile, target.type.dtype, target)
             return t.emit("atomic_tile", [target, tile], kind=kind, scope=scope)

@@ -10,12 +10,12 @@ from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.op_record import OPS, declare, macro
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.reduce import reduce
 
 
-def _causal_rule(types: Any, attrs: Any) -> Tile:
+def _causal_rule(types: Any, attrs: Any) -> TileType:
     t = rules.require_tile(types[0], 2, "causal_mask")
     for at in types[1:]:
         if not isinstance(at, Scalar) or not at.uniform or at.dtype.kind == "float":
@@ -41,7 +41,7 @@ def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
 def mask_causal(t: Any, scores: Any, rows: Any, cols: Any) -> Any:
     """In place: scores[r, c] = -inf where cols[c] > rows[r]; also returns them."""
     for x in (rows, cols):
-        if not isinstance(x, Handle) or not isinstance(x.type, Tile) or len(x.type.shape) != 1:
+        if not isinstance(x, Handle) or not isinstance(x.type, TileType) or len(x.type.shape) != 1:
             t.fail("mask_causal takes positions as tiles of rank 1",
                    "ts.tile.row_index(), ts.tile.col_index(block)")
     hidden = t.arithmetic("gt", (t.expand(cols, 0), t.expand(rows, 1)))

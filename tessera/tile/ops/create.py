@@ -8,10 +8,10 @@ import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, Row, describe, is_number
+from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype, rounded
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 from tessera.tile.ops import edge_rules, rules
 
 
@@ -42,8 +42,8 @@ def _numeric(t: Any, dtype: Any, what: str) -> NumericType:
         raise AssertionError from err
 
 
-def _tile_rule(types: Any, attrs: dict[str, Any]) -> Tile:
-    return Tile(attrs["dtype"], attrs["shape"])
+def _tile_rule(types: Any, attrs: dict[str, Any]) -> TileType:
+    return TileType(attrs["dtype"], attrs["shape"])
 
 
 @declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype", "value"), public=False,
@@ -82,7 +82,7 @@ def ones(t: Any, shape: Any, dtype: Any = None) -> Any:
     return _full(t, shape, 1, dtype)
 
 
-@declare(rule=lambda types, attrs: Tile(attrs["dtype"], (attrs["size"],)),
+@declare(rule=lambda types, attrs: TileType(attrs["dtype"], (attrs["size"],)),
          attrs=("size", "start", "dtype"),
          lower=lambda t, start, stop=None, dtype=None: _arange(t, start, stop, dtype))
 def arange(size: Any, start: Any = 0, dtype: Any = i32) -> Any:
@@ -140,7 +140,7 @@ def undefined(dtype: Any) -> Any:
 @macro()
 def cast(t: Any, x: Any, dtype: Any) -> Any:
     """x in another type, rounded to nearest even or as the type's policy says."""
-    if isinstance(x, Row) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
+    if isinstance(x, TensorRow) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
         x = t.call_op(_op("load"), [x], {})
     numeric = _numeric(t, dtype, "cast")
     policy = numeric.policy
@@ -190,11 +190,11 @@ _convert_builtin("to_bool", bool_, bool)
 
 
 # --- shapes of tiles --------------------------------------------------------------------------
-def _expand_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _expand_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     t = rules.require_tile(types[0], None, "a new axis")
     shape = list(t.shape)
     shape.insert(attrs["axis"], 1)
-    return Tile(t.dtype, tuple(shape))
+    return TileType(t.dtype, tuple(shape))
 
 
 @declare(rule=_expand_rule, attrs=("axis",), run=True, public=False, edges=edge_rules.new_axis,
@@ -206,7 +206,7 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
 
 
 def _transpose_lower(t: Any, x: Any) -> Any:
-    if isinstance(x, Row):
+    if isinstance(x, TensorRow):
         x = t.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
         return t.transpose(x)
@@ -221,25 +221,25 @@ def transpose(x: Any) -> Any:
     return np.swapaxes(x, 1, 2)
 
 
-def _transposed(t: Any) -> Tile:
+def _transposed(t: Any) -> TileType:
     tile = rules.require_tile(t, 2, "transpose")
-    return Tile(tile.dtype, tile.shape[::-1])
+    return TileType(tile.dtype, tile.shape[::-1])
 
 
-def _broadcast_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _broadcast_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     (t,) = types
     rules.require_numbers(types, "broadcast")
     if isinstance(t, Scalar):
         if not t.uniform:
             raise RuleError("broadcast of a number that differs between lanes")
-        return Tile(t.dtype, attrs["shape"])
+        return TileType(t.dtype, attrs["shape"])
     try:
         fits = np.broadcast_shapes(t.shape, attrs["shape"]) == attrs["shape"]
     except ValueError:
         fits = False
     if not fits or len(t.shape) != len(attrs["shape"]):
         raise RuleError(f"{t} does not broadcast to {list(attrs['shape'])}")
-    return Tile(t.dtype, attrs["shape"])
+    return TileType(t.dtype, attrs["shape"])
 
 
 @declare(rule=_broadcast_rule, attrs=("shape",), public=False, edges=edge_rules.broadcast,
@@ -256,16 +256,16 @@ def broadcast(t: Any, x: Any, shape: Any) -> Any:
     x = t.value_of(x)
     if is_number(x):
         return _full(t, shape, x)
-    if isinstance(x.type, Tile) and len(x.type.shape) == 1 and len(extents) == 2:
+    if isinstance(x.type, TileType) and len(x.type.shape) == 1 and len(extents) == 2:
         x = t.expand(x, 1)
     return t.emit("broadcast_to", [x], shape=extents)
 
 
-def _reshape_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _reshape_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     t = rules.require_tile(types[0], None, "reshape")
     if int(np.prod(t.shape)) != int(np.prod(attrs["shape"])):
         raise RuleError(f"reshape of {t} to {list(attrs['shape'])}: the sizes differ")
-    return Tile(t.dtype, attrs["shape"])
+    return TileType(t.dtype, attrs["shape"])
 
 
 def _reshape_lower(t: Any, x: Any, shape: Any) -> Any:

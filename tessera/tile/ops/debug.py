@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelAssertionError, RuleError
 from tessera.tile.ir.handles import FText, Handle, describe, is_number
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops.edge_masks import Along
 
 MAX_LINES = 64  # printed for one statement and batch of groups
@@ -58,7 +58,7 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
 
 def _ranks(args: list[Any]) -> tuple[int, ...]:
     """How many axes each value has, 0 of a scalar: an array [groups, n] is either."""
-    return tuple(len(x.type.shape) if isinstance(x, Handle) and isinstance(x.type, Tile) else 0
+    return tuple(len(x.type.shape) if isinstance(x, Handle) and isinstance(x.type, TileType) else 0
                  for x in args)
 
 
@@ -103,14 +103,14 @@ def _assert_lower(t: Any, condition: Any, message: Any = "") -> None:
 
 def _assert_rule(types: Any, attrs: Any) -> Any:
     for t in types:
-        if not isinstance(t, Scalar | Tile):
+        if not isinstance(t, Scalar | TileType):
             raise RuleError(f"assert needs values, got {t}")
     return ()
 
 
 def _all_of(types: Any, attrs: Any) -> list[Along]:
     """What does not exist holds."""
-    rank = len(types[0].shape) if isinstance(types[0], Tile) else 0
+    rank = len(types[0].shape) if isinstance(types[0], TileType) else 0
     return [Along(0, i, 1.0, said="an assert") for i in range(rank)]
 
 
@@ -156,7 +156,7 @@ def stop(m: Any, op: Any, *values: Any) -> Any:
 
 
 def _value(x: Any) -> Any:
-    if isinstance(x, Place):
+    if isinstance(x, MemoryBox):
         return x.memory.flat.reshape(-1, *x.memory.shape) if x.memory.space != "global" else (
             x.memory.flat.reshape(x.memory.shape))
     return x

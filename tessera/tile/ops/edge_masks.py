@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
-from tessera.tile.ir.edges import NOTHING, Edge, Facts, Listed, Mixed, lines_of, open_
+from tessera.tile.ir.edges import NOTHING, Edge, Listed, Mixed, TileEdges, lines_of, open_
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Const
-from tessera.tile.ir.types import Tile, space_of
+from tessera.tile.ir.types import TileType, space_of
 
 HINT = ("say what counts there: ts.tile.load(view, fill=0) reads that number beyond the edge, and "
         "ts.tile.where(ts.tile.inside(t), t, 0.0) puts it there as long as the edge is known")
@@ -67,7 +67,7 @@ def list_of(t: Any, listed: Listed) -> Handle:
             out = t.emit(name, [out], **{} if value is None else {
                 "shape" if name == "reshape" else "axis": value})
     t.declare_facts(out.value, NOTHING)
-    t.implied[out.value] = Facts((listed,) * len(out.type.shape))
+    t.implied[out.value] = TileEdges((listed,) * len(out.type.shape))
     return out
 
 
@@ -79,7 +79,7 @@ def mask_listed(t: Any, x: Handle, listed: Listed, fill: float) -> Handle:
 
 def mask_edge(t: Any, x: Handle, axis: int, edge: Edge, fill: float) -> Handle:
     """x with the elements beyond the edge along an axis replaced."""
-    assert isinstance(x.type, Tile)
+    assert isinstance(x.type, TileType)
     low = {"low": True} if edge.low else {}
     start, stop = t.bounds_of(edge)
     out = t.emit("edge_mask", [x, start, stop], axis=axis, fill=fill_of(fill, x.type.dtype), **low)
@@ -110,7 +110,7 @@ def within(t: Any, record: Any, args: list[Any], attrs: dict[str, Any]) -> list[
 def seen(t: Any, a: Along, args: Sequence[Any], types: Sequence[Any]
          ) -> Edge | Listed | Mixed | None:
     """What an op would see beyond the edge of an operand; None where that changes nothing."""
-    whole = isinstance(types[a.operand], Tile)
+    whole = isinstance(types[a.operand], TileType)
     axis = t.facts_of(args[a.operand]).at(a.axis) if whole else None
     if axis is None or not open_(axis):
         return None

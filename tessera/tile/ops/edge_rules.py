@@ -17,9 +17,9 @@ from tessera.tile.ir.edges import (
     WHOLE,
     Axis,
     Edge,
-    Facts,
     Listed,
     Mixed,
+    TileEdges,
     forget_zero,
     lines_of,
     meet,
@@ -28,7 +28,7 @@ from tessera.tile.ir.edges import (
 from tessera.tile.ir.ir import Const, Op
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.types import TileType
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Carry:
     t: Any
     op: Op
     types: tuple[Any, ...]
-    facts: tuple[Facts, ...]
+    facts: tuple[TileEdges, ...]
     made: Any
 
     def cannot(self, axes: Sequence[int] | None = None) -> Mixed:
@@ -60,15 +60,15 @@ def elementwise(c: Carry) -> Iterable[Axis]:
         axes, values = [], []
         for x, kind, facts in zip(c.op.args, c.types, c.facts, strict=True):
             axes.append(_repeated(c, kind, facts, i, extent))
-            beyond = facts.zero_at(i) and isinstance(kind, Tile)
+            beyond = facts.zero_at(i) and isinstance(kind, TileType)
             values.append(0.0 if beyond else x.value if isinstance(x, Const) else None)
         zero = any(map(open_, axes)) and c.zero(*values)
         yield meet(axes, zero, OPS[c.op.name].zero, c.op.where)
 
 
-def _repeated(c: Carry, kind: Any, facts: Facts, axis: int, extent: int) -> Axis:
+def _repeated(c: Carry, kind: Any, facts: TileEdges, axis: int, extent: int) -> Axis:
     """An operand's axis in the result: one of extent 1 may be repeated."""
-    found = facts.at(axis) if isinstance(kind, Tile) else None
+    found = facts.at(axis) if isinstance(kind, TileType) else None
     if found is None or kind.shape[axis] == extent or _is_statistic(found, axis):
         return found
     if not open_(found):
@@ -115,7 +115,7 @@ def both(c: Carry) -> Iterable[Axis]:
     known = [next((f.at(i) for f in said if f.at(i) is not None), None)
              for i in range(len(c.made.shape))]
     if any(a is not None for a in known):
-        c.t.implied[c.op.outs[0].value] = Facts(tuple(known))
+        c.t.implied[c.op.outs[0].value] = TileEdges(tuple(known))
     return [_within_said(a, k) for a, k in zip(elementwise(c), known, strict=True)]
 
 
@@ -132,7 +132,7 @@ def chosen(c: Carry) -> Iterable[Axis]:
     if said is None or not c.facts[1].axes:
         return elementwise(c)
     axes = [_within_said(a, said.at(i)) for i, a in enumerate(c.facts[1].axes)]
-    return elementwise(replace(c, facts=(c.facts[0], Facts.of(axes), *c.facts[2:])))
+    return elementwise(replace(c, facts=(c.facts[0], TileEdges.of(axes), *c.facts[2:])))
 
 
 def reversed_axes(c: Carry) -> Iterable[Axis]:

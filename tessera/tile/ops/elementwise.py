@@ -9,7 +9,7 @@ import numpy as np
 from tessera.numerics import DType
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_rules, rules
 
 
@@ -187,7 +187,7 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
     if not isinstance(dtype, DType):
         raise RuleError(f"a cast needs a dtype, got {dtype!r}", "for example ts.bf16")
     t = types[0]
-    return Scalar(dtype, t.uniform) if isinstance(t, Scalar) else Tile(dtype, t.shape)
+    return Scalar(dtype, t.uniform) if isinstance(t, Scalar) else TileType(dtype, t.shape)
 
 
 @declare(rule=_cast_rule, attrs=("dtype", "rounding", "saturate"), public=False, total=True,

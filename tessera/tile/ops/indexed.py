@@ -9,15 +9,15 @@ import numpy as np
 
 from tessera.numerics import i32, i64
 from tessera.tile.interpreter.async_copies import wide
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
-from tessera.tile.ir.edges import Edge, Facts, Listed, Mixed, open_
+from tessera.tile.ir.edges import Edge, Listed, Mixed, TileEdges, open_
 from tessera.tile.ir.errors import RaceError, RuleError
-from tessera.tile.ir.handles import Handle, Part, Region, Row, describe, is_number
-from tessera.tile.ir.ir import Value
+from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe, is_number
+from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Buffer, Tensor, Tile, Type, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
 from tessera.tile.ops.edge_masks import Along, mask_edge, mask_listed, refuse
 
 MODES = ("store", "add")
@@ -32,25 +32,25 @@ def shape_of(index: tuple[int, ...], attrs: Any) -> tuple[tuple[int, ...], int]:
     return (*sides[0], *index, *sides[1]), len(before)
 
 
-def _require(place: Type, index: Type, what: str) -> Tile:
-    if not isinstance(place, Tensor | Buffer) or place.space == "register":
+def _require(place: Type, index: Type, what: str) -> TileType:
+    if not isinstance(place, GlobalTensor | Buffer) or place.space == "register":
         raise RuleError(f"{what} works on a tensor or shared memory, got {place}",
                         "elements of an array in registers: r[i]")
-    if not isinstance(index, Tile) or index.dtype.kind not in ("int", "uint"):
+    if not isinstance(index, TileType) or index.dtype.kind not in ("int", "uint"):
         raise RuleError(f"{what} needs a tile of integers as its index, got {index}",
                         "one element for each lane: x[i]; a box at a number: x[i:i+64]")
     return index
 
 
-def _gather_rule(types: Any, attrs: Any) -> Tile:
+def _gather_rule(types: Any, attrs: Any) -> TileType:
     place, index = types[0], _require(types[0], types[1], "gather")
-    return Tile(place.dtype, shape_of(index.shape, attrs)[0])
+    return TileType(place.dtype, shape_of(index.shape, attrs)[0])
 
 
 def _scatter_rule(types: Any, attrs: Any) -> Any:
     value, index = types[1], _require(types[0], types[2], "scatter")
     shape, _ = shape_of(index.shape, attrs)
-    if not isinstance(value, Tile) or value.shape != shape:
+    if not isinstance(value, TileType) or value.shape != shape:
         raise RuleError(f"scatter of {value}: the index {index} and the rest of the place need "
                         f"a tile of shape {list(shape)}",
                         "reshape it, or slice the place: scatter(y[:, 0:64], index, tile)")
@@ -69,7 +69,7 @@ def _add_rule(types: Any, attrs: Any) -> Any:
 class _Found:
     """[G, *shape] addresses, clipped into the memory, and which elements are there."""
 
-    place: Place
+    place: MemoryBox
     address: np.ndarray
     on: np.ndarray
 
@@ -78,7 +78,7 @@ def _find(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found
     attr, axis = op.attr, op.attr["axis"]
     start, size = np.asarray(offsets[axis], np.int64), base.memory.shape[axis]
     at = [np.zeros((1, 1), np.int64) if a == axis else x for a, x in enumerate(offsets)]
-    place = Place(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
+    place = MemoryBox(base.memory, tuple(at), attr["box"], attr["kept"], base.stage)
     address, inside = place.addresses(m.groups)
     if not size:
         inside = np.zeros_like(inside)
@@ -98,7 +98,7 @@ def _find(m: Any, op: Any, base: Any, index: np.ndarray, offsets: Any) -> _Found
     return _Found(place, address, inside & wide(m.active_groups(), inside))
 
 
-def _lane(place: Place) -> int:
+def _lane(place: MemoryBox) -> int:
     return GROUP if place.memory.space == "global" else MANY
 
 
@@ -229,7 +229,7 @@ def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
         gone = Mixed("was gathered along an axis that has an edge", chosen.along.zero,
                      where=t.where())
         of_index = (gone,) * len(of_index)
-    t.declare_facts(out.value, Facts.of((*before, *of_index, *after)))
+    t.declare_facts(out.value, TileEdges.of((*before, *of_index, *after)))
     return out
 
 
@@ -249,7 +249,7 @@ class _Chosen:
 
 
 def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
-    if isinstance(index, Row) or isinstance(index, Handle) and isinstance(
+    if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
             index.type, View | Buffer):
         index = t.call_op(_load(), [index], {})
     index = t.value_of(index)
@@ -258,7 +258,7 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     if isinstance(x, Handle) and isinstance(x.type, View):
         return _of_view(t, x, _signed(t, index), axis, what)
     base, parts = _region(t, x, what)
-    shown = [a for a, p in enumerate(parts) if isinstance(p, Part)]
+    shown = [a for a, p in enumerate(parts) if isinstance(p, AxisSlice)]
     along = shown[_axis(t, axis, len(shown), what)]
     offsets, box, edges, limit = [], [], [], 0
     for a, p in enumerate(parts):
@@ -266,7 +266,7 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
             lo, extent = (0, 1) if p.lo is None and p.hi is None else t.slice_box(base, a, p)
             limit = 0 if p.lo is None and p.hi is None else extent
             extent = 1
-        elif isinstance(p, Part):
+        elif isinstance(p, AxisSlice):
             lo, extent = t.slice_box(base, a, p)
             edges.append((a < along, t.edge_in(base, a, lo, extent)))
         else:
@@ -297,7 +297,7 @@ def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
     attrs = {"axis": kept[at], "limit": box[kept[at]], "kept": kept[:at] + kept[at + 1:],
              "box": tuple(1 if a == kept[at] else n for a, n in enumerate(box))}
     base = Handle(made.args[0], t.type_of_value(made.args[0]))
-    offsets = [Handle(v, t.type_of_value(v)) if isinstance(v, Value) else v
+    offsets = [Handle(v, t.type_of_value(v)) if isinstance(v, SSAValue) else v
                for v in made.args[1:]]
     in_shared = isinstance(base.type, Buffer)
     return _Chosen(base, index, offsets, attrs, (tuple(edges[:at]), tuple(edges[at + 1:])),
@@ -306,19 +306,19 @@ def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
 
 def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
     """x as a tensor or buffer and an index of all of its axes."""
-    if isinstance(x, Region):
+    if isinstance(x, TensorSlice):
         base, parts = x.base, list(x.parts)
-    elif isinstance(x, Row):
+    elif isinstance(x, TensorRow):
         base, parts = x.base, list(x.index)
     else:
         base, parts = x, []
-    if not isinstance(base, Handle) or not isinstance(base.type, Tensor | Buffer):
+    if not isinstance(base, Handle) or not isinstance(base.type, GlobalTensor | Buffer):
         t.fail(f"{what} of {describe(x)}: it works on a tensor, a buffer or a slice of one",
                f"ts.tile.{what}(x, index, ...): the place comes first")
     if isinstance(base.type, Buffer) and base.type.stages > 1:
         t.fail(f"{what} of a buffer with stages", "choose one: buffers[stage]")
     rank = t.rank(base)
-    return base, parts + [Part(None, None, ":")] * (rank - len(parts))
+    return base, parts + [AxisSlice(None, None, ":")] * (rank - len(parts))
 
 
 def _axis(t: Any, axis: Any, rank: int, what: str) -> int:
@@ -330,7 +330,7 @@ def _axis(t: Any, axis: Any, rank: int, what: str) -> int:
 
 def _signed(t: Any, index: Handle) -> Handle:
     """The index in a type that can say -1, and hold what it does."""
-    if not isinstance(index.type, Tile) or index.type.dtype.kind not in ("int", "uint"):
+    if not isinstance(index.type, TileType) or index.type.dtype.kind not in ("int", "uint"):
         return index
     dtype = index.type.dtype
     if dtype.bits < 32:
@@ -353,16 +353,16 @@ def _only_there(t: Any, index: Handle) -> Handle:
 
 def _as_tile(t: Any, value: Any, chosen: _Chosen) -> Handle:
     """What is scattered: a tile, a place (loaded), or one number everywhere."""
-    if isinstance(value, Row) or isinstance(value, Handle) and isinstance(
+    if isinstance(value, TensorRow) or isinstance(value, Handle) and isinstance(
             value.type, View | Buffer):
         value = t.call_op(_load(), [value], {})
     value = t.value_of(value)
-    if isinstance(value, Handle) and isinstance(value.type, Tile):
+    if isinstance(value, Handle) and isinstance(value.type, TileType):
         return value
     if not isinstance(value, Handle):
         dtype = chosen.base.type.dtype
         value = t.to(value, dtype if dtype.kind != "float" else dtype.compute)
-    if isinstance(chosen.index.type, Tile):
+    if isinstance(chosen.index.type, TileType):
         shape, _ = shape_of(chosen.index.type.shape, chosen.attrs)
         return t.emit("broadcast_to", [value], shape=shape)
     return value

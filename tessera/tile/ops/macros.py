@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import i32
-from tessera.tile.ir.edges import WHOLE, Edge, Facts, Mixed, open_
-from tessera.tile.ir.handles import Handle, Part, Range, Row, describe, is_number
+from tessera.tile.ir.edges import WHOLE, Edge, Mixed, TileEdges, open_
+from tessera.tile.ir.handles import AxisSlice, Handle, LoopRange, TensorRow, describe, is_number
 from tessera.tile.ir.op_record import macro
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View, space_of
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View, space_of
 from tessera.tile.ops.edge_masks import mask_edge, refuse
 
 OVER = (None, "serial", "lanes", "groups")
@@ -33,7 +33,7 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
     if over not in OVER:
         t.fail(f"over={over!r} is not known", "'serial', 'lanes' or 'groups'")
     lo, hi = (0, start) if stop is None else (start, stop)
-    return Range(lo, hi, 1 if step is None else step, step is not None, over)
+    return LoopRange(lo, hi, 1 if step is None else step, step is not None, over)
 
 
 @macro()
@@ -44,7 +44,7 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     size = t.constant_int(n, "the block size of range_n")
     extent = t.key_extent = shape[-2]
     count = t.arithmetic("floordiv", (t.arithmetic("add", (extent, size - 1)), size))
-    return Range(0, count, 1, True, "serial", prefetch)
+    return LoopRange(0, count, 1, True, "serial", prefetch)
 
 
 def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
@@ -52,7 +52,7 @@ def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
     if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (
             t.in_comprehension()):
         return range(lo, hi, step)
-    return Range(lo, hi, step, True, "serial")
+    return LoopRange(lo, hi, step, True, "serial")
 
 
 _hidden("python_range", _python_range)
@@ -95,15 +95,15 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     vector: elements that a lane reads at once, at most 16 bytes.  prefetch: in a loop over boxes,
     how many of them are under way: the box of prefetch - 1 turns ahead is asked for meanwhile.
     """
-    if isinstance(x, Row):
+    if isinstance(x, TensorRow):
         x = t.view_of_row(x)
-    if isinstance(x, Handle) and isinstance(x.type, Tensor):
+    if isinstance(x, Handle) and isinstance(x.type, GlobalTensor):
         x = _block_of(t, x, index, rows, cols)
     elif index is not None or rows is not None or cols is not None:
         t.fail("an index, rows= or cols= with a view", "they choose a block of a whole tensor")
     if fill is not None and not is_number(fill):
         t.fail("fill must be a compile-time number")
-    if isinstance(x, Handle) and isinstance(x.type, Scalar | Tile):
+    if isinstance(x, Handle) and isinstance(x.type, Scalar | TileType):
         t.fail(f"load of {describe(x)}, which is a value already", "use it as it is")
     out = t.emit("load_tile", [x], fill=0 if fill is None else fill,
                  **_hints(t, x, vector, prefetch))
@@ -120,7 +120,7 @@ def _filled(t: Any, x: Handle, fill: Any) -> Handle:
             refuse(t, "fill=", axis)
         if isinstance(axis, Edge) and not axis.inside:  # none is listed in shared memory
             x = mask_edge(t, x, i, axis, fill)
-    t.declare_facts(x.value, Facts(tuple(WHOLE if open_(a) else a for a in t.facts_of(x).axes)))
+    t.declare_facts(x.value, TileEdges(tuple(WHOLE if open_(a) else a for a in t.facts_of(x).axes)))
     return x
 
 
@@ -128,7 +128,7 @@ def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
     if t.rank(x) != 2:
         t.fail(f"load of a block of {describe(x)}: the kernel sees {t.rank(x)} axes, not 2",
                "slice it: x[a:a+64]")
-    assert isinstance(x.type, Tensor)
+    assert isinstance(x.type, GlobalTensor)
     row_dim, col_dim = x.type.dims[len(x.hidden):]
     size = t.context().n if rows is None and index is not None else rows
     if size is None:
@@ -136,8 +136,8 @@ def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
     size = t.constant_int(size, "rows")
     lo = t.arithmetic("mul", (index, size)) if index is not None else t.own_origin(row_dim, size)
     width = t.constant_int(t.dim_value(col_dim) if cols is None else cols, "cols")
-    return t.make_view(x, [Part(lo, t.arithmetic("add", (lo, size)), "rows"),
-                           Part(0, width, "cols")])
+    return t.make_view(x, [AxisSlice(lo, t.arithmetic("add", (lo, size)), "rows"),
+                           AxisSlice(0, width, "cols")])
 
 
 @macro()
@@ -146,16 +146,16 @@ def store(t: Any, target: Any, value: Any) -> None:
 
     A whole tensor as the target means the group's own block of it.
     """
-    if isinstance(target, Row):
+    if isinstance(target, TensorRow):
         target = t.view_of_row(target)
     if not isinstance(target, Handle):
         t.fail(f"store to {describe(target)}", "ts.tile.store(C[m:m+64, n:n+64], tile)")
-    if isinstance(target.type, Tensor):
-        if not isinstance(value, Handle) or not isinstance(value.type, Tile):
+    if isinstance(target.type, GlobalTensor):
+        if not isinstance(value, Handle) or not isinstance(value.type, TileType):
             t.fail(f"store of {describe(value)} to the whole of {describe(target)}",
                    "slice it: ts.tile.store(C[m:m+64, n:n+64], tile)")
         target = t.own_block(target, value.type.shape)
-    if isinstance(target.type, Scalar | Tile):
+    if isinstance(target.type, Scalar | TileType):
         t.fail(f"store to {describe(target)}, a value in registers",
                "the target comes first: ts.tile.store(C[m:m+64, n:n+64], tile)")
     t.store_tile(target, value)

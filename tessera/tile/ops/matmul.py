@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import MANY
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, Row, describe
+from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 from tessera.tile.ops import edge_rules
 from tessera.tile.ops.edge_masks import Along
 
 PRECISIONS = (None, "tf32", "f32")
 
 
-def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     a, b, *rest = types
     for t in (a, b):
         if isinstance(t, Scalar) or len(t.shape) != 2:
@@ -33,7 +33,7 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> Tile:
         hint = "is a .T missing?" if a.shape[1] == b.shape[1] else None
         raise RuleError(f"dot of {a} and {b}: the inner extents {a.shape[1]} and {b.shape[0]} "
                         "differ", hint)
-    out = Tile(attrs["dtype"], (a.shape[0], b.shape[1]))
+    out = TileType(attrs["dtype"], (a.shape[0], b.shape[1]))
     if rest and rest[0] != out:
         raise RuleError(f"dot adds {out} to the accumulator {rest[0]}", "make it of that type")
     return out
@@ -65,11 +65,11 @@ def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any 
     return convert(out, dtype) if dtype.kind == "float" else out
 
 
-def _take_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _take_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     place, _ = types
     if not isinstance(place, Buffer | View) or place.space != "shared":
         raise RuleError(f"take_operand reads shared memory, got {place}")
-    return Tile(place.dtype, place.shape)
+    return TileType(place.dtype, place.shape)
 
 
 @declare(rule=_take_rule, attrs=("side", "format"), run=True, effect="read", group=True,
@@ -83,7 +83,7 @@ def take_operand(m: Any, op: Any, place: Any, accumulator: Any, side: Any = "A",
 
 def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
     """A tile, or the contents of a place in shared memory."""
-    if not isinstance(x, Place):
+    if not isinstance(x, MemoryBox):
         return x
     address, inside = x.addresses(m.groups)
     from tessera.tile.interpreter.async_copies import wide
@@ -95,7 +95,7 @@ def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
 
 
 def _operand_of(t: Any, x: Any, what: str) -> Handle:
-    if isinstance(x, Row):
+    if isinstance(x, TensorRow):
         x = t.view_of_row(x)
     if not isinstance(x, Handle) or isinstance(x.type, Scalar):
         t.fail(f"{what} of {describe(x)}: it multiplies tiles or shared buffers")
@@ -125,7 +125,7 @@ def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: An
 def _within(t: Any, x: Handle, axis: int) -> Handle:
     """x as a tile where it is a place in shared memory that needs a mask."""
     edge = t.facts_of(x).at(axis)
-    if isinstance(x.type, Tile) or not edges.open_(edge) or edge.zero:
+    if isinstance(x.type, TileType) or not edges.open_(edge) or edge.zero:
         return x
     return _loaded(t, x)
 
@@ -139,7 +139,7 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
         t.fail(f"{what} of {describe(a)} and {describe(b)}: one is a float, one is not",
                "cast one: ts.tile.cast(x, ts.f32)")
     for x, y, first in ((a, b, True), (b, a, False)):
-        if x.type.dtype is f32 and isinstance(x.type, Tile) and y.type.dtype.bits <= 16:
+        if x.type.dtype is f32 and isinstance(x.type, TileType) and y.type.dtype.bits <= 16:
             if precision is not None:
                 y = t.cast(_loaded(t, y), f32)
             else:
@@ -157,7 +157,7 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
 def _loaded(t: Any, x: Handle) -> Handle:
     from tessera.tile.ir.op_record import OPS
 
-    if isinstance(x.type, Tile):
+    if isinstance(x.type, TileType):
         return x
     return t.call_op(OPS["load"], [x], {})
 

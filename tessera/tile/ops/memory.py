@@ -10,12 +10,12 @@ import numpy as np
 from tessera.numerics import bool_
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.interpreter.async_copies import wide
-from tessera.tile.interpreter.memory import Local, Place
+from tessera.tile.interpreter.memory import Local, MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
 from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import Buffer, Scalar, Tensor, Tile, View
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
 from tessera.tile.ops import edge_rules, rules
 
 
@@ -32,7 +32,7 @@ def allocate(m: Any, op: Any) -> Any:
     (made,) = op.outs
     local = Local(made.value.name, made.type, m.count, m.lanes)
     local.changes = m.changes if m.looped else None
-    return Place.whole(local)
+    return MemoryBox.whole(local)
 
 
 @declare(rule=lambda types, attrs: _stage_rule(types), run=True, public=False)
@@ -67,7 +67,7 @@ def view(m: Any, op: Any, source: Any, *offsets: Any) -> Any:
     for axis, offset in enumerate(offsets):
         if axis not in attr["kept"]:
             require_inside(m, op, source.memory, axis, offset)
-    return Place(source.memory, offsets, attr["box"], attr["kept"], source.stage)
+    return MemoryBox(source.memory, offsets, attr["box"], attr["kept"], source.stage)
 
 
 @declare(rule=lambda types, attrs: _flip(types[0]), run=True, public=False,
@@ -179,18 +179,18 @@ def store_element(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
 
 
 # --- tiles ------------------------------------------------------------------------------------
-def _load_rule(types: Any, attrs: Any) -> Tile:
+def _load_rule(types: Any, attrs: Any) -> TileType:
     source = types[0]
-    if isinstance(source, Scalar | Tile):
+    if isinstance(source, Scalar | TileType):
         raise RuleError(f"load reads a view of a tensor or a shared buffer, got {source}",
                         "slice it: ts.tile.load(A[m:m+64, k:k+32])")
-    if isinstance(source, Tensor):
+    if isinstance(source, GlobalTensor):
         raise RuleError(f"load of the whole {source}: a tile has static extents",
                         "slice it: ts.tile.load(A[m:m+64, k:k+32])")
     if source.space == "register":
         raise RuleError(f"load reads global or shared memory, {source} is in registers",
                         "read its elements: r[i]")
-    return Tile(source.dtype, source.shape)
+    return TileType(source.dtype, source.shape)
 
 
 @declare(rule=_load_rule, attrs=("vector", "prefetch", "fill"), run=True, effect="read", group=True,
@@ -256,7 +256,7 @@ def prefetch_box(m: Any, op: Any, source: Any) -> None:
 def _copy_rule(types: Any, attrs: Any) -> Any:
     target, source = types
     for t, what in ((target, "target"), (source, "source")):
-        if isinstance(t, Scalar | Tile):
+        if isinstance(t, Scalar | TileType):
             raise RuleError(f"cp_async copies from a view in global memory to shared memory; its "
                             f"{what} is {t}, in registers",
                             "allocate it: ts.tile.alloc_shared(...)")

@@ -13,7 +13,7 @@ from tessera.tile.ir import edges
 from tessera.tile.ir.errors import KernelError, RuleError
 from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_rules, rules
 from tessera.tile.passes.random_draws import DROPOUT
 
@@ -34,7 +34,7 @@ def _index_rule(types: Any, attrs: Any) -> Any:
 def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
     index = t.value_of(index)
     seed, words = _seed(t, seed)
-    if runs and (not isinstance(index, Handle) or not isinstance(index.type, Tile)
+    if runs and (not isinstance(index, Handle) or not isinstance(index.type, TileType)
                  or index.type.shape[-1] % RUN):
         t.fail(f"runs=True of {index}: it needs a tile of whole runs of {RUN}")
     return t.emit("random_bits", [index, *words], seed=seed, runs=bool(runs))
@@ -124,7 +124,7 @@ def _op(name: str) -> Any:
 # --- dropout ----------------------------------------------------------------------------------
 def _dropout_rule(types: Any, attrs: Any) -> Any:
     t = types[0]
-    if not isinstance(t, Tile) or len(t.shape) not in (1, 2):
+    if not isinstance(t, TileType) or len(t.shape) not in (1, 2):
         raise RuleError(f"dropout needs a tile of one or two axes, got {t}")
     for at in types[1:]:
         if not isinstance(at, Scalar) or not at.uniform or at.dtype.kind == "float":
@@ -162,7 +162,7 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     """
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
         t.fail(f"p={p!r}: a probability in [0, 1) known at compile time")
-    if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+    if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("dropout needs a tile")
     if p == 0:
         return x

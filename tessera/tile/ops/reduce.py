@@ -9,12 +9,12 @@ import numpy as np
 
 from tessera.numerics import bool_, i32
 from tessera.tile.ir import edges
-from tessera.tile.ir.edges import Edge, Facts, Mixed
+from tessera.tile.ir.edges import Edge, Mixed, TileEdges
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, Row, is_number
+from tessera.tile.ir.handles import Handle, TensorRow, is_number
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import declare, macro
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.edge_masks import Along, mask_edge
 
@@ -31,7 +31,7 @@ def _reduced(types: Any, attrs: dict[str, Any]) -> Any:
     if not 0 <= axis < len(t.shape):
         raise RuleError(f"axis {axis} of {t}")
     shape = t.shape[:axis] + t.shape[axis + 1:]
-    return Tile(t.dtype, shape) if shape else Scalar(t.dtype)
+    return TileType(t.dtype, shape) if shape else Scalar(t.dtype)
 
 
 def _axes(x: np.ndarray, axis: int | None) -> Any:
@@ -98,11 +98,11 @@ def fold_argmin(x: Any, axis: Any = None) -> Any:
 
 def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
     """A reduction that leaves out what lies beyond the tensor."""
-    if isinstance(x, Row):
+    if isinstance(x, TensorRow):
         x = t.view_of_row(x)
-    if isinstance(x, Handle) and not isinstance(x.type, Scalar | Tile):
+    if isinstance(x, Handle) and not isinstance(x.type, Scalar | TileType):
         t.value_of(x)
-    if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+    if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("a reduction needs a tile", "load it first: ts.tile.load(x[a:a+64])")
     if axis is not None:
         axis = t.constant_int(axis, "axis")
@@ -112,7 +112,7 @@ def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
     return t.emit(name, [x], axis=axis)
 
 
-def _edge_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     t = rules.require_tile(types[0], None, "edge_mask")
     for bound in types[1:]:
         if not isinstance(bound, Scalar) or not bound.uniform or bound.dtype.kind == "float":
@@ -190,7 +190,7 @@ def inside(t: Any, x: Any) -> Any:
     where(inside(x), x, number) puts a number there, which counts from then on.
     """
     x = t.value_of(x)
-    if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+    if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("inside needs a tile", "load it first: ts.tile.load(x[a:a+64])")
     axes = t.facts_of(x).axes
     out = t.emit("full", [], shape=x.type.shape, value=True, dtype=bool_)
@@ -201,13 +201,13 @@ def inside(t: Any, x: Any) -> Any:
             out = t.arithmetic("and", (out, edge_masks.list_of(t, edge)))
         elif edges.open_(edge):
             out = mask_edge(t, out, i, edge, -np.inf)
-    t.declare_facts(out.value, Facts(tuple(edges.WHOLE for _ in axes)))
-    t.implied[out.value] = Facts(axes)
+    t.declare_facts(out.value, TileEdges(tuple(edges.WHOLE for _ in axes)))
+    t.implied[out.value] = TileEdges(axes)
     return out
 
 
 # --- scans and sorting ------------------------------------------------------------------------
-def _scan_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _scan_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     t = rules.require_tile(types[0], None, "a scan")
     if not 0 <= attrs["axis"] < len(t.shape):
         raise RuleError(f"axis {attrs['axis']} of {t}")
@@ -220,7 +220,7 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
 
     def lower(t: Any, x: Any, axis: Any = None) -> Any:
         x = t.value_of(x)
-        if not isinstance(x, Handle) or not isinstance(x.type, Tile):
+        if not isinstance(x, Handle) or not isinstance(x.type, TileType):
             t.fail("a scan needs a tile")
         last = len(x.type.shape) - 1 if axis is None else t.constant_int(axis, "axis")
         if name == "cumsum":
@@ -244,7 +244,7 @@ _scan("cumprod", 1.0, "Products of the elements up to each.",
       lambda x, axis: np.cumprod(x, axis=axis, dtype=x.dtype))
 
 
-def _sort_rule(types: Any, attrs: dict[str, Any]) -> Tile:
+def _sort_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     return rules.require_tile(types[0], None, "a sort")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.numerics import DType, bool_, f32, f64, i32, i64
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.types import Scalar, Tile, Type
+from tessera.tile.ir.types import Scalar, TileType, Type
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -36,7 +36,7 @@ def promote(dtypes: Sequence[DType]) -> DType:
 
 def require_numbers(types: Sequence[Type], what: str) -> None:
     for t in types:
-        if not isinstance(t, Scalar | Tile):
+        if not isinstance(t, Scalar | TileType):
             raise RuleError(f"{what} needs values, got {t}",
                             "a view or buffer is a place: load it first, ts.tile.load(...)")
 
@@ -44,7 +44,7 @@ def require_numbers(types: Sequence[Type], what: str) -> None:
 def broadcast_type(types: Sequence[Type], dtype: DType, what: str) -> Type:
     """Scalars, or tiles of one rank whose extents are equal or 1."""
     require_numbers(types, what)
-    tiles = [t for t in types if isinstance(t, Tile)]
+    tiles = [t for t in types if isinstance(t, TileType)]
     if not tiles:
         return Scalar(dtype, all(t.uniform for t in types))  # type: ignore[union-attr]
     if any(isinstance(t, Scalar) and not t.uniform for t in types):
@@ -61,7 +61,7 @@ def broadcast_type(types: Sequence[Type], dtype: DType, what: str) -> Type:
                 raise RuleError(f"{what} of {' and '.join(map(str, tiles))}: axis {i} does not "
                                 f"fit, {shape[i]} and {n}", misfit(*(t.shape for t in tiles)))
             shape[i] = max(shape[i], n) if n != 1 else shape[i]
-    return Tile(dtype, tuple(shape))
+    return TileType(dtype, tuple(shape))
 
 
 def dtype_of(t: Type) -> DType:
@@ -114,8 +114,8 @@ def misfit(*shapes: tuple[int, ...]) -> str:
     return "extents along an axis are equal or 1: load parts of one shape"
 
 
-def require_tile(t: Type, rank: int | None, what: str) -> Tile:
-    if not isinstance(t, Tile):
+def require_tile(t: Type, rank: int | None, what: str) -> TileType:
+    if not isinstance(t, TileType):
         hint = "load it first: ts.tile.load(x)" if not isinstance(t, Scalar) else None
         raise RuleError(f"{what} needs a tile, got {t}", hint)
     if rank is not None and len(t.shape) != rank:

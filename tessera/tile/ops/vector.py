@@ -8,18 +8,18 @@ import numpy as np
 
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.ir.errors import RuleError
-from tessera.tile.ir.handles import Handle, Row, describe
+from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.types import Buffer, Tensor, Vector
+from tessera.tile.ir.types import Buffer, GlobalTensor, Vector
 from tessera.tile.ops.macros import VECTORS
 from tessera.tile.ops.memory import require_inside
 
 
 def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
     """The memory and the indices of its row."""
-    if isinstance(x, Handle) and isinstance(x.type, Tensor | Buffer) and t.rank(x) == 1:
+    if isinstance(x, Handle) and isinstance(x.type, GlobalTensor | Buffer) and t.rank(x) == 1:
         return x, t.leading(x)
-    if not isinstance(x, Row) or len(x.index) != t.rank(x.base) - 1:
+    if not isinstance(x, TensorRow) or len(x.index) != t.rank(x.base) - 1:
         t.fail(f"{what} moves one row of a tensor or buffer, got {describe(x)}",
                f"ts.tile.{what}(src[row], ...)")
     return x.base, [*t.leading(x.base), *x.index]

@@ -12,7 +12,7 @@ from typing import Any
 
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
-from tessera.tile.ir.ir import For, Op, Value, outs_of, walk
+from tessera.tile.ir.ir import For, Op, SSAValue, outs_of, walk
 from tessera.tile.ir.op_record import OPS
 
 
@@ -24,12 +24,12 @@ class Reach:
     width: int
 
 
-def why_dependent(node: For, forms: Forms, bounds: dict[Value, Any],
-                  views: dict[Value, Op]) -> str | None:
+def why_dependent(node: For, forms: Forms, bounds: dict[SSAValue, Any],
+                  views: dict[SSAValue, Op]) -> str | None:
     """None when the turns are independent, else the reason in words."""
     if node.carried:
         return "it carries " + ", ".join(d.value.name for d in node.carried)
-    accesses: dict[Value, list[tuple[bool, list[Any]]]] = {}
+    accesses: dict[SSAValue, list[tuple[bool, list[Any]]]] = {}
     inner = {d.value for n in walk(node.body) for d in outs_of(n)}
     for n in walk(node.body):
         if not isinstance(n, Op):
@@ -51,28 +51,28 @@ def why_dependent(node: For, forms: Forms, bounds: dict[Value, Any],
     return None
 
 
-def reaches(n: Op, views: dict[Value, Op], forms: Forms) -> tuple[Value, list[Any]]:
+def reaches(n: Op, views: dict[SSAValue, Op], forms: Forms) -> tuple[SSAValue, list[Any]]:
     """The memory an access goes to and, per axis, its Reach."""
     target = n.args[0]
-    assert isinstance(target, Value)
+    assert isinstance(target, SSAValue)
     if n.name in ("load_element", "store_element"):
         index = n.args[2:] if n.name == "store_element" else n.args[1:]
         return target, [Reach(forms.form(x), 1) for x in index]
     made = views.get(target)
     while made is not None and made.name == "view_transpose":
         target = made.args[0]
-        assert isinstance(target, Value)
+        assert isinstance(target, SSAValue)
         made = views.get(target)
     if made is None or made.name != "view":
         return target, []
     base = made.args[0]
-    assert isinstance(base, Value)
+    assert isinstance(base, SSAValue)
     return base, [Reach(forms.form(x), w) for x, w in
                   zip(made.args[1:], made.attr["box"], strict=True)]
 
 
 class _Index:
-    def __init__(self, node: For, forms: Forms, bounds: dict[Value, Any], inner: set[Value]):
+    def __init__(self, node: For, forms: Forms, bounds: dict[SSAValue, Any], inner: set[SSAValue]):
         self.var, self.forms, self.bounds, self.inner = node.var.value, forms, bounds, inner
         step = forms.form(node.step)
         self.step = step.get(None, 0) if set(step) <= {None} else 1  # at least one apart

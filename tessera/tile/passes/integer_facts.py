@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from math import gcd
 
-from tessera.tile.ir.ir import Const, For, Function, If, Node, Op, Operand, Value, definitions, walk
+from tessera.tile.ir.ir import (
+    Const,
+    For,
+    Function,
+    If,
+    Node,
+    Op,
+    Operand,
+    SSAValue,
+    definitions,
+    walk,
+)
 from tessera.tile.ir.types import Scalar
 
 LARGEST = 1 << 20  # the divisor of 0, and the greatest that is tracked
@@ -29,8 +40,8 @@ class Knowledge:
 
     def __init__(self, function: Function, divisible: frozenset[str]):
         self.types = definitions(function)
-        self.made: dict[Value, Node] = {}
-        self.loops: dict[Value, For] = {}
+        self.made: dict[SSAValue, Node] = {}
+        self.loops: dict[SSAValue, For] = {}
         self.divisible = divisible
         self.extents = {p.value: p.value.name for p in function.params if p.role == "dim"}
         self.constants = dict(function.constants)
@@ -39,8 +50,8 @@ class Knowledge:
             self.made |= {d.value: node for d in outs}
             if isinstance(node, For):
                 self.loops[node.var.value] = node
-        self._divisors: dict[Value, int] = {}
-        self._natural: dict[Value, bool] = {}
+        self._divisors: dict[SSAValue, int] = {}
+        self._natural: dict[SSAValue, bool] = {}
 
     # --- divisors -----------------------------------------------------------------------------
     def divisor(self, x: Operand | int) -> int:
@@ -62,7 +73,7 @@ class Knowledge:
             return divisor_of(int(self.constants[text]))
         return DIVISIBLE if text in self.divisible else 1
 
-    def _divisor(self, x: Value) -> int:
+    def _divisor(self, x: SSAValue) -> int:
         if x in self.extents:
             return self.extent(self.extents[x])
         if x in self.loops:
@@ -84,7 +95,7 @@ class Knowledge:
             return divisor_of(int(node.attr["value"]))
         return 1
 
-    def _joined(self, x: Value, node: Node | None) -> int:
+    def _joined(self, x: SSAValue, node: Node | None) -> int:
         if not isinstance(node, If):
             return 1
         at = [d.value for d in node.outs].index(x)
@@ -112,7 +123,7 @@ class Knowledge:
             self._natural[x] = self._is_natural(x)
         return self._natural[x]
 
-    def _is_natural(self, x: Value) -> bool:
+    def _is_natural(self, x: SSAValue) -> bool:
         if x in self.extents:
             return True
         if x in self.loops:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.ir.ir import For, Function, If, Node, Op, Operand, Value, While, map_operands
+from tessera.tile.ir.ir import For, Function, If, Node, Op, Operand, SSAValue, While, map_operands
 from tessera.tile.ir.op_record import OPS
 
 
 def merge(function: Function) -> Function:
     """The same function in which no pure op is computed again where its value is known."""
-    table: dict[Value, Operand] = {}
+    table: dict[SSAValue, Operand] = {}
     return replace(function, body=_block(function.body, {}, table))
 
 
-def _block(nodes: tuple[Node, ...], known: dict[Any, Op], table: dict[Value, Operand]
+def _block(nodes: tuple[Node, ...], known: dict[Any, Op], table: dict[SSAValue, Operand]
            ) -> tuple[Node, ...]:
     def follow(x: Operand) -> Operand:
-        return table.get(x, x) if isinstance(x, Value) else x
+        return table.get(x, x) if isinstance(x, SSAValue) else x
 
     known = dict(known)
     out: list[Node] = []
@@ -37,7 +37,7 @@ def _block(nodes: tuple[Node, ...], known: dict[Any, Op], table: dict[Value, Ope
     return tuple(out)
 
 
-def _nested(node: For | While | If, known: dict[Any, Op], table: dict[Value, Operand],
+def _nested(node: For | While | If, known: dict[Any, Op], table: dict[SSAValue, Operand],
             follow: Any) -> Node:
     """Regions see what is known before them; their own ops are not known after them."""
     if isinstance(node, For):

@@ -12,9 +12,9 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType
-from tessera.tile.ir.ir import For, Function, If, Node, Op, Value, While, definitions, walk
+from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Buffer, Scalar, Tile, Type, View
+from tessera.tile.ir.types import Buffer, Scalar, TileType, Type, View
 
 WHILE_TURNS = 8  # of a loop whose end nobody can know
 _FOLD: dict[str, Any] = {
@@ -34,7 +34,7 @@ class Product:
 
 
 @dataclass
-class Work:
+class GroupWork:
     """Of one group. products: how often each; other, special: lane operations; bytes: of global
     memory; moved: the same by (tensor, whether written); steps: loads that wait for memory one
     after the other."""
@@ -56,7 +56,7 @@ class Work:
 
 
 def count(function: Function, sizes: dict[str, int], lanes: int,
-          grid: tuple[int, ...] = (1,)) -> Work:
+          grid: tuple[int, ...] = (1,)) -> GroupWork:
     """The work of one group of `lanes` lanes."""
     counter = _Counter(function, sizes, lanes, grid)
     counter.block(function.body, 1.0)
@@ -75,15 +75,16 @@ def rate_of(dtype: DType, precision: Any) -> str:
 class _Counter:
     def __init__(self, function: Function, sizes: dict[str, int], lanes: int,
                  grid: tuple[int, ...]):
-        self.types, self.lanes, self.grid, self.work = definitions(function), lanes, grid, Work()
+        self.types, self.lanes, self.grid = definitions(function), lanes, grid
+        self.work = GroupWork()
         self.made_by = {d.value: n for n in walk(function.body) if isinstance(n, Op)
                         for d in n.outs}
         self.sums: set[Any] = set()  # results of products
-        self.known: dict[Value, float] = {p.value: sizes[p.value.name] for p in function.params
-                                          if p.role == "dim" and p.value.name in sizes}
+        self.known: dict[SSAValue, float] = {p.value: sizes[p.value.name] for p in function.params
+                                             if p.role == "dim" and p.value.name in sizes}
 
     def number(self, x: Any) -> float | None:
-        return self.known.get(x) if isinstance(x, Value) else float(x.value)
+        return self.known.get(x) if isinstance(x, SSAValue) else float(x.value)
 
     def block(self, nodes: tuple[Node, ...], times: float) -> None:
         waits = any(isinstance(n, Op) and self.loads(n) for n in nodes)
@@ -112,7 +113,7 @@ class _Counter:
         return lo + step * (turns // 2)
 
     def type_of(self, x: Any) -> Type:
-        return self.types[x] if isinstance(x, Value) else Scalar(x.dtype)
+        return self.types[x] if isinstance(x, SSAValue) else Scalar(x.dtype)
 
     def loads(self, op: Op) -> bool:
         """Whether the op brings data from global memory."""
@@ -167,8 +168,8 @@ class _Counter:
         if isinstance(made, Scalar) and (made.uniform or made.dtype.kind != "float"):
             self.follow(op)
             return
-        if isinstance(made, Tile):
-            sizes = [prod(t.shape) for a in op.args if isinstance(t := self.type_of(a), Tile)]
+        if isinstance(made, TileType):
+            sizes = [prod(t.shape) for a in op.args if isinstance(t := self.type_of(a), TileType)]
             size = max(prod(made.shape), *sizes) if sizes else prod(made.shape)
         elif isinstance(made, Scalar) and made.dtype.kind == "float":
             size = self.lanes
@@ -233,7 +234,7 @@ def ring_bytes(function: Function, stages: int) -> int:
     types, total, seen = definitions(function), 0, set()
     for node in made.values():
         for x in node.args[:2] if node.name == "matmul" else ():
-            source = made.get(x) if isinstance(x, Value) else None
+            source = made.get(x) if isinstance(x, SSAValue) else None
             while source is not None and source.name in ("convert", "transpose"):
                 source = made.get(source.args[0])  # type: ignore[arg-type]
             if source is None or source.name != "load_tile" or source.outs[0].value in seen:
@@ -248,13 +249,13 @@ def ring_bytes(function: Function, stages: int) -> int:
 
 def largest_tile(function: Function) -> int:
     """Elements of the largest tile."""
-    return max((prod(t.shape) for t in definitions(function).values() if isinstance(t, Tile)),
+    return max((prod(t.shape) for t in definitions(function).values() if isinstance(t, TileType)),
                default=0)
 
 
 def _bytes(t: Type) -> int:
     # A fragment holds each element in a register of its own compute type.
-    return prod(t.shape) * max(4, t.dtype.bits // 8) if isinstance(t, Tile) else 0
+    return prod(t.shape) * max(4, t.dtype.bits // 8) if isinstance(t, TileType) else 0
 
 
 def stages_of(function: Function) -> int:
@@ -263,5 +264,6 @@ def stages_of(function: Function) -> int:
                default=1)
 
 
-__all__ = ["Product", "Work", "count", "largest_tile", "rate_of", "register_bytes", "ring_bytes",
+__all__ = ["Product", "GroupWork", "count", "largest_tile", "rate_of", "register_bytes",
+           "ring_bytes",
            "stages_of"]

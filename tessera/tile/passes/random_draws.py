@@ -10,9 +10,9 @@ A launch in a captured CUDA graph folds the number of the replay into its key.
 
 from __future__ import annotations
 
-from tessera.tile.ir.ir import Function, Op, Value, definitions, walk
+from tessera.tile.ir.ir import Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Tensor, View
+from tessera.tile.ir.types import GlobalTensor, View
 
 ROUNDING, DROPOUT = 0x52, 0xD5
 
@@ -27,8 +27,8 @@ def draws(function: Function) -> bool:
         if record.draws is not None and record.draws(op):
             return True
         place = op.args[0] if record.effect in ("write", "atomic") and op.args else None
-        kind = types.get(place) if isinstance(place, Value) else None
-        if isinstance(kind, Tensor | View) and kind.numeric.policy.rounding == "stochastic":
+        kind = types.get(place) if isinstance(place, SSAValue) else None
+        if isinstance(kind, GlobalTensor | View) and kind.numeric.policy.rounding == "stochastic":
             return True
     return False
 

@@ -12,7 +12,7 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     map_operands,
     operands,
@@ -36,10 +36,10 @@ def simplify(function: Function) -> Function:
 
 def _forward(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Carried values that every turn leaves alone are their initial values."""
-    table: dict[Value, Operand] = {}
+    table: dict[SSAValue, Operand] = {}
 
     def follow(x: Operand) -> Operand:
-        while isinstance(x, Value) and x in table:
+        while isinstance(x, SSAValue) and x in table:
             x = table[x]
         return x
 
@@ -57,7 +57,7 @@ def _forward(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return block(nodes)
 
 
-def _still(node: For | While, table: dict[Value, Operand]) -> For | While:
+def _still(node: For | While, table: dict[SSAValue, Operand]) -> For | While:
     keep = []
     for i, (d, init, end) in enumerate(zip(node.carried, node.inits, node.yields, strict=True)):
         if end == d.value or end == init:
@@ -71,7 +71,7 @@ def _still(node: For | While, table: dict[Value, Operand]) -> For | While:
                    yields=tuple(node.yields[i] for i in keep))
 
 
-def _agreeing(node: If, table: dict[Value, Operand]) -> If:
+def _agreeing(node: If, table: dict[SSAValue, Operand]) -> If:
     keep = []
     for i, (d, x, y) in enumerate(zip(node.outs, node.thens, node.elses, strict=True)):
         if x == y:
@@ -83,7 +83,7 @@ def _agreeing(node: If, table: dict[Value, Operand]) -> If:
                    elses=tuple(node.elses[i] for i in keep))
 
 
-def _sweep(nodes: tuple[Node, ...], live: set[Value]) -> tuple[Node, ...]:
+def _sweep(nodes: tuple[Node, ...], live: set[SSAValue]) -> tuple[Node, ...]:
     """Nodes that define a live value or act. `live` gains what they read."""
     out: list[Node] = []
     for node in reversed(nodes):
@@ -109,8 +109,8 @@ def _inside(nodes: tuple[Node, ...]) -> Iterable[Node]:
     return walk(nodes)
 
 
-def _values(xs: Iterable[Operand]) -> set[Value]:
-    return {x for x in xs if isinstance(x, Value)}
+def _values(xs: Iterable[Operand]) -> set[SSAValue]:
+    return {x for x in xs if isinstance(x, SSAValue)}
 
 
 def _made(node: For | While | If) -> tuple:
@@ -125,7 +125,7 @@ def _acts(node: For | While | If) -> bool:
                for n in _inside(region) if isinstance(n, Op))
 
 
-def _trim(node: For | While | If, live: set[Value]) -> For | While | If:
+def _trim(node: For | While | If, live: set[SSAValue]) -> For | While | If:
     """Dead results dropped, then dead ops inside."""
     if isinstance(node, If):
         keep = [i for i, d in enumerate(node.outs) if d.value in live]
@@ -149,7 +149,7 @@ def _trim(node: For | While | If, live: set[Value]) -> For | While | If:
     return replace(node, test=test, body=body)
 
 
-def _needed(node: For | While, needed: set[Value]) -> list[int]:
+def _needed(node: For | While, needed: set[SSAValue]) -> list[int]:
     """Carried values that something reads besides the carrying itself."""
     keep: list[int] = []
     wanted = set(needed)

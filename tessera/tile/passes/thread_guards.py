@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.errors import SourceLine
-from tessera.tile.ir.ir import Const, For, Function, Op, Operand, Value, While, walk
-from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, While, walk
+from tessera.tile.ir.types import GlobalTensor, Scalar
 
 NUMBERS: dict[str, Callable[[int, int], int]] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
@@ -47,7 +47,7 @@ class Guards:
     scalars: the parameters that decided, after they were read.
     """
 
-    def __init__(self, function: Function, known: dict[Value, int], extent: Callable[[Any], int],
+    def __init__(self, function: Function, known: dict[SSAValue, int], extent: Callable[[Any], int],
                  base: str):
         """known: scalars and extents by their value; extent: of a tensor, from its text."""
         self.function, self.known, self.extent, self.base = function, known, extent, base
@@ -71,8 +71,8 @@ class Guards:
 
     def stored(self, op: Op) -> Iterator[Asked]:
         """A store asks for the lanes that reach the end of each axis."""
-        kind = self.kinds.get(op.args[0]) if isinstance(op.args[0], Value) else None
-        dims = kind.dims if isinstance(kind, Tensor) else ()
+        kind = self.kinds.get(op.args[0]) if isinstance(op.args[0], SSAValue) else None
+        dims = kind.dims if isinstance(kind, GlobalTensor) else ()
         if len(dims) == len(op.args) - 2:
             for index, dim in zip(op.args[2:], dims, strict=True):
                 yield from self.asked(index, self.extent(str(dim)), op.where)
@@ -80,7 +80,7 @@ class Guards:
     def asked(self, x: Operand, bound: int, where: SourceLine | None) -> Iterator[Asked]:
         """x < bound for every lane below which number?"""
         while not self.is_base(x):
-            op = self.made.get(x) if isinstance(x, Value) else None
+            op = self.made.get(x) if isinstance(x, SSAValue) else None
             if op is None:
                 return
             if op.name in ("convert", "cast"):
@@ -100,7 +100,7 @@ class Guards:
 
     def is_base(self, x: Operand) -> bool:
         """linear_id(), also written out: group_id() * group_size() + local_id()."""
-        op = self.made.get(x) if isinstance(x, Value) else None
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
         if op is None:
             return False
         if op.name == self.base:
@@ -108,10 +108,11 @@ class Guards:
         if self.base != "linear_id" or op.name != "add":
             return False
         for a, b in (op.args, op.args[::-1]):
-            number, product = (self.made.get(v) if isinstance(v, Value) else None for v in (a, b))
+            number, product = (self.made.get(v) if isinstance(v, SSAValue) else None for v in (a,
+                                                                                               b))
             if number is not None and product is not None and number.name == "local_id" and \
                     product.name == "mul" and {m.name for v in product.args if isinstance(
-                        v, Value) and (m := self.made.get(v))} == {"group_id", "group_size"}:
+                        v, SSAValue) and (m := self.made.get(v))} == {"group_id", "group_size"}:
                 return True
         return False
 
@@ -140,7 +141,7 @@ def strides(function: Function, base: str) -> bool:
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
 
     def reaches(x: Operand) -> bool:
-        op = made.get(x) if isinstance(x, Value) else None
+        op = made.get(x) if isinstance(x, SSAValue) else None
         return op is not None and (op.name == base or any(map(reaches, op.args)))
 
     loops = [n for n in walk(function.body) if isinstance(n, For | While)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tessera.tile.ir.errors import RuleError, TileIRError
-from tessera.tile.ir.ir import Const, Def, For, Function, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.ir import Const, Def, For, Function, If, Node, Op, Operand, SSAValue, While
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Type, is_lane
 
@@ -22,8 +22,8 @@ def verify(function: Function) -> Function:
 
 class _Checker:
     def __init__(self) -> None:
-        self.types: dict[Value, Type] = {}
-        self.seen: set[Value] = set()
+        self.types: dict[SSAValue, Type] = {}
+        self.seen: set[SSAValue] = set()
         self.lane = 0  # depth of control that depends on the lane
 
     def fail(self, message: str, node: Node | None = None) -> NoReturn:
@@ -92,7 +92,7 @@ class _Checker:
             self.fail(f"{d.value} is {d.type} and gets {got}", node)
 
     def yields(self, node: Node, xs: tuple[Operand, ...], defs: tuple[Def, ...],
-               types: dict[Value, Type]) -> None:
+               types: dict[SSAValue, Type]) -> None:
         if len(xs) != len(defs):
             self.fail("yields and results differ in number", node)
         outer, self.types = self.types, types

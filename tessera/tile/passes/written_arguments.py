@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tessera.errors import ArgumentError, user_line
-from tessera.tile.ir.ir import For, Function, If, Op, Value, While, walk
+from tessera.tile.ir.ir import For, Function, If, Op, SSAValue, While, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Tensor, View
+from tessera.tile.ir.types import GlobalTensor, View
 
 
 def written_parameters(function: Function) -> frozenset[str]:
     """Names of the tensors that a store or an atomic reaches, through views and loops too."""
-    places: dict[Value, frozenset[str]] = {
-        p.value: frozenset({p.value.name}) for p in function.params if isinstance(p.type, Tensor)}
+    places: dict[SSAValue, frozenset[str]] = {
+        p.value: frozenset({p.value.name}) for p in function.params
+        if isinstance(p.type, GlobalTensor)}
     nodes = tuple(walk(function.body))
     while True:
         before = sum(map(len, places.values()))
@@ -39,11 +40,11 @@ def require_writable(kernel: str, written: frozenset[str], arrays: Iterable[tupl
                                 "from the kernel")
 
 
-def _of(places: dict[Value, frozenset[str]], operands: tuple) -> frozenset[str]:
+def _of(places: dict[SSAValue, frozenset[str]], operands: tuple) -> frozenset[str]:
     return frozenset().union(*(places.get(x, frozenset()) for x in operands))
 
 
-def _follow(node: Op | For | While | If, places: dict[Value, frozenset[str]]) -> None:
+def _follow(node: Op | For | While | If, places: dict[SSAValue, frozenset[str]]) -> None:
     """Where the views that a node makes lead to."""
     if isinstance(node, Op):
         pairs = [(made, node.args[:1]) for made in node.outs]

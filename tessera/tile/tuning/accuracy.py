@@ -20,7 +20,7 @@ from tessera.runtime.arrays import read_array
 from tessera.tensor import Tensor as Array
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.ir import Function, Op, definitions, walk
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.types import TileType
 from tessera.tile.passes.written_arguments import written_parameters
 
 FACTOR = 4.0  # half a unit for a result, and room for the roundings before it
@@ -70,7 +70,8 @@ def _roundings(function: Function) -> list[DType | None]:
     written = written_parameters(function)
     found: list[DType | None] = [p.type.dtype for p in function.params if p.value.name in written]
     for node in walk(function.body):
-        if isinstance(node, Op) and node.name == "convert" and isinstance(node.outs[0].type, Tile):
+        if isinstance(node, Op) and node.name == "convert" and isinstance(node.outs[0].type,
+                                                                          TileType):
             found.append(node.outs[0].type.dtype)
         if isinstance(node, Op) and node.name == "matmul" and node.attr["precision"] == "tf32":
             found.append(None)

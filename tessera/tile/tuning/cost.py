@@ -21,10 +21,10 @@ from math import prod
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.operation_counts import (
+    GroupWork,
     Product,
-    Work,
     count,
     register_bytes,
     ring_bytes,
@@ -101,7 +101,7 @@ def groups_at_once(function: Function, schedule: Schedule, gpu: Gpu) -> int:
                       gpu.shared_total_bytes // max(1024, shared)))
 
 
-def _clocks(work: Work, schedule: Schedule, gpu: Gpu) -> float:
+def _clocks(work: GroupWork, schedule: Schedule, gpu: Gpu) -> float:
     """Clocks of one group that has a multiprocessor for itself."""
     hertz = gpu.clock_ghz * 1e9
     products = 0.0
@@ -130,9 +130,10 @@ def _tensor_bytes(function: Function, bound: Bound) -> float:
 
     total = 0.0
     for p in function.params:
-        if isinstance(p.type, Tensor):
+        if isinstance(p.type, GlobalTensor):
             total += prod(extent(str(d), bound) for d in p.type.dims) * p.type.dtype.bits / 8
     return total
 
 
-__all__ = ["Estimate", "Work", "count", "estimate", "explain", "groups_at_once", "shared_traffic"]
+__all__ = ["Estimate", "GroupWork", "count", "estimate", "explain", "groups_at_once",
+           "shared_traffic"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.schedule import ALIASES, Schedule
-from tessera.tile.ir.types import Tensor, Tile, is_lane
+from tessera.tile.ir.types import GlobalTensor, TileType, is_lane
 from tessera.tile.passes.operation_counts import largest_tile
 from tessera.tile.tuning.cost import explain
 from tessera.tile.tuning.gpus import Gpu
@@ -36,7 +36,7 @@ LANE_OPS = frozenset({"linear_id", "local_id", "lane_id", "warp_id", "group_size
 SMALL = 32  # an extent for which blocks of 64 would be mostly empty
 
 
-class Recorder(Schedule):
+class ParameterRecorder(Schedule):
     """A schedule that notes which of its parameters a kernel asks for."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -73,7 +73,7 @@ class Subject:
 
     @staticmethod
     def of(kernel: Kernel, bound: Bound, gpu: Gpu) -> Subject:
-        recorder = Recorder(Schedule(source="auto"))
+        recorder = ParameterRecorder(Schedule(source="auto"))
         function = kernel.compile(kernel.spec(bound, recorder), bound.sizes)
         return Subject(kernel, bound, gpu, frozenset(recorder.read), function)
 
@@ -200,7 +200,7 @@ def _vector(subject: Subject) -> int:
     """Elements of a 16-byte access, fewer where rows are no multiple of them."""
     width = 16
     for p in subject.function.params:
-        if isinstance(p.type, Tensor):
+        if isinstance(p.type, GlobalTensor):
             width = min(width, max(1, 128 // p.type.dtype.bits))
             row = subject.bound.texts.get(str(p.type.dims[-1]), 1) if p.type.dims else 1
             while row % width:
@@ -211,7 +211,7 @@ def _vector(subject: Subject) -> int:
 # --- kernels that say their tiles -------------------------------------------------------------
 def _by_tile(subject: Subject) -> Schedule:
     """Warps so that each lane holds a handful of elements of the largest tile."""
-    shapes = [t.shape for t in definitions(subject.function).values() if isinstance(t, Tile)]
+    shapes = [t.shape for t in definitions(subject.function).values() if isinstance(t, TileType)]
     if not shapes:
         return _noted(Schedule(source="auto"), "no tiles: the default group")
     largest = max(shapes, key=lambda s: prod(s))
@@ -238,7 +238,7 @@ def _share(subject: Subject) -> int:
     if subject.products or any(isinstance(n, Op) and n.name.startswith("fold_")
                                for n in walk(subject.function.body)):
         return ELEMENTS_PER_LANE
-    bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, Tensor)]
+    bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, GlobalTensor)]
     return max(1, 128 // max(8, min(bits, default=32)))
 
 

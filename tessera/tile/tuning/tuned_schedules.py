@@ -43,7 +43,7 @@ class TuningCacheWarning(RuntimeWarning):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TunedSchedule:
     """A tuned schedule. key: what it holds for; trials: what else was measured, as plain data."""
 
     key: dict[str, Any]
@@ -62,7 +62,7 @@ class Entry:
                 "estimate_us": self.estimate_us, "trials": self.trials}
 
     @staticmethod
-    def from_dict(document: Any, where: str) -> Entry:
+    def from_dict(document: Any, where: str) -> TunedSchedule:
         """Raises ArgumentError naming `where` and what is wrong."""
         _require(document, FIELDS, OPTIONAL, where)
         _require_version(document, ENTRY, where)
@@ -71,8 +71,8 @@ class Entry:
             schedule = Schedule.from_dict(document["schedule"], source="tuned")
         except ArgumentError as err:
             raise ArgumentError(f"{where}, schedule: {err.message}", where=user_line()) from None
-        return Entry(document["key"], schedule, float(document["measured_ms"]),
-                     document.get("estimate_us"), document.get("trials", []))
+        return TunedSchedule(document["key"], schedule, float(document["measured_ms"]),
+                             document.get("estimate_us"), document.get("trials", []))
 
 
 def digest(key: dict[str, Any]) -> str:
@@ -133,11 +133,11 @@ class TuningCache:
     def path(self, key: dict[str, Any]) -> Path:
         return self.folder / f"{_safe(key['kernel'])}-{digest(key)}.json"
 
-    def find(self, key: dict[str, Any]) -> Entry | None:
+    def find(self, key: dict[str, Any]) -> TunedSchedule | None:
         """The entry for a key. A file that is damaged is named in a warning."""
         path = self.path(key)
         try:
-            found = Entry.from_dict(json.loads(path.read_text()), str(path))
+            found = TunedSchedule.from_dict(json.loads(path.read_text()), str(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TesseraError) as err:
@@ -149,7 +149,7 @@ class TuningCache:
             return None
         return found
 
-    def store(self, entry: Entry) -> None:
+    def store(self, entry: TunedSchedule) -> None:
         """Writes beside its place and renames, so that readers see whole files. A folder that
         cannot be written is a warning: the choice holds in this process."""
         try:
@@ -161,13 +161,13 @@ class TuningCache:
     def _make(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def entries(self, kernel: str | None = None) -> list[Entry]:
+    def entries(self, kernel: str | None = None) -> list[TunedSchedule]:
         """All sound entries, or those of one kernel."""
         found = []
         pattern = "*.json" if kernel is None else f"{_safe(kernel)}-*.json"
         for path in sorted(self.folder.glob(pattern)):
             try:
-                found.append(Entry.from_dict(json.loads(path.read_text()), str(path)))
+                found.append(TunedSchedule.from_dict(json.loads(path.read_text()), str(path)))
             except (OSError, ValueError, TesseraError) as err:
                 _warn(f"{path} is left out: {_first_line(err)}")
         return [e for e in found if kernel is None or e.key["kernel"] == kernel]
@@ -222,7 +222,7 @@ def _wait(lock: Any, limit_s: float) -> None:
             return
 
 
-def export(path: Any, entries: Iterable[Entry]) -> int:
+def export(path: Any, entries: Iterable[TunedSchedule]) -> int:
     """One file of entries, to be carried elsewhere; how many."""
     found = list(entries)
     target = _path(path)
@@ -236,7 +236,7 @@ def export(path: Any, entries: Iterable[Entry]) -> int:
     return len(found)
 
 
-def read_export(path: Any) -> list[Entry]:
+def read_export(path: Any) -> list[TunedSchedule]:
     """The entries of an exported file. Raises ArgumentError for one that is not sound."""
     source = _path(path)
     try:
@@ -248,7 +248,8 @@ def read_export(path: Any) -> list[Entry]:
         raise ArgumentError(f"{source} is no JSON: {_first_line(err)}", where=user_line()) from None
     _require(document, {"schema": str, "version": int, "entries": list}, {}, str(source))
     _require_version(document, EXPORT, str(source))
-    return [Entry.from_dict(e, f"{source}, entry {i}") for i, e in enumerate(document["entries"])]
+    return [TunedSchedule.from_dict(e, f"{source}, entry {i}") for i,
+            e in enumerate(document["entries"])]
 
 
 def write_whole(path: Path, document: Any) -> None:
@@ -281,4 +282,4 @@ def _warn(text: str) -> None:
     warnings.warn(text, TuningCacheWarning, stacklevel=2)
 
 
-__all__ = ["Entry", "TuningCache", "TuningCacheWarning", "digest", "export", "read_export"]
+__all__ = ["TunedSchedule", "TuningCache", "TuningCacheWarning", "digest", "export", "read_export"]

@@ -15,7 +15,7 @@ from tessera.tile.cuda.intrinsics.argmax import rest_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 Pair = tuple[LLVM, LLVM]  # value, position
@@ -44,11 +44,11 @@ def _fold(e: Emitter, op: Op) -> None:
              f"{e.use('pick', 'use(fragments.pick(0))')}({places})")
 
 
-def _bits(layout: Layout, axes: tuple[int, ...]) -> tuple[int, ...]:
+def _bits(layout: RegisterLayout, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(i for a in axes for i in layout.thread_bits(a)))
 
 
-def _position(e: Emitter, layout: Layout, axes: tuple[int, ...]) -> str:
+def _position(e: Emitter, layout: RegisterLayout, axes: tuple[int, ...]) -> str:
     """The thread part of the position: along one axis, or in the tile row by row."""
     text = "i32(0)"
     for a in axes:
@@ -57,7 +57,7 @@ def _position(e: Emitter, layout: Layout, axes: tuple[int, ...]) -> str:
     return f"i32({text})"
 
 
-def _across_warps(e: Emitter, name: str, tag: str, layout: Layout, axes: tuple[int, ...],
+def _across_warps(e: Emitter, name: str, tag: str, layout: RegisterLayout, axes: tuple[int, ...],
                   values: str, places: str) -> str:
     """As reduce.across_warps, for pairs: the emitted name of the positions."""
     rest, bits = rest_of(layout, axes), _bits(layout, axes)

@@ -11,16 +11,16 @@ from typing import cast
 
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import Place, access_width, place_of
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand, access_width, place_of
 from tessera.tile.cuda.emit.packed_tiles import load_packed
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.shared_tiles import Spot, spot_of_layout, store_buffer
+from tessera.tile.cuda.emit.shared_tiles import ThreadStart, spot_of_layout, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.emit.tiles import address, strides
 from tessera.tile.cuda.lower.uncommitted_copies import left_to_barriers
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import Layout, bits_of, blocked
+from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
 
 ASYNC = parse_target("sm_80")
 SIZES = (16, 8, 4)  # bytes of one cp.async
@@ -42,7 +42,7 @@ def _copy_if(e: Emitter, op: Op) -> None:
     copy_box(e, target, source, e.name(op.args[2]))
 
 
-def copy_box(e: Emitter, target: Place, source: Place, wanted: str = "") -> None:
+def copy_box(e: Emitter, target: MemoryOperand, source: MemoryOperand, wanted: str = "") -> None:
     """wanted: a condition that the source is not read without; zeros then."""
     layout, width = layout_of(e, target, source)
     spot = spot_of_layout(e, target, layout)
@@ -66,7 +66,7 @@ def copy_box(e: Emitter, target: Place, source: Place, wanted: str = "") -> None
     e.line(f"{e.use(f'copy_{source.name}', text)}({', '.join(args)})")
 
 
-def narrowed(e: Emitter, layout: Layout, guards: tuple[str, ...], bounds: list[str],
+def narrowed(e: Emitter, layout: RegisterLayout, guards: tuple[str, ...], bounds: list[str],
              wanted: str) -> tuple[tuple[str, ...], list[str]]:
     """Guards that nothing passes where `wanted` is false: one bound becomes 0, which costs one
     select instead of a condition for each access."""
@@ -76,7 +76,7 @@ def narrowed(e: Emitter, layout: Layout, guards: tuple[str, ...], bounds: list[s
     return guards, [*bounds[:-1], f"{where}({wanted}, {bounds[-1]}, i32(0))"]
 
 
-def _copy_codes(e: Emitter, target: Place, source: Place) -> None:
+def _copy_codes(e: Emitter, target: MemoryOperand, source: MemoryOperand) -> None:
     """Codes of 4 and 6 bits go through registers: rows may begin inside of a byte."""
     e.note(f"copies to {target.name} go through registers, code by code")
     layout = blocked(source.shape, 1 << (e.lanes.bit_length() - 1), 8)
@@ -85,13 +85,14 @@ def _copy_codes(e: Emitter, target: Place, source: Place) -> None:
     store_buffer(e, target, layout, codes)
 
 
-def contiguous(place: Place) -> int:
+def contiguous(place: MemoryOperand) -> int:
     """The axis of the box along which memory is contiguous; the last where none is."""
     last = len(place.extents) - 1
     return place.axes.index(last) if last in place.axes else len(place.axes) - 1
 
 
-def layout_of(e: Emitter, target: Place, source: Place) -> tuple[Layout, int]:
+def layout_of(e: Emitter, target: MemoryOperand, source: MemoryOperand) -> tuple[RegisterLayout,
+                                                                                 int]:
     """Who copies what: neighbouring threads along the rows of the source, as wide as both allow."""
     axis, threads = contiguous(source), 1 << (e.lanes.bit_length() - 1)
     size = source.dtype.bits // 8
@@ -108,7 +109,8 @@ def layout_of(e: Emitter, target: Place, source: Place) -> tuple[Layout, int]:
         width //= 2
 
 
-def _moves(e: Emitter, target: Place, source: Place, layout: Layout, spot: Spot,
+def _moves(e: Emitter, target: MemoryOperand, source: MemoryOperand, layout: RegisterLayout,
+           spot: ThreadStart,
            axis: int) -> int:
     """Neighbours that one access surely moves on both sides."""
     from tessera.tile.cuda.emit.shared_tiles import width_of

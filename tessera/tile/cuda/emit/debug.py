@@ -17,7 +17,7 @@ from tessera.tile.cuda.emit.reports import Word, print_line, report, site, who, 
 from tessera.tile.cuda.emit.thread_elements import first_lane, once_per_group
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op, Operand
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.types import Scalar, TileType
 
 CONTINUED = "    "
 
@@ -36,7 +36,7 @@ def pieces(text: str) -> list[str]:
 @emits("print")
 def _print(e: Emitter, op: Op) -> None:
     texts, values = pieces(op.attr["text"]), list(op.args)
-    tiles = [i for i, x in enumerate(values) if isinstance(e.type(x), Tile)]
+    tiles = [i for i, x in enumerate(values) if isinstance(e.type(x), TileType)]
     if len(tiles) < max(1, len(values)):
         _print_numbers(e, texts, values)
     for i in tiles:
@@ -47,7 +47,7 @@ def _print_numbers(e: Emitter, texts: list[str], values: list[Operand]) -> None:
     """Lines with the numbers of a print; tiles stand there by their types."""
     kept, numbers = [texts[0]], []
     for x, text in zip(values, texts[1:], strict=True):
-        if isinstance(e.type(x), Tile):
+        if isinstance(e.type(x), TileType):
             kept[-1] += _shown(e, x) + text
         else:
             numbers.append(x)
@@ -101,7 +101,7 @@ def _print_tile(e: Emitter, texts: list[str], values: list[Operand], which: int)
 def _shown(e: Emitter, x: Operand) -> str:
     """What stands for a value that has lines of its own: its type."""
     t = e.type(x)
-    return f"({Tile(t.dtype, t.shape) if isinstance(t, Tile) else t})"
+    return f"({TileType(t.dtype, t.shape) if isinstance(t, TileType) else t})"
 
 
 # --- assert ---------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def _assert(e: Emitter, op: Op) -> None:
     message = texts[0]
     for x, text in zip(values, texts[1:], strict=True):
         message += ("{}" if x in shown else _shown(e, x)) + text
-    if isinstance(e.type(condition), Tile):
+    if isinstance(e.type(condition), TileType):
         held, lanes = all_of(e, condition), False
     else:
         held, lanes = e.name(condition), not once_per_group(e, condition)

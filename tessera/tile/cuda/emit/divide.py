@@ -14,8 +14,8 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import Layout
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import TileType
 
 LLVM = Any
 # (magnitudes whose reciprocal is a normal number lie between 2^-a and 2^a, power of the scale)
@@ -26,18 +26,18 @@ RANGES = {"f32": (126, 64), "f64": (1022, 512)}
 def _div(e: Emitter, op: Op) -> None:
     (x, y), (made,) = op.args, op.outs
     kind = kind_of(made.type.dtype)
-    if not isinstance(made.type, Tile) or not isinstance(e.type(y), Tile) or \
+    if not isinstance(made.type, TileType) or not isinstance(e.type(y), TileType) or \
             2 * e.layout(y).count > e.layout(made.value).count:
         apply(e, op, e.use(op.name, f"use(elementwise.operation({op.name!r}, {kind!r}))"))
         return
     assert made.type.layout is not None
-    large = Layout.parse(made.type.layout, made.type.shape)
+    large = RegisterLayout.parse(made.type.layout, made.type.shape)
     scale, inverse = e.fresh("scale"), e.fresh("inverse")
     e.line(f"{scale}, {inverse} = {e.use('inverses', f'use(divide.inverses({kind!r}))')}"
            f"({e.name(y)})")
     factors = [scale, inverse] + ([e.name(y)] if op.name == "div_or_zero" else [])
     wide = [spread(e, text, e.layout(y), large) for text in factors]
     quotient = e.use(op.name, f"use(divide.{op.name})")
-    dividend = spread(e, e.name(x), e.layout(x), large) if isinstance(e.type(x), Tile) \
+    dividend = spread(e, e.name(x), e.layout(x), large) if isinstance(e.type(x), TileType) \
         else e.name(x)
     e.define(made, f"{quotient}({dividend}, {', '.join(wide)})")

@@ -12,8 +12,8 @@ from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Const, Op, Operand
-from tessera.tile.ir.register_layout import Layout
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import TileType
 
 PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
          "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
@@ -23,13 +23,14 @@ COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 def operand(e: Emitter, x: Operand, result: object) -> str:
     """The expression of an operand beside a result: spread over its registers where it repeats."""
-    if isinstance(x, Const) or not isinstance(result, Tile) or not isinstance(e.type(x), Tile):
+    if isinstance(x, Const) or not isinstance(result, TileType) or not isinstance(e.type(x),
+                                                                                  TileType):
         return e.name(x)
     assert result.layout is not None
-    return spread(e, e.name(x), e.layout(x), Layout.parse(result.layout, result.shape))
+    return spread(e, e.name(x), e.layout(x), RegisterLayout.parse(result.layout, result.shape))
 
 
-def spread(e: Emitter, text: str, small: Layout, large: Layout) -> str:
+def spread(e: Emitter, text: str, small: RegisterLayout, large: RegisterLayout) -> str:
     """A fragment repeated along the axes where its tile has extent 1."""
     if small.shape == large.shape:
         return text
@@ -134,10 +135,10 @@ def _undefined(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], literal(poison((), dtype).item(), dtype))
 
 
-def full(e: Emitter, t: Tile, value: str) -> str:
+def full(e: Emitter, t: TileType, value: str) -> str:
     """A fragment of one number."""
     assert t.layout is not None
-    count = Layout.parse(t.layout, t.shape).count
+    count = RegisterLayout.parse(t.layout, t.shape).count
     make = e.use("full", f"use(fragments.full({kind_of(t.dtype)!r}, {count}))")
     return f"{make}({value})"
 
@@ -145,15 +146,15 @@ def full(e: Emitter, t: Tile, value: str) -> str:
 @emits("full")
 def _full(e: Emitter, op: Op) -> None:
     (made,) = op.outs
-    assert isinstance(made.type, Tile)
+    assert isinstance(made.type, TileType)
     e.define(made, full(e, made.type, literal(op.attr["value"], op.attr["dtype"])))
 
 
 @emits("broadcast_to")
 def _broadcast(e: Emitter, op: Op) -> None:
     (made,), (x,) = op.outs, op.args
-    assert isinstance(made.type, Tile)
-    if isinstance(e.type(x), Tile):
+    assert isinstance(made.type, TileType)
+    if isinstance(e.type(x), TileType):
         e.define(made, operand(e, x, made.type))
     else:
         e.define(made, full(e, made.type, e.name(x)))
@@ -184,7 +185,7 @@ def _relabelled(e: Emitter, op: Op) -> None:
     e.define(made, reordered(e, e.name(x), back, after))
 
 
-def reordered(e: Emitter, text: str, before: Layout, after: Layout) -> str:
+def reordered(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout) -> str:
     """A fragment in another order of its registers; both layouts hold the same elements."""
     indices = tuple(before.number[base] for base in after.bases)
     if indices == tuple(range(before.count)):

@@ -34,15 +34,15 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     definitions,
     uses,
     walk,
 )
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.register_layout import WARP_BITS, Layout
-from tessera.tile.ir.types import Scalar, Tensor, Tile, Type, is_lane
+from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type, is_lane
 from tessera.tile.passes.integer_facts import Knowledge
 
 INDENT = "    "
@@ -73,7 +73,7 @@ RESERVED = sorted({*bound_names(HEAD), *keyword.kwlist, *BUILTINS})
 
 
 @dataclass(frozen=True)
-class Facts:
+class ArgumentFacts:
     """What holds for the arguments of this compilation.
 
     divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
@@ -102,7 +102,7 @@ class Parameter:
 
 
 @dataclass
-class Line:
+class EmittedLine:
     text: str
     where: SourceLine | None = None
 
@@ -124,22 +124,22 @@ class Emitted:
 class Emitter:
     """State of one emission. Families of ops use its methods; see tessera/tile/cuda/emit/*.py."""
 
-    def __init__(self, function: Function, lanes: int, target: Target, facts: Facts,
+    def __init__(self, function: Function, lanes: int, target: Target, facts: ArgumentFacts,
                  checked: bool = False, vector: int | None = None):
         load_all()
         self.function, self.lanes, self.target, self.facts = function, lanes, target, facts
         self.checked, self.vector = checked, vector  # vector: of the schedule
-        self.types: dict[Value, Type] = definitions(function)
-        self.made_by: dict[Value, Op] = {d.value: n for n in walk(function.body)
-                                         if isinstance(n, Op) for d in n.outs}
+        self.types: dict[SSAValue, Type] = definitions(function)
+        self.made_by: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
+                                            if isinstance(n, Op) for d in n.outs}
         self.known = Knowledge(function, facts.divisible)
         self.names = Names([*(v.name for v in self.types), *RESERVED, function.name])
         self.spelled = {v: self._spelling(v) for v in self.types}
         self.header: dict[str, str] = {}
         self.parameters: dict[tuple, Parameter] = {}
-        self.top: list[Line] = []  # computed once, in front
+        self.top: list[EmittedLine] = []  # computed once, in front
         self.cached: dict[str, str] = {}
-        self.lines: list[Line] = []
+        self.lines: list[EmittedLine] = []
         self.depth, self.loops = 1, 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
@@ -147,23 +147,23 @@ class Emitter:
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
         self.memo: dict[str, object] = {}  # what a family found out about the function
-        self.places: dict[Value, object] = {}  # of views and buffers; see emit/places.py
+        self.places: dict[SSAValue, object] = {}  # of views and buffers; see emit/places.py
         self.wide_extents: set[str] = set()  # variables of extents that may not fit 32 bits
         self.pool: tuple[str, int] | None = None  # of exchanges; see emit/exchange.py
         self._constants = dict(function.constants)
 
-    def _spelling(self, v: Value) -> str:
+    def _spelling(self, v: SSAValue) -> str:
         return self.names.fresh(v.name).name if v.name in RESERVED else v.name
 
     # --- reading the IR -----------------------------------------------------------------------
     def type(self, x: Operand) -> Type:
         return Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
 
-    def layout(self, x: Operand) -> Layout:
+    def layout(self, x: Operand) -> RegisterLayout:
         """The layout of a tile."""
         t = self.type(x)
-        assert isinstance(t, Tile) and t.layout is not None, f"{x} has no layout"
-        return Layout.parse(t.layout, t.shape)
+        assert isinstance(t, TileType) and t.layout is not None, f"{x} has no layout"
+        return RegisterLayout.parse(t.layout, t.shape)
 
     def dtype(self, x: Operand) -> DType:
         return self.type(x).dtype
@@ -183,7 +183,7 @@ class Emitter:
         return self.header[expression]
 
     def line(self, text: str) -> None:
-        self.lines.append(Line(INDENT * self.depth + text, self.where))
+        self.lines.append(EmittedLine(INDENT * self.depth + text, self.where))
 
     def define(self, d: Def, expression: str) -> None:
         self.line(f"{self.spelled[d.value]} = {expression}")
@@ -192,7 +192,7 @@ class Emitter:
         """A variable computed at the top of the kernel, from parameters and thread numbers."""
         if expression not in self.cached:
             self.cached[expression] = self.fresh(hint)
-            self.top.append(Line(f"{INDENT}{self.cached[expression]} = {expression}"))
+            self.top.append(EmittedLine(f"{INDENT}{self.cached[expression]} = {expression}"))
         return self.cached[expression]
 
     @contextmanager
@@ -226,8 +226,8 @@ class Emitter:
         key = (kind, name, axis, box)
         if key not in self.parameters:
             plain = kind in ("tensor", "scalar") or (kind == "dim" and isinstance(
-                self.types.get(Value(name)), Scalar))  # an extent may have a tensor's name
-            spelled = self.spelled[Value(name)] if plain else self.fresh(
+                self.types.get(SSAValue(name)), Scalar))  # an extent may have a tensor's name
+            spelled = self.spelled[SSAValue(name)] if plain else self.fresh(
                 {"map": f"map_{name}", "axis": f"groups_{axis}"}.get(kind, name))
             if not spelled.isidentifier():
                 spelled = self.fresh("extent")
@@ -242,7 +242,7 @@ class Emitter:
             return int(text)
         if text in self._constants:
             return int(self._constants[text])
-        declared = self.types.get(Value(text))
+        declared = self.types.get(SSAValue(text))
         wide = isinstance(declared, Scalar) and declared.dtype.bits == 64
         spelled = self.param("dim", text, "i64" if wide else "i32")
         if wide:
@@ -254,7 +254,7 @@ class Emitter:
     def thread(self) -> str:
         return self.once("thread", self.use("thread_number", "use('tid_x')") + "()")
 
-    def index(self, layout: Layout, axis: int) -> str:
+    def index(self, layout: RegisterLayout, axis: int) -> str:
         """The thread part of the index along an axis."""
         parts = []
         for first, to, count in layout.terms(axis):
@@ -265,7 +265,7 @@ class Emitter:
             return "i32(0)"
         return self.once(f"at_{axis}", f"i32({' | '.join(parts)})")
 
-    def owner(self, layout: Layout) -> str | None:
+    def owner(self, layout: RegisterLayout) -> str | None:
         """Whether this thread is the first of its replicas; None: there are none."""
         bits = sum(1 << i for i in layout.replicas)
         beyond = 1 << len(layout.threads)
@@ -323,12 +323,12 @@ class Emitter:
             self.line(f"{a} = {b}")
 
     def assigned(self, d: Def, x: Operand) -> str:
-        if isinstance(x, Const) and isinstance(d.type, Tile):
+        if isinstance(x, Const) and isinstance(d.type, TileType):
             raise AssertionError(f"{d} gets a number")
         return self.name(x)
 
     @functools.cached_property
-    def readers(self) -> dict[Value, int]:
+    def readers(self) -> dict[SSAValue, int]:
         """How often each value is read."""
         return uses(self.function.body)
 
@@ -381,7 +381,7 @@ class Emitter:
     def declare(self) -> None:
         """Parameters of the function itself, in their order."""
         for p in self.function.params:
-            if isinstance(p.type, Tensor):
+            if isinstance(p.type, GlobalTensor):
                 self.param("tensor", p.value.name, "i64")
             elif p.role == "dim":
                 self.param("dim", p.value.name, kind_of(p.type.dtype))
@@ -427,4 +427,4 @@ def intrinsic(name: str, *args: object, **options: object) -> str:
     return f"use({name}({', '.join(given)}))"
 
 
-__all__ = ["Emitted", "Emitter", "Facts", "Parameter", "intrinsic", "kind_of", "literal"]
+__all__ = ["Emitted", "Emitter", "ArgumentFacts", "Parameter", "intrinsic", "kind_of", "literal"]

@@ -13,7 +13,7 @@ from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import (
     ZERO,
-    Place,
+    MemoryOperand,
     access_width,
     bytes_of,
     element_offset,
@@ -31,8 +31,8 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.gather import Pick
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.ir.ir import Op, Operand
-from tessera.tile.ir.register_layout import Layout
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import TileType
 from tessera.tile.ops.indexed import shape_of
 from tessera.tile.passes.integer_facts import divisor_of
 
@@ -40,14 +40,14 @@ FAR = 1 << 30  # an extent that no box reaches
 
 
 @dataclass(frozen=True)
-class Spot:
+class GatherPosition:
     """A place as the tile's axes see it, and along which axis of the memory positions run.
 
     place: has an axis of its own in front for each axis of the index, which reaches far.
     along: the memory's axis; axis: its number in `place`.
     """
 
-    place: Place
+    place: MemoryOperand
     along: int
     first: int
     count: int
@@ -63,9 +63,9 @@ class Spot:
         return self.place.space == "shared" or self.place.dtype.packed
 
 
-def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) -> Spot:
+def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) -> GatherPosition:
     whole, attr, t = checked(e, place_of(e, op.args[0])), op.attr, e.type(index)
-    assert isinstance(t, Tile)
+    assert isinstance(t, TileType)
     count, along = len(t.shape), attr["axis"]
     shape, first = shape_of(t.shape, attr)
     kept = [a + count for a in attr["kept"]]
@@ -73,10 +73,10 @@ def spot_of(e: Emitter, op: Op, index: Operand, offsets: tuple[Operand, ...]) ->
         whole, extents=(FAR,) * count + whole.extents, texts=(str(FAR),) * count + whole.texts,
         offsets=(ZERO,) * count + tuple(ZERO if a == along else x for a, x in enumerate(offsets)),
         axes=(*kept[:first], *range(count), *kept[first:]), shape=shape)
-    return Spot(place, along, first, count, offsets[along], attr["limit"])
+    return GatherPosition(place, along, first, count, offsets[along], attr["limit"])
 
 
-def width_of(e: Emitter, spot: Spot, layout: Layout) -> tuple[int, int]:
+def width_of(e: Emitter, spot: GatherPosition, layout: RegisterLayout) -> tuple[int, int]:
     """(axis of the tile along which columns run, elements that one access surely may move)"""
     place, last = spot.place, len(spot.place.extents) - 1
     axis = place.axes.index(last) if last in place.axes else -1
@@ -93,7 +93,8 @@ def width_of(e: Emitter, spot: Spot, layout: Layout) -> tuple[int, int]:
     return axis, width
 
 
-def pick_of(e: Emitter, spot: Spot, index: Operand, layout: Layout, guards: tuple[str, ...],
+def pick_of(e: Emitter, spot: GatherPosition, index: Operand, layout: RegisterLayout,
+            guards: tuple[str, ...],
             most: int = 16) -> Pick:
     place = spot.place
     axis, width = width_of(e, spot, layout)
@@ -106,7 +107,8 @@ def pick_of(e: Emitter, spot: Spot, index: Operand, layout: Layout, guards: tupl
                 spot.axis == len(place.extents) - 1)
 
 
-def where(e: Emitter, spot: Spot, pick: Pick, layout: Layout, bounds: list[str]) -> list[str]:
+def where(e: Emitter, spot: GatherPosition, pick: Pick, layout: RegisterLayout,
+          bounds: list[str]) -> list[str]:
     """The arguments of an intrinsic behind the positions."""
     place, last = spot.place, len(spot.place.extents) - 1
     parts = parts_of(e, place, layout)
@@ -125,7 +127,7 @@ def where(e: Emitter, spot: Spot, pick: Pick, layout: Layout, bounds: list[str])
     return [*cell, step, *start, *steps, *bounds]
 
 
-def _cell(e: Emitter, place: Place, parts: list[str | None], last: int) -> list[str]:
+def _cell(e: Emitter, place: MemoryOperand, parts: list[str | None], last: int) -> list[str]:
     """Base, row and column of the thread's first element, and the bytes of a packed row."""
     rows = replace(place, extents=place.extents[:last], offsets=place.offsets[:last])
     row = element_offset(e, rows, parts[:last])

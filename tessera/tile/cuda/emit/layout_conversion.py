@@ -18,7 +18,7 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.op_record import declare
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
 POOL_BYTES = 32768  # of one round through shared memory
@@ -37,7 +37,8 @@ def _convert_layout(e: Emitter, op: Op) -> None:
     e.define(made, convert_layout(e, e.name(x), e.layout(x), e.layout(made.value), e.dtype(x)))
 
 
-def convert_layout(e: Emitter, text: str, before: Layout, after: Layout, dtype: DType) -> str:
+def convert_layout(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,
+                   dtype: DType) -> str:
     """The fragment `text` of a layout as a fragment of another layout of the same shape."""
     if before == after:
         return text
@@ -88,7 +89,8 @@ def pool(e: Emitter, size: int) -> tuple[str, bool]:
     return e.pool[0], True
 
 
-def through_shared(e: Emitter, text: str, before: Layout, after: Layout, dtype: DType) -> str:
+def through_shared(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,
+                   dtype: DType) -> str:
     """A reshape: the elements in row-major order, as a fragment of `after` of another shape."""
     free = before.reshaped(after.shape)
     if free is not None:
@@ -114,7 +116,7 @@ def through_shared(e: Emitter, text: str, before: Layout, after: Layout, dtype: 
     return made
 
 
-def indices(e: Emitter, layout: Layout) -> list[str]:
+def indices(e: Emitter, layout: RegisterLayout) -> list[str]:
     """The thread part of the index along every axis."""
     return [e.index(layout, axis) for axis in range(len(layout.shape))]
 

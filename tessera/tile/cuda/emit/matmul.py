@@ -12,14 +12,14 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES, STORED, bytes_of, taken
 from tessera.tile.cuda.lower.choose_matmul_unit import SM80, SM89, format_of
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import WARP_BITS, Layout
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout
+from tessera.tile.ir.types import TileType
 
 
 @emits("matmul")
 def _matmul(e: Emitter, op: Op) -> None:
     (made,) = op.outs
-    assert isinstance(made.type, Tile)
+    assert isinstance(made.type, TileType)
     kinds = unit_of(e, op)
     if op.attr.get("taken"):
         assert kinds is not None, "operands were taken for tensor cores"
@@ -35,7 +35,8 @@ def _take_operand(e: Emitter, op: Op) -> None:
     place, accumulator = op.args
     (made,), side, kind = op.outs, op.attr["side"], op.attr["format"]
     result = e.layout(accumulator)
-    assert isinstance(made.type, Tile) and is_accumulator(result), f"{accumulator}: {result.text}"
+    assert isinstance(made.type, TileType) and is_accumulator(result), \
+        f"{accumulator}: {result.text}"
     stores: Stores = []
     operand = operand_of(e, place, side, result, find_dtype(STORED[kind]), stores)
     K = made.type.shape[operand.axis]
@@ -65,7 +66,7 @@ def unit_of(e: Emitter, op: Op) -> tuple[str, str] | None:
     return kinds if e.lanes % 32 == 0 and is_accumulator(e.layout(op.outs[0].value)) else None
 
 
-def is_accumulator(layout: Layout) -> bool:
+def is_accumulator(layout: RegisterLayout) -> bool:
     """Whether lanes hold m16n8 blocks."""
     lanes = ((1, 1), (1, 2), (0, 0), (0, 1), (0, 2))
     return layout.threads[:WARP_BITS] == lanes and {(1, 0), (0, 3)} <= set(layout.registers)
@@ -123,7 +124,7 @@ def by_threads(e: Emitter, op: Op) -> str:
     """A loop over k: a few elements of A and B, multiplied into all sums of the thread."""
     x, y, *acc = op.args
     (made,) = op.outs
-    assert isinstance(made.type, Tile)
+    assert isinstance(made.type, TileType)
     result, K = e.layout(made.value), e.type(x).shape[1]  # type: ignore[union-attr]
     stores: Stores = []
     operands = [operand_of(e, given, side, result, held(e.dtype(given)), stores)
@@ -166,7 +167,7 @@ def step_of(K: int) -> int:
     return min(8, K & -K) if K else 1
 
 
-def element_source(e: Emitter, x: Operand_, result: Layout, k: str,
+def element_source(e: Emitter, x: Operand_, result: RegisterLayout, k: str,
                    step: int) -> tuple[tuple, list[str]]:
     """(panel, deep, zeros, clamped, width), and base, row, column at k."""
     from tessera.tile.cuda.emit.shared_tiles import spot_of, width_of_run

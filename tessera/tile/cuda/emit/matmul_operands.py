@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import ZERO, Place, place_of
-from tessera.tile.cuda.emit.shared_tiles import Spot, spot_of, store_buffer
+from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
+from tessera.tile.cuda.emit.shared_tiles import ThreadStart, spot_of, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.intrinsics.matmul import STORED, bytes_of
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, Panel, stage_bytes
-from tessera.tile.ir.ir import Operand, Value
-from tessera.tile.ir.register_layout import WARP_BITS, Layout, bits_of, blocked
-from tessera.tile.ir.types import Buffer, Tile
+from tessera.tile.ir.ir import Operand, SSAValue
+from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
+from tessera.tile.ir.types import Buffer, TileType
 
 CHUNK_BYTES = 16
 
@@ -29,9 +29,9 @@ class Operand_:
     """An operand seen as [u, k]: its place, or the fragment that is in the form of A."""
 
     side: str  # 'A' or 'B'
-    place: Place | None = None
+    place: MemoryOperand | None = None
     fragment: str = ""
-    layout: Layout | None = None
+    layout: RegisterLayout | None = None
 
     @property
     def axis(self) -> int:
@@ -47,12 +47,12 @@ class Operand_:
 Stores = list[Callable[[], None]]
 
 
-def operand_of(e: Emitter, x: Operand, side: str, result: Layout, stored: DType,
+def operand_of(e: Emitter, x: Operand, side: str, result: RegisterLayout, stored: DType,
                stores: Stores, registers: bool = False) -> Operand_:
     """stored: the type in which a tile goes through shared memory.  stores: what must be written
     before, between two barriers.  registers: whether A may be a fragment."""
     t = e.type(x)
-    if not isinstance(t, Tile):
+    if not isinstance(t, TileType):
         place = checked(e, place_of(e, x))
         if not place.dtype.packed:
             return Operand_(side, place)
@@ -63,7 +63,7 @@ def operand_of(e: Emitter, x: Operand, side: str, result: Layout, stored: DType,
     return _through_memory(e, layout, e.name(x), side, stored, stores)
 
 
-def _unpacked(e: Emitter, place: Place) -> tuple[Layout, str]:
+def _unpacked(e: Emitter, place: MemoryOperand) -> tuple[RegisterLayout, str]:
     """A packed place as a fragment."""
     from tessera.tile.cuda.emit.shared_tiles import load_buffer
 
@@ -73,7 +73,7 @@ def _unpacked(e: Emitter, place: Place) -> tuple[Layout, str]:
     return layout, name
 
 
-def is_form_of_a(layout: Layout, result: Layout) -> bool:
+def is_form_of_a(layout: RegisterLayout, result: RegisterLayout) -> bool:
     """Whether an accumulator's registers are, packed in pairs, A of the product with that result:
     each warp holds the rows that its part of the result has, and all columns."""
     if layout.shape[1] % 8 or layout.threads[:WARP_BITS] != result.threads[:WARP_BITS]:
@@ -84,7 +84,7 @@ def is_form_of_a(layout: Layout, result: Layout) -> bool:
 
 def _unrounded(e: Emitter, x: Operand, stored: DType) -> str:
     """Packing rounds: what was rounded to the same type just for this is taken from before."""
-    made = e.made_by.get(x) if isinstance(x, Value) else None
+    made = e.made_by.get(x) if isinstance(x, SSAValue) else None
     if made is not None and made.name == "convert" and e.dtype(x) is stored \
             and e.dtype(made.args[0]).name == "f32" and made.attr.get("rounding",
             "nearest_even") == "nearest_even" and not made.attr.get("saturate", False):
@@ -92,7 +92,7 @@ def _unrounded(e: Emitter, x: Operand, stored: DType) -> str:
     return e.name(x)
 
 
-def _through_memory(e: Emitter, layout: Layout, text: str, side: str, stored: DType,
+def _through_memory(e: Emitter, layout: RegisterLayout, text: str, side: str, stored: DType,
                     stores: Stores) -> Operand_:
     """A tile in shared memory of the compiler's."""
     k = 1 if side == "A" else 0
@@ -103,8 +103,8 @@ def _through_memory(e: Emitter, layout: Layout, text: str, side: str, stored: DT
     buffer = Buffer(stored, shape, swizzle="chunks", alignment=ALIGNMENT)
     base = e.scratch(stage_bytes(buffer), ALIGNMENT)
     axes = (0, 1) if row == 0 else (1, 0)
-    place = Place("shared", f"operand_{side.lower()}", buffer.numeric, shape,
-                  tuple(map(str, shape)), (ZERO, ZERO), axes, layout.shape, base, buffer)
+    place = MemoryOperand("shared", f"operand_{side.lower()}", buffer.numeric, shape,
+                          tuple(map(str, shape)), (ZERO, ZERO), axes, layout.shape, base, buffer)
     stores.append(lambda: store_buffer(e, place, layout, text))
     return Operand_(side, place)
 
@@ -116,7 +116,7 @@ def padded(columns: int, stored: DType) -> int:
 
 
 # --- readers of mma fragments ---------------------------------------------------------------------
-def reader(e: Emitter, x: Operand_, kind: str, result: Layout, K: int,
+def reader(e: Emitter, x: Operand_, kind: str, result: RegisterLayout, K: int,
            rounded: bool) -> tuple[tuple, list[str]]:
     """(reader with its arguments for blocks.product, expressions)"""
     if x.place is None:
@@ -149,7 +149,8 @@ def by_matrix(e: Emitter, x: Operand_, kind: str, K: int) -> bool:
     return whole and panel.aligned(CHUNK_BYTES) and e.known.divisor(place.offsets[last]) >= chunk
 
 
-def _spot(e: Emitter, x: Operand_, kind: str, result: Layout, matrices: bool) -> Spot:
+def _spot(e: Emitter, x: Operand_, kind: str, result: RegisterLayout,
+          matrices: bool) -> ThreadStart:
     """The lane's first address: of its row of ldmatrix, or of its first element."""
     lane, chunk = f"({e.thread} & 31)", CHUNK_BYTES // bytes_of(kind)
     place = x.place
@@ -185,7 +186,7 @@ def _matrix_lanes(x: Operand_, lane: str, chunk: int) -> tuple[str, str, int]:
     return f"(({lane} >> 4) << 3)", far, 8
 
 
-def warp_part(e: Emitter, result: Layout, axis: int) -> tuple[str, int]:
+def warp_part(e: Emitter, result: RegisterLayout, axis: int) -> tuple[str, int]:
     """The part of u that the warp number gives, and its bits."""
     texts, bits = [], 0
     for i, bit in enumerate(result.threads):

@@ -10,16 +10,16 @@ from tessera.numerics import DType, NumericType, i32
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
-from tessera.tile.ir.ir import Const, Op, Operand, Value
-from tessera.tile.ir.register_layout import Layout
-from tessera.tile.ir.types import Buffer, Tensor
+from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import Buffer, GlobalTensor
 from tessera.tile.passes.integer_facts import divisor_of
 
 ZERO = Const(0, i32)
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryOperand:
     """A box of a tensor or buffer. extents: of the whole memory, numbers or variables.
 
     texts: the extents as written, for what is known about them. axes: the memory axis of each axis
@@ -47,21 +47,21 @@ class Place:
         return list(self.extents[axis + 1:])
 
 
-def place_of(e: Emitter, x: Operand) -> Place:
+def place_of(e: Emitter, x: Operand) -> MemoryOperand:
     """The place that a tensor, buffer or view stands for."""
-    assert isinstance(x, Value)
+    assert isinstance(x, SSAValue)
     if x not in e.places:
         e.places[x] = _whole(e, x)
     return e.places[x]  # type: ignore[return-value]
 
 
-def _whole(e: Emitter, x: Value) -> Place:
+def _whole(e: Emitter, x: SSAValue) -> MemoryOperand:
     t = e.types[x]
-    assert isinstance(t, Tensor), f"{x} is {t} and has no place"
+    assert isinstance(t, GlobalTensor), f"{x} is {t} and has no place"
     rank = len(t.dims)
-    return Place("global", x.name, t.numeric, tuple(e.extent(d) for d in t.dims),
-                 tuple(map(str, t.dims)), (ZERO,) * rank, tuple(range(rank)),
-                 (0,) * rank, e.param("tensor", x.name, "i64"))
+    return MemoryOperand("global", x.name, t.numeric, tuple(e.extent(d) for d in t.dims),
+                         tuple(map(str, t.dims)), (ZERO,) * rank, tuple(range(rank)),
+                         (0,) * rank, e.param("tensor", x.name, "i64"))
 
 
 @emits("allocate")
@@ -75,9 +75,10 @@ def _allocate(e: Emitter, op: Op) -> None:
     if t.space == "register":
         # Private to each thread: named by its value, made where it is first used.
         e.note(f"{made.value.name}: {prod(t.shape)} numbers in each lane")
-    e.places[made.value] = Place(t.space, made.value.name, t.numeric, t.shape,
-                                 tuple(map(str, t.shape)), (ZERO,) * rank, tuple(range(rank)),
-                                 t.shape, base, t)
+    e.places[made.value] = MemoryOperand(t.space, made.value.name, t.numeric, t.shape,
+                                         tuple(map(str, t.shape)), (ZERO,) * rank,
+                                         tuple(range(rank)),
+                                         t.shape, base, t)
 
 
 @emits("stage")
@@ -111,7 +112,7 @@ def product(factors: Sequence[str | int], wide: bool = True) -> str:
     return text if number == 1 else f"{text} * {number}"
 
 
-def element_offset(e: Emitter, place: Place, parts: Sequence[str | None]) -> str:
+def element_offset(e: Emitter, place: MemoryOperand, parts: Sequence[str | None]) -> str:
     """Number of the element at the view's offsets plus `parts` (one per memory axis), 64 bits."""
     text = ""
     for axis, (offset, part) in enumerate(zip(place.offsets, parts, strict=True)):
@@ -130,7 +131,7 @@ def bytes_of(dtype: DType, elements: str) -> str:
     return elements if dtype.bits == 8 else f"({elements}) * {dtype.bits // 8}"
 
 
-def access_width(e: Emitter, place: Place, layout: Layout) -> tuple[int, int]:
+def access_width(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> tuple[int, int]:
     """(axis of the tile, elements): how many neighbours one access may move, surely aligned.
 
     The tile's axis along which memory is contiguous, -1 where none is; the width is limited by what
@@ -149,7 +150,8 @@ def access_width(e: Emitter, place: Place, layout: Layout) -> tuple[int, int]:
     return axis, min(width, known, divisor_of(place.shape[axis]))
 
 
-def asked(e: Emitter, place: Place, layout: Layout, vector: int | None) -> tuple[int, int]:
+def asked(e: Emitter, place: MemoryOperand, layout: RegisterLayout,
+          vector: int | None) -> tuple[int, int]:
     """As access_width, where the user (vector=) or the schedule asks for a width; where it is not
     to be had, a note says why."""
     axis, width = access_width(e, place, layout)
@@ -165,7 +167,8 @@ def asked(e: Emitter, place: Place, layout: Layout, vector: int | None) -> tuple
     return axis, min(width, wanted)
 
 
-def limits(e: Emitter, place: Place, layout: Layout, axis: int) -> tuple[str, ...] | None:
+def limits(e: Emitter, place: MemoryOperand, layout: RegisterLayout,
+           axis: int) -> tuple[str, ...] | None:
     """What decides whether base b along a tile axis lies in the tensor, as expressions of 32 bits;
     None: all surely do.
 

@@ -14,10 +14,10 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import Place, element_offset, product
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand, element_offset, product
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.ir.ir import Const
-from tessera.tile.ir.register_layout import Layout, bits_of, blocked
+from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
 from tessera.tile.passes.integer_facts import divisor_of
 
 LLVM = Any
@@ -30,7 +30,7 @@ def group_of(dtype: DType) -> int:
 
 
 # --- emission ---------------------------------------------------------------------------------
-def load_packed(e: Emitter, place: Place, layout: Layout, fill: float) -> str:
+def load_packed(e: Emitter, place: MemoryOperand, layout: RegisterLayout, fill: float) -> str:
     """The expression of a box of a packed tensor as a fragment."""
     wanted, layout = layout, suited(e, place, layout)
     axis, width = width_of(e, place, layout)
@@ -44,7 +44,7 @@ def load_packed(e: Emitter, place: Place, layout: Layout, fill: float) -> str:
     return convert_layout(e, made, layout, wanted, place.dtype)
 
 
-def store_packed(e: Emitter, place: Place, layout: Layout, x: str) -> None:
+def store_packed(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
     """Writes a fragment to a box of a packed tensor, rounded as the tensor's policy says."""
     from tessera.tile.cuda.emit.layout_conversion import convert_layout
     from tessera.tile.cuda.emit.random import rounding_key
@@ -68,7 +68,7 @@ def store_packed(e: Emitter, place: Place, layout: Layout, x: str) -> None:
     e.line(f"{e.use(f'store_{place.name}', text)}({', '.join([x, *args])})")
 
 
-def suited(e: Emitter, place: Place, layout: Layout) -> Layout:
+def suited(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> RegisterLayout:
     """A layout in which a thread holds whole groups, if the box has any."""
     last, group = len(place.extents) - 1, group_of(place.dtype)
     if last not in place.axes or not whole_groups(e, place):
@@ -85,7 +85,7 @@ def suited(e: Emitter, place: Place, layout: Layout) -> Layout:
     return made.permuted([order.index(a) for a in range(len(order))])
 
 
-def whole_groups(e: Emitter, place: Place) -> bool:
+def whole_groups(e: Emitter, place: MemoryOperand) -> bool:
     """Whether the box begins with a group and ends with one, or with the row."""
     last, group = len(place.extents) - 1, group_of(place.dtype)
     if last not in place.axes or e.known.divisor(place.offsets[last]) < group:
@@ -97,7 +97,7 @@ def whole_groups(e: Emitter, place: Place) -> bool:
     return length % group == 0 or ends
 
 
-def width_of(e: Emitter, place: Place, layout: Layout) -> tuple[int, int]:
+def width_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> tuple[int, int]:
     """(axis of the tile along rows, elements of an access); 0 elements: one by one."""
     last, group = len(place.extents) - 1, group_of(place.dtype)
     if last not in place.axes:
@@ -113,7 +113,7 @@ def width_of(e: Emitter, place: Place, layout: Layout) -> tuple[int, int]:
                                 known))
 
 
-def row_bytes(place: Place) -> str | int:
+def row_bytes(place: MemoryOperand) -> str | int:
     """Bytes of a row of the tensor, as an expression of 64 bits."""
     n, group = place.extents[-1], group_of(place.dtype)
     size = 1 if group == 2 else 3
@@ -122,14 +122,15 @@ def row_bytes(place: Place) -> str | int:
     return f"(({n} + {group - 1}) >> {group // 2}) * {size}"
 
 
-def _arguments(e: Emitter, place: Place, layout: Layout, axis: int,
+def _arguments(e: Emitter, place: MemoryOperand, layout: RegisterLayout, axis: int,
                width: int) -> tuple[str, list[str]]:
     """(compile-time arguments, run-time ones) of an access."""
     guards, bounds = guards_of(e, place, layout)
     parts, last = parts_of(e, place, layout), len(place.extents) - 1
     pitch = row_bytes(place)
-    above = Place(place.space, place.name, place.numeric, place.extents[:-1], place.texts[:-1],
-                  place.offsets[:-1], (), (), place.base)
+    above = MemoryOperand(place.space, place.name, place.numeric, place.extents[:-1],
+                          place.texts[:-1],
+                          place.offsets[:-1], (), (), place.base)
     row = element_offset(e, above, parts[:-1]) if last else "i64(0)"
     column = f"i32({e.name(place.offsets[last])} + {parts[last] or 'i32(0)'})"
     start = f"{place.base} + ({row}) * {pitch}"

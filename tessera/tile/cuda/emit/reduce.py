@@ -11,7 +11,7 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ops.reduce import NEUTRAL
 
 
@@ -46,14 +46,15 @@ def neutral(name: str, dtype: object) -> str:
     return number(value, dtype)
 
 
-def inside_only(e: Emitter, text: str, layout: Layout, axis: int, kind: str, fill: str) -> str:
+def inside_only(e: Emitter, text: str, layout: RegisterLayout, axis: int, kind: str,
+                fill: str) -> str:
     """The fragment with `fill` in registers that lie outside of the tile."""
     make = e.use("inside", f"use(tiles.mask({layout.text!r}, {layout.shape}, {axis}, {kind!r}, "
                  f"{fill}))")
     return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
 
 
-def folded(e: Emitter, text: str, layout: Layout, axis: int, name: str, tag: str) -> str:
+def folded(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
     """A fragment of layout.drop(axis) with the combined values, in all threads."""
     lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
@@ -66,7 +67,7 @@ def folded(e: Emitter, text: str, layout: Layout, axis: int, name: str, tag: str
     return across_warps(e, part, layout, axis, name, tag, warps)
 
 
-def across_warps(e: Emitter, part: str, layout: Layout, axis: int, name: str, tag: str,
+def across_warps(e: Emitter, part: str, layout: RegisterLayout, axis: int, name: str, tag: str,
                  warps: tuple[int, ...]) -> str:
     """Each warp writes what it found; after a barrier everybody combines all of them."""
     rest = layout.drop(axis)
@@ -88,7 +89,7 @@ def across_warps(e: Emitter, part: str, layout: Layout, axis: int, name: str, ta
     return f"{read}({at} + {size} * {place})"
 
 
-def flat_index(e: Emitter, layout: Layout) -> str:
+def flat_index(e: Emitter, layout: RegisterLayout) -> str:
     """The thread part of the row-major number of an element of the padded tile."""
     text = "i32(0)"
     for axis, n in enumerate(padded(layout.shape)):
@@ -97,7 +98,7 @@ def flat_index(e: Emitter, layout: Layout) -> str:
     return f"({text})"
 
 
-def writer(e: Emitter, layout: Layout, axis: int) -> str:
+def writer(e: Emitter, layout: RegisterLayout, axis: int) -> str:
     """Whether this thread writes for its warp: the first among those with the same result."""
     bits = sum(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     bits |= sum(1 << i for i in layout.replicas)

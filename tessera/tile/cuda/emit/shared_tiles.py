@@ -8,18 +8,18 @@ from math import gcd, prod
 
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import Place
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.cuda.intrinsics.swizzle import Panel, stage_bytes
 from tessera.tile.ir.ir import Const
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 ACCESS_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Spot:
+class ThreadStart:
     """Where a thread's part of a shared box begins, for the intrinsics of moves.py.
 
     base, row, column: expressions.  axis: of the tile, along which columns run, or None.
@@ -39,8 +39,8 @@ class Spot:
         return [self.base, self.row, self.column]
 
 
-def spot_of(e: Emitter, place: Place, parts: Sequence[str | None],
-            column_mask: int = 0) -> Spot:
+def spot_of(e: Emitter, place: MemoryOperand, parts: Sequence[str | None],
+            column_mask: int = 0) -> ThreadStart:
     """parts: the thread's part of the index per axis of the buffer; None where there is none.
 
     column_mask: the bits of the column's part that may be set.
@@ -51,12 +51,12 @@ def spot_of(e: Emitter, place: Place, parts: Sequence[str | None],
     row = _sum(e, place, parts, [prod(shape[m + 1:-1]) for m in range(last)])
     column = _sum(e, place, [parts[last]], [1], last)
     known = e.known.divisor(place.offsets[last])
-    return Spot(Panel.of(place.buffer), base_of(e, place), row, column,
-                place.axes.index(last) if last in place.axes else None, steps,
-                (known - 1) & ~column_mask)
+    return ThreadStart(Panel.of(place.buffer), base_of(e, place), row, column,
+                       place.axes.index(last) if last in place.axes else None, steps,
+                       (known - 1) & ~column_mask)
 
 
-def _sum(e: Emitter, place: Place, parts: Sequence[str | None], factors: list[int],
+def _sum(e: Emitter, place: MemoryOperand, parts: Sequence[str | None], factors: list[int],
          first: int = 0) -> str:
     """sum of (offset + part) * factor over the axes from `first` on."""
     terms = []
@@ -70,7 +70,7 @@ def _sum(e: Emitter, place: Place, parts: Sequence[str | None], factors: list[in
     return f"i32({' + '.join(terms)})" if terms else "i32(0)"
 
 
-def base_of(e: Emitter, place: Place) -> str:
+def base_of(e: Emitter, place: MemoryOperand) -> str:
     """The address of a buffer, or of one of its stages."""
     assert place.buffer is not None
     if place.stage is None:
@@ -78,7 +78,7 @@ def base_of(e: Emitter, place: Place) -> str:
     return f"i32({place.base} + {e.name(place.stage)} * {stage_bytes(place.buffer)})"
 
 
-def spot_of_layout(e: Emitter, place: Place, layout: Layout) -> Spot:
+def spot_of_layout(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> ThreadStart:
     """The spot of a thread's registers in a layout."""
     last = len(place.extents) - 1
     mask = 0
@@ -88,14 +88,15 @@ def spot_of_layout(e: Emitter, place: Place, layout: Layout) -> Spot:
     return spot_of(e, place, parts_of(e, place, layout), mask)
 
 
-def width_of(e: Emitter, place: Place, layout: Layout, spot: Spot) -> tuple[int, int]:
+def width_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout,
+             spot: ThreadStart) -> tuple[int, int]:
     """(axis, elements): neighbours that one access may move."""
     if spot.axis is None:
         return 0, 1
     return spot.axis, width_of_run(e, place, spot, layout.run(spot.axis))
 
 
-def width_of_run(e: Emitter, place: Place, spot: Spot, run: int) -> int:
+def width_of_run(e: Emitter, place: MemoryOperand, spot: ThreadStart, run: int) -> int:
     """The widest access to `run` aligned neighbours along the columns."""
     if place.dtype.packed:
         return 1
@@ -106,14 +107,14 @@ def width_of_run(e: Emitter, place: Place, spot: Spot, run: int) -> int:
     return width
 
 
-def _divides(e: Emitter, place: Place) -> int:
+def _divides(e: Emitter, place: MemoryOperand) -> int:
     """A power of two that divides the first column of the view and its extent."""
     last = len(place.extents) - 1
     extent = place.shape[place.axes.index(last)]
     return gcd(e.known.divisor(place.offsets[last]), extent & -extent)
 
 
-def load_buffer(e: Emitter, place: Place, layout: Layout, fill: float,
+def load_buffer(e: Emitter, place: MemoryOperand, layout: RegisterLayout, fill: float,
                 vector: int | None = None) -> str:
     """The expression of a shared box as a fragment. vector: neighbours that one access may move,
     None for as many as there are."""
@@ -127,7 +128,7 @@ def load_buffer(e: Emitter, place: Place, layout: Layout, fill: float,
     return f"{e.use(f'load_{place.name}', text)}({', '.join([*spot.place, *bounds])})"
 
 
-def store_buffer(e: Emitter, place: Place, layout: Layout, x: str) -> None:
+def store_buffer(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
     """Writes a fragment to a shared box."""
     spot = spot_of_layout(e, place, layout)
     axis, width = width_of(e, place, layout, spot)

@@ -21,7 +21,7 @@ from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.cuda.intrinsics.sort import kinds_of
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import WARP_BITS, Bit, Layout, bits_of
+from tessera.tile.ir.register_layout import WARP_BITS, Bit, RegisterLayout, bits_of
 
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
@@ -50,7 +50,7 @@ def _sort(e: Emitter, op: Op) -> None:
     e.define(made, _in_memory(e, op.name, how, e.name(x), layout, dtype, tag))
 
 
-def in_warps(layout: Layout) -> Layout:
+def in_warps(layout: RegisterLayout) -> RegisterLayout:
     """A layout whose rows lie in one warp each: as it is if they do, else the low bits of the
     position in registers, the next in lanes, and other axes first over the warps."""
     last = len(layout.shape) - 1
@@ -65,10 +65,11 @@ def in_warps(layout: Layout) -> Layout:
     inner += other[len(over):len(over) + lanes - len(inner)]
     used = {*over, *inner}
     spread = [*inner, *([None] * (lanes - len(inner))), *over, *([None] * (warps - len(over)))]
-    return Layout(layout.shape, tuple(b for b in (*along, *other) if b not in used), tuple(spread))
+    return RegisterLayout(layout.shape, tuple(b for b in (*along, *other) if b not in used),
+                          tuple(spread))
 
 
-def _in_memory(e: Emitter, name: str, how: str, text: str, layout: Layout, dtype: DType,
+def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayout, dtype: DType,
                tag: str) -> str:
     """Rows in shared memory, padded to powers of two: each step is a loop over all pairs."""
     kinds = kinds_of(name, tag)

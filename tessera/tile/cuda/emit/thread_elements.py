@@ -11,7 +11,7 @@ from math import prod
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
-from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, place_of
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, place_of
 from tessera.tile.cuda.emit.random import drawn
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
@@ -19,7 +19,7 @@ from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.cuda.intrinsics.swizzle import Panel, stage_bytes
-from tessera.tile.ir.ir import Const, Op, Operand, Value
+from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.types import is_lane
 
 
@@ -44,7 +44,7 @@ def conditions(e: Emitter, *texts: str | None) -> str | None:
 
 
 # --- bounds ---------------------------------------------------------------------------------------
-def guard(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str | None:
+def guard(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> str | None:
     """In checked builds: a condition that the indices lie inside; where not, it is reported."""
     if not e.checked:
         return None
@@ -54,7 +54,7 @@ def guard(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str | None:
     return conditions(e, *tests)
 
 
-def checked(e: Emitter, place: Place) -> Place:
+def checked(e: Emitter, place: MemoryOperand) -> MemoryOperand:
     """In checked builds: a tile's place with 0 for an index or stage outside, which is reported.
 
     A box may reach over the ends of its memory, so only indices that choose a row are looked at.
@@ -73,13 +73,13 @@ def _or_zero(e: Emitter, x: Operand, ok: str | None) -> Operand:
     """x where it is inside; None: it surely is."""
     if ok is None:
         return x
-    made = Value(e.fresh("index"))
+    made = SSAValue(e.fresh("index"))
     e.types[made], e.spelled[made] = e.type(x), made.name
     e.line(f"{made.name} = {kind_of(e.dtype(x))}({e.name(x)} * {ok})")
     return made
 
 
-def _tested(e: Emitter, place: Place, axis: int, x: Operand) -> str | None:
+def _tested(e: Emitter, place: MemoryOperand, axis: int, x: Operand) -> str | None:
     size = place.extents[axis]
     if isinstance(x, Const) and isinstance(size, int) and 0 <= x.value < size:
         return None
@@ -87,7 +87,7 @@ def _tested(e: Emitter, place: Place, axis: int, x: Operand) -> str | None:
                    x, str(size))
 
 
-def _stage_tested(e: Emitter, place: Place) -> str | None:
+def _stage_tested(e: Emitter, place: MemoryOperand) -> str | None:
     assert place.buffer is not None and place.stage is not None
     stages = place.buffer.stages
     if isinstance(place.stage, Const) and 0 <= place.stage.value < stages:
@@ -140,7 +140,7 @@ def flat32(e: Emitter, extents: tuple[int, ...], index: tuple[Operand, ...]) -> 
     return text or "0"
 
 
-def row_bytes(e: Emitter, place: Place) -> str:
+def row_bytes(e: Emitter, place: MemoryOperand) -> str:
     """Bytes of a row of a packed tensor (numerics.row_bytes)."""
     n, six = place.extents[-1], place.dtype.bits == 6
     if isinstance(n, int):
@@ -148,7 +148,7 @@ def row_bytes(e: Emitter, place: Place) -> str:
     return e.once("row_bytes", f"(i64({n}) + 3 >> 2) * 3" if six else f"i64({n}) + 1 >> 1")
 
 
-def stage_base(e: Emitter, place: Place) -> str:
+def stage_base(e: Emitter, place: MemoryOperand) -> str:
     """Address of the first byte of a buffer's stage."""
     assert place.buffer is not None
     if place.stage is None:
@@ -156,7 +156,7 @@ def stage_base(e: Emitter, place: Place) -> str:
     return f"{place.base} + {narrow(e, place.stage)} * {stage_bytes(place.buffer)}"
 
 
-def address(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str:
+def address(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> str:
     """The arguments that say where: an address; of packed types that of the row and the element."""
     dtype = place.dtype
     if place.space == "shared":
@@ -168,7 +168,7 @@ def address(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str:
     return f"{place.base} + {bytes_of(dtype, flat(e, place.extents, index))}"
 
 
-def _shared(e: Emitter, place: Place, index: tuple[Operand, ...]) -> str:
+def _shared(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> str:
     buffer = place.buffer
     assert buffer is not None
     base = stage_base(e, place)
@@ -230,7 +230,7 @@ def hardware(e: Emitter, dtype: DType) -> bool:
     return has_instructions(dtype, e.target)
 
 
-def rounding(e: Emitter, place: Place, index: tuple[Operand, ...]) -> tuple[dict, str]:
+def rounding(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> tuple[dict, str]:
     """(options of the intrinsic that rounds as the tensor's policy says, its random word)."""
     policy, dtype = place.numeric.policy, place.dtype
     if place.space == "shared" or dtype.kind != "float" or dtype.bits >= 32:
@@ -253,13 +253,14 @@ def rounded(e: Emitter, value: Operand, dtype: DType) -> str:
     return f"{make}({e.name(value)})"
 
 
-def _array(e: Emitter, place: Place, how: str) -> str:
+def _array(e: Emitter, place: MemoryOperand, how: str) -> str:
     assert place.buffer is not None
     return e.use(f"{how}_{place.name}", f"use(thread_elements.{how}({place.base!r}, "
                  f"{kind_of(place.dtype)!r}, {prod(place.buffer.shape)}))")
 
 
-def _array_index(e: Emitter, place: Place, index: tuple[Operand, ...], ok: str | None) -> str:
+def _array_index(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...],
+                 ok: str | None) -> str:
     """The element; the first one where an index is out of range."""
     assert place.buffer is not None
     at = flat32(e, place.buffer.shape, index)

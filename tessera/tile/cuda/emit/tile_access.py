@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from tessera.tile.cuda.emit.emitter import Emitter
-from tessera.tile.cuda.emit.memory_operands import Place, limits
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand, limits
+from tessera.tile.ir.register_layout import RegisterLayout
 
 PLAIN = ("nearest_even", False)
 
 
-def rounding_of(place: Place) -> tuple[str, bool]:
+def rounding_of(place: MemoryOperand) -> tuple[str, bool]:
     """(rounding, saturate) of a store; those of 32 bits and more, and integers, store bits."""
     policy = place.numeric.policy
     rounded = place.dtype.kind == "float" and place.dtype.bits <= 16
     return (policy.rounding, policy.saturate) if rounded else PLAIN
 
 
-def parts_of(e: Emitter, place: Place, layout: Layout) -> list[str | None]:
+def parts_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> list[str | None]:
     """The thread part of the index, per memory axis."""
     parts: list[str | None] = [None] * len(place.extents)
     for axis, memory in enumerate(place.axes):
@@ -24,7 +24,8 @@ def parts_of(e: Emitter, place: Place, layout: Layout) -> list[str | None]:
     return parts
 
 
-def guards_of(e: Emitter, place: Place, layout: Layout) -> tuple[tuple[str, ...], list[str]]:
+def guards_of(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> tuple[tuple[str, ...],
+                                                                                 list[str]]:
     """How each axis is guarded, and what the guards compare with."""
     guards, bounds = [], []
     for axis in range(len(layout.shape)):
@@ -43,7 +44,7 @@ def guards_of(e: Emitter, place: Place, layout: Layout) -> tuple[tuple[str, ...]
     return tuple(guards), bounds
 
 
-def _overhanging(e: Emitter, layout: Layout, axis: int, found: tuple[str, ...],
+def _overhanging(e: Emitter, layout: RegisterLayout, axis: int, found: tuple[str, ...],
                  bounds: list[str]) -> None:
     """The box ends before the registers do, and perhaps the tensor before the box."""
     box = f"i32({layout.shape[axis]} - {e.index(layout, axis)})"

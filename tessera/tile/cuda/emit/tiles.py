@@ -8,7 +8,7 @@ from tessera.numerics import bf16
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import (
-    Place,
+    MemoryOperand,
     asked,
     bytes_of,
     element_offset,
@@ -22,9 +22,9 @@ from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
-from tessera.tile.ir.ir import Op, Operand, Value
-from tessera.tile.ir.register_layout import WARP_BITS, Layout, bits_of, blocked
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.ir import Op, Operand, SSAValue
+from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
+from tessera.tile.ir.types import TileType
 
 MOVED = frozenset({"transpose", "reshape", "expand_dims", "convert_layout"})
 LEAST = 16  # bytes, half a sector
@@ -59,7 +59,7 @@ def _load(e: Emitter, op: Op) -> None:
 def _store(e: Emitter, op: Op) -> None:
     target, value = op.args
     place = checked(e, place_of(e, target))
-    if isinstance(e.type(value), Tile):
+    if isinstance(e.type(value), TileType):
         layout, x = e.layout(value), unrounded(e, value, place)
         exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
     else:
@@ -72,7 +72,8 @@ def _store(e: Emitter, op: Op) -> None:
         store_global(e, place, layout, x, exact)
 
 
-def store_global(e: Emitter, place: Place, layout: Layout, x: str, exact: bool = False) -> None:
+def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str,
+                 exact: bool = False) -> None:
     """Writes a fragment of whole bytes, rounded as the tensor's policy says. exact: nothing is
     left to round, bf16 numbers are their upper halves."""
     given, layout = layout, coalesced(place, layout)
@@ -92,7 +93,7 @@ def store_global(e: Emitter, place: Place, layout: Layout, x: str, exact: bool =
     e.line(f"{e.use(f'store_{place.name}', text)}({', '.join(args)})")
 
 
-def coalesced(place: Place, layout: Layout) -> Layout:
+def coalesced(place: MemoryOperand, layout: RegisterLayout) -> RegisterLayout:
     """The layout in which a tile moves: its own, unless that scatters what a warp touches at once
     over memory in pieces below LEAST bytes; then one along the rows of memory."""
     last = len(place.extents) - 1
@@ -112,7 +113,8 @@ def coalesced(place: Place, layout: Layout) -> Layout:
     return made.permuted([order.index(a) for a in range(len(order))])
 
 
-def converted(e: Emitter, text: str, before: Layout, after: Layout, place: Place) -> str:
+def converted(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,
+              place: MemoryOperand) -> str:
     """The fragment in another layout."""
     if before == after:
         return text
@@ -125,16 +127,16 @@ def converted(e: Emitter, text: str, before: Layout, after: Layout, place: Place
     return made
 
 
-def unrounded(e: Emitter, value: Operand, place: Place) -> str:
+def unrounded(e: Emitter, value: Operand, place: MemoryOperand) -> str:
     """The expression of a tile to store. A cast to the tensor's type, to nearest, is what the
     store does anyway: then what was cast."""
-    made = e.made_by.get(value) if isinstance(value, Value) else None
+    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
     if made is None or made.name != "convert" or place.dtype.kind != "float":
         return e.name(value)
     source, to = made.args[0], made.outs[0].type.dtype
     plain = made.attr.get("rounding", "nearest_even") == "nearest_even" and not made.attr.get(
         "saturate", False)
-    held = isinstance(e.type(source), Tile) and e.dtype(source).kind == "float" \
+    held = isinstance(e.type(source), TileType) and e.dtype(source).kind == "float" \
         and e.dtype(source).bits <= 32
     if plain and held and to is place.dtype and to.bits <= 16 and rounding_of(place) == PLAIN:
         return e.name(source)
@@ -143,7 +145,7 @@ def unrounded(e: Emitter, value: Operand, place: Place) -> str:
 
 def is_rounded(e: Emitter, value: Operand) -> bool:
     """Whether a bf16 tile surely holds bf16 numbers: loaded, or cast. A literal need not be one."""
-    made = e.made_by.get(value) if isinstance(value, Value) else None
+    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
     if made is None or made.outs[0].type.dtype is not bf16:
         return False
     if made.name in MOVED:
@@ -151,23 +153,23 @@ def is_rounded(e: Emitter, value: Operand) -> bool:
     return made.name == "convert" or (made.name == "load_tile" and made.attr["fill"] == 0)
 
 
-def filled(e: Emitter, place: Place, value: str) -> tuple[Layout, str]:
+def filled(e: Emitter, place: MemoryOperand, value: str) -> tuple[RegisterLayout, str]:
     """One number for a whole box: a layout for it, and its fragment."""
     from tessera.tile.cuda.emit.elementwise import full
 
     threads = 1 << (e.lanes.bit_length() - 1)
     width = max(1, 128 // max(8, place.dtype.bits))
     layout = blocked(place.shape, threads, 1 << min(bits_of(width), bits_of(place.shape[-1])))
-    return layout, full(e, Tile(place.dtype, place.shape, layout.text), value)
+    return layout, full(e, TileType(place.dtype, place.shape, layout.text), value)
 
 
-def address(e: Emitter, place: Place, layout: Layout) -> str:
+def address(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> str:
     """Global address of the thread's first element."""
     offset = element_offset(e, place, parts_of(e, place, layout))
     return f"{place.base} + {bytes_of(place.dtype, offset)}"
 
 
-def strides(e: Emitter, place: Place, layout: Layout, axis: int) -> list[str]:
+def strides(e: Emitter, place: MemoryOperand, layout: RegisterLayout, axis: int) -> list[str]:
     """Byte distances along the axes (other than `axis`) on which registers differ."""
     out = []
     for a in range(len(layout.shape)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
-from tessera.tile.cuda.emit.memory_operands import Place, bytes_of, is_wide, place_of
+from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.thread_elements import (
     checked,
@@ -41,7 +41,7 @@ def _store(e: Emitter, op: Op) -> None:
     e.line(f"{call}({e.name(vector)}, {_arguments(e, place, tuple(index), t.width)})")
 
 
-def _intrinsic(e: Emitter, what: str, place: Place, width: int, **options: bool) -> str:
+def _intrinsic(e: Emitter, what: str, place: MemoryOperand, width: int, **options: bool) -> str:
     dtype = place.dtype
     if place.space == "register":
         raise UnsupportedTargetError(f"{what}_vector of an array of a lane", where=e.where,
@@ -57,7 +57,7 @@ def _intrinsic(e: Emitter, what: str, place: Place, width: int, **options: bool)
     return intrinsic(f"vectors.{what}", dtype.name, width, piece(e, place, width), **options)
 
 
-def piece(e: Emitter, place: Place, width: int) -> int:
+def piece(e: Emitter, place: MemoryOperand, width: int) -> int:
     """Elements that one access may move: aligned, and in the row all or none."""
     most = max(1, min(width, ACCESS_BITS // place.dtype.bits))
     if place.space == "shared":
@@ -71,7 +71,7 @@ def piece(e: Emitter, place: Place, width: int) -> int:
     return min(most, e.known.extent(place.texts[-1]))
 
 
-def _arguments(e: Emitter, place: Place, index: tuple[Operand, ...], width: int) -> str:
+def _arguments(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...], width: int) -> str:
     """Where the thread's first element is, and how many elements of the row are left there."""
     ok = guard(e, place, index)
     column = e.once("column", f"i32({e.thread} * {width})")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.runtime.target import Target, parse_target
-from tessera.tile.cuda.emit.emitter import INDENT, Emitted, Emitter, Facts, Line
+from tessera.tile.cuda.emit.emitter import INDENT, ArgumentFacts, Emitted, EmittedLine, Emitter
 from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.tile_access import parts_of
@@ -23,21 +23,22 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     ROWS,
     SHARED_BYTES,
     WARPGROUP,
+    BufferRing,
     Load,
-    Program,
-    Ring,
+    WarpSpecialisedProgram,
 )
 from tessera.tile.cuda.lower.warp_specialised.qualify import FORMATS
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import Const, Function, Op, Value, regions, walk
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
+from tessera.tile.ir.types import TileType
 
 NEEDS = parse_target("sm_90a")
 CONSUMERS_BARRIER = 1  # barrier 0 is the block's
 
 
-def compile_hopper(function: Function, lanes: int, schedule: Any, target: Target, facts: Facts
-                   ) -> tuple[Program, Emitted] | Refusal:
+def compile_hopper(function: Function, lanes: int, schedule: Any, target: Target,
+                   facts: ArgumentFacts
+                   ) -> tuple[WarpSpecialisedProgram, Emitted] | Refusal:
     """The program of a function and its source, with fewer stages where the consumers need shared
     memory of their own; or why there is none."""
     reserved = 0
@@ -51,7 +52,7 @@ def compile_hopper(function: Function, lanes: int, schedule: Any, target: Target
         reserved += emitted.shared_bytes - SHARED_BYTES
 
 
-def emit_hopper(program: Program, target: Target, facts: Facts) -> Emitted:
+def emit_hopper(program: WarpSpecialisedProgram, target: Target, facts: ArgumentFacts) -> Emitted:
     """The source of a program: `finish` of its emitter."""
     emitter = HopperEmitter(program, target, facts)
     emitter.declare()
@@ -63,12 +64,12 @@ def emit_hopper(program: Program, target: Target, facts: Facts) -> Emitted:
 class HopperEmitter(Emitter):
     """An emitter whose lanes are those of the consumers; what is special to roles and rings."""
 
-    def __init__(self, program: Program, target: Target, facts: Facts):
+    def __init__(self, program: WarpSpecialisedProgram, target: Target, facts: ArgumentFacts):
         super().__init__(program.function, WARPGROUP * program.warpgroups, target, facts)
         self.program = program
         self.require(NEEDS, "the warp-specialised form")
         self.shared_bytes = program.shared_bytes
-        self.slots: dict[Value, tuple[Ring, Load, str]] = {}  # of slot_tile
+        self.slots: dict[SSAValue, tuple[BufferRing, Load, str]] = {}  # of slot_tile
         self.waited = {d.value for n in walk(program.function.body)
                        if isinstance(n, Op) and n.name == "ring_wait" for d in n.outs}
         self.fused, self.absorbed = _fused(program.function.body)
@@ -131,13 +132,13 @@ class HopperEmitter(Emitter):
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 
     def write(self, *texts: str) -> None:
-        self.top += [Line(INDENT + text) for text in texts]
+        self.top += [EmittedLine(INDENT + text) for text in texts]
 
 
-def _fused(nodes: Any) -> tuple[dict[Value, int], set[Value]]:
+def _fused(nodes: Any) -> tuple[dict[SSAValue, int], set[SSAValue]]:
     """Products whose next statement is their own wait: (product -> pending, waits' results)."""
-    fused: dict[Value, int] = {}
-    absorbed: set[Value] = set()
+    fused: dict[SSAValue, int] = {}
+    absorbed: set[SSAValue] = set()
     blocks = [nodes, *(region for n in walk(nodes) for region in regions(n))]
     for block in blocks:
         for node, after in zip(block, block[1:], strict=False):
@@ -239,7 +240,7 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     _advance(h, ring)
 
 
-def _advance(h: HopperEmitter, ring: Ring) -> None:
+def _advance(h: HopperEmitter, ring: BufferRing) -> None:
     at, phase = h.positions[ring.name]
     _step(h, ring.slots, at, phase)
 
@@ -288,7 +289,7 @@ def step_offsets(load: Load, k: int, major: str) -> tuple[int, ...]:
                  for i in range(count))
 
 
-def descriptor(h: HopperEmitter, x: Value, side: str, major: str) -> str:
+def descriptor(h: HopperEmitter, x: SSAValue, side: str, major: str) -> str:
     """The expression of an operand's descriptor."""
     ring, load, slot = h.slots[x]
     lead = load.panel_bytes if major == "M" else 16
@@ -311,7 +312,7 @@ def _async_product(e: Emitter, op: Op) -> None:
     h = _hopper(e)
     (made,), (a, b, *accumulator) = op.outs, op.args
     attr = op.attr
-    assert isinstance(made.type, Tile) and isinstance(a, Value) and isinstance(b, Value)
+    assert isinstance(made.type, TileType) and isinstance(a, SSAValue) and isinstance(b, SSAValue)
     m, n = made.type.shape
     right = h.slots[b][1]
     k = right.shape[1] if attr["b_major"] == "K" else right.shape[0]
@@ -349,7 +350,7 @@ def _product_wait(e: Emitter, op: Op) -> None:
 @emits("hold_operand")
 def _hold_operand(e: Emitter, op: Op) -> None:
     h = _hopper(e)
-    assert isinstance(op.args[0], Value)
+    assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
                   ring.slot_bytes, load.panel_bytes, load.row_bytes)

@@ -9,16 +9,16 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, flat, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 Pair = tuple[LLVM, LLVM]  # value, position
 
 
-def rest_of(layout: Layout, axes: tuple[int, ...]) -> Layout:
+def rest_of(layout: RegisterLayout, axes: tuple[int, ...]) -> RegisterLayout:
     for a in sorted(axes, reverse=True):
         layout = layout.drop(a)
     return layout
@@ -52,7 +52,7 @@ def _merged(b: Builder, beats: Any, x: Pair, y: Pair) -> Pair:
 def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[int, ...],
          lanes: tuple[int, ...]) -> Operation:
     """(fragment, thread part of the position) -> (values, positions) over this warp."""
-    whole = Layout.parse(layout, shape)
+    whole = RegisterLayout.parse(layout, shape)
     rest, kind, beats = rest_of(whole, axes), kind_of_tag(tag), _beats(name, tag)
     kept = [a for a in range(len(shape)) if a not in axes]
     within = tuple(shape[a] for a in axes)
@@ -75,15 +75,15 @@ def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[i
             out.append(best)
         return [[v for v, _ in out], [i for _, i in out]]
 
-    form = Form((Operand("x", kind, whole.count), Operand("at", "i32")),
-                (Operand("v", kind, rest.count), Operand("i", "i32", rest.count)), body)
+    form = InstructionForm((Operand("x", kind, whole.count), Operand("at", "i32")),
+                           (Operand("v", kind, rest.count), Operand("i", "i32", rest.count)), body)
     return Operation(name, 2, lambda *_: form)
 
 
 @functools.cache
 def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """(addresses of values and positions) -> the positions of the best of `count` parts."""
-    kind, how, beats = kind_of_tag(tag), Layout.parse(layout, shape), _beats(name, tag)
+    kind, how, beats = kind_of_tag(tag), RegisterLayout.parse(layout, shape), _beats(name, tag)
     size = 8 if kind[-2:] == "64" else 4
     step = prod(padded(shape))
 
@@ -97,6 +97,6 @@ def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) ->
             out.append(functools.reduce(lambda x, y: _merged(b, beats, x, y), pairs)[1])
         return out
 
-    form = Form((Operand("values", "i32"), Operand("places", "i32")),
-                (Operand("d", "i32", how.count),), body)
+    form = InstructionForm((Operand("values", "i32"), Operand("places", "i32")),
+                           (Operand("d", "i32", how.count),), body)
     return Operation("get_best", 2, lambda *_: form)

@@ -20,7 +20,7 @@ from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 SCOPES = {"group": "cta", "device": "gpu", "system": "sys"}
@@ -178,7 +178,7 @@ def tile(kind: str, dtype: str, source: str, scope: str, layout: str, shape: tup
     source: the type of the fragment's numbers.  width: neighbours that one update may take.
     """
     d = find_dtype(dtype)
-    how = _Access(Layout.parse(layout, shape), axis, width, guards)
+    how = _Access(RegisterLayout.parse(layout, shape), axis, width, guards)
     args = (Operand("x", kind_of(d), how.layout.count), *how.arguments("i64"),
             *([Operand("owner", "i32")] if owner else []))
 
@@ -198,7 +198,8 @@ def shared_tile(kind: str, dtype: str, scope: str, panel: tuple, layout: str,
                 steps: tuple[int, ...], zeros: int, owner: bool) -> Operation:
     """(fragment, base, row, column, bounds... [, owner]): each element inside."""
     d = find_dtype(dtype)
-    how = SharedAccess(Panel(*panel), Layout.parse(layout, shape), axis, 1, guards, steps, zeros)
+    how = SharedAccess(Panel(*panel), RegisterLayout.parse(layout, shape), axis, 1, guards, steps,
+                       zeros)
     args = (Operand("x", kind_of(d), how.layout.count), *how.arguments(),
             *([Operand("owner", "i32")] if owner else []))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import decode, encode_half
 from tessera.tile.cuda.intrinsics.narrow_floats import (
@@ -42,13 +42,14 @@ def cast(source: str, to: str, rounding: str = "nearest_even", saturate: bool = 
     kind: Any = kind_of(a)
     result: Any = kind_of(z)
 
-    def rule(x: Operand) -> Form:
+    def rule(x: Operand) -> InstructionForm:
         def body(b: Builder, value: Any) -> Any:
             values = value if x.count else [value]
             out = _cast(b, a, z, values, rounding, saturate, hardware)
             return out if x.count else out[0]
 
-        return Form((Operand("x", kind, x.count),), (Operand("d", result, x.count),), body)
+        return InstructionForm((Operand("x", kind, x.count),), (Operand("d", result, x.count),),
+                               body)
 
     return Operation(f"{source}_to_{to}", 1, rule)
 

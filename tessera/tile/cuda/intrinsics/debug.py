@@ -9,7 +9,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.reports import printed
 from tessera.tile.cuda.intrinsics.thread_elements import operation
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 
@@ -19,7 +19,7 @@ def tile(number: int, layout: str, shape: tuple[int, ...], kind: str,
          unsigned: bool = False) -> Operation:
     """(fragment, count, lines, kernel, group, lane, owner, thread part of each index): a line for
     each element that lies in the tile."""
-    how = Layout.parse(layout, shape)
+    how = RegisterLayout.parse(layout, shape)
     args = (Operand("x", kind, how.count),  # type: ignore[arg-type]
             *(Operand(n, "i64") for n in ("count", "lines", "kernel")),
             *(Operand(n, "i32") for n in ("group", "lane", "owner")),

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics import fragments
 
 LLVM = Any
@@ -19,7 +19,7 @@ def inverses(kind: str) -> Operation:
     """(divisors) -> (their scales, the reciprocals of the scaled divisors)"""
     most, power = RANGES[kind]
 
-    def rule(y: Operand) -> Form:
+    def rule(y: Operand) -> InstructionForm:
         def one(b: Builder, v: LLVM) -> tuple[LLVM, LLVM]:
             size = b.select(b.compare("<", v, b.zero(v)), b.fneg(v), v)
             small = b.compare("<", size, b.like(v, 2.0 ** -most))
@@ -33,7 +33,7 @@ def inverses(kind: str) -> Operation:
             return [[s for s, _ in found], [r for _, r in found]]
 
         out = Operand("d", y.kind, y.count)
-        return Form((y,), (out, out), body)
+        return InstructionForm((y,), (out, out), body)
 
     return Operation("inverses", 1, rule)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import fragments
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 Body = Callable[..., Any]
 LOG2E = 1.4426950408889634
@@ -198,7 +198,7 @@ def running_max(slack: float, kind: str) -> Operation:
 @functools.cache
 def causal_mask(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
     """(scores, q0 + row - k0 - column of the thread) -> -inf where column > row"""
-    bases = Layout.parse(layout, shape).bases
+    bases = RegisterLayout.parse(layout, shape).bases
     x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
 
     def body(b: Builder, values: list[Any], room: Any) -> list[Any]:
@@ -207,5 +207,5 @@ def causal_mask(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
         return [b.select(test(base[1] - base[0]), low, v)
                 for base, v in zip(bases, values, strict=True)]
 
-    form = Form((x, Operand("room", "i32")), (x,), body)
+    form = InstructionForm((x, Operand("room", "i32")), (x,), body)
     return Operation("causal_mask", 2, lambda *_: form)

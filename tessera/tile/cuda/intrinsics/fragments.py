@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....errors import DTypeError, ShapeError
-from ..instruction import Form, Instruction, Kind, Operand, Operation
+from ..instruction import Instruction, InstructionForm, Kind, Operand, Operation
 
 Body = Callable[..., Any]
 
@@ -23,14 +23,14 @@ def _out(kind: Kind, count: int) -> tuple[Operand, ...]:
 @functools.cache
 def undefined(kind: Kind, count: int) -> Operation:
     """() -> a fragment of any content, for an accumulator whose first use overwrites it."""
-    form = Form((), _out(kind, count), lambda b: [b.undefined(kind)] * count)
+    form = InstructionForm((), _out(kind, count), lambda b: [b.undefined(kind)] * count)
     return Operation(f"undefined_{kind}x{count}", 0, lambda: form)
 
 
 @functools.cache
 def full(kind: Kind, count: int) -> Operation:
     """(x) -> a fragment of x."""
-    form = Form((Operand("x", kind),), _out(kind, count), lambda b, x: [x] * count)
+    form = InstructionForm((Operand("x", kind),), _out(kind, count), lambda b, x: [x] * count)
     return Operation(f"full_{kind}x{count}", 1, lambda _: form)
 
 
@@ -38,20 +38,21 @@ def full(kind: Kind, count: int) -> Operation:
 def gather(kind: Kind, count: int) -> Operation:
     """(x0, x1, ...) scalars -> their fragment."""
     args = tuple(Operand(f"x{i}", kind) for i in range(count))
-    form = Form(args, _out(kind, count), lambda b, *x: list(x))
+    form = InstructionForm(args, _out(kind, count), lambda b, *x: list(x))
     return Operation(f"gather_{kind}x{count}", count, lambda *_: form)
 
 
 @functools.cache
 def pick(indices: tuple[int, ...] | int) -> Operation:
     """(fragment) -> its elements at `indices`, in that order; an int gives a scalar."""
-    def rule(t: Operand) -> Form:
+    def rule(t: Operand) -> InstructionForm:
         largest = max(indices) if isinstance(indices, tuple) else indices
         if largest >= t.count:
             raise ShapeError(f"element {largest} of a fragment of {t.count}")
         if isinstance(indices, int):
-            return Form((t,), _out(t.kind, 0), lambda b, x: x[indices])
-        return Form((t,), _out(t.kind, len(indices)), lambda b, x: [x[i] for i in indices])
+            return InstructionForm((t,), _out(t.kind, 0), lambda b, x: x[indices])
+        return InstructionForm((t,), _out(t.kind, len(indices)), lambda b,
+                               x: [x[i] for i in indices])
 
     return Operation("pick", 1, rule)
 
@@ -59,9 +60,9 @@ def pick(indices: tuple[int, ...] | int) -> Operation:
 @functools.cache
 def join(arity: int) -> Operation:
     """Fragments of one kind -> one, in order."""
-    def rule(*parts: Operand) -> Form:
-        return Form(parts, _out(parts[0].kind, sum(p.count for p in parts)),
-                    lambda b, *x: [e for part in x for e in part])
+    def rule(*parts: Operand) -> InstructionForm:
+        return InstructionForm(parts, _out(parts[0].kind, sum(p.count for p in parts)),
+                               lambda b, *x: [e for part in x for e in part])
 
     return Operation("join", arity, rule)
 
@@ -69,9 +70,10 @@ def join(arity: int) -> Operation:
 @functools.cache
 def bitcast(kind: Kind) -> Operation:
     """The same bits as another kind of the same width, fragment or scalar."""
-    def rule(t: Operand) -> Form:
-        return Form((t,), _out(kind, t.count), lambda b, x: [b.bitcast(e, kind) for e in x]
-                    if t.count else b.bitcast(x, kind))
+    def rule(t: Operand) -> InstructionForm:
+        return InstructionForm((t,), _out(kind, t.count), lambda b,
+                               x: [b.bitcast(e, kind) for e in x]
+                               if t.count else b.bitcast(x, kind))
 
     return Operation(f"bitcast_{kind}", 1, rule)
 
@@ -92,7 +94,7 @@ def elementwise(name: str, arity: int, body: Body, result: Kind | None = None) -
     Arguments of a lesser kind are converted to the greatest (i32 < i64 < f32 < f64); `result` is
     the kind that comes out when it is another.
     """
-    def rule(*given: Operand) -> Form:
+    def rule(*given: Operand) -> InstructionForm:
         kind = _greatest(given)
         args = tuple(Operand(a.name, kind, a.count) for a in given)
         count = _spread(args)
@@ -103,7 +105,7 @@ def elementwise(name: str, arity: int, body: Body, result: Kind | None = None) -
             lists = [v if isinstance(v, list) else [v] * count for v in values]
             return [body(b, *elements) for elements in zip(*lists, strict=True)]
 
-        return Form(args, _out(result or kind, count), apply)
+        return InstructionForm(args, _out(result or kind, count), apply)
 
     return Operation(name, arity, rule)
 
@@ -145,7 +147,7 @@ def compare(op: str, *, unsigned: bool = False) -> Operation:
                                                                        unsigned=unsigned)), "i32")
 
 
-def _where(condition: Operand, x: Operand, y: Operand) -> Form:
+def _where(condition: Operand, x: Operand, y: Operand) -> InstructionForm:
     kind = _greatest((x, y))
     args = (Operand("c", "i32", condition.count), Operand("x", kind, x.count),
             Operand("y", kind, y.count))
@@ -158,7 +160,7 @@ def _where(condition: Operand, x: Operand, y: Operand) -> Form:
         lists = [v if isinstance(v, list) else [v] * count for v in values]
         return [b.select(b.true(c), p, q) for c, p, q in zip(*lists, strict=True)]
 
-    return Form(args, _out(kind, count), body)
+    return InstructionForm(args, _out(kind, count), body)
 
 
 # (condition, x, y): branch-free, unlike Python's conditional expression
@@ -170,7 +172,7 @@ def mapped(instruction: Instruction) -> Operation:
     """An instruction of scalars, applied element by element: mapped(arithmetic "ex2_approx")."""
     (result,) = instruction.results
 
-    def rule(*given: Operand) -> Form:
+    def rule(*given: Operand) -> InstructionForm:
         args = tuple(Operand(o.name, o.kind, g.count)
                      for o, g in zip(instruction.args, given, strict=True))
         count = _spread(args)
@@ -181,7 +183,7 @@ def mapped(instruction: Instruction) -> Operation:
             lists = [v if isinstance(v, list) else [v] * count for v in values]
             return [b.call(instruction, *e) for e in zip(*lists, strict=True)]
 
-        return Form(args, _out(result.kind, count), body)
+        return InstructionForm(args, _out(result.kind, count), body)
 
     return Operation(f"mapped_{instruction.name}", len(instruction.args), rule)
 
@@ -193,7 +195,7 @@ def packed(instruction: Instruction) -> Operation:
     (result,) = instruction.results
     size = sum(o.registers for o in instruction.args)
 
-    def rule(t: Operand) -> Form:
+    def rule(t: Operand) -> InstructionForm:
         if t.count % size:
             raise ShapeError(f"{instruction.name} packs {size}; a fragment of {t.count} is given")
 
@@ -202,8 +204,8 @@ def packed(instruction: Instruction) -> Operation:
             tuple_ = instruction.args[0].count
             return [b.call(instruction, *([g] if tuple_ else g)) for g in groups]
 
-        return Form((Operand("x", instruction.args[0].kind, t.count),),
-                    _out(result.kind, t.count // size), body)
+        return InstructionForm((Operand("x", instruction.args[0].kind, t.count),),
+                               _out(result.kind, t.count // size), body)
 
     return Operation(f"packed_{instruction.name}", 1, rule)
 
@@ -211,10 +213,11 @@ def packed(instruction: Instruction) -> Operation:
 @functools.cache
 def unpacked(*instructions: Instruction) -> Operation:
     """Each register through each instruction in turn (low half, high half): n become n * many."""
-    def rule(t: Operand) -> Form:
+    def rule(t: Operand) -> InstructionForm:
         kind = instructions[0].results[0].kind
-        return Form((Operand("x", "i32", t.count),), _out(kind, t.count * len(instructions)),
-                    lambda b, x: [b.call(i, e) for e in x for i in instructions])
+        return InstructionForm((Operand("x", "i32", t.count),),
+                               _out(kind, t.count * len(instructions)),
+                               lambda b, x: [b.call(i, e) for e in x for i in instructions])
 
     return Operation("unpacked_" + instructions[0].name, 1, rule)
 
@@ -222,7 +225,7 @@ def unpacked(*instructions: Instruction) -> Operation:
 @functools.cache
 def fold(operation: Operation | Instruction, groups: tuple[tuple[int, ...], ...]) -> Operation:
     """The elements of each group combined from left to right: one result a group."""
-    def rule(t: Operand) -> Form:
+    def rule(t: Operand) -> InstructionForm:
         def combine(b: Any, x: Any, y: Any) -> Any:
             if isinstance(operation, Instruction):
                 return b.call(operation, x, y)
@@ -232,6 +235,6 @@ def fold(operation: Operation | Instruction, groups: tuple[tuple[int, ...], ...]
             return [functools.reduce(lambda p, q: combine(b, p, q), [x[i] for i in group])
                     for group in groups]
 
-        return Form((t,), _out(t.kind, len(groups)), body)
+        return InstructionForm((t,), _out(t.kind, len(groups)), body)
 
     return Operation(f"fold_{operation.name}", 1, rule)

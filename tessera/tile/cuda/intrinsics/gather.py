@@ -23,7 +23,7 @@ from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 SEEDS = (Operand("base", "i64"), Operand("key0", "i32"), Operand("key1", "i32"))
@@ -72,7 +72,8 @@ class _Picked(_Access):
     """The accesses of a Pick."""
 
     def __init__(self, pick: Pick):
-        super().__init__(Layout.parse(pick.layout, pick.shape), pick.axis, pick.width, pick.guards)
+        super().__init__(RegisterLayout.parse(pick.layout, pick.shape), pick.axis, pick.width,
+                         pick.guards)
         self.pick = pick
         self.inner = range(pick.first, pick.first + pick.count)
         self.moving = [a for a in self.moving if a not in self.inner]

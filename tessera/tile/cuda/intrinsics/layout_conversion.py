@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import element_of, shuffled
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import WARP_BITS, Bit, Layout
+from tessera.tile.ir.register_layout import WARP_BITS, Bit, RegisterLayout
 
 LLVM = Any
 BANK_BITS = 5  # 32 banks of 4 bytes
@@ -23,7 +23,7 @@ class Route:
     a thread chooses among registers of `before`.
     """
 
-    def __init__(self, before: Layout, after: Layout):
+    def __init__(self, before: RegisterLayout, after: RegisterLayout):
         n = max(len(before.threads), len(after.threads))
         self.before, self.after = _wide(before, n), _wide(after, n)
         self.at_thread = {b: i for i, b in enumerate(self.after.threads) if b is not None}
@@ -106,7 +106,7 @@ class Route:
                 at += 1
         return out
 
-    def members(self, layout: Layout, size: int, rounds: int, turn: int) -> list[int]:
+    def members(self, layout: RegisterLayout, size: int, rounds: int, turn: int) -> list[int]:
         """Registers of a layout that take part in a round."""
         chosen = self.round_bits(size, rounds)
         return [i for i, base in enumerate(layout.bases)
@@ -119,12 +119,12 @@ class Route:
         return tuple(order.index(i) for i in range(self.after.count))
 
 
-def _wide(layout: Layout, threads: int) -> Layout:
+def _wide(layout: RegisterLayout, threads: int) -> RegisterLayout:
     extra = (None,) * (threads - len(layout.threads))
-    return Layout(layout.shape, layout.registers, layout.threads + extra)
+    return RegisterLayout(layout.shape, layout.registers, layout.threads + extra)
 
 
-def _lanes(layout: Layout, count: int) -> list[Bit]:
+def _lanes(layout: RegisterLayout, count: int) -> list[Bit]:
     """Index bits of the lowest lane bits."""
     return [b for b in layout.threads[:WARP_BITS] if b is not None][:count]
 
@@ -139,7 +139,7 @@ def rounds_of(route: Route, size: int, most: int) -> int:
 
 
 def _route(before: str, after: str, shape: tuple[int, ...]) -> Route:
-    return Route(Layout.parse(before, shape), Layout.parse(after, shape))
+    return Route(RegisterLayout.parse(before, shape), RegisterLayout.parse(after, shape))
 
 
 def _size(kind: str) -> int:
@@ -163,8 +163,8 @@ def exchanged(before: str, after: str, shape: tuple[int, ...], kind: str) -> Ope
             out.append(found[0])
         return out
 
-    form = Form((Operand("x", kind, route.before.count), Operand("thread", "i32")),  # type: ignore
-                (Operand("d", kind, route.after.count),), body)  # type: ignore[arg-type]
+    form = InstructionForm((Operand("x", kind, route.before.count), Operand("thread", "i32")),  # type: ignore
+                           (Operand("d", kind, route.after.count),), body)  # type: ignore[arg-type]
     return Operation("exchanged", 2, lambda *_: form)
 
 
@@ -223,7 +223,7 @@ def gathered(b: Builder, x: LLVM, pairs: Sequence[tuple[int, int]]) -> LLVM:
 class _Slots:
     """Where the registers of one side of a route lie in shared memory."""
 
-    def __init__(self, route: Route, layout: Layout, kind: str, rounds: int, turn: int):
+    def __init__(self, route: Route, layout: RegisterLayout, kind: str, rounds: int, turn: int):
         self.size, self.layout = _size(kind), layout
         self.map = route.address(self.size, rounds)
         self.width = 1 << route.vector_bits(self.size)
@@ -270,7 +270,7 @@ def put(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int 
             values = [nothing if i is None else x[i] for i in group]
             b.call(record, at, values if len(values) > 1 else values[0], *first)
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("put", len(args), lambda *_: form)
 
 
@@ -291,8 +291,8 @@ def get(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int 
                     out[i] = value
         return [out[i] for i in slots.members]
 
-    form = Form((Operand("at", "i32"), Operand("thread", "i32")),
-                (Operand("d", kind, len(slots.members)),), body)  # type: ignore[arg-type]
+    form = InstructionForm((Operand("at", "i32"), Operand("thread", "i32")),
+                           (Operand("d", kind, len(slots.members)),), body)  # type: ignore[arg-type]
     return Operation("get", 2, lambda *_: form)
 
 
@@ -300,7 +300,7 @@ def get(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int 
 class _Rows:
     """Row-major places of the elements of a tile, without padding."""
 
-    def __init__(self, layout: Layout, size: int):
+    def __init__(self, layout: RegisterLayout, size: int):
         self.layout, self.size = layout, size
         self.strides = [1] * len(layout.shape)
         for a in reversed(range(len(layout.shape) - 1)):
@@ -333,7 +333,7 @@ class _Rows:
 @functools.cache
 def put_rows(layout: str, shape: tuple[int, ...], kind: str, owner: bool = False) -> Operation:
     """(fragment, shared address, thread part of each axis' index... [, owner])"""
-    how = Layout.parse(layout, shape)
+    how = RegisterLayout.parse(layout, shape)
     rows = _Rows(how, _size(kind))
     args = (Operand("x", kind, how.count), Operand("at", "i32"),  # type: ignore[arg-type]
             *(Operand(f"i{a}", "i32") for a in range(len(shape))),
@@ -346,14 +346,14 @@ def put_rows(layout: str, shape: tuple[int, ...], kind: str, owner: bool = False
             record = memory.st("shared", element_of(kind), guarded=on is not None)
             b.call(record, at, value, *([b.to_int(on)] if on is not None else []))
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("put_rows", len(args), lambda *_: form)
 
 
 @functools.cache
 def get_rows(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
     """(shared address, thread part of each axis' index...) -> fragment; 0 outside of the tile"""
-    how = Layout.parse(layout, shape)
+    how = RegisterLayout.parse(layout, shape)
     rows = _Rows(how, _size(kind))
     args = (Operand("at", "i32"), *(Operand(f"i{a}", "i32") for a in range(len(shape))))
 
@@ -364,5 +364,5 @@ def get_rows(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
             out.append(b.call(record, at, *([b.to_int(on)] if on is not None else [])))
         return out
 
-    form = Form(args, (Operand("d", kind, how.count),), body)  # type: ignore[arg-type]
+    form = InstructionForm(args, (Operand("d", kind, how.count),), body)  # type: ignore[arg-type]
     return Operation("get_rows", len(args), lambda *_: form)

@@ -14,12 +14,12 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, operand
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import matrix, memory, mma
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 STEP_BYTES = 32
@@ -123,7 +123,7 @@ class _Registers:
     """A fragment that already is where mma wants A: an accumulator of the same rows."""
 
     def __init__(self, side: str, kind: str, K: int, layout: str, shape: tuple[int, int]):
-        self.number = Layout.parse(layout, shape).number
+        self.number = RegisterLayout.parse(layout, shape).number
         self.kind = kind
         self.args = (Operand("x", "f32", len(self.number)),)
 
@@ -169,17 +169,17 @@ def round_tf32(b: Builder, x: LLVM) -> LLVM:
     return b.select(special, x, moved)
 
 
-def rows_of(layout: Layout) -> list[int]:
+def rows_of(layout: RegisterLayout) -> list[int]:
     """Where the 16-row blocks of a lane's accumulators begin."""
     return sorted({base[0] & ~8 for base in layout.bases})
 
 
-def columns_of(layout: Layout) -> list[int]:
+def columns_of(layout: RegisterLayout) -> list[int]:
     """Where its 8-column blocks do."""
     return sorted({base[1] & ~1 for base in layout.bases})
 
 
-def taken(layout: Layout, side: str) -> tuple[str, tuple[int, ...]]:
+def taken(layout: RegisterLayout, side: str) -> tuple[str, tuple[int, ...]]:
     """The reader of what `take` gave for these accumulators."""
     return "taken", tuple((rows_of if side == "A" else columns_of)(layout))
 
@@ -188,7 +188,7 @@ def taken(layout: Layout, side: str) -> tuple[str, tuple[int, ...]]:
 def take(side: str, kind: str, layout: str, shape: tuple[int, int], how: tuple) -> Operation:
     """(operands of the reader) -> the fragments of one step of k.  layout, shape: of the
     accumulators.  how: (reader, arguments...)."""
-    size, found = bytes_of(kind), Layout.parse(layout, shape)
+    size, found = bytes_of(kind), RegisterLayout.parse(layout, shape)
     source = READERS[how[0]](side, kind, STEP_BYTES // size, *how[1:])
 
     def body(b: Builder, *values: Any) -> list[LLVM]:
@@ -198,7 +198,7 @@ def take(side: str, kind: str, layout: str, shape: tuple[int, int], how: tuple) 
         return [x for _, parts in read_columns(source, 0, columns_of(found)) for x in parts]
 
     count = EACH[side] * len((rows_of if side == "A" else columns_of)(found))
-    form = Form(source.args, (Operand("x", "i32", count),), body)
+    form = InstructionForm(source.args, (Operand("x", "i32", count),), body)
     return Operation("take", len(source.args), lambda *_: form)
 
 
@@ -226,11 +226,11 @@ def product(kinds: tuple[str, str], layout: str, shape: tuple[int, int], K: int,
     kinds: formats of A and B.  layout, shape: of the accumulator.  a, b: (reader, arguments...).
     start: there is no accumulator, sums begin at 0.  half: instructions of half the k (sm_75).
     """
-    return _Product(kinds, Layout.parse(layout, shape), K, a, b, start, half).operation()
+    return _Product(kinds, RegisterLayout.parse(layout, shape), K, a, b, start, half).operation()
 
 
 class _Product:
-    def __init__(self, kinds: tuple[str, str], layout: Layout, K: int, a: tuple, b: tuple,
+    def __init__(self, kinds: tuple[str, str], layout: RegisterLayout, K: int, a: tuple, b: tuple,
                  start: bool, half: bool):
         self.kinds, self.layout, self.start, self.half = kinds, layout, start, half
         self.A = READERS[a[0]]("A", kinds[0], K, *a[1:])
@@ -248,7 +248,7 @@ class _Product:
         kind = "i32" if self.integer else "f32"
         x = Operand("acc", kind, self.layout.count)  # type: ignore[arg-type]
         args = (*(() if self.start else (x,)), *self.A.args, *self.B.args)
-        form = Form(args, (x,), self.body)
+        form = InstructionForm(args, (x,), self.body)
         return Operation("product_" + "_".join(self.kinds), len(args), lambda *_: form)
 
     def body(self, b: Builder, *values: Any) -> list[LLVM]:

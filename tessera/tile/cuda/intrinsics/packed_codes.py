@@ -16,12 +16,12 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ..instruction import Form, Operand, Operation, one_of
+from ..instruction import InstructionForm, Operand, Operation, one_of
 from ..instruction_names import find_instruction
 
 
 @dataclass(frozen=True)
-class Layout:
+class CodeLayout:
     """Sign bit on top, then exponent and `man` bits of mantissa; exponents are biased."""
 
     bits: int
@@ -29,9 +29,11 @@ class Layout:
     bias: int
 
 
-SOURCES = {"fp4_e2m1": Layout(4, 1, 1), "fp4_e3m0": Layout(4, 0, 3), "fp6_e2m3": Layout(6, 3, 1),
-           "fp6_e3m2": Layout(6, 2, 3), "fp8_e4m3": Layout(8, 3, 7), "fp8_e5m2": Layout(8, 2, 15)}
-TARGETS = {"fp8_e4m3": Layout(8, 3, 7), "f16": Layout(16, 10, 15)}
+SOURCES = {"fp4_e2m1": CodeLayout(4, 1, 1), "fp4_e3m0": CodeLayout(4, 0, 3),
+           "fp6_e2m3": CodeLayout(6, 3, 1),
+           "fp6_e3m2": CodeLayout(6, 2, 3), "fp8_e4m3": CodeLayout(8, 3, 7),
+           "fp8_e5m2": CodeLayout(8, 2, 15)}
+TARGETS = {"fp8_e4m3": CodeLayout(8, 3, 7), "f16": CodeLayout(16, 10, 15)}
 
 
 def factor(source: str, target: str) -> float:
@@ -58,7 +60,7 @@ def place(source: str, target: str) -> Operation:
             lanes = [half for lane in lanes for half in _halves(b, lane)]
         return [_placed(b, lane, layout, wide) for lane in lanes]
 
-    form = Form((Operand("x", "i32"),), (Operand("d", "i32", count),), body)
+    form = InstructionForm((Operand("x", "i32"),), (Operand("d", "i32", count),), body)
     return Operation(f"place_{source}_in_{target}", 1, lambda _: form)
 
 
@@ -68,7 +70,7 @@ def int4() -> Operation:
     def body(b: Any, word: Any) -> Any:
         return [b.shl(lane, b.i32(4)) for lane in _bytes(b, word, 4)]
 
-    form = Form((Operand("x", "i32"),), (Operand("d", "i32", 2),), body)
+    form = InstructionForm((Operand("x", "i32"),), (Operand("d", "i32", 2),), body)
     return Operation("place_int4_in_int8", 1, lambda _: form)
 
 
@@ -93,7 +95,7 @@ def _halves(b: Any, lane: Any) -> list[Any]:
     return [b.call(prmt, lane, b.i32(0), b.i32(selector)) for selector in (0x4140, 0x4342)]
 
 
-def _placed(b: Any, lane: Any, layout: Layout, wide: Layout) -> Any:
+def _placed(b: Any, lane: Any, layout: CodeLayout, wide: CodeLayout) -> Any:
     """In every field of `wide.bits`: the sign to the top, the rest up to the wider mantissa."""
     def everywhere(mask: int) -> Any:
         return b.i32(sum(mask << at for at in range(0, 32, wide.bits)))

@@ -7,13 +7,13 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code, joined
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.intrinsics.tiles import _Access
 from tessera.tile.cuda.ptx import atomics, memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 MOST = 16  # elements of one access
@@ -23,12 +23,12 @@ class _Packed(_Access):
     """Groups of `width` codes; the address given is that of the row, the last argument before the
     draws is the column."""
 
-    def __init__(self, dtype: DType, layout: Layout, axis: int, width: int, guards: Any):
+    def __init__(self, dtype: DType, layout: RegisterLayout, axis: int, width: int, guards: Any):
         self.dtype = dtype
         super().__init__(layout, axis, max(1, width), guards) if axis >= 0 else \
             self._scattered(layout, guards)
 
-    def _scattered(self, layout: Layout, guards: Any) -> None:
+    def _scattered(self, layout: RegisterLayout, guards: Any) -> None:
         """The rows are not an axis of the tile: every element has its own."""
         self.layout, self.axis, self.width, self.guards = layout, -1, 1, tuple(guards)
         self.moving = [a for a in range(len(layout.shape)) if any(b[a] for b in layout.bases)]
@@ -61,7 +61,7 @@ class _Packed(_Access):
 
 def _packed(dtype: str, layout: str, shape: tuple[int, ...], axis: int, width: int,
             guards: tuple[str, ...]) -> _Packed:
-    return _Packed(find_dtype(dtype), Layout.parse(layout, shape), axis, width, guards)
+    return _Packed(find_dtype(dtype), RegisterLayout.parse(layout, shape), axis, width, guards)
 
 
 def _byte(b: Builder, dtype: DType, column: LLVM) -> LLVM:
@@ -107,7 +107,7 @@ def load(dtype: str, layout: str, shape: tuple[int, ...], axis: int, width: int,
                     out[p] = b.select(condition, out[p], fills)
         return out
 
-    form = Form(how.arguments("i64"), (Operand("d", kind, how.layout.count),), body)
+    form = InstructionForm(how.arguments("i64"), (Operand("d", kind, how.layout.count),), body)
     return Operation(f"load_{dtype}", len(form.args), lambda *_: form)
 
 
@@ -167,7 +167,7 @@ def load_each(dtype: str, layout: str, shape: tuple[int, ...], axis: int, width:
                                                               b.const(kind, fill))
         return out
 
-    form = Form(how.arguments("i64"), (Operand("d", kind, how.layout.count),), body)
+    form = InstructionForm(how.arguments("i64"), (Operand("d", kind, how.layout.count),), body)
     return Operation(f"load_each_{dtype}", len(form.args), lambda *_: form)
 
 
@@ -236,7 +236,7 @@ def store(dtype: str, layout: str, shape: tuple[int, ...], axis: int, width: int
 
     args = (Operand("x", kind, how.layout.count), *how.arguments("i64"), *drawn.arguments,
             *([Operand("owner", "i32")] if owner else []))
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation(f"store_{dtype}", len(args), lambda *_: form)
 
 
@@ -269,7 +269,7 @@ def store_each(dtype: str, layout: str, shape: tuple[int, ...], axis: int, width
 
     args = (Operand("x", kind, how.layout.count), *how.arguments("i64"), *drawn.arguments,
             *([Operand("owner", "i32")] if owner else []))
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation(f"store_each_{dtype}", len(args), lambda *_: form)
 
 

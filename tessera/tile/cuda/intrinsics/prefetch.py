@@ -9,7 +9,7 @@ from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.intrinsics.tiles import _Access
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LINE_BYTES = 128
 FAR = 1 << 30  # an extent that no box reaches
@@ -19,7 +19,7 @@ FAR = 1 << 30  # an extent that no box reaches
 def box(layout: str, shape: tuple[int, ...], axis: int, guards: tuple[str, ...],
         owner: bool) -> Operation:
     """(address, strides..., bounds..., lines left of the thread's first [, owner])"""
-    how = _Access(Layout.parse(layout, shape), axis, 1, guards)
+    how = _Access(RegisterLayout.parse(layout, shape), axis, 1, guards)
     args = (*how.arguments("i64"), Operand("lines", "i32"),
             *([Operand("owner", "i32")] if owner else []))
     record = find_instruction("prefetch_L2")

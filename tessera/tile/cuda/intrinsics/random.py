@@ -7,11 +7,11 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Random123's philox.h
@@ -71,7 +71,8 @@ def random_bits(dtype: str) -> Operation:
 
             return [one(i) for i in index] if x.count else one(index)
 
-        return Form((Operand("x", kind, x.count), *KEY), (Operand("d", "i32", x.count),), body)
+        return InstructionForm((Operand("x", kind, x.count), *KEY), (Operand("d", "i32", x.count),),
+                               body)
 
     return Operation("random_bits", 3, rule)
 
@@ -88,7 +89,7 @@ def _wide(b: Builder, index: LLVM, dtype: str) -> LLVM:
 def random_runs(dtype: str, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment of indices, key...) -> their words, where aligned runs of four stand along the last
     axis: registers of one run share a block."""
-    how, last = Layout.parse(layout, shape), len(shape) - 1
+    how, last = RegisterLayout.parse(layout, shape), len(shape) - 1
     by_thread = any(bit and bit[0] == last and bit[1] < 2 for bit in how.threads)
 
     def body(b: Builder, index: list[LLVM], *key: LLVM) -> list[LLVM]:
@@ -139,7 +140,7 @@ def drop(layout: str, shape: tuple[int, ...], kind: str, threshold: int, scale: 
 
     aligned: rows begin at multiples of four, so that four neighbours share one Philox block.
     """
-    how = Layout.parse(layout, shape)
+    how = RegisterLayout.parse(layout, shape)
     column = len(shape) - 1
     by_thread = any(bit and bit[0] == column and bit[1] < 2 for bit in how.threads)
     x = Operand("x", kind, how.count)  # type: ignore[arg-type]

@@ -8,11 +8,11 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.ptx import memory, warp
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.register_layout import Layout, bits_of
+from tessera.tile.ir.register_layout import RegisterLayout, bits_of
 
 CHAINS = 4  # independent partial results, which hide the latency of one operation
 
@@ -35,7 +35,7 @@ def kind_of_tag(tag: str) -> Any:
 def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
          lanes: tuple[int, ...]) -> Operation:
     """(fragment) -> each result's partial value over this warp, in all its lanes."""
-    whole = Layout.parse(layout, shape)
+    whole = RegisterLayout.parse(layout, shape)
     rest, kind, combine = whole.drop(axis), kind_of_tag(tag), combiner(name, tag)
     members = defaultdict(list)
     for i, base in enumerate(whole.bases):
@@ -47,7 +47,8 @@ def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
             out = [combine(b, v, exchanged(b, kind, v, mask)) for v in out]
         return out
 
-    form = Form((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),), body)
+    form = InstructionForm((Operand("x", kind, whole.count),), (Operand("d", kind, rest.count),),
+                           body)
     return Operation(name, 1, lambda _: form)
 
 
@@ -98,7 +99,7 @@ def flat(base: tuple[int, ...], shape: tuple[int, ...]) -> int:
 @functools.cache
 def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment, shared address, condition): elements to their row-major places."""
-    kind, how = kind_of_tag(tag), Layout.parse(layout, shape)
+    kind, how = kind_of_tag(tag), RegisterLayout.parse(layout, shape)
     size = 8 if kind[-2:] == "64" else 4
 
     def body(b: Builder, x: list[Any], at: Any, condition: Any) -> None:
@@ -106,15 +107,16 @@ def put(tag: str, layout: str, shape: tuple[int, ...]) -> Operation:
         for base, v in zip(how.bases, x, strict=True):
             b.call(record, b.add(at, b.i32(size * flat(base, padded(shape)))), v, condition)
 
-    form = Form((Operand("x", kind, how.count), Operand("at", "i32"), Operand("if", "i32")), (),
-                body)
+    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
+                            Operand("if", "i32")), (),
+                           body)
     return Operation("put_parts", 3, lambda *_: form)
 
 
 @functools.cache
 def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) -> Operation:
     """(shared address) -> `count` partial values of each element, combined in order."""
-    kind, how, combine = kind_of_tag(tag), Layout.parse(layout, shape), combiner(name, tag)
+    kind, how, combine = kind_of_tag(tag), RegisterLayout.parse(layout, shape), combiner(name, tag)
     size = 8 if kind[-2:] == "64" else 4
     step = size * prod(padded(shape))
 
@@ -127,5 +129,5 @@ def get(name: str, tag: str, layout: str, shape: tuple[int, ...], count: int) ->
             out.append(functools.reduce(lambda x, y: combine(b, x, y), parts))
         return out
 
-    form = Form((Operand("at", "i32"),), (Operand("d", kind, how.count),), body)
+    form = InstructionForm((Operand("at", "i32"),), (Operand("d", kind, how.count),), body)
     return Operation("get_parts", 1, lambda _: form)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.runtime.flags import LINES, WORDS
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import atomics, memory
 
@@ -42,7 +42,7 @@ def failure(number: int, count: int) -> Operation:
         with b.when(b.compare("==", taken, b.zero(taken))):
             _written(b, at, number, kernel, group, lane, values)
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("report_failure", len(args), lambda *_: form)
 
 
@@ -55,7 +55,7 @@ def line(number: int, count: int) -> Operation:
              *values: Any) -> None:
         printed(b, counter, lines, number, kernel, group, lane, values)
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("print_line", len(args), lambda *_: form)
 
 

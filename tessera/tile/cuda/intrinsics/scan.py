@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.layout_conversion import gathered
 from tessera.tile.cuda.intrinsics.reduce import element_of, exchanged, kind_of_tag
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout, bits_of
+from tessera.tile.ir.register_layout import RegisterLayout, bits_of
 
 LLVM = Any
 Index = tuple[int, ...]
@@ -21,7 +21,7 @@ Index = tuple[int, ...]
 
 # --- what happens in which order --------------------------------------------------------------
 @dataclass(frozen=True)
-class Step:
+class ScanStep:
     """Index bits lo .. hi - 1 of the axis. warps: their thread bits, beyond a warp; none: the bits
     are in registers and lanes."""
 
@@ -30,24 +30,24 @@ class Step:
     warps: tuple[int, ...]
 
 
-def steps_of(layout: Layout, axis: int, lanes: int) -> list[Step]:
+def steps_of(layout: RegisterLayout, axis: int, lanes: int) -> list[ScanStep]:
     """Begins with a step within warps, perhaps of no bits, which makes the first totals.
 
     lanes: the thread bits by which lanes may be exchanged; see Emitter.warp_bits."""
     place = {bit[1]: i for i, bit in enumerate(layout.threads) if bit and bit[0] == axis}
-    steps = [Step(0, 0, ())]
+    steps = [ScanStep(0, 0, ())]
     for bit in range(bits_of(layout.shape[axis])):
         warp = (place[bit],) if place.get(bit, -1) >= lanes else ()
         last = steps[-1]
         if bool(last.warps) == bool(warp):
-            steps[-1] = Step(last.lo, bit + 1, last.warps + warp)
+            steps[-1] = ScanStep(last.lo, bit + 1, last.warps + warp)
         else:
-            steps.append(Step(bit, bit + 1, warp))
+            steps.append(ScanStep(bit, bit + 1, warp))
     return steps
 
 
 @functools.cache
-def blocks(layout: Layout, axis: int, low: int) -> tuple[Index, ...]:
+def blocks(layout: RegisterLayout, axis: int, low: int) -> tuple[Index, ...]:
     """The blocks of 2^low elements that a thread holds parts of: their first register index."""
     return tuple(dict.fromkeys(_block(base, axis, low) for base in layout.bases))
 
@@ -76,7 +76,7 @@ class Slots:
 
 
 @functools.cache
-def slots_of(layout: Layout, axis: int, lanes: int, number: int) -> Slots:
+def slots_of(layout: RegisterLayout, axis: int, lanes: int, number: int) -> Slots:
     step = steps_of(layout, axis, lanes)[number]
     done = {i for i, bit in enumerate(layout.threads)
             if bit is None or (bit[0] == axis and bit[1] < step.lo)}
@@ -99,7 +99,7 @@ def combiner(name: str, tag: str) -> Callable[[Builder, LLVM, LLVM], LLVM]:
 class _State:
     """Values so far, and the totals of blocks of 2^low elements."""
 
-    def __init__(self, layout: Layout, axis: int, values: list[LLVM], low: int,
+    def __init__(self, layout: RegisterLayout, axis: int, values: list[LLVM], low: int,
                  totals: list[LLVM]):
         self.layout, self.axis, self.values, self.low = layout, axis, list(values), low
         self.totals = dict(zip(blocks(layout, axis, low), totals, strict=True))
@@ -135,7 +135,7 @@ def _neutral(name: str, tag: str) -> float:
 def within(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
            lanes: int, number: int) -> Operation:
     """(values, [totals,] thread) -> (values, totals) after a step in registers and lanes."""
-    how, kind, combine = Layout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
+    how, kind, combine = RegisterLayout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
     step = steps_of(how, axis, lanes)[number]
     lane = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == axis}
 
@@ -158,7 +158,7 @@ def within(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     before = Operand("t", kind, len(blocks(how, axis, step.lo)))
     after = Operand("t", kind, len(blocks(how, axis, step.hi)))
     args = (x, before, Operand("thread", "i32")) if number else (x, Operand("thread", "i32"))
-    return Operation(name, len(args), lambda *_: Form(args, (x, after), body))
+    return Operation(name, len(args), lambda *_: InstructionForm(args, (x, after), body))
 
 
 def _register_bit(b: Builder, combine: Any, state: _State, bit: int) -> None:
@@ -187,7 +187,7 @@ def _lane_bit(b: Builder, combine: Any, state: _State, kind: str, lane: int, thr
 def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
         lanes: int, number: int) -> Operation:
     """(totals, shared address, thread): one thread of each block writes its total."""
-    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     slots, size = slots_of(how, axis, lanes, number), 8 if kind[-2:] == "64" else 4
 
     def body(b: Builder, totals: list[LLVM], at: LLVM, thread: LLVM) -> None:
@@ -202,7 +202,7 @@ def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
 
     args = (Operand("t", kind, slots.blocks), Operand("at", "i32"),
             Operand("thread", "i32"))
-    return Operation("put_totals", 3, lambda *_: Form(args, (), body))
+    return Operation("put_totals", 3, lambda *_: InstructionForm(args, (), body))
 
 
 def _place(b: Builder, slots: Slots, thread: LLVM) -> LLVM:
@@ -213,7 +213,7 @@ def _place(b: Builder, slots: Slots, thread: LLVM) -> LLVM:
 def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
            lanes: int, number: int) -> Operation:
     """(values, shared address, thread) -> (values, totals) after a run of warp bits."""
-    how, kind, combine = Layout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
+    how, kind, combine = RegisterLayout.parse(layout, shape), kind_of_tag(tag), combiner(name, tag)
     step, slots = steps_of(how, axis, lanes)[number], slots_of(how, axis, lanes, number)
     size = 8 if kind[-2:] == "64" else 4
 
@@ -236,4 +236,4 @@ def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
     x = Operand("x", kind, how.count)
     args = (x, Operand("at", "i32"), Operand("thread", "i32"))
     results = (x, Operand("t", kind, slots.blocks))
-    return Operation(name, 3, lambda *_: Form(args, results, body))
+    return Operation(name, 3, lambda *_: InstructionForm(args, results, body))

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ....errors import ArgumentError
-from ..instruction import Form, Operand, Operation
+from ..instruction import InstructionForm, Operand, Operation
 
 I32 = Operand("x", "i32")
 # Descriptor code of a swizzle by the bytes of its rows (PTX ISA 9.7.15.5.1, matrix descriptor).
@@ -17,7 +17,7 @@ ROWS_OF_PATTERN = 8
 @functools.cache
 def address(offset_bytes: int = 0) -> Operation:
     """() -> 32-bit shared address of a byte of the kernel's dynamic shared memory."""
-    form = Form((), (I32,), lambda b: b.add(b.shared_base(), b.i32(offset_bytes)))
+    form = InstructionForm((), (I32,), lambda b: b.add(b.shared_base(), b.i32(offset_bytes)))
     return Operation("shared_address", 0, lambda: form)
 
 
@@ -33,12 +33,12 @@ def swizzle(row: int, column_bytes: int, width_bytes: int = 128) -> int:
     return at ^ ((at >> 7) * 16 & (width_bytes - 16))
 
 
-def _swizzled(width_bytes: int) -> Form:
+def _swizzled(width_bytes: int) -> InstructionForm:
     def body(b: Any, at: Any) -> Any:
         line = b.and_(b.lshr(at, b.i32(3)), b.i32(width_bytes - 16))
         return b.xor(at, line)
 
-    return Form((I32,), (I32,), body)
+    return InstructionForm((I32,), (I32,), body)
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def descriptor(lead_bytes: int, stride_bytes: int, swizzle_bytes: int = 128) -> 
         low = b.lshr(b.and_(at, b.i32(0x3FFFF)), b.i32(4))
         return b.or_(b.zext(low, "i64"), b.const("i64", high))
 
-    form = Form((I32,), (Operand("d", "i64"),), body)
+    form = InstructionForm((I32,), (Operand("d", "i64"),), body)
     return Operation("descriptor", 1, lambda _: form)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics import thread_elements
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.intrinsics.tiles import _Access, _kind
 from tessera.tile.cuda.ptx import copy_async, memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 PLACE = (Operand("base", "i32"), Operand("row", "i32"), Operand("column", "i32"))
 
@@ -26,7 +26,8 @@ class SharedAccess(_Access):
     which the columns run.
     """
 
-    def __init__(self, panel: Panel, layout: Layout, axis: int, width: int, guards: Sequence[str],
+    def __init__(self, panel: Panel, layout: RegisterLayout, axis: int, width: int,
+                 guards: Sequence[str],
                  steps: Sequence[int], zeros: int):
         super().__init__(layout, axis, width, guards)
         self.panel, self.steps, self.zeros = panel, tuple(steps), zeros
@@ -64,7 +65,8 @@ class SharedAccess(_Access):
 
 def _shared(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: int,
             guards: tuple[str, ...], steps: tuple[int, ...], zeros: int) -> SharedAccess:
-    return SharedAccess(Panel(*panel), Layout.parse(layout, shape), axis, width, guards, steps,
+    return SharedAccess(Panel(*panel), RegisterLayout.parse(layout, shape), axis, width, guards,
+                        steps,
                         zeros)
 
 
@@ -91,7 +93,8 @@ def load(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: in
                 out[p] = b.select(condition, value, b.const(kind, fill)) if filled else value
         return out
 
-    form = Form(args, (Operand("d", kind, how.layout.count),), body)  # type: ignore[arg-type]
+    form = InstructionForm(args, (Operand("d", kind, how.layout.count),),  # type: ignore[arg-type]
+                           body)
     return Operation("load_shared", len(args), lambda *_: form)
 
 
@@ -151,7 +154,7 @@ def store(panel: tuple, layout: str, shape: tuple[int, ...], axis: int, width: i
         for at, condition, positions in how.accesses(b, rest, first):
             write(b, d, values[0], at, condition, [x[p] for p in positions], hardware)
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("store_shared", len(args), lambda *_: form)
 
 
@@ -179,7 +182,7 @@ def copy(panel: tuple, dtype: str, layout: str, shape: tuple[int, ...], axis: in
             move = _copy_async if how == "async" else _copy_plain
             move(b, place, at, inside, wanted, width * size)
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("copy_to_shared", len(args), lambda *_: form)
 
 

@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.reduce import exchanged, kind_of_tag, padded
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout, bits_of
+from tessera.tile.ir.register_layout import RegisterLayout, bits_of
 
 LLVM = Any
 Key = tuple[LLVM, ...]  # one word, or a 64-bit number and a position
@@ -108,9 +108,9 @@ def _with_pads(b: Builder, name: str, tag: str, descending: bool, x: LLVM, posit
 def in_warp(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]
             ) -> Operation:
     """(fragment, thread part of the position, thread) -> sorted fragment, or positions"""
-    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     last = len(shape) - 1
-    full = Layout((*shape[:-1], padded(shape)[-1]), how.registers, how.threads)
+    full = RegisterLayout((*shape[:-1], padded(shape)[-1]), how.registers, how.threads)
     lane = {bit[1]: i for i, bit in enumerate(how.threads) if bit and bit[0] == last}
     sure = shape[-1] == full.shape[-1]
 
@@ -128,9 +128,9 @@ def in_warp(name: str, tag: str, descending: bool, layout: str, shape: tuple[int
         return [value_of(b, name, tag, descending, keys[base]) for base in how.bases]
 
     result = "i32" if name == "argsort" else kind
-    form = Form((Operand("x", kind, how.count), Operand("at", "i32"),
-                 Operand("thread", "i32")),
-                (Operand("d", result, how.count),), body)  # type: ignore[arg-type]
+    form = InstructionForm((Operand("x", kind, how.count), Operand("at", "i32"),
+                            Operand("thread", "i32")),
+                           (Operand("d", result, how.count),), body)  # type: ignore[arg-type]
     return Operation(name, 3, lambda *_: form)
 
 
@@ -198,11 +198,12 @@ def pad(name: str, tag: str, descending: bool, shape: tuple[int, int]) -> Operat
         key = last_key(b, name, tag, b.and_(i, b.i32(shape[1] - 1)))
         held.write(b, at, i, key, b.compare("<", i, b.i32(held.count)))
 
-    form = Form((Operand("i", "i32"), Operand("at", "i32")), (), body)
+    form = InstructionForm((Operand("i", "i32"), Operand("at", "i32")), (), body)
     return Operation("pad_rows", 2, lambda *_: form)
 
 
-def _elements(b: Builder, how: Layout, parts: Sequence[LLVM]) -> list[tuple[LLVM, LLVM, LLVM]]:
+def _elements(b: Builder, how: RegisterLayout,
+              parts: Sequence[LLVM]) -> list[tuple[LLVM, LLVM, LLVM]]:
     """(number in the padded rows, position, whether it exists) of each register."""
     width, out = padded(how.shape)[-1], []
     for base in how.bases:
@@ -215,7 +216,7 @@ def _elements(b: Builder, how: Layout, parts: Sequence[LLVM]) -> list[tuple[LLVM
     return out
 
 
-def _rows_form(how: Layout, kind: str, first: bool) -> tuple[Operand, ...]:
+def _rows_form(how: RegisterLayout, kind: str, first: bool) -> tuple[Operand, ...]:
     x = (Operand("x", kind, how.count),) if first else ()  # type: ignore[arg-type]
     return (*x, Operand("at", "i32"), *(Operand(f"i{a}", "i32") for a in range(len(how.shape))))
 
@@ -223,7 +224,7 @@ def _rows_form(how: Layout, kind: str, first: bool) -> tuple[Operand, ...]:
 @functools.cache
 def put(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
     """(fragment, address, thread part of each axis' index...)"""
-    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
 
     def body(b: Builder, x: list[LLVM], at: LLVM, *parts: LLVM) -> None:
@@ -231,13 +232,13 @@ def put(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ..
             held.write(b, at, i, key_of(b, name, tag, descending, value, position), inside)
 
     args = _rows_form(how, kind, True)
-    return Operation("put_rows", len(args), lambda *_: Form(args, (), body))
+    return Operation("put_rows", len(args), lambda *_: InstructionForm(args, (), body))
 
 
 @functools.cache
 def get(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ...]) -> Operation:
     """(address, thread part of each axis' index...) -> fragment"""
-    how, kind = Layout.parse(layout, shape), kind_of_tag(tag)
+    how, kind = RegisterLayout.parse(layout, shape), kind_of_tag(tag)
     held = _Memory(name, tag, prod(shape[:-1]) * padded(shape)[-1])
 
     def body(b: Builder, at: LLVM, *parts: LLVM) -> list[LLVM]:
@@ -249,7 +250,7 @@ def get(name: str, tag: str, descending: bool, layout: str, shape: tuple[int, ..
 
     args = _rows_form(how, kind, False)
     result = Operand("d", "i32" if name == "argsort" else kind, how.count)
-    return Operation("get_rows", len(args), lambda *_: Form(args, (result,), body))
+    return Operation("get_rows", len(args), lambda *_: InstructionForm(args, (result,), body))
 
 
 @functools.cache
@@ -272,5 +273,6 @@ def step(name: str, tag: str, descending: bool, shape: tuple[int, int]) -> Opera
         held.write(b, at, low, y, swap)
         held.write(b, at, high, x, swap)
 
-    form = Form(tuple(Operand(n, "i32") for n in ("pair", "at", "size", "stride")), (), body)
+    form = InstructionForm(tuple(Operand(n, "i32") for n in ("pair", "at", "size", "stride")), (),
+                           body)
     return Operation("sort_step", 4, lambda *_: form)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import decode_field, encode_code
 from tessera.tile.cuda.intrinsics.swizzle import Panel
@@ -22,7 +22,7 @@ IF, RANDOM = Operand("if", "i32"), Operand("random", "i32")
 def operation(name: str, args: tuple[Operand, ...], results: tuple[Operand, ...],
               body: Any) -> Operation:
     """An intrinsic with one form."""
-    form = Form(args, results, body)
+    form = InstructionForm(args, results, body)
     return Operation(name, len(args), lambda *_: form)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode
 from tessera.tile.cuda.intrinsics.matmul import round_tf32
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 LLVM = Any
 
@@ -67,7 +67,7 @@ def product(kind: str, layout: str, shape: tuple[int, int], step: int, a: tuple,
 
     a, b: (panel, deep, zeros, clamped, width, unsigned, rounded).
     """
-    bases = Layout.parse(layout, shape).bases
+    bases = RegisterLayout.parse(layout, shape).bases
     left, right = _Side(kind, *a), _Side(kind, *b)
     x = Operand("sums", kind, len(bases))  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def product(kind: str, layout: str, shape: tuple[int, int], step: int, a: tuple,
                 out[i] = _add(b, out[i], A[m, k], B[n, k])
         return out
 
-    form = Form((x, *PLACE, *PLACE), (x,), body)
+    form = InstructionForm((x, *PLACE, *PLACE), (x,), body)
     return Operation("multiply_add", 7, lambda *_: form)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.intrinsics.formats import access, decode, encode
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.ptx import memory
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 
 def _kind(dtype_name: str) -> str:
@@ -33,7 +33,7 @@ class _Access:
     guards: per axis '' (none), 'left' (b < n) or 'at' (0 <= start + b < extent).
     """
 
-    def __init__(self, layout: Layout, axis: int, width: int, guards: Sequence[str]):
+    def __init__(self, layout: RegisterLayout, axis: int, width: int, guards: Sequence[str]):
         self.layout, self.axis, self.width, self.guards = layout, axis, width, tuple(guards)
         self.moving = [a for a in range(len(layout.shape)) if a != axis
                        and any(base[a] for base in layout.bases)]
@@ -98,7 +98,7 @@ class _Access:
 
 def _access(layout: str, shape: tuple[int, ...], axis: int, width: int,
             guards: tuple[str, ...]) -> _Access:
-    return _Access(Layout.parse(layout, shape), axis, width, guards)
+    return _Access(RegisterLayout.parse(layout, shape), axis, width, guards)
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def load(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int,
                 out[p] = b.select(condition, value, fills) if guarded and fill != 0 else value
         return out
 
-    form = Form(args, (Operand("d", kind, how.layout.count),), body)  # type: ignore[arg-type]
+    form = InstructionForm(args, (Operand("d", kind, how.layout.count),), body)  # type: ignore[arg-type]
     return Operation(f"load_{dtype}", len(args), lambda *_: form)
 
 
@@ -159,7 +159,7 @@ def store(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int
             b.call(record, at, words if len(words) > 1 else words[0],
                    *([b.to_int(condition)] if guarded else []))
 
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation(f"store_{dtype}", len(args), lambda *_: form)
 
 
@@ -174,7 +174,7 @@ def near() -> Operation:
         x = b.select(b.compare("<", x, low), low, x)
         return b.trunc(b.select(b.compare(">", x, high), high, x), "i32")
 
-    form = Form((Operand("x", "i64"),), (Operand("d", "i32"),), body)
+    form = InstructionForm((Operand("x", "i64"),), (Operand("d", "i32"),), body)
     return Operation("near", 1, lambda _: form)
 
 
@@ -182,7 +182,7 @@ def near() -> Operation:
 @functools.cache
 def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float) -> Operation:
     """(fragment, left) -> elements whose base along `axis` is below `left`; `fill` elsewhere."""
-    bases = Layout.parse(layout, shape).bases
+    bases = RegisterLayout.parse(layout, shape).bases
     x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
 
     def body(b: Builder, values: list[Any], left: Any) -> list[Any]:
@@ -191,7 +191,7 @@ def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float)
         return [b.select(test(base[axis]), v, other)
                 for base, v in zip(bases, values, strict=True)]
 
-    form = Form((x, Operand("left", "i32")), (x,), body)
+    form = InstructionForm((x, Operand("left", "i32")), (x,), body)
     return Operation("mask", 2, lambda *_: form)
 
 
@@ -199,7 +199,7 @@ def mask(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float)
 def mask_between(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill: float
                  ) -> Operation:
     """(fragment, first, left) -> as mask, and `fill` also where the base is below `first`."""
-    bases = Layout.parse(layout, shape).bases
+    bases = RegisterLayout.parse(layout, shape).bases
     x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
 
     def body(b: Builder, values: list[Any], first: Any, left: Any) -> list[Any]:
@@ -209,14 +209,14 @@ def mask_between(layout: str, shape: tuple[int, ...], axis: int, kind: str, fill
         return [b.select(above(base[axis]), other, b.select(below(base[axis]), v, other))
                 for base, v in zip(bases, values, strict=True)]
 
-    form = Form((x, Operand("first", "i32"), Operand("left", "i32")), (x,), body)
+    form = InstructionForm((x, Operand("first", "i32"), Operand("left", "i32")), (x,), body)
     return Operation("mask_between", 3, lambda *_: form)
 
 
 @functools.cache
 def positions(layout: str, shape: tuple[int, ...], axis: int) -> Operation:
     """(thread part) -> the index along `axis` of each register."""
-    bases = Layout.parse(layout, shape).bases
-    form = Form((Operand("at", "i32"),), (Operand("d", "i32", len(bases)),),
-                lambda b, at: [b.add(at, b.i32(base[axis])) for base in bases])
+    bases = RegisterLayout.parse(layout, shape).bases
+    form = InstructionForm((Operand("at", "i32"),), (Operand("d", "i32", len(bases)),),
+                           lambda b, at: [b.add(at, b.i32(base[axis])) for base in bases])
     return Operation("positions", 1, lambda _: form)

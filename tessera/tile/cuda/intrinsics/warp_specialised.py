@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
-from tessera.tile.cuda.instruction import Form, Kind, Operand, Operation
+from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import encode_half
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
-from tessera.tile.ir.register_layout import Layout
+from tessera.tile.ir.register_layout import RegisterLayout
 
 FLT_MAX = 3.4028234663852886e38
 BARRIER_BYTES = 8
@@ -40,7 +40,7 @@ def ring_init(slots: int, barriers: int, arrivals: int) -> Operation:
             at = b.add(b.shared_base(), b.i32(barriers + BARRIER_BYTES * i))
             b.call(find_instruction("mbarrier_init"), at, b.i32(1 if i < slots else arrivals))
 
-    return Operation("ring_init", 0, lambda: Form((), (), body))
+    return Operation("ring_init", 0, lambda: InstructionForm((), (), body))
 
 
 @functools.cache
@@ -51,7 +51,8 @@ def ring_next(slots: int) -> Operation:
         wrapped = b.compare("==", after, b.i32(slots))
         return [b.select(wrapped, b.i32(0), after), b.xor(phase, b.to_int(wrapped))]
 
-    form = Form(operands(slot="i32", phase="i32"), operands(next="i32", parity="i32"), body)
+    form = InstructionForm(operands(slot="i32", phase="i32"), operands(next="i32", parity="i32"),
+                           body)
     return Operation("ring_next", 2, lambda *_: form)
 
 
@@ -64,7 +65,7 @@ def ring_acquire(slots: int, barriers: int, copied_bytes: int) -> Operation:
         b.call(find_instruction("mbarrier_arrive_expect"), _barrier(b, barriers, slot),
                b.i32(copied_bytes))
 
-    form = Form(operands(slot="i32", phase="i32"), (), body)
+    form = InstructionForm(operands(slot="i32", phase="i32"), (), body)
     return Operation("ring_acquire", 2, lambda *_: form)
 
 
@@ -80,7 +81,7 @@ def ring_copy(rank: int, offset: int, slot_bytes: int, barriers: int, panels: in
 
     args = (Operand("slot", "i32"), Operand("map", "i64"),
             *(Operand(f"c{i}", "i32") for i in range(rank)))
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("ring_copy", len(args), lambda *_: form)
 
 
@@ -91,7 +92,7 @@ def ring_wait(barriers: int) -> Operation:
         b.call(find_instruction("mbarrier_wait"), _barrier(b, barriers, slot), phase)
         return slot
 
-    form = Form(operands(slot="i32", phase="i32"), operands(d="i32"), body)
+    form = InstructionForm(operands(slot="i32", phase="i32"), operands(d="i32"), body)
     return Operation("ring_wait", 2, lambda *_: form)
 
 
@@ -104,7 +105,7 @@ def ring_release(slots: int, barriers: int, maybe: bool) -> Operation:
         b.call(find_instruction("mbarrier_arrive_if"),
                _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
 
-    form = Form(operands(slot="i32", lead="i32"), (), body)
+    form = InstructionForm(operands(slot="i32", lead="i32"), (), body)
     return Operation("ring_release", 2, lambda *_: form)
 
 
@@ -124,7 +125,7 @@ def mail_put(slots: int, barriers: int) -> Operation:
         b.call(memory.st("shared", "b32"), _letter(b, slots, barriers, slot), number)
         b.call(find_instruction("mbarrier_arrive"), _barrier(b, barriers, slot))
 
-    form = Form(operands(slot="i32", phase="i32", number="i32"), (), body)
+    form = InstructionForm(operands(slot="i32", phase="i32", number="i32"), (), body)
     return Operation("mail_put", 3, lambda *_: form)
 
 
@@ -139,7 +140,7 @@ def mail_get(slots: int, barriers: int) -> Operation:
                _barrier(b, barriers + BARRIER_BYTES * slots, slot), lead)
         return b.call(warp.shfl("idx"), number, b.i32(0))  # known to be the same in the warp
 
-    form = Form(operands(slot="i32", phase="i32", lead="i32"), operands(d="i32"), body)
+    form = InstructionForm(operands(slot="i32", phase="i32", lead="i32"), operands(d="i32"), body)
     return Operation("mail_get", 3, lambda *_: form)
 
 
@@ -157,7 +158,8 @@ def next_tile() -> Operation:
                last)
         return b.add(taken, blocks)
 
-    form = Form(operands(counter="i64", blocks="i32", tiles="i32"), operands(d="i32"), body)
+    form = InstructionForm(operands(counter="i64", blocks="i32", tiles="i32"), operands(d="i32"),
+                           body)
     return Operation("next_tile", 3, lambda *_: form)
 
 
@@ -174,7 +176,7 @@ def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Opera
         low = b.lshr(b.and_(at, b.i32(0x3FFFF)), b.i32(4))
         return b.or_(b.zext(low, "i64"), b.const("i64", high))
 
-    form = Form(operands(slot="i32", group="i32"), operands(d="i64"), body)
+    form = InstructionForm(operands(slot="i32", group="i32"), operands(d="i64"), body)
     return Operation("describe", 2, lambda *_: form)
 
 
@@ -201,7 +203,8 @@ def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Oper
         b.call(find_instruction("sync_warp"), b.i32(-1))
         return out
 
-    form = Form(operands(slot="i32", thread="i32"), (Operand("d", "i32", row_bytes // 8),), body)
+    form = InstructionForm(operands(slot="i32", thread="i32"),
+                           (Operand("d", "i32", row_bytes // 8),), body)
     return Operation("hold", 2, lambda *_: form)
 
 
@@ -209,18 +212,19 @@ def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Oper
 @functools.cache
 def lane_sum(layout: str, shape: tuple[int, int]) -> Operation:
     """(fragment) -> the sums of this lane's part of its rows, each as one chain."""
-    whole = Layout.parse(layout, shape)
+    whole = RegisterLayout.parse(layout, shape)
     rest = whole.drop(1)
     rows = rows_of(whole)
 
     def body(b: Builder, x: list[Any]) -> list[Any]:
         return [functools.reduce(b.fadd, [x[i] for i in rows[base[0]]]) for base in rest.bases]
 
-    form = Form((Operand("x", "f32", whole.count),), (Operand("d", "f32", rest.count),), body)
+    form = InstructionForm((Operand("x", "f32", whole.count),), (Operand("d", "f32", rest.count),),
+                           body)
     return Operation("lane_sum", 1, lambda _: form)
 
 
-def rows_of(layout: Layout) -> dict[int, list[int]]:
+def rows_of(layout: RegisterLayout) -> dict[int, list[int]]:
     """Row -> the positions of its registers."""
     rows: dict[int, list[int]] = defaultdict(list)
     for i, base in enumerate(layout.bases):
@@ -237,7 +241,7 @@ def quad_sum(count: int) -> Operation:
         return x
 
     part = (Operand("x", "f32", count),)
-    form = Form(part, (Operand("d", "f32", count),), body)
+    form = InstructionForm(part, (Operand("d", "f32", count),), body)
     return Operation("quad_sum", 1, lambda _: form)
 
 
@@ -248,7 +252,7 @@ def any_differs(count: int, value: float) -> Operation:
         found = functools.reduce(b.or_, [b.compare("!=", v, b.const("f32", value)) for v in x])
         return b.call(find_instruction("vote_any"), b.to_int(found))
 
-    form = Form((Operand("x", "f32", count),), operands(d="i32"), body)
+    form = InstructionForm((Operand("x", "f32", count),), operands(d="i32"), body)
     return Operation("any_differs", 1, lambda _: form)
 
 
@@ -256,7 +260,7 @@ def any_differs(count: int, value: float) -> Operation:
 def pin(layout: str, shape: tuple[int, int], registers: int, offset: int) -> Operation:
     """(fragment): a store of the sum of its first registers that never happens, for the sum is not
     FLT_MAX, which the assembler cannot know (it deletes a test of `sum < 0`)."""
-    whole = Layout.parse(layout, shape)
+    whole = RegisterLayout.parse(layout, shape)
     rows = rows_of(whole)
 
     def body(b: Builder, x: list[Any]) -> None:
@@ -267,7 +271,7 @@ def pin(layout: str, shape: tuple[int, int], registers: int, offset: int) -> Ope
         b.call(memory.st("shared", "f32", guarded=True), at, total,
                b.to_int(b.compare("==", total, b.const("f32", FLT_MAX))))
 
-    form = Form((Operand("x", "f32", whole.count),), (), body)
+    form = InstructionForm((Operand("x", "f32", whole.count),), (), body)
     return Operation("pin", 1, lambda _: form)
 
 
@@ -283,7 +287,7 @@ def quotient(rows: tuple[int, ...], count: int) -> Operation:
                          b.fmul(v, inverse[i])) for v, i in zip(x, rows, strict=True)]
 
     args = (Operand("x", "f32", len(rows)), Operand("y", "f32", count))
-    form = Form(args, (Operand("d", "f32", len(rows)),), body)
+    form = InstructionForm(args, (Operand("d", "f32", len(rows)),), body)
     return Operation("quotient", 2, lambda *_: form)
 
 
@@ -299,7 +303,7 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
     The packing instruction makes a NaN of its own. So what is stored is summed up, which costs less
     than mending it, and a warp that met a NaN stores once more with NaN as casts make it.
     """
-    whole = Layout.parse(layout, shape)
+    whole = RegisterLayout.parse(layout, shape)
     pack, add = find_instruction(f"pack_{dtype}_rn"), find_instruction(f"add_{dtype}x2")
     names = {"at": "i64", "pitch": "i64", "quad": "i32", "rows": "i32", "columns": "i32"}
 
@@ -334,7 +338,7 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
 
     args = (Operand("x", "f32", whole.count),
             *(Operand(n, k) for n, k in names.items()))  # type: ignore[arg-type]
-    form = Form(args, (), body)
+    form = InstructionForm(args, (), body)
     return Operation("store_quads", len(args), lambda *_: form)
 
 
@@ -389,5 +393,5 @@ def tile_order(order: tuple[int, ...], outer: int, reversed: int | None) -> Oper
         return [at[a] for a in range(rank)] if rank > 1 else at[0]
 
     args = (*operands(tile="i32", raster="i32"), *(Operand(f"n{a}", "i32") for a in range(rank)))
-    form = Form(args, tuple(Operand(f"at{a}", "i32") for a in range(rank)), body)
+    form = InstructionForm(args, tuple(Operand(f"at{a}", "i32") for a in range(rank)), body)
     return Operation("tile_order", rank + 2, lambda *_: form)

@@ -24,17 +24,23 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     definitions,
     walk,
 )
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.register_layout import Layout, accumulator, bits_of, blocked, warps_over
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.register_layout import (
+    RegisterLayout,
+    accumulator,
+    bits_of,
+    blocked,
+    warps_over,
+)
+from tessera.tile.ir.types import TileType
 
 ACCESS_BYTES = 16  # of one lane at once
-Relabel = Callable[[Layout], Layout | None]
+Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,15 @@ class Hint:
 
 
 def assign_layouts(function: Function, hint: Hint,
-                   given: dict[Value, Layout] | None = None) -> Function:
+                   given: dict[SSAValue, RegisterLayout] | None = None) -> Function:
     """The function with a layout in each tile's type and `convert_layout` where they differ.
 
     given: layouts that are already fixed, for example those of a warp-specialised pipeline.
     """
     chosen = _Chooser(function, hint).run(given or {})
     types = definitions(function)
-    table = {v: replace(t, layout=chosen[v].text) for v, t in types.items() if isinstance(t, Tile)}
+    table = {v: replace(t, layout=chosen[v].text) for v,
+             t in types.items() if isinstance(t, TileType)}
     return _Rewriter(function, table, chosen).run()
 
 
@@ -64,7 +71,7 @@ class _Chooser:
     def __init__(self, function: Function, hint: Hint):
         self.function, self.hint = function, hint
         self.types = definitions(function)
-        self.links: dict[Value, list[tuple[Value, Relabel]]] = defaultdict(list)
+        self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
             for a, b, there, back in _relations(node, self.types):
                 if there:
@@ -72,18 +79,18 @@ class _Chooser:
                 if back:
                     self.links[b].append((a, back))
 
-    def tile(self, x: Operand) -> Tile | None:
-        t = self.types.get(x) if isinstance(x, Value) else None
-        return t if isinstance(t, Tile) else None
+    def tile(self, x: Operand) -> TileType | None:
+        t = self.types.get(x) if isinstance(x, SSAValue) else None
+        return t if isinstance(t, TileType) else None
 
-    def run(self, given: dict[Value, Layout]) -> dict[Value, Layout]:
-        self.chosen: dict[Value, Layout] = {}
+    def run(self, given: dict[SSAValue, RegisterLayout]) -> dict[SSAValue, RegisterLayout]:
+        self.chosen: dict[SSAValue, RegisterLayout] = {}
         for value, layout in (*given.items(), *self.anchors()):
             if value not in self.chosen:
                 self.settle(value, layout)
         return self.chosen
 
-    def settle(self, value: Value, layout: Layout) -> None:
+    def settle(self, value: SSAValue, layout: RegisterLayout) -> None:
         """Fixes a value's layout and what follows from it."""
         work = [(value, layout)]
         while work:
@@ -95,13 +102,14 @@ class _Chooser:
                 if other not in self.chosen and (made := relabel(layout)) is not None:
                     work.append((other, made))
 
-    def anchors(self) -> Iterator[tuple[Value, Layout]]:
+    def anchors(self) -> Iterator[tuple[SSAValue, RegisterLayout]]:
         """Values with the layout that suits them, the most important first."""
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
         for op in nodes:
             if op.name == "matmul" and self.hint.threads >= 32 and not self.by_threads(op):
                 yield op.outs[0].value, self.product(op)
-        memory: list[tuple[bool, int, Value, int, int | None]] = []  # said by the user, size, ...
+        memory: list[tuple[bool, int, SSAValue, int,
+                           int | None]] = []  # said by the user, size, ...
         for op in nodes:
             value = op.outs[0].value if op.name in ("load_tile", "gather") else op.args[1] \
                 if op.name in ("store_tile", "atomic_tile") or OPS[op.name].positions else None
@@ -112,7 +120,7 @@ class _Chooser:
                                bits, said or self.hint.vector))
         for *_, value, bits, vector in sorted(memory, key=lambda m: m[:2], reverse=True):
             yield value, self.in_memory(value, bits, vector)
-        for value in sorted((v for v, t in self.types.items() if isinstance(t, Tile)),
+        for value in sorted((v for v, t in self.types.items() if isinstance(t, TileType)),
                             key=lambda v: -prod(self.types[v].shape)):  # type: ignore[union-attr]
             yield value, self.in_memory(value, self.types[value].dtype.bits)
 
@@ -123,14 +131,14 @@ class _Chooser:
         a, b = (self.types[x] for x in op.args[:2])  # type: ignore[index]
         return tensor_core_type(a.dtype, b.dtype, op.attr) is None
 
-    def product(self, op: Op) -> Layout:
+    def product(self, op: Op) -> RegisterLayout:
         rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]
         shape = (rows, columns)
         warps = max(1, self.hint.threads // 32)
         down, across = (warps, 1) if self.hint.down_only else split_warps(shape, warps)
         return accumulator(shape, warps_over(shape, down, across))
 
-    def in_memory(self, value: Value, bits: int, vector: int | None = None) -> Layout:
+    def in_memory(self, value: SSAValue, bits: int, vector: int | None = None) -> RegisterLayout:
         """16 bytes a lane along the last axis, fewer when the tile is small; or as many as are
         asked for: `vector`.
 
@@ -152,11 +160,11 @@ def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
                                        shape[0] / c[0] + shape[1] / c[1]))
 
 
-def _relations(node: Node, types: dict) -> Iterator[tuple[Value, Value, Relabel | None,
+def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Relabel | None,
                                                           Relabel | None]]:
     """(a, b, a's layout -> b's, b's -> a's)"""
     def tile(x: Operand) -> bool:
-        return isinstance(x, Value) and isinstance(types.get(x), Tile)
+        return isinstance(x, SSAValue) and isinstance(types.get(x), TileType)
 
     if not isinstance(node, Op):
         yield from _ties(node, tile)
@@ -208,7 +216,7 @@ def is_elementwise(op: Op) -> bool:
     return record.family == "elementwise" or record.layouts == "same"
 
 
-def index_layout(op: Op, layout: Layout, index: tuple[int, ...]) -> Layout:
+def index_layout(op: Op, layout: RegisterLayout, index: tuple[int, ...]) -> RegisterLayout:
     """The layout in which a gather or scatter of a tile in this one reads its positions."""
     from tessera.tile.ops.indexed import shape_of
 
@@ -219,11 +227,11 @@ def index_layout(op: Op, layout: Layout, index: tuple[int, ...]) -> Layout:
     return layout
 
 
-def _same(layout: Layout) -> Layout:
+def _same(layout: RegisterLayout) -> RegisterLayout:
     return layout
 
 
-def _shrunk(shape: tuple[int, ...], layout: Layout) -> Layout:
+def _shrunk(shape: tuple[int, ...], layout: RegisterLayout) -> RegisterLayout:
     return layout.shrunk(shape)
 
 
@@ -243,7 +251,8 @@ def _ties(node: For | While | If, tile: Callable) -> Iterator[tuple]:
 class _Rewriter:
     """Puts the types in, and conversions in front of readers that want another layout."""
 
-    def __init__(self, function: Function, types: dict[Value, Tile], chosen: dict[Value, Layout]):
+    def __init__(self, function: Function, types: dict[SSAValue, TileType],
+                 chosen: dict[SSAValue, RegisterLayout]):
         self.function, self.types, self.chosen = function, types, chosen
         self.names = Names.of(function)
 
@@ -255,7 +264,7 @@ class _Rewriter:
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         out: list[Node] = []
-        ready: dict[tuple[Value, str], Value] = {}
+        ready: dict[tuple[SSAValue, str], SSAValue] = {}
         for node in nodes:
             if isinstance(node, Op):
                 self.op(node, out, ready)
@@ -263,9 +272,10 @@ class _Rewriter:
                 out.append(self.nested(node, out, ready))
         return tuple(out)
 
-    def want(self, x: Operand, layout: Layout | None, out: list[Node], ready: dict) -> Operand:
+    def want(self, x: Operand, layout: RegisterLayout | None, out: list[Node],
+             ready: dict) -> Operand:
         """x in a layout; what converts it is added to `out`."""
-        if layout is None or not isinstance(x, Value) or self.chosen[x] == layout:
+        if layout is None or not isinstance(x, SSAValue) or self.chosen[x] == layout:
             return x
         key = (x, layout.text)
         if key not in ready:
@@ -284,20 +294,20 @@ class _Rewriter:
             out.append(op)
             return
         (d,) = op.outs
-        assert isinstance(d.type, Tile)
+        assert isinstance(d.type, TileType)
         first = Def(self.names.fresh(d.value.name), replace(d.type, layout=natural.text))
         self.types[first.value], self.chosen[first.value] = first.type, natural  # type: ignore
         out += [replace(op, outs=(first,)), Op("convert_layout", (first.value,), (d,))]
 
-    def natural(self, op: Op) -> Layout | None:
+    def natural(self, op: Op) -> RegisterLayout | None:
         """The layout that a reduction's result has by itself; None for ops that follow theirs."""
         if OPS[op.name].layouts != "reduced" or op.outs[0].value not in self.chosen:
             return None
         return self.chosen[op.args[0]].drop(op.attr["axis"])  # type: ignore[index]
 
-    def wanted(self, op: Op, x: Operand) -> Layout | None:
+    def wanted(self, op: Op, x: Operand) -> RegisterLayout | None:
         """The layout that an op reads x in; None when any is right."""
-        if not isinstance(x, Value) or x not in self.types:
+        if not isinstance(x, SSAValue) or x not in self.types:
             return None
         result = self.chosen.get(op.outs[0].value) if op.outs else None
         record = OPS[op.name]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from tessera.numerics import i32
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.find_staged_loads import Feed
-from tessera.tile.ir.ir import Const, Def, For, Node, Op, Operand, Value
-from tessera.tile.ir.types import Buffer, Tile
+from tessera.tile.ir.ir import Const, Def, For, Node, Op, Operand, SSAValue
+from tessera.tile.ir.types import Buffer, TileType
 
 if TYPE_CHECKING:
     from tessera.tile.cuda.lower.stage_loads import _Stager
@@ -28,7 +28,7 @@ STEP_BITS = 256  # of k in one instruction of the tensor cores
 
 
 @dataclass(frozen=True)
-class Plan:
+class FragmentPlan:
     """op: the product.  a, b: its operands' feeds, each with whether it is read transposed.
 
     formats: of the tensor cores.  steps: instructions along k.  sums: the loop's accumulator and
@@ -40,7 +40,7 @@ class Plan:
     b: tuple[Feed, bool]
     formats: tuple[str, str]
     steps: int
-    sums: tuple[Value, Value]
+    sums: tuple[SSAValue, SSAValue]
 
     @property
     def depth(self) -> int:
@@ -48,7 +48,7 @@ class Plan:
         return STEP_BITS // self.a[0].dtype.bits
 
 
-def plan(stager: _Stager, node: For, feeds: list[Feed]) -> Plan | None:
+def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
     """How to carry a ring's fragments; None where its loop is of another form."""
     products = [n for n in node.body if isinstance(n, Op) and n.name == "matmul"]
     if len(products) != 1 or len(products[0].args) != 3 or len(feeds) != 2:
@@ -59,22 +59,22 @@ def plan(stager: _Stager, node: For, feeds: list[Feed]) -> Plan | None:
     if a is None or b is None or a[0] is b[0] or any(f.users != {id(op)} for f in feeds):
         return None
     x, y = (stager.types[v] for v in op.args[:2])  # type: ignore[index]
-    assert isinstance(x, Tile) and isinstance(y, Tile)
+    assert isinstance(x, TileType) and isinstance(y, TileType)
     formats = format_of(x.dtype, y.dtype, op.attr, stager.target)
     bits = x.shape[1] * x.dtype.bits
     # The tensor cores lose bits of long sums of fp8: those are begun anew inside of a product.
     plain = formats is not None and not formats[0].startswith("e") and op.attr["dtype"].bits >= 32
     sums = next(((d.value, v) for d, v in zip(node.carried, node.inits, strict=True)
-                 if d.value == op.args[2] and isinstance(v, Value)), None)
+                 if d.value == op.args[2] and isinstance(v, SSAValue)), None)
     if not plain or formats is None or bits % STEP_BITS or bits < 2 * STEP_BITS or sums is None:
         return None
-    return Plan(op, a, b, formats, bits // STEP_BITS, sums)
+    return FragmentPlan(op, a, b, formats, bits // STEP_BITS, sums)
 
 
 def _fed(node: For, feeds: list[Feed], x: Operand) -> tuple[Feed, bool] | None:
     """The feed that an operand is, and whether it is read otherwise than it lies."""
     turned, made = False, {d.value: n for n in node.body if isinstance(n, Op) for d in n.outs}
-    while isinstance(x, Value) and x in made and made[x].name == "transpose":
+    while isinstance(x, SSAValue) and x in made and made[x].name == "transpose":
         x, turned = made[x].args[0], not turned
     return next(((f, f.turned != turned) for f in feeds if f.value == x), None)
 
@@ -82,7 +82,7 @@ def _fed(node: For, feeds: list[Feed], x: Operand) -> tuple[Feed, bool] | None:
 class Carrier:
     """Builds such a loop with the stager's means."""
 
-    def __init__(self, stager: _Stager, node: For, feeds: list[Feed], plan: Plan):
+    def __init__(self, stager: _Stager, node: For, feeds: list[Feed], plan: FragmentPlan):
         self.stager, self.node, self.feeds, self.plan = stager, node, feeds, plan
         self.buffers = {f.value: stager.buffer(f, stager.stages) for f in feeds}
         self.heads: list[Operand] = []  # of the turn that comes
@@ -135,7 +135,7 @@ class Carrier:
         each = self.plan.steps - 1
         return [f for i, f in enumerate(self.feeds) if i * each // len(self.feeds) == step]
 
-    def arrived(self, out: list[Node], slot: Operand, sums: Value) -> tuple[Value, Value]:
+    def arrived(self, out: list[Node], slot: Operand, sums: SSAValue) -> tuple[SSAValue, SSAValue]:
         """The first operands of the turn that lies in a slot, once its copies are there."""
         s = self.stager
         s.act(out, "cp_wait_group", pending=s.stages - 2)
@@ -143,12 +143,12 @@ class Carrier:
         places = [self.staged(out, f, slot) for f, _ in (self.plan.a, self.plan.b)]
         return self.taken(out, places, 0, sums)
 
-    def staged(self, out: list[Node], feed: Feed, slot: Operand) -> Value:
+    def staged(self, out: list[Node], feed: Feed, slot: Operand) -> SSAValue:
         return self.stager.op(out, "stage", (self.buffers[feed.value], slot), feed.tensor.name,
                               Buffer(feed.dtype, feed.shape, "shared", 1, "chunks", 128))
 
-    def taken(self, out: list[Node], places: list[Value], step: int,
-              sums: Value) -> tuple[Value, Value]:
+    def taken(self, out: list[Node], places: list[SSAValue], step: int,
+              sums: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Both operands of a step of k in registers."""
         s, plan, depth = self.stager, self.plan, self.plan.depth
         found = []
@@ -158,7 +158,7 @@ class Carrier:
                          step * depth, depth)
             shape = s.made[box].shape
             found.append(s.op(out, "take_operand", (box, sums), f"{side}_ahead",
-                              Tile(feed.dtype, shape), side=side, format=kind))
+                              TileType(feed.dtype, shape), side=side, format=kind))
         return found[0], found[1]
 
     def copies(self, out: list[Node], at: Operand, slot: Operand, feeds: list[Feed]) -> None:
@@ -168,4 +168,4 @@ class Carrier:
             self.stager.copy_turn(out, self.node, feeds, self.buffers, at, slot, inside)
 
 
-__all__ = ["Carrier", "Plan", "plan"]
+__all__ = ["Carrier", "FragmentPlan", "plan"]

@@ -16,12 +16,12 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     definitions,
     regions,
     walk,
 )
-from tessera.tile.ir.types import Tensor, View
+from tessera.tile.ir.types import GlobalTensor, View
 
 WRITES = ("store", "atomic")
 # Where the user copies by himself, groups of ours would take in what his barriers complete.
@@ -35,9 +35,9 @@ class Feed:
     ahead: whether the loop around it may copy it turns ahead.  users: id() of the products.
     """
 
-    value: Value
-    tensor: Value
-    view: Value
+    value: SSAValue
+    tensor: SSAValue
+    view: SSAValue
     turned: bool
     dtype: DType
     shape: tuple[int, ...]
@@ -61,8 +61,8 @@ class _Finder:
     def __init__(self, function: Function, target: Target, overlapping: bool):
         self.function, self.target, self.overlapping = function, target, overlapping
         self.types = definitions(function)
-        self.made: dict[Value, Op] = {}
-        self.users: dict[Value, list[tuple[Node, int]]] = {}
+        self.made: dict[SSAValue, Op] = {}
+        self.users: dict[SSAValue, list[tuple[Node, int]]] = {}
         self.around: dict[int, tuple[Node, ...]] = {}  # loops and branches, outermost first
         self.scan(function.body, ())
 
@@ -72,7 +72,7 @@ class _Finder:
         for node in nodes:
             self.around[id(node)] = around
             for i, x in enumerate(operands(node)):
-                if isinstance(x, Value):
+                if isinstance(x, SSAValue):
                     self.users.setdefault(x, []).append((node, i))
             if isinstance(node, Op):
                 self.made |= {d.value: node for d in node.outs}
@@ -100,7 +100,7 @@ class _Finder:
         return Feed(value, tensor, view, turned, t.dtype, t.shape, self.ahead(op, view, tensor),
                     frozenset(id(p) for p, _, _ in products))
 
-    def products(self, x: Value, flip: bool) -> list[tuple[Op, int, bool]] | None:
+    def products(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
         """(product, operand, transposed) of all uses; None when there are others."""
         found = []
         for node, i in self.users.get(x, []):
@@ -115,16 +115,16 @@ class _Finder:
                 return None
         return found
 
-    def source(self, x: Operand) -> tuple[Value, Value, bool] | None:
+    def source(self, x: Operand) -> tuple[SSAValue, SSAValue, bool] | None:
         """(tensor, view without transposition, whether it was transposed)"""
         turned = False
-        while isinstance(x, Value) and x in self.made and self.made[x].name == "view_transpose":
+        while isinstance(x, SSAValue) and x in self.made and self.made[x].name == "view_transpose":
             x, turned = self.made[x].args[0], not turned
-        made = self.made.get(x) if isinstance(x, Value) else None
-        if made is None or made.name != "view" or not isinstance(x, Value):
+        made = self.made.get(x) if isinstance(x, SSAValue) else None
+        if made is None or made.name != "view" or not isinstance(x, SSAValue):
             return None
         tensor = made.args[0]
-        whole = isinstance(tensor, Value) and isinstance(self.types[tensor], Tensor)
+        whole = isinstance(tensor, SSAValue) and isinstance(self.types[tensor], GlobalTensor)
         return (tensor, x, turned) if whole else None  # type: ignore[return-value]
 
     def readable(self, product: Op, operand: int, turned: bool) -> bool:
@@ -141,28 +141,28 @@ class _Finder:
         along_k = (operand == 0) ^ turned  # memory runs along k
         return along_k or mine.bits >= 16
 
-    def ahead(self, op: Op, view: Value, tensor: Value) -> bool:
+    def ahead(self, op: Op, view: SSAValue, tensor: SSAValue) -> bool:
         """Whether a serial loop is right around it, knows its address and changes no source."""
         around = self.around[id(op)]
         loop = around[-1] if around else None
         if not isinstance(loop, For) or loop.over != "serial":
             return False
         step = loop.step
-        uniform = all(not isinstance(x, Value) or getattr(self.types[x], "uniform", False)
+        uniform = all(not isinstance(x, SSAValue) or getattr(self.types[x], "uniform", False)
                       for x in (loop.lo, loop.hi))
         if not uniform or not isinstance(step, Const) or step.value <= 0:
             return False
         return known_ahead(loop, view) and not any(
             self.changes(n, tensor) for n in walk(loop.body))
 
-    def changes(self, node: Node, tensor: Value) -> bool:
+    def changes(self, node: Node, tensor: SSAValue) -> bool:
         """Whether a node may write to a tensor."""
         if not isinstance(node, Op) or not node.name.startswith(WRITES):
             return False
         root = node.args[0]
-        while isinstance(root, Value) and root in self.made:
+        while isinstance(root, SSAValue) and root in self.made:
             root = self.made[root].args[0] if self.made[root].args else None  # type: ignore
-        if not isinstance(root, Value) or not isinstance(self.types[root], Tensor):
+        if not isinstance(root, SSAValue) or not isinstance(self.types[root], GlobalTensor):
             return False
         return self.overlapping or root == tensor
 

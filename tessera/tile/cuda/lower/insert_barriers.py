@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.ir.ir import For, Function, If, Node, Op, Value, While, definitions
-from tessera.tile.ir.types import Scalar, Tensor, Tile, Type
+from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 TILES = frozenset({"load_tile", "store_tile", "atomic_tile"})
 PICKS = frozenset({"gather", "store_scatter", "atomic_scatter"})
@@ -23,20 +23,20 @@ ELEMENTS = frozenset({"load_element", "store_element"}) | ATOMICS
 
 
 @dataclass(frozen=True)
-class Access:
+class MemoryAccess:
     """memory: the tensor, '' for any.  part: what says which thread touches which elements."""
 
     memory: str
     write: bool
     part: Any
 
-    def conflicts(self, other: Access) -> bool:
+    def conflicts(self, other: MemoryAccess) -> bool:
         same = self.memory == other.memory or "" in (self.memory, other.memory)
         apart = self.part != other.part or self.part == ANYWHERE
         return same and (self.write or other.write) and apart
 
 
-Pending = frozenset[Access]
+Pending = frozenset[MemoryAccess]
 
 
 def order(function: Function, overlapping: bool = False) -> Function:
@@ -51,7 +51,7 @@ class _Orderer:
     def __init__(self, function: Function, overlapping: bool):
         self.function, self.overlapping = function, overlapping
         self.types = definitions(function)
-        self.roots: dict[Value, Value] = {}
+        self.roots: dict[SSAValue, SSAValue] = {}
 
     def run(self) -> Function:
         body, _ = self.block(self.function.body, frozenset())
@@ -69,7 +69,7 @@ class _Orderer:
         return tuple(out), pending
 
     def op(self, op: Op, pending: Pending, out: list[Node]) -> Pending:
-        if op.name in ("view", "view_transpose") and isinstance(op.args[0], Value):
+        if op.name in ("view", "view_transpose") and isinstance(op.args[0], SSAValue):
             self.roots[op.outs[0].value] = self.root(op.args[0])
         if op.name == "barrier":
             pending = frozenset()
@@ -108,34 +108,34 @@ class _Orderer:
         return after | pending
 
     # --- what an op touches -------------------------------------------------------------------
-    def root(self, x: Value) -> Value:
+    def root(self, x: SSAValue) -> SSAValue:
         return self.roots.get(x, x)
 
     def type(self, x: Any) -> Type:
-        return self.types[x] if isinstance(x, Value) else Scalar(x.dtype)
+        return self.types[x] if isinstance(x, SSAValue) else Scalar(x.dtype)
 
     def uniform(self, x: Any) -> bool:
         t = self.type(x)
         return isinstance(t, Scalar) and t.uniform
 
-    def access(self, op: Op) -> Access | None:
-        if op.name in ("cp_async", "cp_async_if") and isinstance(op.args[1], Value):
-            return Access("" if self.overlapping else self.root(op.args[1]).name, False,
-                          ("copied", op.args[1]))
-        if op.name not in TILES | ELEMENTS | PICKS or not isinstance(op.args[0], Value):
+    def access(self, op: Op) -> MemoryAccess | None:
+        if op.name in ("cp_async", "cp_async_if") and isinstance(op.args[1], SSAValue):
+            return MemoryAccess("" if self.overlapping else self.root(op.args[1]).name, False,
+                                ("copied", op.args[1]))
+        if op.name not in TILES | ELEMENTS | PICKS or not isinstance(op.args[0], SSAValue):
             return None
         tensor = self.types[self.root(op.args[0])]
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, GlobalTensor):
             return None
         write = op.name in ("store_tile", "store_element", "atomic_tile", "store_scatter",
                             "atomic_scatter") or op.name in ATOMICS
         memory = "" if self.overlapping else self.root(op.args[0]).name
         if op.name in PICKS:  # sums meet sums in any order
-            return Access(memory, write, "sums" if op.name == "atomic_scatter" else ANYWHERE)
+            return MemoryAccess(memory, write, "sums" if op.name == "atomic_scatter" else ANYWHERE)
         if op.name in TILES:
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
-            layout = tile.layout if isinstance(tile, Tile) else None
-            return Access(memory, write, (op.args[0], layout))
+            layout = tile.layout if isinstance(tile, TileType) else None
+            return MemoryAccess(memory, write, (op.args[0], layout))
         if not all(map(self.uniform, op.args[1:])):
             return None
-        return Access(memory, write, "one thread writes" if write else "all read")
+        return MemoryAccess(memory, write, "one thread writes" if write else "all read")

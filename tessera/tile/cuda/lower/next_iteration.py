@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.ir.ir import Def, For, Names, Node, Op, Operand, Value
+from tessera.tile.ir.ir import Def, For, Names, Node, Op, Operand, SSAValue
 
 PURE = frozenset({"add", "sub", "mul", "minimum", "maximum", "floordiv", "mod", "shl", "shr",
                   "bitand", "bitor", "bitxor", "convert", "where", "lt", "le", "gt", "ge", "eq",
                   "ne", "and", "or", "not", "neg", "constant", "view", "view_transpose"})
 
 
-def made_in(node: For) -> dict[Value, Op]:
+def made_in(node: For) -> dict[SSAValue, Op]:
     """The ops of a loop's own body by what they define."""
     return {d.value: n for n in node.body if isinstance(n, Op) for d in n.outs}
 
@@ -24,7 +24,7 @@ def known_ahead(node: For, x: Operand) -> bool:
              for d in (n.outs if hasattr(n, "outs") else n.carried)}
 
     def known(v: Operand) -> bool:
-        if not isinstance(v, Value) or v == node.var.value:
+        if not isinstance(v, SSAValue) or v == node.var.value:
             return True
         if v in carried or v in inner:
             return False
@@ -38,16 +38,16 @@ class Ahead:
 
     def __init__(self, node: For, at: Operand, names: Names):
         self.node, self.names, self.made = node, names, made_in(node)
-        self.known: dict[Value, Operand] = {node.var.value: at}
+        self.known: dict[SSAValue, Operand] = {node.var.value: at}
 
     def copy(self, x: Operand, out: list[Node]) -> Operand:
-        if not isinstance(x, Value):
+        if not isinstance(x, SSAValue):
             return x
         if x not in self.known:
             self.known[x] = self._made(x, out) if x in self.made else x
         return self.known[x]
 
-    def _made(self, x: Value, out: list[Node]) -> Operand:
+    def _made(self, x: SSAValue, out: list[Node]) -> Operand:
         op = self.made[x]
         args = tuple(self.copy(a, out) for a in op.args)
         outs = tuple(Def(self.names.fresh(d.value.name), d.type) for d in op.outs)

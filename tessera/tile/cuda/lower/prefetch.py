@@ -20,7 +20,7 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     definitions,
     with_regions,
 )
@@ -78,7 +78,7 @@ class _Prefetcher:
            load: Op) -> Operand:
         if all(isinstance(a, Const) for a in args):
             return Const(args[0].value * args[1].value, t.dtype)  # type: ignore[union-attr]
-        value: Value = self.names.fresh("ahead")
+        value: SSAValue = self.names.fresh("ahead")
         out.append(Op(name, args, (Def(value, t),), (), load.where))
         return value
 

@@ -39,13 +39,13 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     definitions,
     walk,
     with_regions,
 )
-from tessera.tile.ir.types import Buffer, Scalar, Tile, View
+from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 MOST_STAGES = 4  # more hide no more latency: a turn takes longer than a copy
 ALIGNMENT = 128
@@ -94,13 +94,13 @@ class _Stager:
         self.feeds = {f.value: f for f in feeds}
         self.buffers: list[Node] = []
         self.where: SourceLine | None = None
-        self.staged: dict[Value, Buffer] = {}  # places that products read
-        self.made: dict[Value, Any] = {}  # types of what this pass defines
+        self.staged: dict[SSAValue, Buffer] = {}  # places that products read
+        self.made: dict[SSAValue, Any] = {}  # types of what this pass defines
         self.turn: Carrier | None = None  # does the product of the ring around
         self.midst: Callable[[list[Node]], None] | None = None  # to do amid the next product
-        self.coming: set[Value] = set()  # tiles whose copies nobody has waited for
-        self.turns: dict[Value, Value] = {}  # transposed tile -> tile
-        self.ready: dict[Value, tuple[Value, bool]] = {}  # tile -> (place, transposed)
+        self.coming: set[SSAValue] = set()  # tiles whose copies nobody has waited for
+        self.turns: dict[SSAValue, SSAValue] = {}  # transposed tile -> tile
+        self.ready: dict[SSAValue, tuple[SSAValue, bool]] = {}  # tile -> (place, transposed)
         self.loops = 0
         self.stages = self.choose(feeds)
 
@@ -124,7 +124,7 @@ class _Stager:
 
     # --- making ops ---------------------------------------------------------------------------
     def op(self, out: list[Node], name: str, args: Iterable[Operand], hint: str, type: Any,
-           **attrs: Any) -> Value:
+           **attrs: Any) -> SSAValue:
         made = Def(self.names.fresh(hint), type)
         self.made[made.value] = type
         out.append(Op(name, tuple(args), (made,), tuple(sorted(attrs.items())), self.where))
@@ -133,7 +133,7 @@ class _Stager:
     def act(self, out: list[Node], name: str, *args: Operand, **attrs: Any) -> None:
         out.append(Op(name, args, (), tuple(sorted(attrs.items())), self.where))
 
-    def buffer(self, feed: Feed, stages: int) -> Value:
+    def buffer(self, feed: Feed, stages: int) -> SSAValue:
         made = Buffer(feed.dtype, feed.shape, "shared", stages, "chunks", ALIGNMENT)
         return self.op(self.buffers, "allocate", (), f"{feed.tensor.name}_shared", made,
                        dtype=feed.dtype, shape=feed.shape, space="shared", stages=stages,
@@ -208,7 +208,7 @@ class _Stager:
         if a not in self.ready or b not in self.ready:
             return 0
         x, y = self.types[a], self.types[b]
-        assert isinstance(x, Tile) and isinstance(y, Tile)
+        assert isinstance(x, TileType) and isinstance(y, TileType)
         half = x.shape[1] // 2
         whole = half * x.dtype.bits % (8 * STEP_BYTES) == 0 and half * 2 == x.shape[1]
         units = format_of(x.dtype, y.dtype, op.attr, self.target)
@@ -217,7 +217,7 @@ class _Stager:
     def read(self, x: Operand, out: list[Node], axis: int = 0, start: int = 0,
              count: int = 0) -> Operand:
         """An operand of a product: the place that holds it, or `count` of it along an axis."""
-        if not isinstance(x, Value) or x not in self.ready:
+        if not isinstance(x, SSAValue) or x not in self.ready:
             return x
         place, turned = self.ready[x]
         t: Buffer | View = self.staged[place]
@@ -225,8 +225,8 @@ class _Stager:
             return self.part(out, place, t.dtype, t.shape, turned, axis, start, count)
         return self.upright(out, place, t, turned)
 
-    def part(self, out: list[Node], place: Value, dtype: DType, shape: tuple[int, ...],
-             turned: bool, axis: int, start: int, count: int) -> Value:
+    def part(self, out: list[Node], place: SSAValue, dtype: DType, shape: tuple[int, ...],
+             turned: bool, axis: int, start: int, count: int) -> SSAValue:
         """`count` of a place along an axis of the operand that it is."""
         axis = 1 - axis if turned else axis
         box = tuple(count if i == axis else n for i, n in enumerate(shape))
@@ -235,7 +235,7 @@ class _Stager:
         made = self.op(out, "view", (place, *offsets), place.name, t, box=box, kept=(0, 1))
         return self.upright(out, made, t, turned)
 
-    def upright(self, out: list[Node], place: Value, t: Buffer | View, turned: bool) -> Value:
+    def upright(self, out: list[Node], place: SSAValue, t: Buffer | View, turned: bool) -> SSAValue:
         if not turned:
             return place
         return self.op(out, "view_transpose", (place,), place.name,
@@ -261,13 +261,13 @@ class _Stager:
             self.act(out, "barrier")
             self.coming.clear()
 
-    def origin(self, x: Operand) -> Value | None:
+    def origin(self, x: Operand) -> SSAValue | None:
         """The tile that an operand is, or is the transpose of."""
-        while isinstance(x, Value) and x in self.turns:
+        while isinstance(x, SSAValue) and x in self.turns:
             x = self.turns[x]
-        return x if isinstance(x, Value) else None
+        return x if isinstance(x, SSAValue) else None
 
-    def hold(self, feed: Feed, place: Value) -> None:
+    def hold(self, feed: Feed, place: SSAValue) -> None:
         self.ready[feed.value] = (place, feed.turned)
         self.staged[place] = Buffer(feed.dtype, feed.shape, "shared", 1, "chunks", ALIGNMENT)
 
@@ -327,7 +327,7 @@ class _Stager:
             inits=(*node.inits, Const(0, i32), Const(self.stages - 1, i32)),
             yields=(*node.yields, *yields)))
 
-    def types_of(self, buffer: Value, feed: Feed) -> Buffer:
+    def types_of(self, buffer: SSAValue, feed: Feed) -> Buffer:
         return Buffer(feed.dtype, feed.shape, "shared", self.stages, "chunks", ALIGNMENT)
 
     def rest(self, node: For, feeds: list[Feed], body: list[Node]) -> None:
@@ -339,7 +339,8 @@ class _Stager:
         body += self.block(left)
         self.loops -= 1
 
-    def copies(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
+    def copies(self, out: list[Node], node: For, feeds: list[Feed],
+               buffers: dict[SSAValue, SSAValue],
                at: Operand, slot: Operand) -> None:
         """The copies of the turn whose loop variable is `at`, if there is such a turn."""
         then: list[Node] = []
@@ -348,8 +349,9 @@ class _Stager:
         out.append(If(inside, tuple(then), (), (), (), (), self.where))
         self.act(out, "cp_commit_group")
 
-    def copy_turn(self, out: list[Node], node: For, feeds: list[Feed], buffers: dict[Value, Value],
-                  at: Operand, slot: Operand, inside: Value | None = None) -> None:
+    def copy_turn(self, out: list[Node], node: For, feeds: list[Feed],
+                  buffers: dict[SSAValue, SSAValue],
+                  at: Operand, slot: Operand, inside: SSAValue | None = None) -> None:
         """inside: whether there is such a turn; None: there is."""
         ahead = Ahead(node, at, self.names)
         for f in feeds:
@@ -361,7 +363,7 @@ class _Stager:
             else:
                 self.act(out, "cp_async_if", target, source, inside)
 
-    def inside(self, out: list[Node], at: Operand, node: For) -> Value:
+    def inside(self, out: list[Node], at: Operand, node: For) -> SSAValue:
         """Whether the loop has a turn with that value of its variable."""
         return self.op(out, "lt", (at, node.hi), "more", TRUTH)
 
@@ -378,7 +380,7 @@ class _Stager:
             return Const(int(x.value) + by, x.dtype)
         return self.op(out, "add", (x, Const(by, step.dtype)), "later", Scalar(step.dtype))
 
-    def following(self, out: list[Node], slot: Value) -> Value:
+    def following(self, out: list[Node], slot: SSAValue) -> SSAValue:
         """The next buffer of the ring."""
         more = self.op(out, "add", (slot, Const(1, i32)), slot.name, COUNT)
         last = self.op(out, "eq", (more, Const(self.stages, i32)), "around", TRUTH)

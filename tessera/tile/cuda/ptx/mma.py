@@ -17,7 +17,7 @@ from ..instruction import Instruction, family, one_of
 
 
 @dataclass(frozen=True)
-class Form:
+class MmaForm:
     """k of the instruction, its accumulators, and the oldest target."""
 
     k: int
@@ -25,16 +25,16 @@ class Form:
     cc: str
 
 
-FORMS: dict[str, Form] = {
-    "f16": Form(16, ("f32", "f16"), "80"),
-    "bf16": Form(16, ("f32",), "80"),
-    "tf32": Form(8, ("f32",), "80"),
-    "e4m3": Form(32, ("f32",), "89"),
-    "e5m2": Form(32, ("f32",), "89"),
-    "s8": Form(32, ("s32",), "80"),
-    "u8": Form(32, ("s32",), "80"),
-    "s4": Form(64, ("s32",), "80"),
-    "u4": Form(64, ("s32",), "80"),
+FORMS: dict[str, MmaForm] = {
+    "f16": MmaForm(16, ("f32", "f16"), "80"),
+    "bf16": MmaForm(16, ("f32",), "80"),
+    "tf32": MmaForm(8, ("f32",), "80"),
+    "e4m3": MmaForm(32, ("f32",), "89"),
+    "e5m2": MmaForm(32, ("f32",), "89"),
+    "s8": MmaForm(32, ("s32",), "80"),
+    "u8": MmaForm(32, ("s32",), "80"),
+    "s4": MmaForm(64, ("s32",), "80"),
+    "u4": MmaForm(64, ("s32",), "80"),
 }
 # Registers of C and D.
 ACCUMULATOR = {"f32": "f32*4", "f16": "i32*2", "s32": "i32*4"}

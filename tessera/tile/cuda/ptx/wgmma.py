@@ -19,7 +19,7 @@ from ..instruction import Instruction, family, one_of
 
 
 @dataclass(frozen=True)
-class Form:
+class WgmmaForm:
     """k of an instruction (32 bytes of a row), accumulators, may operands be MN-major."""
 
     k: int
@@ -27,14 +27,14 @@ class Form:
     transposes: bool = False
 
 
-FORMS: dict[str, Form] = {
-    "bf16": Form(16, ("f32",), True),
-    "f16": Form(16, ("f32", "f16"), True),
-    "tf32": Form(8, ("f32",)),
-    "e4m3": Form(32, ("f32", "f16")),
-    "e5m2": Form(32, ("f32", "f16")),
-    "s8": Form(32, ("s32",)),
-    "u8": Form(32, ("s32",)),
+FORMS: dict[str, WgmmaForm] = {
+    "bf16": WgmmaForm(16, ("f32",), True),
+    "f16": WgmmaForm(16, ("f32", "f16"), True),
+    "tf32": WgmmaForm(8, ("f32",)),
+    "e4m3": WgmmaForm(32, ("f32", "f16")),
+    "e5m2": WgmmaForm(32, ("f32", "f16")),
+    "s8": WgmmaForm(32, ("s32",)),
+    "u8": WgmmaForm(32, ("s32",)),
 }
 A_REGISTERS = 4  # of one instruction in the RS form, whatever the type
 _ISA = "9.7.15 wgmma"
@@ -50,7 +50,7 @@ def accumulator(n: int, d: str) -> tuple[str, int]:
     return ("f32", n // 2) if d == "f32" else ("i32", n // 4) if d == "f16" else ("i32", n // 2)
 
 
-def _check(n: int, a: str, b: str, d: str, majors: str) -> Form:
+def _check(n: int, a: str, b: str, d: str, majors: str) -> WgmmaForm:
     form = FORMS[one_of("a", a, FORMS)]
     one_of("b", b, ("e4m3", "e5m2") if a in ("e4m3", "e5m2") else (a,))
     one_of("d", d, form.accumulators)
@@ -59,7 +59,7 @@ def _check(n: int, a: str, b: str, d: str, majors: str) -> Form:
     return form
 
 
-def _statement(form: Form, kinds: str, n: int, operands: tuple[str, str, str, str],
+def _statement(form: WgmmaForm, kinds: str, n: int, operands: tuple[str, str, str, str],
                majors: str) -> str:
     """One wgmma of D, A, B and the predicate scale-d. majors: of the operands in shared memory."""
     signs = "" if kinds.startswith("s32") else ", 1, 1"

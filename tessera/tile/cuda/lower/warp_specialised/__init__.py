@@ -4,6 +4,10 @@ rings of shared memory, consumer warpgroups multiply them by wgmma and do the re
 from __future__ import annotations
 
 from tessera.tile.cuda.lower.warp_specialised.lower import lower_hopper
-from tessera.tile.cuda.lower.warp_specialised.program import Pipeline, Program, Refusal
+from tessera.tile.cuda.lower.warp_specialised.program import (
+    PipelineKnobs,
+    Refusal,
+    WarpSpecialisedProgram,
+)
 
-__all__ = ["Pipeline", "Program", "Refusal", "lower_hopper"]
+__all__ = ["PipelineKnobs", "WarpSpecialisedProgram", "Refusal", "lower_hopper"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes
 from tessera.tile.ir.errors import TileIRError
-from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, Value, While
+from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, SSAValue, While
 
 
 def check_slots(nodes: Nodes) -> None:
@@ -15,11 +15,11 @@ def check_slots(nodes: Nodes) -> None:
         raise TileIRError(f"slots are never released: {_text(held)}")
 
 
-def _text(slots: frozenset[Value]) -> str:
+def _text(slots: frozenset[SSAValue]) -> str:
     return ", ".join(sorted(map(str, slots)))
 
 
-def _block(nodes: Nodes, held: frozenset[Value]) -> frozenset[Value]:
+def _block(nodes: Nodes, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     for node in nodes:
         if isinstance(node, Op):
             held = _op(node, held)
@@ -30,7 +30,7 @@ def _block(nodes: Nodes, held: frozenset[Value]) -> frozenset[Value]:
     return held
 
 
-def _op(op: Op, held: frozenset[Value]) -> frozenset[Value]:
+def _op(op: Op, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     if op.name == "ring_wait":
         return held | {op.outs[0].value}
     if op.name not in ("ring_release", "slot_tile"):
@@ -43,7 +43,7 @@ def _op(op: Op, held: frozenset[Value]) -> frozenset[Value]:
     return held - {slot} if op.name == "ring_release" else held
 
 
-def _if(node: If, held: frozenset[Value]) -> frozenset[Value]:
+def _if(node: If, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     then, orelse = _block(node.then, held), _block(node.orelse, held)
     if then != orelse:
         raise TileIRError(f"only one branch leaves slots {_text(then ^ orelse)} held",
@@ -51,18 +51,18 @@ def _if(node: If, held: frozenset[Value]) -> frozenset[Value]:
     return then
 
 
-def _loop(node: For | While, held: frozenset[Value]) -> frozenset[Value]:
+def _loop(node: For | While, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     """A slot that is carried in (or -1) is held as the carried name, in each turn and after."""
     carried = {d.value: (i, y) for d, i, y in zip(
         node.carried, node.inits, node.yields, strict=True)}
     body = _regions(node)
     slots = {v: pair for v, pair in carried.items() if _released(v, body) or pair[0] in held}
-    held = held - {i for i, _ in slots.values() if isinstance(i, Value)}
+    held = held - {i for i, _ in slots.values() if isinstance(i, SSAValue)}
     for v, (init, _) in slots.items():
         if not _is_slot(init, held, carried):
             raise TileIRError(f"{v} begins as {init}, which is no slot", where=node.where)
     inside = held | set(slots)
-    after = _block(body, inside) - {y for _, y in slots.values() if isinstance(y, Value)}
+    after = _block(body, inside) - {y for _, y in slots.values() if isinstance(y, SSAValue)}
     if after != held:
         raise TileIRError(f"a turn changes what is held: {_text(after ^ held)}", where=node.where)
     return held | set(slots)
@@ -72,9 +72,9 @@ def _regions(node: Node) -> Nodes:
     return node.body if isinstance(node, For) else (*node.test, *node.body)  # type: ignore[union-attr]
 
 
-def _released(v: Value, body: Nodes) -> bool:
+def _released(v: SSAValue, body: Nodes) -> bool:
     return any(isinstance(n, Op) and n.name == "ring_release" and v in n.args for n in body)
 
 
-def _is_slot(x: Operand, held: frozenset[Value], carried: object) -> bool:
-    return isinstance(x, Value) or x.value == NO_SLOT
+def _is_slot(x: Operand, held: frozenset[SSAValue], carried: object) -> bool:
+    return isinstance(x, SSAValue) or x.value == NO_SLOT

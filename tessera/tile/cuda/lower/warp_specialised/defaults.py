@@ -1,4 +1,4 @@
-"""The knobs that a schedule left open, derived from the function (see `Pipeline`)."""
+"""The knobs that a schedule left open, derived from the function (see `PipelineKnobs`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
-from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Pipeline, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import ROWS, PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, ops_in, out
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
-from tessera.tile.ir.ir import Const, For, Function, Op, Operand, Value, walk
-from tessera.tile.ir.types import Tensor, Tile
+from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
+from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
 # Registers of a lane of the producer and of a consumer, for so many consumers: 65536 in all, in
@@ -23,7 +23,7 @@ OTHERS = 32  # registers of a consumer besides tiles: addresses, statistics, tem
 DEEP, SHALLOW = 4, 2  # stages of a loop with one product, with several
 
 
-def complete(pipeline: Pipeline, function: Function, maker: Maker) -> Pipeline:
+def complete(pipeline: PipelineKnobs, function: Function, maker: Maker) -> PipelineKnobs:
     """The pipeline with every knob set, except raster and reversed. Raises Refused."""
     rows = rows_of(function)
     groups = pipeline.warpgroups or 0
@@ -93,7 +93,7 @@ def operand_registers(function: Function, maker: Maker) -> tuple[int, int]:
     for product in ops_in(function.body, "async_product"):
         a = product.args[0]
         type = maker.type(a)
-        assert isinstance(type, Tile)
+        assert isinstance(type, TileType)
         words = type.shape[1] * type.dtype.bits // 64  # 64 rows: 4 registers for 32 bytes of k
         packed += words if a in packs else 0
         held += words if a not in packs and _invariant(product, function) else 0
@@ -116,9 +116,9 @@ def nonempty(function: Function, known: Knowledge) -> Callable[[For], bool]:
     views = {out(n): n for n in ops_in(function.body, "view")}
     always = [views[n.args[0]].args[0] for n in function.body if is_op(n, "ring_load")]  # type: ignore[index]
     extents = {str(d) for p in function.params if p.value in always
-               and isinstance(p.type, Tensor) for d in p.type.dims}
-    made: dict[Value, Any] = {d.value: n for n in walk(function.body) if isinstance(n, Op)
-                              for d in n.outs}
+               and isinstance(p.type, GlobalTensor) for d in p.type.dims}
+    made: dict[SSAValue, Any] = {d.value: n for n in walk(function.body) if isinstance(n, Op)
+                                 for d in n.outs}
 
     def positive(x: Operand) -> bool:
         if isinstance(x, Const):

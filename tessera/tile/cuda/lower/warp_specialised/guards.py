@@ -12,15 +12,15 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     number,
     out,
 )
-from tessera.tile.ir.ir import If, Node, Op, Operand, Value
-from tessera.tile.ir.types import Scalar, Tile
+from tessera.tile.ir.ir import If, Node, Op, Operand, SSAValue
+from tessera.tile.ir.types import Scalar, TileType
 
 
 def guard_masks(nodes: Nodes, maker: Maker) -> Nodes:
     """mask(x) -> x unless something of it is masked: start + extent > stop. Equal tests once."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
-        tests: dict[tuple, Value] = {}
+        tests: dict[tuple, SSAValue] = {}
         for node in nodes:
             if not is_op(node, "edge_mask", "causal_mask"):
                 kept.append(node)
@@ -57,13 +57,13 @@ def begins_below(mask: Op, maker: Maker) -> list[Op]:
 def limits(mask: Op) -> tuple[Operand, Operand, int]:
     """(start, bound, reach): elements are masked when start + reach > bound."""
     type = mask.outs[0].type
-    assert isinstance(type, Tile)
+    assert isinstance(type, TileType)
     if mask.name == "causal_mask":
         return mask.args[2], mask.args[1], type.shape[1] - 1
     return mask.args[1], mask.args[2], type.shape[mask.attr["axis"]]
 
 
-def skipped(op: Op, test: Value, otherwise: Operand, maker: Maker) -> If:
+def skipped(op: Op, test: SSAValue, otherwise: Operand, maker: Maker) -> If:
     """The op where the test holds, else `otherwise`."""
     (made,) = op.outs
     inner = maker.define(made.value.name, made.type)
@@ -92,7 +92,7 @@ def guard_rescales(nodes: Nodes, maker: Maker) -> Nodes:
     return map_blocks(nodes, block)
 
 
-def _factors(node: Node, added: set[Operand], made: dict[Value, Op]) -> Value | None:
+def _factors(node: Node, added: set[Operand], made: dict[SSAValue, Op]) -> SSAValue | None:
     """The row statistic that an accumulator is multiplied by."""
     if not is_op(node, "mul") or out(node) not in added:
         return None
@@ -100,10 +100,10 @@ def _factors(node: Node, added: set[Operand], made: dict[Value, Op]) -> Value | 
         op = made.get(x)  # type: ignore[arg-type]
         if is_op(op, "expand_dims") and op.attr["axis"] == 1:
             source = op.args[0]
-            return source if isinstance(source, Value) else None
+            return source if isinstance(source, SSAValue) else None
     return None
 
 
-def _widens(x: Operand, factors: Value, made: dict[Value, Op]) -> bool:
+def _widens(x: Operand, factors: SSAValue, made: dict[SSAValue, Op]) -> bool:
     op = made.get(x)  # type: ignore[arg-type]
     return is_op(op, "expand_dims") and op.args[0] == factors

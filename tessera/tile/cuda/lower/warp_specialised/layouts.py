@@ -6,19 +6,19 @@ from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
-from tessera.tile.ir.ir import Function, Value, definitions
-from tessera.tile.ir.register_layout import Layout, warpgroups
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.ir import Function, SSAValue, definitions
+from tessera.tile.ir.register_layout import RegisterLayout, warpgroups
+from tessera.tile.ir.types import TileType
 
 
 def place_tiles(function: Function, groups: int, overlapping: bool) -> Function:
     """The function with layouts, conversions between them and barriers of the consumers."""
     types = definitions(function)
-    given: dict[Value, Layout] = {}
+    given: dict[SSAValue, RegisterLayout] = {}
     for product in ops_in(function.body, "async_product"):
         for x in (product.outs[0].value, *product.args):
             t = types.get(x)  # type: ignore[arg-type]
-            if isinstance(t, Tile):
+            if isinstance(t, TileType):
                 given[x] = warpgroups(t.shape, groups)  # type: ignore[index]
     threads = 1 << (WARPGROUP * groups).bit_length() - 1
     return order(assign_layouts(function, Hint(threads, down_only=True), given), overlapping)

@@ -16,10 +16,10 @@ from tessera.tile.cuda.lower.warp_specialised.persist import choose_order, loop_
 from tessera.tile.cuda.lower.warp_specialised.pins import place_pins
 from tessera.tile.cuda.lower.warp_specialised.program import (
     SHARED_BYTES,
-    Pipeline,
-    Program,
+    PipelineKnobs,
     Refusal,
     Refused,
+    WarpSpecialisedProgram,
 )
 from tessera.tile.cuda.lower.warp_specialised.qualify import check_memory, qualify
 from tessera.tile.cuda.lower.warp_specialised.registers import hold_operands
@@ -40,11 +40,11 @@ from tessera.tile.passes.integer_facts import Knowledge
 
 
 def lower_hopper(function: Function, lanes: int, schedule: Any, facts: Any, reserved: int = 0
-                 ) -> Program | Refusal:
+                 ) -> WarpSpecialisedProgram | Refusal:
     """The program, or why there is none.
 
     lanes: of a group, as the launch asked; the form brings its own and only tiles may depend on
-    them. schedule: stages, warps, and extra parameters named as the fields of Pipeline. facts:
+    them. schedule: stages, warps, and extra parameters named as the fields of PipelineKnobs. facts:
     divisible extents and aligned tensors. reserved: bytes of shared memory that rings may not use.
     """
     try:
@@ -53,7 +53,7 @@ def lower_hopper(function: Function, lanes: int, schedule: Any, facts: Any, rese
         return why.refusal
 
 
-def pipeline_of(schedule: Any) -> Pipeline:
+def pipeline_of(schedule: Any) -> PipelineKnobs:
     """What the user's schedule fixes. Extra parameters are spelled in capitals: PIN=8.
 
     Stages and warps that the compiler proposed were for the other form.
@@ -68,10 +68,11 @@ def pipeline_of(schedule: Any) -> Pipeline:
             chosen["stages"] = schedule.stages_
         if schedule.warps_ is not None and schedule.warps_ >= 4:
             chosen["warpgroups"] = schedule.warps_ // 4
-    return Pipeline().override(chosen)
+    return PipelineKnobs().override(chosen)
 
 
-def _lower(function: Function, pipeline: Pipeline, facts: Any, reserved: int) -> Program:
+def _lower(function: Function, pipeline: PipelineKnobs, facts: Any,
+           reserved: int) -> WarpSpecialisedProgram:
     qualify(function)
     function = simplify(merge(unify_masks(function)))
     maker = Maker(function)
@@ -95,11 +96,12 @@ def _lower(function: Function, pipeline: Pipeline, facts: Any, reserved: int) ->
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False))
     whole = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
                          facts.aligned)
-    return Program(whole, rings, pipeline, rank_of(function), rows_of(function),
-                   _notes(rings, pipeline))
+    return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
+                                  _notes(rings, pipeline))
 
 
-def _consumer(function: Function, rings: Any, maker: Maker, pipeline: Pipeline, known: Knowledge
+def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,
+              known: Knowledge
               ) -> Nodes:
     nodes = consumer_of(function, rings, maker)
     if pipeline.a_in_registers:
@@ -120,7 +122,7 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: Pipeline, 
     return nodes
 
 
-def _roles(producer: Nodes, consumer: Nodes, pipeline: Pipeline, maker: Maker) -> Nodes:
+def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Maker) -> Nodes:
     """One function of both: a branch of warpgroups, and one thread of the producer's."""
     role = maker.op("is_producer", (), "producer")
     first = maker.op("is_first", (), "first")
@@ -134,7 +136,7 @@ def _roles(producer: Nodes, consumer: Nodes, pipeline: Pipeline, maker: Maker) -
     return (role, If(out(role), (*fewer, first, fills), (*more, *consumer), (), (), ()))
 
 
-def _notes(rings: Any, pipeline: Pipeline) -> tuple[str, ...]:
+def _notes(rings: Any, pipeline: PipelineKnobs) -> tuple[str, ...]:
     held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
             f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
     knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)

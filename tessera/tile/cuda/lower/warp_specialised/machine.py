@@ -14,11 +14,11 @@ import numpy as np
 
 from tessera.errors import SourceLine
 from tessera.tile.cuda.lower.warp_specialised.ops import NO_SLOT
-from tessera.tile.cuda.lower.warp_specialised.program import Program
+from tessera.tile.cuda.lower.warp_specialised.program import WarpSpecialisedProgram
 from tessera.tile.interpreter.machine import Machine
-from tessera.tile.interpreter.memory import Place
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelError
-from tessera.tile.ir.ir import Op, Value
+from tessera.tile.ir.ir import Op, SSAValue
 
 
 class PipelineError(KernelError):
@@ -30,7 +30,7 @@ class PipelineError(KernelError):
 class Rings:
     """The state of all rings of one block."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: WarpSpecialisedProgram):
         self.slots = {r.name: r.slots for r in program.rings}
         self.fills: list[tuple[str, dict[str, np.ndarray]]] = []  # in the producer's order
         self.reached = 0  # fills that the producer has begun
@@ -41,7 +41,7 @@ class Rings:
         self.running: list[tuple[np.ndarray, list[tuple[str, int]]]] = []
 
     # --- the producer -------------------------------------------------------------------------
-    def fill(self, ring: str, views: dict[str, Place], machine: Any) -> None:
+    def fill(self, ring: str, views: dict[str, MemoryBox], machine: Any) -> None:
         tiles = {}
         for name, place in views.items():
             address, inside = place.addresses(machine.groups)
@@ -108,8 +108,9 @@ class Rings:
 class PipelineMachine(Machine):
     """One persistent block. role: 'producer' | 'consumer'."""
 
-    def __init__(self, program: Program, block: int, blocks: int, axes: tuple[int, ...],
-                 env: dict[Value, Any]):
+    def __init__(self, program: WarpSpecialisedProgram, block: int, blocks: int,
+                 axes: tuple[int, ...],
+                 env: dict[SSAValue, Any]):
         super().__init__(np.array([0], np.int64), 1, axes, env)
         self.block, self.blocks, self.role = block, blocks, "producer"
         self.rings = Rings(program)
@@ -122,7 +123,7 @@ class PipelineMachine(Machine):
         super().op(op)
 
 
-def run_program(program: Program, axes: tuple[int, ...], env: dict[Value, Any],
+def run_program(program: WarpSpecialisedProgram, axes: tuple[int, ...], env: dict[SSAValue, Any],
                 blocks: int = 2) -> None:
     """All tiles of a grid, by `blocks` persistent blocks one after the other."""
     for block in range(blocks):

@@ -19,7 +19,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     substituted,
 )
-from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, Value, operands, walk
+from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, SSAValue, operands, walk
 from tessera.tile.ir.op_record import OPS
 
 INF = float("inf")
@@ -28,7 +28,7 @@ ALONE = frozenset({"edge_mask", "causal_mask", "running_max"})
 
 
 @dataclass(frozen=True)
-class Region:
+class MaskedRange:
     """The elements whose index along an axis, counted from start, is not below stop, or (low) is
     below 0."""
 
@@ -38,8 +38,8 @@ class Region:
     low: bool = False
 
 
-def region_of(op: Op) -> Region:
-    return Region(op.attr["axis"], op.args[1], op.args[2], bool(op.attr.get("low")))
+def region_of(op: Op) -> MaskedRange:
+    return MaskedRange(op.attr["axis"], op.args[1], op.args[2], bool(op.attr.get("low")))
 
 
 def unify_masks(function: Function) -> Function:
@@ -52,11 +52,11 @@ def unify_masks(function: Function) -> Function:
 
 class _Block:
     def __init__(self, function: Function):
-        self.readers: dict[Value, list[Node]] = defaultdict(list)
-        self.made: dict[Value, Op] = {}
+        self.readers: dict[SSAValue, list[Node]] = defaultdict(list)
+        self.made: dict[SSAValue, Op] = {}
         for node in walk(function.body):
             for x in operands(node):
-                if isinstance(x, Value):
+                if isinstance(x, SSAValue):
                     self.readers[x].append(node)
             if isinstance(node, Op):
                 self.made |= {d.value: node for d in node.outs}
@@ -73,7 +73,7 @@ class _Block:
                 if self.outside(x, region) == float(node.attr["fill"]):
                     table[out(node)] = x
                     continue
-                if isinstance(x, Value) and self.unseen(x, region, node):
+                if isinstance(x, SSAValue) and self.unseen(x, region, node):
                     table[x] = out(node)
                 self.made[out(node)] = node
             elif isinstance(node, Op):
@@ -81,11 +81,11 @@ class _Block:
             out_nodes.append(node)
         return tuple(out_nodes)
 
-    def unseen(self, x: Value, region: Region, but: Op) -> bool:
+    def unseen(self, x: SSAValue, region: MaskedRange, but: Op) -> bool:
         """Whether nobody but one mask sees the elements of x in the region."""
         return all(self._hides(r, region) for r in self.readers[x] if not same(r, but))
 
-    def _hides(self, reader: Node, region: Region) -> bool:
+    def _hides(self, reader: Node, region: MaskedRange) -> bool:
         if not isinstance(reader, Op):
             return False
         if reader.name == "edge_mask" and region_of(reader) == region:
@@ -95,7 +95,7 @@ class _Block:
         return bool(self.readers[out(reader)]) and all(
             self._hides(r, region) for r in self.readers[out(reader)])
 
-    def outside(self, x: Operand, region: Region) -> float | None:
+    def outside(self, x: Operand, region: MaskedRange) -> float | None:
         """The number that every element of x in the region is, if that is known."""
         if isinstance(x, Const):
             return float(x.value)
@@ -110,7 +110,7 @@ class _Block:
             return value if value == fill else None
         return self._computed(op, region)
 
-    def _computed(self, op: Op, region: Region) -> float | None:
+    def _computed(self, op: Op, region: MaskedRange) -> float | None:
         """-inf and 0 through the arithmetic of a softmax."""
         values = [self.outside(x, region) for x in op.args]
         low = bool(values) and values[0] == -INF

@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
-    Operand,
+    SharedOperand,
     check_operand,
     check_shape,
     product_format,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import Function, Node, Op, Value, walk
+from tessera.tile.ir.ir import Function, Node, Op, SSAValue, walk
 from tessera.tile.ir.ir import Operand as Argument
-from tessera.tile.ir.types import Tensor, Tile, View
+from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
 HALVES = ("bf16", "f16")
@@ -44,9 +44,9 @@ class _Placing:
                  aligned: frozenset[str], fast_sums: bool):
         self.maker, self.known, self.aligned = maker, known, aligned
         self.fast_sums = fast_sums
-        self.made: dict[Value, Op] = {d.value: n for n in walk(function.body)
-                                      if isinstance(n, Op) for d in n.outs}
-        self.rings: dict[Value, Op] = {}  # load -> ring_load
+        self.made: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
+                                         if isinstance(n, Op) for d in n.outs}
+        self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
         for product in walk(function.body):
             if is_op(product, "matmul"):
                 self.find(product)
@@ -65,13 +65,13 @@ class _Placing:
         """The user's name of a load, or that of its tensor in small letters."""
         name = base_name(out(load).name)
         view = self.made.get(load.args[0])  # type: ignore[arg-type]
-        if name != UNNAMED or view is None or not isinstance(view.args[0], Value):
+        if name != UNNAMED or view is None or not isinstance(view.args[0], SSAValue):
             return name
         return view.args[0].name.lower()
 
     def source(self, x: Argument) -> tuple[Op | None, bool]:
         """(the load behind an operand, whether it is transposed)."""
-        op = self.made.get(x) if isinstance(x, Value) else None
+        op = self.made.get(x) if isinstance(x, SSAValue) else None
         flipped = is_op(op, "transpose")
         if flipped:
             op = self.made.get(op.args[0])  # type: ignore[union-attr, arg-type]
@@ -95,7 +95,7 @@ class _Placing:
     def product(self, op: Op) -> list[Node]:
         a, b, *rest = op.args
         types = [self.maker.type(x) for x in (a, b)]
-        if not all(isinstance(t, Tile) for t in types):
+        if not all(isinstance(t, TileType) for t in types):
             raise Refused("a product reads shared memory that the kernel manages itself")
         product_format(op, *types)
         (m, k), (_, n) = (t.shape for t in types)  # type: ignore[union-attr]
@@ -115,27 +115,27 @@ class _Placing:
         return [*before, Op("async_product", (left, right), (part,), attrs, op.where),
                 Op("add", (*rest, part.value), (made,), (), op.where)]
 
-    def loaded(self, x: Argument, side: str) -> tuple[Value, str]:
+    def loaded(self, x: Argument, side: str) -> tuple[SSAValue, str]:
         """The ring_load of an operand, and which axis of it is contiguous."""
         load, flipped = self.source(x)
         assert load is not None
         major = ("M" if flipped else "K") if side == "a" else ("K" if flipped else "M")
         view = self.made[load.args[0]]  # type: ignore[index]
         tensor = self.maker.type(view.args[0])
-        if view.name != "view" or not isinstance(tensor, Tensor):
+        if view.name != "view" or not isinstance(tensor, GlobalTensor):
             raise Refused(f"{view.name} of an operand")
         stored = self.maker.type(out(load))
-        assert isinstance(stored, Tile) and isinstance(view.args[0], Value)
-        check_operand(Operand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
-                              view.args[0].name), load, view, self.known, self.aligned)
+        assert isinstance(stored, TileType) and isinstance(view.args[0], SSAValue)
+        check_operand(SharedOperand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
+                                    view.args[0].name), load, view, self.known, self.aligned)
         return out(self.rings[out(load)]), major
 
-    def packed(self, x: Argument, op: Op, before: list[Node]) -> Value:
+    def packed(self, x: Argument, op: Op, before: list[Node]) -> SSAValue:
         """A computed first operand in registers, rounded once."""
         type = self.maker.type(x)
         if type.dtype.name not in HALVES:
             raise Refused(f"a computed operand of {type.dtype}; 16-bit floats stay in registers")
-        made = self.made.get(x) if isinstance(x, Value) else None
+        made = self.made.get(x) if isinstance(x, SSAValue) else None
         if made is not None and made.name == "transpose":
             raise Refused("a computed operand is transposed")
         rounded = made is not None and made.name == "convert" and (
@@ -143,7 +143,7 @@ class _Placing:
             and not made.attr.get("saturate", False))
         if rounded and self.maker.type(made.args[0]).dtype.name == "f32":  # type: ignore[union-attr]
             x = made.args[0]  # type: ignore[union-attr]
-        hint = x.name if isinstance(x, Value) else "x"
+        hint = x.name if isinstance(x, SSAValue) else "x"
         pack = self.maker.op("pack_operand", (x,), hint, where=op.where, dtype=type.dtype)
         before.append(pack)
         return out(pack)

@@ -14,7 +14,7 @@ from tessera.numerics import as_type, bool_, i32
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.numpy_values import convert
 from tessera.tile.ir.op_record import OPS, declare
-from tessera.tile.ir.types import Scalar, Tile, View
+from tessera.tile.ir.types import Scalar, TileType, View
 from tessera.tile.ops import rules
 
 NO_SLOT = -1
@@ -142,23 +142,23 @@ def ring_release(m: Any, op: Any, slot: Any, ring: Any = "") -> Any:
 
 
 # --- products ---------------------------------------------------------------------------------
-def stored_shape(t: View | Tile, major: str, side: str) -> tuple[int, int]:
+def stored_shape(t: View | TileType, major: str, side: str) -> tuple[int, int]:
     """(rows, k) of A or (k, columns) of B as the product sees it; t.shape is as stored."""
     flipped = major == ("M" if side == "a" else "K")
     return t.shape[::-1] if flipped else t.shape  # type: ignore[return-value]
 
 
-def _product_rule(types: Any, attrs: Any) -> Tile:
+def _product_rule(types: Any, attrs: Any) -> TileType:
     a, b, *rest = types
     for t in (a, b):
-        if not isinstance(t, View | Tile) or isinstance(t, View) and t.space != "shared":
+        if not isinstance(t, View | TileType) or isinstance(t, View) and t.space != "shared":
             raise RuleError(f"async_product of {a} and {b}: operands are shared memory, or "
                             "registers for the first")
     (m, k), (depth, n) = stored_shape(a, attrs["a_major"], "a"), stored_shape(
         b, attrs["b_major"], "b")
-    if k != depth or isinstance(b, Tile):
+    if k != depth or isinstance(b, TileType):
         raise RuleError(f"async_product of {a} ({attrs['a_major']}) and {b} ({attrs['b_major']})")
-    made = Tile(attrs["dtype"], (m, n))
+    made = TileType(attrs["dtype"], (m, n))
     if rest and (rest[0].dtype, rest[0].shape) != (made.dtype, made.shape):
         raise RuleError(f"async_product adds {made} to {rest[0]}")
     return made
@@ -202,8 +202,8 @@ def pin(m: Any, op: Any, x: Any, registers: Any = 8) -> Any:
     move the next wait over it, and nothing would run beside the product any more."""
 
 
-def _view_tile(types: Any, attrs: Any) -> Tile:
-    return Tile(types[0].dtype, types[0].shape)
+def _view_tile(types: Any, attrs: Any) -> TileType:
+    return TileType(types[0].dtype, types[0].shape)
 
 
 @declare(rule=_view_tile, run=True, effect="read", group=True, public=False, layouts="any")
@@ -212,7 +212,7 @@ def hold_operand(m: Any, op: Any, x: Any) -> Any:
     return np.array(x)
 
 
-@declare(rule=lambda types, attrs: Tile(attrs["dtype"], types[0].shape), attrs=("dtype",),
+@declare(rule=lambda types, attrs: TileType(attrs["dtype"], types[0].shape), attrs=("dtype",),
          public=False, layouts="same")
 def pack_operand(x: Any, dtype: Any) -> Any:
     """x rounded to a product's type, in the form of its first operand: two numbers a register."""
@@ -220,11 +220,11 @@ def pack_operand(x: Any, dtype: Any) -> Any:
 
 
 # --- statistics of rows -----------------------------------------------------------------------
-def _row_rule(types: Any, attrs: Any) -> Tile:
+def _row_rule(types: Any, attrs: Any) -> TileType:
     t = types[0]
-    if not isinstance(t, Tile) or len(t.shape) != 2:
+    if not isinstance(t, TileType) or len(t.shape) != 2:
         raise RuleError(f"lane_sum needs a matrix, got {t}")
-    return Tile(t.dtype, t.shape[:1])
+    return TileType(t.dtype, t.shape[:1])
 
 
 @declare(rule=_row_rule, attrs=("axis",), public=False, layouts="reduced")

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.dims import Dim
-from tessera.tile.cuda.lower.warp_specialised.program import Pipeline, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import INT, Maker, Nodes, number, ops_in, out
-from tessera.tile.ir.ir import Def, For, Function, Node, Op, Operand, Value, While, operands, walk
-from tessera.tile.ir.types import Tensor
+from tessera.tile.ir.ir import (
+    Def,
+    For,
+    Function,
+    Node,
+    Op,
+    Operand,
+    SSAValue,
+    While,
+    operands,
+    walk,
+)
+from tessera.tile.ir.types import GlobalTensor
 
 L2_BYTES = 24 << 20  # of the tensors that concurrent tiles share: half of an H200's cache
 # Heads side by side where tiles are of different length. A number that does not divide the heads
@@ -48,11 +59,11 @@ def rank_of(function: Function) -> int:
     return max(used, default=0) + 1
 
 
-def dependence(function: Function) -> dict[Value, frozenset[int]]:
+def dependence(function: Function) -> dict[SSAValue, frozenset[int]]:
     """The grid axes on which each value depends."""
-    found: dict[Value, frozenset[int]] = {}
+    found: dict[SSAValue, frozenset[int]] = {}
     for node in walk(function.body):
-        used = [found.get(x, frozenset()) for x in operands(node) if isinstance(x, Value)]
+        used = [found.get(x, frozenset()) for x in operands(node) if isinstance(x, SSAValue)]
         axes = frozenset().union(*used)
         if isinstance(node, Op):
             if node.name == "group_id" and node.attr["axis"] is not None:
@@ -61,11 +72,11 @@ def dependence(function: Function) -> dict[Value, frozenset[int]]:
         elif isinstance(node, For):
             found[node.var.value] = frozenset().union(
                 *(found.get(x, frozenset()) for x in (node.lo, node.step)
-                  if isinstance(x, Value)))
+                  if isinstance(x, SSAValue)))
     return found
 
 
-def choose_order(function: Function, pipeline: Pipeline) -> Order:
+def choose_order(function: Function, pipeline: PipelineKnobs) -> Order:
     """From what the loads depend on; the pipeline's raster and reversed axis win."""
     depends, rank = dependence(function), rank_of(function)
     loops = [n for n in walk(function.body) if isinstance(n, For)]
@@ -76,7 +87,7 @@ def choose_order(function: Function, pipeline: Pipeline) -> Order:
     rest = [a for a in range(rank) if a not in shared]
     reversed_axis = pipeline.reversed
     if reversed_axis is None:
-        bounds = [a for n in loops if isinstance(n.hi, Value)
+        bounds = [a for n in loops if isinstance(n.hi, SSAValue)
                   for a in depends.get(n.hi, frozenset())]
         reversed_axis = min((a for a in bounds if a in rest), default=None)
     if shared and not any(a in ax for ax in axes for a in rest):
@@ -95,7 +106,7 @@ def uneven(function: Function) -> bool:
     """Whether some tiles take more turns than others."""
     depends = dependence(function)
     return any(depends.get(x) for n in walk(function.body) if isinstance(n, For)
-               for x in (n.lo, n.hi) if isinstance(x, Value))
+               for x in (n.lo, n.hi) if isinstance(x, SSAValue))
 
 
 def _strip(function: Function) -> int:
@@ -104,16 +115,16 @@ def _strip(function: Function) -> int:
     return max(1, STRIP_ROWS // rows)
 
 
-def _reach(function: Function, loads: list[Op], depends: dict[Value, frozenset[int]]
+def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozenset[int]]
            ) -> tuple[int | Dim, ...]:
     """Bytes of the loaded tensors for one index of the group axes, as factors."""
     views = {out(n): n for n in ops_in(function.body, "view")}
     types = {p.value: p.type for p in function.params}
     view = views[loads[0].args[0]]  # type: ignore[index]
     tensor = types[view.args[0]]  # type: ignore[index]
-    assert isinstance(tensor, Tensor)
+    assert isinstance(tensor, GlobalTensor)
     free = [d for d, x in zip(tensor.dims, view.args[1:], strict=True)
-            if not (isinstance(x, Value) and depends.get(x))]
+            if not (isinstance(x, SSAValue) and depends.get(x))]
     return (len(loads) * max(1, tensor.dtype.bits // 8), *free)
 
 
@@ -126,7 +137,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     rank = len(order.order)
     made: list[Node] = []
 
-    def scalar(name: str, *args: Operand, hint: str, **attrs: Any) -> Value:
+    def scalar(name: str, *args: Operand, hint: str, **attrs: Any) -> SSAValue:
         made.append(maker.op(name, args, hint, **attrs))
         return out(made[-1])  # type: ignore[arg-type]
 
@@ -149,7 +160,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     return (*made, _receiving(tile, body, maker))
 
 
-def _sending(tile: Def, first: Value, tiles: Value, body: Nodes, maker: Maker) -> list[Node]:
+def _sending(tile: Def, first: SSAValue, tiles: SSAValue, body: Nodes, maker: Maker) -> list[Node]:
     """The producer's loop over the numbers that it gets."""
     test = maker.op("lt", (tile.value, tiles), "more")
     step = maker.op("next_tile", (tile.value, tiles), "tile")
@@ -176,7 +187,7 @@ def _raster(function: Function, order: Order, scalar: object) -> Operand:
         if text in constants or text.isdigit():
             size *= int(constants.get(text, 0) or text)
         elif any(p.value.name == text for p in function.params):
-            names.append(Value(text))
+            names.append(SSAValue(text))
         else:
             return number(8)
     left: Operand = number(max(1, L2_BYTES // size))

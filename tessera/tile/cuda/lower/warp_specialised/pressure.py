@@ -11,8 +11,8 @@ from math import prod
 from tessera.tile.cuda.lower.assign_layouts import is_elementwise
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, made_by, reads
-from tessera.tile.ir.ir import For, If, Node, Op, Operand, Value, While, walk
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, walk
+from tessera.tile.ir.types import TileType
 
 IN_MEMORY = frozenset({"ring_load", "transpose"})  # not in registers, or only relabelled
 
@@ -24,17 +24,17 @@ def pressure(nodes: Nodes, maker: Maker, groups: int) -> int:
 
 class _Liveness:
     def __init__(self, nodes: Nodes, maker: Maker, groups: int):
-        self.sizes: dict[Value, int] = {}
+        self.sizes: dict[SSAValue, int] = {}
         fused = {d.value for n in walk(nodes) if isinstance(n, Op)
                  and (n.name in IN_MEMORY or is_elementwise(n)) for d in n.outs}
         for value, type in maker.types.items():
-            if isinstance(type, Tile) and len(type.shape) == 2 and value not in fused:
+            if isinstance(type, TileType) and len(type.shape) == 2 and value not in fused:
                 self.sizes[value] = prod(type.shape) // (WARPGROUP * groups)
 
-    def total(self, live: set[Value]) -> int:
+    def total(self, live: set[SSAValue]) -> int:
         return sum(self.sizes.get(v, 0) for v in live)
 
-    def run(self, nodes: Nodes, live: set[Value]) -> tuple[int, set[Value]]:
+    def run(self, nodes: Nodes, live: set[SSAValue]) -> tuple[int, set[SSAValue]]:
         """(the most, what lives in front) of nodes behind which `live` lives."""
         live = set(live)
         most = self.total(live)
@@ -44,7 +44,7 @@ class _Liveness:
             most = max(most, self.total(live))
         return most, live
 
-    def inside(self, node: Node, live: set[Value]) -> int:
+    def inside(self, node: Node, live: set[SSAValue]) -> int:
         """The most in the regions of a node."""
         if isinstance(node, If):
             rest = live - made_by(node)
@@ -57,5 +57,5 @@ class _Liveness:
         return 0
 
 
-def _values(xs: tuple[Operand, ...]) -> set[Value]:
-    return {x for x in xs if isinstance(x, Value)}
+def _values(xs: tuple[Operand, ...]) -> set[SSAValue]:
+    return {x for x in xs if isinstance(x, SSAValue)}

@@ -60,7 +60,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Ring:
+class BufferRing:
     """`slots` buffers in shared memory for `loads`, each with a full and an empty barrier."""
 
     name: str
@@ -88,7 +88,7 @@ def aligned(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineKnobs:
     """Knobs of the warp-specialised form; None: derived from the function (defaults.py).
 
     stages         slots of a ring that is filled in a loop
@@ -120,13 +120,13 @@ class Pipeline:
     warpgroups: int | None = None
     registers: tuple[int, int] | None = None
 
-    def override(self, values: dict[str, Any]) -> Pipeline:
+    def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}
         return replace(self, **{k: v for k, v in values.items() if k in known})
 
 
 @dataclass(frozen=True)
-class Program:
+class WarpSpecialisedProgram:
     """A kernel as one producer and several consumer warpgroups.
 
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
@@ -134,8 +134,8 @@ class Program:
     """
 
     function: Function
-    rings: tuple[Ring, ...]
-    pipeline: Pipeline
+    rings: tuple[BufferRing, ...]
+    pipeline: PipelineKnobs
     rank: int
     rows: int
     notes: tuple[str, ...] = field(default=())
@@ -159,7 +159,7 @@ class Program:
         """Rings, barriers and mailbox."""
         return self.mailbox_bytes + (MAIL_BYTES if self.pipeline.tiles == "dynamic" else 0)
 
-    def ring(self, name: str) -> Ring:
+    def ring(self, name: str) -> BufferRing:
         return next(r for r in self.rings if r.name == name)
 
 

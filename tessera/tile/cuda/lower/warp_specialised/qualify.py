@@ -7,9 +7,9 @@ from typing import Any
 
 from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
-from tessera.tile.ir.ir import For, Function, Op, Value, definitions, walk
+from tessera.tile.ir.ir import For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import Scalar, Tensor
+from tessera.tile.ir.types import GlobalTensor, Scalar
 
 # Numeric type of an operand -> its name in wgmma, and whether the other axis may be contiguous.
 FORMATS: dict[str, tuple[str, bool]] = {
@@ -25,13 +25,13 @@ MOST_COLUMNS = 256
 
 
 @dataclass(frozen=True)
-class Operand:
+class SharedOperand:
     """The stored tile of an operand in shared memory."""
 
     side: str
     major: str
     shape: tuple[int, int]
-    tensor: Tensor
+    tensor: GlobalTensor
     name: str
 
 
@@ -64,7 +64,7 @@ def check_memory(function: Function, overlapping: bool) -> None:
     """
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
 
-    def tensor(view: Any) -> Value:
+    def tensor(view: Any) -> SSAValue:
         return made[view].args[0] if view in made else view  # type: ignore[return-value]
 
     written = {tensor(n.args[0]) for n in ops_in(function.body, "store_tile")}
@@ -101,7 +101,8 @@ def check_shape(shape: tuple[int, int], k: int, bits: int) -> None:
         raise Refused(f"a product sums over {k}, not a multiple of {8 * STEP_BYTES // bits}")
 
 
-def check_operand(x: Operand, load: Op, view: Op, known: Any, aligned: frozenset[str]) -> None:
+def check_operand(x: SharedOperand, load: Op, view: Op, known: Any,
+                  aligned: frozenset[str]) -> None:
     """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
     tensor, dtype = x.tensor, x.tensor.dtype
     if x.major != "K" and x.side == "a" or x.major != "K" and x.side == "b":
@@ -124,5 +125,6 @@ def check_operand(x: Operand, load: Op, view: Op, known: Any, aligned: frozenset
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {MOST_BOX}")
 
 
-__all__ = ["FORMATS", "Operand", "check_memory", "check_operand", "check_shape", "product_format",
+__all__ = ["FORMATS", "SharedOperand", "check_memory", "check_operand", "check_shape",
+           "product_format",
            "qualify"]

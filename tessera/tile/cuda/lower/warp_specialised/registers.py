@@ -12,7 +12,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
     substituted,
 )
-from tessera.tile.ir.ir import For, Node, Op, Value, While, regions
+from tessera.tile.ir.ir import For, Node, Op, SSAValue, While, regions
 
 
 def hold_operands(nodes: Nodes, maker: Maker) -> Nodes:
@@ -32,7 +32,7 @@ def hold_operands(nodes: Nodes, maker: Maker) -> Nodes:
     return map_blocks(nodes, block)
 
 
-def _only_in_loops(x: Value, after: Nodes) -> bool:
+def _only_in_loops(x: SSAValue, after: Nodes) -> bool:
     readers = [n for n in after if x in reads(n)]
     if not readers or not all(isinstance(n, For | While) for n in readers):
         return False

@@ -19,16 +19,16 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     out,
     reads,
 )
-from tessera.tile.ir.ir import For, If, Node, Op, Operand, Value, While, with_regions
+from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, with_regions
 
-Running = list[list[Value]]  # the slots that each running product reads, in the order of issue
+Running = list[list[SSAValue]]  # the slots that each running product reads, in the order of issue
 
 
 @dataclass
 class _State:
     running: Running
-    left: Counter[Value] = field(default_factory=Counter)  # readers of a slot that are not done
-    ring: dict[Value, str] = field(default_factory=dict)
+    left: Counter[SSAValue] = field(default_factory=Counter)  # readers of a slot that are not done
+    ring: dict[SSAValue, str] = field(default_factory=dict)
     kept: list[Node] = field(default_factory=list)
 
 
@@ -41,7 +41,7 @@ class _Releases:
     def __init__(self, maker: Maker):
         self.maker = maker
 
-    def block(self, nodes: Nodes, running: Running, rings: dict[Value, str]) -> _State:
+    def block(self, nodes: Nodes, running: Running, rings: dict[SSAValue, str]) -> _State:
         """running: what runs from before, and the rings of its slots."""
         slot_of = {out(n): n.args[0] for n in nodes
                    if is_op(n, "slot_tile")}
@@ -57,14 +57,14 @@ class _Releases:
         return state
 
     @staticmethod
-    def slots(node: Node, slot_of: dict[Value, Operand]) -> list[Value]:
+    def slots(node: Node, slot_of: dict[SSAValue, Operand]) -> list[SSAValue]:
         """The slots of this block that a node reads."""
         if is_op(node, "slot_tile"):
             return []
         found = [slot_of[v] for v in sorted(reads(node), key=str) if v in slot_of]
         return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
-    def step(self, state: _State, node: Node, slots: list[Value]) -> None:
+    def step(self, state: _State, node: Node, slots: list[SSAValue]) -> None:
         if is_op(node, "async_product"):
             state.kept.append(node)
             state.running.append(slots)
@@ -80,13 +80,13 @@ class _Releases:
         else:
             self.nested(state, node, slots)
 
-    def finish(self, state: _State, slots: list[Value]) -> None:
+    def finish(self, state: _State, slots: list[SSAValue]) -> None:
         for slot in slots:
             state.left[slot] -= 1
             if not state.left[slot]:
                 state.kept.append(self.maker.op("ring_release", (slot,), ring=state.ring[slot]))
 
-    def nested(self, state: _State, node: Node, slots: list[Value]) -> None:
+    def nested(self, state: _State, node: Node, slots: list[SSAValue]) -> None:
         if isinstance(node, If | While):
             state.kept.append(with_regions(node, lambda inner: tuple(
                 self.block(inner, [], {}).kept)))
@@ -103,7 +103,7 @@ class _Releases:
         else:
             self.finish(state, slots)
 
-    def loop(self, node: For) -> tuple[For, Running, dict[Value, str]]:
+    def loop(self, node: For) -> tuple[For, Running, dict[SSAValue, str]]:
         """(the loop, what runs after it, the rings of its carried slots)."""
         once = self.block(node.body, [], {})
         if not once.running:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes, is_op, map_blocks
-from tessera.tile.ir.ir import Function, Node, Op, Operand, Value, definitions, uses, walk
-from tessera.tile.ir.register_layout import Layout, warpgroups
-from tessera.tile.ir.types import Tensor, Tile
+from tessera.tile.ir.ir import Function, Node, Op, Operand, SSAValue, definitions, uses, walk
+from tessera.tile.ir.register_layout import RegisterLayout, warpgroups
+from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
 HALVES = ("bf16", "f16")
@@ -30,7 +30,7 @@ class _Stores:
                      for d in n.outs}
         self.types = definitions(function)
         self.used = uses(function.body)
-        self.quotients: set[Value] = set()
+        self.quotients: set[SSAValue] = set()
         self.read_later = self._read_later()
 
     def run(self) -> Function:
@@ -62,8 +62,10 @@ class _Stores:
         view, value = (self.made.get(x) for x in store.args)  # type: ignore[arg-type]
         if view is None or view.name != "view":
             return False
-        tensor, tile = (self.types.get(x) for x in (view.args[0], store.args[1]))  # type: ignore[arg-type]
-        if not isinstance(tensor, Tensor) or not isinstance(tile, Tile) or tile.layout is None:
+        tensor, tile = (self.types.get(x)  # type: ignore[arg-type]
+                        for x in (view.args[0], store.args[1]))
+        if not isinstance(tensor, GlobalTensor) or not isinstance(tile, TileType) \
+                or tile.layout is None:
             return False
         policy, rank = tensor.numeric.policy, len(tensor.dims)
         plain = policy.rounding == "nearest_even" and not policy.saturate
@@ -71,14 +73,15 @@ class _Stores:
         if not plain or tensor.dtype.name not in HALVES or tile.dtype.name != "f32" or (
                 len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1]):
             return False
-        if Layout.parse(tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
+        if RegisterLayout.parse(tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
             return False
         fits = tile.shape[1] % (4 * COLUMNS) == 0 and view.args[0].name in self.aligned  # type: ignore[union-attr]
         rows = self.known.extent(str(tensor.dims[-1])) % COLUMNS == 0
         if not fits or not rows or self.known.divisor(view.args[-1]) % COLUMNS or not all(
                 self.known.natural(view.args[1 + a]) for a in kept):
             return False
-        if is_op(value, "div_or_zero") and self.used[store.args[1]] == 1 and is_op(  # type: ignore[index]
+        if is_op(value,
+                 "div_or_zero") and self.used[store.args[1]] == 1 and is_op(  # type: ignore[index]
                 self.made.get(value.args[1]), "expand_dims"):  # type: ignore[arg-type]
             self.quotients.add(store.args[1])  # type: ignore[arg-type]
         return True

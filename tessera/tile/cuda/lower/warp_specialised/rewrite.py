@@ -18,7 +18,7 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     definitions,
     map_operands,
@@ -32,7 +32,7 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Type
 
 Nodes = tuple[Node, ...]
-Table = dict[Value, Operand]
+Table = dict[SSAValue, Operand]
 INT = Scalar(i32)
 
 
@@ -41,7 +41,7 @@ class Maker:
 
     def __init__(self, function: Function):
         self.names = Names.of(function)
-        self.types: dict[Value, Type] = definitions(function)
+        self.types: dict[SSAValue, Type] = definitions(function)
 
     def define(self, hint: str, type: Type) -> Def:
         value = self.names.fresh(hint)
@@ -62,7 +62,7 @@ class Maker:
     def type(self, x: Operand) -> Type:
         return Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
 
-    def copy(self, nodes: Nodes, table: Mapping[Value, Operand]) -> tuple[Nodes, Table]:
+    def copy(self, nodes: Nodes, table: Mapping[SSAValue, Operand]) -> tuple[Nodes, Table]:
         """The nodes with fresh definitions; `table` maps what they read from outside. Returns the
         table with the new definitions in it."""
         known: Table = dict(table)
@@ -80,31 +80,31 @@ def is_op(node: Node | None, *names: str) -> TypeGuard[Op]:
     return isinstance(node, Op) and node.name in names
 
 
-def out(node: Op) -> Value:
+def out(node: Op) -> SSAValue:
     return node.outs[0].value
 
 
-def made_by(node: Node) -> set[Value]:
+def made_by(node: Node) -> set[SSAValue]:
     return {d.value for d in outs_of(node)}
 
 
-def reads(node: Node) -> set[Value]:
+def reads(node: Node) -> set[SSAValue]:
     """Values that a node reads from outside of itself, also deep inside."""
     inner = [n for region in regions(node) for n in walk(region)]
     own = {d.value for n in inner for d in outs_of(n)}
     own |= {n.var.value for n in (node, *inner) if isinstance(n, For)}
     own |= made_by(node) if not isinstance(node, Op) else set()
-    used = {x for n in (node, *inner) for x in operands(n) if isinstance(x, Value)}
+    used = {x for n in (node, *inner) for x in operands(n) if isinstance(x, SSAValue)}
     return used - own
 
 
-def substituted(nodes: Nodes, table: Mapping[Value, Operand]) -> Nodes:
+def substituted(nodes: Nodes, table: Mapping[SSAValue, Operand]) -> Nodes:
     """The nodes with the values that they read replaced."""
-    return tuple(map_operands(n, lambda x: table.get(x, x) if isinstance(x, Value) else x)
+    return tuple(map_operands(n, lambda x: table.get(x, x) if isinstance(x, SSAValue) else x)
                  for n in nodes)
 
 
-def redefined(nodes: Nodes, table: Mapping[Value, Any]) -> Nodes:
+def redefined(nodes: Nodes, table: Mapping[SSAValue, Any]) -> Nodes:
     """The nodes with the values that they define replaced."""
     def new(d: Def) -> Def:
         return Def(table.get(d.value, d.value), d.type)

@@ -11,19 +11,19 @@ from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
+    BufferRing,
     Load,
     Refused,
-    Ring,
     aligned,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, ops_in, out
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import For, Op, Value, While, regions, walk
+from tessera.tile.ir.ir import For, Op, SSAValue, While, regions, walk
 
 BARRIER_BYTES = 8
 
 
-def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tuple[Ring, ...]:
+def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tuple[BufferRing, ...]:
     """Rings with `stages` slots in loops, fewer where they do not fit. Raises Refused."""
     while True:
         rings = _rings(nodes, maker, stages)
@@ -36,8 +36,8 @@ def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tupl
         stages -= 1
 
 
-def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[Ring, ...]:
-    made: list[Ring] = []
+def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[BufferRing, ...]:
+    made: list[BufferRing] = []
     at = 0
     for in_loop, loads in groups(nodes):
         placed, size = [], 0
@@ -45,7 +45,7 @@ def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[Ring, ...]:
             placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
             size = aligned(size + placed[-1].bytes)
         name = ring_name(made, placed)
-        made.append(Ring(name, stages if in_loop else 1, tuple(placed), at))
+        made.append(BufferRing(name, stages if in_loop else 1, tuple(placed), at))
         at += made[-1].slots * made[-1].slot_bytes
     for i, ring in enumerate(made):
         made[i] = replace(ring, barriers_bytes=at)
@@ -53,17 +53,17 @@ def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[Ring, ...]:
     return tuple(made)
 
 
-def ring_name(made: list[Ring], loads: list[Load]) -> str:
+def ring_name(made: list[BufferRing], loads: list[Load]) -> str:
     name = "_".join(base_name(load.name) for load in loads)
     return name if all(r.name != name for r in made) else f"{name}_{len(made)}"
 
 
 def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
     """(whether in a loop, its loads) of each ring, in the order of the program."""
-    first: dict[Value, int] = {}
+    first: dict[SSAValue, int] = {}
     for i, product in enumerate(ops_in(nodes, "async_product")):
         for x in product.args[:2]:
-            if isinstance(x, Value):
+            if isinstance(x, SSAValue):
                 first.setdefault(x, i)
 
     def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[Op]]]:
@@ -83,7 +83,7 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
 def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     """The record of a ring_load."""
     view = next(n for n in walk(nodes) if is_op(n, "view") and out(n) == load.args[0])
-    assert isinstance(view, Op) and isinstance(view.args[0], Value)
+    assert isinstance(view, Op) and isinstance(view.args[0], SSAValue)
     type = maker.type(out(load))
     return Load(out(load).name, view.args[0].name, tuple(view.attr["box"]),
                 type.shape, type.dtype)  # type: ignore[union-attr, arg-type]

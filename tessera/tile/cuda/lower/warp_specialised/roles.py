@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.cuda.lower.warp_specialised.program import Refused, Ring
+from tessera.tile.cuda.lower.warp_specialised.program import BufferRing, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
@@ -23,28 +23,28 @@ from tessera.tile.ir.ir import (
     Node,
     Op,
     Operand,
-    Value,
+    SSAValue,
     While,
     outs_of,
     walk,
     with_regions,
 )
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.types import TileType
 from tessera.tile.passes.simplify import simplify
 
 
-def producer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> Nodes:
+def producer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker) -> Nodes:
     """The slice of the body that fills rings: a fill stands where its last load stood."""
     ring_of = {load.name: r for r in rings for load in r.loads}
 
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
-        views: dict[str, list[Value]] = {r.name: [] for r in rings}
+        views: dict[str, list[SSAValue]] = {r.name: [] for r in rings}
         for node in nodes:
             if not is_op(node, "ring_load"):
                 kept.append(node)
                 continue
-            assert isinstance(node, Op) and isinstance(node.args[0], Value)
+            assert isinstance(node, Op) and isinstance(node.args[0], SSAValue)
             ring = ring_of[out(node).name]
             views[ring.name].append(node.args[0])
             if len(views[ring.name]) == len(ring.loads):
@@ -54,23 +54,23 @@ def producer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> No
 
     body = map_blocks(function.body, block)
     needed = _needed(body)
-    if any(isinstance(maker.types[v], Tile) for v in needed):
+    if any(isinstance(maker.types[v], TileType) for v in needed):
         raise Refused("what is loaded depends on what was computed from tiles")
     return _sliced(body, needed)
 
 
-def _needed(nodes: Nodes) -> set[Value]:
+def _needed(nodes: Nodes) -> set[SSAValue]:
     """What the fills read, and the control around them, with all that these need."""
-    sources: dict[Value, set[Value]] = {}
-    work: list[Value] = []
+    sources: dict[SSAValue, set[SSAValue]] = {}
+    work: list[SSAValue] = []
     for node in walk(nodes):
         for d, values in _made_from(node):
-            sources.setdefault(d, set()).update(v for v in values if isinstance(v, Value))
+            sources.setdefault(d, set()).update(v for v in values if isinstance(v, SSAValue))
         if is_op(node, "ring_fill"):
             work += reads(node)
         elif not isinstance(node, Op) and ops_in((node,), "ring_fill"):
-            work += [x for x in _control(node) if isinstance(x, Value)]
-    needed: set[Value] = set()
+            work += [x for x in _control(node) if isinstance(x, SSAValue)]
+    needed: set[SSAValue] = set()
     while work:
         v = work.pop()
         if v not in needed:
@@ -85,7 +85,7 @@ def _control(node: Node) -> tuple[Operand, ...]:
     return (node.cond,)  # type: ignore[union-attr]
 
 
-def _made_from(node: Node) -> list[tuple[Value, tuple[Operand, ...]]]:
+def _made_from(node: Node) -> list[tuple[SSAValue, tuple[Operand, ...]]]:
     """(a value, what decides it) for each value that a node defines."""
     if isinstance(node, Op):
         return [(d.value, node.args) for d in node.outs]
@@ -98,7 +98,7 @@ def _made_from(node: Node) -> list[tuple[Value, tuple[Operand, ...]]]:
     return [*made, (node.var.value, control)] if isinstance(node, For) else made
 
 
-def _sliced(nodes: Nodes, needed: set[Value]) -> Nodes:
+def _sliced(nodes: Nodes, needed: set[SSAValue]) -> Nodes:
     """The nodes that define a needed value or fill a ring."""
     kept: list[Node] = []
     for node in nodes:
@@ -113,7 +113,7 @@ def _sliced(nodes: Nodes, needed: set[Value]) -> Nodes:
     return tuple(kept)
 
 
-def _trimmed(node: For | While | If, needed: set[Value]) -> Node:
+def _trimmed(node: For | While | If, needed: set[SSAValue]) -> Node:
     """Without the results that nothing needs."""
     keep = [i for i, d in enumerate(outs_of(node)) if d.value in needed]
 
@@ -125,7 +125,7 @@ def _trimmed(node: For | While | If, needed: set[Value]) -> Node:
     return replace(node, carried=of(node.carried), inits=of(node.inits), yields=of(node.yields))
 
 
-def consumer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> Nodes:
+def consumer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker) -> Nodes:
     """The body in which the first reader of a load waits for the slot that holds it."""
     ring_of = {load.name: r for r in rings for load in r.loads}
 
@@ -146,7 +146,7 @@ def consumer_of(function: Function, rings: tuple[Ring, ...], maker: Maker) -> No
     return simplify(replace(function, body=body)).body
 
 
-def _waited(ring: Ring, load: Op, loads: dict[Value, Op], table: Table, maker: Maker
+def _waited(ring: BufferRing, load: Op, loads: dict[SSAValue, Op], table: Table, maker: Maker
             ) -> list[Node]:
     """The wait for a slot and the tiles in it; `table` gains what stands for the loads."""
     wait = maker.op("ring_wait", (), f"{ring.name}_slot", where=load.where, ring=ring.name)

@@ -24,7 +24,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     redefined,
     substituted,
 )
-from tessera.tile.ir.ir import Const, Def, For, If, Node, Op, Operand, Value
+from tessera.tile.ir.ir import Const, Def, For, If, Node, Op, Operand, SSAValue
 
 MARK = -1  # a wait whose `pending` the pass `waits` fills in
 
@@ -53,17 +53,17 @@ class Parts:
     head: Nodes
     middle: Nodes
     tail: Nodes
-    by_tail: dict[Value, Value]
+    by_tail: dict[SSAValue, SSAValue]
 
     @property
-    def crossing(self) -> list[Value]:
+    def crossing(self) -> list[SSAValue]:
         """What the tail of a turn needs from the rest of it."""
         inside = {v for n in self.tail for v in made_by(n)}
         wanted = {v for n in self.tail for v in reads(n)} - inside
         return [v for n in (*self.head, *self.middle) for v in _in_order(n) if v in wanted]
 
 
-def _in_order(node: Node) -> list[Value]:
+def _in_order(node: Node) -> list[SSAValue]:
     found = made_by(node)
     outs = node.outs if isinstance(node, Op | If) else node.carried
     return [d.value for d in outs if d.value in found]
@@ -171,15 +171,15 @@ def _rotated(parts: Parts, maker: Maker) -> list[Node]:
     return [*first, second, turned, *last]
 
 
-def _known(table: dict[Value, Operand], x: Operand) -> Operand:
-    return table.get(x, x) if isinstance(x, Value) else x
+def _known(table: dict[SSAValue, Operand], x: Operand) -> Operand:
+    return table.get(x, x) if isinstance(x, SSAValue) else x
 
 
-def _waits(parts: Parts, table: dict[Value, Operand], maker: Maker
-           ) -> tuple[list[Op], dict[Value, Operand]]:
+def _waits(parts: Parts, table: dict[SSAValue, Operand], maker: Maker
+           ) -> tuple[list[Op], dict[SSAValue, Operand]]:
     """Markers for what the tail makes, in front of the nodes that meet it."""
     made: list[Op] = []
-    settled: dict[Value, Operand] = {}
+    settled: dict[SSAValue, Operand] = {}
     for carried, y in parts.by_tail.items():
         x = table[y]
         made.append(maker.op("product_wait", (x,), y.name, maker.type(x), parts.loop.where,

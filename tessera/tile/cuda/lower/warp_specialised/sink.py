@@ -13,7 +13,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
 )
 from tessera.tile.ir.ir import Node, Op
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.types import TileType
 
 LIGHT = frozenset({"load_tile", "expand_dims", "convert"})
 
@@ -31,7 +31,7 @@ def _sunk(nodes: Nodes) -> list[Node]:
 
 
 def _moves(node: Node) -> bool:
-    return isinstance(node, Op) and node.name in LIGHT and isinstance(node.outs[0].type, Tile)
+    return isinstance(node, Op) and node.name in LIGHT and isinstance(node.outs[0].type, TileType)
 
 
 def _place(node: Node, after: list[Node]) -> int:

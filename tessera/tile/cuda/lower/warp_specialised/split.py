@@ -20,7 +20,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
     substituted,
 )
-from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, Value
+from tessera.tile.ir.ir import Const, For, If, Node, Op, Operand, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.passes.simplify import REMOVABLE
 
@@ -74,7 +74,7 @@ def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
     """First the turns with var <= bound - reach for all tests; `at` carries where they end."""
     kept: list[Node] = []
 
-    def scalar(name: str, *args: Operand) -> Value:
+    def scalar(name: str, *args: Operand) -> SSAValue:
         kept.append(maker.op(name, args, loop.var.value.name, where=loop.where))
         return out(kept[-1])  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def _without(loop: For, tests: list[Test]) -> For:
 
 
 def _follow(table: Table, x: Operand) -> Operand:
-    while isinstance(x, Value) and x in table:
+    while isinstance(x, SSAValue) and x in table:
         x = table[x]
     return x
 
@@ -128,7 +128,7 @@ def swept(loop: For) -> For:
     """Without the scalars that only the tests read."""
     body = loop.body
     while True:
-        wanted = {y for y in loop.yields if isinstance(y, Value)}.union(*map(reads, body))
+        wanted = {y for y in loop.yields if isinstance(y, SSAValue)}.union(*map(reads, body))
         kept = tuple(n for n in body if not (
             isinstance(n, Op) and OPS[n.name].effect == "pure"
             and not any(d.value in wanted for d in n.outs)))

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, map_blocks, out
-from tessera.tile.ir.ir import If, Node, Op, Operand, Value, walk
-from tessera.tile.ir.types import Tile
+from tessera.tile.ir.ir import If, Node, Op, Operand, SSAValue, walk
+from tessera.tile.ir.types import TileType
 
-Sources = dict[Value, list[Operand]]
+Sources = dict[SSAValue, list[Operand]]
 
 
 def defer_sums(nodes: Nodes, maker: Maker) -> Nodes:
@@ -29,9 +29,9 @@ def defer_sums(nodes: Nodes, maker: Maker) -> Nodes:
     return map_blocks(nodes, lambda block: _rewritten(block, partial, maker))
 
 
-def _definitions(nodes: Nodes) -> tuple[dict[Value, Op], Sources]:
+def _definitions(nodes: Nodes) -> tuple[dict[SSAValue, Op], Sources]:
     """Row statistics by what makes them: an op, or the ends of loops and branches."""
-    made: dict[Value, Op] = {}
+    made: dict[SSAValue, Op] = {}
     joined: Sources = {}
     for node in walk(nodes):
         if isinstance(node, Op):
@@ -46,14 +46,14 @@ def _definitions(nodes: Nodes) -> tuple[dict[Value, Op], Sources]:
 
 
 def _is_row(type: object) -> bool:
-    return isinstance(type, Tile) and len(type.shape) == 1 and type.dtype.name == "f32"
+    return isinstance(type, TileType) and len(type.shape) == 1 and type.dtype.name == "f32"
 
 
 def _one(inside: list[bool]) -> bool:
     return inside.count(True) == 1
 
 
-def _may(v: Value, made: dict[Value, Op], joined: Sources, partial: set[Value],
+def _may(v: SSAValue, made: dict[SSAValue, Op], joined: Sources, partial: set[SSAValue],
          linear: Callable[[list[bool]], bool]) -> bool:
     if v in joined:
         return all(x in partial for x in joined[v])
@@ -66,7 +66,7 @@ def _may(v: Value, made: dict[Value, Op], joined: Sources, partial: set[Value],
     return op.name == "add" and all(inside) or op.name == "mul" and linear(inside)
 
 
-def _fed(partial: set[Value], made: dict[Value, Op], joined: Sources) -> set[Value]:
+def _fed(partial: set[SSAValue], made: dict[SSAValue, Op], joined: Sources) -> set[SSAValue]:
     """Those that a row sum reaches and that loops carry; a sum used at once gains nothing."""
     carried = {v for v in joined if v in partial}
     if not carried:
@@ -78,24 +78,24 @@ def _fed(partial: set[Value], made: dict[Value, Op], joined: Sources) -> set[Val
             continue
         wanted.add(v)
         sources = joined[v] if v in joined else made[v].args
-        work += [x for x in sources if isinstance(x, Value)]
+        work += [x for x in sources if isinstance(x, SSAValue)]
     summed = any(v in made and made[v].name == "fold_sum" for v in wanted)
     return wanted if summed else set()
 
 
-def _rewritten(nodes: Nodes, partial: set[Value], maker: Maker) -> list[Node]:
-    whole: dict[Value, Value] = {}
+def _rewritten(nodes: Nodes, partial: set[SSAValue], maker: Maker) -> list[Node]:
+    whole: dict[SSAValue, SSAValue] = {}
     kept: list[Node] = []
     for node in nodes:
         if isinstance(node, Op) and node.name == "fold_sum" and out(node) in partial:
             kept.append(replace(node, name="lane_sum"))
         elif isinstance(node, Op) and not (node.outs and node.outs[0].value in partial):
             for x in node.args:
-                if isinstance(x, Value) and x in partial and x not in whole:
+                if isinstance(x, SSAValue) and x in partial and x not in whole:
                     kept.append(maker.op("quad_sum", (x,), x.name, where=node.where))
                     whole[x] = out(kept[-1])  # type: ignore[arg-type]
             kept.append(replace(node, args=tuple(
-                whole.get(x, x) if isinstance(x, Value) else x for x in node.args)))
+                whole.get(x, x) if isinstance(x, SSAValue) else x for x in node.args)))
         else:
             kept.append(node)
     return kept

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import redefined, substituted
-from tessera.tile.ir.ir import For, Function, Names, Operand, Value, outs_of, walk
+from tessera.tile.ir.ir import For, Function, Names, Operand, SSAValue, outs_of, walk
 
 _TAIL = re.compile(r"(_\d+)+$")
 
@@ -18,7 +18,7 @@ def base_name(name: str) -> str:
 def tidy_names(function: Function) -> Function:
     """The function with its values named anew in the order of their definitions."""
     names = Names(p.value.name for p in function.params)
-    table: dict[Value, Operand] = {}
+    table: dict[SSAValue, Operand] = {}
     for node in walk(function.body):
         made = [*outs_of(node), *([node.var] if isinstance(node, For) else [])]
         for d in made:

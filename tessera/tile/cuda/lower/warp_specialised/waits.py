@@ -20,7 +20,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     reads,
     substituted,
 )
-from tessera.tile.ir.ir import For, If, Node, Op, Operand, Value, While, regions
+from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, regions
 
 
 @dataclass
@@ -28,8 +28,8 @@ class _State:
     """running: results of products in the order of issue; loose: complete, but nothing stands
     between them and their readers yet; table: result -> what a wait made of it."""
 
-    running: list[Value] = field(default_factory=list)
-    loose: set[Value] = field(default_factory=set)
+    running: list[SSAValue] = field(default_factory=list)
+    loose: set[SSAValue] = field(default_factory=set)
     table: Table = field(default_factory=dict)
     kept: list[Node] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class _Waits:
             state.running = []
 
     # --- step two: the waits ------------------------------------------------------------------
-    def need(self, state: _State, values: list[Value]) -> None:
+    def need(self, state: _State, values: list[SSAValue]) -> None:
         """Each of the values complete and behind a wait."""
         for value in values:
             if value in state.running:
@@ -160,8 +160,8 @@ def accumulations(loop: For) -> list[Op]:
 
 
 def _known(state: _State, x: Operand) -> Operand:
-    return state.table.get(x, x) if isinstance(x, Value) else x
+    return state.table.get(x, x) if isinstance(x, SSAValue) else x
 
 
-def _ordered(node: Node) -> list[Value]:
+def _ordered(node: Node) -> list[SSAValue]:
     return sorted(reads(node), key=str)
