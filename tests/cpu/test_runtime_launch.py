@@ -173,7 +173,7 @@ def test_a_build_without_a_target_is_for_the_device(driver, monkeypatch, tmp_pat
         asked.append(str(target))
         resources = dict.fromkeys(("registers", "spill_store_bytes", "spill_load_bytes",
                                    "stack_bytes", "shared_bytes", "barriers"), 0)
-        return building.Entry({"resources": resources, "warnings": []},
+        return building.CacheEntry({"resources": resources, "warnings": []},
                               {"ptx": b"ptx", "cubin": b"cubin"})
 
     monkeypatch.setattr(building, "_compile", compiled)
