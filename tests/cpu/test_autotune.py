@@ -494,7 +494,7 @@ def test_event_times_are_the_kernels_and_the_median(monkeypatch):
     monkeypatch.setattr(timing, "driver", lambda: events)
     monkeypatch.setattr(timing, "device", lambda i: SimpleNamespace(l2_bytes=8,
                                                                     current=nullcontext))
-    monkeypatch.setattr(timing, "Buffer", lambda n, on: SimpleNamespace(pointer=1, nbytes=n))
+    monkeypatch.setattr(timing, "DeviceBuffer", lambda n, on: SimpleNamespace(pointer=1, nbytes=n))
     timer = timing.EventTimer(0, 0)
     got = timer.time(events.launch, 1e-9)
     assert (got.ms, got.repeats, got.least_ms, got.largest_ms) == (1.0, 1, 1.0, 1.0)
