@@ -90,7 +90,7 @@ Axis = Edge | Listed | Mixed | None
 
 @dataclass(frozen=True)
 class TileEdges:
-    """Of one tile. axes: one Edge each, () for none at all; zeros: every element is 0."""
+    """Of one tile. axes: one Axis each, () for none at all; zeros: every element is 0."""
 
     axes: tuple[Axis, ...] = ()
     zeros: bool = False
