@@ -81,5 +81,5 @@ def test_together_the_corpora_use_every_construct(pytestconfig):
     nodes = [n for f in found for n in walk(f.body)]
     assert {type(n).__name__ for n in nodes} == {"Op", "For", "While", "If"}
     types = {type(t).__name__ for f in found for t in definitions(f).values()}
-    assert types >= {"Scalar", "Tensor", "Buffer", "View", "Tile"}
+    assert types >= {"Scalar", "GlobalTensor", "Buffer", "View", "TileType"}
     assert len({n.name for n in nodes if isinstance(n, Op)}) > 40

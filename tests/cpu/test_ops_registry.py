@@ -54,7 +54,8 @@ BATCHABLE = [p for p in CASES if p.values[1].args and p.values[0].batch is not N
 
 # --- drawing arguments ------------------------------------------------------------------------
 class Draws:
-    """Random arguments. `apart` and `distinct` values differ by at least 1/8 in a whole sample."""
+    """Random arguments. `apart` and `distinct` values differ by at least 1/8 in a whole sample, and
+    from 0 by 1/16."""
 
     def __init__(self, rng: np.random.Generator, numeric: NumericType = F32):
         self.rng, self.numeric = rng, numeric
@@ -90,7 +91,7 @@ class Draws:
             return self.rng.uniform(-0.9, 0.9, shape)
         if kind in ("distinct", "apart"):
             k = np.array(list(itertools.islice(self.pool, math.prod(shape))), float).reshape(shape)
-            return (k % 32 * 0.125 + k // 32 * 4 + 0.25 - 64.0) / 16 * 16
+            return (k % 32 * 0.125 + k // 32 * 4 + 0.3125 - 64.0)
         if kind in ("spd", "wellconditioned", "dominant"):
             return self._matrices(kind, shape)
         values = self.rng.standard_normal(shape)

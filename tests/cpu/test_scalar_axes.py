@@ -104,7 +104,8 @@ def test_norms_along_several_axes(order: float, rng: np.random.Generator) -> Non
     assert_close(ts.vector_norm(a, order), want(), n=120)
     assert_close(ts.jit(lambda a: ts.vector_norm(a, order, -1))(a), want(axis=-1), n=5)
     if order:
-        ts.gradcheck(lambda x: ts.vector_norm(x, order, (0, 2)), (a[:, :, :, 0],))
+        apart = np.sign(a[:, :, :, 0]) * (0.5 + np.abs(a[:, :, :, 0]))  # of 0, where slopes end
+        ts.gradcheck(lambda x: ts.vector_norm(x, order, (0, 2)), (apart,))
     with pytest.raises(ArgumentError, match="along no axis"):
         ts.norm(a, order, axis=())
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from gpu_harness import require_gpu
 from kernels.build import build
+from tessera.tile.ir.errors import TileError
 from tile_gpu import compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
@@ -42,6 +43,9 @@ def test_random_programs_agree(part):
         try:
             compare(kernel, x, a, np.zeros(300, np.float32), np.zeros((8, 8), np.float32),
                     rtol=2e-3, atol=1e-3)
+        except TileError as error:  # two edges that differ meet: refused in words
+            assume(error.code != "E_EDGE")
+            raise
         except AssertionError as error:
             raise AssertionError(f"{error}\n{source}") from error
 
