@@ -75,7 +75,8 @@ def test_it_learns_and_writes_its_figures(train, text, tmp_path, capsys, options
     printed = capsys.readouterr().out
     assert re.search(r"step 80/80  loss \d\.\d+  \|grad\| \d+\.\d+  [\d,]+ tokens/s", printed)
     sample = printed.split("--- a sample ---\n")[1].split("\n---")[0]
-    assert sample.startswith("def ") and len(sample.encode()) == 44
+    assert sample.startswith("def ")
+    assert len(sample) <= 44 <= len(sample.encode())  # a byte that is no text becomes a longer mark
     assert sum(letter in "tile tensor graph mesh policy kernel" for letter in sample[4:]) > 32
 
 
