@@ -3,7 +3,7 @@
 A step is a compiled loop, a library call (BLAS, NumPy) or a view (compiled.py). With observers
 present the graph runs node by node instead, each node's NumPy meaning in the user's order
 (interpret.py). With sentinels on the steps look at what they make, and a call in which something
-was seen is run again node by node (watch.py).
+was seen is run again node by node (run_with_sentinels.py).
 """
 
 from __future__ import annotations

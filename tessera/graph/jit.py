@@ -87,7 +87,7 @@ class TracedSignature:
                  layouts: tuple | None = None, capture: bool = False):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
-        self.used = 0  # when it was called last; see signatures.py
+        self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
         self.params = frozenset(

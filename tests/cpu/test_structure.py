@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,3 +211,25 @@ def test_no_file_stands_beside_the_rooms() -> None:
     assert [p.name for p in (PACKAGE / "tile").glob("*.py")] == ["__init__.py"]
     assert {p.name for p in (PACKAGE / "tile").iterdir() if any(p.glob("*.py"))} == set(
         ROOMS["tile"])
+
+
+# --- files that are named -----------------------------------------------------------------------
+# Of the user, in an example.
+NOT_OURS = {"file.py", "json.py", "model.py"}
+
+
+def named_files(package: Path) -> Iterator[tuple[str, str]]:
+    """(where, the end of a path) of each Python file that a comment or a docstring names."""
+    for file in sorted(package.rglob("*.py")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            for name in re.findall(r"(?<![\w/.-])((?:\w+/)*[a-z_]+\.py)\b", line):
+                yield f"{file.relative_to(package)}:{number}", name
+
+
+def test_files_that_the_code_names_exist() -> None:
+    root = PACKAGE.parent
+    files = [f"/{p.relative_to(root)}" for folder in ("tessera", "tests", "benchmarks", "examples")
+             for p in (root / folder).rglob("*.py")]
+    gone = [f"{where} names {name}" for where, name in named_files(PACKAGE)
+            if name not in NOT_OURS and not any(f.endswith(f"/{name}") for f in files)]
+    assert not gone, "\n".join(["", *gone])

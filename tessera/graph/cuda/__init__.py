@@ -1,10 +1,12 @@
 """Graph functions on GPUs: Graph IR -> Schedule IR -> tile kernels -> machine code.
 
-    prepare.py     simplified, attention and products found, large ops opened
-    draws.py       keys of random numbers: what the host computes at each call
-    units.py       which nodes run as one kernel             lower.py    their Schedule IR
-    kernels.py     the text of each group's kernel           run.py      running them
-    levels.py      the text of every level, with op ids
+    prepare.py            simplified, attention and matmuls found, large ops opened
+    host_keys.py          keys of random numbers: what the host computes at each call
+    fusion_groups.py      which nodes run as one kernel
+    lower.py              their Schedule IR
+    generate_kernels.py   the text of each group's kernel
+    run.py                running them
+    levels.py             the text of every level, with op ids
 
 Imported when a level below the graph is asked for, or a function runs on a GPU.
 """
@@ -15,6 +17,5 @@ from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, PlannedBuffer,
 from .levels import LEVELS, program_of, text_of
 from .run import CudaProgram
 
-__all__ = ["LEVELS", "PlannedBuffer", "ScheduledGroup", "GroupOperand", "GraphSchedule",
-           "CudaProgram", "GroupStep", "program_of",
-           "text_of"]
+__all__ = ["LEVELS", "CudaProgram", "GraphSchedule", "GroupOperand", "GroupStep", "PlannedBuffer",
+           "ScheduledGroup", "program_of", "text_of"]

@@ -1,6 +1,6 @@
 """A traced graph made ready for kernels: simplified, attention and products found, ops opened.
 
-Every pass keeps the ids of the ops (see numbering.py).
+Every pass keeps the ids of the ops (see op_ids.py).
 """
 
 from __future__ import annotations

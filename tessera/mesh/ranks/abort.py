@@ -5,8 +5,8 @@ An exception in a thread counts. mpirun's exit status is then 1 for an exception
 sys.exit(n). `raise SystemExit(n)` is not seen here: ranks that wait for one that left so learn that
 it has ended.
 
-Of several ranks of a machine that fail, the first to ask the watcher (board.py) speaks, for all;
-where there is no watcher they speak in turn, and the first ends the others.
+Of several ranks of a machine that fail, the first to ask the watcher (status_page.py) speaks, for
+all; where there is no watcher they speak in turn, and the first ends the others.
 """
 
 from __future__ import annotations

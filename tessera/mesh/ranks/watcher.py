@@ -1,4 +1,4 @@
-"""The process that says which rank of this machine was killed: run as a file by board.py.
+"""The process that says which rank of this machine was killed: run as a file by status_page.py.
 
     python -I -S watcher.py LISTENER TERMINAL...     file descriptors
 

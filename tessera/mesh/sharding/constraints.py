@@ -158,7 +158,7 @@ def constrain(kind: str, x: Tensor, axes: Sequence[str], *, dim: int = -1, conca
 def _in_global_view(which: Collective, x: Tensor, axis: Any, mesh: Any, /, *, dtype: Any = None,
                     key: Any = None, index: Any = None, dim: int = -1, op: str = "sum",
                     split: int = 0, concat: int = -1, **attrs: Any) -> Tensor:
-    """A collective of collectives/calls.py on a value that is whole: see `constrain`."""
+    """A collective of collectives/functions.py on a value that is whole: see `constrain`."""
     known = x.layout.mesh if x.layout is not None else getattr(current_builder(), "mesh", mesh)
     axes = known.axes if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
     for name in axes:

@@ -43,7 +43,8 @@ class PartitionedOp:
     """An op on parts: its operands in these layouts, its results in those.
 
     bodies: the graphs that it holds, each a propagate.Propagated
-    placed: elements that a rank gets from others, when boxes are put in their place (boxes.py)
+    placed: elements that a rank gets from others, when boxes are put in their place
+    (split_slices.py)
     """
 
     node: Node

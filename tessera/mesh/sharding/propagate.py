@@ -1,6 +1,6 @@
 """Sharding propagation: a layout for every value of a graph, and the collectives between them.
 
-The graph is walked once, in order. Of the ways in which an op can run (options.py), the one is
+The graph is walked once, in order. Of the ways in which an op can run (strategies.py), the one is
 taken that receives the fewest bytes, where work that every rank repeats counts too. Sums over a
 split dimension stay pending, and pass through linear ops, until an op needs the total: then they
 are reduced into whatever layout that op wants. The result is plain data, the same on every rank.
@@ -45,7 +45,7 @@ class Propagated:
 
 # Ops that hold graphs: rule(node, layouts of its operands, mesh, where results will have to lie)
 # gives the layouts in which the operands must come, those of the results, and the bodies. Filled by
-# held.py.
+# control_flow.py.
 HELD: dict[str, Callable[[Node, Sequence[Layout], Mesh, Sequence[Layout | None]], Any]] = {}
 
 

@@ -1,8 +1,8 @@
 """The ways in which one op can run on a mesh: which axes split which of its letters.
 
-An option gives a split to some letters of a node (labels.py). From it follow the layout that each
-operand must come in, and the layouts of the results; a reduced letter that is split leaves a
-pending reduction.
+An option gives a split to some letters of a node (dimension_labels.py). From it follow the layout
+that each operand must come in, and the layouts of the results; a reduced letter that is split
+leaves a pending reduction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Way:
     """One option of a node: the layouts of its operands and of its results, and how much of the
     work each rank does (1: all of it).
 
-    placed: elements that a rank gets from others when boxes are put in their place (boxes.py)
+    placed: elements that a rank gets from others when boxes are put in their place
+    (split_slices.py)
     """
 
     ins: tuple[Layout, ...]

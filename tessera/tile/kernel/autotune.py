@@ -3,7 +3,7 @@
 A candidate must compile and fit the machine. The cost model orders those that do; they are then run
 and compared with the default schedule, and measured, within the budget (search.py). On the host
 nothing measures, unless a function is given: the model's first choice is taken, and
-`.tuning_trace` says so. What was measured is kept on disk (tuning_cache.py).
+`.tuning_trace` says so. What was measured is kept on disk (tuned_schedules.py).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
     waiting      loads that follow one another, each a memory latency, divided among the buffers of
                  the pipeline and the groups that share a multiprocessor.
 
-Good for ordering candidates and for saying what bounds a kernel; not a promise. Counts: work.py.
+Good for ordering candidates and for saying what bounds a kernel; not a promise. Counts:
+operation_counts.py.
 """
 
 from __future__ import annotations

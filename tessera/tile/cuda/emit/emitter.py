@@ -147,9 +147,10 @@ class Emitter:
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
         self.memo: dict[str, object] = {}  # what a family found out about the function
-        self.places: dict[SSAValue, object] = {}  # of views and buffers; see emit/places.py
+        # of views and buffers; see emit/memory_operands.py
+        self.places: dict[SSAValue, object] = {}
         self.wide_extents: set[str] = set()  # variables of extents that may not fit 32 bits
-        self.pool: tuple[str, int] | None = None  # of exchanges; see emit/exchange.py
+        self.pool: tuple[str, int] | None = None  # of exchanges; see emit/layout_conversion.py
         self._constants = dict(function.constants)
 
     def _spelling(self, v: SSAValue) -> str:

@@ -20,7 +20,7 @@ ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class ThreadStart:
-    """Where a thread's part of a shared box begins, for the intrinsics of moves.py.
+    """Where a thread's part of a shared box begins, for the intrinsics of that name.
 
     base, row, column: expressions.  axis: of the tile, along which columns run, or None.
     steps: rows per step along each axis of the tile.  zeros: see swizzles.Addresses.

@@ -1,9 +1,9 @@
 """load(..., prefetch=n): the boxes of n - 1 later turns are on their way while one is read.
 
-What a product reads is copied ahead by its ring (stage.py) and needs none of this. Any other load
-in a loop whose place follows from the loop variable gets a `prefetch_box` of the place that many
-turns later. It brings lines into the L2 cache and holds no registers, so that it can be wrong about
-nothing: beyond the end of a tensor nothing is asked for.
+What a product reads is copied ahead by its ring (stage_loads.py) and needs none of this. Any other
+load in a loop whose place follows from the loop variable gets a `prefetch_box` of the place that
+many turns later. It brings lines into the L2 cache and holds no registers, so that it can be wrong
+about nothing: beyond the end of a tensor nothing is asked for.
 """
 
 from __future__ import annotations
