@@ -633,13 +633,13 @@ def _tune(folder, name, done):
 
 
 def test_one_process_of_several_tunes(tmp_path):
-    spawn = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")
     done = spawn.Queue()
     workers = [spawn.Process(target=_tune, args=(tmp_path, i, done)) for i in range(3)]
     for w in workers:
         w.start()
     for w in workers:
-        w.join(20)
+        w.join(60)
     assert [w.exitcode for w in workers] == [0, 0, 0]
     assert done.get(timeout=5) in (0, 1, 2) and done.empty()
 

@@ -226,8 +226,19 @@ def test_a_run_can_be_made_longer(train, text, tmp_path):
     assert len(found["losses"]) == 6 and found["config"]["steps"] == 6
 
 
-def start(arguments: list[str], **options: Any) -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / "examples" / "train.py"), *arguments]
+# Run by the child itself: `preexec_fn` would fork this process, whose libraries (JAX) object.
+TAKE_TERMINAL = "fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+IGNORE_HANGUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+
+
+def start(arguments: list[str], first: str = "", **options: Any) -> subprocess.Popen:
+    """The example in a process of its own, which runs the statement `first` before it."""
+    program = [sys.executable, str(ROOT / "examples" / "train.py"), *arguments]
+    command = program
+    if first:
+        modules = "fcntl, os, signal, sys, termios"
+        last = "os.execv(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", f"import {modules}; {first}; {last}", *program]
     return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **options)
 
 
@@ -263,8 +274,8 @@ def test_on_a_terminal_it_draws_and_stops_at_ctrl_c(text, tmp_path):
     master, slave = pty.openpty()
     out = tmp_path / "run"
     flags = [*TINY, "--steps", "1000000", "--data", str(text), "--out", str(out)]
-    child = start(flags, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                  preexec_fn=_take_terminal)
+    child = start(flags, TAKE_TERMINAL, stdin=slave, stdout=slave, stderr=slave,
+                  start_new_session=True)
     os.close(slave)
     shown, pressed = b"", False
     try:
@@ -292,8 +303,7 @@ def test_a_terminal_that_is_closed_stops_it_with_a_checkpoint(text, tmp_path):
     master, slave = pty.openpty()
     out = tmp_path / "run"
     child = start([*TINY, "--steps", "1000000", "--data", str(text), "--out", str(out)],
-                  stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-                  preexec_fn=_take_terminal)
+                  TAKE_TERMINAL, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     shown = b""
     while b"tokens/s" not in shown:
@@ -308,20 +318,12 @@ def test_a_terminal_that_is_closed_stops_it_with_a_checkpoint(text, tmp_path):
 def test_what_nohup_ignores_stays_ignored(text, tmp_path):
     out = tmp_path / "run"
     child = start([*TINY, "--steps", "40", "--data", str(text), "--out", str(out)],
-                  stdout=subprocess.PIPE, text=True,
-                  preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+                  IGNORE_HANGUP, stdout=subprocess.PIPE, text=True)
     while "step 1/" not in child.stdout.readline():
         pass
     child.send_signal(signal.SIGHUP)
     child.communicate(timeout=60)
     assert child.returncode == 0 and len(result(out)["losses"]) == 40
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 # --- sentinels --------------------------------------------------------------------------------
