@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .errors import SourceLine
     from .graph.ir import Graph, Node, Value
     from .graph.jit import JitFunction, TracedSignature
-    from .graph.op import Op
+    from .graph.op import GraphOp
     from .graph.regions.call import Use
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
@@ -78,7 +78,7 @@ class NextKey(Protocol):
 
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
-constant: Hook[Op] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
+constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
 
 
 # --- the graph asks the mesh --------------------------------------------------------------------
@@ -91,7 +91,7 @@ class DistributedProgram(Protocol):
 class Distributed(Protocol):
     """Runs ops and graphs of distributed tensors."""
 
-    def run_op(self, op: Op, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
+    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any: ...
 
     def program(self, graph: Graph, layouts: tuple, /) -> DistributedProgram: ...
 
@@ -167,7 +167,7 @@ global_view: Hook[GlobalView] = Hook("global_view", "mesh.sharding.constraints")
 class EagerObserver(Protocol):
     """Shown an op that has run at once: its operands, attributes and results."""
 
-    def __call__(self, op: Op, args: tuple, attrs: dict, made: tuple, /) -> None: ...
+    def __call__(self, op: GraphOp, args: tuple, attrs: dict, made: tuple, /) -> None: ...
 
 
 class NodeObserver(Protocol):
@@ -189,7 +189,7 @@ class SendingObserver(Protocol):
     """Shown a collective before it runs: what leaves for other ranks is looked at here. operands:
     what stands for each of its arrays."""
 
-    def __call__(self, op: Op, where: SourceLine | None, operands: Sequence[Any],
+    def __call__(self, op: GraphOp, where: SourceLine | None, operands: Sequence[Any],
                  arrays: Sequence[np.ndarray], /) -> None: ...
 
 

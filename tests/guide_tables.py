@@ -23,7 +23,7 @@ from cpu.test_layers import FLOORS
 from guide_api import API
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
-from tessera.graph.op import OPS, Op
+from tessera.graph.op import OPS, GraphOp
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
 from tessera.kernels import ROUTINES
@@ -196,14 +196,14 @@ def ops_table() -> str:
     return markdown(("Op", "Meaning", "Derivative", "Axes", "In loops", "Effects"), rows)
 
 
-def derivative(op: Op) -> str:
+def derivative(op: GraphOp) -> str:
     if not op.differentiable:
         return "zero"
     rules = (("reverse", op.vjp), ("forward", op.jvp))
     return ", ".join(word for word, rule in rules if rule) or "none"
 
 
-def letters(op: Op) -> str:
+def letters(op: GraphOp) -> str:
     if op.axes is None:
         return ""
     return "by its attributes" if callable(op.axes) else f"`{op.axes}`"

@@ -21,7 +21,7 @@ import numpy as np
 import tessera as ts
 from cpu.test_ops_registry import Draws, wide_attrs
 from tessera.errors import TesseraError
-from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, Op, Sample
+from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, GraphOp, Sample
 from tessera.graph.trace import apply
 from tessera.numerics import as_type
 from tessera.tensor import Tensor
@@ -212,14 +212,14 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 
 # --- steps of the registry's ops ----------------------------------------------------------------
-def registry_step(rng: np.random.Generator, values: list[Tensor], ops: Sequence[Op],
+def registry_step(rng: np.random.Generator, values: list[Tensor], ops: Sequence[GraphOp],
                   fit: Callable[[np.random.Generator, Arg], Callable[[Any], Any] | None],
                   fresh: Callable[[np.random.Generator, Arg], Tensor]) -> Step:
     """An op on values where they can be made to fit a sample's operands, else on new constants.
 
     fit: how a value is brought into the range that an operand needs, None where it cannot be.
     """
-    op: Op = ops[int(rng.integers(len(ops)))]
+    op: GraphOp = ops[int(rng.integers(len(ops)))]
     s: Sample = op.samples[int(rng.integers(len(op.samples)))]
     loose = op.loop is not None  # elementwise: any shapes
     args: list[int] = []
@@ -383,7 +383,7 @@ def rounded_program(rng: np.random.Generator) -> Program:
 
 
 # --- differentiable programs --------------------------------------------------------------------
-def _derivable(op: Op) -> bool:
+def _derivable(op: GraphOp) -> bool:
     """Whether one result follows smoothly from the operands, wherever they are."""
     return op.smooth and op.differentiable and not op.multi and op.vjp is not None and (
         not op.graph_attrs) and all(

@@ -22,7 +22,7 @@ from ..graph.decorator import Decorator
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph, Node
-from ..graph.op import OPS, VIEW, Arg, Aval, Op, Sample, sample
+from ..graph.op import OPS, VIEW, Arg, Aval, GraphOp, Sample, sample
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
@@ -146,7 +146,7 @@ def _keeper(body: Graph, policy: Policy) -> Keeper:
 
 
 # --- what is kept --------------------------------------------------------------------------------
-SAVED = Op(
+SAVED = GraphOp(
     "saved",
     shape=lambda x, place: x,
     ref=lambda x, place: x,
@@ -233,7 +233,7 @@ def _samples() -> tuple[Sample, ...]:
         (remat_policies.save_nothing, "device"), (remat_policies.save_everything, "host")))
 
 
-CHECKPOINT = Op(
+CHECKPOINT = GraphOp(
     "checkpoint",
     shape=lambda *xs, body, policy, place: check_inputs(body, xs),
     ref=_ref,

@@ -13,7 +13,7 @@ from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
-from ..graph.op import OPS, Arg, Aval, Op, Sample
+from ..graph.op import OPS, Arg, Aval, GraphOp, Sample
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -222,7 +222,7 @@ def _cond_samples() -> tuple[Sample, ...]:
     return (Sample((Arg((), "bool", False), Arg((3,)), Arg(())), {"on_true": a, "on_false": b}),)
 
 
-COND = Op(
+COND = GraphOp(
     "cond",
     shape=_cond_shape,
     ref=_cond_ref,

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, GradError
 from ..graph import tree
 from ..graph.ir import Graph
-from ..graph.op import Aval, Op
+from ..graph.op import Aval, GraphOp
 from ..graph.signature import callable_name
 from ..graph.trace import apply, current_builder, current_line
 from ..tensor import Tensor
@@ -123,7 +123,7 @@ def _batched(graph: Graph, size: Any, avals: Sequence[Aval]) -> Graph:
     return trace_body(run, [Aval((size, *a.shape), a.type) for a in avals], graph.name)
 
 
-def batch_graphs(op: Op, names: tuple[str, ...]) -> Callable:
+def batch_graphs(op: GraphOp, names: tuple[str, ...]) -> Callable:
     """vmap of an op that holds user rules: all inputs are stretched, all its graphs batched."""
     def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
         full = [stretch(x, size, b) for x, b in zip(xs, batched, strict=True)]

@@ -12,7 +12,7 @@ from ..graph import tree
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, Op, Sample
+from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.operand import convert
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
@@ -142,7 +142,7 @@ def _jvp_samples() -> tuple[Sample, ...]:
     return (Sample((Arg((3,)),), {"primal": primal, "rule": rule, "n_args": 1, "n_closed": 0}),)
 
 
-CUSTOM_JVP = Op(
+CUSTOM_JVP = GraphOp(
     "custom_jvp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
     ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),

@@ -12,7 +12,7 @@ from ..graph import tree
 from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, NoRule, Op, Sample
+from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
 from ..graph.operand import convert
 from ..graph.signature import callable_name, is_data
 from ..graph.trace import apply, aval_of, evaluate
@@ -194,7 +194,7 @@ def _vjp_samples() -> tuple[Sample, ...]:
     return (Sample((Arg((3,), "normal", False),), attrs),)
 
 
-CUSTOM_VJP = Op(
+CUSTOM_VJP = GraphOp(
     "custom_vjp_call",
     shape=lambda *xs, primal, **attrs: check_inputs(primal, xs),
     ref=lambda *arrays, primal, **attrs: own(run_graph(primal, arrays), arrays),

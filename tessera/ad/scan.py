@@ -22,7 +22,7 @@ from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, Op, Sample
+from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.trace import apply, aval_of
 from ..numerics import as_type
 from ..tensor import Tensor
@@ -297,7 +297,7 @@ def _sample() -> tuple[Sample, ...]:
     return tuple(Sample(args, Loop(body, 1, 1, 3, backwards).attrs) for backwards in (False, True))
 
 
-SCAN = Op(
+SCAN = GraphOp(
     "scan",
     shape=_shape,
     ref=_ref,

@@ -11,7 +11,7 @@ from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
 from ..graph.ir import Graph
-from ..graph.op import Arg, Aval, NoRule, Op, Sample
+from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
@@ -160,7 +160,7 @@ def _while_samples() -> tuple[Sample, ...]:
     return (Sample(args, {"test": test, "body": body}),)
 
 
-WHILE = Op(
+WHILE = GraphOp(
     "while_loop",
     shape=_while_shape,
     ref=_while_ref,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import functions as F
-from ..graph.op import Op, Sample, sample
+from ..graph.op import GraphOp, Sample, sample
 from ..graph.trace import apply
 from ..numerics import DType, NumericType, as_type, decode
 from ..tensor import Tensor, as_tensor
@@ -66,7 +66,7 @@ def _print_batch(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
     return apply(PRINT, *xs, **attrs), False
 
 
-PRINT = Op(
+PRINT = GraphOp(
     "print",
     shape=lambda *xs, **attrs: (),
     ref=_print_ref,

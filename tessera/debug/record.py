@@ -15,7 +15,7 @@ from .. import config, hooks
 from ..errors import SourceLine, user_line
 from ..graph import trace
 from ..graph.ir import Graph, Node
-from ..graph.op import Aval, Op
+from ..graph.op import Aval, GraphOp
 from ..graph.trace import aval_of
 
 # Innermost last: the graph that runs and the named ranges around it, per thread.
@@ -90,7 +90,7 @@ class Recorder:
         if start is not None:
             self._last.ns = time.perf_counter_ns()
 
-    def _eager(self, op: Op, args: tuple, attrs: dict, made: tuple) -> None:
+    def _eager(self, op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
         where = trace._state.where or user_line()
         self._add(op.name, [aval_of(a) for a in args], [aval_of(a) for a in made], where)
 

@@ -37,7 +37,7 @@ from ..errors import PACKAGE_DIR, NumericsError, SourceLine, user_line
 from ..graph import functions as F
 from ..graph import trace
 from ..graph.ir import Graph, Node, Value, subgraphs
-from ..graph.op import Op
+from ..graph.op import GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
 from ..numerics import CastCounts, DType
@@ -122,7 +122,7 @@ def _set(observers: list, observer: Any, there: bool) -> None:
         observers.remove(observer)
 
 
-def _resolve(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
+def _resolve(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
     """The first op after a change of settings."""
     mode = config.get("numerics")
     _switch(mode)
@@ -161,7 +161,7 @@ def observe_node(node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.
     )
 
 
-def observe_eager(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
+def observe_eager(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
     """An op has run outside of a graph."""
     held = [attrs[k] for k in op.graph_attrs]
     inner = [g for x in held for g in (x if isinstance(x, tuple) else (x,))]
@@ -174,7 +174,7 @@ def observe_eager(op: Op, args: tuple, attrs: dict, made: tuple) -> None:
         _count_suspects(made)
 
 
-def observe_sending(op: Op, where: SourceLine | None, operands: Sequence[Any],
+def observe_sending(op: GraphOp, where: SourceLine | None, operands: Sequence[Any],
                     arrays: Sequence[np.ndarray]) -> None:
     """Operands leave for other ranks: bad ones count here, on the rank that made them."""
     ins = [Seen(v, a, (v.aval if isinstance(v, Value) else v).dtype)
@@ -243,7 +243,7 @@ def _inner_values(graph: Graph) -> Iterator[Any]:
 
 
 # --- the rules --------------------------------------------------------------------------------
-def _check(op: Op, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
+def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
            outs: list[Seen], inner: list) -> None:
     if op.converts:
         _count_cast(attrs, where, losses(attrs, [s.array for s in ins]))
@@ -281,7 +281,7 @@ def _kind(s: Seen) -> str | None:
     return "nan" if np.isnan(s.array).any() else "inf"
 
 
-def _judge(op: Op, where: Callable[[], SourceLine | None], ins: list[Seen], out: Seen,
+def _judge(op: GraphOp, where: Callable[[], SourceLine | None], ins: list[Seen], out: Seen,
            kind: str) -> BadValue | None:
     """Rules 1 to 4 for a bad result of operands that are not suspect."""
     before = {k for s in ins if (k := _kind(s)) is not None}

@@ -14,7 +14,7 @@ from .. import config
 from ..dims import show_shape
 from ..errors import ArgumentError, NumericsError
 from ..graph import tree
-from ..graph.op import Op, Sample, sample
+from ..graph.op import GraphOp, Sample, sample
 from ..graph.operand import to_compute
 from ..graph.signature import callable_name
 from ..graph.trace import apply
@@ -127,7 +127,7 @@ def _check_batch(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
     return apply(CHECK, *xs, **attrs), False
 
 
-CHECK = Op(
+CHECK = GraphOp(
     "verify_numerics",
     shape=lambda *xs, **attrs: (),
     ref=_check_ref,

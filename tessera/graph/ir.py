@@ -12,7 +12,7 @@ import numpy as np
 from ..dims import size_of
 from ..errors import GraphError, SourceLine
 from ..tensor import Tensor
-from .op import Aval, Op, infer
+from .op import Aval, GraphOp, infer
 
 VERSION = 1
 
@@ -38,7 +38,7 @@ def elements(v: Value) -> int:
 class Node:
     """outputs = op(inputs, attrs), written on the user's line `where`."""
 
-    op: Op
+    op: GraphOp
     inputs: tuple[Value, ...]
     attrs: dict[str, Any]
     outputs: tuple[Value, ...]

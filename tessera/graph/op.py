@@ -121,7 +121,7 @@ class NoRule:
 
 
 @dataclass(frozen=True, eq=False)
-class Op:
+class GraphOp:
     """One operation of the Graph IR.
 
     shape(*avals, **attrs) -> Aval, or a tuple of them when `multi`
@@ -256,13 +256,13 @@ class Op:
         return isinstance(self.memory, ResultMemory) and self.memory.kind == "view"
 
     def __repr__(self) -> str:
-        return f"Op({self.name})"
+        return f"GraphOp({self.name})"
 
 
-OPS: dict[str, Op] = {}
+OPS: dict[str, GraphOp] = {}
 
 
-def infer(op: Op, avals: tuple[Aval, ...], attrs: dict[str, Any]) -> tuple[Aval, ...]:
+def infer(op: GraphOp, avals: tuple[Aval, ...], attrs: dict[str, Any]) -> tuple[Aval, ...]:
     """Output avals by the op's shape rule; its errors gain the op and every operand."""
     try:
         out = op.shape(*avals, **attrs)

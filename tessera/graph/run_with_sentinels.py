@@ -1,12 +1,12 @@
 """Running a compiled graph with sentinels on: its loops count bad values while they compute them.
 
 A NaN or infinity is looked for where it could be hidden or leave: among the results, and in front
-of ops that neither carry it on nor may drop it (`Op.carries`, `Op.may_drop`). Loops count such
-values inside, whatever of them stays there; what library calls give is looked at behind them. When
-something was seen the call is run again from its arguments, op by op, and shown to the sentinels,
-who say which op made it. So the blame is exact, and a call without a finding costs little: a step
-of examples/train.py takes 1.0 to 1.1 times as long, where running op by op took 12 times (2 busy
-cores, f32, bf16 and f16).
+of ops that neither carry it on nor may drop it (`GraphOp.carries`, `GraphOp.may_drop`). Loops count
+such values inside, whatever of them stays there; what library calls give is looked at behind them.
+When something was seen the call is run again from its arguments, op by op, and shown to the
+sentinels, who say which op made it. So the blame is exact, and a call without a finding costs
+little: a step of examples/train.py takes 1.0 to 1.1 times as long, where running op by op took 12
+times (2 busy cores, f32, bf16 and f16).
 """
 
 from __future__ import annotations

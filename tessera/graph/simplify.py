@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import SourceLine
 from .expand import expand
 from .ir import Graph, Node, Value, node_effects
-from .op import OPS, Aval, Op, infer
+from .op import OPS, Aval, GraphOp, infer
 
 KEEP_EFFECTS = frozenset({"io", "state", "collective"})
 
@@ -226,7 +226,7 @@ def merge_common(graph: Graph) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), outputs)
 
 
-def _key(op: Op, inputs: tuple, attrs: dict[str, Any], outputs: tuple) -> Any:
+def _key(op: GraphOp, inputs: tuple, attrs: dict[str, Any], outputs: tuple) -> Any:
     if op.effects or op.graph_attrs:
         return None
     items = tuple(sorted((k, _frozen(v)) for k, v in attrs.items()))

@@ -18,7 +18,7 @@ from ..dims import size_of
 from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
 from ..tensor import STATIC_HINT, Tensor, as_tensor, need_device
 from .ir import Graph, Node, Value
-from .op import Aval, Op, infer
+from .op import Aval, GraphOp, infer
 
 
 class _State(threading.local):
@@ -154,7 +154,7 @@ class GraphBuilder:
             self.literals[key] = value
         return self.literals[key]
 
-    def emit(self, op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+    def emit(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
         inputs = tuple(self.value_of(a) for a in args)
         avals = infer(op, tuple(v.aval for v in inputs), attrs)
         for aval in avals:
@@ -192,7 +192,7 @@ def current_line() -> SourceLine | None:
     return _state.where
 
 
-def apply(op: Op, /, *args: Tensor, **attrs: Any) -> Any:
+def apply(op: GraphOp, /, *args: Tensor, **attrs: Any) -> Any:
     """op(*args): a node while a function is traced, else its NumPy meaning, now.
 
     Also of tensors that the function captures: they may be written into between two calls, so what
@@ -202,7 +202,7 @@ def apply(op: Op, /, *args: Tensor, **attrs: Any) -> Any:
     return run_eager(op, args, attrs) if builder is None else builder.emit(op, args, attrs)
 
 
-def run_eager(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
     for a in args:
         if isinstance(a, Tracer):
             raise TraceError(

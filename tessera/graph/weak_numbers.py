@@ -15,7 +15,7 @@ import numpy as np
 
 from ..numerics import DType, NumericType, as_type, weak_result
 from ..tensor import OPERATORS, Tensor, as_tensor
-from .op import Arg, Op, Sample
+from .op import Arg, GraphOp, Sample
 from .trace import Tracer, apply
 
 F32, F64, INT64 = as_type("f32"), as_type("f64"), as_type("int64")
@@ -87,7 +87,7 @@ def _check_fits(x: np.ndarray, dtype: DType) -> np.ndarray:
     return x.copy()
 
 
-CHECK_FITS = Op(
+CHECK_FITS = GraphOp(
     "check_fits",
     shape=lambda x, dtype: x,
     ref=_check_fits,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import functions as F
-from ..graph.op import Op, Sample, sample
+from ..graph.op import GraphOp, Sample, sample
 from ..graph.trace import apply
 from ..tensor import Tensor
 
@@ -38,7 +38,7 @@ def _batch(op_name: str) -> Any:
     return rule
 
 
-STATE = Op(
+STATE = GraphOp(
     "state",
     shape=lambda count, **attrs: (),
     ref=_append_ref,
@@ -50,7 +50,7 @@ STATE = Op(
     doc="a state object changes: entries are appended (raises when they do not fit) or pruned",
 )
 
-MOVE = Op(
+MOVE = GraphOp(
     "move",
     shape=lambda *xs, **attrs: (),
     ref=_move_ref,

@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera.errors import GradError
 from tessera.graph.ir import Graph
-from tessera.graph.op import Arg, Op, sample
+from tessera.graph.op import Arg, GraphOp, sample
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 from tolerance import assert_close
@@ -149,7 +149,7 @@ def _count(x: np.ndarray) -> np.ndarray:
     return x.copy()
 
 
-TALLY = Op(
+TALLY = GraphOp(
     "test_tally",
     shape=lambda x: x,
     ref=_count,

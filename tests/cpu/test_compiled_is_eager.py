@@ -14,7 +14,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import TesseraError
-from tessera.graph.op import OPS, Op
+from tessera.graph.op import OPS, GraphOp
 from tessera.graph.trace import apply
 from tessera.numerics import as_type
 from tessera.tensor import Tensor
@@ -38,7 +38,7 @@ def values(numeric: str) -> np.ndarray:
     return np.array(sorted({x for x in found if i.min <= x <= i.max}), kind)
 
 
-def operands(op: Op, numeric: str) -> list[Tensor]:
+def operands(op: GraphOp, numeric: str) -> list[Tensor]:
     """Every combination of special values, of two operands."""
     v, t = values(numeric), as_type(numeric)
     n = len(op.samples[0].args)
@@ -49,7 +49,7 @@ def operands(op: Op, numeric: str) -> list[Tensor]:
     return [Tensor(np.array(c, v.dtype), t) for c in columns]
 
 
-def defined(op: Op, numeric: str) -> bool:
+def defined(op: GraphOp, numeric: str) -> bool:
     """Whether a graph can have the op on these types: NumPy gives what its shape rule says."""
     if op.loop is None or not op.samples[0].args or "random" in op.name:
         return False
@@ -74,7 +74,7 @@ CASES = [(numeric, ops[i:i + MANY]) for numeric in TYPES
 
 
 @pytest.mark.parametrize(("numeric", "ops"), CASES, ids=[f"{n}-{o[0].name}" for n, o in CASES])
-def test_loops_at_special_values(numeric: str, ops: list[Op]) -> None:
+def test_loops_at_special_values(numeric: str, ops: list[GraphOp]) -> None:
     """Infinities, NaN, zeros of both signs, the ends of integers: as NumPy, within a few ulp."""
     flat = [x for op in ops for x in operands(op, numeric)]
 
@@ -89,7 +89,7 @@ def test_loops_at_special_values(numeric: str, ops: list[Op]) -> None:
         assert_same(op, got.array, want.array)
 
 
-def assert_same(op: Op, got: np.ndarray, want: np.ndarray) -> None:
+def assert_same(op: GraphOp, got: np.ndarray, want: np.ndarray) -> None:
     assert got.dtype == want.dtype
     if want.dtype.kind != "f":
         np.testing.assert_array_equal(got, want, op.name)

@@ -202,7 +202,7 @@ def test_the_index_links_to_every_page():
 
 @pytest.mark.parametrize("what, sign", [
     ("wgmma is emitted", "ptx.wgmma."), ("a race is detected", "RaceError("),
-    ("softmax's gradient is", "SOFTMAX = Op("), ("a dtype is declared", "fp8_e5m2 = _float("),
+    ("softmax's gradient is", "SOFTMAX = GraphOp("), ("a dtype is declared", "fp8_e5m2 = _float("),
     ("barriers are inserted", "barrier"), ("ops are fused", "def fuse")])
 def test_the_index_says_where_it_is(what, sign):
     """One click: the row of what one looks for leads to the file that has it."""

@@ -20,7 +20,7 @@ import tessera as ts
 from tessera.dims import Dim
 from tessera.errors import ArgumentError, TesseraError
 from tessera.graph.ir import Graph
-from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, Aval, NoRule, Op, Sample, infer
+from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, Aval, GraphOp, NoRule, Sample, infer
 from tessera.graph.trace import apply
 from tessera.numerics import DType, NumericType, as_type, encode
 from tessera.tensor import Tensor
@@ -30,7 +30,7 @@ F32, F64, BATCH = as_type("f32"), as_type("f64"), 3
 
 
 
-def cases_of(ops: Iterable[Op]) -> list:
+def cases_of(ops: Iterable[GraphOp]) -> list:
     """What is tested of ops: each with each of its samples."""
     return [pytest.param(op, s, id=f"{op.name}-{i}") for op in ops
             for i, s in enumerate(op.samples)]
@@ -39,7 +39,7 @@ def cases_of(ops: Iterable[Op]) -> list:
 CASES = cases_of(OPS.values())
 
 
-def _derivable(op: Op, s: Sample) -> bool:
+def _derivable(op: GraphOp, s: Sample) -> bool:
     return op.differentiable and any(a.diff and _floating(a) for a in s.args)
 
 
@@ -131,7 +131,9 @@ WATCHED = [p for p in CASES if not p.values[0].graph_attrs and not p.values[0].e
 
 
 @pytest.mark.parametrize("op, s", WATCHED)
-def test_what_an_op_may_drop_is_in_its_record(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_what_an_op_may_drop_is_in_its_record(
+    op: GraphOp, s: Sample, rng: np.random.Generator
+) -> None:
     """A sum or product shows every bad operand, unless the record says that it may drop it."""
     xs = [Draws(rng)(a).array for a in s.args]
     for k, x in enumerate(xs):
@@ -153,18 +155,18 @@ def test_records_name_operands_that_exist() -> None:
         assert not set(op.drops) & set(op.drops_inf), op.name
 
 
-def outputs(op: Op, made: Any) -> list[Any]:
+def outputs(op: GraphOp, made: Any) -> list[Any]:
     return list(made) if op.multi else [made]
 
 
-def refuses(op: Op, place: int, arg: Arg) -> bool:
+def refuses(op: GraphOp, place: int, arg: Arg) -> bool:
     """Operands that vmap must leave whole: one key for the batch."""
     return arg.draw == "key"
 
 
 # --- the record -------------------------------------------------------------------------------
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
-def test_record_is_complete(op: Op) -> None:
+def test_record_is_complete(op: GraphOp) -> None:
     if op.name.startswith("mesh_"):  # of the graph of one rank: its attributes are layouts on a
         assert op.doc and not op.differentiable  # mesh; tests/mesh runs them
         return
@@ -181,7 +183,7 @@ def test_a_rule_and_a_reason_why_there_is_none_exclude_each_other() -> None:
     for rules in ({"vjp": abs, "no_vjp": NoRule("so", "do")},
                   {"jvp": abs, "no_jvp": NoRule("so", "do")}):
         with pytest.raises(ArgumentError, match="'both' has a rule and a reason"):
-            Op("both", shape=abs, ref=abs, **rules)
+            GraphOp("both", shape=abs, ref=abs, **rules)
     assert "both" not in OPS
     loop = OPS["while_loop"]
     assert loop.vjp is None and loop.no_vjp is not None and loop.jvp is not None
@@ -189,7 +191,9 @@ def test_a_rule_and_a_reason_why_there_is_none_exclude_each_other() -> None:
 
 # --- shapes -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_shape_rule_is_what_the_op_returns(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_shape_rule_is_what_the_op_returns(
+    op: GraphOp, s: Sample, rng: np.random.Generator
+) -> None:
     xs = [Draws(rng)(a) for a in s.args]
     avals = infer(op, tuple(Aval(x.shape, x.type) for x in xs), s.attrs)
     made = outputs(op, op.ref(*[x.array for x in xs], **s.attrs))
@@ -200,7 +204,7 @@ def test_shape_rule_is_what_the_op_returns(op: Op, s: Sample, rng: np.random.Gen
 
 
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_memory_is_where_the_record_says(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_memory_is_where_the_record_says(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     """The memory plan reuses an operand's buffer unless the op says that its result lies there."""
     xs = [Draws(rng)(a) for a in s.args]
     before = [x.array.copy() for x in xs]
@@ -209,7 +213,7 @@ def test_memory_is_where_the_record_says(op: Op, s: Sample, rng: np.random.Gener
         np.testing.assert_array_equal(x.array, held)
 
 
-def assert_lies(op: Op, attrs: dict[str, Any], xs: list[Tensor]) -> None:
+def assert_lies(op: GraphOp, attrs: dict[str, Any], xs: list[Tensor]) -> None:
     made = outputs(op, op.ref(*[x.array for x in xs], **attrs))
     viewed = op.lies(attrs).kind == "view"
     for i, y in enumerate(made):
@@ -237,7 +241,7 @@ def test_casts_lie_where_their_attributes_say(to: str, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_results_are_the_callers_own(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_results_are_the_callers_own(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     """What a compiled function gives lies neither in an argument nor in another result; that holds
     node by node too, where values are looked at."""
     if op.effects:
@@ -262,7 +266,7 @@ def _symbolic(shape: tuple, known: set[int]) -> tuple:
 
 
 @pytest.mark.parametrize(("op", "s"), [p for p in CASES if p.values[1].args])
-def test_shape_rule_with_symbolic_extents(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_shape_rule_with_symbolic_extents(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     """Names in, names out; with sizes for the names the concrete result. A rule may refuse names,
     with an error of ours: never a crash, never a wrong shape."""
     xs = [Draws(rng)(a) for a in s.args]
@@ -296,7 +300,7 @@ ANY_EXTENT = frozenset(  # ops that must take symbolic extents on every sample
 
 # --- eager and compiled -----------------------------------------------------------------------
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_compiled_equals_eager(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_compiled_equals_eager(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     xs = [Draws(rng)(a) for a in s.args]
     if "random" in op.effects:
         ts.random.seed(7)
@@ -316,7 +320,7 @@ GROUPS = [LOOPS[i:i + 10] for i in range(0, len(LOOPS), 10)]
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: f"{g[0].name}..{g[-1].name}")
-def test_compiled_loops_equal_eager(group: list[Op], rng: np.random.Generator) -> None:
+def test_compiled_loops_equal_eager(group: list[GraphOp], rng: np.random.Generator) -> None:
     """The loop templates: the same samples in an extent that is worth compiling."""
     draws, calls = Draws(rng), []
     for op in group:
@@ -340,7 +344,7 @@ class Derivable:
     """A sample as a function of its differentiable arguments, in f64 (f32 when it holds graphs,
     whose types are fixed)."""
 
-    def __init__(self, op: Op, s: Sample, rng: np.random.Generator):
+    def __init__(self, op: GraphOp, s: Sample, rng: np.random.Generator):
         fixed = any(isinstance(v, Graph) for v in s.attrs.values()) or bool(op.graph_attrs)
         self.numeric = F32 if fixed else F64
         self.step, self.limit = (2.0**-7, 5e-3) if fixed else (1e-6, 1e-6)
@@ -397,7 +401,7 @@ def _directions(case: Derivable) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize(("op", "s"), DERIVABLE)
-def test_jvp_is_the_finite_difference(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_jvp_is_the_finite_difference(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     case = Derivable(op, s, rng)
     for direction in _directions(case):
         ys, out = ts.jvp(case.fn, tuple(case.xs), tuple(direction))
@@ -407,7 +411,7 @@ def test_jvp_is_the_finite_difference(op: Op, s: Sample, rng: np.random.Generato
 
 
 @pytest.mark.parametrize(("op", "s"), DERIVABLE)
-def test_jvp_of_each_argument_alone(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_jvp_of_each_argument_alone(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     """The other tangents are None then, not zeros: the sum of the parts is the whole."""
     case = Derivable(op, s, rng)
     direction = [case.like(x) for x in case.xs]
@@ -424,7 +428,7 @@ def test_jvp_of_each_argument_alone(op: Op, s: Sample, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize(("op", "s"), DERIVABLE)
-def test_vjp_is_the_adjoint_of_jvp(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_vjp_is_the_adjoint_of_jvp(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     case = Derivable(op, s, rng)
     direction = [case.like(x) for x in case.xs]
     ys, out = ts.jvp(case.fn, tuple(case.xs), tuple(direction))
@@ -439,7 +443,7 @@ def test_vjp_is_the_adjoint_of_jvp(op: Op, s: Sample, rng: np.random.Generator) 
 
 
 @pytest.mark.parametrize(("op", "s"), SMOOTH)
-def test_second_derivatives(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_second_derivatives(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     """Forward over reverse and reverse over reverse, against differences of the gradient."""
     case = Derivable(op, s, rng)
     weights = [case.like(y) for y in case.fn(*case.xs)]
@@ -463,7 +467,7 @@ def test_second_derivatives(op: Op, s: Sample, rng: np.random.Generator) -> None
 
 # --- batching ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("op", "s"), BATCHABLE)
-def test_vmap_is_a_loop(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_vmap_is_a_loop(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     draws = Draws(rng)
     may = [i for i, a in enumerate(s.args) if not refuses(op, i, a)]
     for count in range(1, len(may) + 1):
@@ -471,7 +475,7 @@ def test_vmap_is_a_loop(op: Op, s: Sample, rng: np.random.Generator) -> None:
             _check_batch(op, s, draws, batched)
 
 
-def _check_batch(op: Op, s: Sample, draws: Draws, batched: tuple[int, ...]) -> None:
+def _check_batch(op: GraphOp, s: Sample, draws: Draws, batched: tuple[int, ...]) -> None:
     slices = [[draws(a) for _ in range(BATCH if i in batched else 1)]
               for i, a in enumerate(s.args)]
     stacked = [
@@ -491,7 +495,7 @@ def _check_batch(op: Op, s: Sample, draws: Draws, batched: tuple[int, ...]) -> N
 
 
 # --- index letters ----------------------------------------------------------------------------
-def _letters_of(op: Op, s: Sample, avals: tuple[Aval, ...]) -> tuple[list[str], list[str]]:
+def _letters_of(op: GraphOp, s: Sample, avals: tuple[Aval, ...]) -> tuple[list[str], list[str]]:
     text = op.axes(*avals, **s.attrs) if callable(op.axes) else op.axes
     left, right = text.split("->")
     return (left.split(",") if s.args else []), right.split(",")
@@ -517,7 +521,7 @@ def _bind_letters(spec: str, shape: tuple, sizes: dict[str, set[int]]) -> tuple:
 
 
 @pytest.mark.parametrize(("op", "s"), [p for p in CASES if p.values[0].axes is not None])
-def test_index_letters_fit_the_shapes(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_index_letters_fit_the_shapes(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     xs = [Draws(rng)(a) for a in s.args]
     avals = tuple(Aval(x.shape, x.type) for x in xs)
     outs = infer(op, avals, s.attrs)
@@ -540,20 +544,20 @@ ELEMENTWISE = [op for op in OPS.values() if op.loop is not None]
 HIDES_NAN = {"where"}  # a NaN that is not chosen does not show
 
 
-def _elementwise_floats(op: Op, shape: tuple, rng: np.random.Generator) -> list[Tensor]:
+def _elementwise_floats(op: GraphOp, shape: tuple, rng: np.random.Generator) -> list[Tensor]:
     s = op.samples[0]
     return [Draws(rng)(Arg(shape, a.draw)) for a in s.args]
 
 
 @pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.name)
-def test_elementwise_of_nothing_is_nothing(op: Op, rng: np.random.Generator) -> None:
+def test_elementwise_of_nothing_is_nothing(op: GraphOp, rng: np.random.Generator) -> None:
     xs = _elementwise_floats(op, (0, 3), rng)
     out = apply(op, *xs, **op.samples[0].attrs)
     assert out.array.shape == (0, 3) and out.array.dtype == out.dtype.numpy
 
 
 @pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.name)
-def test_nan_propagates_elementwise(op: Op, rng: np.random.Generator) -> None:
+def test_nan_propagates_elementwise(op: GraphOp, rng: np.random.Generator) -> None:
     for place, arg in enumerate(op.samples[0].args):
         xs = _elementwise_floats(op, (5,), rng)
         if not _floating(arg) or op.name in HIDES_NAN:

@@ -26,9 +26,7 @@ CIRCLES: dict[str, set[str]] = {
 
 # Names that public classes of several modules have, with how many when it is more than two. The
 # list is to shrink: a name here means different things in different rooms.
-REPEATED = """
-    Op
-"""
+REPEATED = ""
 
 
 def imports_of(package: Path) -> dict[str, set[str]]:

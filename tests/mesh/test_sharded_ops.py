@@ -37,7 +37,7 @@ from mesh.sharding import (
     term_layouts,
 )
 from tessera.graph.ir import Graph
-from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Op, Sample
+from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, GraphOp, Sample
 from tessera.graph.trace import apply
 from tessera.mesh.layout import Layout, Split
 from tessera.mesh.sharding.sharded_graph import ShardedProgram
@@ -67,7 +67,7 @@ class Case:
     given: the arguments and then the cotangents   options: layouts to try of each
     """
 
-    def __init__(self, op: Op, s: Sample, rng: np.random.Generator):
+    def __init__(self, op: GraphOp, s: Sample, rng: np.random.Generator):
         self.op, self.rng = op, rng
         floating = [i for i, a in enumerate(s.args)
                     if a.diff and a.draw in DIFFERENTIABLE_DRAWS]
@@ -175,7 +175,9 @@ def compare(y: DistTensor, want: Tensor, limit: float, what: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "s"), CASES)
-def test_layouts_give_what_the_whole_gives(op: Op, s: Sample, rng: np.random.Generator) -> None:
+def test_layouts_give_what_the_whole_gives(
+    op: GraphOp, s: Sample, rng: np.random.Generator
+) -> None:
     case = Case(op, s, rng)
     for layouts in deal(case.options, MOST, rng):
         case.check(layouts, case.compiled)
@@ -184,7 +186,7 @@ def test_layouts_give_what_the_whole_gives(op: Op, s: Sample, rng: np.random.Gen
 @pytest.mark.skipif(not SLOW, reason="half an hour: TESSERA_SLOW=1")
 @pytest.mark.parametrize(("op", "s"), CASES if SLOW else CASES[:1])  # skips once, not for each
 def test_every_layout_gives_what_the_whole_gives(
-        op: Op, s: Sample, rng: np.random.Generator) -> None:
+        op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
     case = Case(op, s, rng)
     tried = [*cover(case.options, len(case.xs), MOST_WHOLE, rng), *case.pending()]
     for layouts in tried:

@@ -3,7 +3,7 @@ attributes; {index} is where an element stands in the whole, {runs} whether four
 multiples of four.
 
 The text follows from the loop template of the op's record and from what `vocabulary.py` says of its
-functions; a record whose meaning is no loop template gives the text itself (`Op.tile`).
+functions; a record whose meaning is no loop template gives the text itself (`GraphOp.tile`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..cpu import blas
-from ..op import Aval, Op, Sample, sample
+from ..op import Aval, GraphOp, Sample, sample
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
@@ -106,7 +106,7 @@ def _matmul_batch(size: Any, batched: tuple, a: Tensor, b: Tensor, accum: DType)
 
 
 _F32 = as_type("f32").dtype
-MATMUL = Op(
+MATMUL = GraphOp(
     "matmul",
     shape=_matmul_shape,
     ref=matmul_ref,

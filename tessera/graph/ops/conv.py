@@ -18,7 +18,7 @@ from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, product_operands
@@ -98,7 +98,7 @@ def _lead_axes(lead: int, rank: int, before: int) -> str:
     return f"{names}{'_' * (before * rank)}->{names}{'_' * ((3 - before) * rank)}"
 
 
-UNFOLD = Op(
+UNFOLD = GraphOp(
     "unfold",
     shape=_unfold_shape,
     ref=_unfold_ref,
@@ -116,7 +116,7 @@ UNFOLD = Op(
     doc="windows of the last axes: [lead, spatial] -> [lead, window, places]",
 )
 
-FOLD = Op(
+FOLD = GraphOp(
     "fold",
     shape=_fold_shape,
     ref=_fold_ref,

@@ -24,7 +24,7 @@ from ...numerics import (
 )
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
-from ..op import FLAT_VIEW, FRESH, Arg, Op, ResultMemory, Sample
+from ..op import FLAT_VIEW, FRESH, Arg, GraphOp, ResultMemory, Sample
 from ..operand import (
     axis_index,
     compute_type,
@@ -106,7 +106,7 @@ def _cast_tile(source: NumericType, to: NumericType) -> str | None:
 
 _TO = [("f32", "f32 @accum(f32)"), ("bf16", "bf16 @saturate"),
        ("f32", "bf16"), ("f32", "fp8_e4m3"), ("bf16", "f32"), ("f32", "int8"), ("f64", "f32")]
-CAST = Op(
+CAST = GraphOp(
     "cast",
     shape=lambda x, source, to: type(x)(x.shape, to),
     ref=cast_ref,
@@ -142,7 +142,7 @@ def _stochastic_spread(size: Any, batched: tuple, x: Tensor, key: Tensor, **attr
     return apply(CAST_STOCHASTIC, x, key, **attrs), True
 
 
-CAST_STOCHASTIC = Op(
+CAST_STOCHASTIC = GraphOp(
     "cast_stochastic",
     shape=lambda x, key, source, to: type(x)(x.shape, to),
     ref=cast_ref,
@@ -250,7 +250,7 @@ def _amax_scale(x: Tensor, numeric: NumericType) -> Tensor:
     return amax * (1.0 / float(numeric.dtype.max))
 
 
-RETYPE = Op(
+RETYPE = GraphOp(
     "retype",
     shape=lambda x, to: type(x)(x.shape, to),
     ref=lambda x, to: x,

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...tensor import Tensor
 from .. import flops
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import axis_index, public, store
 from ..trace import apply
 from .linalg import floats
@@ -53,7 +53,7 @@ def _from_cosines(y: np.ndarray) -> np.ndarray:
     return x
 
 
-DCT = Op(
+DCT = GraphOp(
     "dct",
     shape=_dct_shape,
     ref=_dct_ref,

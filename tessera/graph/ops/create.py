@@ -11,7 +11,7 @@ from ...dims import Dim
 from ...errors import ArgumentError
 from ...numerics import NumericType, as_type, encode
 from ...tensor import Tensor, TensorType, as_tensor
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import public, shape_tuple
 from ..trace import apply
 
@@ -27,7 +27,7 @@ def _elements(value: Any, numeric: NumericType) -> np.ndarray:
     return encode(array, numeric.dtype, saturate=numeric.policy.saturate)
 
 
-CONSTANT_OP = Op(
+CONSTANT_OP = GraphOp(
     "constant",
     shape=lambda value, type: Aval((), type),
     ref=lambda value, type: _elements(value, type),
@@ -40,7 +40,7 @@ CONSTANT_OP = Op(
 hooks.constant.fill(CONSTANT_OP)
 
 
-FULL = Op(
+FULL = GraphOp(
     "full",
     shape=lambda shape, value, type: Aval(shape, type),
     ref=lambda shape, value, type: np.full(shape, _elements(value, type)),
@@ -52,7 +52,7 @@ FULL = Op(
     doc="every element the same number",
 )
 
-IOTA = Op(
+IOTA = GraphOp(
     "iota",
     shape=lambda size, type: Aval((size,), type),
     ref=lambda size, type: _elements(np.arange(size), type),

@@ -13,7 +13,7 @@ from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..op import OPS, Aval, Op, sample
+from ..op import OPS, Aval, GraphOp, sample
 from ..operand import axis_index, floating, literal, promote, public, scalar_line, store
 from ..trace import apply
 from .shape import PAD
@@ -78,7 +78,7 @@ def _recurrence_batch(size: Any, batched: tuple, a: Tensor, b: Tensor, axis: int
     return apply(LINEAR_RECURRENCE, *full, axis=axis + 1), True
 
 
-LINEAR_RECURRENCE = Op(
+LINEAR_RECURRENCE = GraphOp(
     "linear_recurrence",
     shape=_recurrence_shape,
     ref=_recurrence_ref,
@@ -91,7 +91,7 @@ LINEAR_RECURRENCE = Op(
     doc="h_t = a_t h_(t-1) + b_t along an axis, h_(-1) = 0",
 )
 
-CUMPROD = Op(
+CUMPROD = GraphOp(
     "cumprod",
     shape=lambda x, axis: x,
     ref=lambda x, axis: np.cumprod(x, axis=axis, dtype=x.dtype),
@@ -120,8 +120,8 @@ def _reached(x: np.ndarray, axis: int, extremum: np.ufunc, beyond: np.ufunc) -> 
     return np.moveaxis(np.maximum.accumulate(places, axis=-1), -1, axis)
 
 
-def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> Op:
-    return Op(
+def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> GraphOp:
+    return GraphOp(
         name,
         shape=lambda x, axis: Aval(x.shape, INT64),
         ref=lambda x, axis: _reached(x, axis, extremum, beyond),
@@ -162,7 +162,7 @@ def _lcse_vjp(g: Tensor, y: Tensor, x: Tensor, axis: int) -> tuple:
     return (own * _backwards(held, g, axis),)
 
 
-LOGCUMSUMEXP = Op(
+LOGCUMSUMEXP = GraphOp(
     "logcumsumexp",
     shape=lambda x, axis: x,
     ref=_lcse_ref,

@@ -9,7 +9,7 @@ import numpy as np
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import INV, floats, mT, need_square, square_shape, unary_batch
@@ -48,7 +48,7 @@ def _cofactor_jvp(ts: tuple, y: Tensor, a: Tensor) -> Tensor:
     return _over_matrix(_inner(z, ts[0])) * y - y @ mT(ts[0]) @ z
 
 
-COFACTOR = Op(
+COFACTOR = GraphOp(
     "cofactor",
     shape=square_shape,
     ref=_cofactor_ref,
@@ -61,7 +61,7 @@ COFACTOR = Op(
     doc="d det(a) / d a, also of singular matrices (its own derivative needs an inverse)",
 )
 
-DET = Op(
+DET = GraphOp(
     "det",
     shape=_scalar_shape,
     ref=np.linalg.det,
@@ -74,7 +74,7 @@ DET = Op(
     doc="determinants of square matrices",
 )
 
-SLOGDET = Op(
+SLOGDET = GraphOp(
     "slogdet",
     shape=lambda a: (_scalar_shape(a),) * 2,
     ref=lambda a: tuple(np.linalg.slogdet(a)),

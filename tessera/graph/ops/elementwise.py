@@ -17,7 +17,7 @@ from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import NumericType, as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
-from ..op import OPS, Aval, Op, Sample, sample
+from ..op import OPS, Aval, GraphOp, Sample, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import apply
 
@@ -143,17 +143,17 @@ def elementwise(
     linear: str = "",
     drops: tuple[int, ...] = (),
     drops_inf: tuple[int, ...] = (),
-    loop_kinds: tuple[str, ...] = Op.loop_kinds,
+    loop_kinds: tuple[str, ...] = GraphOp.loop_kinds,
     doc: str = "",
     expand: Callable[..., Any] | None = None,
     hint: str = "",
-) -> Op:
+) -> GraphOp:
     """Register an elementwise op. `partials(y, *xs)` gives per operand a function of no arguments,
     ONE, MINUS or None (no derivative). `expand` instead of `loop`: it in other ops."""
     if samples is None:
         shapes = [((2, 3), draw), ((3,), draw)][:arity] if arity < 3 else [((2, 3), draw)] * 3
         samples = (sample(*shapes), sample(*[((4,), draw)] * arity))
-    return Op(
+    return GraphOp(
         name,
         shape=_shape(result),
         ref=ref,
@@ -241,7 +241,7 @@ def _share(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
 
 
 # --- maths of one operand ---------------------------------------------------------------------
-def _unary(name: str, ref: Callable, loop: str, partial: Callable | None, **kw: Any) -> Op:
+def _unary(name: str, ref: Callable, loop: str, partial: Callable | None, **kw: Any) -> GraphOp:
     rule = None if partial is None else lambda y, x: (lambda: partial(y, x),)
     return elementwise(name, ref, loop, rule, **kw)
 
@@ -327,7 +327,7 @@ def _where_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(c, a, b)
 
 
-WHERE = Op(
+WHERE = GraphOp(
     "where",
     shape=_shape("select"),
     ref=_where_ref,
@@ -365,14 +365,16 @@ def _refuse_bools(name: str, numeric: NumericType) -> None:
                          hint="use ~, & , | and ^, or cast to an integer type first")
 
 
-def _offered(op: Op, fn: Callable) -> Callable:
+def _offered(op: GraphOp, fn: Callable) -> Callable:
     """NumPy's ufunc that is the meaning of the op gives tensors for tensors: np.exp(x)."""
     if isinstance(op.ref, np.ufunc):
         OPERATORS[f"ufunc_{op.ref.__name__}"] = fn
     return fn
 
 
-def public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callable[[Any], Tensor]:
+def public_unary(
+    name: str, op: GraphOp, doc: str, to_float: bool = True
+) -> Callable[[Any], Tensor]:
     """The public function of an op of one operand. to_float: integers become f32."""
     def fn(x: Any) -> Tensor:
         if to_float:
@@ -387,7 +389,7 @@ def public_unary(name: str, op: Op, doc: str, to_float: bool = True) -> Callable
     return _offered(op, public(fn))
 
 
-def public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Callable:
+def public_binary(name: str, op: GraphOp, doc: str, to_float: bool = False) -> Callable:
     """The public function of an op of two operands, promoted to one type."""
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
@@ -404,7 +406,7 @@ def public_binary(name: str, op: Op, doc: str, to_float: bool = False) -> Callab
     return _offered(op, public(fn))
 
 
-def public_predicate(name: str, op: Op, doc: str, arity: int) -> Callable:
+def public_predicate(name: str, op: GraphOp, doc: str, arity: int) -> Callable:
     """The public function of an op that gives bools."""
     if arity == 1:
         def fn(x: Any) -> Tensor:
@@ -515,7 +517,7 @@ def _power_slope(x: Tensor, exponent: float) -> Tensor | float:
     return exponent * power(x, exponent - 1.0) if exponent else 0.0
 
 
-POW_CONSTANT = Op(
+POW_CONSTANT = GraphOp(
     "pow_constant",
     shape=lambda x, exponent: x,
     ref=lambda x, exponent: np.power(x, np.asarray(exponent, x.dtype)),

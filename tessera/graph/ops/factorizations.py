@@ -19,7 +19,7 @@ from ...errors import NumericsError, ShapeError
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Arg, Aval, NoRule, Op, Sample, sample
+from ..op import Arg, Aval, GraphOp, NoRule, Sample, sample
 from ..operand import public, store
 from ..trace import apply
 from .index import DIAGONAL, DIAGONAL_EMBED
@@ -126,7 +126,7 @@ def _cholesky_jvp(ts: tuple, y: Tensor, a: Tensor) -> Tensor:
     return y @ _half_lower(mT(solve_triangle(y, mT(left), lower=True)))
 
 
-CHOLESKY = Op(
+CHOLESKY = GraphOp(
     "cholesky",
     shape=square_shape,
     ref=_cholesky_ref,
@@ -173,7 +173,7 @@ def _qr_jvp(ts: tuple, y: tuple, a: Tensor) -> tuple:
     return moved - q @ upper, upper @ r
 
 
-QR = Op(
+QR = GraphOp(
     "qr",
     shape=_qr_shape,
     ref=lambda a: tuple(np.linalg.qr(a)),
@@ -234,7 +234,7 @@ def _svd_jvp(ts: tuple, y: tuple, a: Tensor) -> tuple:
     return du, _diagonal(p), mT(dv)
 
 
-SVD = Op(
+SVD = GraphOp(
     "svd",
     shape=_svd_shape,
     ref=lambda a: tuple(_iterate(lambda x: np.linalg.svd(x, full_matrices=False), a)),
@@ -274,7 +274,7 @@ def _eigh_jvp(ts: tuple, y: tuple, a: Tensor) -> tuple:
     return _diagonal(p), v @ (_value_gaps(w) * p)
 
 
-EIGH = Op(
+EIGH = GraphOp(
     "eigh",
     shape=_eigh_shape,
     ref=lambda a: tuple(_iterate(np.linalg.eigh, _symmetric_part(a))),
@@ -297,7 +297,7 @@ def _eig_ref(a: np.ndarray) -> tuple[np.ndarray, ...]:
 _WHY_NOT = NoRule("eigenvectors of a general matrix have no fixed length and phase",
                   "ts.eigh for symmetric matrices, ts.svd, or ts.stop_gradient")
 
-EIG = Op(
+EIG = GraphOp(
     "eig",
     shape=lambda a: (_eigh_shape(a)[0],) * 2 + (a, a),
     ref=_eig_ref,

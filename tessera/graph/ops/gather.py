@@ -18,7 +18,7 @@ from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Indexed, Op, sample
+from ..op import Aval, GraphOp, Indexed, sample
 from ..operand import (
     axis_index,
     convert,
@@ -63,7 +63,7 @@ def _wrapped_ref(ids: np.ndarray, extent: int, wrap: bool) -> np.ndarray:
     return np.where(ids < 0, ids + extent, ids) if wrap else ids.copy()
 
 
-CHECK_INDEX = Op(
+CHECK_INDEX = GraphOp(
     "check_index",
     shape=lambda ids, extent, wrap: ids,
     ref=_wrapped_ref,
@@ -163,7 +163,7 @@ def _ids_after(y: Tensor, start: int, count: int, pre: int) -> Tensor:
     return F.transpose(y, (*range(start), *before, *ids, *rest))
 
 
-TAKE = Op(
+TAKE = GraphOp(
     "take",
     shape=lambda x, ids, axis: Aval(x.shape[:axis] + ids.shape + x.shape[axis + 1:], x.type),
     ref=_take_ref,
@@ -254,7 +254,7 @@ def _segment_batch(size: Any, batched: tuple, u: Tensor, ids: Tensor, axis: int,
     return split_batch(out, size, axis), True
 
 
-SEGMENT_SUM = Op(
+SEGMENT_SUM = GraphOp(
     "segment_sum",
     shape=_segment_shape,
     ref=_segment_ref,
@@ -385,7 +385,7 @@ def _add_along_shape(u: Aval, ids: Aval, axis: int, extent: Any) -> Aval:
     return Aval((*u.shape[:axis], extent, *u.shape[axis + 1:]), u.type)
 
 
-TAKE_ALONG = Op(
+TAKE_ALONG = GraphOp(
     "take_along",
     shape=_along_shape,
     ref=_along_ref,
@@ -407,7 +407,7 @@ TAKE_ALONG = Op(
     doc="y[i, j] = x[i, ids[i, j]] along an axis",
 )
 
-ADD_ALONG = Op(
+ADD_ALONG = GraphOp(
     "add_along",
     shape=_add_along_shape,
     ref=_add_along_ref,

@@ -11,7 +11,7 @@ from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..op import VIEW, Aval, Op, sample
+from ..op import VIEW, Aval, GraphOp, sample
 from ..operand import axis_index, named, plain, public
 from ..trace import Tracer, apply
 from .elementwise import WHERE
@@ -227,7 +227,7 @@ def _rest_names(shape: tuple, axis1: int, axis2: int) -> tuple[str, str]:
     return full, full.replace("_", "")
 
 
-DIAGONAL = Op(
+DIAGONAL = GraphOp(
     "diagonal",
     shape=_diagonal_shape,
     ref=lambda x, offset, axis1, axis2: np.diagonal(x, offset, axis1, axis2),
@@ -250,7 +250,7 @@ DIAGONAL = Op(
     doc="elements with index axis2 - index axis1 = offset, as a last axis",
 )
 
-DIAGONAL_EMBED = Op(
+DIAGONAL_EMBED = GraphOp(
     "diagonal_embed",
     shape=_embed_shape,
     ref=_embed_ref,

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, DTypeError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import axis_index, compute_type, plain, promote, public, store
 from ..trace import apply
 from .shape import SLICE, broadcast_to, expand_dims, reshape, slices_of, whole_axes
@@ -54,7 +54,7 @@ def _concat_letters(*xs: Aval, axis: int) -> str:
     return ",".join([own] * len(xs)) + "->" + own
 
 
-CONCATENATE = Op(
+CONCATENATE = GraphOp(
     "concatenate",
     shape=_concat_shape,
     ref=lambda *xs, axis: np.concatenate(xs, axis),
@@ -128,7 +128,7 @@ def _split_vjp(g: tuple, y: tuple, x: Tensor, sizes: tuple, axis: int) -> tuple:
     return (apply(CONCATENATE, *parts, axis=axis),)
 
 
-SPLIT = Op(
+SPLIT = GraphOp(
     "split",
     shape=_split_shape,
     ref=lambda x, sizes, axis: tuple(

@@ -18,7 +18,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, promote, public, store
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
@@ -183,7 +183,7 @@ def _triangular_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, lower: bool,
     return F.broadcast_to(solve_triangle(a, right, lower, unit), y.shape)
 
 
-TRIANGULAR_SOLVE = Op(
+TRIANGULAR_SOLVE = GraphOp(
     "triangular_solve",
     shape=_solve_shape,
     ref=_triangular_ref,
@@ -227,7 +227,7 @@ def _solve_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return F.broadcast_to(apply(SOLVE, a, right), y.shape)
 
 
-SOLVE = Op(
+SOLVE = GraphOp(
     "solve",
     shape=_solve_shape,
     ref=_solve_ref,
@@ -243,7 +243,7 @@ SOLVE = Op(
     doc="X with a X = b, by LU with partial pivoting",
 )
 
-INV = Op(
+INV = GraphOp(
     "inv",
     shape=square_shape,
     ref=_inv_ref,

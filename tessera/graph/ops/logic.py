@@ -8,13 +8,13 @@ from typing import Any
 from ...errors import DTypeError
 from ...numerics import NumericType
 from ...tensor import Tensor, as_tensor
-from ..op import OPS, Op
+from ..op import OPS, GraphOp
 from ..operand import literal, promote, public, store, to_compute
 from ..trace import apply
 from .elementwise import AND, NOT, OR, XOR
 
 
-def _bitwise(name: str, op: Op, sign: str) -> Callable:
+def _bitwise(name: str, op: GraphOp, sign: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         (x, y), numeric = promote(a, b)
         _need_bits(numeric, sign, name)
@@ -33,7 +33,7 @@ def _need_bits(numeric: NumericType, sign: str, name: str) -> None:
                          hint=f"compare first, x != 0, or ts.{logical}(...), which does")
 
 
-def _logical(name: str, op: Op, doc: str) -> Callable:
+def _logical(name: str, op: GraphOp, doc: str) -> Callable:
     def fn(a: Any, b: Any) -> Tensor:
         return apply(op, truth(a), truth(b))
 

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, DTypeError, ShapeError
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, literal, promote, public, store, to_compute
 from ..trace import Tracer, apply
 from .elementwise import broadcast_shapes, exp, log, neg, where
@@ -73,7 +73,7 @@ def _nll_slope(x: Tensor, label: Tensor, smoothing: float, accum: DType) -> Tens
     return where(other, p, p - (1.0 - smoothing))
 
 
-NLL = Op(
+NLL = GraphOp(
     "label_loss",
     shape=_nll_shape,
     ref=_nll_ref,

@@ -14,7 +14,7 @@ from ...numerics import as_type
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import (
@@ -151,7 +151,7 @@ def _lu_vjp(g: tuple, y: tuple, a: Tensor) -> tuple:
     return (_take_rows(out, F.argsort(order, axis=-1)),)
 
 
-LU = Op(
+LU = GraphOp(
     "lu",
     shape=_lu_shape,
     ref=_lu_ref,

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import floats, mT, need_matrix, need_square, square_shape, unary_batch
@@ -37,7 +37,7 @@ def _pinv_vjp(g: Tensor, y: Tensor, a: Tensor, rcond: float) -> tuple:
     return (_left_over(a, y) @ h @ y @ z + z @ y @ h @ _left_over(y, a) - z @ g @ z,)
 
 
-PINV = Op(
+PINV = GraphOp(
     "pinv",
     shape=_pinv_shape,
     ref=lambda a, rcond: np.ascontiguousarray(
@@ -112,7 +112,7 @@ def _exp_slope(a: Tensor, t: Tensor) -> Tensor:
     return apply(MATRIX_EXP, join([top, bottom], axis=-2))[..., :n, n:]
 
 
-MATRIX_EXP = Op(
+MATRIX_EXP = GraphOp(
     "matrix_exp",
     shape=square_shape,
     ref=_exp_ref,

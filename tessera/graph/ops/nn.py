@@ -13,7 +13,7 @@ from ...errors import DTypeError, ShapeError
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, literal, public, store, to_compute
 from ..trace import apply
 from .elementwise import (
@@ -199,7 +199,7 @@ def _rotary_batch(size: Any, batched: tuple, x: Tensor, c: Tensor, s: Tensor,
     return apply(ROTARY, x, *(F.broadcast_to(t, shape) for t in tables), turn=turn), True
 
 
-ROTARY = Op(
+ROTARY = GraphOp(
     "rotary",
     shape=_rotary_shape,
     ref=_rotary_ref,

@@ -16,7 +16,7 @@ from ...errors import ShapeError
 from ...numerics import DType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, floating, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, neg, pad_batch_axes, rsqrt, unbroadcast
@@ -103,7 +103,7 @@ def _rms_jvp(ts: tuple, y: Tensor, x: Tensor, *weight: Tensor, eps: float, accum
     return t
 
 
-RMSNORM = Op(
+RMSNORM = GraphOp(
     "rmsnorm",
     shape=_norm_shape,
     ref=_rms_ref,
@@ -159,7 +159,7 @@ def _layer_jvp(ts: tuple, y: Tensor, x: Tensor, *weight: Tensor, eps: float,
     return t
 
 
-LAYERNORM = Op(
+LAYERNORM = GraphOp(
     "layernorm",
     shape=_norm_shape,
     ref=_layer_ref,

@@ -33,7 +33,7 @@ from ...numerics.random_state import (
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from .. import trace as tracing
-from ..op import Arg, Aval, Op, Sample, sample
+from ..op import Arg, Aval, GraphOp, Sample, sample
 from ..operand import (
     axis_index,
     convert,
@@ -61,7 +61,7 @@ def key_of(stream: int) -> np.ndarray:
     return numerics.fold_in(numerics.fold_in(root, stream), step)
 
 
-RNG_KEY = Op(
+RNG_KEY = GraphOp(
     "rng_key",
     shape=lambda stream: Aval((2,), U32),
     ref=lambda stream: key_of(stream),
@@ -89,7 +89,7 @@ def _fold_in_rows(size: Any, batched: tuple, key: Tensor, data: Tensor) -> tuple
     return F.stack(rows), True
 
 
-FOLD_IN = Op(
+FOLD_IN = GraphOp(
     "fold_in",
     shape=lambda key, data: Aval((2,), U32),
     ref=lambda key, data: _keyed(data, key),
@@ -166,7 +166,7 @@ def _bits_batch(size: Any, batched: tuple, key: Tensor, shape: tuple) -> tuple:
     return F.stack(rows), True
 
 
-BITS = Op(
+BITS = GraphOp(
     "random_bits",
     shape=lambda key, shape: Aval(shape, U32),
     axes=lambda key, shape: "_->" + "abcdefghijklmnop"[: len(shape)],

@@ -13,7 +13,7 @@ from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import (
     axes_tuple,
     axis_index,
@@ -101,7 +101,7 @@ def _sequential_sum(x: np.ndarray, axis: tuple, keepdims: bool, accum: DType) ->
     return total.reshape(reduced_shape(x.shape, axis, keepdims)).astype(x.dtype)
 
 
-SUM = Op(
+SUM = GraphOp(
     "reduce_sum",
     shape=_shape(),
     ref=sum_ref,
@@ -133,7 +133,7 @@ def _exclusive_product(x: Tensor) -> Tensor:
     return shift(F.cumprod(x, axis=-1), x.ndim - 1, 1.0)
 
 
-PROD = Op(
+PROD = GraphOp(
     "reduce_prod",
     shape=_shape(),
     ref=lambda x, axis, keepdims: np.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype),
@@ -158,9 +158,9 @@ def _chosen(y: Tensor, x: Tensor, axis: tuple, keepdims: bool) -> Tensor:
     return mask / sum(mask, axis=axis, keepdims=True)
 
 
-def _extremum(way: str, ref: Callable, doc: str) -> Op:
+def _extremum(way: str, ref: Callable, doc: str) -> GraphOp:
     name = f"reduce_{way}"
-    return Op(
+    return GraphOp(
         name,
         shape=_shape(nonempty=True),
         ref=lambda x, axis, keepdims: ref(x, axis=axis, keepdims=keepdims),
@@ -185,8 +185,8 @@ MAX = _extremum("max", np.max, "largest element; NaN propagates; ties share the 
 MIN = _extremum("min", np.min, "smallest element; NaN propagates; ties share the gradient")
 
 
-def _arg(name: str, ref: Callable) -> Op:
-    return Op(
+def _arg(name: str, ref: Callable) -> GraphOp:
+    return GraphOp(
         name,
         shape=_shape(INT64, nonempty=True),
         ref=lambda x, axis, keepdims: ref(x, axis=axis[0], keepdims=keepdims),
@@ -203,9 +203,9 @@ def _arg(name: str, ref: Callable) -> Op:
 ARGMAX, ARGMIN = _arg("argmax", np.argmax), _arg("argmin", np.argmin)
 
 
-def _logical(way: str, ref: Callable, doc: str) -> Op:
+def _logical(way: str, ref: Callable, doc: str) -> GraphOp:
     name = f"reduce_{way}"
-    return Op(
+    return GraphOp(
         name,
         shape=_shape(),
         ref=lambda x, axis, keepdims: ref(x, axis=axis, keepdims=keepdims),
@@ -225,7 +225,7 @@ def _cumsum_ref(x: np.ndarray, axis: int) -> np.ndarray:
     return running_sum(x, axis) if x.dtype.kind == "f" else np.cumsum(x, axis=axis, dtype=x.dtype)
 
 
-CUMSUM = Op(
+CUMSUM = GraphOp(
     "cumsum",
     shape=lambda x, axis: x,
     ref=_cumsum_ref,
@@ -326,7 +326,7 @@ def prod(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
     return store(c, numeric)
 
 
-def _public_extremum(name: str, op: Op, word: str) -> Callable:
+def _public_extremum(name: str, op: GraphOp, word: str) -> Callable:
     def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         (c,), numeric = promote(x)
         axes = axes_tuple(axis, c.ndim)
@@ -345,7 +345,7 @@ max_ = _public_extremum("max", MAX, "largest")
 min_ = _public_extremum("min", MIN, "smallest")
 
 
-def _public_arg(name: str, op: Op, word: str) -> Callable:
+def _public_arg(name: str, op: GraphOp, word: str) -> Callable:
     def fn(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
         (c,), _ = promote(x)
         if axis is None:
@@ -361,7 +361,7 @@ argmax = _public_arg("argmax", ARGMAX, "largest")
 argmin = _public_arg("argmin", ARGMIN, "smallest")
 
 
-def _public_logical(name: str, op: Op, doc: str) -> Callable:
+def _public_logical(name: str, op: GraphOp, doc: str) -> Callable:
     def fn(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = as_tensor(x)
         if x.dtype.kind != "bool":

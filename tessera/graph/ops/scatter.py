@@ -17,7 +17,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Arg, Aval, Op, ResultMemory, Sample, sample
+from ..op import Arg, Aval, GraphOp, ResultMemory, Sample, sample
 from ..operand import (
     axis_index,
     compute_type,
@@ -126,7 +126,7 @@ def _or_zeros(t: Tensor | None, like: Tensor, numeric: NumericType) -> Tensor:
     return F.zeros(like.shape, numeric) if t is None else t
 
 
-SCATTER_SET = Op(
+SCATTER_SET = GraphOp(
     "scatter_set",
     shape=_scatter_shape,
     ref=_scatter_ref,
@@ -284,7 +284,7 @@ def _dynamic_slice_batch(size: Any, batched: tuple, x: Tensor, starts: Tensor,
     return gather_axes(x, tuple(range(x.ndim)), grid), True
 
 
-DYNAMIC_SLICE = Op(
+DYNAMIC_SLICE = GraphOp(
     "dynamic_slice",
     shape=_dynamic_shape,
     ref=lambda x, starts, sizes: x[tuple(_check_starts(starts, x.shape, sizes))].copy(),
@@ -339,7 +339,7 @@ def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tenso
     return F.reshape(out, x.shape), True
 
 
-DYNAMIC_UPDATE_SLICE = Op(
+DYNAMIC_UPDATE_SLICE = GraphOp(
     "dynamic_update_slice",
     out=True,
     memory=ResultMemory("donated"),

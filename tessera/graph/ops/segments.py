@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import DTypeError
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import OPS, Op, sample
+from ..op import OPS, GraphOp, sample
 from ..operand import floating, literal, promote, public, store
 from ..trace import apply
 from .gather import (
@@ -47,7 +47,7 @@ def _shares(y: Tensor, u: Tensor, ids: Tensor, axis: int) -> Tensor:
     return hit / apply(TAKE, count, ids, axis=axis)
 
 
-def _segment(name: str, extremum: np.ufunc, word: str) -> Op:
+def _segment(name: str, extremum: np.ufunc, word: str) -> GraphOp:
     def vjp(g: Tensor, y: Tensor, u: Tensor, ids: Tensor, axis: int, extent: Any) -> tuple:
         return apply(TAKE, g, ids, axis=axis) * _shares(y, u, ids, axis), None
 
@@ -61,7 +61,7 @@ def _segment(name: str, extremum: np.ufunc, word: str) -> Op:
         out = apply(OPS[name], rows, offset_rows(ids, size, extent), axis=0, extent=size * extent)
         return split_batch(out, size, axis), True
 
-    return Op(
+    return GraphOp(
         name,
         shape=SEGMENT_SUM.shape,
         ref=lambda u, ids, axis, extent: _ref(extremum, u, ids, axis, extent),
@@ -83,7 +83,7 @@ SEGMENT_MAX = _segment("segment_max", np.maximum, "largest")
 SEGMENT_MIN = _segment("segment_min", np.minimum, "smallest")
 
 
-def _extremum(op: Op, values: Any, ids: Any, num_segments: int) -> Tensor:
+def _extremum(op: GraphOp, values: Any, ids: Any, num_segments: int) -> Tensor:
     (u,), numeric = promote(values)
     if u.dtype.kind == "bool":
         raise DTypeError(f"{op.name} of bools", hint="cast to an integer type first")

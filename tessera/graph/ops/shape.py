@@ -12,7 +12,7 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
-from ..op import FLAT_VIEW, VIEW, Aval, Op, sample
+from ..op import FLAT_VIEW, VIEW, Aval, GraphOp, sample
 from ..operand import (
     axes_tuple,
     axis_index,
@@ -38,7 +38,7 @@ def _reshape_shape(x: Aval, shape: tuple) -> Aval:
     return Aval(shape, x.type)
 
 
-RESHAPE = Op(
+RESHAPE = GraphOp(
     "reshape",
     shape=_reshape_shape,
     ref=lambda x, shape: np.reshape(x, shape),
@@ -129,7 +129,7 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argsort(axes))
 
 
-TRANSPOSE = Op(
+TRANSPOSE = GraphOp(
     "transpose",
     shape=lambda x, axes: Aval(tuple(x.shape[a] for a in axes), x.type),
     ref=lambda x, axes: np.transpose(x, axes),
@@ -241,7 +241,7 @@ def _broadcast_letters(x: Aval, shape: tuple) -> str:
     return f"{''.join(own)}->{out}"
 
 
-BROADCAST_TO = Op(
+BROADCAST_TO = GraphOp(
     "broadcast_to",
     shape=_broadcast_shape,
     ref=lambda x, shape: np.broadcast_to(x, shape),
@@ -308,7 +308,7 @@ def _slice_local(attrs: dict, ins: Sequence[tuple], outs: Sequence[tuple]) -> di
     return {**attrs, "stops": tuple(stops)}
 
 
-SLICE = Op(
+SLICE = GraphOp(
     "slice",
     shape=_slice_shape,
     ref=lambda x, starts, stops, steps: x[slices_of(starts, stops, steps)],
@@ -330,7 +330,7 @@ SLICE = Op(
     doc="elements start, start + step, ... below stop, per axis",
 )
 
-FLIP = Op(
+FLIP = GraphOp(
     "flip",
     shape=lambda x, axis: x,
     ref=lambda x, axis: np.flip(x, axis),
@@ -413,7 +413,7 @@ def _pad_letters(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple
     return f"{own},->{own}"
 
 
-PAD = Op(
+PAD = GraphOp(
     "pad",
     shape=_pad_shape,
     ref=_pad_ref,

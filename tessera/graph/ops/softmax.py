@@ -10,7 +10,7 @@ import numpy as np
 from ...numerics import DType, as_type
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import Op, sample
+from ..op import GraphOp, sample
 from ..operand import axes_tuple, axis_index, floating, literal, public, scalar_line, store
 from ..trace import apply
 from .elementwise import exp, log, where
@@ -61,7 +61,7 @@ def _along(y: Tensor, t: Tensor, axis: int) -> Tensor:
     return y * (t - row_sum(t * y, axis))
 
 
-SOFTMAX = Op(
+SOFTMAX = GraphOp(
     "softmax",
     shape=lambda x, axis, safe, accum: x,
     ref=_softmax_ref,
@@ -110,7 +110,7 @@ def _log_softmax_expand(x: Tensor, axis: int, accum: DType) -> Tensor:
     return z - log(row_sum(exp(z), axis, accum))
 
 
-LOG_SOFTMAX = Op(
+LOG_SOFTMAX = GraphOp(
     "log_softmax",
     shape=lambda x, axis, accum: x,
     ref=_log_softmax_ref,
@@ -168,7 +168,7 @@ def _lse_jvp(ts: tuple, y: Tensor, x: Tensor, axis: tuple, keepdims: bool, accum
     return F.reshape(t, y.shape)
 
 
-LOGSUMEXP = Op(
+LOGSUMEXP = GraphOp(
     "logsumexp",
     shape=lambda x, axis, keepdims, **a: MAX.shape(x, axis=axis, keepdims=keepdims),
     ref=_lse_ref,

@@ -14,7 +14,7 @@ from ...errors import ArgumentError, ShapeError
 from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import axis_index, plain, promote, public, scalar_line
 from ..trace import apply
 from .cumulative import line_axes
@@ -32,7 +32,7 @@ def _argsort_ref(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
     return x.shape[axis] - 1 - np.flip(back, axis)
 
 
-ARGSORT = Op(
+ARGSORT = GraphOp(
     "argsort",
     shape=lambda x, axis, descending: Aval(x.shape, INT64),
     ref=_argsort_ref,
@@ -81,7 +81,7 @@ def _top_of_line(line: np.ndarray, k: int, largest: bool) -> np.ndarray:
     return chosen[_argsort_ref(line[chosen], 0, largest)]
 
 
-TOP_K_INDEX = Op(
+TOP_K_INDEX = GraphOp(
     "top_k_index",
     shape=_top_shape,
     ref=_top_ref,
@@ -134,7 +134,7 @@ def _search_letters(ordered: Aval, values: Aval, side: str, lines: int) -> str:
     return f"{names[:lines]}_,{names}->{names}"
 
 
-SEARCHSORTED = Op(
+SEARCHSORTED = GraphOp(
     "searchsorted",
     shape=_search_shape,
     ref=_search_ref,

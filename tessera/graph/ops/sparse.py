@@ -19,7 +19,7 @@ from ...errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceErr
 from ...numerics import as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import convert, plain, public, store, to_compute
 from ..trace import Tracer, apply
 from ..tree import register_tree
@@ -50,13 +50,13 @@ def _rows_ref(indptr: np.ndarray, nnz: int) -> np.ndarray:
     return out
 
 
-CSR_ROWS = Op(
+CSR_ROWS = GraphOp(
     "csr_rows",
     shape=_rows_shape,
     ref=_rows_ref,
     batch=lambda size, batched, indptr, nnz: (apply(CSR_ROWS, indptr, nnz=nnz), True),
     axes=lambda indptr, nnz: f"{'abcdefgh'[:len(indptr.shape) - 1]}_->"
-                             f"{'abcdefgh'[:len(indptr.shape) - 1]}_",
+                                  f"{'abcdefgh'[:len(indptr.shape) - 1]}_",
     differentiable=False,
     samples=(sample(((4,), "offsets:5"), nnz=5), sample(((2, 3), "offsets:4"), nnz=4)),
     doc="the row of each stored value of a CSR matrix; AxisError at run time when indptr falls or "

@@ -19,7 +19,7 @@ from ...errors import ArgumentError
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import Op, sample
+from ..op import GraphOp, sample
 from ..operand import convert, floating, public, store
 from ..trace import apply
 from .elementwise import exp
@@ -86,7 +86,7 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def _special(name: str, formula: Callable, slope: Callable, doc: str, draws: Sequence[str],
-             **attrs: Any) -> Op:
+             **attrs: Any) -> GraphOp:
     """formula(x, m, **attrs) in f64 with the functions of m; slope(y, x, **attrs)."""
     def ref(x: np.ndarray, **held: Any) -> np.ndarray:
         with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ def _special(name: str, formula: Callable, slope: Callable, doc: str, draws: Seq
     def expand(x: Tensor, **held: Any) -> Tensor:
         return convert(formula(convert(x, F64), GRAPH, **held), x.type)
 
-    made = Op(
+    made = GraphOp(
         name,
         shape=lambda x, **held: x,
         ref=ref,

@@ -18,7 +18,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, Op, sample
+from ..op import Aval, GraphOp, sample
 from ..operand import axes_tuple, axis_index, plain, public, store
 from ..trace import apply
 from .linalg import floats
@@ -88,7 +88,7 @@ def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str
     return _parts(run(_complex(re, im), axis=axis, norm=norm))  # type: ignore[arg-type]
 
 
-FFT = Op(
+FFT = GraphOp(
     "fft",
     shape=_fft_shape,
     ref=_fft_ref,
@@ -136,7 +136,7 @@ def _rfft_vjp(g: tuple, y: tuple, x: Tensor, axis: int, norm: str) -> tuple:
                   norm=ADJOINT_NORM[norm]),)
 
 
-RFFT = Op(
+RFFT = GraphOp(
     "rfft",
     shape=_rfft_shape,
     ref=lambda x, axis, norm: _parts(np.fft.rfft(x, axis=axis, norm=norm)),
@@ -166,7 +166,7 @@ def _irfft_vjp(g: Tensor, y: Tensor, re: Tensor, im: Tensor, axis: int, n: int,
     return tuple(part * w for part in apply(RFFT, g, axis=axis, norm=ADJOINT_NORM[norm]))
 
 
-IRFFT = Op(
+IRFFT = GraphOp(
     "irfft",
     shape=_irfft_shape,
     ref=lambda re, im, axis, n, norm: np.fft.irfft(_complex(re, im), n, axis, norm),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .. import tree
-from ..op import VIEW, Op, sample
+from ..op import VIEW, GraphOp, sample
 from ..operand import plain, public
 from ..trace import apply
 
-STOP_GRADIENT = Op(
+STOP_GRADIENT = GraphOp(
     "stop_gradient",
     shape=lambda x: x,
     ref=lambda x: x,

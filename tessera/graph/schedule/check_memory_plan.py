@@ -3,9 +3,10 @@ somebody else's.
 
     verify_plan(graph, units, plan)     # raises GraphError naming both ops, or says nothing
 
-Who owns which buffer is computed here from the ops' records (`Op.memory`) and from the order of the
-units alone. Of the plan only its decisions are read: places, what is released when, which results
-are copied. So a mistake in planning and one in a record both show here, before anything runs.
+Who owns which buffer is computed here from the ops' records (`GraphOp.memory`) and from the order
+of the units alone. Of the plan only its decisions are read: places, what is released when, which
+results are copied. So a mistake in planning and one in a record both show here, before anything
+runs.
 """
 
 from __future__ import annotations

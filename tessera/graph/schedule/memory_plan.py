@@ -8,8 +8,8 @@ Values are of these kinds:
     dynamic          whatever array a library op returns
     view             another value's memory with other extents or strides, or written over
 
-Which of them a value can be follows from its op's record (`Op.memory`); check_memory_plan.py proves
-the plan from these records and the order of the units alone.
+Which of them a value can be follows from its op's record (`GraphOp.memory`); check_memory_plan.py
+proves the plan from these records and the order of the units alone.
 """
 
 from __future__ import annotations

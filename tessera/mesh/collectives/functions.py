@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import ArgumentError, AxisError
-from tessera.graph.op import VIEW, Arg, Op
+from tessera.graph.op import VIEW, Arg, GraphOp
 from tessera.graph.op import Sample as OpSample
 from tessera.graph.trace import apply
 from tessera.numerics import as_type
@@ -415,7 +415,7 @@ def permute(x: Any, axis: Axis = None, *, pairs: Sequence[tuple[int, int]],
     return collect(PERMUTE, x, axis, mesh, pairs=pairs)
 
 
-REPLICATED = Op(
+REPLICATED = GraphOp(
     "replicated",
     shape=rules.shape_broadcast,
     ref=lambda x, **attrs: x,
@@ -450,7 +450,7 @@ def _run_barrier(axis: tuple[str, ...] | None, mesh: Mesh | None) -> tuple:
     return ()
 
 
-BARRIER = Op(
+BARRIER = GraphOp(
     "barrier", shape=lambda axis, mesh: (), ref=_run_barrier, multi=True, effects=EFFECT,
     differentiable=False, samples=(OpSample((), {"axis": None, "mesh": None}),),
     doc="all ranks of an axis have come here")

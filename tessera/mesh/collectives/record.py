@@ -21,7 +21,7 @@ import numpy as np
 from tessera import hooks
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, AxisError, DTypeError, TraceError, user_line
-from tessera.graph.op import OPS, Arg, Op
+from tessera.graph.op import OPS, Arg, GraphOp
 from tessera.graph.op import Sample as OpSample
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType, as_key, as_type
@@ -98,8 +98,8 @@ class Collective:
     doc: what each rank gets, in a few words
     meaning(arrays, **attrs) -> arrays: every rank's result from every rank's numbers, in NumPy
     run(operand, **attrs, **extents) -> array: this rank's result, by exchanging with the group
-    shape(aval, **attrs) -> aval: of the op in a graph, as `Op.shape`
-    vjp, jvp: derivative rules of the op, as `Op.vjp` and `Op.jvp`; jvp None: it is linear
+    shape(aval, **attrs) -> aval: of the op in a graph, as `GraphOp.shape`
+    vjp, jvp: derivative rules of the op, as `GraphOp.vjp` and `GraphOp.jvp`; jvp None: it is linear
     adjoint: what the derivative is, in words
     same_result: whether all ranks of the axis have the same result
     sends(elements, members) -> elements that the busiest rank sends, of `elements` it holds
@@ -159,10 +159,10 @@ def emit(name: str, x: Tensor, attrs: dict[str, Any], **changed: Any) -> Tensor:
     return apply(OPS[name], x, **group, type=x.type, **changed)
 
 
-def _make_op(which: Collective) -> Op:
-    return Op(which.name, shape=which.shape, ref=_ref(which), vjp=which.vjp,
-              jvp=which.jvp or _again(which.name), batch=_batch(which), effects=EFFECT,
-              samples=_op_samples(which), doc=which.doc)
+def _make_op(which: Collective) -> GraphOp:
+    return GraphOp(which.name, shape=which.shape, ref=_ref(which), vjp=which.vjp,
+                   jvp=which.jvp or _again(which.name), batch=_batch(which), effects=EFFECT,
+                   samples=_op_samples(which), doc=which.doc)
 
 
 def _again(name: str) -> Callable[..., Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tessera.dims import Dim
 from tessera.graph import functions as F
-from tessera.graph.op import VIEW, Op, sample
+from tessera.graph.op import VIEW, GraphOp, sample
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
 from tessera.numerics import NumericType
@@ -31,7 +31,7 @@ def split_over(layout: Layout, shape: Sequence[int | Dim], axis: str) -> Layout:
     return layout.with_split(free[0], (axis,)) if free else layout
 
 
-LIE_AS = Op(
+LIE_AS = GraphOp(
     "lie_as",
     shape=lambda x, like: x,
     ref=lambda x, like=None: x,

@@ -20,7 +20,7 @@ from tessera.dims import divide, show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
 from tessera.graph.flops import Flops
-from tessera.graph.op import OPS, VIEW, Arg, Aval, NoRule, Op, Sample, sample
+from tessera.graph.op import OPS, VIEW, Arg, Aval, GraphOp, NoRule, Sample, sample
 from tessera.graph.operand import compute_type, need_float, plain, promote, public, store
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
@@ -109,7 +109,7 @@ def _along(node: Any, at: Sequence[Layout]) -> Layout:
     return home.with_split(2, (*home.axes_of(2), axis))
 
 
-ALONG = Op(
+ALONG = GraphOp(
     "along_sequence",
     shape=lambda x, axis: x,
     ref=lambda x, axis: x,
@@ -202,7 +202,7 @@ def _fixed(*shapes: tuple[int, ...], **attrs: Any) -> Sample:
     return Sample(tuple(Arg(s, diff=False) for s in shapes), {"zigzag": False, **attrs})
 
 
-RING = Op(
+RING = GraphOp(
     "ring_attention",
     shape=_ring_shape, ref=_ring_ref, vjp=_ring_vjp, no_jvp=ONCE, multi=True,
     batch=_merged_batch("ring_attention"),
@@ -213,7 +213,7 @@ RING = Op(
     matmul=True,
     doc="attention over a sequence that ranks share, and the log of the sums of its weights",
 )
-RING_BACK = Op(
+RING_BACK = GraphOp(
     "ring_attention_back",
     shape=_back_shape, ref=_back_ref, no_vjp=ONCE, no_jvp=ONCE, multi=True,
     batch=_merged_batch("ring_attention_back"),
@@ -306,7 +306,7 @@ def _part_ref(*arrays: np.ndarray, name: str, mesh: Mesh, members: Sequence[int]
     return found
 
 
-RING_PART = Op(
+RING_PART = GraphOp(
     "mesh_ring_attention",
     shape=lambda *xs, made, **attrs: made,
     ref=_part_ref, multi=True, effects=frozenset({"collective"}),

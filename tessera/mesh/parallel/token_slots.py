@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import ShapeError
-from tessera.graph.op import Aval, Op, sample
+from tessera.graph.op import Aval, GraphOp, sample
 from tessera.graph.ops.gather import add_rows, stretch
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
@@ -58,7 +58,7 @@ def _read_ref(y: np.ndarray, slots: np.ndarray) -> np.ndarray:
     return found.reshape(shape)
 
 
-FILL = Op(
+FILL = GraphOp(
     "fill_slots",
     shape=_fill_shape,
     ref=_fill_ref,
@@ -74,7 +74,7 @@ FILL = Op(
              sample((2, 5, 1, 3), ((2, 5, 1), "index:7"), extent=6)),
     doc="rows added up into numbered slots; rows of slots that do not exist are left out",
 )
-READ = Op(
+READ = GraphOp(
     "read_slots",
     shape=_read_shape,
     ref=_read_ref,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tessera.errors import ArgumentError
 from tessera.graph import tree
-from tessera.graph.op import VIEW, Op, sample
+from tessera.graph.op import VIEW, GraphOp, sample
 from tessera.graph.operand import describe
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply
@@ -35,7 +35,7 @@ class Optimizer(Protocol):
     def update(self, params: Any, grads: Any, state: Any, lr: Any) -> tuple[Any, Any]: ...
 
 
-SPLIT = Op(
+SPLIT = GraphOp(
     "zero_split",
     shape=lambda x, like, axis: x,
     ref=lambda x, like=None, axis="": x,

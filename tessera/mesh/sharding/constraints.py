@@ -16,7 +16,7 @@ from tessera import hooks
 from tessera.errors import ArgumentError
 from tessera.graph import functions as F
 from tessera.graph.ir import Node
-from tessera.graph.op import VIEW, Op, sample
+from tessera.graph.op import VIEW, GraphOp, sample
 from tessera.graph.operand import plain, public
 from tessera.graph.trace import apply, current_builder
 from tessera.tensor import Tensor
@@ -34,7 +34,7 @@ def _batched_layout(layout: Layout) -> Layout:
     return replace(layout, splits=(Split(), *layout.splits))
 
 
-SHARD = Op(
+SHARD = GraphOp(
     "shard",
     shape=lambda x, layout: x,
     ref=lambda x, layout: x,
@@ -78,7 +78,7 @@ hooks.shard.fill(shard)
 
 
 # --- like ----------------------------------------------------------------------------------------
-LIKE = Op(
+LIKE = GraphOp(
     "shard_like",
     shape=lambda g, x: g,
     ref=lambda g, x=None: g,  # a view is made of its first operand alone
@@ -129,7 +129,7 @@ def _constrain_vjp(g: Tensor, y: Tensor, x: Tensor, *, kind: str, dim: int, conc
     return (apply(CONSTRAIN, g, kind=which.on_whole.adjoint, dim=dim, concat=concat, **attrs),)
 
 
-CONSTRAIN = Op(
+CONSTRAIN = GraphOp(
     "constrain",
     shape=lambda x, **attrs: x,
     ref=lambda x, **attrs: x,

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tessera.graph.op import Aval, Op
+from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import NumericType
 
 from ..collectives.record import COLLECTIVES, CollectiveOperand
@@ -125,14 +125,14 @@ def _local_aval(x: Aval, hop: Hop, rank: int, shape: Shape, type: NumericType, w
     return Aval(local_shape(hop.target, shape, rank, type.dtype), x.type)
 
 
-ALL_REDUCE = Op(
+ALL_REDUCE = GraphOp(
     "mesh_all_reduce", shape=lambda *xs, **attrs: xs, ref=_all_reduce, multi=True, effects=EFFECT,
     differentiable=False, doc="terms of all ranks of an axis, added up")
 
 
-def _moving(kind: str, ref: Callable, doc: str) -> Op:
-    return Op(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT,
-              differentiable=False, doc=doc)
+def _moving(kind: str, ref: Callable, doc: str) -> GraphOp:
+    return GraphOp(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT,
+                   differentiable=False, doc=doc)
 
 
 MOVES = {

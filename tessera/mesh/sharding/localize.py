@@ -15,7 +15,7 @@ from tessera.ad.subgraphs import close_together
 from tessera.errors import SourceLine, TesseraError
 from tessera.graph import functions as F
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.op import OPS, Aval, Op
+from tessera.graph.op import OPS, Aval, GraphOp
 from tessera.graph.ops.convert import cast_ref
 from tessera.graph.trace import apply, at_line, trace
 from tessera.numerics import as_type, random_bits_at
@@ -210,7 +210,7 @@ def _bits_of_part(key: np.ndarray, layout: Layout, whole: tuple, rank: int) -> n
     return random_bits_at(key, indices(layout, whole, rank))
 
 
-PART_BITS = Op(
+PART_BITS = GraphOp(
     "mesh_random_bits",
     shape=lambda key, layout, whole, rank: Aval(local_shape(layout, whole, rank), U32),
     ref=_bits_of_part, differentiable=False,
@@ -223,7 +223,7 @@ def _cast_part(x: np.ndarray, key: np.ndarray, source: Any, to: Any, layout: Lay
     return cast_ref(x, key, source=source, to=to, index=indices(layout, whole, rank))
 
 
-PART_CAST = Op(
+PART_CAST = GraphOp(
     "mesh_cast_stochastic",
     shape=lambda x, key, source, to, **attrs: Aval(x.shape, to),
     ref=_cast_part, differentiable=False,

@@ -20,7 +20,7 @@ from tessera.errors import user_line
 from tessera.graph.execute import Executable
 from tessera.graph.interpret import interpret
 from tessera.graph.ir import Graph, Node, Value
-from tessera.graph.op import Aval, Op, infer
+from tessera.graph.op import Aval, GraphOp, infer
 from tessera.graph.trace import at_line
 from tessera.numerics.random_state import next_step
 from tessera.tensor import Tensor
@@ -157,7 +157,7 @@ _PROGRAMS: dict[Any, ShardedProgram] = {}
 _MOST = 512
 
 
-def run_op(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+def run_op(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
     """op(*args) on distributed tensors, outside of any trace."""
     layouts = tuple(a.layout for a in args)
     avals = tuple(Aval(a.shape, a.type) for a in args)
@@ -176,7 +176,7 @@ def run_op(op: Op, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
     return made if op.multi else made[0]
 
 
-def _key(op: Op, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
+def _key(op: GraphOp, avals: tuple, layouts: tuple, attrs: dict[str, Any]) -> Any:
     key = (op.name, avals, layouts, tuple(sorted((k, repr(v)) for k, v in attrs.items())))
     return None if op.graph_attrs else key
 

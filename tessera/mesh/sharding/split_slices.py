@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tessera.graph.ir import Node
-from tessera.graph.op import Aval, Op
+from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import DType
 
 from ..layout import Layout, Split
@@ -206,7 +206,7 @@ def _at(span: Span) -> tuple[slice, ...]:
     return tuple(slice(lo, hi) for lo, hi in span)
 
 
-PLACE = Op(
+PLACE = GraphOp(
     "mesh_place",
     shape=lambda *xs, shape, **attrs: Aval(shape, xs[0].type),
     ref=_place, effects=frozenset({"collective"}), differentiable=False,
