@@ -32,7 +32,7 @@ BINARY = ("x + y", "x - y", "x * y", "x / y", "x // y", "x % y", "tile.maximum(x
 INTEGER = ("x + y", "x - y", "x * y", "x // y", "x % y", "x & y", "x | y", "x ^ y", "~x", "-x",
            "x << (y & 7)", "x >> (y & 7)", "tile.maximum(x, y)", "tile.minimum(x, y)",
            "tile.where(x < y, x, y)", "tile.where(x >= y, x, y)", "tile.abs(x)")
-FOLDS = ("sum", "max", "min", "prod")
+REDUCTIONS = ("sum", "max", "min", "prod")
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ def reductions() -> None:
             m, n = box
             lines = [f"    tile.store(R[{i}, 0:{m}], tile.row_{f}(x))\n"
                      f"    tile.store(C[{i}, 0:{n}], tile.col_{f}(x))\n"
-                     f"    S[{i}] = tile.reduce_{f}(x)\n" for i, f in enumerate(FOLDS)]
+                     f"    S[{i}] = tile.reduce_{f}(x)\n" for i, f in enumerate(REDUCTIONS)]
             source = (f"@kernel\ndef k(A: Tensor['M', 'N', ts.{t}], R: Tensor['K', 'M', ts.{t}], "
                       f"C: Tensor['K', 'N', ts.{t}], S: Tensor['K', ts.{t}]):\n"
                       f"    x = tile.load(A[0:{m}, 0:{n}])\n" + "".join(lines))
-            case(f"fold_{t}_{m}x{n}", source, lambda rng, t=t, s=shape: (
+            case(f"reduce_{t}_{m}x{n}", source, lambda rng, t=t, s=shape: (
                 plain(rng, t, s) if t[0] != "f" else rng.uniform(0.9, 1.1, s).astype(NUMPY[t]),
                 np.zeros((4, s[0]), NUMPY[t]), np.zeros((4, s[1]), NUMPY[t]),
                 np.zeros(4, NUMPY[t])), lanes=lanes, rtol=1e-4)
@@ -287,7 +287,7 @@ def k(A: Tensor["M", "N", f32], y: Tensor["P", f32], z: Tensor["Q", i32]):
         case(f"numbers_{lanes}_lanes", source, lambda rng, n=lanes: (
             rng.integers(-7, 8, (16, 64)).astype(np.float32), np.zeros(2 * n, np.float32),
             np.zeros(n, np.int32)), lanes=lanes, options={"groups": 1})
-    for name in ("fold_f32_64x16", "argmax_f32_8x512", "sort_f32_5x100", "shapes_96"):
+    for name in ("reduce_f32_64x16", "argmax_f32_8x512", "sort_f32_5x100", "shapes_96"):
         for lanes in (40, 48):
             made = replace(CASES[name], name=f"{name}_{lanes}_lanes", lanes=lanes)
             CASES[made.name] = made

@@ -4,9 +4,9 @@ A register is an array [threads]. Intrinsics run their own bodies on a builder o
 only PTX instructions are written again here, with the hardware's treatment of NaN. Reads and
 writes of shared memory by different threads without a barrier between them are errors.
 
-For what tiles do in registers: maths, conversions bit by bit, folds, scans, sorts, exchanges. A
-shuffle that asks a thread which does not exist is an error, and so is control flow that threads do
-not share. Products and copies of a pipeline are for emulate_ptx, lanes apart for emulate_lanes.
+For what tiles do in registers: maths, conversions bit by bit, reductions, scans, sorts, exchanges.
+A shuffle that asks a thread which does not exist is an error, and so is control flow that threads
+do not share. Products and copies of a pipeline are for emulate_ptx, lanes apart for emulate_lanes.
 """
 
 from __future__ import annotations

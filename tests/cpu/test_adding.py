@@ -236,7 +236,7 @@ def test_a_reduction_is_joined_by_the_op_that_its_record_names():
     from tessera.tile.cuda.intrinsics.reduce import combiner
     from tessera.tile.ir.op_record import OPS
 
-    assert combiner("fold_max", "f32") is BODIES["maximum", "f32"][1]
-    declare(rule=OPS["fold_max"].rule, name="fold_least", layouts="reduced",
+    assert combiner("reduce_max", "f32") is BODIES["maximum", "f32"][1]
+    declare(rule=OPS["reduce_max"].rule, name="reduce_least", layouts="reduced",
             joined_by="minimum")(lambda x, axis=None: x)
-    assert combiner("fold_least", "f32") is BODIES["minimum", "f32"][1]
+    assert combiner("reduce_least", "f32") is BODIES["minimum", "f32"][1]

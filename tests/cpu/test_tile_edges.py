@@ -340,5 +340,5 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
     monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check_edges)
     monkeypatch.setattr("tessera.tile.frontend.build_ir.within",
                         lambda t, record, args, attrs: args)
-    with pytest.raises(TileIRError, match="fold_sum sees elements beyond an edge along axis 1"):
+    with pytest.raises(TileIRError, match="reduce_sum sees elements beyond an edge along axis 1"):
         kernel(LOAD, STORE)(x, o, 1, 0)

@@ -24,7 +24,8 @@ from tile_emulator import TYPES, Block, Builder, compare, lanes
 
 SMALL = (
     "unary_f32", "binary_f32", "binary_f64", "integer_i32", "integer_u64", "compare_bf16",
-    "fold_f32_48x100", "fold_u32_64x16", "fold_i64_3x1", "argmax_f32_48x100", "argmax_u64_48x100",
+    "reduce_f32_48x100", "reduce_u32_64x16", "reduce_i64_3x1", "argmax_f32_48x100",
+    "argmax_u64_48x100",
     "argmax_bool__8x512", "scan_f32_8x512", "scan_i64_48x100", "sort_f32_5x100", "sort_f64_9x32",
     "sort_u32_5x100", "sort_bf16_1x3", "sort_i64_3x700", "shapes_32", "shapes_96", "shapes_256",
     "blocks_33x65", "packed_fp4_e2m1_13x77_0", "packed_int4_20x100_5", "packed_fp6_e3m2_16x128_0",

@@ -1,4 +1,4 @@
-"""Tile ops on a GPU against the interpreter: elementwise, folds, scans, sorts, packed types."""
+"""Tile ops on a GPU against the interpreter: elementwise, reductions, scans, sorts, packed."""
 
 from __future__ import annotations
 

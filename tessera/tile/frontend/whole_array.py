@@ -28,11 +28,9 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 from tessera.tile.ops.edge_masks import mask_edge
-from tessera.tile.ops.reduce import NEUTRAL
 
 # Ops whose axis (of a reshape all axes) must be whole: elements of one block depend on others.
 SHUFFLING = frozenset({"reshape", "sort", "argsort", "cumsum", "cummax", "cumprod"})
-FOLDS = frozenset(n for n in NEUTRAL if n.startswith("fold_"))
 # Ops with numbers that say where their tile lies: operand -> axis of the tile.
 PLACED = {"causal_mask": {1: 0, 2: 1}, "drop": {2: 0, 3: 1}}
 UNIT = 16  # extents of a product are multiples of it
@@ -210,7 +208,7 @@ class BlockTracer(KernelTracer):
         rule = getattr(self, "make_" + op.name, None)
         if rule is not None:
             return rule(op, cuts, scope)
-        if op.name in FOLDS:
+        if OPS[op.name].neutral is not None:
             return self.reduced(op, cuts, scope)
         if op.name in SHUFFLING and cuts[op.attr.get("axis", len(cuts) - 1)] is not None:
             raise Untileable(op.name)
@@ -298,8 +296,8 @@ class BlockTracer(KernelTracer):
 
     def reduced(self, op: Op, cuts: Cuts, scope: Scope) -> Handle:
         """A reduction along an axis, over long ones in steps."""
-        x, axis = op.args[0], op.attr["axis"]
-        assert isinstance(x, SSAValue)
+        x, axis, fill = op.args[0], op.attr["axis"], OPS[op.name].neutral
+        assert isinstance(x, SSAValue) and fill is not None
         shape = self.type_in_trace(x).shape
         if axis is None:
             return self.emit(op.name, [self.value(x, (None,) * len(shape))], **op.attr)
@@ -307,7 +305,7 @@ class BlockTracer(KernelTracer):
         def part(step: AxisBlock | None) -> Handle:
             found = self.value(x, cuts[:axis] + (step,) + cuts[axis:])
             if step is not None:
-                found = self.inside(x, found, axis, step, NEUTRAL[op.name], loads=False)
+                found = self.inside(x, found, axis, step, fill, loads=False)
             return self.emit(op.name, [found], **op.attr)
 
         made, extent = op.outs[0].type, shape[axis]
@@ -354,9 +352,10 @@ class BlockTracer(KernelTracer):
         return Handle(total.value, total.type)
 
 
-def neutral(fold: str, dtype: DType) -> Any:
+def neutral(reduction: str, dtype: DType) -> Any:
     """What a reduction begins with."""
-    value = NEUTRAL[fold]
+    value = OPS[reduction].neutral
+    assert value is not None, reduction
     if dtype.kind == "float":
         return value
     return {float("inf"): dtype.max, -float("inf"): dtype.min}.get(value, int(value))

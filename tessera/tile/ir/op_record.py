@@ -47,6 +47,8 @@ class TileOp:
                result has what is left of it; '': a rule of its own in assign_layouts
     positions  the operand that is a tile of positions
     joined_by  of a reduction: the op that makes one of two partial results; "": none does
+    neutral    of a reduction: the element that changes nothing; None: this is no reduction
+    widens     of a reduction: computed in the compute type of its operand's
     special    computed by the special function units, of which there are few
     draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
@@ -79,6 +81,8 @@ class TileOp:
     positions: int | None = None
     special: bool = False
     joined_by: str = ""
+    neutral: float | None = None
+    widens: bool = False
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,6 +134,7 @@ def declare(
     combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
     least: Callable | None = None, draws: Callable[[Any], bool] | None = None, layouts: str = "",
     positions: int | None = None, special: bool = False, joined_by: str = "",
+    neutral: float | None = None, widens: bool = False,
 ) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
@@ -145,7 +150,7 @@ def declare(
             {p.name: p.default for p in parameters if p.default is not p.empty},
             rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
             public, eager, samples, edges, combines, zero, moves, fills,
-            least, draws, layouts, positions, special, joined_by,
+            least, draws, layouts, positions, special, joined_by, neutral, widens,
         )
 
     return make

@@ -58,9 +58,9 @@ def softmax_online(t: Any, scores: Any) -> Any:
     edge = t.facts_of(scores).at(1)
     if isinstance(edge, edges.Edge) and not edge.inside:
         scores = edge_masks.mask_edge(t, scores, 1, edge, -np.inf)
-    m = reduce(t, "fold_max", scores, 1)
+    m = reduce(t, "reduce_max", scores, 1)
     p = t.exponential(t.arithmetic("sub", (scores, m)))
-    return p, m, reduce(t, "fold_sum", p, 1)
+    return p, m, reduce(t, "reduce_sum", p, 1)
 
 
 @macro()

@@ -61,7 +61,7 @@ def list_of(t: Any, listed: Listed) -> Handle:
             out = mask_edge(t, out, i, edge, -np.inf)
     for name, value in listed.steps:
         if name == "any":
-            out = t.emit("fold_max", [t.cast(out, i32)], axis=value)
+            out = t.emit("reduce_max", [t.cast(out, i32)], axis=value)
             out = t.emit("ne", [out, Const(0, i32)])
         else:
             out = t.emit(name, [out], **{} if value is None else {

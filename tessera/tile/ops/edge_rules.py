@@ -159,7 +159,7 @@ def reduced(c: Carry) -> Iterable[Axis]:
     """The axes that stay. A sum of zeros is 0."""
     along = c.op.attr["axis"]
     rest = [then(a, "any", along) for i, a in enumerate(c.facts[0].axes) if i != along]
-    return rest if c.op.name == "fold_sum" else [forget_zero(a) for a in rest]
+    return rest if c.op.name == "reduce_sum" else [forget_zero(a) for a in rest]
 
 
 def product(c: Carry) -> Iterable[Axis]:

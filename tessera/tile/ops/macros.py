@@ -162,7 +162,7 @@ def store(t: Any, target: Any, value: Any) -> None:
 
 
 # --- builtins ---------------------------------------------------------------------------------
-def _fold_many(name: str) -> Any:
+def _reduce_many(name: str) -> Any:
     def lower(t: Any, *xs: Any) -> Any:
         items = xs[0] if len(xs) == 1 and isinstance(xs[0], tuple | list) else xs
         if len(items) < 1 or (len(xs) == 1 and not isinstance(xs[0], tuple | list)):
@@ -176,8 +176,8 @@ def _fold_many(name: str) -> Any:
     return lower
 
 
-_hidden("minimum_of", _fold_many("minimum"))
-_hidden("maximum_of", _fold_many("maximum"))
+_hidden("minimum_of", _reduce_many("minimum"))
+_hidden("maximum_of", _reduce_many("maximum"))
 
 
 def _length(t: Any, x: Any) -> Any:

@@ -13,7 +13,7 @@ from tessera.tile.ir.edges import Edge, Mixed, TileEdges
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, is_number
 from tessera.tile.ir.numpy_values import array_dtype
-from tessera.tile.ir.op_record import declare, macro
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.edge_masks import Along, mask_edge
@@ -43,20 +43,6 @@ def _flat(x: np.ndarray, rest: np.ndarray) -> np.ndarray:
     return rest.reshape(-1, 1) if rest.ndim == 1 else rest
 
 
-NEUTRAL = {"fold_sum": 0.0, "fold_max": -np.inf, "fold_min": np.inf, "fold_prod": 1.0,
-           "fold_argmax": -np.inf, "fold_argmin": np.inf}
-
-
-def _fold(name: str, said: str, joined_by: str, doc: str, f: Any) -> None:
-    def meaning(x: Any, axis: Any = None) -> Any:
-        return _flat(x, f(x, _axes(x, axis)))
-
-    meaning.__doc__ = doc
-    declare(rule=_reduced, name=name, attrs=("axis",), public=False, edges=edge_rules.reduced,
-            combines=_meeting(NEUTRAL[name], said, name == "fold_sum"), layouts="reduced",
-            joined_by=joined_by)(meaning)
-
-
 def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
     """The axes that a reduction runs along, with its neutral element."""
     def combines(types: Any, attrs: dict[str, Any]) -> list[Along]:
@@ -67,33 +53,46 @@ def _meeting(neutral: float, said: str, sums: bool = False) -> Any:
     return combines
 
 
-_fold("fold_sum", "a sum", "add", "The sum along an axis, or of all elements.",
-      lambda x, axis: x.sum(axis=axis, dtype=x.dtype))
-_fold("fold_max", "a maximum", "maximum", "The largest element; NaN when one is NaN.",
-      lambda x, axis: x.max(axis=axis))
-_fold("fold_min", "a minimum", "minimum", "The smallest element; NaN when one is NaN.",
-      lambda x, axis: x.min(axis=axis))
-_fold("fold_prod", "a product of elements", "mul", "The product.",
-      lambda x, axis: x.prod(axis=axis, dtype=x.dtype))
+def _reduction(name: str, said: str, neutral: float, joined_by: str, doc: str, f: Any) -> None:
+    """The op reduce_<name>, and row_<name> and col_<name> that call it."""
+    def meaning(x: Any, axis: Any = None) -> Any:
+        return _flat(x, f(x, _axes(x, axis)))
+
+    def lower(t: Any, x: Any, axis: Any = None) -> Any:
+        return reduce(t, op, x, axis)
+
+    op, sums = f"reduce_{name}", name == "sum"
+    meaning.__doc__ = f"{doc} along an axis, or of the whole tile as a number."
+    declare(rule=_reduced, name=op, attrs=("axis",), edges=edge_rules.reduced, layouts="reduced",
+            combines=_meeting(neutral, said, sums), joined_by=joined_by, neutral=neutral,
+            widens=name in ("sum", "prod"), lower=lower)(meaning)
+    _along(f"row_{name}", op, 1, f"{doc} of each row: (M, N) -> (M,).")
+    _along(f"col_{name}", op, 0, f"{doc} of each column: (M, N) -> (N,).")
+
+
+def _along(name: str, op: str, axis: int, doc: str) -> None:
+    def lower(t: Any, x: Any) -> Any:
+        return reduce(t, op, x, axis)
+
+    lower.__doc__ = doc
+    macro(name=name)(lower)
+
+
+def _position(name: str, word: str, neutral: float, f: Any) -> None:
+    """The op argmax or argmin, and its name by rows."""
+    def meaning(x: Any, axis: Any = None) -> Any:
+        return f(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
+
+    meaning.__doc__ = doc = f"The first position of the {word} of each row."
+    declare(rule=_extreme, name=name, attrs=("axis",), edges=edge_rules.reduced, neutral=neutral,
+            combines=_meeting(neutral, name), layouts="reduced",
+            lower=lambda t, x: reduce(t, name, x, 1))(meaning)
+    _along(f"row_{name}", name, 1, doc)
 
 
 def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
     out = _reduced(types, attrs)
     return replace(out, dtype=i32)
-
-
-@declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
-         combines=_meeting(NEUTRAL["fold_argmax"], "argmax"), layouts="reduced")
-def fold_argmax(x: Any, axis: Any = None) -> Any:
-    """The first position of the largest element."""
-    return np.argmax(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
-
-
-@declare(rule=_extreme, attrs=("axis",), public=False, edges=edge_rules.reduced,
-         combines=_meeting(NEUTRAL["fold_argmin"], "argmin"), layouts="reduced")
-def fold_argmin(x: Any, axis: Any = None) -> Any:
-    """The first position of the smallest element."""
-    return np.argmin(x, axis=axis + 1).reshape((-1, 1) if x.ndim == 2 else (x.shape[0], -1))
 
 
 def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
@@ -107,7 +106,7 @@ def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
     if axis is not None:
         axis = t.constant_int(axis, "axis")
         axis = axis + len(x.type.shape) if axis < 0 else axis
-    if name not in ("fold_max", "fold_min", "fold_argmax", "fold_argmin"):
+    if OPS[name].widens:
         x = t.cast(x, rules.compute_dtype(x.type.dtype))
     return t.emit(name, [x], axis=axis)
 
@@ -141,26 +140,16 @@ def edge_mask(x: Any, start: Any, stop: Any, axis: int = 1, fill: Any = -np.inf,
     return np.where(inside, x, x.dtype.type(fill))
 
 
-def _public(name: str, fold: str, axis: Any, doc: str) -> None:
-    if axis == "any":
-        def lower(t: Any, x: Any, axis: Any = None) -> Any:
-            return reduce(t, fold, x, axis)
-    else:
-        def lower(t: Any, x: Any) -> Any:  # type: ignore[misc]
-            return reduce(t, fold, x, axis)
-
-    lower.__doc__ = doc
-    macro(name=name)(lower)
-
-
-for _kind, _word in (("sum", "sum"), ("max", "maximum"), ("min", "minimum"), ("prod", "product")):
-    _public(f"row_{_kind}", f"fold_{_kind}", 1, f"The {_word} of each row: (M, N) -> (M,).")
-    _public(f"col_{_kind}", f"fold_{_kind}", 0, f"The {_word} of each column: (M, N) -> (N,).")
-    _public(f"reduce_{_kind}", f"fold_{_kind}", "any",
-            f"The {_word} along an axis, or of the whole tile as a number.")
-for _kind, _word in (("argmax", "largest"), ("argmin", "smallest")):
-    _public(f"row_{_kind}", f"fold_{_kind}", 1, f"The first position of the {_word} of each row.")
-    _public(_kind, f"fold_{_kind}", 1, f"The first position of the {_word} of each row.")
+_reduction("sum", "a sum", 0.0, "add", "The sum",
+           lambda x, axis: x.sum(axis=axis, dtype=x.dtype))
+_reduction("max", "a maximum", -np.inf, "maximum", "The maximum",
+           lambda x, axis: x.max(axis=axis))
+_reduction("min", "a minimum", np.inf, "minimum", "The minimum",
+           lambda x, axis: x.min(axis=axis))
+_reduction("prod", "a product of elements", 1.0, "mul", "The product",
+           lambda x, axis: x.prod(axis=axis, dtype=x.dtype))
+_position("argmax", "largest", -np.inf, np.argmax)
+_position("argmin", "smallest", np.inf, np.argmin)
 
 
 @macro()
@@ -169,9 +158,9 @@ def row_mean(t: Any, x: Any) -> Any:
     edge = t.facts_of(x).at(1) if isinstance(x, Handle) else None
     if isinstance(edge, Mixed):
         edge_masks.refuse(t, "row_mean", edge)
-    total = reduce(t, "fold_sum", x, 1)
+    total = reduce(t, "reduce_sum", x, 1)
     if isinstance(edge, edges.Listed):
-        there = reduce(t, "fold_sum", t.cast(edge_masks.list_of(t, edge), total.type.dtype), 1)
+        there = reduce(t, "reduce_sum", t.cast(edge_masks.list_of(t, edge), total.type.dtype), 1)
         return t.arithmetic("div", (total, t.arithmetic("maximum", (there, 1.0))))
     if not isinstance(edge, Edge) or edge.inside:
         return t.arithmetic("div", (total, float(x.type.shape[1])))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.ir import Function, Op, definitions, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import ALIASES, Schedule
 from tessera.tile.ir.types import GlobalTensor, TileType, is_lane
 from tessera.tile.passes.operation_counts import largest_tile
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOCKS = ("m", "n", "k_")
 ELEMENTS_PER_LANE = 32  # of the largest tile: four 16-byte accesses of bf16, eight of f32
-MOST_WARPS = {"product": 8, "fold": 16, "stream": 32}
+MOST_WARPS = {"matmul": 8, "reduction": 16, "stream": 32}
 MOST_PER_LANE = 64  # beyond it a tile kernel has no registers left to compute with
 ROW_BYTES = 128  # of a step's operands: the width of the widest swizzle
 LANE_OPS = frozenset({"linear_id", "local_id", "lane_id", "warp_id", "group_size", "barrier"})
@@ -216,7 +217,7 @@ def _by_tile(subject: Subject) -> Schedule:
         return _noted(Schedule(source="auto"), "no tiles: the default group")
     largest = max(shapes, key=lambda s: prod(s))
     size, share = prod(largest), _share(subject)
-    most = MOST_WARPS["product" if subject.products else "fold" if share > 16 else "stream"]
+    most = MOST_WARPS["matmul" if subject.products else "reduction" if share > 16 else "stream"]
     warps = 1
     while warps < most and size > 32 * warps * share:
         warps *= 2
@@ -235,7 +236,7 @@ def _share(subject: Subject) -> int:
     2026-11-21: copies of f32 reach 0.97 of memcpy with one access a lane and 0.90 with eight; a
     softmax of 4096 bf16 is fastest with four.
     """
-    if subject.products or any(isinstance(n, Op) and n.name.startswith("fold_")
+    if subject.products or any(isinstance(n, Op) and OPS[n.name].neutral is not None
                                for n in walk(subject.function.body)):
         return ELEMENTS_PER_LANE
     bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, GlobalTensor)]

@@ -1,6 +1,6 @@
 """Positions of the largest and smallest elements: the first one on ties; NaN is beyond all numbers.
 
-A thread folds (value, position) pairs in the order of positions, lanes and warps exchange theirs.
+A thread reduces (value, position) pairs in the order of positions, lanes and warps exchange theirs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LLVM = Any
 Pair = tuple[LLVM, LLVM]  # value, position
 
 
-@emits("fold_argmax", "fold_argmin")
-def _fold(e: Emitter, op: Op) -> None:
+@emits("argmax", "argmin")
+def _position_of(e: Emitter, op: Op) -> None:
     (x,), (made,) = op.args, op.outs
     layout, dtype, text = e.layout(x), e.dtype(x), e.name(x)
     tag = ("u" if dtype.kind == "uint" else "") + kind_of(dtype)
@@ -34,9 +34,9 @@ def _fold(e: Emitter, op: Op) -> None:
     at = _position(e, layout, axes)
     head = f"{op.name!r}, {tag!r}, {layout.text!r}, {layout.shape}, {axes}"
     lanes = tuple(1 << i for i in _bits(layout, axes) if i < e.warp_bits)
-    fold = e.use(op.name, f"use(argmax.fold({head}, {lanes}))")
+    find = e.use(f"find_{op.name}", f"use(argmax.find({head}, {lanes}))")
     values, places = e.fresh("best"), e.fresh("at")
-    e.line(f"{values}, {places} = {fold}({text}, {at})")
+    e.line(f"{values}, {places} = {find}({text}, {at})")
     if any(i >= e.warp_bits for i in _bits(layout, axes)):
         places = _across_warps(e, op.name, tag, layout, axes, values, places)
     rest = rest_of(layout, axes)

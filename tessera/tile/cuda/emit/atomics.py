@@ -116,4 +116,4 @@ def broadcast(e: Emitter, text: str, kind: str) -> str:
     put = e.use("put_part", intrinsic("warps.put", kind))
     e.line(f"{put}({at}, {text}, {first_lane(e)})")
     e.sync()
-    return f"{e.use('all_parts', intrinsic('warps.get', 'fold_sum', kind, 1))}({at})"
+    return f"{e.use('all_parts', intrinsic('warps.get', 'reduce_sum', kind, 1))}({at})"

@@ -12,11 +12,10 @@ from tessera.tile.cuda.intrinsics.reduce import padded
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import RegisterLayout
-from tessera.tile.ops.reduce import NEUTRAL
 
 
 @emits(*(name for name, op in OPS.items() if op.joined_by))
-def _fold(e: Emitter, op: Op) -> None:
+def _reduction(e: Emitter, op: Op) -> None:
     (x,), (made,) = op.args, op.outs
     axis, kind, dtype = op.attr["axis"], kind_of(e.dtype(x)), e.dtype(x)
     layout, text = e.layout(x), e.name(x)
@@ -26,7 +25,7 @@ def _fold(e: Emitter, op: Op) -> None:
         if layout.overhangs(a):
             text = inside_only(e, text, layout, a, kind, neutral(op.name, dtype))
     for a in sorted(axes, reverse=True):
-        text = folded(e, text, layout, a, op.name, tag)
+        text = reduced(e, text, layout, a, op.name, tag)
         layout = layout.drop(a)
     if axis is None:
         text = f"{e.use('pick', 'use(fragments.pick(0))')}({text})"
@@ -40,7 +39,8 @@ def neutral(name: str, dtype: object) -> str:
     from tessera.numerics import DType
 
     assert isinstance(dtype, DType)
-    value = NEUTRAL[name]
+    value = OPS[name].neutral
+    assert value is not None, name
     if dtype.kind != "float" and abs(value) == float("inf"):
         value = int(dtype.max if value > 0 else dtype.min)
     return number(value, dtype)
@@ -54,11 +54,11 @@ def inside_only(e: Emitter, text: str, layout: RegisterLayout, axis: int, kind: 
     return f"{make}({text}, i32({layout.shape[axis]} - {e.index(layout, axis)}))"
 
 
-def folded(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
+def reduced(e: Emitter, text: str, layout: RegisterLayout, axis: int, name: str, tag: str) -> str:
     """A fragment of layout.drop(axis) with the combined values, in all threads."""
     lanes = tuple(1 << i for i in layout.thread_bits(axis) if i < e.warp_bits)
     warps = tuple(i for i in layout.thread_bits(axis) if i >= e.warp_bits)
-    make = e.use(name, f"use(reduce.fold({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
+    make = e.use(name, f"use(reduce.reduce({name!r}, {tag!r}, {layout.text!r}, {layout.shape}, "
                  f"{axis}, {lanes}))")
     if not warps:
         return f"{make}({text})"

@@ -13,7 +13,6 @@ from tessera.tile.ir.ir import Const, Op
 from tessera.tile.ops.ids import WARP
 
 SHUFFLES = {"shuffle": "idx", "shuffle_down": "down", "shuffle_up": "up", "shuffle_xor": "bfly"}
-FOLDS = {"sum": "fold_sum", "max": "fold_max", "min": "fold_min"}
 
 
 def full_warps(e: Emitter) -> bool:
@@ -62,11 +61,11 @@ for _name, _mode in SHUFFLES.items():
 
 
 # --- reductions and scans -------------------------------------------------------------------------
-def warp_fold(e: Emitter, text: str, name: str, tag: str) -> str:
-    """The fold of a number over the warp, in every lane."""
+def warp_reduced(e: Emitter, text: str, name: str, tag: str) -> str:
+    """The reduction of a number over the warp, in every lane."""
     if full_warps(e):
-        return f"{e.use(name, intrinsic('warps.fold', name, tag))}({text})"
-    call = e.use(name, intrinsic("warps.fold_some", name, tag))
+        return f"{e.use(name, intrinsic('warps.reduce', name, tag))}({text})"
+    call = e.use(name, intrinsic("warps.reduce_small_warp", name, tag))
     return f"{call}({text}, {lane(e)}, {warp_size(e)})"
 
 
@@ -74,24 +73,24 @@ def _warp(word: str, name: str) -> None:
     @emits(f"warp_{word}")
     def emit(e: Emitter, op: Op) -> None:
         (x,) = op.args
-        e.define(op.outs[0], warp_fold(e, e.name(x), name, tag_of(e, x)))
+        e.define(op.outs[0], warp_reduced(e, e.name(x), name, tag_of(e, x)))
 
 
 def _group(word: str, name: str) -> None:
     @emits(f"group_{word}")
     def emit(e: Emitter, op: Op) -> None:
         (x,) = op.args
-        e.define(op.outs[0], group_fold(e, e.name(x), name, tag_of(e, x)))
+        e.define(op.outs[0], group_reduced(e, e.name(x), name, tag_of(e, x)))
 
 
-for _word, _fold in FOLDS.items():
-    _warp(_word, _fold)
-    _group(_word, _fold)
+for _word in ("sum", "max", "min"):
+    _warp(_word, f"reduce_{_word}")
+    _group(_word, f"reduce_{_word}")
 
 
-def group_fold(e: Emitter, text: str, name: str, tag: str) -> str:
-    """The fold over all lanes of the group: each warp leaves its own, and all combine them."""
-    part = warp_fold(e, text, name, tag)
+def group_reduced(e: Emitter, text: str, name: str, tag: str) -> str:
+    """The reduction over all lanes of the group: each warp leaves its own, and all combine them."""
+    part = warp_reduced(e, text, name, tag)
     if e.lanes <= WARP:
         return part
     warps, size = -(-e.lanes // WARP), 8 if tag.endswith("64") else 4

@@ -26,7 +26,7 @@ def rest_of(layout: RegisterLayout, axes: tuple[int, ...]) -> RegisterLayout:
 
 def _beats(name: str, tag: str) -> Callable[[Builder, LLVM, LLVM], LLVM]:
     """(builder, x, y) -> whether x comes before y whatever their positions."""
-    sign = ">" if name == "fold_argmax" else "<"
+    sign = ">" if name == "argmax" else "<"
 
     def beats(b: Builder, x: LLVM, y: LLVM) -> LLVM:
         if tag[0] != "f":
@@ -49,7 +49,7 @@ def _merged(b: Builder, beats: Any, x: Pair, y: Pair) -> Pair:
 
 
 @functools.cache
-def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[int, ...],
+def find(name: str, tag: str, layout: str, shape: tuple[int, ...], axes: tuple[int, ...],
          lanes: tuple[int, ...]) -> Operation:
     """(fragment, thread part of the position) -> (values, positions) over this warp."""
     whole = RegisterLayout.parse(layout, shape)

@@ -223,7 +223,7 @@ def unpacked(*instructions: Instruction) -> Operation:
 
 
 @functools.cache
-def fold(operation: Operation | Instruction, groups: tuple[tuple[int, ...], ...]) -> Operation:
+def reduce(operation: Operation | Instruction, groups: tuple[tuple[int, ...], ...]) -> Operation:
     """The elements of each group combined from left to right: one result a group."""
     def rule(t: Operand) -> InstructionForm:
         def combine(b: Any, x: Any, y: Any) -> Any:
@@ -237,4 +237,4 @@ def fold(operation: Operation | Instruction, groups: tuple[tuple[int, ...], ...]
 
         return InstructionForm((t,), _out(t.kind, len(groups)), body)
 
-    return Operation(f"fold_{operation.name}", 1, rule)
+    return Operation(f"reduce_{operation.name}", 1, rule)

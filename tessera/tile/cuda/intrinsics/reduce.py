@@ -32,8 +32,8 @@ def kind_of_tag(tag: str) -> Any:
 
 
 @functools.cache
-def fold(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
-         lanes: tuple[int, ...]) -> Operation:
+def reduce(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
+           lanes: tuple[int, ...]) -> Operation:
     """(fragment) -> each result's partial value over this warp, in all its lanes."""
     whole = RegisterLayout.parse(layout, shape)
     rest, kind, combine = whole.drop(axis), kind_of_tag(tag), combiner(name, tag)

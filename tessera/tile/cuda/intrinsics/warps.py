@@ -18,7 +18,7 @@ from tessera.tile.ops.ids import WARP
 
 LLVM = Any
 I32 = Operand("i", "i32")
-REDUX = {"fold_sum": "add", "fold_max": "max", "fold_min": "min"}
+REDUX = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 
 
 def moved(b: Builder, mode: str, x: LLVM, by: LLVM) -> LLVM:
@@ -57,13 +57,13 @@ def shuffle_any(mode: str, kind: Kind) -> Operation:
 
 
 @functools.cache
-def fold(name: str, tag: str) -> Operation:
-    """(x) -> the fold over a warp of 32 lanes, in each."""
+def reduce(name: str, tag: str) -> Operation:
+    """(x) -> the reduction over a warp of 32 lanes, in each."""
     kind, combine = kind_of_tag(tag), combiner(name, tag)
 
     def body(b: Builder, x: LLVM) -> LLVM:
         if kind == "i32":
-            sign = "u32" if tag[0] == "u" and name != "fold_sum" else "s32"
+            sign = "u32" if tag[0] == "u" and name != "reduce_sum" else "s32"
             return b.call(find_instruction(f"redux_{REDUX[name]}_{sign}"), x)
         for bit in (16, 8, 4, 2, 1):
             x = combine(b, x, moved(b, "bfly", x, b.i32(bit)))
@@ -73,8 +73,8 @@ def fold(name: str, tag: str) -> Operation:
 
 
 @functools.cache
-def fold_some(name: str, tag: str) -> Operation:
-    """(x, own lane, lanes of the warp): as fold, in a warp that may be smaller."""
+def reduce_small_warp(name: str, tag: str) -> Operation:
+    """(x, own lane, lanes of the warp): as reduce, in a warp that may be smaller."""
     kind, combine = kind_of_tag(tag), combiner(name, tag)
 
     def body(b: Builder, x: LLVM, own: LLVM, size: LLVM) -> LLVM:
@@ -94,7 +94,7 @@ def scan(dtype: str) -> Operation:
     d = find_dtype(dtype)
     kind = kind_of(d)
     add: Callable = (lambda b, x, y: b.or_(x, y)) if d.kind == "bool" else \
-        combiner("fold_sum", kind)
+        combiner("reduce_sum", kind)
 
     def body(b: Builder, x: LLVM, own: LLVM) -> LLVM:
         for bit in (1, 2, 4, 8, 16):
@@ -155,5 +155,5 @@ def get(name: str, tag: str, count: int) -> Operation:
     return operation("all_parts", (Operand("at", "i32"),), (Operand("d", kind),), body)
 
 
-__all__ = ["WARP", "fold", "fold_some", "get", "moved", "popcount", "put", "scan", "shuffle",
-           "shuffle_any", "within"]
+__all__ = ["WARP", "get", "moved", "popcount", "put", "reduce", "reduce_small_warp", "scan",
+           "shuffle", "shuffle_any", "within"]

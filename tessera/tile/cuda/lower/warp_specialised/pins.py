@@ -19,7 +19,7 @@ def _pinned(nodes: Nodes, maker: Maker, registers: int) -> list[Node]:
     kept: list[Node] = []
     summed: Operand | None = None
     for node in nodes:
-        if is_op(node, "lane_sum", "fold_sum"):
+        if is_op(node, "lane_sum", "reduce_sum"):
             assert isinstance(node, Op)
             summed = node.args[0]
         if is_op(node, "product_wait") and summed is not None:

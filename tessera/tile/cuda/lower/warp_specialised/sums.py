@@ -58,7 +58,7 @@ def _may(v: SSAValue, made: dict[SSAValue, Op], joined: Sources, partial: set[SS
     if v in joined:
         return all(x in partial for x in joined[v])
     op = made[v]
-    if op.name == "fold_sum":
+    if op.name == "reduce_sum":
         return op.attr["axis"] == 1
     if op.name == "full":
         return op.attr["value"] == 0
@@ -79,7 +79,7 @@ def _fed(partial: set[SSAValue], made: dict[SSAValue, Op], joined: Sources) -> s
         wanted.add(v)
         sources = joined[v] if v in joined else made[v].args
         work += [x for x in sources if isinstance(x, SSAValue)]
-    summed = any(v in made and made[v].name == "fold_sum" for v in wanted)
+    summed = any(v in made and made[v].name == "reduce_sum" for v in wanted)
     return wanted if summed else set()
 
 
@@ -87,7 +87,7 @@ def _rewritten(nodes: Nodes, partial: set[SSAValue], maker: Maker) -> list[Node]
     whole: dict[SSAValue, SSAValue] = {}
     kept: list[Node] = []
     for node in nodes:
-        if isinstance(node, Op) and node.name == "fold_sum" and out(node) in partial:
+        if isinstance(node, Op) and node.name == "reduce_sum" and out(node) in partial:
             kept.append(replace(node, name="lane_sum"))
         elif isinstance(node, Op) and not (node.outs and node.outs[0].value in partial):
             for x in node.args:
