@@ -189,6 +189,22 @@ def test_the_oracle_is_the_node_by_node_graph(rng):
 
 
 # --- groups that are alike ----------------------------------------------------------------------
+@pytest.mark.parametrize("one, two, alike", [
+    (lambda x, y: x - ts.exp(y), lambda x, y: y - ts.exp(x), True),
+    (lambda x, y: x - ts.exp(y), lambda x, y: ts.exp(y) - x, False),
+    (lambda x, y: x - x * y, lambda x, y: x - y * y, False),
+    (lambda x, y: x * y + 2.0, lambda x, y: x * y + 3.0, False),
+    (lambda x, y: ts.softmax(x) + y, lambda x, y: ts.softmax(x + y), False),
+    (lambda x, y: ts.exp(ts.relu(x)), lambda x, y: ts.exp(ts.relu(y)), True),
+    (lambda x, y: ts.take(x, ts.cast(y[0], "int32")),
+     lambda x, y: ts.take(y, ts.cast(x[0], "int32")), False),  # an index outside is an error of the one line or the other
+])
+def test_groups_share_a_kernel_when_names_alone_differ(one, two, alike):
+    last = [program(f, ts.ones((64, 64)), ts.ones((64, 64))).launches[-1].shared
+            for f in (one, two)]
+    assert (last[0] is last[1]) == alike
+
+
 def test_layers_share_their_kernels(rng):
     def layers(x, ws):
         for w in ws:

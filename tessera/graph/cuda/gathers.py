@@ -13,7 +13,7 @@ from ...numerics import as_type
 from ..schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import literal, within
+from .spell import literal
 
 
 def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int, int]:
@@ -32,7 +32,7 @@ def gather_source(group: ScheduledGroup) -> KernelText:
     w.line(f"n = tile.group_id({1 + bool(lead)}) * {BN}")
     along = f"m:m+{BM}" if slices else f"n:n+{BN}"
     w.line(f"at = tile.load({capital(ids.name)}[{along}])", step)
-    w.line(within("at", V), step)
+    w.check_index("at", V, step)
     w.line(f"at = tile.where(at < 0, at + {V}, at)", step)
     if slices:
         w.line(f"{Y}[{lead}m:m+{BM}, n:n+{BN}] = tile.gather({X}[{lead}:, n:n+{BN}], at)", step)
@@ -66,7 +66,7 @@ def segments_source(group: ScheduledGroup) -> KernelText:
     with w.block(f"for i in range(0, {T}, {chunk}):"):
         w.line(f"at = tile.load({capital(ids.name)}[i:i+{chunk}])", step)
         with w.block("if s == 0:"):
-            w.line(within("at", V), step)
+            w.check_index("at", V, step)
         w.line(f"place = tile.arange(0, {chunk}) + i", step)
         edge = f" & (place < {T})" if T % chunk else ""
         w.line(f"hit = tile.cast(((at == s) | (at == s - {V})){edge}, {count})", step)

@@ -14,7 +14,7 @@ from ...numerics import DType, as_type
 from ..schedule.ir import HIDDEN, GroupOperand, GroupStep
 from .kernel_text import KernelWriter, capital
 from .loop_axes import Frame, Pattern
-from .spell import COMBINE, literal, within
+from .spell import COMBINE, literal
 
 
 def placed(step: GroupStep) -> bool:
@@ -124,7 +124,7 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     texts = [a.text for a in args]
     if step.op == "check_index":
         attrs = dict(step.attrs)
-        w.line(within(texts[0], attrs["extent"], attrs["wrap"]), step)
+        w.check_index(texts[0], attrs["extent"], step, attrs["wrap"])
     if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
         texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}

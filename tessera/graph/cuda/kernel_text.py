@@ -35,6 +35,7 @@ class KernelText:
 
     shapes: the extents in which each operand is passed, reads before writes.
     origins: by line, from 1.
+    checks: whether it asserts something, and so may name a line of the user's when it runs.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KernelText:
     shapes: tuple[tuple[int, ...], ...]
     origins: dict[int, Origin]
     scope: dict[str, Any]
+    checks: bool = False
 
     @property
     def file(self) -> str:
@@ -64,6 +66,7 @@ class KernelWriter:
     origins: dict[int, Origin] = field(default_factory=dict)
     scope: dict[str, Any] = field(default_factory=lambda: dict(NAMES))
     depth: int = 1
+    checks: bool = False
 
     def line(self, text: str, step: GroupStep | None = None) -> None:
         origin = None
@@ -73,6 +76,13 @@ class KernelWriter:
         self.lines.append("    " * self.depth + text)
         if origin is not None:
             self.origins[len(self.lines)] = origin
+
+    def check_index(self, at: str, extent: int, step: GroupStep, wrap: bool = True) -> None:
+        """Asserts that indices lie inside an extent. wrap: negative ones count from its end."""
+        low = -extent if wrap else 0
+        self.line(f'assert ({at} >= {low}) & ({at} < {extent}), "an index is outside of '
+                  f'{low}..{extent - 1}"', step)
+        self.checks = True
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -101,7 +111,7 @@ class KernelWriter:
         head = [f"@kernel{grid}", f"def {name}({', '.join(parameters)}):"]
         origins = {n + len(head): o for n, o in self.origins.items()}
         text = "\n".join([*head, *self.lines]) + "\n"
-        return KernelText(name, text, tuple(shapes), origins, self.scope)
+        return KernelText(name, text, tuple(shapes), origins, self.scope, self.checks)
 
 
 NAMES: dict[str, Any] = {"tile": tile, "Tensor": Tensor, "inf": inf, "nan": nan}

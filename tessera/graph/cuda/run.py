@@ -31,20 +31,23 @@ class GroupLaunch:
     """
 
     group: ScheduledGroup
-    source: KernelText
     shared: GroupKernel
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
 
     @staticmethod
     def of(group: ScheduledGroup) -> GroupLaunch:
-        source = source_of(group)
+        shared, source = kernel_of(group)
         names = [o.name for o in (*group.reads, *group.writes)]
-        return GroupLaunch(group, source, kernel_of(source, group),
-                           tuple(zip(names, source.shapes, strict=True)))
+        return GroupLaunch(group, shared, tuple(zip(names, source.shapes, strict=True)))
+
+    @functools.cached_property
+    def source(self) -> KernelText:
+        """Its own text, with the names and lines of its ops."""
+        return source_of(self.group)
 
     @functools.cached_property
     def kernel(self) -> GroupKernel:
-        """Its own, to look at: with the names and lines of its ops."""
+        """Its own, to look at."""
         return compiled(self.source, self.group)
 
 

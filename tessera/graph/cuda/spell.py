@@ -118,13 +118,6 @@ def is_light(node: Node) -> bool:
     return node.op.name == "cast" or (loop is not None and cost(parse(filled(node))) <= 2)
 
 
-def within(at: str, extent: int, wrap: bool = True) -> str:
-    """The assertion that indices lie inside an extent. wrap: negative ones count from its end."""
-    low = -extent if wrap else 0
-    return (f'assert ({at} >= {low}) & ({at} < {extent}), "an index is outside of '
-            f'{low}..{extent - 1}"')
-
-
 def no_kernel(node: Node, why: str = "") -> UnsupportedTargetError:
     """The error for an op that has no lowering."""
     from .op_ids import line_of
@@ -144,4 +137,4 @@ def literal(value: Any, kind: str) -> str:
 
 
 __all__ = ["COMBINE", "expression", "is_light", "is_stored", "literal", "no_kernel",
-           "template", "within"]
+           "template"]

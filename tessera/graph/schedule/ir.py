@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...dims import show_shape, size_of
@@ -139,6 +139,24 @@ class ScheduledGroup:
         return [*out, *(f"  write {w}" for w in self.writes)]
 
 
+def canonical_group(group: ScheduledGroup) -> ScheduledGroup:
+    """The group with its values numbered in the order in which they appear, without name, ids and
+    lines. Groups that do the same to other values have the same."""
+    names: dict[str, str] = {}
+
+    def renamed(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}")
+
+    def operands(found: tuple[GroupOperand, ...]) -> tuple[GroupOperand, ...]:
+        return tuple(replace(o, name=renamed(o.name)) for o in found)
+
+    reads = operands(group.reads)
+    steps = tuple(
+        replace(s, args=tuple(renamed(a) if isinstance(a, str) else a for a in s.args),
+                name=renamed(s.name), ops=(), where=None) for s in group.steps)
+    return replace(group, name="g", reads=reads, steps=steps, writes=operands(group.writes))
+
+
 def _mark(step: GroupStep | Transfer) -> str:
     """`    # %7 file.py:12`"""
     at = step.where
@@ -251,4 +269,4 @@ def place_bytes(buffers: Iterable[PlannedBuffer]) -> dict[str, int]:
 
 __all__ = ["ALIGN_BYTES", "HIDDEN", "PlannedBuffer", "ScheduledGroup", "GroupOperand",
            "GraphSchedule", "GroupStep", "Transfer",
-           "aligned", "place_bytes"]
+           "aligned", "canonical_group", "place_bytes"]
