@@ -4,44 +4,77 @@ Softmax and the norms have short derivative rules as a whole, and are chains of 
 reductions for a compiler. A graph keeps the whole op while it is differentiated; before it is
 compiled, `expand` opens it, so that fusion sees the chain. Ops that hold a graph for the sake of
 its derivatives (a checkpoint, a function with a rule of its own) are opened by `inline`.
+
+One expansion serves every target. A target that looks for something among the whole ops asks for
+`expand_held` first, which opens held graphs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
+from ..errors import SourceLine
 from ..tensor import Tensor
-from .ir import Graph, Node
-from .trace import apply, evaluate, run_nodes, trace
+from .ir import Graph, Node, Value
+from .trace import apply, at_line, evaluate, trace
 
 
 def expand(graph: Graph) -> Graph:
     """The graph with every op that has an `expand` rule replaced by that rule's ops."""
-    while any(node.op.expand is not None for node in graph.nodes):
-        graph = _expand_once(graph)
+    return _expanded(graph, lambda node: node.op.expand is not None)
+
+
+def expand_held(graph: Graph) -> Graph:
+    """The graph with the ops that hold a graph replaced by it, each of its ops on its own line."""
+    return _expanded(graph, lambda node: node.op.expand is not None and bool(node.op.graph_attrs))
+
+
+def _expanded(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
+    while any(map(chosen, graph.nodes)):
+        graph = _expand_once(graph, chosen)
     return graph
 
 
-def _expand_once(graph: Graph) -> Graph:
-    """Captures are traced as inputs: they are read when the graph runs, not now."""
-    held = [v for v, _ in graph.captures]
+def _expand_once(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
+    """Nodes that are not chosen stay the nodes that they are."""
+    env: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    captures = list(graph.captures)
+    for node in graph.nodes:
+        inputs = tuple(env.get(v, v) for v in node.inputs)
+        if not chosen(node):
+            nodes.append(node if inputs == node.inputs else
+                         Node(node.op, inputs, node.attrs, node.outputs, node.where))
+            continue
+        inner = rule_graph(node)
+        given: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
+        captures += inner.captures
+        nodes += [Node(n.op, tuple(given.get(v, v) for v in n.inputs), n.attrs, n.outputs,
+                       _line_inside(node.where, n.where)) for n in inner.nodes]
+        env.update(zip(node.outputs, (given.get(v, v) for v in inner.outputs), strict=True))
+    outputs = tuple(env.get(v, v) for v in graph.outputs)
+    return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
 
-    def body(*args: Any) -> list:
-        env = dict(zip((*graph.inputs, *held), args, strict=True))
-        run_nodes(graph, env, _open)
-        return [env[v] for v in graph.outputs]
 
-    new = trace(body, [v.aval for v in (*graph.inputs, *held)], graph.name)
-    n = len(graph.inputs)
-    captures = zip(new.inputs[n:], (t for _, t in graph.captures), strict=True)
-    return Graph(new.name, new.inputs[:n], (*captures, *new.captures), new.nodes, new.outputs)
+def rule_graph(node: Node) -> Graph:
+    """What the `expand` rule of a node's op records, on the node's line."""
+    def body(*xs: Any) -> list:
+        assert node.op.expand is not None
+        with at_line(node.where):
+            made = node.op.expand(*xs, **node.attrs)
+        return list(made) if node.op.multi else [made]
+
+    return trace(body, [v.aval for v in node.inputs], node.op.name)
 
 
-def _open(node: Node, inputs: list) -> Any:
-    if node.op.expand is None:
-        return apply(node.op, *inputs, **node.attrs)
-    return node.op.expand(*inputs, **node.attrs)
+def _line_inside(outer: SourceLine | None, inner: SourceLine | None) -> SourceLine | None:
+    """The line of an op that another holds; what a line has beside its place, such as the id of an
+    op, is the other's."""
+    if outer is None or inner is None:
+        return inner or outer
+    return replace(outer, **{f.name: getattr(inner, f.name) for f in fields(SourceLine)})
 
 
 def inline(graph: Graph, args: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, SourceLine
+from tessera.graph.expand import rule_graph
 from tessera.graph.ir import Graph, Node, Value, subgraphs
 from tessera.graph.schedule.fuse import FusionGroup, Unit, fuse
-from tessera.graph.trace import trace
 from tessera.numerics import DType, f32, row_bytes
 
 from .fabric import DeviceModel
@@ -150,14 +149,8 @@ def _operations(call: _Call) -> tuple[dict[DType, float], float]:
 
 def _opened(call: _Call) -> tuple[dict[DType, float], float]:
     """Of an op that is a chain of others: the chain's, in proportion to what the rank has of it."""
-    node, expand = call.node, call.node.op.expand
-    assert expand is not None
-
-    def body(*xs: Any) -> list:
-        made = expand(*xs, **node.attrs)
-        return list(made) if node.op.multi else [made]
-
-    inner = count_graph(trace(body, [v.aval for v in node.inputs], node.op.name))
+    node = call.node
+    inner = count_graph(rule_graph(node))
     part = sum(map(prod, call.outputs)) / max(1, sum(prod(whole(v)) for v in node.outputs))
     products: dict[DType, float] = {}
     for work in inner:

@@ -13,7 +13,9 @@ import tessera as ts
 from tessera import config
 from tessera.graph import execute
 from tessera.graph.cpu import blas
+from tessera.graph.cuda.op_ids import id_of, number
 from tessera.graph.execute import Executable
+from tessera.graph.expand import expand, expand_held
 from tessera.graph.ir import verify
 from tessera.graph.schedule.fuse import FusionGroup, fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
@@ -313,6 +315,27 @@ def test_identities(rng):
     assert ops_after(lambda x: x.reshape(3, 2).reshape(6).reshape(2, 3), x) == []
     assert ops_after(lambda x: ts.cast(ts.cast(x, "f64"), "f32"), x) == []
     assert "mul" not in ops_after(lambda x: x * 1.0, x)
+
+
+def test_one_expansion_opens_held_graphs_first_and_keeps_what_it_does_not_open(rng):
+    def inner(x):
+        return ts.tanh(x)  # the line of tanh
+
+    def outer(x):
+        return ts.softmax(ts.checkpoint(inner)(ts.exp(x)))
+
+    graph = ts.jit(outer).graph(ts.ones((3, 4)))
+    held = expand_held(graph)
+    assert [n.op.name for n in held.nodes] == ["exp", "tanh", "softmax"]
+    assert held.nodes[0] is graph.nodes[0]
+    lines = {n.op.name: n.where.line - outer.__code__.co_firstlineno for n in held.nodes}
+    assert lines == {"exp": 1, "tanh": -2, "softmax": 1}
+    whole = expand(held)
+    assert {n.op.name for n in whole.nodes} > {"exp", "tanh", "reduce_max", "div"}
+    assert all(n.where == held.nodes[2].where for n in whole.nodes[2:])
+    # In a numbered graph, what an op becomes keeps its id.
+    ids = [id_of(n) for n in expand(number(graph)).nodes]
+    assert ids == ["%1", "%2", *["%3"] * (len(ids) - 2)]
 
 
 def test_what_must_stay(rng):

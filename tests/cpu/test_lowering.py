@@ -197,7 +197,7 @@ def test_the_oracle_is_the_node_by_node_graph(rng):
     (lambda x, y: ts.softmax(x) + y, lambda x, y: ts.softmax(x + y), False),
     (lambda x, y: ts.exp(ts.relu(x)), lambda x, y: ts.exp(ts.relu(y)), True),
     (lambda x, y: ts.take(x, ts.cast(y[0], "int32")),
-     lambda x, y: ts.take(y, ts.cast(x[0], "int32")), False),  # an index outside is an error of the one line or the other
+     lambda x, y: ts.take(y, ts.cast(x[0], "int32")), False),  # an index outside names its line
 ])
 def test_groups_share_a_kernel_when_names_alone_differ(one, two, alike):
     last = [program(f, ts.ones((64, 64)), ts.ones((64, 64))).launches[-1].shared

@@ -44,13 +44,6 @@ def value_ids(graph: Graph) -> dict[Value, str]:
     return {v: f"%{i}" for i, v in enumerate(values)}
 
 
-def inside(node: Node, where: SourceLine | None) -> SourceLine | None:
-    """The user's line of a node that another holds, with the id of that other."""
-    if where is None or not isinstance(node.where, OpLine):
-        return node.where
-    return OpLine(**{f.name: getattr(where, f.name) for f in fields(SourceLine)}, id=node.where.id)
-
-
 def id_of(node: Node) -> str:
     """The id of the op that a node came from; "" for a number that a pass made."""
     return node.where.id if isinstance(node.where, OpLine) else ""
@@ -110,4 +103,4 @@ def _twins(graph: Graph) -> dict[str, str]:
     return twins
 
 
-__all__ = ["OpLine", "fates", "id_of", "inside", "line_of", "number", "value_ids"]
+__all__ = ["OpLine", "fates", "id_of", "line_of", "number", "value_ids"]

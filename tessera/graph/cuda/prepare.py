@@ -6,68 +6,19 @@ Every pass keeps the ids of the ops (see op_ids.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from ..expand import expand, expand_held
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from ..trace import trace
 from .fusion_groups import indexed_kind
 from .host_keys import open_keys
 from .library_ops import match_attention, match_product, replace_calls
-from .op_ids import inside
 from .spell import COMBINE
 
 Pass = Callable[[Graph], Graph]
-
-
-def open_ops(graph: Graph) -> Graph:
-    """Every op that has an `expand` rule replaced by that rule's ops, on the op's own line."""
-    return _opened(graph, lambda n: n.op.expand is not None)
-
-
-def open_calls(graph: Graph) -> Graph:
-    """Graphs that are held for the sake of their derivatives in place, each op on its line."""
-    return _opened(graph, lambda n: n.op.expand is not None and bool(n.op.graph_attrs))
-
-
-def _opened(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
-    while any(map(chosen, graph.nodes)):
-        graph = _open_once(graph, chosen)
-    return graph
-
-
-def _open_once(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
-    env: dict[Value, Value] = {}
-    nodes: list[Node] = []
-    captures = list(graph.captures)
-    for node in graph.nodes:
-        inputs = tuple(env.get(v, v) for v in node.inputs)
-        if not chosen(node):
-            nodes.append(Node(node.op, inputs, node.attrs, node.outputs, node.where))
-            continue
-        inner = _traced(node)
-        given: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
-        captures += inner.captures
-        for n in inner.nodes:
-            where = inside(node, n.where) if node.op.graph_attrs else node.where
-            nodes.append(Node(n.op, tuple(given.get(v, v) for v in n.inputs), n.attrs, n.outputs,
-                              where))
-        made = (given.get(v, v) for v in inner.outputs)
-        env.update(zip(node.outputs, made, strict=True))
-    outputs = tuple(env.get(v, v) for v in graph.outputs)
-    return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
-
-
-def _traced(node: Node) -> Graph:
-    def body(*xs: Any) -> list:
-        assert node.op.expand is not None
-        made = node.op.expand(*xs, **node.attrs)
-        return list(made) if node.op.multi else [made]
-
-    return trace(body, [v.aval for v in node.inputs], node.op.name)
 
 
 # --- reductions of several runs of axes --------------------------------------------------------
@@ -124,13 +75,13 @@ def find_products(graph: Graph) -> Graph:
 
 PIPELINE: list[Pass] = [
     remove_dead,
-    open_calls,
+    expand_held,
     remove_dead,
     find_attention,  # as it was written: later passes merge its transpositions with others
     remove_dead,
     canonicalize,
     merge_common,
-    open_ops,
+    expand,
     canonicalize,
     merge_common,
     canonicalize,
@@ -150,4 +101,4 @@ def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
     return remove_dead(find_products(open_keys(graph))), known
 
 
-__all__ = ["PIPELINE", "narrow_ids", "open_calls", "open_ops", "prepare", "split_reductions"]
+__all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]
