@@ -73,7 +73,8 @@ def sample(*args: Any, **attrs: Any) -> Sample:
 
 
 DIFFERENTIABLE_DRAWS = frozenset({
-    "normal", "positive", "unit", "distinct", "apart", "spd", "wellconditioned", "dominant",
+    "normal", "off_integers", "positive", "unit", "distinct", "apart", "spd", "wellconditioned",
+    "dominant",
 })
 
 

@@ -94,6 +94,8 @@ class Draws:
             return (k % 32 * 0.125 + k // 32 * 4 + 0.3125 - 64.0)
         if kind in ("spd", "wellconditioned", "dominant"):
             return self._matrices(kind, shape)
+        if kind == "off_integers":  # where the poles of gamma and its kin are
+            return self.rng.integers(-3, 3, shape) + self.rng.uniform(0.1, 0.9, shape)
         values = self.rng.standard_normal(shape)
         if kind == "sorted":
             return np.sort(values, axis=-1)

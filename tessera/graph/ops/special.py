@@ -208,11 +208,11 @@ def _erfinv(x: Any, m: Any) -> Any:
 
 
 LGAMMA_OP = _special("lgamma", _lgamma, lambda y, x: digamma(x), "log |gamma(x)|",
-                     ("positive", "normal"))
+                     ("positive", "off_integers"))
 DIGAMMA_OP = _special("digamma", _digamma, lambda y, x: polygamma(1, x),
-                      "the derivative of lgamma", ("positive", "normal"))
+                      "the derivative of lgamma", ("positive", "off_integers"))
 POLYGAMMA_OP = _special("polygamma", _polygamma, lambda y, x, n: polygamma(n + 1, x),
-                        "the n-th derivative of digamma", ("positive", "normal"), n=1)
+                        "the n-th derivative of digamma", ("positive", "off_integers"), n=1)
 ERFINV_OP = _special("erfinv", _erfinv,
                      lambda y, x: (0.5 * math.sqrt(math.pi)) * exp(y * y),
                      "x with erf(x) = y", ("unit",))
