@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ArgumentError, SourceLine, TesseraError, short_path
+from ..runtime.target import DEFAULT_TARGET
 from ..tile.interpreter.arguments import Bound
 from ..tile.ir.ir import Function
 from ..tile.kernel.kernel import Kernel
@@ -99,7 +100,7 @@ def _counted(kernel: Kernel, bound: Bound | None, target: str | None,
     if bound is None:
         text = f"give the extents: --size {' '.join(f'{n}=1024' for n in missing)}"
         return [Figure(t, f"{t.lower()}: {text}") for t in titles]
-    gpu = find_gpu(target or "sm_90a")
+    gpu = find_gpu(target or DEFAULT_TARGET)
     figures = [_figure(titles[0], lambda: roofline_of(kernel, bound, gpu))]
     try:
         done = checked_run(kernel, bound, Counting(), most=SAMPLED_GROUPS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.occupancy import MAX_REGISTERS, Occupancy, limits_of, occupancy
+from ..runtime.occupancy import Occupancy, occupancy
 from ..runtime.target import Target
 from ..tile.ir.ir import Function
 from ..tile.kernel.kernel import Kernel
@@ -52,11 +52,11 @@ class Pressure:
     def __str__(self) -> str:
         spilled = (f"{self.spill_store_bytes} bytes stored, {self.spill_load_bytes} loaded"
                    if self.spills else "none")
+        top = self.target.generation
         lines = [f"resources of {self.kernel} for {self.target}, {self.lanes} lanes a group",
-                 f"  registers  {self.registers} of {MAX_REGISTERS} a lane",
+                 f"  registers  {self.registers} of {top.thread_registers} a lane",
                  f"  spills     {spilled}",
-                 f"  shared     {self.shared_bytes} of {limits_of(self.target).group_shared_bytes} "
-                 "bytes a group",
+                 f"  shared     {self.shared_bytes} of {top.group_shared_bytes} bytes a group",
                  f"  occupancy  {self.occupancy}"]
         lines += [f"  stack      {self.stack_bytes} bytes: arrays indexed at run time"] * bool(
             self.stack_bytes and not self.spills)

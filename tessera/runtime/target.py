@@ -1,4 +1,4 @@
-"""Compilation targets: sm_75 and newer, with the architecture-specific sm_90a."""
+"""Compilation targets: those that a generation is declared for (generations.py)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import UnsupportedTargetError
-
-# What the code generators know (DESIGN.md A4); ptxas may know more.
-KNOWN = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a",
-         "sm_120", "sm_120a")
+from .generations import GENERATIONS, Generation
 
 
 @dataclass(frozen=True, order=True)
@@ -26,6 +23,14 @@ class Target:
     @property
     def cc(self) -> tuple[int, int]:
         return self.major, self.minor
+
+    @property
+    def generation(self) -> Generation:
+        """What its chips have. Raises UnsupportedTargetError where none is declared."""
+        if str(self) not in GENERATIONS:
+            raise UnsupportedTargetError(f"the limits of {self} are not known",
+                                         hint=f"known: {', '.join(GENERATIONS)}")
+        return GENERATIONS[str(self)]
 
     def runs(self, needed: Target) -> bool:
         """Whether an instruction that needs `needed` exists here.
@@ -51,6 +56,7 @@ class Target:
 
 _JETSON = ((8, 7),)
 OLDEST = Target(7, 5)
+DEFAULT_TARGET = "sm_90a"  # of what is compiled to be looked at where there is no GPU
 
 
 def parse_target(text: str | Target) -> Target:
@@ -59,9 +65,9 @@ def parse_target(text: str | Target) -> Target:
         return text
     found = re.fullmatch(r"(?:sm_|compute_)?(\d+)(\d)([af]?)", text)
     target = Target(int(found[1]), int(found[2]), found[3]) if found else None
-    if target is None or str(target) not in KNOWN:
+    if target is None or str(target) not in GENERATIONS:
         raise UnsupportedTargetError(
-            f"there is no target {text!r}", hint=f"targets: {', '.join(KNOWN)}"
+            f"there is no target {text!r}", hint=f"targets: {', '.join(GENERATIONS)}"
         )
     return target
 
@@ -76,7 +82,8 @@ def target_of_device(cc: tuple[int, int]) -> Target:
             f"the device has compute capability {cc[0]}.{cc[1]}",
             hint="kernels are compiled for 7.5 (Turing) and newer; use the interpreter",
         )
-    return Target(*cc, "a" if cc >= (9, 0) else "")
+    specific = Target(*cc, "a")
+    return specific if str(specific) in GENERATIONS else Target(*cc)
 
 
 def target_for(cc: tuple[int, int], needs: Target = OLDEST) -> Target:

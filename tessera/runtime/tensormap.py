@@ -20,12 +20,12 @@ from . import libcuda
 from .arrays import Array
 from .buffer import DeviceBuffer
 from .device import check, device, driver
+from .generations import TensorCopies
 
 MAP_BYTES = 128
 SLAB_MAPS = 512  # descriptors of one allocation
 KEPT = 4096  # per process; the least recently used slots are written anew
-ALIGNMENT_BYTES = 16
-MOST_BOX = 256
+ALIGNMENT_BYTES, MOST_BOX = TensorCopies.alignment_bytes, TensorCopies.most_box
 MOST_STRIDE_BYTES = 1 << 40
 
 # Name of the element type; packed and fp8 types travel as bytes, tf32 is rounded by the copy.

@@ -89,7 +89,7 @@ def test_a_device_of_this_machine():
 
 @pytest.mark.parametrize("g", gpus.GPUS.values(), ids=lambda g: g.name)
 def test_figures_are_consistent(g):
-    assert g.source and g.shared_bytes <= g.shared_total_bytes and g.lanes % 32 == 0
+    assert g.source and g.shared_bytes <= g.generation.shared_bytes and g.generation.lanes % 32 == 0
     # A tensor core does at least what the other units do, and narrower operands are faster.
     assert g.products("f16") > g.f32_tflops * 1e12 and g.products("int8") >= g.products("f16")
     assert g.products("bf17") == g.f32_tflops * 1e12

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import ArgumentError, UnsupportedTargetError
-from tessera.runtime.occupancy import LIMITS, limits_of, occupancy
-from tessera.runtime.target import KNOWN
+from tessera.runtime.generations import GENERATIONS
+from tessera.runtime.occupancy import occupancy
+from tessera.runtime.target import Target, parse_target
 
 
 # (target, threads, registers, shared bytes) -> groups, by cudaOccMaxActiveBlocksPerMultiprocessor
@@ -41,9 +42,11 @@ def test_the_text():
 
 
 def test_every_target_has_limits():
-    assert {limits_of(t).registers for t in KNOWN} == {65536}
+    assert {parse_target(t).generation.registers for t in GENERATIONS} == {65536}
     with pytest.raises(UnsupportedTargetError, match="no target 'sm_1'"):
-        limits_of("sm_1")
+        occupancy("sm_1", threads=32, registers=32)
+    with pytest.raises(UnsupportedTargetError, match="limits of sm_121 are not known"):
+        occupancy(Target(12, 1), threads=32, registers=32)
 
 
 @pytest.mark.parametrize("threads, registers", [(0, 32), (1025, 32), (128, 256), (128, -1)])
@@ -52,12 +55,11 @@ def test_what_no_group_has(threads, registers):
         occupancy("sm_80", threads=threads, registers=registers)
 
 
-@given(st.sampled_from(sorted(LIMITS)), st.integers(1, 32), st.integers(1, 255),
+@given(st.sampled_from(sorted(GENERATIONS)), st.integers(1, 32), st.integers(1, 255),
        st.integers(0, 227 * 1024))
-def test_more_of_anything_never_lets_more_groups_in(cc, warps, registers, shared):
-    target = f"sm_{cc[0]}{cc[1]}"
+def test_more_of_anything_never_lets_more_groups_in(target, warps, registers, shared):
     got = occupancy(target, threads=32 * warps, registers=registers, shared_bytes=shared)
-    top = limits_of(target)
+    top = GENERATIONS[target]
     assert got.warps <= top.warps and got.groups <= top.groups
     assert got.groups * registers * 32 * warps <= top.registers
     assert got.groups * shared <= top.shared_bytes

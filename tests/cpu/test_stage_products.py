@@ -14,7 +14,7 @@ from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera import config
 from tessera.errors import TesseraError
 from tessera.numerics import decode
-from tessera.runtime.target import parse_target
+from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.stage_loads import Room, stage_products
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
@@ -22,7 +22,7 @@ from tessera.tile.ir.ir import For, Op, walk
 from tessera.tile.passes import verify
 
 KIB = 1024
-SM80 = parse_target("sm_80")
+SM80 = GENERATIONS["sm_80"]
 
 
 def staged(kernel, args, groups, lanes=128, stages=None, room=163 * KIB, change=None,

@@ -27,9 +27,14 @@ from hopper_programs import (
 )
 from tessera import Tensor, bf16, f32, fp8_e4m3
 from tessera.numerics import encode, find_dtype
+from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.intrinsics import warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
-from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram, lower_hopper
+from tessera.tile.cuda.lower.warp_specialised import (
+    Refusal,
+    WarpSpecialisedProgram,
+    lower_warp_specialised,
+)
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.machine import PipelineError, run_program
 from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, ops_in, with_attrs
@@ -57,7 +62,7 @@ class Known:
 
 def lowered(kernel, *args, facts=None, schedule=None, **kwargs) -> WarpSpecialisedProgram | Refusal:
     function = kernel.lower(*args, **kwargs)
-    return lower_hopper(function, 128, schedule, facts or Known())
+    return lower_warp_specialised(function, schedule, facts or Known(), GENERATIONS["sm_90a"])
 
 
 def program(kernel, *args, **kwargs) -> WarpSpecialisedProgram:

@@ -10,8 +10,8 @@ import emulate_ptx
 import tessera as ts
 import tile_emulated
 import tile_gpu
-from tessera.runtime.occupancy import limits_of
-from tessera.runtime.target import KNOWN, parse_target
+from tessera.runtime.generations import GENERATIONS
+from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import emit
 from tessera.tile.interpreter.launch import Config, grid_of
 from tessera.tile.ir.ir import Op, While, walk
@@ -122,11 +122,11 @@ def test_a_saturating_conversion_keeps_no_divisor(rng):
 
 
 # --- targets -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("target", KNOWN)
+@pytest.mark.parametrize("target", list(GENERATIONS))
 def test_the_figures_of_a_target_keep_its_limits(target):
     """A target without a GPU of its own in the table takes another one's rates, not its memory."""
-    found, top = gpu(target), limits_of(target)
-    assert (found.shared_bytes, found.shared_total_bytes, found.lanes) == (
+    found, top = gpu(target), GENERATIONS[target]
+    assert (found.shared_bytes, found.generation.shared_bytes, found.generation.lanes) == (
         top.group_shared_bytes, top.shared_bytes, 32 * top.warps)
     assert found.source
 

@@ -15,7 +15,7 @@ from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted
-from tessera.tile.cuda.emit.warp_specialised import compile_hopper
+from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised import WarpSpecialisedProgram
 from tessera.tile.ir.schedule import Schedule
 
@@ -32,12 +32,12 @@ def own_cache(tmp_path):
 
 def compiled(kernel, *args, schedule=None, **kwargs) -> tuple[WarpSpecialisedProgram, Emitted,
                                                               Built]:
-    made = compile_hopper(kernel.lower(*args, **kwargs), 128, schedule, TARGET, FACTS)
+    made = emit_warp_specialised(kernel.lower(*args, **kwargs), schedule, TARGET, FACTS)
     assert isinstance(made, tuple), made
     program, emitted = made
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), TARGET,
-                  needs=emitted.needs, threads=program.threads,
-                  shared_bytes=emitted.shared_bytes, lines=emitted.lines)
+                  threads=program.threads, shared_bytes=emitted.shared_bytes,
+                  lines=emitted.lines)
     return program, emitted, built
 
 

@@ -9,7 +9,8 @@ import pytest
 import tessera as ts
 from ptx_harness import require_compiler
 from tessera.errors import UnsupportedTargetError
-from tessera.runtime.target import KNOWN, parse_target
+from tessera.runtime.generations import GENERATIONS
+from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import build
 from tile_gpu import compiled
 
@@ -33,7 +34,7 @@ def large(x: ts.Tensor["N", ts.f32]):
     x[i] = held[0, 0]
 
 
-@pytest.mark.parametrize("target", KNOWN)
+@pytest.mark.parametrize("target", list(GENERATIONS))
 def test_numbers_of_16_bits_on_every_target(target):
     n = 2048
     made = compiled(halves, np.zeros(n, ml_dtypes.bfloat16), np.zeros(n, np.float16),

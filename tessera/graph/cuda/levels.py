@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.device import device, has_gpu
-from ...runtime.target import Target, parse_target
+from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.interpreter.launch import Config, lanes_of
 from ...tile.ir.ir import Function
 from ...tile.ir.printing import print_ir
@@ -20,7 +20,7 @@ from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, compile_request
 from ..ir import Graph
 from .kernel_text import Origin, mark
-from .run import DEFAULT_TARGET, CudaProgram, GroupLaunch
+from .run import CudaProgram, GroupLaunch
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
 
@@ -123,18 +123,12 @@ def request_of(launch: GroupLaunch, target: Target) -> CompileRequest:
 
 def emitted_of(launch: GroupLaunch, target: Target) -> Any:
     """The source that a kernel becomes, without compiling it."""
-    from ...tile.cuda.compile import WARP_SPECIALISED, emit
+    from ...tile.cuda.compile import emit_kernel
     from ...tile.cuda.emit.emitter import ArgumentFacts
-    from ...tile.cuda.emit.warp_specialised import compile_hopper
-    from ...tile.cuda.lower.warp_specialised import Refusal
 
     r, function = request_of(launch, target), launch.kernel.function()
     facts = ArgumentFacts(r.divisible, r.aligned)
-    if target.runs(WARP_SPECIALISED):
-        made = compile_hopper(function, r.lanes, r.schedule, target, facts)
-        if not isinstance(made, Refusal):
-            return made[1]
-    return emit(function, r.lanes, target, facts, schedule=r.schedule)[1]
+    return emit_kernel(function, r.lanes, target, facts, schedule=r.schedule).emitted
 
 
 def target_lines(program: CudaProgram) -> list[LevelLine]:

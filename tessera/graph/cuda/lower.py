@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
-from ...runtime.occupancy import limits_of
 from ...runtime.target import Target
 from ...tensor import Tensor
 from ..ir import Graph, Node, Value
@@ -60,7 +59,7 @@ def lower(graph: Graph, target: Target) -> LoweredGraph:
 
 class _Lowering:
     def __init__(self, graph: Graph, target: Target):
-        self.target, self.shared_bytes = target, limits_of(target).group_shared_bytes
+        self.target, self.shared_bytes = target, target.generation.group_shared_bytes
         if graph.effects - {"random"}:
             raise _effects(graph)
         self.numbered = number(graph)

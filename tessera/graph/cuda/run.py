@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtime.target import Target, parse_target
+from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tensor import Tensor
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .generate_kernels import kernel_of, source_of
 from .kernel_text import GroupKernel, KernelText, compiled
 from .lower import LoweredGraph, lower
-
-DEFAULT_TARGET = "sm_90a"  # of functions that are looked at where there is no GPU
 
 
 @dataclass(frozen=True, eq=False)

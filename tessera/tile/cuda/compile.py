@@ -5,25 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tessera.errors import UnsupportedTargetError
-from tessera.runtime.occupancy import limits_of
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda.build import Built, build
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
-from tessera.tile.cuda.emit.warp_specialised import compile_hopper
+from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
+from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_products
-from tessera.tile.cuda.lower.warp_specialised import Refusal, WarpSpecialisedProgram
+from tessera.tile.cuda.lower.warp_specialised import Refusal
 from tessera.tile.ir.ir import Function, Op, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer
 
 # Groups of fewer lanes share a multiprocessor, so that one multiplies while another waits.
 FULL_LANES = 256
-SM80 = parse_target("sm_80")
-WARP_SPECIALISED = parse_target("sm_90a")
 
 
 @dataclass(frozen=True)
@@ -70,27 +68,38 @@ def compile_function(function: Function, lanes: int, *, schedule: Schedule | Non
     compiler below refuses.
     """
     at = _target(target)
-    facts = facts or ArgumentFacts()
-    why = "accesses are checked" if checked else f"{at} has no wgmma"
-    if at.runs(WARP_SPECIALISED) and not checked:
-        made = compile_hopper(function, lanes, schedule, at, facts)
-        if not isinstance(made, Refusal):
-            return _specialised(*made, lanes, at)
-        why = made.reason
-    lowered, emitted = emit(function, lanes, at, facts, checked, schedule)
-    emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {why}"))
+    made = emit_kernel(function, lanes, at, facts or ArgumentFacts(), checked, schedule)
+    emitted = made.emitted
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), at,
-                  needs=emitted.needs, threads=lanes, shared_bytes=emitted.shared_bytes,
-                  lines=emitted.lines)
-    return CompiledKernel(built, lowered, emitted, lanes, lanes)
+                  threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines)
+    return CompiledKernel(built, made.function, emitted, lanes, made.threads, made.grid)
 
 
-def _specialised(program: WarpSpecialisedProgram, emitted: Emitted, lanes: int,
-                 target: Target) -> CompiledKernel:
-    built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
-                  needs=emitted.needs, threads=program.threads, lines=emitted.lines,
-                  shared_bytes=emitted.shared_bytes)
-    return CompiledKernel(built, program.function, emitted, lanes, program.threads, "persistent")
+@dataclass(frozen=True)
+class EmittedKernel:
+    """The form that a function takes on a target: its Tile IR after lowering, and its source.
+
+    threads: of a block.  grid: as in CompiledKernel.
+    """
+
+    function: Function
+    emitted: Emitted
+    threads: int
+    grid: str
+
+
+def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
+                checked: bool = False, schedule: Schedule | None = None) -> EmittedKernel:
+    """Warpgroups that specialise where the target has that form and the function fits it; else
+    groups of `lanes` threads, whose products are by mma.sync or by threads. A note says why."""
+    made = Refusal("accesses are checked") if checked else emit_warp_specialised(
+        function, schedule, target, facts)
+    if not isinstance(made, Refusal):
+        program, emitted = made
+        return EmittedKernel(program.function, emitted, program.threads, "persistent")
+    lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
+    emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
+    return EmittedKernel(lowered, emitted, lanes, "groups")
 
 
 def _target(target: Target | str | None) -> Target:
@@ -107,9 +116,10 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     """The passes, in order. stages: of rings, None for as many as there is room for. vector: of
     accesses to global memory, None for as wide as they get."""
     threads = 1 << (lanes.bit_length() - 1)
-    room = Room(limits_of(target).group_shared_bytes, stages, max(1, FULL_LANES // threads),
-                lanes % 32 == 0 and target.runs(SM80))
-    function = stage_products(function, target, room, facts.shared)
+    chip = target.generation
+    room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
+                lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
+    function = stage_products(function, chip, room, facts.shared)
     function = prefetch_boxes(function)
     function = assign_layouts(function, Hint(threads, chained(function), vector))
     return order(function, facts.shared)
@@ -137,7 +147,7 @@ def emit(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
     """
     asked = schedule.stages_ if schedule is not None else None
     vector = schedule.vector_ if schedule is not None and schedule.source != "auto" else None
-    stages, most = asked, limits_of(target).group_shared_bytes
+    stages, most = asked, target.generation.group_shared_bytes
     while True:
         lowered = lower(function, lanes, facts, target, stages, vector)
         emitter = Emitter(lowered, lanes, target, facts, checked, vector)

@@ -16,6 +16,7 @@ from tessera.dims import Dim
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import i64
 from tessera.numerics.random_state import next_launch
+from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import Tensor as Array
 from tessera.tile.interpreter import aliasing
 from tessera.tile.interpreter.arguments import Bound, allocate
@@ -31,7 +32,7 @@ from tessera.tile.passes.thread_guards import Guards, strides
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 _BUDGET = 1 << 21  # elements of the largest value that a batch of groups may hold
-MAX_LANES = 1024  # of a CUDA block
+MAX_LANES = max(g.group_threads for g in GENERATIONS.values())  # of a CUDA block
 MOST_LANES = 2**31  # of a launch whose lanes are numbered
 
 

@@ -25,7 +25,6 @@ from tessera.tile.passes import PIPELINE
 from tessera.tile.passes.operation_counts import largest_tile, register_bytes
 from tessera.tile.tuning.cost import Estimate, explain
 from tessera.tile.tuning.gpus import Gpu
-from tessera.tile.tuning.legality import MAX_REGISTERS
 from tessera.tile.tuning.measure import gpu_of_call
 
 ROWS, COLUMNS = (16, 64, 128), (64, 128, 256)
@@ -124,7 +123,7 @@ class AutoKernel(Kernel):
             function = self.compile(self.spec(bound, schedule), bound.sizes)
             cost = explain(function, schedule, bound, gpu)
             held = max(register_bytes(function) // 4, largest_tile(function)) // schedule.lanes
-            tight = held > MAX_REGISTERS // 2
+            tight = held > gpu.generation.thread_registers // 2
             found.append((tight, held if tight else cost.us, i, schedule, cost))
         tight, _, _, best, cost = min(found, key=lambda c: c[:3])
         notes = [f"blocks of the result: the cheapest of {len(found)}", f"estimate {cost}"]

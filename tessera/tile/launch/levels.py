@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tessera.runtime.device import device, has_gpu
-from tessera.runtime.target import Target, parse_target
+from tessera.runtime.target import DEFAULT_TARGET, Target, parse_target
 from tessera.tile.interpreter.launch import Config, lanes_of
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.types import GlobalTensor
@@ -18,8 +18,6 @@ from tessera.tile.launch.machine_code import CompileRequest
 
 if TYPE_CHECKING:
     from tessera.tile.kernel.kernel import Kernel
-
-DEFAULT_TARGET = "sm_90a"
 
 
 def compiled_for(kernel: Kernel, function: Function, target: str | None) -> Any:

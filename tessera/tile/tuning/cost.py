@@ -4,8 +4,8 @@
 
     arithmetic   groups of the busiest multiprocessor x clocks of a group. Products run at the rate
                  of the tensor cores, or as fast as shared memory feeds them: (M / m + N / n)
-                 panels at 128 bytes a clock, with m x n what one warp (on sm_90, one warpgroup's
-                 wgmma) multiplies at once.
+                 panels at 128 bytes a clock, with m x n what one warp (where there is wgmma, one
+                 warpgroup's) multiplies at once.
     memory       each tensor once at the memory's rate; all loads of all groups at the cache's.
     waiting      loads that follow one another, each a memory latency, divided among the buffers of
                  the pipeline and the groups that share a multiprocessor.
@@ -37,7 +37,6 @@ LAUNCH_US = 2.0
 LATENCY_US = 0.7  # of global memory: what the model assumes, about 1,200 clocks under load
 SHARED_BYTES_PER_CLOCK = 128  # CUDA C++ Programming Guide 13: 32 banks of 4 bytes
 CACHE_BYTES_PER_CLOCK = 47  # of a multiprocessor: 5120 for 108 (NVIDIA A100 whitepaper, 2020)
-MAX_GROUPS = 32  # of a multiprocessor; 16 on sm_86 to sm_89 makes no difference here
 SPECIAL_PER_CLOCK = 16
 OTHER_REGISTERS = 48  # of a lane, besides the tiles that loops carry: addresses, operands
 
@@ -98,8 +97,9 @@ def groups_at_once(function: Function, schedule: Schedule, gpu: Gpu) -> int:
     lanes = schedule.lanes
     registers = register_bytes(function) // 4 + OTHER_REGISTERS * lanes
     shared = function.shared_bytes + ring_bytes(function, schedule.value("stages_"))
-    return max(1, min(gpu.lanes // lanes, MAX_GROUPS, gpu.registers // registers,
-                      gpu.shared_total_bytes // max(1024, shared)))
+    top = gpu.generation
+    return max(1, min(top.lanes // lanes, top.groups, top.registers // registers,
+                      top.shared_bytes // max(1024, shared)))
 
 
 def _clocks(work: GroupWork, schedule: Schedule, gpu: Gpu) -> float:
@@ -116,8 +116,9 @@ def _clocks(work: GroupWork, schedule: Schedule, gpu: Gpu) -> float:
 
 def shared_traffic(p: Product, warps: int, gpu: Gpu) -> float:
     """Bytes that one product reads from shared memory."""
-    if gpu.cc >= (9, 0) and p.M >= 64 and p.kind != "f32":  # wgmma: 64 rows by all columns
-        return (p.M + p.N * -(-p.M // 64)) * p.K * p.bits / 8
+    form = gpu.generation.warpgroup_matmul
+    if form is not None and p.M >= form.rows and p.kind != "f32":  # its rows by all columns
+        return (p.M + p.N * -(-p.M // form.rows)) * p.K * p.bits / 8
     down = 1
     while 4 * down * down <= warps and p.M // (2 * down) >= 16:  # as square as warps allow
         down *= 2

@@ -160,7 +160,7 @@ def _blocks(subject: Subject) -> Iterator[Schedule]:
     """Blocks of the sizes that the kernel asks for, small before large."""
     rows, columns = _sides(subject)
     depth = _depth(subject) if subject.products else 64
-    wide = subject.gpu.cc >= (9, 0)
+    wide = subject.gpu.generation.warpgroup_matmul is not None
     for m in rows if "m" in subject.read else (None,):
         for n in columns if "n" in subject.read else (None,):
             if (m or 0) * (n or 0) > 128 * 256:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tessera.errors import UnsupportedTargetError, user_line
-from tessera.runtime.occupancy import WARP, limits_of
-from tessera.runtime.target import KNOWN, parse_target
+from tessera.runtime.generations import GENERATIONS, Generation
+from tessera.runtime.target import parse_target
 
 if TYPE_CHECKING:
     from tessera.runtime.device import Device
@@ -26,8 +26,8 @@ class Gpu:
     product_tflops   of matrix products by the type of the operands: pairs (type, 10^12 / s)
     f32_tflops       of other arithmetic, a fused multiply-add counted as two
     memory_gbps      of global memory       clock_ghz   boost
-    shared_bytes     of a group, at most    shared_total_bytes   of a multiprocessor
-    lanes            of a multiprocessor, at most
+    l2_bytes         of the second-level cache
+    shared_bytes     of a group, at most: that of its generation, or what a device says
     """
 
     name: str
@@ -37,50 +37,50 @@ class Gpu:
     memory_gbps: float
     f32_tflops: float
     product_tflops: tuple[tuple[str, float], ...]
-    shared_bytes: int
-    shared_total_bytes: int
-    lanes: int
     l2_bytes: int
     source: str
-    registers: int = 65536  # of 32 bits, of a multiprocessor
+    shared_bytes: int
 
     @property
-    def cc(self) -> tuple[int, int]:
-        return parse_target(self.target).cc
+    def generation(self) -> Generation:
+        return parse_target(self.target).generation
 
     def products(self, kind: str) -> float:
         """Multiply-adds of matrix products per second, times two. kind: as in product_tflops."""
         return 1e12 * dict(self.product_tflops).get(kind, self.f32_tflops)
 
 
-def _register(g: Gpu) -> None:
-    if g.name in GPUS:
-        raise ValueError(f"the GPU {g.name!r} is declared twice")
-    GPUS[g.name] = g
+def _register(name: str, target: str, multiprocessors: int, clock_ghz: float, memory_gbps: float,
+              f32_tflops: float, product_tflops: tuple[tuple[str, float], ...], l2_bytes: int,
+              source: str) -> None:
+    if name in GPUS:
+        raise ValueError(f"the GPU {name!r} is declared twice")
+    GPUS[name] = Gpu(name, target, multiprocessors, clock_ghz, memory_gbps, f32_tflops,
+                     product_tflops, l2_bytes, source,
+                     parse_target(target).generation.group_shared_bytes)
 
 
-_KIB, _MIB = 1 << 10, 1 << 20
-# Shared memory and lanes: CUDA C++ Programming Guide 13, table "technical specifications per
-# compute capability". Rates without sparsity; the first of a target stands for that target.
-_register(Gpu("T4", "sm_75", 40, 1.59, 320, 8.1, (("f16", 65), ("int8", 130), ("f64", 0.25)),
-              64 * _KIB, 64 * _KIB, 1024, 4 * _MIB, "NVIDIA T4 datasheet, 2019"))
-_register(Gpu("A100", "sm_80", 108, 1.41, 2039, 19.5,
-              (("f16", 312), ("tf32", 156), ("int8", 624), ("f64", 19.5)),
-              163 * _KIB, 164 * _KIB, 2048, 40 * _MIB, "NVIDIA A100 80GB SXM datasheet, 2021"))
-_register(Gpu("A10", "sm_86", 72, 1.695, 600, 31.2,
-              (("f16", 125), ("tf32", 62.5), ("int8", 250), ("f64", 0.49)),
-              99 * _KIB, 100 * _KIB, 1536, 6 * _MIB, "NVIDIA A10 datasheet, 2021"))
-_register(Gpu("L40S", "sm_89", 142, 2.52, 864, 91.6,
-              (("f16", 362), ("tf32", 183), ("fp8", 733), ("int8", 733), ("f64", 1.4)),
-              99 * _KIB, 100 * _KIB, 1536, 96 * _MIB, "NVIDIA L40S datasheet, 2023"))
+_MIB = 1 << 20
+# Rates without sparsity; the first of a target stands for that target.
+_register("T4", "sm_75", 40, 1.59, 320, 8.1, (("f16", 65), ("int8", 130), ("f64", 0.25)),
+          4 * _MIB, "NVIDIA T4 datasheet, 2019")
+_register("A100", "sm_80", 108, 1.41, 2039, 19.5,
+          (("f16", 312), ("tf32", 156), ("int8", 624), ("f64", 19.5)),
+          40 * _MIB, "NVIDIA A100 80GB SXM datasheet, 2021")
+_register("A10", "sm_86", 72, 1.695, 600, 31.2,
+          (("f16", 125), ("tf32", 62.5), ("int8", 250), ("f64", 0.49)),
+          6 * _MIB, "NVIDIA A10 datasheet, 2021")
+_register("L40S", "sm_89", 142, 2.52, 864, 91.6,
+          (("f16", 362), ("tf32", 183), ("fp8", 733), ("int8", 733), ("f64", 1.4)),
+          96 * _MIB, "NVIDIA L40S datasheet, 2023")
 _HOPPER = (("f16", 989), ("tf32", 494), ("fp8", 1979), ("int8", 1979), ("f64", 67))
-_register(Gpu("H200", "sm_90a", 132, 1.98, 4800, 67, _HOPPER, 227 * _KIB, 228 * _KIB, 2048,
-              50 * _MIB, "NVIDIA H200 SXM datasheet, 2024"))
-_register(Gpu("H100", "sm_90a", 132, 1.98, 3350, 67, _HOPPER, 227 * _KIB, 228 * _KIB, 2048,
-              50 * _MIB, "NVIDIA H100 SXM datasheet, 2023"))
-_register(Gpu("B200", "sm_100a", 148, 1.965, 8000, 75,
-              (("f16", 2250), ("tf32", 1100), ("fp8", 4500), ("int8", 4500), ("f64", 37)),
-              227 * _KIB, 228 * _KIB, 2048, 126 * _MIB, "NVIDIA DGX B200 datasheet, 2025"))
+_register("H200", "sm_90a", 132, 1.98, 4800, 67, _HOPPER, 50 * _MIB,
+          "NVIDIA H200 SXM datasheet, 2024")
+_register("H100", "sm_90a", 132, 1.98, 3350, 67, _HOPPER, 50 * _MIB,
+          "NVIDIA H100 SXM datasheet, 2023")
+_register("B200", "sm_100a", 148, 1.965, 8000, 75,
+          (("f16", 2250), ("tf32", 1100), ("fp8", 4500), ("int8", 4500), ("f64", 37)),
+          126 * _MIB, "NVIDIA DGX B200 datasheet, 2025")
 
 DEFAULT = GPUS["H200"]  # whose figures count where no GPU takes part: the one we tune for
 
@@ -95,21 +95,19 @@ def gpu(name: str | Gpu) -> Gpu:
     for word in (name, *name.split()):
         if word in GPUS:
             return GPUS[word]
-    if name in KNOWN:
+    if name in GENERATIONS:
         cc = parse_target(name).cc
-        older = [g for g in GPUS.values() if g.cc <= cc]
-        nearest = max(older, key=lambda g: g.cc)
-        first = next(g for g in older if g.cc == nearest.cc)
-        return first if first.cc == cc else _limited(first, name)
+        known = {parse_target(g.target).cc: g for g in reversed(GPUS.values())}  # the first of each
+        nearest = max(c for c in known if c <= cc)
+        return known[cc] if cc in known else _limited(known[nearest], name)
     raise UnsupportedTargetError(f"the cost model has no figures of {name!r}", where=user_line(),
                                  hint=f"known: {', '.join(GPUS)}, or a target such as sm_80")
 
 
 def _limited(near: Gpu, target: str) -> Gpu:
     """The figures of an older GPU for a target without a record, within that target's limits."""
-    top = limits_of(target)
-    return replace(near, target=target, shared_bytes=top.group_shared_bytes,
-                   shared_total_bytes=top.shared_bytes, lanes=WARP * top.warps,
+    return replace(near, target=target,
+                   shared_bytes=parse_target(target).generation.group_shared_bytes,
                    source=f"{near.name}, within the limits of {target}")
 
 

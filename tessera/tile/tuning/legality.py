@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.errors import ArgumentError
-from tessera.runtime.occupancy import LIMITS
+from tessera.runtime.generations import GENERATIONS
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function, Op, walk
@@ -14,15 +14,13 @@ from tessera.tile.ir.types import Buffer
 from tessera.tile.passes.operation_counts import register_bytes, ring_bytes
 from tessera.tile.tuning.gpus import Gpu
 
-MAX_LANES = 1024  # of a group
-MAX_REGISTERS = 255  # of a lane; both: CUDA C++ Programming Guide 13, technical specifications
 HEADS = ("D", "D_h")
 
 
 def require_shared(function: Function) -> None:
     """Raises TileError for buffers that no target has the shared memory for, at the largest."""
-    most = max(n.group_shared_bytes for n in LIMITS.values())
-    target = min(cc for cc, n in LIMITS.items() if n.group_shared_bytes == most)
+    largest = max(GENERATIONS.values(), key=lambda g: g.group_shared_bytes)  # the first of them
+    most = largest.group_shared_bytes
     if function.shared_bytes <= most:
         return
     made = [(d.type, d.value.name, n.where) for n in walk(function.body) if isinstance(n, Op)
@@ -32,7 +30,7 @@ def require_shared(function: Function) -> None:
         t.stages > 1) for t, name, _ in made[:3])
     raise TileError(
         f"{function.name} needs {function.shared_bytes} bytes of shared memory, a group has at "
-        f"most {most}, on sm_{target[0]}{target[1]}: {parts}", where=made[0][2],
+        f"most {most}, on {largest.target}: {parts}", where=made[0][2],
         hint="use smaller tiles or buffers, or fewer stages; go over a large array in blocks")
 
 
@@ -41,10 +39,10 @@ def require_legal(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu
     if function.shared_bytes > gpu.shared_bytes:
         raise ArgumentError(f"{function.shared_bytes} bytes of shared memory, a group has "
                             f"{gpu.shared_bytes} on {gpu.name}")
-    lanes = schedule.lanes
-    if lanes > MAX_LANES:
-        raise ArgumentError(f"{lanes} lanes, a group has at most {MAX_LANES}")
-    limit = min(MAX_REGISTERS, gpu.registers // lanes)
+    lanes, top = schedule.lanes, gpu.generation
+    if lanes > top.group_threads:
+        raise ArgumentError(f"{lanes} lanes, a group has at most {top.group_threads}")
+    limit = min(top.thread_registers, top.registers // lanes)
     need = -(-register_bytes(function) // (4 * lanes))
     if need > limit:
         raise ArgumentError(f"the tiles that its loops carry need {need} registers of each lane, "
@@ -69,4 +67,4 @@ def fits(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu) -> bool
     return function.shared_bytes + ring_bytes(function, stages) <= gpu.shared_bytes
 
 
-__all__ = ["MAX_LANES", "MAX_REGISTERS", "fits", "require_legal"]
+__all__ = ["fits", "require_legal"]

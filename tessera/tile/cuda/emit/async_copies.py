@@ -1,15 +1,15 @@
 """cp_async, its groups and waits, and the barrier.
 
 16, 8 or 4 bytes at once by cp.async where both sides are surely aligned; other copies, and all
-before sm_80, go through registers and are complete at once. The language's barrier completes the
-copies that no commit made a group of: where such a copy may be under way it waits for all.
+where the target has no cp.async, go through registers and are complete at once. The language's
+barrier completes the copies that no commit made a group of: where such a copy may be under way it
+waits for all.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, access_width, place_of
 from tessera.tile.cuda.emit.packed_tiles import load_packed
@@ -22,7 +22,6 @@ from tessera.tile.cuda.lower.uncommitted_copies import left_to_barriers
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
 
-ASYNC = parse_target("sm_80")
 SIZES = (16, 8, 4)  # bytes of one cp.async
 
 
@@ -47,10 +46,8 @@ def copy_box(e: Emitter, target: MemoryOperand, source: MemoryOperand, wanted: s
     layout, width = layout_of(e, target, source)
     spot = spot_of_layout(e, target, layout)
     size = width * spot.panel.size
-    how = "async" if e.target.runs(ASYNC) and size in SIZES else "plain"
-    if how == "async":
-        e.require(ASYNC, "cp.async")
-    else:
+    how = "async" if e.generation.async_copies and size in SIZES else "plain"
+    if how == "plain":
         e.note(f"copies to {target.name} go through registers, {size} bytes at once")
     axis = access_width(e, source, layout)[0]
     guards, bounds = guards_of(e, source, layout)
@@ -122,13 +119,13 @@ def _moves(e: Emitter, target: MemoryOperand, source: MemoryOperand, layout: Reg
 
 @emits("cp_commit_group")
 def _commit(e: Emitter, op: Op) -> None:
-    if e.target.runs(ASYNC):
+    if e.generation.async_copies:
         e.line(e.use("commit", "use('cp_async_commit')") + "()")
 
 
 @emits("cp_wait_group")
 def _wait(e: Emitter, op: Op) -> None:
-    if not e.target.runs(ASYNC):
+    if not e.generation.async_copies:
         return
     if id(op) in _open(e):
         e.line(e.use("commit", "use('cp_async_commit')") + "()")
@@ -138,7 +135,7 @@ def _wait(e: Emitter, op: Op) -> None:
 
 @emits("barrier")
 def _barrier(e: Emitter, op: Op) -> None:
-    if id(op) in _open(e) and e.target.runs(ASYNC):
+    if id(op) in _open(e) and e.generation.async_copies:
         e.line(e.use("wait_all", "use('cp_async_wait_all')") + "()")
     e.sync()
 

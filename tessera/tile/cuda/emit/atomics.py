@@ -6,7 +6,6 @@ there before. An update whose result is read orders what the group wrote before 
 
 from __future__ import annotations
 
-from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit import tiles
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, literal
 from tessera.tile.cuda.emit.memory_operands import access_width, place_of
@@ -80,13 +79,11 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
     else:
         axis, width = access_width(e, place, layout)
         width = min(width, neighbours(attr["kind"], place.dtype, e.dtype(value), attr["scope"],
-                                      e.target))
+                                      e.generation))
         text = intrinsic("atomics.tile", attr["kind"], place.dtype.name, e.dtype(value).name,
                          attr["scope"], layout.text, layout.shape, axis, width, guards,
                          owner is not None)
         where = [tiles.address(e, place, layout), *tiles.strides(e, place, layout, axis)]
-        if width > 1 and e.target.cc >= (9, 0):
-            e.require(parse_target("90"), "a vector of atomic sums")
     args = [e.name(value), *where, *bounds, *([owner] if owner else [])]
     e.line(f"{e.use('atomic_' + attr['kind'], text)}({', '.join(args)})")
 

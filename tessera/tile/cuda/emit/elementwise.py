@@ -117,7 +117,7 @@ def _convert(e: Emitter, op: Op) -> None:
         e.define(op.outs[0], e.name(op.args[0]))
         return
     made = f"use(casts.cast({source.name!r}, {to.name!r}, {rounding!r}, {saturate}" \
-           f"{', True' if has_instructions(to, e.target) else ''}))"
+           f"{', True' if has_instructions(to, e.generation) else ''}))"
     apply(e, op, e.use(f"to_{to}", made))
 
 

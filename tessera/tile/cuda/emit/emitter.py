@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from tessera.dims import Dim
 from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.numerics import DType
-from tessera.runtime.target import OLDEST, Target
+from tessera.runtime.target import Target
 from tessera.tile.cuda import intrinsics
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.instruction import Kind
@@ -109,7 +109,7 @@ class EmittedLine:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A source text, what it takes, and what it needs."""
+    """A source text and what it takes."""
 
     name: str
     source: str
@@ -117,7 +117,6 @@ class Emitted:
     shared_bytes: int
     lines: dict[int, tuple[str, int]]
     notes: tuple[str, ...]
-    needs: Target
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
 
 
@@ -128,6 +127,7 @@ class Emitter:
                  checked: bool = False, vector: int | None = None):
         load_all()
         self.function, self.lanes, self.target, self.facts = function, lanes, target, facts
+        self.generation = target.generation
         self.checked, self.vector = checked, vector  # vector: of the schedule
         self.types: dict[SSAValue, Type] = definitions(function)
         self.made_by: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
@@ -143,7 +143,6 @@ class Emitter:
         self.depth, self.loops = 1, 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
-        self.needs = OLDEST
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
         self.memo: dict[str, object] = {}  # what a family found out about the function
@@ -211,14 +210,6 @@ class Emitter:
         """Something decided, for inspect_ir('target')."""
         if text not in self.notes:
             self.notes.append(text)
-
-    def require(self, target: Target, what: str) -> None:
-        """The op needs a newer target than this one: UnsupportedTargetError at the user's line."""
-        if not self.target.runs(target):
-            raise UnsupportedTargetError(f"{what} needs {target}, the kernel is compiled for "
-                                         f"{self.target}", where=self.where)
-        if target > self.needs:
-            self.needs = target
 
     # --- parameters ---------------------------------------------------------------------------
     def param(self, kind: str, name: str, abi: Kind, axis: int = 0,
@@ -406,7 +397,7 @@ class Emitter:
         if len(self.lines) + len(self.top) == 0:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
-                       self.shared_bytes, lines, tuple(self.notes), self.needs, tuple(self.sites))
+                       self.shared_bytes, lines, tuple(self.notes), tuple(self.sites))
 
 
 def literal(value: object, dtype: DType) -> str:

@@ -185,12 +185,8 @@ def _add(e: Emitter, op: Op) -> None:
     guards, bounds = guards_of(e, place, layout)
     source = e.dtype(value)
     most = 1 if place.space == "shared" else neighbours("add", place.dtype, source, "device",
-                                                        e.target)
+                                                        e.generation)
     pick = pick_of(e, spot, index, layout, guards, most)
-    if pick.width > 1 and e.target.cc >= (9, 0):
-        from tessera.runtime.target import parse_target
-
-        e.require(parse_target("90"), "a vector of atomic sums")
     scope = "group" if place.space == "shared" else "device"
     text = f"use(gather.add({pick.text}, {source.name!r}, {scope!r}, {owner is not None}))"
     args = [e.name(value), e.name(index), *where(e, spot, pick, layout, bounds)]

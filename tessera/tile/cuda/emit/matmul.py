@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from tessera.numerics import DType, f32, f64, find_dtype
-from tessera.runtime.target import parse_target
 from tessera.tile.cuda.emit.elementwise import full
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.matmul_operands import Operand_, Stores, operand_of, reader
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES, STORED, bytes_of, taken
-from tessera.tile.cuda.lower.choose_matmul_unit import SM80, SM89, format_of
+from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout
 from tessera.tile.ir.types import TileType
@@ -52,7 +51,6 @@ def of_taken(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
     """The products of one step of k, whose fragments are registers already."""
     x, y, acc = op.args
     result, K = e.layout(op.outs[0].value), e.type(x).shape[1]  # type: ignore[union-attr]
-    e.require(SM80, f"mma of {kinds[0]}")
     e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}")
     text = (f"use(matmul.product({kinds}, {result.text!r}, {result.shape}, {K}, "
             f"{taken(result, 'A')}, {taken(result, 'B')}, False))")
@@ -62,7 +60,7 @@ def of_taken(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
 def unit_of(e: Emitter, op: Op) -> tuple[str, str] | None:
     """The formats in which mma multiplies on this target; None: threads do it."""
     a, b = (e.dtype(x) for x in op.args[:2])
-    kinds = format_of(a, b, op.attr, e.target)
+    kinds = format_of(a, b, op.attr, e.generation)
     return kinds if e.lanes % 32 == 0 and is_accumulator(e.layout(op.outs[0].value)) else None
 
 
@@ -109,9 +107,7 @@ def by_tensor_cores(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
                                   tf32 and e.dtype(given).name == "f32")
         readers.append(how)
         args += expressions
-    small = not e.target.runs(SM80)
-    e.require(SM89 if kinds[0].startswith("e") else parse_target("sm_75") if small else SM80,
-              f"mma of {kinds[0]}")
+    small = e.generation.warp_matmul.step_bytes < STEP_BYTES
     e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}: "
            f"A from {readers[0][0]}, B from {readers[1][0]}")
     text = (f"use(matmul.product({kinds}, {result.text!r}, {result.shape}, {K}, {readers[0]}, "

@@ -124,7 +124,7 @@ def load_buffer(e: Emitter, place: MemoryOperand, layout: RegisterLayout, fill: 
     guards, bounds = guards_of(e, place, layout)
     text = (f"use(shared_tiles.load({spot.panel.text}, {layout.text!r}, {layout.shape}, {axis}, "
             f"{width}, {guards}, {spot.steps}, {spot.zeros}, {number(fill, place.dtype)}, "
-            f"{has_instructions(place.dtype, e.target)}))")
+            f"{has_instructions(place.dtype, e.generation)}))")
     return f"{e.use(f'load_{place.name}', text)}({', '.join([*spot.place, *bounds])})"
 
 
@@ -136,6 +136,6 @@ def store_buffer(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
     owner = e.owner(layout)
     text = (f"use(shared_tiles.store({spot.panel.text}, {layout.text!r}, {layout.shape}, {axis}, "
             f"{width}, {guards}, {spot.steps}, {spot.zeros}, {owner is not None}, "
-            f"{has_instructions(place.dtype, e.target)}))")
+            f"{has_instructions(place.dtype, e.generation)}))")
     args = [x, *spot.place, *bounds, *([owner] if owner else [])]
     e.line(f"{e.use(f'store_{place.name}', text)}({', '.join(args)})")

@@ -227,7 +227,7 @@ def _last(condition: str | None) -> str:
 
 def hardware(e: Emitter, dtype: DType) -> bool:
     """Whether the target's instructions convert this type."""
-    return has_instructions(dtype, e.target)
+    return has_instructions(dtype, e.generation)
 
 
 def rounding(e: Emitter, place: MemoryOperand, index: tuple[Operand, ...]) -> tuple[dict, str]:

@@ -47,7 +47,7 @@ def _load(e: Emitter, op: Op) -> None:
     wanted, layout = layout, coalesced(place, layout)
     axis, width = asked(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
-    more = ", True" if has_instructions(place.dtype, e.target) else ""
+    more = ", True" if has_instructions(place.dtype, e.generation) else ""
     text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {STREAMING!r}{more}))")
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
@@ -83,8 +83,8 @@ def store_global(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: st
     owner, how = e.owner(layout), rounding_of(place)
     if exact and how == PLAIN:
         how = ("exact", False)
-    more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.target)}" \
-        if how != PLAIN or has_instructions(place.dtype, e.target) else ""
+    more = f", '', {how[0]!r}, {how[1]}, {has_instructions(place.dtype, e.generation)}" \
+        if how != PLAIN or has_instructions(place.dtype, e.generation) else ""
     text = (f"use(tiles.store('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
             f"{axis}, {width}, {guards}, {owner is not None}{more}))")
     args = [x, address(e, place, layout), *strides(e, place, layout, axis), *bounds]

@@ -10,64 +10,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.runtime.target import Target, parse_target
+from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import INDENT, ArgumentFacts, Emitted, EmittedLine, Emitter
 from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.tile_access import parts_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
-from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_hopper
+from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_SLOTS,
-    ROWS,
-    SHARED_BYTES,
     WARPGROUP,
     BufferRing,
     Load,
     WarpSpecialisedProgram,
 )
-from tessera.tile.cuda.lower.warp_specialised.qualify import FORMATS
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
 from tessera.tile.ir.types import TileType
 
-NEEDS = parse_target("sm_90a")
 CONSUMERS_BARRIER = 1  # barrier 0 is the block's
 
 
-def compile_hopper(function: Function, lanes: int, schedule: Any, target: Target,
-                   facts: ArgumentFacts
-                   ) -> tuple[WarpSpecialisedProgram, Emitted] | Refusal:
+def emit_warp_specialised(function: Function, schedule: Any, target: Target, facts: ArgumentFacts
+                          ) -> tuple[WarpSpecialisedProgram, Emitted] | Refusal:
     """The program of a function and its source, with fewer stages where the consumers need shared
     memory of their own; or why there is none."""
-    reserved = 0
+    reserved, generation = 0, target.generation
     while True:
-        program = lower_hopper(function, lanes, schedule, facts, reserved)
+        program = lower_warp_specialised(function, schedule, facts, generation, reserved)
         if isinstance(program, Refusal):
             return program
-        emitted = emit_hopper(program, target, facts)
-        if emitted.shared_bytes <= SHARED_BYTES:
+        emitted = emit_program(program, target, facts)
+        over = emitted.shared_bytes - generation.group_shared_bytes
+        if over <= 0:
             return program, emitted
-        reserved += emitted.shared_bytes - SHARED_BYTES
+        reserved += over
 
 
-def emit_hopper(program: WarpSpecialisedProgram, target: Target, facts: ArgumentFacts) -> Emitted:
+def emit_program(program: WarpSpecialisedProgram, target: Target, facts: ArgumentFacts) -> Emitted:
     """The source of a program: `finish` of its emitter."""
-    emitter = HopperEmitter(program, target, facts)
+    emitter = WarpSpecialisedEmitter(program, target, facts)
     emitter.declare()
     emitter.nodes(program.function.body)
     emitter.prologue()
     return emitter.finish()
 
 
-class HopperEmitter(Emitter):
+class WarpSpecialisedEmitter(Emitter):
     """An emitter whose lanes are those of the consumers; what is special to roles and rings."""
 
     def __init__(self, program: WarpSpecialisedProgram, target: Target, facts: ArgumentFacts):
         super().__init__(program.function, WARPGROUP * program.warpgroups, target, facts)
-        self.program = program
-        self.require(NEEDS, "the warp-specialised form")
+        self.program, self.form = program, program.form
         self.shared_bytes = program.shared_bytes
         self.slots: dict[SSAValue, tuple[BufferRing, Load, str]] = {}  # of slot_tile
         self.waited = {d.value for n in walk(program.function.body)
@@ -150,20 +145,20 @@ def _fused(nodes: Any) -> tuple[dict[SSAValue, int], set[SSAValue]]:
     return fused, absorbed
 
 
-def _hopper(e: Emitter) -> HopperEmitter:
-    assert isinstance(e, HopperEmitter)
+def _specialised(e: Emitter) -> WarpSpecialisedEmitter:
+    assert isinstance(e, WarpSpecialisedEmitter)
     return e
 
 
 # --- roles and tiles --------------------------------------------------------------------------
 @emits("is_producer")
 def _is_producer(e: Emitter, op: Op) -> None:
-    e.define(op.outs[0], f"i32({_hopper(e).role} == 0)")
+    e.define(op.outs[0], f"i32({_specialised(e).role} == 0)")
 
 
 @emits("is_first")
 def _is_first(e: Emitter, op: Op) -> None:
-    e.define(op.outs[0], f"i32({_hopper(e).all_threads} == 0)")
+    e.define(op.outs[0], f"i32({_specialised(e).all_threads} == 0)")
 
 
 @emits("set_registers")
@@ -193,7 +188,7 @@ def _next_tile(e: Emitter, op: Op) -> None:
 
 @emits("mail_put")
 def _mail_put(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     at, phase = h.mail
     put = h.part("mail_put", "mail_put", MAIL_SLOTS, h.program.mailbox_bytes)
     e.line(f"{put}({at}, {phase}, {e.name(op.args[0])})")
@@ -202,7 +197,7 @@ def _mail_put(e: Emitter, op: Op) -> None:
 
 @emits("mail_get")
 def _mail_get(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     at, phase = h.mail
     get = h.part("mail_get", "mail_get", MAIL_SLOTS, h.program.mailbox_bytes)
     lead = e.once("lead", f"i32(({h.all_threads} & 31) == 0)")
@@ -213,7 +208,7 @@ def _mail_get(e: Emitter, op: Op) -> None:
 @emits("tile_order")
 def _tile_order(e: Emitter, op: Op) -> None:
     attr = op.attr
-    make = _hopper(e).part("tile_order", "tile_order", attr["order"], attr["outer"],
+    make = _specialised(e).part("tile_order", "tile_order", attr["order"], attr["outer"],
                            attr["reversed"])
     names = ", ".join(e.spelled[d.value] for d in op.outs)
     e.line(f"{names} = {make}({', '.join(map(e.name, op.args))})")
@@ -222,7 +217,7 @@ def _tile_order(e: Emitter, op: Op) -> None:
 # --- rings ------------------------------------------------------------------------------------
 @emits("ring_fill")
 def _ring_fill(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     acquire = h.part(f"{ring.name}_acquire", "ring_acquire", ring.slots, ring.barriers_bytes,
@@ -240,19 +235,19 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     _advance(h, ring)
 
 
-def _advance(h: HopperEmitter, ring: BufferRing) -> None:
+def _advance(h: WarpSpecialisedEmitter, ring: BufferRing) -> None:
     at, phase = h.positions[ring.name]
     _step(h, ring.slots, at, phase)
 
 
-def _step(h: HopperEmitter, slots: int, at: str, phase: str) -> None:
+def _step(h: WarpSpecialisedEmitter, slots: int, at: str, phase: str) -> None:
     step = h.part(f"next_of_{slots}", "ring_next", slots)
     h.line(f"{at}, {phase} = {step}({at}, {phase})")
 
 
 @emits("ring_wait")
 def _ring_wait(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
     wait = h.part(f"{ring.name}_wait", "ring_wait", ring.barriers_bytes)
@@ -262,14 +257,14 @@ def _ring_wait(e: Emitter, op: Op) -> None:
 
 @emits("slot_tile")
 def _slot_tile(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     h.slots[op.outs[0].value] = (ring, ring.load(op.attr["load"]), e.name(op.args[0]))
 
 
 @emits("ring_release")
 def _ring_release(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     release = h.part(f"{ring.name}_release", "ring_release", ring.slots, ring.barriers_bytes,
                      op.args[0] not in h.waited)
@@ -278,60 +273,61 @@ def _ring_release(e: Emitter, op: Op) -> None:
 
 
 # --- products ---------------------------------------------------------------------------------
-def step_offsets(load: Load, k: int, major: str) -> tuple[int, ...]:
-    """Descriptor offsets, in 16-byte units, of the 32-byte steps of the contracted axis."""
+def step_offsets(load: Load, k: int, major: str, step_bytes: int) -> tuple[int, ...]:
+    """Descriptor offsets, in 16-byte units, of the instructions' steps of the contracted axis."""
     bits = load.dtype.bits
-    count = k * bits // 256
+    count = k * bits // (8 * step_bytes)
     if major == "M":
-        return tuple(i * (256 // bits) * load.width_bytes >> 4 for i in range(count))
-    per_panel = load.width_bytes // 32
-    return tuple((i // per_panel * load.panel_bytes >> 4) + i % per_panel * 2
+        return tuple(i * (8 * step_bytes // bits) * load.width_bytes >> 4 for i in range(count))
+    per_panel = load.width_bytes // step_bytes
+    return tuple((i // per_panel * load.panel_bytes >> 4) + i % per_panel * (step_bytes >> 4)
                  for i in range(count))
 
 
-def descriptor(h: HopperEmitter, x: SSAValue, side: str, major: str) -> str:
+def descriptor(h: WarpSpecialisedEmitter, x: SSAValue, side: str, major: str) -> str:
     """The expression of an operand's descriptor."""
     ring, load, slot = h.slots[x]
     lead = load.panel_bytes if major == "M" else 16
     bits = descriptor_bits(lead, 8 * load.width_bytes, load.width_bytes)
-    group = row_offset(load, major, 1) if side == "a" else 0
+    group = row_offset(load, major, h.form.rows) if side == "a" else 0
     make = h.part(f"describe_{base_name(load.name)}", "describe",
                   ring.offset_bytes + load.offset_bytes, ring.slot_bytes, group, bits)
     return f"{make}({slot}, {h.group})"
 
 
-def row_offset(load: Load, major: str, blocks: int) -> int:
-    """Bytes between 64-row blocks of A."""
+def row_offset(load: Load, major: str, rows: int) -> int:
+    """Bytes between one row of A and the one so many rows below."""
     if major == "K":
-        return blocks * ROWS * load.width_bytes
-    return blocks * ROWS * load.dtype.bits // (8 * load.width_bytes) * load.panel_bytes
+        return rows * load.width_bytes
+    return rows * load.dtype.bits // (8 * load.width_bytes) * load.panel_bytes
 
 
 @emits("async_product")
 def _async_product(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     (made,), (a, b, *accumulator) = op.outs, op.args
     attr = op.attr
     assert isinstance(made.type, TileType) and isinstance(a, SSAValue) and isinstance(b, SSAValue)
     m, n = made.type.shape
     right = h.slots[b][1]
     k = right.shape[1] if attr["b_major"] == "K" else right.shape[0]
-    options = {"b": FORMATS[right.dtype.name][0], "b_offsets": step_offsets(
-        right, k, attr["b_major"]), "majors": attr["a_major"] + attr["b_major"],
+    form = h.form
+    options = {"b": form.operands[right.dtype.name].name, "b_offsets": step_offsets(
+        right, k, attr["b_major"], form.step_bytes), "majors": attr["a_major"] + attr["b_major"],
         "accumulate": "yes" if accumulator else "no", "wait": h.fused.get(made.value)}
     if a in h.slots:
         left = h.slots[a][1]
-        blocks = m // (ROWS * h.program.warpgroups)
-        step = row_offset(left, attr["a_major"], h.program.warpgroups) >> 4
-        options |= {"a_offsets": step_offsets(left, k, attr["a_major"]),
+        blocks = m // (form.rows * h.program.warpgroups)
+        step = row_offset(left, attr["a_major"], form.rows * h.program.warpgroups) >> 4
+        options |= {"a_offsets": step_offsets(left, k, attr["a_major"], form.step_bytes),
                     "rows": tuple(i * step for i in range(blocks))}
         x = descriptor(h, a, "a", attr["a_major"])
     else:
         x = e.name(a)
     total = "f32" if attr["dtype"].kind == "float" else "s32"
     settings = ", ".join(f"{key}={value!r}" for key, value in options.items())
-    form = FORMATS[e.type(a).dtype.name][0]
-    make = e.use("product", f"use(ptx.wgmma.product({n}, {form!r}, {total!r}, {settings}))")
+    kind = form.operands[e.type(a).dtype.name].name
+    make = e.use("product", f"use(ptx.wgmma.product({n}, {kind!r}, {total!r}, {settings}))")
     args = [*map(e.name, accumulator), x, descriptor(h, b, "b", attr["b_major"])]
     e.define(made, f"{make}({', '.join(args)})")
 
@@ -339,7 +335,7 @@ def _async_product(e: Emitter, op: Op) -> None:
 @emits("product_wait")
 def _product_wait(e: Emitter, op: Op) -> None:
     (made,), (x,) = op.outs, op.args
-    if made.value in _hopper(e).absorbed:
+    if made.value in _specialised(e).absorbed:
         e.define(made, e.name(x))
         return
     count, kind = e.layout(x).count, kind_of(e.dtype(x))
@@ -349,7 +345,7 @@ def _product_wait(e: Emitter, op: Op) -> None:
 
 @emits("hold_operand")
 def _hold_operand(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
@@ -359,14 +355,14 @@ def _hold_operand(e: Emitter, op: Op) -> None:
 
 @emits("pack_operand")
 def _pack_operand(e: Emitter, op: Op) -> None:
-    form = FORMATS[op.attr["dtype"].name][0]
-    make = e.use("pack", f"use(fragments.packed(ptx.convert.pack_half({form!r})))")
+    kind = _specialised(e).form.operands[op.attr["dtype"].name].name
+    make = e.use("pack", f"use(fragments.packed(ptx.convert.pack_half({kind!r})))")
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("pin")
 def _pin(e: Emitter, op: Op) -> None:
-    h = _hopper(e)
+    h = _specialised(e)
     layout = e.layout(op.args[0])
     if "pin" not in h.cached:
         h.cached["pin"] = str(h.shared_bytes)
@@ -380,19 +376,19 @@ def _pin(e: Emitter, op: Op) -> None:
 @emits("lane_sum")
 def _lane_sum(e: Emitter, op: Op) -> None:
     layout = e.layout(op.args[0])
-    make = _hopper(e).part("lane_sum", "lane_sum", layout.text, layout.shape)
+    make = _specialised(e).part("lane_sum", "lane_sum", layout.text, layout.shape)
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("quad_sum")
 def _quad_sum(e: Emitter, op: Op) -> None:
-    make = _hopper(e).part("quad_sum", "quad_sum", e.layout(op.args[0]).count)
+    make = _specialised(e).part("quad_sum", "quad_sum", e.layout(op.args[0]).count)
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
 
 @emits("any_differs")
 def _any_differs(e: Emitter, op: Op) -> None:
-    make = _hopper(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
+    make = _specialised(e).part("any_differs", "any_differs", e.layout(op.args[0]).count,
                            float(op.attr["value"]))
     e.define(op.outs[0], f"{make}({e.name(op.args[0])})")
 
@@ -402,7 +398,7 @@ def _row_quotient(e: Emitter, op: Op) -> None:
     (made,), (x, y) = op.outs, op.args
     rows = e.layout(y)
     which = tuple(rows.number[(base[0], 0)] for base in e.layout(made.value).bases)
-    make = _hopper(e).part("quotient", "quotient", which, rows.count)
+    make = _specialised(e).part("quotient", "quotient", which, rows.count)
     e.define(made, f"{make}({e.name(x)}, {e.name(y)})")
 
 
@@ -411,14 +407,14 @@ def _store_rows(e: Emitter, op: Op) -> None:
     target, value = op.args
     place, layout = place_of(e, target), e.layout(value)
     row_axis, column_axis = place.axes
-    make = _hopper(e).part("store_quads", "store_quads", layout.text, layout.shape,
+    make = _specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
                            place.dtype.name)
     parts = parts_of(e, place, layout)
     row = parts[row_axis] or "i32(0)"
     parts[column_axis] = None
     at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
     pitch = bytes_of(place.dtype, product(place.stride(row_axis)))
-    quad = e.once("quad", f"i32({_hopper(e).thread} & 3)")
+    quad = e.once("quad", f"i32({_specialised(e).thread} & 3)")
     args = [e.name(value), at, pitch, quad, left(e, place, row_axis, row),
             left(e, place, column_axis, "i32(0)")]
     e.line(f"{make}({', '.join(args)})")

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tessera.numerics import DType, find_dtype
+from tessera.runtime.generations import Generation
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
@@ -233,12 +234,13 @@ def _together(b: Builder, kind: str, d: DType, source: str, scope: str, at: LLVM
         b.call(atomics.red("add", f"{d.name}x2", scope=SCOPES[scope]), at, word)
 
 
-def neighbours(kind: str, d: DType, source: DType, scope: str, target: Any) -> int:
+def neighbours(kind: str, d: DType, source: DType, scope: str,
+               generation: Generation) -> int:
     """How many neighbours in global memory one instruction updates as the interpreter does: numbers
     of the element's own type are not rounded before the sum."""
-    hopper = target.cc >= (9, 0)
+    vectors = generation.vector_sums
     if kind != "add":
         return 1
     if d.name == "f32":
-        return 4 if hopper and scope == "device" else 1
-    return 2 if source is d and (d.name == "f16" or d.name == "bf16" and hopper) else 1
+        return 4 if vectors and scope == "device" else 1
+    return 2 if source is d and (d.name == "f16" or d.name == "bf16" and vectors) else 1

@@ -2,9 +2,9 @@
 
 The arithmetic is that of tessera.numerics.round_bits, specialised to f32: below the target's
 smallest normal an addition of a power of two rounds (its unit in the last place is the target's
-smallest subnormal), above it the mantissa is rounded where it stands. fp8 has instructions from
-sm_89 on; `hardware` says that they may be used. NaN keeps its sign and gets the payload that
-tessera.numerics gives it.
+smallest subnormal), above it the mantissa is rounded where it stands. Some targets have
+instructions for fp8; `hardware` says that they may be used. NaN keeps its sign and gets the payload
+that tessera.numerics gives it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.numerics import DType
+from tessera.runtime.generations import Generation
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.ptx import convert
@@ -23,9 +24,9 @@ SIGN, MAGNITUDE = 0x80000000, 0x7FFFFFFF
 FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
 
-def has_instructions(dtype: DType, target: Any) -> bool:
-    """Whether a target converts to and from a format by itself."""
-    return dtype.name in FP8 and target.cc >= (8, 9)
+def has_instructions(dtype: DType, generation: Generation) -> bool:
+    """Whether a generation converts to and from a format by itself."""
+    return dtype.name in generation.converts
 
 
 # --- code -> f32 ------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tessera.numerics import i32
+from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.find_staged_loads import Feed
 from tessera.tile.ir.ir import Const, Def, For, Node, Op, Operand, SSAValue
@@ -24,7 +25,7 @@ from tessera.tile.ir.types import Buffer, TileType
 if TYPE_CHECKING:
     from tessera.tile.cuda.lower.stage_loads import _Stager
 
-STEP_BITS = 256  # of k in one instruction of the tensor cores
+STEP_BITS = 8 * STEP_BYTES  # of k in one instruction of the tensor cores
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
         return None
     x, y = (stager.types[v] for v in op.args[:2])  # type: ignore[index]
     assert isinstance(x, TileType) and isinstance(y, TileType)
-    formats = format_of(x.dtype, y.dtype, op.attr, stager.target)
+    formats = format_of(x.dtype, y.dtype, op.attr, stager.generation)
     bits = x.shape[1] * x.dtype.bits
     # The tensor cores lose bits of long sums of fp8: those are begun anew inside of a product.
     plain = formats is not None and not formats[0].startswith("e") and op.attr["dtype"].bits >= 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import DType, f64
-from tessera.runtime.target import Target, parse_target
+from tessera.runtime.generations import Generation
 
 HALF = {"bf16": "bf16", "f16": "f16"}
 # Every number of these is an f16 number, so f16 products of them are exact.
@@ -34,15 +34,16 @@ def tensor_core_type(a: DType, b: DType, attrs: dict[str, Any]) -> tuple[str, st
     return None
 
 
-SM80, SM89 = parse_target("sm_80"), parse_target("sm_89")
 FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 
 
-def format_of(a: DType, b: DType, attrs: dict[str, Any], target: Target) -> tuple[str, str] | None:
-    """As tensor_core_type, on a target: fp8 as it is from sm_89 on, f16 alone on sm_75."""
-    kinds = tensor_core_type(a, b, attrs)
-    if kinds is None or not target.runs(SM80):  # sm_75 has m16n8k8 of f16
-        return kinds if kinds and kinds[0] == "f16" else None
-    if a.name in FP8 and b.name in FP8 and target.runs(SM89):
+def format_of(a: DType, b: DType, attrs: dict[str, Any],
+              generation: Generation) -> tuple[str, str] | None:
+    """As tensor_core_type, on a generation: fp8 as it is where mma takes it; None for a format that
+    its tensor cores do not have."""
+    kinds, known = tensor_core_type(a, b, attrs), generation.warp_matmul.formats
+    if kinds is None:
+        return None
+    if a.name in FP8 and b.name in FP8 and known.issuperset(FP8.values()):
         return FP8[a.name], FP8[b.name]
-    return kinds
+    return kinds if known.issuperset(kinds) else None

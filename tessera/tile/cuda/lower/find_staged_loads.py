@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tessera.numerics import DType
-from tessera.runtime.target import Target
+from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.next_iteration import known_ahead
 from tessera.tile.ir.ir import (
@@ -49,17 +49,17 @@ class Feed:
         return -(-prod(self.shape) * self.dtype.bits // 8 // 128) * 128
 
 
-def find_feeds(function: Function, target: Target, overlapping: bool) -> list[Feed]:
+def find_feeds(function: Function, generation: Generation, overlapping: bool) -> list[Feed]:
     """In order of the text."""
     nodes = list(walk(function.body))
     if any(isinstance(n, Op) and n.name in MANUAL for n in nodes):
         return []
-    return _Finder(function, target, overlapping).run()
+    return _Finder(function, generation, overlapping).run()
 
 
 class _Finder:
-    def __init__(self, function: Function, target: Target, overlapping: bool):
-        self.function, self.target, self.overlapping = function, target, overlapping
+    def __init__(self, function: Function, generation: Generation, overlapping: bool):
+        self.function, self.generation, self.overlapping = function, generation, overlapping
         self.types = definitions(function)
         self.made: dict[SSAValue, Op] = {}
         self.users: dict[SSAValue, list[tuple[Node, int]]] = {}
@@ -131,7 +131,7 @@ class _Finder:
         """Whether the product reads the type as it lies in memory, at a good speed."""
         a, b = (self.types[x].dtype for x in product.args[:2])  # type: ignore[index]
         mine = (a, b)[operand]
-        kinds = format_of(a, b, product.attr, self.target)
+        kinds = format_of(a, b, product.attr, self.generation)
         if kinds is None:
             return mine.bits >= 16 and not mine.packed
         stored = {"tf32": ("tf32", "f32")}.get(kinds[operand], (kinds[operand],))

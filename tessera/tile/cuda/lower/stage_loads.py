@@ -24,7 +24,8 @@ from typing import Any
 
 from tessera.errors import SourceLine
 from tessera.numerics import DType, as_type, bool_, i32
-from tessera.runtime.target import Target, parse_target
+from tessera.runtime.generations import Generation
+from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.lower.carry_fragments import Carrier, plan
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.cuda.lower.find_staged_loads import Feed, find_feeds
@@ -47,12 +48,9 @@ from tessera.tile.ir.ir import (
 )
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
-MOST_STAGES = 4  # more hide no more latency: a turn takes longer than a copy
 ALIGNMENT = 128
-STEP_BYTES = 32  # of k in one instruction of the tensor cores
 COUNT = Scalar(i32)
 TRUTH = Scalar(bool_)
-SM80 = parse_target("sm_80")
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,16 @@ class Room:
     warps: bool = False
 
 
-def stage_products(function: Function, target: Target, room: Room,
+def stage_products(function: Function, generation: Generation, room: Room,
                    overlapping: bool = False) -> Function:
     """The function with its products' loads staged.
 
     overlapping: parameters may be the same memory, so that any store may change what is loaded.
     """
-    feeds = find_feeds(function, target, overlapping)
+    feeds = find_feeds(function, generation, overlapping)
     if not feeds:
         return function
-    return _Stager(function, feeds, target, room).run()
+    return _Stager(function, feeds, generation, room).run()
 
 
 def ring_stages(function: Function) -> int:
@@ -88,8 +86,8 @@ def ring_stages(function: Function) -> int:
 
 
 class _Stager:
-    def __init__(self, function: Function, feeds: list[Feed], target: Target, room: Room):
-        self.function, self.room, self.target = function, room, target
+    def __init__(self, function: Function, feeds: list[Feed], generation: Generation, room: Room):
+        self.function, self.room, self.generation = function, room, generation
         self.names, self.types = Names.of(function), definitions(function)
         self.feeds = {f.value: f for f in feeds}
         self.buffers: list[Node] = []
@@ -111,7 +109,7 @@ class _Stager:
         taken = self.function.shared_bytes
         ring = sum(f.bytes for f in feeds if f.ahead)
         alone = sum(f.bytes for f in feeds if not f.ahead)
-        most = MOST_STAGES if self.target.runs(SM80) else 2
+        most = self.generation.ring_stages
         for groups in (self.room.groups, 1):
             left = self.room.shared_bytes // groups - taken - alone
             if left >= 2 * ring:
@@ -211,7 +209,7 @@ class _Stager:
         assert isinstance(x, TileType) and isinstance(y, TileType)
         half = x.shape[1] // 2
         whole = half * x.dtype.bits % (8 * STEP_BYTES) == 0 and half * 2 == x.shape[1]
-        units = format_of(x.dtype, y.dtype, op.attr, self.target)
+        units = format_of(x.dtype, y.dtype, op.attr, self.generation)
         return half if units and whole and op.attr["dtype"].bits >= 32 else 0
 
     def read(self, x: Operand, out: list[Node], axis: int = 0, start: int = 0,

@@ -6,62 +6,55 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tessera.runtime.generations import PipelineDefaults, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
-from tessera.tile.cuda.lower.warp_specialised.program import ROWS, PipelineKnobs, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP, PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, ops_in, out
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
-# Registers of a lane of the producer and of a consumer, for so many consumers: 65536 in all, in
-# steps of 8 (PTX ISA 9.7.19 setmaxnreg). One consumer has 255 without asking.
-REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
-MOST_REGISTERS = {1: 255, 2: 232, 3: 160}
-OTHERS = 32  # registers of a consumer besides tiles: addresses, statistics, temporaries
-DEEP, SHALLOW = 4, 2  # stages of a loop with one product, with several
 
-
-def complete(pipeline: PipelineKnobs, function: Function, maker: Maker) -> PipelineKnobs:
+def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
+             form: WarpgroupMatmul) -> PipelineKnobs:
     """The pipeline with every knob set, except raster and reversed. Raises Refused."""
     rows = rows_of(function)
     groups = pipeline.warpgroups or 0
-    if groups not in REGISTERS or rows % (ROWS * groups):  # a wish that cannot be met
-        groups = consumers(rows)
-    if rows % (ROWS * groups):
+    if groups not in form.registers or rows % (form.rows * groups):  # a wish that cannot be met
+        groups = consumers(rows, form)
+    if rows % (form.rows * groups):
         raise Refused(f"{rows} rows for {groups} consumer warpgroups")
     pipeline = replace(pipeline, warpgroups=groups)
     if pipeline.registers is None:
-        pipeline = replace(pipeline, registers=REGISTERS[groups])
+        pipeline = replace(pipeline, registers=form.registers[groups])
     rotated = any(is_chain(n) for n in walk(function.body) if isinstance(n, For))
-    packed, held = operand_registers(function, maker)
+    packed, held = operand_registers(function, maker, form)
     # Rotated, the operand of the turn before lives beside the scores of this one.
     tiles = pressure(sink_loads(function.body), maker, groups) + (packed if rotated else 0)
-    room = MOST_REGISTERS[groups] - OTHERS
+    room = form.most_registers[groups] - form.defaults.other_registers
     if tiles > room:
         raise Refused(f"its tiles take {tiles} registers of a lane, there is room for {room}")
-    fits = tiles + held <= room and rows == ROWS * groups
+    fits = tiles + held <= room and rows == form.rows * groups
     chosen: dict[str, Any] = {
-        "stages": SHALLOW if rotated else DEEP, "overlap": rotated, "split": True,
-        "a_in_registers": fits, "pin": pinned(function) if rotated else 0,
+        "stages": form.defaults.stages[rotated], "overlap": rotated, "split": True,
+        "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next product is issued before it waits.
         "in_flight": int(groups == 1),
         "tiles": "dynamic" if uneven(function) else "static"}
-    if rows > ROWS * groups and ops_in(function.body, "pack_operand"):
+    if rows > form.rows * groups and ops_in(function.body, "pack_operand"):
         raise Refused("several blocks of rows for a consumer, and a computed operand")
     return replace(pipeline, **{k: v for k, v in chosen.items()
                                 if getattr(pipeline, k) is None})
 
 
-def pinned(function: Function) -> int:
-    """Registers to pin: half of the tile that becomes an operand. With that much of the softmax in
-    front of the wait the rest of it covers the product's end.
-    Three eighths where tiles are of different length: 1 % more of causal attention (H200,
-    2026-11-21, benchmarks/kernels.py attention)."""
+def pinned(function: Function, defaults: PipelineDefaults) -> int:
+    """Registers to pin, of the tile that becomes an operand. With that much of the softmax in front
+    of the wait the rest of it covers the product's end."""
     packed = max((p.outs[0].type.shape[1]  # type: ignore[union-attr]
                   for p in ops_in(function.body, "pack_operand")), default=0)
-    return packed * 3 // 16 if uneven(function) else packed // 4
+    return packed * defaults.pinned_sixteenths[uneven(function)] // 16
 
 
 def rows_of(function: Function) -> int:
@@ -74,10 +67,11 @@ def rows_of(function: Function) -> int:
     return found.pop()
 
 
-def consumers(rows: int) -> int:
-    """128 rows a pair; 192 for three; more rows are several blocks of each consumer."""
-    blocks = rows // ROWS
-    return blocks if blocks <= 3 else 2 if blocks % 2 == 0 else 3
+def consumers(rows: int, form: WarpgroupMatmul) -> int:
+    """One for each block of rows while that many can run, then pairs; more rows are several blocks
+    of each consumer."""
+    blocks, most = rows // form.rows, max(form.registers)
+    return blocks if blocks <= most else 2 if blocks % 2 == 0 else most
 
 
 def is_chain(loop: For) -> bool:
@@ -86,7 +80,8 @@ def is_chain(loop: For) -> bool:
     return len(products) > 1 and any(is_op(n, "pack_operand") for n in loop.body)
 
 
-def operand_registers(function: Function, maker: Maker) -> tuple[int, int]:
+def operand_registers(function: Function, maker: Maker,
+                      form: WarpgroupMatmul) -> tuple[int, int]:
     """Registers of a lane: of computed first operands, of those that may be held."""
     packed = held = 0
     packs = {out(p) for p in ops_in(function.body, "pack_operand")}
@@ -94,7 +89,7 @@ def operand_registers(function: Function, maker: Maker) -> tuple[int, int]:
         a = product.args[0]
         type = maker.type(a)
         assert isinstance(type, TileType)
-        words = type.shape[1] * type.dtype.bits // 64  # 64 rows: 4 registers for 32 bytes of k
+        words = form.rows * type.shape[1] * type.dtype.bits // (32 * WARPGROUP)
         packed += words if a in packs else 0
         held += words if a not in packs and _invariant(product, function) else 0
     return packed, held

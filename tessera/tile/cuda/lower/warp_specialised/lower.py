@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tessera.runtime.generations import Generation, WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
@@ -15,7 +16,6 @@ from tessera.tile.cuda.lower.warp_specialised.operands import place_operands
 from tessera.tile.cuda.lower.warp_specialised.persist import choose_order, loop_over_tiles, rank_of
 from tessera.tile.cuda.lower.warp_specialised.pins import place_pins
 from tessera.tile.cuda.lower.warp_specialised.program import (
-    SHARED_BYTES,
     PipelineKnobs,
     Refusal,
     Refused,
@@ -39,16 +39,20 @@ from tessera.tile.passes import merge, simplify, verify
 from tessera.tile.passes.integer_facts import Knowledge
 
 
-def lower_hopper(function: Function, lanes: int, schedule: Any, facts: Any, reserved: int = 0
-                 ) -> WarpSpecialisedProgram | Refusal:
+def lower_warp_specialised(function: Function, schedule: Any, facts: Any, generation: Generation,
+                           reserved: int = 0) -> WarpSpecialisedProgram | Refusal:
     """The program, or why there is none.
 
-    lanes: of a group, as the launch asked; the form brings its own and only tiles may depend on
-    them. schedule: stages, warps, and extra parameters named as the fields of PipelineKnobs. facts:
-    divisible extents and aligned tensors. reserved: bytes of shared memory that rings may not use.
+    schedule: stages, warps, and extra parameters named as the fields of PipelineKnobs; the form
+    brings its own threads. facts: divisible extents and aligned tensors. reserved: bytes of shared
+    memory that rings may not use.
     """
     try:
-        return _lower(function, pipeline_of(schedule), facts, reserved)
+        form = generation.warpgroup_matmul
+        if form is None:
+            raise Refused(f"{generation.target} has no wgmma")
+        return _lower(function, pipeline_of(schedule), facts, form,
+                      generation.group_shared_bytes - reserved)
     except Refused as why:
         return why.refusal
 
@@ -71,24 +75,24 @@ def pipeline_of(schedule: Any) -> PipelineKnobs:
     return PipelineKnobs().override(chosen)
 
 
-def _lower(function: Function, pipeline: PipelineKnobs, facts: Any,
-           reserved: int) -> WarpSpecialisedProgram:
+def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, form: WarpgroupMatmul,
+           room_bytes: int) -> WarpSpecialisedProgram:
     qualify(function)
     function = simplify(merge(unify_masks(function)))
     maker = Maker(function)
     known = Knowledge(function, facts.divisible)
-    function = simplify(place_operands(function, maker, known, facts.aligned,
+    function = simplify(place_operands(function, maker, known, facts.aligned, form,
                                        pipeline.fast_sums))
     check_memory(function, getattr(facts, "shared", False))
-    pipeline = complete(pipeline, function, maker)
+    pipeline = complete(pipeline, function, maker, form)
     assert pipeline.stages is not None
-    rings = form_rings(function.body, maker, pipeline.stages, SHARED_BYTES - reserved)
+    rings = form_rings(function.body, maker, pipeline.stages, room_bytes)
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
-    order = choose_order(function, pipeline)
+    order = choose_order(function, pipeline, form.defaults)
     dynamic = pipeline.tiles == "dynamic"
-    consumer = loop_over_tiles(function, consumer, order, maker, dynamic, False)
-    producer = loop_over_tiles(function, producer, order, maker, dynamic, True)
+    consumer = loop_over_tiles(function, consumer, order, maker, dynamic, False, form.defaults)
+    producer = loop_over_tiles(function, producer, order, maker, dynamic, True, form.defaults)
     producer, _ = maker.copy(producer, {})
     whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
     whole = verify(tidy_names(simplify(whole)))
@@ -97,7 +101,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any,
     whole = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
                          facts.aligned)
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
-                                  _notes(rings, pipeline))
+                                  form, _notes(rings, pipeline))
 
 
 def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,

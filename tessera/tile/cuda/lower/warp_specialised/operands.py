@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.qualify import (
     SharedOperand,
+    check_formats,
     check_operand,
     check_shape,
-    product_format,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
@@ -22,28 +23,25 @@ from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
 
-HALVES = ("bf16", "f16")
-# About 14 bits below the largest summand (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2).
-SHORT_SUMS = ("fp8_e4m3", "fp8_e5m2")
 UNNAMED = "t"  # what the frontend calls a value without a name
 
 
-def place_operands(function: Function, maker: Maker, known: Knowledge,
-                   aligned: frozenset[str], fast_sums: bool = False) -> Function:
+def place_operands(function: Function, maker: Maker, known: Knowledge, aligned: frozenset[str],
+                   form: WarpgroupMatmul, fast_sums: bool = False) -> Function:
     """matmul -> async_product, load_tile of operands -> ring_load. Raises Refused.
 
-    Sums of fp8 products have few bits in the tensor cores: blocks of them are added outside, in
-    f32, unless fast_sums.
+    Where sums have few bits in the tensor cores, as those of fp8, blocks of them are added outside,
+    in f32, unless fast_sums.
     """
-    placing = _Placing(function, maker, known, aligned, fast_sums)
+    placing = _Placing(function, maker, known, aligned, form, fast_sums)
     return replace(function, body=map_blocks(function.body, placing.block))
 
 
 class _Placing:
     def __init__(self, function: Function, maker: Maker, known: Knowledge,
-                 aligned: frozenset[str], fast_sums: bool):
+                 aligned: frozenset[str], form: WarpgroupMatmul, fast_sums: bool):
         self.maker, self.known, self.aligned = maker, known, aligned
-        self.fast_sums = fast_sums
+        self.form, self.fast_sums = form, fast_sums
         self.made: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
                                          if isinstance(n, Op) for d in n.outs}
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
@@ -97,9 +95,9 @@ class _Placing:
         types = [self.maker.type(x) for x in (a, b)]
         if not all(isinstance(t, TileType) for t in types):
             raise Refused("a product reads shared memory that the kernel manages itself")
-        product_format(op, *types)
+        check_formats(op, self.form, *types)
         (m, k), (_, n) = (t.shape for t in types)  # type: ignore[union-attr]
-        check_shape((m, n), k, types[0].dtype.bits)
+        check_shape((m, n), k, types[0].dtype.bits, self.form)
         right, b_major = self.loaded(b, "b")
         load, _ = self.source(a)
         before: list[Node] = []
@@ -109,7 +107,7 @@ class _Placing:
             left, a_major = self.packed(a, op, before), "K"
         attrs = (("a_major", a_major), ("b_major", b_major), ("dtype", op.attr["dtype"]))
         made = op.outs[0]
-        if not rest or types[0].dtype.name not in SHORT_SUMS or self.fast_sums:
+        if not rest or not self.form.operands[types[0].dtype.name].short_sums or self.fast_sums:
             return [*before, Op("async_product", (left, right, *rest), (made,), attrs, op.where)]
         part = self.maker.define(made.value.name, made.type)
         return [*before, Op("async_product", (left, right), (part,), attrs, op.where),
@@ -126,14 +124,15 @@ class _Placing:
             raise Refused(f"{view.name} of an operand")
         stored = self.maker.type(out(load))
         assert isinstance(stored, TileType) and isinstance(view.args[0], SSAValue)
-        check_operand(SharedOperand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
-                                    view.args[0].name), load, view, self.known, self.aligned)
+        operand = SharedOperand(side, major, stored.shape, tensor,  # type: ignore[arg-type]
+                                view.args[0].name)
+        check_operand(operand, load, view, self.known, self.aligned, self.form)
         return out(self.rings[out(load)]), major
 
     def packed(self, x: Argument, op: Op, before: list[Node]) -> SSAValue:
         """A computed first operand in registers, rounded once."""
         type = self.maker.type(x)
-        if type.dtype.name not in HALVES:
+        if not self.form.operands[type.dtype.name].packs:
             raise Refused(f"a computed operand of {type.dtype}; 16-bit floats stay in registers")
         made = self.made.get(x) if isinstance(x, SSAValue) else None
         if made is not None and made.name == "transpose":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.dims import Dim
+from tessera.runtime.generations import PipelineDefaults
 from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import INT, Maker, Nodes, number, ops_in, out
 from tessera.tile.ir.ir import (
@@ -27,13 +28,6 @@ from tessera.tile.ir.ir import (
 )
 from tessera.tile.ir.types import GlobalTensor
 
-L2_BYTES = 24 << 20  # of the tensors that concurrent tiles share: half of an H200's cache
-# Heads side by side where tiles are of different length. A number that does not divide the heads
-# leaves a short last strip, whose long tiles all end late: 4 and 8 gave causal attention 5 % over
-# the strips of 12, 6 and 3 heads that fill L2, at 4096, 8192 and 16384 keys (H200, 2026-11-21,
-# benchmarks/kernels.py attention).
-UNEVEN_STRIP = 4
-STRIP_ROWS = 2048  # of a product, side by side
 NO_TILE = -1
 
 
@@ -76,7 +70,8 @@ def dependence(function: Function) -> dict[SSAValue, frozenset[int]]:
     return found
 
 
-def choose_order(function: Function, pipeline: PipelineKnobs) -> Order:
+def choose_order(function: Function, pipeline: PipelineKnobs,
+                 defaults: PipelineDefaults) -> Order:
     """From what the loads depend on; the pipeline's raster and reversed axis win."""
     depends, rank = dependence(function), rank_of(function)
     loops = [n for n in walk(function.body) if isinstance(n, For)]
@@ -93,13 +88,13 @@ def choose_order(function: Function, pipeline: PipelineKnobs) -> Order:
     if shared and not any(a in ax for ax in axes for a in rest):
         # Every tile along `rest` reads the same: keep some of the last shared axis together.
         order = (*shared[:-1], shared[-1], *rest)
-        raster = pipeline.raster or (UNEVEN_STRIP if uneven(function) else 0)
+        raster = pipeline.raster or (defaults.uneven_strip if uneven(function) else 0)
         return Order(order, len(shared) - 1, reversed_axis, raster,
                      () if raster else _reach(function, inner, depends))
     strip = next((a for a in rest if a in axes[0]), rest[0] if rest else 0)
     order = (*shared, strip, *(a for a in rest if a != strip))
     return Order(order, min(len(shared), rank - 1), reversed_axis,
-                 pipeline.raster or _strip(function))
+                 pipeline.raster or _strip(function, defaults))
 
 
 def uneven(function: Function) -> bool:
@@ -109,10 +104,10 @@ def uneven(function: Function) -> bool:
                for x in (n.lo, n.hi) if isinstance(x, SSAValue))
 
 
-def _strip(function: Function) -> int:
+def _strip(function: Function, defaults: PipelineDefaults) -> int:
     rows = max(n.outs[0].type.shape[0]  # type: ignore[union-attr]
                for n in ops_in(function.body, "async_product"))
-    return max(1, STRIP_ROWS // rows)
+    return max(1, defaults.strip_rows // rows)
 
 
 def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozenset[int]]
@@ -129,7 +124,7 @@ def _reach(function: Function, loads: list[Op], depends: dict[SSAValue, frozense
 
 
 def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker,
-                    dynamic: bool, producer: bool) -> Nodes:
+                    dynamic: bool, producer: bool, defaults: PipelineDefaults) -> Nodes:
     """The nodes of one role inside the loop over this block's tiles.
 
     dynamic: the producer takes numbers from a counter and tells them to the consumers by mail.
@@ -145,7 +140,7 @@ def loop_over_tiles(function: Function, nodes: Nodes, order: Order, maker: Maker
     tiles = counts[0]
     for count in counts[1:]:
         tiles = scalar("mul", tiles, count, hint="tiles")
-    raster = _raster(function, order, scalar)
+    raster = _raster(function, order, scalar, defaults)
     first = scalar("block_number", hint="block")
     tile = maker.define("tile", INT)
     at = [maker.define(f"group_{a}", INT) for a in range(rank)]
@@ -176,7 +171,8 @@ def _receiving(tile: Def, body: Nodes, maker: Maker) -> Node:
     return While((), (), (get, test), out(test), body, ())
 
 
-def _raster(function: Function, order: Order, scalar: object) -> Operand:
+def _raster(function: Function, order: Order, scalar: object,
+            defaults: PipelineDefaults) -> Operand:
     """The width of a strip: a number, or what fits L2."""
     if not order.reach:
         return number(order.raster)
@@ -190,7 +186,7 @@ def _raster(function: Function, order: Order, scalar: object) -> Operand:
             names.append(SSAValue(text))
         else:
             return number(8)
-    left: Operand = number(max(1, L2_BYTES // size))
+    left: Operand = number(max(1, defaults.shared_l2_bytes // size))
     for name in names:
         left = scalar("floordiv", left, name, hint="strip")  # type: ignore[operator]
     return scalar("maximum", left, number(1), hint="strip")  # type: ignore[operator]

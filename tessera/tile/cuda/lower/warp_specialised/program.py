@@ -7,13 +7,10 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType
+from tessera.runtime.generations import TensorCopies, WarpgroupMatmul
 from tessera.tile.ir.ir import Function
 
-SHARED_BYTES = 232448  # of a block on sm_90, opt-in limit (CUDA programming guide, table 30)
-ROWS = 64  # of one wgmma
 WARPGROUP = 128  # threads
-PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
-ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
 MAIL_SLOTS = 2
 MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
@@ -39,7 +36,7 @@ class Load:
 
     @property
     def width_bytes(self) -> int:
-        return min(PANEL_BYTES, self.row_bytes)
+        return min(TensorCopies.panel_bytes, self.row_bytes)
 
     @property
     def panels(self) -> int:
@@ -84,7 +81,7 @@ class BufferRing:
 
 
 def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-size // TensorCopies.pattern_bytes) * TensorCopies.pattern_bytes
 
 
 @dataclass(frozen=True)
@@ -131,6 +128,7 @@ class WarpSpecialisedProgram:
 
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
     rank: axes of the launch grid that it counts   rows: of the products' tiles
+    form: how its products are multiplied
     """
 
     function: Function
@@ -138,6 +136,7 @@ class WarpSpecialisedProgram:
     pipeline: PipelineKnobs
     rank: int
     rows: int
+    form: WarpgroupMatmul
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -171,7 +170,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """Raised inside the passes; `lower_hopper` returns its Refusal."""
+    """Raised inside the passes; `lower_warp_specialised` returns its Refusal."""
 
     def __init__(self, reason: str):
         super().__init__(reason)

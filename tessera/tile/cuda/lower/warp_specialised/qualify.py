@@ -5,23 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.tile.cuda.lower.warp_specialised.program import ROWS, Refused
+from tessera.runtime.generations import WarpgroupMatmul
+from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar
 
-# Numeric type of an operand -> its name in wgmma, and whether the other axis may be contiguous.
-FORMATS: dict[str, tuple[str, bool]] = {
-    "bf16": ("bf16", True), "f16": ("f16", True), "tf32": ("tf32", False),
-    "fp8_e4m3": ("e4m3", False), "fp8_e5m2": ("e5m2", False), "int8": ("s8", False),
-    "uint8": ("u8", False)}
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 ALLOWED = frozenset({"load_tile", "store_tile", "matmul", "load_element"})
-MOST_BOX = 256  # elements of a box along an axis (cuTensorMapEncodeTiled)
-COPY_BYTES = 16  # what addresses and pitches of TMA are multiples of
-STEP_BYTES = 32  # of the contracted axis in one wgmma
-MOST_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,10 @@ def check_memory(function: Function, overlapping: bool) -> None:
             raise Refused(f"{tensor(load.args[0]).name} is read ahead and written")
 
 
-def product_format(op: Op, a: Any, b: Any) -> str:
-    """The name of A's format in wgmma."""
+def check_formats(op: Op, form: WarpgroupMatmul, a: Any, b: Any) -> None:
+    """Of one product: whether there are instructions for it."""
     for t in (a, b):
-        if t.dtype.name not in FORMATS:
+        if t.dtype.name not in form.operands:
             raise Refused(f"wgmma does not multiply {t.dtype}")
     if a.dtype is not b.dtype and not (a.dtype.name[:4] == b.dtype.name[:4] == "fp8_"):
         raise Refused(f"wgmma does not multiply {a.dtype} by {b.dtype}")
@@ -87,27 +79,26 @@ def product_format(op: Op, a: Any, b: Any) -> str:
         raise Refused(f"products of {a.dtype} in {dtype}")
     if op.attr["precision"] == "f32":
         raise Refused("precision='f32' asks for more than tensor cores give")
-    return FORMATS[a.dtype.name][0]
 
 
-def check_shape(shape: tuple[int, int], k: int, bits: int) -> None:
+def check_shape(shape: tuple[int, int], k: int, bits: int, form: WarpgroupMatmul) -> None:
     """Of one product."""
-    m, n = shape
-    if m % ROWS:
-        raise Refused(f"a product has {m} rows, not a multiple of {ROWS}")
-    if n % 8 or n > MOST_COLUMNS:
-        raise Refused(f"a product has {n} columns; multiples of 8 up to {MOST_COLUMNS} are done")
-    if k * bits % (8 * STEP_BYTES):
-        raise Refused(f"a product sums over {k}, not a multiple of {8 * STEP_BYTES // bits}")
+    (m, n), step = shape, form.column_step
+    if m % form.rows:
+        raise Refused(f"a product has {m} rows, not a multiple of {form.rows}")
+    if n % step or n > form.most_columns:
+        raise Refused(f"a product has {n} columns; multiples of {step} up to {form.most_columns} "
+                      "are done")
+    if k * bits % (8 * form.step_bytes):
+        raise Refused(f"a product sums over {k}, not a multiple of {8 * form.step_bytes // bits}")
 
 
-def check_operand(x: SharedOperand, load: Op, view: Op, known: Any,
-                  aligned: frozenset[str]) -> None:
+def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: frozenset[str],
+                  form: WarpgroupMatmul) -> None:
     """Whether TMA can bring this operand, and wgmma read it there. known: divisors of extents."""
-    tensor, dtype = x.tensor, x.tensor.dtype
-    if x.major != "K" and x.side == "a" or x.major != "K" and x.side == "b":
-        if not FORMATS[dtype.name][1]:
-            raise Refused(f"{x.name}: wgmma reads {dtype} only along the contracted axis")
+    tensor, dtype, copies = x.tensor, x.tensor.dtype, form.copies
+    if x.major != "K" and not form.operands[dtype.name].any_major:
+        raise Refused(f"{x.name}: wgmma reads {dtype} only along the contracted axis")
     if load.attr["fill"] != 0:
         raise Refused(f"{x.name} is filled with {load.attr['fill']} outside")
     attr, rank = view.attr, len(tensor.dims)
@@ -115,16 +106,15 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any,
     if len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1] or rank > 5:
         raise Refused(f"{x.name} is no box of rows that are contiguous")
     if x.name not in aligned:
-        raise Refused(f"{x.name} may not start at a multiple of {COPY_BYTES} bytes")
-    if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * COPY_BYTES):
-        raise Refused(f"rows of {x.name} may not be multiples of {COPY_BYTES} bytes")
+        raise Refused(f"{x.name} may not start at a multiple of {copies.alignment_bytes} bytes")
+    if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * copies.alignment_bytes):
+        raise Refused(f"rows of {x.name} may not be multiples of {copies.alignment_bytes} bytes")
     row_bytes = x.shape[1] * dtype.bits // 8
-    if row_bytes not in (32, 64) and row_bytes % 128:
+    if row_bytes not in (32, 64) and row_bytes % copies.panel_bytes:
         raise Refused(f"a tile of {x.name} has rows of {row_bytes} bytes")
-    if x.shape[0] > MOST_BOX:
-        raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {MOST_BOX}")
+    if x.shape[0] > copies.most_box:
+        raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
 
 
-__all__ = ["FORMATS", "SharedOperand", "check_memory", "check_operand", "check_shape",
-           "product_format",
+__all__ = ["SharedOperand", "check_formats", "check_memory", "check_operand", "check_shape",
            "qualify"]
