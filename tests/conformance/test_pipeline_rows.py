@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
+import emulator
 import tessera as ts
-import tile_emulated
 import tile_gpu
 from kernels.build import build
 from ptx_harness import require_compiler
@@ -114,7 +114,7 @@ def k(x: Tensor["M", 256, f32], y: Tensor["M", 256, f32]):
 @pytest.mark.parametrize("lanes", [32, 256])
 def test_columns(body, lanes, rng):
     k = build(f"@kernel\ndef k(x: Tensor[256, 8, f32], y: Tensor[256, 3, f32]):\n    {body}\n")["k"]
-    tile_emulated.compare(k, rng.standard_normal((256, 8)).astype(np.float32),
+    emulator.compare(k, rng.standard_normal((256, 8)).astype(np.float32),
                           np.zeros((256, 3), np.float32), lanes=lanes)
 
 
@@ -166,7 +166,7 @@ def test_stages_are_buffers(stages, rng):
     k = build(GEMM)["k"].with_schedule(ts.Schedule(stages=stages, warps=4))
     A, B = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16")
             for s in ((64, 96), (96, 64)))
-    made = tile_emulated.compare(k, A, B, np.zeros((64, 64), np.float32), rtol=1e-4, atol=1e-4,
+    made = emulator.compare(k, A, B, np.zeros((64, 64), np.float32), rtol=1e-4, atol=1e-4,
                                  schedule=ts.Schedule(stages=stages))
     assert made.emitted.shared_bytes == stages * STAGE_BYTES
 
@@ -202,27 +202,24 @@ def test_prefetch_asks_for_the_box_of_a_later_turn():
 @pytest.mark.parametrize("dtype, width", [("f32", 64), ("bf16", 128), ("int8", 32), ("f64", 20)])
 def test_prefetch_stays_inside_and_covers_the_box(columns, dtype, width, rng, monkeypatch):
     """Each line of the later box that begins in the tensor is asked for, and no other."""
-    import emulate_lanes
-    import emulate_ptx
-
     seen: set[int] = set()
 
     def call(self, instruction, *args):
         if instruction.name != "prefetch_L2":
             return before(self, instruction, *args)
         at = int(np.asarray(args[0]).reshape(-1)[0])
-        if not self.off:
-            assert self.valid[at], "outside of the arrays"
+        if self.on[0]:
+            assert self.memory.valid[at], "outside of the arrays"
             seen.add(at)
         return None
 
-    before = emulate_lanes.Lane.call
-    monkeypatch.setattr(emulate_lanes.Lane, "call", call)
-    monkeypatch.setattr(tile_emulated, "emulate_ptx", type("_", (), {"run": emulate_lanes.run}))
+    before = emulator.Thread.call
+    monkeypatch.setattr(emulator.Thread, "call", call)
     x, y = (ts.zeros((11, columns), dtype) for _ in range(2))
     k = build(AHEAD.format(f"ts.{dtype}", width, ", prefetch=2"))["k"]
-    tile_emulated.compare(k, x, y, lanes=32)
-    size, first = find_dtype(dtype).bits // 8, emulate_ptx._arena({"x": np.zeros(1)})[0]["x"]
+    emulator.compare(k, x, y, lanes=32, lockstep=False)
+    size = find_dtype(dtype).bits // 8
+    first = emulator.GlobalMemory({"x": np.zeros(1)}).pointers["x"]
     wanted = {first + (row * columns + start + i) * size
               for row in range(11) for start in range(width, columns, width)
               for i in range(0, min(width, columns - start), 128 // size)}
@@ -238,7 +235,7 @@ def k(x: Tensor["n", f32], at: Tensor["m", i32], y: Tensor["m", 4, f32]):
         y[i, :] = tile.load(x[j:j+4], prefetch=2)
     y[0, :] = tile.load(x[0:4], prefetch=2)
 """)["k"]
-    made = tile_emulated.compare(k, rng.standard_normal(20).astype(np.float32),
+    made = emulator.compare(k, rng.standard_normal(20).astype(np.float32),
                                  rng.integers(0, 16, 5).astype(np.int32),
                                  np.zeros((5, 4), np.float32), lanes=32)
     assert not any(n.name == "prefetch_box" for n in walk(made.function.body) if isinstance(n, Op))

@@ -1,6 +1,6 @@
 """Products and shared memory in emulated machine instructions: results, barriers, alignment.
 
-No GPU and no compiler: tests/emulate_ptx.py carries out what the emitted source says.
+No GPU and no compiler: tests/emulator carries out what the emitted source says.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 import tessera as ts
+from emulator import compare
 from kernels import seeds
 from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.tuning.gpus import gpu
-from tile_emulated import compare
 
 
 def check(gemm: Gemm, rng, M, N, K, lanes=128, **options):

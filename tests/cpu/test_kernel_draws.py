@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from emulator import Block, Builder, GlobalMemory, compare, register
 from fake_gpu import Torch, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
@@ -20,7 +21,6 @@ from tessera.numerics.random_state import next_launch
 from tessera.runtime.replays import ADD_ONE
 from tessera.tile.cuda.emit.emitter import Parameter
 from tessera.tile.cuda.intrinsics import random
-from tile_emulator import Block, Builder, compare, lanes
 
 tile = ts.tile
 CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -137,7 +137,7 @@ def test_dropout_of_a_vector(rng):
         k(x, y)
         key = fold_in(stream(k, 9, 0), 0xD5)
         assert np.array_equal(y, np.where(random_bits(key, 100) >= 2**30, np.float32(4 / 3), 0))
-        compare(k, x, y, lanes=32, exact=True)
+        compare(k, x, y, lanes=32, target="sm_90", exact=True)
 
 
 # --- the seed of the run ----------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_dropout_by_a_seed_of_the_call(rng):
         k(x, y, seed)
         want = random_bits(fold_in(seed, 0xD5), 256).reshape(8, 32) >= 2**31
         assert np.array_equal(y != 0, want)
-        compare(k, x, y, seed, lanes=32, exact=True)
+        compare(k, x, y, seed, lanes=32, target="sm_90", exact=True)
     assert len(k.specializations) == 1
 
 
@@ -305,18 +305,17 @@ def test_a_captured_launch_counts_its_replays(gpu, driver):
 
 @pytest.mark.parametrize("count", [0, 1, 2**33 + 7])
 def test_the_key_of_a_replay(count):
-    memory = np.zeros(4096, np.uint8)
-    memory[2048:2056].view(np.int64)[:] = count
+    memory = GlobalMemory({"count": np.array([count])})
     body = random.launch_key().rule().body
     key = np.array([0x9E3779B9, 0x243F6A88], np.uint32)
 
     def run(at):
-        given = [lanes(np.asarray(k), "i32") for k in key.view(np.int32)]
-        got = body(Builder(Block(0, 2, memory)), *given, lanes(np.int64(at), "i64"))
+        given = [register(np.asarray(k), "i32") for k in key.view(np.int32)]
+        got = body(Builder(Block(2, memory=memory)), *given, register(np.int64(at), "i64"))
         return [int(np.asarray(w).flat[0]) % 2**32 for w in got]
 
     assert run(0) == key.tolist()
-    assert run(2048) == fold_in(key, count).tolist()
+    assert run(memory.pointers["count"]) == fold_in(key, count).tolist()
 
 
 def test_the_kernel_that_counts_assembles():

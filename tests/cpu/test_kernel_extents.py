@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from emulator import compare
 from tessera import Tensor, bf16, f32
-from tile_emulator import compare
 
 tile = ts.tile
 EXPRESSIONS = {
@@ -112,12 +112,12 @@ def k(x: Tensor["D", f32], y: Tensor["D", f32]):
     {body}
 """)["k"]
     x = rng.standard_normal(24).astype(np.float32)
-    compare(kernel, x, np.full_like(x, 7), lanes=32, exact=True)
+    compare(kernel, x, np.full_like(x, 7), lanes=32, target="sm_90", exact=True)
 
 
 def test_names_of_expressions_in_emitted_code(rng):
     x = rng.standard_normal(24).astype(np.float32)
-    compare(swapped, x, np.full_like(x, 7), lanes=32, exact=True)
+    compare(swapped, x, np.full_like(x, 7), lanes=32, target="sm_90", exact=True)
 
 
 SCALE = np.float32(3.0)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import emulate_lanes
-import tile_emulator
+import emulator
 import truth_programs
 from kernels.build import build
 from tessera.errors import TesseraError
@@ -39,7 +38,7 @@ def test_random_conditions_as_emitted(rng):
     for _ in range(6):
         program, args, want = truth_programs.guarded(rng)
         k = truth_programs.kernel(program)
-        emulate_lanes.compare(k, *args, groups=2, lanes=32)
+        emulator.compare(k, *args, groups=2, lanes=32, lockstep=False)
         k(*args)
         assert args[-1].tolist() == want, program
 
@@ -98,7 +97,7 @@ def k(x: Tensor["N", f32], o: Tensor["G", f32]):
     o = np.zeros(1, np.float32)
     k(np.ones(100, np.float32), o)
     assert o[0] == 100
-    emulate_lanes.compare(k, np.ones(9, np.float32), o, lanes=3)
+    emulator.compare(k, np.ones(9, np.float32), o, lanes=3, lockstep=False)
 
 
 def test_what_cannot_fail_needs_no_branch():
@@ -162,7 +161,7 @@ def k(x: Tensor["N", i32], o: Tensor["K", "N", i32]):
     assert o.tolist() == [[v or 9 for _, v in each], [v and 9 for _, v in each],
                           [0 or v for _, v in each], [v or i or 7 for i, v in each],
                           [5 and v for _, v in each]]
-    emulate_lanes.compare(k, x, np.zeros((5, 4), np.int32), lanes=7)
+    emulator.compare(k, x, np.zeros((5, 4), np.int32), lanes=7, lockstep=False)
 
 
 def test_a_side_that_acts_acts_where_it_is_asked():
@@ -275,7 +274,7 @@ def test_bools_of_tiles_are_logical(rng):
     want = [np.where(p & q, x, far), np.where(p | q, x, far), np.where(p ^ q, x, far), x * ~p,
             np.where(~(p & (x.max(1, keepdims=True) > 2)), x, far), np.where(p, x, far)]
     assert np.array_equal(o, np.stack(want))
-    tile_emulator.compare(k, x, o, lanes=32)
+    emulator.compare(k, x, o, lanes=32, target="sm_90")
     k.inspect_ir("ptx", target="sm_80")
 
 
@@ -286,4 +285,4 @@ def test_bools_of_lanes_are_logical(rng):
     a, b = x[:, 0] > 0, x[:, 1] > 0
     assert np.array_equal(out, ~a * 1 + (a & b) * 2 + (a | b) * 4 + (a ^ b) * 8 + (a & ~b) * 16
                           + 64)
-    emulate_lanes.compare(k, x, out, groups=1, lanes=32)
+    emulator.compare(k, x, out, groups=1, lanes=32, lockstep=False)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import emulate_lanes
 import tessera as ts
-import tile_emulated
+from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import CudaProgram
-from tile_emulated import compare
 
 
-def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80") -> None:
+def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) -> None:
     """Every kernel of a function, on what it is given when the function runs."""
     program = CudaProgram(ts.jit(fn).graph(*inputs), target)
     memory = program._host_memory([x.array for x in inputs])
@@ -25,14 +22,8 @@ def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80") -> None:
         given = [ts.Tensor(memory[program.base(n)].reshape(shape), types[n])
                  for n, shape in launch.arguments]
         compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
-                schedule=launch.group.schedule)
+                schedule=launch.group.schedule, **options)
         launch.kernel(*given)
-
-
-@pytest.fixture
-def by_lanes(monkeypatch):
-    """Lane by lane: branches, shared memory, reports."""
-    monkeypatch.setattr(tile_emulated, "emulate_ptx", SimpleNamespace(run=emulate_lanes.run))
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
@@ -41,21 +32,23 @@ def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tens
 
 @pytest.mark.parametrize("shape, ids, axis", [
     ((9, 32), (5,), 0), ((9, 13), (2, 3), 0), ((2, 9, 6), (5,), 1), ((6, 40), (19,), -1)])
-def test_take(shape, ids, axis, by_lanes, rng):
+def test_take(shape, ids, axis, rng):
     x, at = normal(rng, *shape, dtype="bf16"), rng.integers(-shape[axis], shape[axis], ids)
-    emulate(lambda x, i: ts.take(x, i, axis=axis), x, ts.tensor(at))
+    emulate(lambda x, i: ts.take(x, i, axis=axis), x, ts.tensor(at), lockstep=False)
 
 
 @pytest.mark.parametrize("T, C, V", [(70, 24, 3), (10, 3, 2), (9, 1, 3)])
-def test_segment_sum(T, C, V, by_lanes, rng):
+def test_segment_sum(T, C, V, rng):
     u, ids = normal(rng, T, C), ts.tensor(rng.integers(-V, V, T))
-    emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids)
+    emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids, lockstep=False)
 
 
 @pytest.mark.parametrize("shape", [(300,), (7, 36), (7, 33), (3, 5, 8)])
-def test_dropout(shape, by_lanes, rng):
-    emulate(lambda x: ts.random.dropout(x, 0.4) + ts.random.uniform(shape), normal(rng, *shape))
-    emulate(lambda x: ts.random.dropout(ts.exp(x), 0.4), normal(rng, *shape, dtype="bf16"))
+def test_dropout(shape, rng):
+    emulate(lambda x: ts.random.dropout(x, 0.4) + ts.random.uniform(shape), normal(rng, *shape),
+            lockstep=False)
+    emulate(lambda x: ts.random.dropout(ts.exp(x), 0.4), normal(rng, *shape, dtype="bf16"),
+            lockstep=False)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate_ptx import Builder
+from emulator import Builder
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
 from tessera.tile.ir.shared_layout import BANKS, CHUNK_BYTES, SharedLayout
 

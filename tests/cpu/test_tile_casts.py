@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import emulate_lanes
+import emulator
 import tessera as ts
 from kernels.build import build
 from tessera.numerics import find_dtype
@@ -50,7 +50,7 @@ def test_integers_give_their_nearest_end(source, rng):
         for got in outs[3 * i:3 * i + 3]:
             assert got.tolist() == want, f"{source} to {target}"
         assert ts.cast(ts.tensor(x, source), target).tolist() == want
-    emulate_lanes.compare(k, x, *map(np.zeros_like, outs), groups=1, lanes=32)
+    emulator.compare(k, x, *map(np.zeros_like, outs), groups=1, lanes=32, lockstep=False)
 
 
 def test_the_ptx_clamps():
@@ -84,4 +84,4 @@ def k(f: Tensor["N", f32], i: Tensor["M", i64]):
     want = [tenth, np.nan, 448.0, below, *[tenth] * 4, np.inf]
     assert np.array_equal(f, np.float32(want), equal_nan=True)
     assert i.tolist() == [127, 0, 2, 2**31 - 1, 0, -(2**63)]
-    emulate_lanes.compare(k, f, i, groups=1, lanes=32)
+    emulator.compare(k, f, i, groups=1, lanes=32, lockstep=False)

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
+import emulator
 import tessera as ts
-import tile_emulated
 from edge_programs import accepted
 from kernels.build import build
 from tessera import config
@@ -37,7 +37,7 @@ def call(k, x: np.ndarray, f: int = 1, c: int = 0) -> np.ndarray:
     o = np.full(len(x), np.nan, np.float32)
     with config.scope(debug=True):
         k(x, o, f, c)
-    tile_emulated.compare(k, x, np.full(len(x), np.nan, np.float32), f, c, rtol=1e-4)
+    emulator.compare(k, x, np.full(len(x), np.nan, np.float32), f, c, rtol=1e-4)
     return o
 
 
@@ -217,7 +217,7 @@ def test_neighbours_of_two_edges_may_be_stored(rng):
     k(x, y)
     padded = np.pad(x, 1)
     np.testing.assert_array_equal(y, padded[:-2] + padded[2:])
-    tile_emulated.compare(k, x, y)
+    emulator.compare(k, x, y)
 
 
 def test_atomics_are_reductions(rng):
@@ -234,7 +234,7 @@ def test_atomics_are_reductions(rng):
     e = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(o, np.pad(e.sum(0), (0, 14)), rtol=1e-5)
     np.testing.assert_allclose(p, e.min(1), rtol=1e-5)
-    tile_emulated.compare(k, x, np.zeros(64, np.float32), np.zeros(13, np.float32), rtol=1e-4)
+    emulator.compare(k, x, np.zeros(64, np.float32), np.zeros(13, np.float32), rtol=1e-4)
 
 
 def test_an_assert_is_a_reduction(rng):
@@ -266,7 +266,7 @@ def test_edges_of_other_types(dtype, rng):
     wide = np.asarray(ts.cast(x, ts.f32).numpy())
     np.testing.assert_array_equal(o, wide.max(1))
     np.testing.assert_array_equal(np.asarray(ts.cast(z, ts.f32).numpy())[:, :10], np.sort(wide, 1))
-    tile_emulated.compare(k, x, np.zeros(6, np.float32), ts.zeros((6, 16), dtype), -3)
+    emulator.compare(k, x, np.zeros(6, np.float32), ts.zeros((6, 16), dtype), -3)
 
 
 def test_every_op_that_makes_a_tile_of_tiles_says_how_edges_go_through_it():
@@ -291,7 +291,7 @@ def test_random_kernels(request):
         with config.scope(debug=True, device="cpu"):
             program.kernel()(*args)
         program.check(*args[4:8])
-        tile_emulated.compare(program.kernel(), *program.call(), rtol=1e-3, atol=1e-3)
+        emulator.compare(program.kernel(), *program.call(), rtol=1e-3, atol=1e-3)
         ran += 1
         if ran == COUNT:
             break

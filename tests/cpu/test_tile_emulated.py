@@ -1,4 +1,4 @@
-"""What the CUDA emitter writes, run on NumPy (tile_emulator) against the interpreter: a check of
+"""What the CUDA emitter writes, run on NumPy (tests/emulator) against the interpreter: a check of
 the lowering itself that needs neither a GPU nor a compiler."""
 
 from __future__ import annotations
@@ -6,6 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emulator import KINDS, Block, Builder, compare
+from emulator import register as as_register
 from kernels.build import build
 from tessera.numerics import all_dtypes, decode, encode, find_dtype
 from tessera.tile.cuda.emit.emitter import kind_of
@@ -20,7 +22,6 @@ from tessera.tile.ir.register_layout import (
     warps_over,
 )
 from tile_cases import CASES
-from tile_emulator import TYPES, Block, Builder, compare, lanes
 
 SMALL = (
     "unary_f32", "binary_f32", "binary_f64", "integer_i32", "integer_u64", "compare_bf16",
@@ -40,7 +41,7 @@ SMALL = (
 def test_emitted_as_interpreted(name, rng):
     c = CASES[name]
     compare(build(c.source)["k"], *c.args(rng), lanes=c.lanes, rtol=c.rtol, atol=c.atol,
-            **c.options)
+            target="sm_90", **c.options)
 
 
 # --- casts --------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def numbers(rng, d) -> np.ndarray:
 def register(x: np.ndarray, d) -> np.ndarray:
     kind = kind_of(d)
     if kind[0] == "f":
-        return x.astype(TYPES[kind])
+        return x.astype(KINDS[kind])
     if kind == "i64":
         return x.view(np.int64)
     return (x.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
@@ -81,7 +82,7 @@ def run_cast(a, z, x: np.ndarray, rounding: str, saturate: bool, hardware: bool)
     held = register(x, a)[:x.size // 3 * 3].reshape(-1, 3)
     body = operation.rule(Operand("x", kind_of(a), 3)).body
     with np.errstate(all="ignore"):
-        got = body(Builder(Block(0, len(held), None)), [lanes(c) for c in held.T])
+        got = body(Builder(Block(len(held))), [as_register(c) for c in held.T])
     return np.stack([np.broadcast_to(g, len(held)) for g in got], 1).reshape(-1)
 
 
@@ -136,23 +137,23 @@ def conflicts(addresses: np.ndarray, size: int, width: int) -> int:
 
 def carry(before: RegisterLayout, after: RegisterLayout, threads: int, kind: str, most: int) -> str:
     """Moves a tile and checks that every element arrived; what was used."""
-    route, block = layout_conversion.Route(before, after), Block(0, threads, None)
-    b, thread = Builder(block), lanes(np.arange(threads, dtype=np.int32))
-    x = [lanes(v.astype(TYPES[kind])) for v, _ in held(before, threads)]
+    route, block = layout_conversion.Route(before, after), Block(threads)
+    b, thread = Builder(block), as_register(np.arange(threads, dtype=np.int32))
+    x = [as_register(v.astype(KINDS[kind])) for v, _ in held(before, threads)]
     head = (before.text, after.text, after.shape, kind)
     if route.kind != "block":
         got = layout_conversion.exchanged(*head).rule(None, None).body(b, x, thread)
     else:
         size, got = 8 if kind == "i64" else 4, []
         rounds = layout_conversion.rounds_of(route, size, most)
-        start = lanes(np.int32(0))
+        start = as_register(np.int32(0))
         for turn in range(1 << rounds):
             put = layout_conversion.put(*head, rounds, turn)
             put.rule(None, None, None).body(b, x, start, thread)
-            block.epoch += 1
+            block.shared.barrier()
             get = layout_conversion.get(*head, rounds, turn)
             got += get.rule(None, None).body(b, start, thread)
-            block.epoch += 1
+            block.shared.barrier()
             for side in (route.before, route.after):
                 slots = layout_conversion._Slots(route, side, kind, rounds, turn)
                 for at in slots.addresses(b, start, thread):
@@ -204,4 +205,4 @@ def k(A: Tensor["M", "N", f32], R: Tensor["M", f32], O: Tensor["M", "N", f32]):
     y = rng.standard_normal(60) * np.exp2(rng.integers(-149, 127, 60))
     y[:9] = 0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, 1e-39
     compare(build(source)["k"], x.astype(np.float32), y.astype(np.float32),
-            np.zeros((60, 120), np.float32), lanes=128, rtol=2**-22, atol=3e-45)
+            np.zeros((60, 120), np.float32), lanes=128, target="sm_90", rtol=2**-22, atol=3e-45)

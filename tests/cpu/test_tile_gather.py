@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-import emulate_lanes
+import emulator
 import tessera as ts
-import tile_emulated
 from kernels.build import build
 from kernels.gathers import CASES, TYPES, rows_of, values
 from tessera import config
@@ -248,12 +245,10 @@ def test_groups_that_meet_are_a_race(rng):
 
 # --- emitted code -------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", CASES)
-def test_emitted_as_interpreted(name, rng, monkeypatch):
+def test_emitted_as_interpreted(name, rng):
     case = CASES[name]
-    if case.lanes <= 32:  # one lane at a time: atomics and branches
-        monkeypatch.setattr(tile_emulated, "emulate_ptx", SimpleNamespace(run=emulate_lanes.run))
-    tile_emulated.compare(build(case.source)["k"], *case.args(rng), lanes=case.lanes,
-                          rtol=1e-5, atol=1e-5)
+    emulator.compare(build(case.source)["k"], *case.args(rng), lanes=case.lanes,
+                     lockstep=case.lanes > 32, rtol=1e-5, atol=1e-5)
 
 
 def test_barriers_between_what_may_meet(rng):
@@ -266,7 +261,7 @@ def test_barriers_between_what_may_meet(rng):
         at = tile.load(ids[i:i+32])
         {body}
 """)
-        made = tile_emulated.compare(k, floats(rng, 64), rng.permutation(64).astype(np.int32),
+        made = emulator.compare(k, floats(rng, 64), rng.permutation(64).astype(np.int32),
                                      np.zeros(64, np.float32), lanes=64)
         return sum(isinstance(n, Op) and n.name == "barrier" for n in walk(made.function.body))
 

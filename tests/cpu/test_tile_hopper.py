@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import emulate_ptx
+import emulator
 import tessera as ts
 from hopper_programs import (
     accumulated,
@@ -544,13 +544,15 @@ def test_a_nan_is_stored_as_a_cast_makes_it(dtype, nans, rng):
     x[rng.permutation(x.size)[:nans]] = np.where(rng.random(nans) < 0.5, -np.nan, np.nan)
     x[rng.permutation(x.size)[:20]] = np.repeat(np.float32([np.inf, -np.inf]), 10)
     x = x.reshape(128, 64)
-    block = emulate_ptx.Block(256, 0, np.zeros(x.size * 2, np.uint8), np.ones(x.size * 2, bool), 0)
+    found = np.zeros((128, 64), np.uint16)
+    block = emulator.Block(256, memory=emulator.GlobalMemory({"found": found}))
     row = (block.t >> 2 & 7) | (block.t >> 5 & 7) << 4
     column = (block.t & 3) * 2
     held = [x[row + base[0], column + base[1]] for base in layout.bases]
     store = warp_specialised.store_quads(layout.text, layout.shape, dtype)
-    block.operate(store, held, row * 128, 128, block.t & 3, 128 - row, 64)
-    found = block.memory.view(np.uint16).reshape(128, 64)
+    start = block.memory.pointers["found"]
+    block.operate(store, held, start + row * 128, 128, block.t & 3, 128 - row, 64)
+    block.memory.copy_back()
     np.testing.assert_array_equal(found, encode(x, d).view(np.uint16))
     assert np.isnan(x).sum() >= min(nans, 1)
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import emulate_lanes
+import emulator
 import tessera as ts
 from kernels.build import build
 from tessera.tile.cuda.intrinsics import thread_elements
@@ -15,7 +15,8 @@ from tessera.tile.ir.shared_layout import SharedLayout
 
 
 def agree(source: str, *args, groups: int = 2, lanes: int = 45, target: str = "sm_80") -> None:
-    emulate_lanes.compare(build(source)["k"], *args, groups=groups, lanes=lanes, target=target)
+    emulator.compare(build(source)["k"], *args, groups=groups, lanes=lanes, target=target,
+                     lockstep=False)
 
 
 def whole(rng, n: int = 90, dtype=np.float32):
@@ -122,6 +123,6 @@ def test_single_elements_lie_where_the_layout_says(columns, dtype):
     layout = SharedLayout(40, columns, ts.as_type(dtype).dtype.bits // 8, "xor")
     row, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[0:40, 0:columns])
     body = thread_elements.swizzled((40, columns, dtype, "xor")).rule(None, None).body
-    got = body(emulate_lanes.LaneBuilder(None), row, column)
+    got = body(emulator.ThreadBuilder(None), row, column)
     np.testing.assert_array_equal(got, layout.offset(row, column))
     assert Panel(40, columns, dtype, "xor").layout == layout

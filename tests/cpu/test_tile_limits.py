@@ -6,9 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import emulate_ptx
+import emulator
 import tessera as ts
-import tile_emulated
 import tile_gpu
 from tessera.runtime.generations import GENERATIONS
 from tessera.runtime.target import parse_target
@@ -66,7 +65,7 @@ def test_an_axis_of_more_elements_than_an_int32_counts(rng, kernel, wanted, N):
     bound, function = bound_of(kernel, x, y, N=N)
     _, emitted = emit(function, 64, parse_target("sm_80"), tile_gpu.facts_of(function, bound))
     assert [p.abi for p in emitted.parameters if p.name == "N"] == ["i64" if N == FAR else "i32"]
-    emulate_ptx.run(emitted, 64, (1,), {"x": x, "y": y}, {**bound.sizes})
+    emulator.run(emitted, 64, (1,), {"x": x, "y": y}, {**bound.sizes})
     want = wanted(x)
     assert np.array_equal(y[:len(want)], want) and not y[len(want):].any()
 
@@ -118,7 +117,7 @@ def narrowed(x: ts.Tensor["N", ts.f32], y: ts.Tensor["M", ts.f32], k: ts.i32):
 def test_a_saturating_conversion_keeps_no_divisor(rng):
     x = rng.standard_normal(256).astype(np.float32)
     for k in (3, 9):
-        tile_emulated.compare(narrowed, x, np.zeros(64, np.float32), k, lanes=32)
+        emulator.compare(narrowed, x, np.zeros(64, np.float32), k, lanes=32)
 
 
 # --- targets -----------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def test_names_of_the_emitted_text_are_not_those_of_values(rng):
         i32, routes = x[parts], x[parts] + 1.0
         x[parts] = i32 + routes
 
-    tile_emulated.compare(clash, rng.standard_normal(64).astype(np.float32), lanes=64)
+    emulator.compare(clash, rng.standard_normal(64).astype(np.float32), lanes=64)
 
 
 # --- constants ---------------------------------------------------------------------------------

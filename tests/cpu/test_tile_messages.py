@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import emulate_lanes
+import emulator
 import tile_gpu
 from kernels.build import build
 from tessera.runtime.flags import ReportSite
@@ -110,14 +110,14 @@ def k(x: Tensor["n", f32]):
 def test_emulated_lanes_print_each_element_once(n, lanes):
     k = printing('print("t", t, tile.reduce_sum(t))', n)
     x = np.arange(n, dtype=np.float32)
-    got = emulate_lanes.printed(k, x, groups=1, lanes=lanes)
+    got = emulator.printed(k, x, groups=1, lanes=lanes)
     elements = [f"t [{i}] {x[i]} (f32)" for i in range(n)]
     assert sorted(got) == sorted([f"t (tile<{n} x f32>) {x.sum()}", *elements])
 
 
 def test_emulated_lanes_print_every_tile_of_a_line():
     x = np.arange(6, dtype=np.float32)
-    got = emulate_lanes.printed(printing('print("t", t, tile.load(x[0:2]))', 6), x, groups=1,
+    got = emulator.printed(printing('print("t", t, tile.load(x[0:2]))', 6), x, groups=1,
                                 lanes=32)
     first = [f"t [{i}] {x[i]} (tile<2 x f32>)" for i in range(6)]
     second = [f"t (tile<6 x f32>) [{i}] {x[i]}" for i in range(2)]

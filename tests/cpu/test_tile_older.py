@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emulator import Block, Builder, register
 from tessera.errors import ArgumentError
 from tessera.tile.cuda.instruction import OTHERWISE, otherwise
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import older_targets
-from tile_emulator import Block, Builder, lanes
 
 NAMES = ("f32_max_nan", "f32_min_nan", "min_s16x2",
          *(f"{what}_bf16_{how}" for what in ("to", "pack") for how in ("rn", "rz")),
@@ -29,10 +29,10 @@ def floats(rng, n: int) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_as_the_instruction(name, rng):
     x = floats(rng, 3000)
-    args = [lanes(x), lanes(rng.permutation(x))][:len(find_instruction(name).args)]
+    args = [register(x), register(rng.permutation(x))][:len(find_instruction(name).args)]
     if find_instruction(name).args[0].kind == "i32":
         args = [v.view(np.int32) for v in args]
-    b = Builder(Block(0, x.size, None))
+    b = Builder(Block(x.size))
     with np.errstate(all="ignore"):
         want = np.asarray(b.call(find_instruction(name), *args))
         got = np.asarray(OTHERWISE[name](b, *args))

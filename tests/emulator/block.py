@@ -1,0 +1,292 @@
+"""A block of threads in lockstep: what each instruction does to all of them at once."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.tile.cuda.instruction import Instruction, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
+
+from .arithmetic import arithmetic
+from .matrices import Matrices
+from .memory import MANY, NOBODY, GlobalMemory, SharedMemory, aligned
+from .registers import KINDS, Builder
+
+SHARED_BYTES = 232448  # as much as a block may have
+WARP = 32
+IMPORT = re.compile(r"^from ([\w.]+) import (?:\(([^)]*)\)|(.*))\n", re.M)
+
+
+@dataclass
+class Copy:
+    """A cp.async on its way. group: the commit that closed it."""
+
+    place: np.ndarray
+    value: np.ndarray
+    group: int | None = None
+
+
+class Block(Matrices):
+    """Threads, their shared memory and the memory of the device; counts: how often each
+    instruction ran."""
+
+    builder: type[Builder] = Builder
+
+    def __init__(self, threads: int, number: int = 0, memory: GlobalMemory | None = None,
+                 shared_bytes: int = SHARED_BYTES):
+        self.threads, self.number = threads, number
+        self.memory, self.shared = memory or GlobalMemory({}), SharedMemory(shared_bytes)
+        self.t = np.arange(threads, dtype=np.int32)
+        self.on = np.ones(threads, bool)  # threads that act
+        self.copies: list[Copy] = []
+        self.commits = 0
+        self.counts: dict[str, int] = {}
+
+    # --- emitted source -----------------------------------------------------------------------
+    def run(self, source: str, name: str, values: list[Any]) -> None:
+        """Calls the function of an emitted source."""
+        scope = self._imported(source)
+        with np.errstate(all="ignore"):
+            exec(_compiled(source), scope)
+            scope[name](*values)
+
+    def _imported(self, source: str) -> dict[str, Any]:
+        """What emitted source imports, with this block's intrinsics."""
+        value = self.builder.register
+        names: dict[str, Any] = {k: functools.partial(value, kind=k)
+                                 for k in ("i32", "i64", "f32", "f64")}
+        for folder, several, one in IMPORT.findall(source):
+            for part in (several or one).replace(",", " ").split():
+                if part != "use" and part not in names:
+                    names[part] = importlib.import_module(f"{folder}.{part}")
+        return names | {"use": self.use, "INF": np.inf, "NAN": np.nan}
+
+    def use(self, what: Any) -> Any:
+        """The `use` of emitted sources: an instruction or an operation to call."""
+        if isinstance(what, str):
+            what = find_instruction(what)
+        return functools.partial(self.operate, what)
+
+    def operate(self, what: Instruction | Operation, *args: Any) -> Any:
+        """Arguments converted as the compiler does, and what comes out checked."""
+        builder = self.builder(self)
+        if isinstance(what, Instruction):
+            operands, results = what.args, what.results
+            body: Any = functools.partial(builder.call, what)
+        else:
+            assert len(args) == what.arity, f"{what.name} takes {what.arity}, not {len(args)}"
+            form = what.rule(*[operand_of(f"a{i}", a) for i, a in enumerate(args)])
+            operands, results = form.args, form.results
+            body = functools.partial(form.body, builder)
+        given = [self._converted(a, o) for a, o in zip(args, operands, strict=True)]
+        with np.errstate(all="ignore"):
+            found = body(*given)
+        parts = [found] if len(results) == 1 else found or []
+        out = [_checked(what.name, x, o) for x, o in zip(parts, results, strict=True)]
+        return (out[0] if len(out) == 1 else tuple(out)) if out else None
+
+    def _converted(self, value: Any, wanted: Operand) -> Any:
+        have = operand_of(wanted.name, value)
+        assert have.count == wanted.count and (have.kind[0] == "f") == (wanted.kind[0] == "f"), \
+            f"takes {wanted}, is given {have}"
+        one = self.builder.register
+        return [one(v, wanted.kind) for v in value] if wanted.count else one(value, wanted.kind)
+
+    # --- instructions -------------------------------------------------------------------------
+    def call(self, instruction: Instruction, *args: Any) -> Any:
+        """What an instruction's results are; one that stands for several is a list."""
+        name = instruction.name
+        self.counts[name] = self.counts.get(name, 0) + 1
+        found = self._by_name(instruction, args)
+        one = self.builder.register
+        return [one(x) for x in found] if isinstance(found, list) else \
+            None if found is None else one(found)
+
+    def _by_name(self, instruction: Instruction, args: tuple) -> Any:
+        name = instruction.name
+        if name == "tid_x":
+            return self.t
+        if name == "ctaid_x":
+            return np.int32(self.number)
+        if name.startswith(("ld_", "st_")):
+            return self.access(instruction, *args)
+        if found := re.fullmatch(r"shfl_(\w+?)_[a-z]\d+(?:_w(\d+))?", name):
+            return self.shuffle(found[1], int(found[2] or WARP), *args)
+        for start, does in (("red_bits", self.red_bits), ("red_add_f32_", self.red_add),
+                            ("red_", self.red_shared_bits), ("vote_", self.vote),
+                            ("ldmatrix", self.ldmatrix), ("mma", self.mma),
+                            ("cp_async_commit", self.commit), ("cp_async_wait", self.wait),
+                            ("cp_async", self.copy), ("sync", self.sync)):
+            if name.startswith(start):
+                return does(instruction, *args)
+        return arithmetic(name)(*args)
+
+    def spread(self, x: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(x), (self.threads,))
+
+    def bytes_at(self, address: Any, size: int) -> np.ndarray:
+        """[threads, size] addresses."""
+        return self.spread(address).astype(np.int64)[:, None] + np.arange(size)
+
+    def access(self, instruction: Instruction, at: Any, *rest: Any) -> Any:
+        """ld and st, by what their text says: space, vector, element, offset, predicate."""
+        opcode = re.search(r"\b(ld|st)\.[\w.:]+", instruction.text)
+        offset = re.search(r"\+ (\d+)\]", instruction.text)
+        assert opcode is not None, instruction.text
+        words = opcode[0].split(".")
+        vector = next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1)
+        space, size = "shared" if "shared" in words else "global", int(words[-1][1:]) // 8
+        live = self.on
+        if instruction.args[-1].kind == "pred":
+            live = live & (self.spread(rest[-1]) != 0)
+        place = self.bytes_at(at, size * vector) + (int(offset[1]) if offset else 0)
+        if opcode[1] == "st":
+            return self.store(space, place, rest[0], size, live)
+        raw = np.zeros((self.threads, size * vector), np.uint8)
+        raw[live] = self.read(space, place[live], self.t[live])
+        got = raw.view({"b": "u", "u": "u", "s": "i", "f": "f"}[words[-1][0]] + str(size))
+        kind = KINDS[instruction.results[0].kind]
+        parts = [np.ascontiguousarray(got[:, i]) for i in range(vector)]
+        parts = [p.view(kind) if p.dtype.itemsize == np.dtype(kind).itemsize else p.astype(kind)
+                 for p in parts]
+        return parts if instruction.results[0].count else parts[0]
+
+    def store(self, space: str, place: np.ndarray, x: Any, size: int, live: np.ndarray) -> None:
+        parts = x if isinstance(x, list) else [x]
+        raw = np.stack([self.spread(p) for p in parts], 1)
+        raw = np.ascontiguousarray(raw).view(np.uint8).reshape(self.threads, len(parts), -1)
+        raw = raw[:, :, :size].reshape(self.threads, -1)
+        assert raw.shape == place.shape, (raw.shape, place.shape)
+        self.write(space, place[live], raw[live], self.t[live])
+
+    def read(self, space: str, at: np.ndarray, who: np.ndarray) -> np.ndarray:
+        return self.shared.read(at, who) if space == "shared" else self.memory.read(at)
+
+    def write(self, space: str, at: np.ndarray, raw: np.ndarray, who: np.ndarray) -> None:
+        if space == "shared":
+            self.shared.write(at, who, raw)
+        else:
+            self.memory.write(at, raw)
+
+    # --- sums and bits in memory --------------------------------------------------------------
+    def red_bits(self, instruction: Instruction, at: Any, x: Any, p: Any) -> None:
+        """Bits of words of global memory set or cleared, one thread after the other."""
+        live = self.on & (self.spread(p) != 0)
+        place = self.bytes_at(at, 4)[live]
+        aligned(place)
+        assert self.memory.valid[place].any(1).all(), "update outside of the arrays"
+        self._change(instruction, self.memory.bytes, place, self.spread(x)[live])
+
+    def red_shared_bits(self, instruction: Instruction, at: Any, x: Any) -> None:
+        place = self.bytes_at(at, 4)[self.on]
+        aligned(place)
+        self._change(instruction, self.shared.bytes, place, self.spread(x)[self.on])
+        self.shared.writer[place] = MANY
+
+    def _change(self, instruction: Instruction, memory: np.ndarray, place: np.ndarray,
+                x: np.ndarray) -> None:
+        found = re.search(r"\b(and|or)\.b32", instruction.text)
+        assert found is not None, f"the emulator has no {instruction.name}"
+        change = {"and": np.bitwise_and, "or": np.bitwise_or}[found[1]]
+        change.at(memory.view(np.uint32), place[:, 0] // 4, x.astype(np.uint32))
+
+    def red_add(self, instruction: Instruction, at: Any, x: Any) -> None:
+        """f32 added, one thread after the other."""
+        place, shared = self.bytes_at(at, 4)[self.on], "shared" in instruction.name
+        aligned(place)
+        assert shared or self.memory.valid[place].all(), "update outside of the arrays"
+        memory = self.shared.bytes if shared else self.memory.bytes
+        np.add.at(memory.view(np.float32), place[:, 0] // 4, self.spread(x)[self.on])
+        if shared:
+            writer = self.shared.writer
+            assert np.isin(writer[place], (NOBODY, MANY)).all(), "update without a barrier"
+            writer[place] = MANY
+
+    # --- threads together ---------------------------------------------------------------------
+    def sync(self, instruction: Instruction, mask: Any = None) -> None:
+        self.shared.barrier()
+
+    def vote(self, instruction: Instruction, p: Any) -> np.ndarray:
+        full = self.spread(p)
+        wide = np.concatenate([full, full[-1:].repeat(-len(full) % WARP)]).reshape(-1, WARP) != 0
+        said = {"vote_any": wide.any, "vote_all": wide.all}[instruction.name](1)
+        return said.astype(np.int32).repeat(WARP)[:len(full)]
+
+    def shuffle(self, mode: str, width: int, x: Any, by: Any) -> np.ndarray:
+        x, by = self.spread(x), self.spread(by)
+        place = self.t % width
+        source = {"bfly": place ^ by, "idx": by % width, "up": place - by, "down": place + by}[mode]
+        source = np.where((source >= 0) & (source < width), source, place) + self.t - place
+        assert (source < self.threads).all(), "a shuffle reads a thread that does not exist"
+        return x[source]
+
+    # --- copies -------------------------------------------------------------------------------
+    def copy(self, instruction: Instruction, to: Any, at: Any, *rest: Any) -> None:
+        """cp.async: fewer `bytes` than its size fill with zeros."""
+        size = int(re.search(r"_(\d+)", instruction.name)[1])  # type: ignore[index]
+        given = dict(zip([o.name for o in instruction.args[2:]], rest, strict=True))
+        wanted = self.spread(given.get("p", 1)) != 0
+        live = (self.spread(given.get("bytes", size)) == size) & wanted
+        raw = np.zeros((self.threads, size), np.uint8)
+        raw[live] = self.read("global", self.bytes_at(at, size)[live], self.t[live])
+        place = self.bytes_at(to, size)
+        if size == 16 and self.threads % 8 == 0:
+            self.count_conflicts("cp_async", place[:, 0].reshape(-1, 8), wanted.reshape(-1, 8))
+        place = place[wanted]
+        aligned(place)
+        self.shared.claim(place, self.t[wanted])
+        self.shared.flying[place] = True
+        self.copies.append(Copy(place, raw[wanted]))
+
+    def commit(self, instruction: Instruction) -> None:
+        for copy in self.copies:
+            copy.group = self.commits if copy.group is None else copy.group
+        self.commits += 1
+
+    def wait(self, instruction: Instruction) -> None:
+        every = instruction.name.endswith("all")
+        left = 0 if every else int(instruction.name.rsplit("_", 1)[1])
+        done = [c for c in self.copies
+                if every or c.group is not None and c.group < self.commits - left]
+        self.copies = [c for c in self.copies if not any(c is d for d in done)]
+        for copy in done:
+            self.shared.flying[copy.place] = False
+            self.shared.bytes[copy.place] = copy.value
+
+    def count_conflicts(self, what: str, at: np.ndarray, live: np.ndarray) -> None:
+        """Counts accesses of 8 lanes, 16 bytes each, of which two meet in the same banks."""
+        banks = np.where(live, at >> 4 & 7, -1 - np.arange(8))
+        met = sum(len(set(row)) < 8 for row in np.sort(banks, 1).tolist())
+        if met:
+            self.counts[f"conflicts of {what}"] = self.counts.get(f"conflicts of {what}", 0) + met
+
+
+@functools.cache
+def _compiled(source: str) -> Any:
+    """The emitted source without its imports."""
+    return compile(IMPORT.sub("", source), "<emitted>", "exec")
+
+
+def _checked(name: str, x: Any, wanted: Operand) -> Any:
+    parts = x if wanted.count else [x]
+    assert len(parts) == wanted.registers, f"{name}: {wanted} comes out as {len(parts)}"
+    for part in parts:
+        assert part.dtype == KINDS[wanted.kind], f"{name}: {wanted} comes out as {part.dtype}"
+    return tuple(parts) if wanted.count else x
+
+
+def operand_of(name: str, x: Any) -> Operand:
+    """How the compiler sees an argument of an intrinsic."""
+    count = len(x) if isinstance(x, list | tuple) else 0
+    one = x[0] if count else x
+    dtype = np.asarray(one).dtype
+    if dtype.kind == "f":
+        return Operand(name, "f64" if dtype.itemsize == 8 else "f32", count)
+    wide = not -2**31 <= one < 2**31 if isinstance(one, int) else dtype.itemsize == 8
+    return Operand(name, "i64" if wide else "i32", count)
