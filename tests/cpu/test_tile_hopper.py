@@ -3,10 +3,10 @@ that knows rings, slots and running products; and what does not fit is refused w
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ from hopper_programs import (
     window,
 )
 from tessera import Tensor, bf16, f32, fp8_e4m3
-from tessera.numerics import encode, find_dtype
+from tessera.numerics import decode, encode, find_dtype
 from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.intrinsics import warp_specialised
 from tessera.tile.cuda.intrinsics.shared_memory import swizzle
@@ -422,80 +422,7 @@ def test_a_program_is_text(rng):
     assert re.search(r"async_product\(.*\) {a_major=\"K\", b_major=\"M\"", text)
 
 
-# --- intrinsics, on lanes that are columns of an array ------------------------------------------
-class Lanes:
-    """A builder whose values are arrays over lanes: what intrinsics do, without a compiler."""
-
-    def __init__(self, count: int, shared: bytes = b""):
-        self.lane = np.arange(count)
-        self.shared = np.frombuffer(shared, np.uint8)
-        self.stored: list[tuple[np.ndarray, list, np.ndarray]] = []
-
-    def i32(self, x):
-        return np.full(len(self.lane), x, np.int64)
-
-    def const(self, kind, x):
-        return np.full(len(self.lane), x, np.float32 if kind[0] == "f" else np.int64)
-
-    def __getattr__(self, name):
-        return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "udiv": np.floor_divide,
-                "and_": np.bitwise_and, "or_": np.bitwise_or, "xor": np.bitwise_xor,
-                "shl": np.left_shift, "lshr": np.right_shift, "select": np.where,
-                "fadd": np.add, "fmul": np.multiply}[name]
-
-    def compare(self, op, x, y):
-        return {"<": np.less, "==": np.equal, "!=": np.not_equal}[op](x, y)
-
-    def true(self, x):
-        return x != 0
-
-    def to_int(self, x):
-        return x.astype(np.int64)
-
-    def bitcast(self, x, kind):
-        return x
-
-    @contextlib.contextmanager
-    def when(self, condition):
-        before, made = len(self.stored), self.stored
-        yield
-        if not condition.all():
-            del made[before:]
-
-    def zext(self, x, kind):
-        return x
-
-    def shared_base(self):
-        return self.i32(0)
-
-    def call(self, record, *args):
-        if record.name.startswith("shfl_bfly"):
-            return args[0][self.lane ^ args[1]]
-        if record.name.startswith("pack_"):
-            return args[0] | args[1] << 16
-        if record.name.startswith("ldmatrix_x4"):
-            return self.matrices(args[0])
-        if record.name.startswith("st_global"):
-            return self.stored.append(args)
-        if record.name.startswith("add_"):  # halves that are no numbers: none is a NaN
-            return self.i32(0)
-        if record.name == "vote_any":
-            return np.full(len(self.lane), int(args[0].any()))
-        if record.name in ("min_s16x2", "prmt"):  # of a store that did not happen
-            return args[0]
-        assert record.name in ("sync_warp", "rcp_rn"), record.name
-        return 1 / args[0] if record.name == "rcp_rn" else None
-
-    def matrices(self, at):
-        """Four 8 x 8 tiles of 16 bits: lane l gets row l / 4, columns 2 (l % 4) and on."""
-        out = []
-        for i in range(4):
-            source = at[(self.lane // 32) * 32 + 8 * i + self.lane % 32 // 4]
-            out.append(np.stack([self.shared[source + 4 * (self.lane % 4) + b]
-                                 for b in range(4)], 1).copy().view(np.uint16))
-        return out
-
-
+# --- intrinsics, emulated -----------------------------------------------------------------------
 def body_of(operation):
     return operation.rule(*[None] * operation.arity).body
 
@@ -504,11 +431,11 @@ def body_of(operation):
 def test_the_order_on_a_gpu_is_the_order(extents):
     rank, tiles = len(extents), int(np.prod(extents))
     order, outer = (tuple(range(rank))[::-1], 0) if rank == 2 else ((0, 2, 1), 1)
-    b = Lanes(tiles)
+    b = emulator.Builder(emulator.Block(tiles))
     made = body_of(warp_specialised.tile_order(order, outer, rank - 1))(
-        b, b.lane, b.i32(2), *map(b.i32, extents))
+        b, b.block.t, b.i32(2), *map(b.i32, extents))
     want = OPS["tile_order"].numpy(
-        b.lane.astype(np.int32)[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
+        b.block.t[:, None], np.array([[2]]), *(np.array([[n]]) for n in extents),
         order=order, outer=outer, reversed=rank - 1)
     np.testing.assert_array_equal(np.stack(made), np.stack(want)[..., 0])
 
@@ -516,23 +443,25 @@ def test_the_order_on_a_gpu_is_the_order(extents):
 @pytest.mark.parametrize("rows, columns, left", [(128, 64, (128, 64)), (256, 32, (133, 24))])
 def test_stores_of_sixteen_bytes_reach_their_places(rows, columns, left):
     layout = warpgroups((rows, columns), 2)
-    b = Lanes(256)
-    row = (b.lane >> 2 & 7) | (b.lane >> 5 & 7) << 4
-    column = (b.lane & 3) * 2
-    tile = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
-    x = [tile[row + base[0], column + base[1]] for base in layout.bases]
-    pitch = 2 * 1000
-    body_of(warp_specialised.store_quads(layout.text, layout.shape, "bf16"))(
-        b, x, row * pitch, b.i32(pitch), b.lane & 3, left[0] - row, b.i32(left[1]))
-    found = np.full((rows, columns), -1)
-    for at, words, on in b.stored:
-        for lane in np.flatnonzero(on):
-            r, c = divmod(int(at[lane]), pitch)
-            found[r, c // 2:c // 2 + 8] = [part for word in words for part in (
-                word[lane] & 0xFFFF, word[lane] >> 16)]
-    want = np.full((rows, columns), -1)
-    want[:left[0], :left[1]] = tile[:left[0], :left[1]]
-    np.testing.assert_array_equal(found, want)
+    codes = np.arange(rows * columns, dtype=np.uint16).reshape(rows, columns)
+    found = np.full((rows, 1000), 0xFFFF, np.uint16)
+    store_quads(layout, decode(codes.view(ml_dtypes.bfloat16), "bf16"), found, left)
+    want = np.full((rows, columns), 0xFFFF, np.uint16)
+    want[:left[0], :left[1]] = codes[:left[0], :left[1]]
+    np.testing.assert_array_equal(found[:, :columns], want)
+    assert (found[:, columns:] == 0xFFFF).all()
+
+
+def store_quads(layout, x, found, left, dtype="bf16") -> None:
+    """What two consumer warpgroups store of x, from the first element of `found` on."""
+    block = emulator.Block(256, memory=emulator.GlobalMemory({"found": found}))
+    row = (block.t >> 2 & 7) | (block.t >> 5 & 7) << 4
+    column = (block.t & 3) * 2
+    held = [x[row + base[0], column + base[1]] for base in layout.bases]
+    operation = warp_specialised.store_quads(layout.text, layout.shape, dtype)
+    pitch, start = found.strides[0], block.memory.pointers["found"]
+    block.operate(operation, held, start + row * pitch, pitch, block.t & 3, left[0] - row, left[1])
+    block.memory.copy_back()
 
 
 @pytest.mark.parametrize("nans", [0, 1, 300])
@@ -545,14 +474,7 @@ def test_a_nan_is_stored_as_a_cast_makes_it(dtype, nans, rng):
     x[rng.permutation(x.size)[:20]] = np.repeat(np.float32([np.inf, -np.inf]), 10)
     x = x.reshape(128, 64)
     found = np.zeros((128, 64), np.uint16)
-    block = emulator.Block(256, memory=emulator.GlobalMemory({"found": found}))
-    row = (block.t >> 2 & 7) | (block.t >> 5 & 7) << 4
-    column = (block.t & 3) * 2
-    held = [x[row + base[0], column + base[1]] for base in layout.bases]
-    store = warp_specialised.store_quads(layout.text, layout.shape, dtype)
-    start = block.memory.pointers["found"]
-    block.operate(store, held, start + row * 128, 128, block.t & 3, 128 - row, 64)
-    block.memory.copy_back()
+    store_quads(layout, x, found, (128, 64), dtype)
     np.testing.assert_array_equal(found, encode(x, d).view(np.uint16))
     assert np.isnan(x).sum() >= min(nans, 1)
 
@@ -567,18 +489,20 @@ def test_held_operands_are_those_that_tma_wrote(columns, rng):
         for c in range(columns):
             at = c // wide * 256 * wide + swizzle(r, c % wide * 2, 2 * wide)
             memory[at:at + 2] = np.frombuffer(tile[r, c].tobytes(), np.uint8)
-    b = Lanes(256, memory.tobytes())
-    found = body_of(warp_specialised.hold(0, 1 << 20, 256 * wide, 2 * columns))(b, b.i32(0), b.lane)
+    block = emulator.Block(256, shared_bytes=memory.size)
+    block.shared.bytes[:] = memory
+    hold = body_of(warp_specialised.hold(0, 1 << 20, 256 * wide, 2 * columns))
+    found = hold(emulator.Builder(block), np.int32(0), block.t)
     assert len(found) == columns // 4
-    row, column = (b.lane >> 5) * 16 + (b.lane & 31) // 4, b.lane % 4 * 2
+    row, column = (block.t >> 5) * 16 + (block.t & 31) // 4, block.t % 4 * 2
     for i, word in enumerate(found):
         at = row + 8 * (i % 2), column + 16 * (i // 4) + 8 * (i // 2 % 2)
         want = np.stack([tile[at], tile[at[0], at[1] + 1]], 1)
-        np.testing.assert_array_equal(word, want)
+        np.testing.assert_array_equal(np.asarray(word), want.view(np.int32)[:, 0])
 
 
 def test_a_quotient_of_nothing_is_nothing():
-    b = Lanes(3)
+    b = emulator.Builder(emulator.Block(3))
     x = [np.array([0.0, 2.0, 0.0], np.float32)]
     y = [np.array([0.0, 4.0, 5.0], np.float32)]
     with np.errstate(all="ignore"):
