@@ -30,7 +30,7 @@ def gram(A: Tensor["M", "K", bf16], C: Tensor["M", "M", f32], BK=32):
         ts.tile.cp_async(panel, A[0:64, k:k+BK])
         ts.tile.barrier()
         acc = ts.tile.dot(panel, panel.T, acc)
-        ts.tile.barrier()                      # all have read it: the next turn may overwrite it
+        ts.tile.barrier()                      # all have read it: it may be overwritten
     C[0:64, 0:64] = acc
 
 

@@ -95,7 +95,7 @@ def window(Q: Tensor["S", 128, bf16], K: Tensor["S", 128, bf16], V: Tensor["S", 
 @ts.kernel
 def accumulated(Q: Tensor["S", 64, bf16], K: Tensor["S", 64, bf16], V: Tensor["S", 64, bf16],
                 Y: Tensor["S", 64, bf16]):
-    """What the loop carries is made of its second product, and is no product."""
+    """What the loop carries is made of its second matmul, and is no matmul."""
     q0 = ts.tile.group_id(0) * 64
     q = ts.tile.load(Q[q0:q0 + 64, :])
     o = ts.tile.zeros((64, 64))
@@ -120,8 +120,8 @@ def batched(A: Tensor["B", "M", "K", bf16], B: Tensor["N", "K", bf16],
 
 
 @ts.kernel
-def product(A: Tensor["M", "K"], B: Tensor["N", "K"], C: Tensor["M", "N"], BM=128, BN=128,
-            BK=64):
+def matmul(A: Tensor["M", "K"], B: Tensor["N", "K"], C: Tensor["M", "N"], BM=128, BN=128,
+           BK=64):
     m, n = ts.tile.group_id(0) * BM, ts.tile.group_id(1) * BN
     a, b = ts.tile.load(A[m:m + BM, 0:BK]), ts.tile.load(B[n:n + BN, 0:BK])
     acc = ts.tile.dot(a, b.T)

@@ -68,7 +68,7 @@ def expected(case: Case, inputs: list[ts.Tensor]) -> list[Any]:
 
 
 def check(case: Case, got: list[np.ndarray], inputs: list[ts.Tensor], fused: bool = False) -> None:
-    """fused: where a product and a sum are rounded once, sums of two may cancel as longer ones."""
+    """fused: where a matmul and a sum are rounded once, sums of two may cancel as longer ones."""
     want = expected(case, inputs)
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
@@ -84,7 +84,7 @@ def layer(x, w1, b1, w2):
 
 
 def heads(x, w):
-    """What a transformer does before attention: one product, split, and the heads in front."""
+    """What a transformer does before attention: one matmul, split, and the heads in front."""
     parts = ts.split(x @ w, 3, axis=-1)
     return [ts.transpose(ts.reshape(t, (2, 9, 4, 8)), (0, 2, 1, 3)) for t in parts]
 
@@ -179,7 +179,7 @@ CASES: dict[str, Case] = {
                     ((4, 32, 5),)),
     "integer sums": Case(lambda x: (ts.sum(x, axis=0), ts.max(x, axis=1), ts.min(x, axis=0)),
                          ((40, 7),), draw="int"),
-    # products
+    # matmuls
     "gemm": Case(lambda a, b: ts.gemm(a, b), ((70, 50), (50, 90)), terms=50, kinds="gemm"),
     "gemm bias gelu": Case(lambda a, b, c: ts.gelu(ts.gemm(a, b) + c), ((70, 50), (50, 90), (90,)),
                            "bf16", "bf16", terms=4, kinds="gemm"),
@@ -189,10 +189,10 @@ CASES: dict[str, Case] = {
                                                                   (2, 35, 90)), terms=50),
     "square residual": Case(lambda x, w: x @ w + x, ((64, 64), (64, 64)), terms=64, kinds="gemm"),
     "vector by matrix": Case(lambda x, w: x @ w, ((50,), (50, 33)), terms=50),
-    "batch of products": Case(lambda a, b: (a @ b) * 2.0, ((2, 3, 20, 30), (3, 30, 10)), terms=30,
-                              axes=3),
-    "grouped product": Case(lambda a, b: a @ b, ((2, 3, 20, 30), (2, 1, 30, 10)), terms=30, axes=3),
-    "f64 product": Case(lambda a, b: ts.softmax(a @ b), ((13, 9), (9, 20)), "f64", "f64", terms=20),
+    "batch of matmuls": Case(lambda a, b: (a @ b) * 2.0, ((2, 3, 20, 30), (3, 30, 10)), terms=30,
+                             axes=3),
+    "grouped matmul": Case(lambda a, b: a @ b, ((2, 3, 20, 30), (2, 1, 30, 10)), terms=30, axes=3),
+    "f64 matmul": Case(lambda a, b: ts.softmax(a @ b), ((13, 9), (9, 20)), "f64", "f64", terms=20),
     "feed forward": Case(layer, ((30, 64), (64, 128), (128,), (128, 64)), terms=128),
     "transformer block": Case(transformer, BLOCK, terms=64, axes=4, scale=0.3, kinds=(
         "rows gemm" + 6 * " move" + " attention move gemm rows gemm gemm")),
@@ -272,8 +272,8 @@ CASES: dict[str, Case] = {
                                           ts.random.bernoulli(0.3, (50, 3))), ((1,),), draws=True),
     "dropout": Case(lambda x: (ts.random.dropout(x, 0.3), ts.random.dropout(x, 0.7)), ((19, 33),),
                     "bf16", "bf16", kinds="loop", draws=True),
-    "dropout behind a product": Case(lambda x, w: ts.random.dropout(x @ w, 0.5) + 1.0,
-                                     ((2, 35, 50), (50, 90)), kinds="gemm", draws=True, terms=50),
+    "dropout behind a matmul": Case(lambda x, w: ts.random.dropout(x @ w, 0.5) + 1.0,
+                                    ((2, 35, 50), (50, 90)), kinds="gemm", draws=True, terms=50),
     "dropout behind a batch": Case(lambda x, w: ts.random.dropout(x @ w, 0.5),
                                    ((3, 2, 20, 30), (2, 30, 10)), axes=3, kinds="gemm", draws=True,
                                    terms=30),

@@ -43,7 +43,7 @@ def kernel_source(instruction: Instruction) -> str:
 
 
 def _in_order(head: list[str], instruction: Instruction, body: list[str]) -> list[str]:
-    """A product between the fence, the commit and the wait that it needs, and does not write."""
+    """A matmul between the fence, the commit and the wait that it needs, and does not write."""
     (acc,), whole = instruction.results, "wgmma.commit_group" in instruction.text
     head += ["from tessera.tile.cuda.ptx import wgmma", "fence = use('wgmma_fence')",
              "commit = use('wgmma_commit')",

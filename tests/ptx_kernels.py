@@ -132,7 +132,7 @@ ready, sync, prefetch = use("fence_mbarrier_init"), use("sync_threads"), use("pr
 fewer, more = use(barriers.set_registers(40, "dec")), use(barriers.set_registers(232, "inc"))
 load = use(tma.load(2))
 STEPS = shared_memory.steps(64, 16)
-dot = use(wgmma.product(256, "bf16", a_offsets=STEPS, b_offsets=STEPS, accumulate="flag", wait=1))
+dot = use(wgmma.matmul(256, "bf16", a_offsets=STEPS, b_offsets=STEPS, accumulate="flag", wait=1))
 finish = use(wgmma.wait(0, 128))
 empty = use(fragments.undefined("f32", 128))
 packed = use(fragments.packed(convert.pack_half("bf16")))
@@ -231,7 +231,7 @@ base, describe = use(shared_memory.address()), use(shared_memory.descriptor(16, 
 init, expect, wait = use("mbarrier_init"), use("mbarrier_arrive_expect"), use("mbarrier_wait")
 ready, sync = use("fence_mbarrier_init"), use("sync_threads")
 load = use(tma.load(2))
-dot = use(wgmma.product({n}, {a!r}, {d!r}, a_offsets={a_steps}, b_offsets={b_steps},
+dot = use(wgmma.matmul({n}, {a!r}, {d!r}, a_offsets={a_steps}, b_offsets={b_steps},
                         majors={majors!r}, accumulate="no", wait=0))
 store = use(memory.st("global", {element!r}))
 {"".join(f"pick{i} = use(fragments.pick({i})){chr(10)}" for i in range(count))}

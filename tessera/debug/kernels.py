@@ -1,7 +1,7 @@
 """Linters of kernels: a call under the sanitizer, on copies of its arguments.
 
     print(ts.debug.race_check(kernel, a, b))       races, missing barriers, reads before writes
-    print(ts.debug.bank_conflicts(kernel, a, b))   shared memory: 1 to 32 turns for one access
+    print(ts.debug.bank_conflicts(kernel, a, b))   shared memory: 1 to 32 wavefronts for one access
     print(ts.debug.coalescing(kernel, a, b))       global memory: sectors moved and needed
 
 The last two look at the accesses of single lanes. Whole tiles are laid out by the compiler.
@@ -89,7 +89,8 @@ def race_check(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | None
 # --- patterns of access -----------------------------------------------------------------------
 @dataclass(frozen=True)
 class BankRow:
-    """One line that accesses a shared buffer. degree: turns that a warp's worst access takes."""
+    """One line that accesses a shared buffer. degree: wavefronts that a warp's worst access
+    takes."""
 
     memory: str
     where: SourceLine
@@ -182,7 +183,7 @@ def _listing(cells: Sequence[tuple[str, ...]], fixes: list[str]) -> list[str]:
 
 def bank_conflicts(kernel: Kernel, *args: Any, groups: Any = None, lanes: int | None = None,
                    **kwargs: Any) -> BankReport:
-    """How many turns a warp's accesses to shared memory take, line by line: 1 (none) to 32.
+    """How many wavefronts a warp's accesses to shared memory take, line by line: 1 (none) to 32.
 
     With arguments the call is interpreted on copies of them; without, the kernel's last run
     under the sanitizer counts.

@@ -111,7 +111,7 @@ def roofline(kernel: Kernel, *args: Any, gpu: str | Gpu = DEFAULT, groups: Any =
              lanes: int | None = None, **kwargs: Any) -> Roofline:
     """What kernel(*args, **kwargs) computes and moves; nothing runs.
 
-    gpu: a name ("H200", "A100", ...) or a target ("sm_80"). Loops count as often as they turn;
+    gpu: a name ("H200", "A100", ...) or a target ("sm_80"). Loops count as often as they run;
     where that depends on the group, the one in the middle of the grid counts.
     """
     need_kernel(kernel)
@@ -124,9 +124,9 @@ def roofline_of(kernel: Kernel, bound: Bound, gpu: Gpu, groups: Any = None,
     function, _, width, grid = launch_of(kernel, bound, groups, lanes)
     work, many = count(function, bound.sizes, width, grid), prod(grid)
     rows = _traffic(function, bound, work, many)
-    products = sum(2.0 * p.M * p.N * p.K * n / gpu.products(p.kind)
-                   for p, n in work.products.items())
-    seconds = many * (products + (work.other + work.special) / (gpu.f32_tflops * 1e12))
+    matmuls = sum(2.0 * p.M * p.N * p.K * n / gpu.matmuls(p.kind)
+                   for p, n in work.matmuls.items())
+    seconds = many * (matmuls + (work.other + work.special) / (gpu.f32_tflops * 1e12))
     bytes_ = sum(t.least_bytes for t in rows)
     cache = many * work.bytes / (CACHE_BYTES_PER_CLOCK * gpu.multiprocessors * gpu.clock_ghz * 1e3)
     return Roofline(kernel.__name__, gpu.name, many * work.flops, bytes_, seconds * 1e6,

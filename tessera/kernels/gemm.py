@@ -61,7 +61,7 @@ def _in_torch(torch: Any, a: Any, b: Any, transpose_b: bool = False) -> Any:
     return lambda: torch.mm(a, b)
 
 
-SPECIALISED = "products by wgmma, loads by TMA"
+SPECIALISED = "matmuls by wgmma, loads by TMA"
 
 
 @routine(

@@ -305,7 +305,7 @@ def _device(gpu: Gpu, memory_bytes: float, tflops: tuple[tuple[str, float], ...]
     bf16 for shapes of 4096 and more (pranjalssh/fast.cu, NVIDIA/tilus pull request 154,
     waynehacking8/blackwell-tensorcore-kernels). A copy reaches 0.9 of HBM3: 3.0 of 3.35 TB/s
     (QuACK's README)."""
-    rates = tflops or (*gpu.product_tflops, ("f32", gpu.f32_tflops))
+    rates = tflops or (*gpu.matmul_tflops, ("f32", gpu.f32_tflops))
     return DeviceModel(name or gpu.name, rates, memory_bytes, memory_gbps or gpu.memory_gbps, 0.7,
                        0.9,
                        source or gpu.source)

@@ -207,8 +207,9 @@ def _moved(unit: Unit, local: Local, stored: StoredTypes) -> float:
 
 
 def _nested(node: Node) -> list[UnitWork]:
-    """Of an op that holds graphs: a scan's body as often as it turns, the costlier branch of a
-    cond, one turn of a while_loop (how many there are depends on data), any other's first graph."""
+    """Of an op that holds graphs: a scan's body as often as it runs, the costlier branch of a
+    cond, one iteration of a while_loop (how many there are depends on data), any other's first
+    graph."""
     graphs = [count_graph(g) for g in subgraphs(node)]
     if node.op.name == "cond":
         return max(graphs, key=lambda works: sum(w.flops for w in works))

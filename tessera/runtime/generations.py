@@ -18,7 +18,7 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class WarpMatmul:
-    """mma.sync: products of a warp, operands in its registers.
+    """mma.sync: matmuls of a warp, operands in its registers.
 
     formats: names of operands in the instruction.  step_bytes: of the contracted axis in one.
     """
@@ -62,13 +62,13 @@ class TensorCopies:
 class PipelineDefaults:
     """What a warp-specialised kernel gets where its schedule leaves a knob open; measured.
 
-    stages: of a ring in a loop with one product, with several.
+    stages: of a ring in a loop with one matmul, with several.
     other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries.
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;
         and where tiles take different numbers of iterations.
     shared_l2_bytes: of the tensors that concurrent tiles share.
     uneven_strip: heads side by side where tiles take different numbers of iterations.
-    strip_rows: of a product, side by side.
+    strip_rows: of a matmul, side by side.
     """
 
     stages: tuple[int, int]
@@ -81,7 +81,7 @@ class PipelineDefaults:
 
 @dataclass(frozen=True)
 class WarpgroupMatmul:
-    """wgmma: asynchronous products of a warpgroup, operands in shared memory where TMA puts them.
+    """wgmma: asynchronous matmuls of a warpgroup, operands in shared memory where TMA puts them.
 
     operands: by the format of a tensor.  rows, most_columns, column_step: of one instruction's
     result.  step_bytes: of the contracted axis.

@@ -92,14 +92,14 @@ def k(A: Tensor["M", "K", ts.{0}], B: Tensor["N", "K", ts.{0}], C: Tensor["M", "
     ("bf16", "f32", "", "sm_80"), ("f16", "f32", "", "sm_80"), ("int8", "int32", "", "sm_80"),
     ("f32", "f32", ", precision='tf32'", "sm_80"), ("fp8_e4m3", "f32", "", "sm_89"),
     ("bf16", "f32", "", "sm_90a")])
-def test_products_run_on_tensor_cores(dtype, sums, options, target):
+def test_matmuls_run_on_tensor_cores(dtype, sums, options, target):
     k = build(PRODUCT.format(dtype, sums, options))["k"]
     assert count(r"\b(mma\.sync|wgmma\.mma_async)", ptx_of(k, target))
     assert count(r"\b[HIQ]?G?MMA\b", k.inspect_ir("sass", target=target))
 
 
 @pytest.mark.row("TILE-63")
-def test_products_in_f32_do_not():
+def test_matmuls_in_f32_do_not():
     k = build(PRODUCT.format("f32", "f32", ", precision='f32'"))["k"]
     ptx = ptx_of(k)
     assert not count(r"mma\.sync|wgmma", ptx) and count(r"\bfma", ptx)

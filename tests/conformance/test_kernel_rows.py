@@ -170,7 +170,7 @@ def test_flash_attention_as_printed_is_wrong(rng):
 @pytest.mark.parametrize("length", [64, 100, 33])
 def test_flash_attention(length, causal, rng):
     q, k, v = (halves(rng, 3, length, 64) for _ in range(3))
-    with config.scope(debug=False):  # its loop has no barrier after the second product
+    with config.scope(debug=False):  # its loop has no barrier after the second matmul
         out = seeds.flash_attention(q, k, v, causal)
     assert out.shape == q.shape and out.dtype == q.dtype
     assert np.abs(wide(out) - attention(q, k, v, causal)).max() < 0.02
@@ -184,7 +184,7 @@ def test_flash_attention_without_beta_still_races(rng):
     """Dropping `beta` makes the numbers right, and the text is still no correct kernel: its loop
     copies the next blocks of K and V over those that other lanes may still multiply. The
     interpreter's lockstep hides it, so `test_flash_attention` runs unchecked; the checked run
-    refuses it, and a barrier behind the second product ends it."""
+    refuses it, and a barrier behind the second matmul ends it."""
     args = [halves(rng, 2, 256, 64) for _ in range(3)]
     with config.scope(debug=True), pytest.raises(RaceError, match="smem_k"):
         seeds.flash_attention(*args)

@@ -191,7 +191,7 @@ def k(x: Tensor["M", "N", {0}], y: Tensor["M", "N", {0}]):
 
 
 @pytest.mark.row("TILE-46")
-def test_prefetch_asks_for_the_box_of_a_later_turn():
+def test_prefetch_asks_for_the_box_of_a_later_iteration():
     require_compiler()
     for said, number in (("", 0), (", prefetch=1", 0), (", prefetch=3", 1)):
         ptx = build(AHEAD.format("bf16", 64, said))["k"].inspect_ir("ptx", target="sm_80")

@@ -33,7 +33,8 @@ def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N
     T = tile.context()
     acc = tile.zeros((T.m, T.n), f32)
     for k in tile.range(0, K, 16):
-        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+16]), tile.load(B[k:k+16, tile_n:tile_n+T.n]))
+        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+16]), tile.load(B[k:k+16,
+        tile_n:tile_n+T.n]))
     C[tile_m:tile_m+T.m, tile_n:tile_n+T.n] = acc
 """  # noqa: E501
 
@@ -170,7 +171,8 @@ def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N
     T = tile.context()
     acc = tile.zeros((T.m, T.n), f32)
     for k in tile.range(0, K, T.k):
-        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+T.k]), tile.load(B[k:k+T.k, tile_n:tile_n+T.n]))
+        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+T.k]), tile.load(B[k:k+T.k,
+        tile_n:tile_n+T.n]))
     C[tile_m:tile_m+T.m, tile_n:tile_n+T.n] = acc
 """  # noqa: E501
 
@@ -357,8 +359,8 @@ def test_the_model_orders_and_prunes_before_measuring(rng):
     assert order == sorted(order)
 
 
-def test_the_model_ranks_products_as_they_run_on_the_machine():
-    """Larger tiles of a product are faster, up to the largest that a group can hold."""
+def test_the_model_ranks_matmuls_as_they_run_on_the_machine():
+    """Larger tiles of a matmul are faster, up to the largest that a group can hold."""
     gemm = build(BLOCKED)["gemm"]
     zeros = [np.zeros((4096, 4096), ml_dtypes.bfloat16) for _ in range(2)]
     bound = gemm.bind((*zeros, np.zeros((4096, 4096), np.float32)), {})

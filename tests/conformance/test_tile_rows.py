@@ -381,7 +381,7 @@ def k(Q: Tensor["B*H", "S", "D", f32]) -> Tensor["B*H", "S", "D", f32]:
         assert np.array_equal(k(q), 2 * q)
     assert "launch axes [0:B*H by 1] [0:S by 16]" in k.inspect_ir()
     printed = sorted(int(line.split()[1]) for line in k.report.printed)
-    assert printed == sorted([0, 16, 32, 48] * 6)  # each of 6 x 4 groups: one turn
+    assert printed == sorted([0, 16, 32, 48] * 6)  # each of 6 x 4 groups: one iteration
 
 
 @pytest.mark.row("TILE-11")
@@ -525,10 +525,10 @@ k(A)
 """)
 
 
-# --- products ---------------------------------------------------------------------------------
+# --- matmuls ---------------------------------------------------------------------------------
 @pytest.mark.row("TILE-31", "TILE-33", "TILE-50")
 @pytest.mark.parametrize("op", ["mma", "dot"])
-def test_a_product_of_shared_tiles(op, rng):
+def test_a_matmul_of_shared_tiles(op, rng):
     k = build(f"""@kernel
 def k(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M", "N", f32]):
     a, b = tile.alloc_shared((32, 48), bf16), tile.alloc_shared((64, 48), bf16, swizzle="xor")
@@ -550,7 +550,7 @@ def k(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M", "N", 
 
 
 @pytest.mark.row("TILE-32")
-def test_the_accumulator_of_a_product(rng):
+def test_the_accumulator_of_a_matmul(rng):
     k = build("""@kernel
 def k(A: Tensor["M", "K", f16], B: Tensor["K", "N", f16], wide: Tensor["M", "N", f32],
       narrow: Tensor["M", "N", f32], added: Tensor["M", "N", f32]):

@@ -17,7 +17,7 @@ import tessera as ts
 from kernels import seeds
 from kernels.build import build
 from tessera import config
-from tessera.tile.passes.operation_counts import Product, count, register_bytes, ring_bytes
+from tessera.tile.passes.operation_counts import MatmulShape, count, register_bytes, ring_bytes
 from tessera.tile.tuning import accuracy, gpus, search, tuned_schedules
 from tessera.tile.tuning.cost import explain, shared_traffic
 from tessera.tile.tuning.cost_model import CostModel
@@ -31,7 +31,8 @@ def gemm(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N
     T = tile.context()
     acc = tile.zeros((T.m, T.n), f32)
     for k in tile.range(0, K, T.k):
-        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+T.k]), tile.load(B[k:k+T.k, tile_n:tile_n+T.n]))
+        acc += tile.dot(tile.load(A[tile_m:tile_m+T.m, k:k+T.k]), tile.load(B[k:k+T.k,
+        tile_n:tile_n+T.n]))
     C[tile_m:tile_m+T.m, tile_n:tile_n+T.n] = acc
 """  # noqa: E501
 SCALE = """@ts.kernel.autotune(space, cache=False, {options})
@@ -84,25 +85,25 @@ def test_a_device_of_this_machine():
                            shared_bytes=101376, l2_bytes=6 << 20)
     got, near = gpus.gpu_of(card), gpus.gpu("A10")
     assert got.name == "NVIDIA RTX A6000" and "in proportion" in got.source
-    assert got.products("f16") == pytest.approx(near.products("f16") * 84 / 72)
+    assert got.matmuls("f16") == pytest.approx(near.matmuls("f16") * 84 / 72)
 
 
 @pytest.mark.parametrize("g", gpus.GPUS.values(), ids=lambda g: g.name)
 def test_figures_are_consistent(g):
     assert g.source and g.shared_bytes <= g.generation.shared_bytes and g.generation.lanes % 32 == 0
     # A tensor core does at least what the other units do, and narrower operands are faster.
-    assert g.products("f16") > g.f32_tflops * 1e12 and g.products("int8") >= g.products("f16")
-    assert g.products("bf17") == g.f32_tflops * 1e12
+    assert g.matmuls("f16") > g.f32_tflops * 1e12 and g.matmuls("int8") >= g.matmuls("f16")
+    assert g.matmuls("bf17") == g.f32_tflops * 1e12
 
 
 # --- work and cost ----------------------------------------------------------------------------
-def test_the_work_of_a_product():
+def test_the_work_of_a_matmul():
     function, bound = gemm_at(ts.Schedule(m=64, n=32, k=16))
     work = count(function, bound.sizes, 128, (4, 8))
-    assert work.products == {Product("f16", 64, 32, 16, 16): 8.0}
-    assert work.product_flops == 2 * 64 * 32 * 128
+    assert work.matmuls == {MatmulShape("f16", 64, 32, 16, 16): 8.0}
+    assert work.matmul_flops == 2 * 64 * 32 * 128
     assert work.bytes == 8 * (64 * 16 + 16 * 32) * 2 + 64 * 32 * 4
-    assert work.steps == 8 and work.flops == work.product_flops + work.other + work.special
+    assert work.steps == 8 and work.flops == work.matmul_flops + work.other + work.special
     assert register_bytes(function) == 64 * 32 * 4
     assert ring_bytes(function, 3) == 3 * (64 * 16 + 16 * 32) * 2
 
@@ -137,8 +138,8 @@ def test_the_estimate_has_parts_that_follow_from_the_machine():
     assert explain(small, s, where).bound in ("waiting", "arithmetic", "cache")
 
 
-def test_shared_memory_feeds_products():
-    p = Product("f16", 128, 256, 64, 16)
+def test_shared_memory_feeds_matmuls():
+    p = MatmulShape("f16", 128, 256, 64, 16)
     hopper, ampere = gpus.gpu("H200"), gpus.gpu("A100")
     assert shared_traffic(p, 8, hopper) == (128 + 2 * 256) * 64 * 2  # B once per warpgroup
     assert shared_traffic(p, 8, ampere) == (128 * 4 + 256 * 2) * 64 * 2  # 2 x 4 warps
@@ -681,7 +682,7 @@ def k(A: Tensor["M", "K", bf16], B: Tensor["K", "N", bf16], C: Tensor["M", "N", 
 """
 
 
-def products(rng, m=100, k=50, n=90):
+def matmuls(rng, m=100, k=50, n=90):
     a, b = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16") for s in ((m, k), (k, n)))
     return a, b, np.zeros((m, n), np.float32)
 
@@ -693,7 +694,7 @@ def right(a, b, c, scale=1):
 
 def test_a_space_sets_the_arguments_of_its_names(rng):
     k = build(TUNED_GEMM.format(options=""), space=dict(BM=[64], BN=[16], SCALE=[3]))["k"]
-    a, b, c = products(rng)
+    a, b, c = matmuls(rng)
     k(a, b, c)
     right(a, b, c, 3)
     text = k.inspect_ir()
@@ -712,7 +713,7 @@ def test_candidates_differ_by_the_arguments_that_a_space_sets(rng):
 
     k = build(TUNED_GEMM.format(options=", measure=measure, budget_ms=6e4"),
               space=dict(BM=[16, 64, 32]), measure=measure)["k"]
-    a, b, c = products(rng)
+    a, b, c = matmuls(rng)
     k(a, b, c)
     right(a, b, c)
     assert sorted(seen) == [16, 32, 64] and k.best_config == {"m": 64}
@@ -722,7 +723,7 @@ def test_candidates_differ_by_the_arguments_that_a_space_sets(rng):
 
 def test_an_argument_of_the_call_chooses_among_the_candidates(rng):
     k = build(TUNED_GEMM.format(options=""), space=dict(BM=[16, 64]))["k"]
-    a, b, c = products(rng)
+    a, b, c = matmuls(rng)
     k(a, b, c, 16)
     right(a, b, c)
     assert k.best_config == {"m": 16}
@@ -733,7 +734,7 @@ def test_an_argument_of_the_call_chooses_among_the_candidates(rng):
 def test_a_schedule_sets_arguments_too(rng):
     k = build(TUNED_GEMM.format(options="").replace(
         "@ts.kernel.autotune(space=space, cache=False)", "@kernel"))["k"]
-    a, b, c = products(rng)
+    a, b, c = matmuls(rng)
     made = k.with_schedule(ts.Schedule(BM=64, BK=16))
     made(a, b, c)
     right(a, b, c)
@@ -746,7 +747,7 @@ def test_a_proposal_leaves_arguments_alone(rng):
     """Blocks that are arguments are the author's: no other block sizes are looked for."""
     k = build(TUNED_GEMM.format(options="").replace(
         "@ts.kernel.autotune(space=space, cache=False)", "@kernel"))["k"]
-    a, b, c = products(rng)
+    a, b, c = matmuls(rng)
     k(a, b, c, 64)
     right(a, b, c)
     assert "64x32 x f32" in k.inspect_ir()

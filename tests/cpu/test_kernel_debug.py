@@ -216,7 +216,7 @@ def k(A: Tensor["M", "K", f16], B: Tensor["K", "N", f16], C: Tensor["M", "N", f3
         assert r.bytes == 8 * n * n and r.gpu == "H200"
         assert r.intensity == r.flops / r.bytes
 
-    def test_loops_of_single_lanes_count_as_often_as_they_turn(self):
+    def test_loops_of_single_threads_count_as_often_as_they_run(self):
         data = np.zeros(100_000, np.float32)
         r = ts.debug.roofline(seeds.cooperative_reduction, data)
         assert r.bytes == pytest.approx(data.nbytes, rel=0.01)
@@ -267,9 +267,9 @@ class TestPressure:
         assert "spills     8 bytes stored, 12 loaded" in str(p)
 
     def test_few_groups_are_mentioned(self):
-        p = pressure_of("k", fake_built(registers=255), 256, ("product by mma.sync",))
+        p = pressure_of("k", fake_built(registers=255), 256, ("matmul by mma.sync",))
         assert not p and p.occupancy.groups == 1 and p.fix.startswith("unless its loop")
-        assert "note: product by mma.sync" in str(p)
+        assert "note: matmul by mma.sync" in str(p)
         assert pressure_of("k", fake_built(), 128).fix == ""
 
     def test_without_the_compiler_it_says_what_to_install(self, monkeypatch):

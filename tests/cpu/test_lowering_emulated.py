@@ -52,7 +52,7 @@ def test_dropout(shape, rng):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])
-def test_dropout_behind_a_product(target, rng):
+def test_dropout_behind_a_matmul(target, rng):
     """Sums of one row lie in several threads: those of a run choose from the same block."""
     emulate(lambda x, w: ts.random.dropout(x @ w, 0.4), normal(rng, 20, 32, dtype="bf16"),
             normal(rng, 32, 24, dtype="bf16"), target=target)

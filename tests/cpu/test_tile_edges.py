@@ -112,8 +112,8 @@ ENDS = {  # other reductions of t = exp(x), whose elements are all above 0
                             lambda e: (1 / (e + 1)).prod(1)),
     "argsort": ("tile.row_max(tile.cast(tile.argsort(t), f32))",
                 lambda e: np.full(len(e), e.shape[1] - 1.0)),
-    "a product": ("tile.row_max(tile.dot(t, tile.ones((64, 16)), precision='f32'))",
-                  lambda e: e.sum(1)),
+    "a matmul": ("tile.row_max(tile.dot(t, tile.ones((64, 16)), precision='f32'))",
+                 lambda e: e.sum(1)),
     "softmax": ("tile.row_max(tile.softmax_online(t)[0])",
                 lambda e: np.exp(e - e.max(1)[:, None]).max(1)),
 }
@@ -175,9 +175,9 @@ REFUSED = {  # (lines, the line that is named, what is said)
     "a sort of a reshape": (
         "t = tile.reshape(tile.load(x[tile_m:tile_m+8, 0:64]), (16, 32))\nt = tile.sort(t)\n"
         "o[0:16] = tile.row_max(t)", 2, "was reshaped"),
-    "a product of two edges": (
+    "a matmul of two edges": (
         "t = tile.load(x[tile_m:tile_m+8, 1:65]) + tile.load(x[tile_m:tile_m+8, 0:64])\n"
-        "o[tile_m:tile_m+8] = tile.row_max(tile.dot(t, tile.ones((64, 16))))", 2, "a product"),
+        "o[tile_m:tile_m+8] = tile.row_max(tile.dot(t, tile.ones((64, 16))))", 2, "a matmul"),
     "inside of nobody knows what": (
         "t = tile.load(x[tile_m:tile_m+8, 1:65]) + tile.load(x[tile_m:tile_m+8, 0:64])\n"
         "t = tile.where(tile.inside(t), t, 0.0)\no[tile_m:tile_m+8] = tile.row_max(t)", 2,
@@ -279,7 +279,7 @@ def test_every_op_that_makes_a_tile_of_tiles_says_how_edges_go_through_it():
 
 
 def test_random_kernels(request):
-    """Chains of loads at both edges, masks, control flow, reshapes, sorts, shared memory, products
+    """Chains of loads at both edges, masks, control flow, reshapes, sorts, shared memory, matmuls
     and reductions."""
     seed = int(request.config.option.seed)
     ran = refused = 0

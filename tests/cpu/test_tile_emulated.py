@@ -147,15 +147,15 @@ def carry(before: RegisterLayout, after: RegisterLayout, threads: int, kind: str
         size, got = 8 if kind == "i64" else 4, []
         rounds = layout_conversion.rounds_of(route, size, most)
         start = as_register(np.int32(0))
-        for turn in range(1 << rounds):
-            put = layout_conversion.put(*head, rounds, turn)
+        for step in range(1 << rounds):
+            put = layout_conversion.put(*head, rounds, step)
             put.rule(None, None, None).body(b, x, start, thread)
             block.shared.barrier()
-            get = layout_conversion.get(*head, rounds, turn)
+            get = layout_conversion.get(*head, rounds, step)
             got += get.rule(None, None).body(b, start, thread)
             block.shared.barrier()
             for side in (route.before, route.after):
-                slots = layout_conversion._Slots(route, side, kind, rounds, turn)
+                slots = layout_conversion._Slots(route, side, kind, rounds, step)
                 for at in slots.addresses(b, start, thread):
                     full = np.broadcast_to(np.asarray(at), threads)
                     assert conflicts(full, size, slots.width) == 1
@@ -187,10 +187,10 @@ def test_any_layout_to_any_other(rng):
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 40), (128, 64)])
-def test_layouts_of_products_and_of_memory(shape):
-    product, row = accumulator(shape, warps_over(shape, 2, 2)), blocked(shape, 128, 4)
+def test_layouts_of_matmuls_and_of_memory(shape):
+    matmul, row = accumulator(shape, warps_over(shape, 2, 2)), blocked(shape, 128, 4)
     column = blocked(shape[::-1], 128, 4).permuted((1, 0))
-    for before, after in ((product, row), (row, product), (row, column), (column, product)):
+    for before, after in ((matmul, row), (row, matmul), (row, column), (column, matmul)):
         assert carry(before, after, 128, "i32", 32768) == "block"
 
 

@@ -233,7 +233,7 @@ def test_groups_that_meet_are_a_race(rng):
         z = tile.gather(y, ids[i:i+4])
         tile.scatter(y, ids[i:i+4], z)
 """)
-    with pytest.raises(TesseraError):  # said when it is compiled: turns may touch one element
+    with pytest.raises(TesseraError):  # said when it is compiled: iterations may touch one element
         k(floats(rng, 16), np.arange(16, dtype=np.int32) // 2, np.zeros(16, np.float32))
     k = kernel("""def k(x: Tensor["n", f32], ids: Tensor["n", i32], y: Tensor["n", f32]):
     i = tile.group_id() * 4

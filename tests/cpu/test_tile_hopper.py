@@ -1,5 +1,5 @@
 """The warp-specialised form: the lowered program computes what the kernel computes, on a machine
-that knows rings, slots and running products; and what does not fit is refused with its reason."""
+that knows rings, slots and running matmuls; and what does not fit is refused with its reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hopper_programs import (
     gemm_nn,
     gemm_nt,
     gemm_tn,
-    product,
+    matmul,
     swiglu,
     window,
 )
@@ -114,7 +114,7 @@ def gemm_args(rng, kernel, M, N, K):
 # --- results ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("kernel", [gemm_nt, gemm_nn, gemm_tn], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("shape", [(200, 300, 136), (128, 128, 512)])
-def test_products(kernel, shape, rng):
+def test_matmuls(kernel, shape, rng):
     M, N, K = shape
     made = compared(kernel, (-(-M // 128), -(-N // 128)), gemm_args(rng, kernel, M, N, K), 2)
     assert [r.slots for r in made.rings] == [4] and made.warpgroups == 2
@@ -122,7 +122,7 @@ def test_products(kernel, shape, rng):
 
 
 @pytest.mark.parametrize("extra", [dict(IN_FLIGHT=1), dict(stages=2), dict(warps=4, BM=64)])
-def test_products_under_other_schedules(extra, rng):
+def test_matmuls_under_other_schedules(extra, rng):
     constants = {k: v for k, v in extra.items() if k == "BM"}
     schedule = Schedule(**{k: v for k, v in extra.items() if k != "BM"})
     args = gemm_args(rng, gemm_nt, 200, 264, 1024)
@@ -130,7 +130,7 @@ def test_products_under_other_schedules(extra, rng):
     compared(gemm_nt, (-(-200 // rows), 3), args, 2, schedule=schedule, blocks=3, **constants)
 
 
-def test_a_loop_without_a_turn(rng):
+def test_a_loop_without_an_iteration(rng):
     args = gemm_args(rng, gemm_nt, 128, 128, 64)
     args[0], args[1] = args[0][:, :0], args[1][:, :0]
     made = program(gemm_nt, *args)
@@ -139,8 +139,8 @@ def test_a_loop_without_a_turn(rng):
 
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
-def test_two_products_of_one_load(extra, rng):
-    """x is read by two products: released once. Bias and residual are loaded by the consumers."""
+def test_two_matmuls_of_one_load(extra, rng):
+    """x is read by two matmuls: released once. Bias and residual are loaded by the consumers."""
     M, N, K = 200, 136, 328
     args = [random(rng, M, K), random(rng, N, K), random(rng, N, K),
             rng.standard_normal(N).astype(np.float32), random(rng, M, N), poisoned(M, N)]
@@ -161,8 +161,8 @@ def test_attention(S, causal, rng):
     made = compared(attention, (-(-S // 128), 2), attention_args(rng, S), 3, scalars=scalars,
                     causal=causal)
     loops = [n for n in walk(made.function.body) if isinstance(n, For | While) and ops_in(
-        n.body, "async_product")]
-    assert len(loops) == 3  # tiles, then the turns without masks and those with
+        n.body, "async_matmul")]
+    assert len(loops) == 3  # tiles, then the iterations without masks and those with
     assert isinstance(loops[0], While) == causal  # uneven tiles are taken as blocks come free
     plain, masked = loops[1:]
     assert not ops_in(plain.body, "edge_mask", "causal_mask")
@@ -238,7 +238,7 @@ def test_keys_below_0_stay_out(first, last, rng):
 
 
 @pytest.mark.parametrize("S", [64, 200])
-def test_a_rotated_loop_may_carry_what_is_made_of_a_product(S, rng):
+def test_a_rotated_loop_may_carry_what_is_made_of_a_matmul(S, rng):
     args = [random(rng, S, 64) for _ in range(3)] + [poisoned(S, 64)]
     made = compared(accumulated, (-(-S // 64),), args, 3)
     assert made.pipeline.overlap
@@ -253,9 +253,9 @@ def test_three_axes_and_two_blocks_of_rows(rng):
 @pytest.mark.parametrize("fast", [False, True])
 def test_fp8_blocks_are_summed_outside_unless_told_otherwise(fast, rng):
     args = [rng.standard_normal((128, 512)).astype(fp8_e4m3.numpy) for _ in range(2)]
-    made = compared(product, (1, 1), [*args, poisoned(128, 128)], 2, BK=128,
+    made = compared(matmul, (1, 1), [*args, poisoned(128, 128)], 2, BK=128,
                     schedule=Schedule(FAST_SUMS=fast))
-    chained = [len(n.args) == 3 for n in ops_in(made.function.body, "async_product")]
+    chained = [len(n.args) == 3 for n in ops_in(made.function.body, "async_matmul")]
     assert chained == [False, fast]
 
 
@@ -322,11 +322,11 @@ def ones(*shape):
         gemm_nn, ones(256, 64), ones(64, 256), ones(256, 256), facts=Known(
             divisible=frozenset("MK")))),
     ("A is read ahead and written", lambda: refusal(in_place, ones(64, 64), ones(64, 64))),
-    ("second operand of a product is computed", lambda: refusal(
+    ("second operand of a matmul is computed", lambda: refusal(
         computed_right, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
     ("differs between lanes", lambda: refusal(
         by_lanes, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
-    ("no product", lambda: refusal(copying, ones(64, 64), ones(64, 64))),
+    ("no matmul", lambda: refusal(copying, ones(64, 64), ones(64, 64))),
     ("bytes of shared memory", lambda: refusal(
         gemm_nt, ones(256, 512), ones(256, 512), ones(256, 256), BN=256, BK=512)),
     ("asks for mma", lambda: refusal(gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256),
@@ -364,7 +364,7 @@ def consumer(made: WarpSpecialisedProgram):
     return role.orelse
 
 
-def test_a_first_product_without_an_accumulator(rng):
+def test_a_first_matmul_without_an_accumulator(rng):
     """Its result is what the loop begins with: complete before the loop."""
     args = [random(rng, 128, 256), random(rng, 128, 256), poisoned(128, 128)]
     compared(peeled, (1,), args, 2)
@@ -398,12 +398,12 @@ def test_slots_are_linear(rng):
 def test_a_wait_that_waits_too_little_is_seen(rng):
     args = gemm_args(rng, gemm_nt, 128, 128, 256)
     made = program(gemm_nt, *args)
-    loose = edited(made, lambda n: with_attrs(n, pending=1) if n.name == "product_wait" else n)
-    with pytest.raises(PipelineError, match="released while a product reads it"):
+    loose = edited(made, lambda n: with_attrs(n, pending=1) if n.name == "matmul_wait" else n)
+    with pytest.raises(PipelineError, match="released while a matmul reads it"):
         run(gemm_nt, loose, (1, 1), *args)
-    none = edited(made, lambda n: with_attrs(n, pending=9) if n.name == "product_wait" else
+    none = edited(made, lambda n: with_attrs(n, pending=9) if n.name == "matmul_wait" else
                   None if n.name == "ring_release" else n)
-    with pytest.raises(PipelineError, match="before its product is complete|deadlock"):
+    with pytest.raises(PipelineError, match="before its matmul is complete|deadlock"):
         run(gemm_nt, none, (1, 1), *args)
 
 
@@ -419,7 +419,7 @@ def test_a_program_is_text(rng):
     made = program(attention, *attention_args(rng, 256), 0.1, causal=True)
     text = print_ir(made.function, lines=False)
     assert print_ir(parse_ir(text), lines=False) == text
-    assert re.search(r"async_product\(.*\) {a_major=\"K\", b_major=\"M\"", text)
+    assert re.search(r"async_matmul\(.*\) {a_major=\"K\", b_major=\"M\"", text)
 
 
 # --- intrinsics, emulated -----------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Warp-specialised kernels as compiled for sm_90a: no spills, no serialised wgmma, and how much of
-the softmax runs beside a product. No GPU is needed."""
+the softmax runs beside a matmul. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compiled(kernel, *args, schedule=None, **kwargs) -> tuple[WarpSpecialisedPro
 
 
 def require_fast(built: Built) -> None:
-    """Nothing in local memory, and no product waits for another (C7510 to C7514)."""
+    """Nothing in local memory, and no matmul waits for another (C7510 to C7514)."""
     assert not built.resources.spills and built.resources.stack_bytes == 0
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
 
@@ -64,7 +64,7 @@ def ones(dtype, *shape):
 @pytest.mark.parametrize("kernel, a, b", [
     (kernels.gemm_nt, (512, 320), (768, 320)), (kernels.gemm_nn, (512, 320), (320, 768)),
     (kernels.gemm_tn, (320, 512), (320, 768))], ids=["nt", "nn", "tn"])
-def test_a_product_is_one_chain_of_wgmma(kernel, a, b):
+def test_a_matmul_is_one_chain_of_wgmma(kernel, a, b):
     program, emitted, built = compiled(kernel, ones(bf16, *a), ones(bf16, *b),
                                        ones(bf16, 512, 768), BN=256)
     require_fast(built)
@@ -79,7 +79,7 @@ def test_a_product_is_one_chain_of_wgmma(kernel, a, b):
     assert [name for name, _ in maps] == ["A", "B"] and all(box[-1] == 64 for _, box in maps)
 
 
-def test_one_consumer_keeps_a_product_in_flight():
+def test_one_consumer_keeps_a_matmul_in_flight():
     program, _, built = compiled(kernels.gemm_nt, ones(bf16, 512, 320), ones(bf16, 768, 320),
                                  ones(bf16, 512, 768), BM=64)
     require_fast(built)
@@ -87,11 +87,11 @@ def test_one_consumer_keeps_a_product_in_flight():
     assert total(counts(built), "USETMAXREG") == 0  # 255 registers as launched
 
 
-EX2_BETWEEN_WAITS = range(20, 50)  # of 64, beside the running product
+EX2_BETWEEN_WAITS = range(20, 50)  # of 64, beside the running matmul
 
 
-def exponentials_beside_the_product(sass: str) -> list[int]:
-    """EX2 between the wait for the scores and that for the product of the turn before."""
+def exponentials_beside_the_matmul(sass: str) -> list[int]:
+    """EX2 between the wait for the scores and that for the matmul of the iteration before."""
     found, inside = [], None
     for line in sass.splitlines():
         if "DEPBAR.LE gsb0, 0x1" in line:
@@ -113,7 +113,7 @@ def test_attention_overlaps(causal):
     found = counts(built)
     assert total(found, "HGMMA") == 48  # scores 8 steps, weights 8: first, two loops, last
     assert total(found, "LDSM") == 8  # Q is read once into registers
-    plain, masked = exponentials_beside_the_product(built.sass())
+    plain, masked = exponentials_beside_the_matmul(built.sass())
     assert plain in EX2_BETWEEN_WAITS and masked in range(20, 66)
     assert total(found, "MUFU.EX2") == 3 * 66
     assert any(p.kind == "counter" for p in emitted.parameters) == causal
@@ -124,7 +124,7 @@ def test_three_consumers_of_half_the_depth():
     program, _, built = compiled(kernels.attention, x, x, x, x, 0.1, BM=192)
     require_fast(built)
     assert program.threads == 512 and built.resources.registers == 128
-    plain, _ = exponentials_beside_the_product(built.sass())
+    plain, _ = exponentials_beside_the_matmul(built.sass())
     assert plain in EX2_BETWEEN_WAITS
 
 
@@ -144,7 +144,7 @@ def test_two_accumulators_bias_and_residual(extra):
     (i8, i32, 128, "IGMMA.64x128x32.S8.S8"), (bf16, f32, 32, "HGMMA.64x128x16.F32.BF16"),
     (bf16, f32, 16, "HGMMA.64x128x16.F32.BF16")], ids=str)
 def test_types_and_depths(dtype, out, depth, name):
-    _, _, built = compiled(kernels.product, ones(dtype, 256, 512), ones(dtype, 256, 512),
+    _, _, built = compiled(kernels.matmul, ones(dtype, 256, 512), ones(dtype, 256, 512),
                            ones(out, 256, 256), BK=depth)
     require_fast(built)
     steps = depth * dtype.bits // 256

@@ -47,7 +47,7 @@ def test_library_kernels_take_the_form_that_their_records_say(saying):
 
 
 def test_attention_and_gemm_are_warp_specialised():
-    assert {c[1] for c in SAYING if c[4].says == "products by wgmma, loads by TMA"} == {
+    assert {c[1] for c in SAYING if c[4].says == "matmuls by wgmma, loads by TMA"} == {
         "gemm_nn", "gemm_nt", "attention"}
 
 
@@ -64,7 +64,7 @@ FUNCTIONS = {
     "column sums": (lambda x: ts.sum(x, axis=0), (Tensor[4096, 1024, f32],)),
     "mlp": (mlp, (Tensor[512, 256, bf16], Tensor[256, 1024, bf16], Tensor[1024, bf16],
                   Tensor[512, 1024, bf16])),
-    "f32 product": (lambda a, b: ts.relu(a @ b), (Tensor[512, 256, f32], Tensor[256, 512, f32])),
+    "f32 matmul": (lambda a, b: ts.relu(a @ b), (Tensor[512, 256, f32], Tensor[256, 512, f32])),
     "batch": (lambda a, b: a @ b, (Tensor[8, 256, 128, bf16], Tensor[8, 128, 256, bf16])),
     "attention": (lambda q, k, v: ts.attention(q, k, v, causal=True), (
         Tensor[2, 8, 1024, 128, bf16],) * 3),
@@ -75,7 +75,7 @@ FUNCTIONS = {
     "segment sums": (lambda u, i: ts.segment_sum(u, i, 50257), (Tensor[2048, 768, f32],
                                                                Tensor[2048, ts.int64])),
     "dropout": (lambda x: ts.random.dropout(x, 0.1), (Tensor[4096, 1024, bf16],)),
-    "product, dropout, residual": (lambda x, w, r: r + ts.random.dropout(x @ w, 0.1), (
+    "matmul, dropout, residual": (lambda x, w, r: r + ts.random.dropout(x @ w, 0.1), (
         Tensor[512, 256, bf16], Tensor[256, 1024, bf16], Tensor[512, 1024, bf16])),
     "gradient": (lambda w, x: ts.grad(lambda w, x: ts.mean(ts.tanh(x @ w) ** 2))(w, x), (
         Tensor[256, 256, f32], Tensor[128, 256, f32])),
@@ -94,7 +94,7 @@ def test_kernels_of_graph_functions(name, target):
 
 @pytest.mark.parametrize("name, unit", [("mlp", "wgmma"), ("attention", "wgmma"),
                                         ("batch", "wgmma")])
-def test_products_of_graph_functions_reach_the_tensor_cores(name, unit):
+def test_matmuls_of_graph_functions_reach_the_tensor_cores(name, unit):
     fn, types = FUNCTIONS[name]
     f = ts.jit(fn)
     f.graph(*types)

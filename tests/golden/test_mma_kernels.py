@@ -1,4 +1,4 @@
-"""Compiled products: registers, spills, and the mix of machine instructions. No GPU is needed."""
+"""Compiled matmuls: registers, spills, and the mix of machine instructions. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 import tile_gpu
-from product_kernels import ATTENTION, Gemm, array, make
+from matmul_kernels import ATTENTION, Gemm, array, make
 from ptx_harness import require_compiler
 from tessera import config
 from tessera.runtime.ptxas import find_tool, sass_counts
@@ -88,7 +88,7 @@ def test_styles(style):
 
 
 def loop_counts(made) -> dict[str, int]:
-    """Opcodes of the loop with the most products."""
+    """Opcodes of the loop with the most matmuls."""
     if find_tool("nvdisasm") is None:
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
     labels, lines, loops = {}, [], []
@@ -109,8 +109,8 @@ def total(counts: dict[str, int], start: str) -> int:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("orders", ["NT", "NN", "TN"])
-def test_a_turn_is_mostly_products(target, orders):
-    """128 products of 64 x 64 x 64 per warp, 32 ldmatrix, 12 copies, and little else."""
+def test_an_iteration_is_mostly_matmuls(target, orders):
+    """128 matmuls of 64 x 64 x 64 per warp, 32 ldmatrix, 12 copies, and little else."""
     made = gemm((128, 256, 64), 256, target, stages=3, orders=orders)
     counts = loop_counts(made)
     assert total(counts, "HMMA") == 128 and total(counts, "LDSM") == 32

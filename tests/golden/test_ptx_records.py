@@ -83,7 +83,7 @@ def test_a_family_gives_one_record_for_the_same_parameters():
     (lambda: mma.mma("bf16", b="f16"), "b='f16'"),
     (lambda: wgmma.wgmma(260, "bf16"), "n=260"), (lambda: wgmma.wgmma(40, "s8", "s32"), "n=40"),
     (lambda: wgmma.wgmma(64, "e4m3", majors="KM"), "majors='KM' is not one of KK"),
-    (lambda: wgmma.product(64, "bf16", a_offsets=(0,), b_offsets=(0, 2)), r"len\(a_offsets\)=1"),
+    (lambda: wgmma.matmul(64, "bf16", a_offsets=(0,), b_offsets=(0, 2)), r"len\(a_offsets\)=1"),
     (lambda: atomics.atom("add", "b32"), "op='add' is not one of exch"),
     (lambda: atomics.red("add", "u32", order="acquire"), "order='acquire'"),
 ])
@@ -96,8 +96,8 @@ def test_what_does_not_exist_is_refused(make, says):
     (lambda: mma.mma("bf16"), lambda: mma.mma("bf16", "f32", b="bf16", k=16)),
     (lambda: mma.mma("e5m2", b="e5m2"), lambda: mma.mma("e5m2", k=32)),
     (lambda: wgmma.wgmma(48, "f16"), lambda: wgmma.wgmma(48, "f16", b="f16")),
-    (lambda: wgmma.product(48, "bf16", a_offsets=(0,), b_offsets=(0,)),
-     lambda: wgmma.product(48, "bf16", b="bf16", a_offsets=(0,), b_offsets=(0,))),
+    (lambda: wgmma.matmul(48, "bf16", a_offsets=(0,), b_offsets=(0,)),
+     lambda: wgmma.matmul(48, "bf16", b="bf16", a_offsets=(0,), b_offsets=(0,))),
 ])
 def test_a_default_spelled_out_gives_the_same_record(make, again):
     first = make()

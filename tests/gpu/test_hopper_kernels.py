@@ -43,7 +43,7 @@ def compare(kernel, args, groups, schedule=None, **kwargs):
 @pytest.mark.parametrize("kernel", [kernels.gemm_nt, kernels.gemm_nn, kernels.gemm_tn],
                          ids=lambda k: k.__name__)
 @pytest.mark.parametrize("block", [(128, 256), (64, 64), (192, 128), (256, 64)], ids=str)
-def test_products(rng, kernel, shape, block):
+def test_matmuls(rng, kernel, shape, block):
     M, N, K = shape
     BM, BN = block
     a = random(rng, K, M) if kernel is kernels.gemm_tn else random(rng, M, K)
@@ -59,7 +59,7 @@ def test_narrow_rows(rng, depth):
     compare(kernels.gemm_nt, (a, b, poisoned(200, 144)), (2, 2), BK=depth)
 
 
-@pytest.mark.parametrize("kernel", [kernels.product], ids=["e4m3"])
+@pytest.mark.parametrize("kernel", [kernels.matmul], ids=["e4m3"])
 @pytest.mark.parametrize("depth", [64, 128])
 def test_fp8(rng, kernel, depth):
     a, b = (random(rng, n, 1024, dtype=fp8_e4m3) for n in (256, 128))

@@ -39,7 +39,7 @@ DROPPED = 0.25
 
 
 def ordered(kernel: Any) -> Any:
-    """The attention kernel with a barrier behind its second product."""
+    """The attention kernel with a barrier behind its second matmul."""
     text = inspect.getsource(kernel.fn)
     assert text.count(LAST) == 1
     return build(text.replace(LAST, LAST + BARRIER))[kernel.__name__]
@@ -104,7 +104,7 @@ class Seed:
     dtype: str = "f32"
 
 
-def product_(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def matmul_(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
@@ -137,17 +137,17 @@ SEEDS = {
     "gemm": Seed(
         seeds.gemm, PRODUCTS,
         lambda rng, s: (halves(rng, s[0], s[2]), halves(rng, s[2], s[1]), floats(rng, *s[:2])),
-        lambda a, b, c: {2: c + product_(a, b)}, lambda s: s[2]),
+        lambda a, b, c: {2: c + matmul_(a, b)}, lambda s: s[2]),
     "corrected_gemm": Seed(
         seeds.corrected_gemm, PRODUCTS,
         lambda rng, s: (halves(rng, s[0], s[2]), halves(rng, s[2], s[1]),
                         np.zeros(s[:2], np.float32)),
-        lambda a, b, c: {2: product_(a, b)}, lambda s: s[2]),
+        lambda a, b, c: {2: matmul_(a, b)}, lambda s: s[2]),
     # As printed: for two blocks of K its loop turns once, and the last block is never computed.
     "double_buffered_gemm": Seed(
         seeds.double_buffered_gemm, (64,),
         lambda rng, k: (halves(rng, 64, k), halves(rng, k, 64), np.zeros((64, 64), np.float32)),
-        lambda a, b, c: {2: product_(a[:, :32], b[:32])}, lambda k: k),
+        lambda a, b, c: {2: matmul_(a[:, :32], b[:32])}, lambda k: k),
 }
 CALLS = [pytest.param(name, size, id=f"{name}-{size}") for name, s in SEEDS.items()
          for size in s.sizes]
@@ -349,6 +349,6 @@ def attention_score(q: ts.Tile, k: ts.Tile) -> ts.Tile:
 """)["attention_score"]
     q, k = floats(rng, 70, 64), floats(rng, 33, 64)
     with config.scope(device="cuda"):
-        assert np.abs(score(q, k) - product_(q, k.T) / 8).max() < 0.02
+        assert np.abs(score(q, k) - matmul_(q, k.T) / 8).max() < 0.02
         with pytest.raises(ts.NumericsError, match="100"):
             score(np.full((8, 64), 1e3, np.float32), np.ones((8, 64), np.float32))

@@ -58,7 +58,7 @@ def test_tables_that_start_anywhere(aligned, rng):
 
 
 def test_order_within_a_group(rng):
-    """What one turn scatters the next one gathers, by other threads."""
+    """What one iteration scatters the next one gathers, by other threads."""
     k = build("""@kernel
 def k(ids: Tensor["m", i32], y: Tensor["n", f32]):
     for i in range(0, m, 64):

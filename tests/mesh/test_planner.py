@@ -75,7 +75,7 @@ def test_batched_products_and_narrow_operands():
     assert products_of(mixed) == {"f32": 140.0}
 
 
-def test_a_scan_counts_as_often_as_it_turns():
+def test_a_scan_counts_as_often_as_it_runs():
     def f(w, x):
         return ts.scan(lambda c, _: (c @ w, None), x, None, length=6)[0]
 

@@ -139,7 +139,7 @@ def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def product_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericType, DType]:
+def matmul_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericType, DType]:
     """(compute type, result type, accumulate type) of a product of these operands."""
     from ...numerics import result_type
 
@@ -152,9 +152,9 @@ def product_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericTy
     return compute, common, accum
 
 
-def product_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
+def matmul_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
     a, b = as_tensor(a), as_tensor(b)
-    compute, result, accum = product_type(a.type, b.type)
+    compute, result, accum = matmul_type(a.type, b.type)
     if compute.dtype is F64 and wide_arrays.UNSTATED:
         wide_arrays.check_widening((a, b))
     if a.scale is not None or b.scale is not None:
@@ -184,7 +184,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 def _unrounded_product(a: Any, b: Any) -> tuple[Tensor, NumericType]:
     """The product in the type it is computed in, and the type it is to be rounded to."""
-    x, y, result, accum = product_operands(a, b)
+    x, y, result, accum = matmul_operands(a, b)
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError("matmul of a scalar", hint="multiply with *")
     left, right = x.ndim == 1, y.ndim == 1
@@ -255,7 +255,7 @@ def linear(x: Any, w: Any, bias: Any = None) -> Tensor:
     Weights [I, O] need no transpose: x @ w + bias. Computed in the accumulate type, the bias too,
     and rounded once. Raises ShapeError, DTypeError.
     """
-    a, b, result, accum = product_operands(x, w)
+    a, b, result, accum = matmul_operands(x, w)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[1]:
         raise ShapeError(f"linear takes x [..., I] and w [O, I], got {show_shape(a.shape)} and "
                          f"{show_shape(b.shape)}", hint="x @ w takes w [I, O]")

@@ -21,7 +21,7 @@ from .. import functions as F
 from ..op import Aval, GraphOp, sample
 from ..operand import convert, public, store, to_compute
 from ..trace import apply
-from .contract import matmul_compute, product_operands
+from .contract import matmul_compute, matmul_operands
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -206,7 +206,7 @@ def _check_bias(bias: Any, channels: Any) -> None:
 # --- convolution ------------------------------------------------------------------------------
 def _conv(x: Any, w: Any, bias: Any, rank: int, stride: Any, padding: Any, dilation: Any,
           groups: int) -> Tensor:
-    a, b, result, accum = product_operands(x, w)
+    a, b, result, accum = matmul_operands(x, w)
     _check_conv(a, b, rank, groups)
     window, spatial = tuple(b.shape[2:]), tuple(a.shape[2:])
     steps = per_axis(stride, rank, "stride")
@@ -272,7 +272,7 @@ def conv_transpose2d(x: Any, w: Any, bias: Any = None, *, stride: Any = 1, paddi
     y: [N, O, OH, OW] with OH = (H - 1) stride - 2 padding + dilation (KH - 1) + 1 + output_padding
     Raises ShapeError, ArgumentError, DTypeError.
     """
-    a, b, result, accum = product_operands(x, w)
+    a, b, result, accum = matmul_operands(x, w)
     _check_conv(a, b, 2, groups, transposed=True)
     window, places = tuple(b.shape[2:]), tuple(a.shape[2:])
     steps, spread = per_axis(stride, 2, "stride"), per_axis(dilation, 2, "dilation")

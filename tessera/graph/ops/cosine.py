@@ -28,7 +28,7 @@ def _dct_ref(x: np.ndarray, axis: int, inverse: bool) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(y, -1, axis), x.dtype)
 
 
-def _turn(n: int) -> tuple[np.ndarray, np.ndarray]:
+def _twiddles(n: int) -> tuple[np.ndarray, np.ndarray]:
     """exp(-pi i k / 2n), and the factors that make the transform orthonormal."""
     scale = np.full(n, np.sqrt(2 / n))
     scale[0] = np.sqrt(1 / n)
@@ -36,17 +36,17 @@ def _turn(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _to_cosines(x: np.ndarray) -> np.ndarray:
-    turn, scale = _turn(x.shape[-1])
+    twiddles, scale = _twiddles(x.shape[-1])
     folded = np.concatenate((x[..., ::2], x[..., 1::2][..., ::-1]), -1)
-    return (np.fft.fft(folded) * turn).real * scale
+    return (np.fft.fft(folded) * twiddles).real * scale
 
 
 def _from_cosines(y: np.ndarray) -> np.ndarray:
     n = y.shape[-1]
-    turn, scale = _turn(n)
+    twiddles, scale = _twiddles(n)
     full = y / scale
     mirrored = np.concatenate((np.zeros_like(full[..., :1]), full[..., :0:-1]), -1)
-    folded = np.fft.ifft((full - 1j * mirrored) / turn).real
+    folded = np.fft.ifft((full - 1j * mirrored) / twiddles).real
     x = np.empty_like(folded)
     middle = n - n // 2
     x[..., ::2], x[..., 1::2] = folded[..., :middle], folded[..., middle:][..., ::-1]

@@ -20,7 +20,7 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import axis_index, convert, promote, public, store, to_compute
 from ..trace import apply
-from .contract import matmul_compute, product_type
+from .contract import matmul_compute, matmul_type
 from .index import DIAGONAL
 from .reduce import SUM
 
@@ -189,9 +189,9 @@ def _operands(tensors: Sequence[Any]) -> tuple[list[Tensor], NumericType, DType]
     if len(xs) == 1:
         (c,), numeric = promote(xs[0])
         return [c], numeric, numeric.policy.accum or c.dtype
-    compute, result, accum = product_type(xs[0].type, xs[1].type)
+    compute, result, accum = matmul_type(xs[0].type, xs[1].type)
     for x in xs[2:]:
-        compute, result, accum = product_type(result, x.type)
+        compute, result, accum = matmul_type(result, x.type)
     return [convert(to_compute(x), compute) for x in xs], result, accum
 
 

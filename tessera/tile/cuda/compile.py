@@ -14,7 +14,7 @@ from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
-from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_products
+from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal
 from tessera.tile.ir.ir import Function, Op, SSAValue, walk
 from tessera.tile.ir.schedule import Schedule
@@ -91,7 +91,7 @@ class EmittedKernel:
 def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,
                 checked: bool = False, schedule: Schedule | None = None) -> EmittedKernel:
     """Warpgroups that specialise where the target has that form and the function fits it; else
-    groups of `lanes` threads, whose products are by mma.sync or by threads. A note says why."""
+    groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why."""
     made = Refusal("accesses are checked") if checked else emit_warp_specialised(
         function, schedule, target, facts)
     if not isinstance(made, Refusal):
@@ -119,14 +119,14 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
-    function = stage_products(function, chip, room, facts.shared)
+    function = stage_matmul_loads(function, chip, room, facts.shared)
     function = prefetch_boxes(function)
     function = assign_layouts(function, Hint(threads, chained(function), vector))
     return order(function, facts.shared)
 
 
 def chained(function: Function) -> bool:
-    """Whether a product's result flows into the left operand of another."""
+    """Whether a matmul's result flows into the left operand of another."""
     reached: set[SSAValue] = set()
     for node in walk(function.body):
         if not isinstance(node, Op):

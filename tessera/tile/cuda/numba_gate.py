@@ -163,15 +163,15 @@ class LlvmBuilder:
     def until(self, first: Value, step: Callable[[Value], tuple[Value, Value]]) -> Value:
         """x = first; repeat (x, done) = step(x) until done; the last x."""
         llvm = self._llvm
-        before, turn = llvm.block, llvm.append_basic_block("turn")
+        before, iteration = llvm.block, llvm.append_basic_block("iteration")
         after = llvm.append_basic_block("done")
-        llvm.branch(turn)
-        llvm.position_at_end(turn)
+        llvm.branch(iteration)
+        llvm.position_at_end(iteration)
         x = llvm.phi(first.type)
         x.add_incoming(first, before)
         new, done = step(x)
         x.add_incoming(new, llvm.block)
-        llvm.cbranch(done, after, turn)
+        llvm.cbranch(done, after, iteration)
         llvm.position_at_end(after)
         return new
 

@@ -186,7 +186,7 @@ class Machine:
             self.loops += 1
             self.run(node.body)
             self.loops -= 1
-            self.turn(node.carried, node.yields, on)
+            self.end_iteration(node.carried, node.yields, on)
             at = at + step
         self.mask, self.apart = outer, apart
 
@@ -208,7 +208,7 @@ class Machine:
             self.loops += 1
             self.run(node.body)
             self.loops -= 1
-            self.turn(node.carried, node.yields, on)
+            self.end_iteration(node.carried, node.yields, on)
             watch.end()
         self.mask, self.apart = outer, apart
 
@@ -219,8 +219,9 @@ class Machine:
             for made, source in zip(carried, sources, strict=True):
                 self.blame.passes(made.value, (source,))
 
-    def turn(self, carried: Sequence[Any], yields: Sequence[Operand], on: np.ndarray) -> None:
-        """End of a turn: those who took part get the new values."""
+    def end_iteration(self, carried: Sequence[Any], yields: Sequence[Operand],
+                      on: np.ndarray) -> None:
+        """End of an iteration: those who took part get the new values."""
         new = [self.get(y) for y in yields]
         if on.all():
             self.bind(carried, new, yields)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOOK_EVERY = 64  # iterations of a loop; also how long a group goes on that only counts
 QUIET = 4096  # iterations without a write after which a loop that reads tensors may be a wait
 MOST_WAITING = 1024  # groups
-MOST_TURNS = 1 << 24  # of one loop that counts without end: minutes here
+MOST_ITERATIONS = 1 << 24  # of one loop that counts without end: minutes here
 
 
 class Standstill(Exception):
@@ -66,7 +66,7 @@ class Watch:
     """Whether the iterations of one loop change anything. groups: where groups take turns."""
 
     def __init__(self, machine: Machine, loop: While):
-        self.machine, self.loop, self.turn = machine, loop, 0
+        self.machine, self.loop, self.iteration = machine, loop, 0
         self.written = machine.changes.count
         self.last_write = 0
         self.before: list[Any] | None = None
@@ -74,14 +74,14 @@ class Watch:
     def begin(self) -> None:
         m = self.machine
         if m.changes.count != self.written:
-            self.written, self.last_write = m.changes.count, self.turn
-        if self.turn >= MOST_TURNS:
-            raise KernelError(f"this loop made {MOST_TURNS} iterations and did not end",
+            self.written, self.last_write = m.changes.count, self.iteration
+        if self.iteration >= MOST_ITERATIONS:
+            raise KernelError(f"this loop made {MOST_ITERATIONS} iterations and did not end",
                               where=self.loop.where, code="E_ENDLESS",
                               hint="does its condition become false?")
-        looks = m.turns is not None or self.turn % LOOK_EVERY == LOOK_EVERY - 1
+        looks = m.turns is not None or self.iteration % LOOK_EVERY == LOOK_EVERY - 1
         self.before = [m.env[c.value] for c in self.loop.carried] if looks else None
-        self.turn += 1
+        self.iteration += 1
 
     def end(self) -> None:
         m = self.machine
@@ -91,9 +91,9 @@ class Watch:
         still = quiet and all(_equal(m.env[c.value], b)
                               for c, b in zip(self.loop.carried, self.before, strict=True))
         if m.turns is not None:
-            if still or self.turn % LOOK_EVERY == 0:
+            if still or self.iteration % LOOK_EVERY == 0:
                 m.turns.give_way(still, self.loop.where)
-        elif still or (quiet and m.may_wait and self.turn - self.last_write > QUIET):
+        elif still or (quiet and m.may_wait and self.iteration - self.last_write > QUIET):
             raise Standstill(self.loop.where)
 
 

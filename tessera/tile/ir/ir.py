@@ -84,9 +84,9 @@ class Op:
 class For:
     """for var = lo; var < hi; var += step (or > for a negative constant step): body.
 
-    carried[i] begins as inits[i], becomes yields[i] after each turn, and keeps its last value after
-    the loop. over: 'serial' | 'lanes' | 'groups', how a range was spread (bounds are already those
-    of one lane or group).
+    carried[i] begins as inits[i], becomes yields[i] after each iteration, and keeps its last value
+    after the loop. over: 'serial' | 'lanes' | 'groups', how a range was spread (bounds are already
+    those of one lane or group).
     """
 
     var: Def
@@ -103,7 +103,7 @@ class For:
 
 @dataclass(frozen=True)
 class While:
-    """Before each turn `test` runs and decides by `cond`; carried as in For."""
+    """Before each iteration `test` runs and decides by `cond`; carried as in For."""
 
     carried: tuple[Def, ...]
     inits: tuple[Operand, ...]

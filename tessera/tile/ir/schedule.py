@@ -35,7 +35,7 @@ class Schedule:
     block=(m, n)   rows and columns of the tile of a group    k   depth of a step
     warps   warps of a group   stages   buffers of a pipeline   vector   elements per access
     d   head size   swizzle   'xor' or None   cluster   groups of a cluster
-    unit   'wgmma' | 'mma': what does products; None: the best that the target has
+    unit   'wgmma' | 'mma': what does matmuls; None: the best that the target has
     extra   parameters of the kernel's own, by name
     source  'user' | 'auto' | 'tuned'        parent  the schedule this one was derived from
     notes   why the compiler chose it

@@ -268,7 +268,7 @@ def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> 
     row = slot.box[-1] * dtype.numpy.itemsize
     swizzle = row if row in (32, 64, 128) else 0
     at = varying.index(slot.name) if slot.name in varying else None
-    if 0 in shape:  # there is nothing to describe, and no turn of a loop that would ask for it
+    if 0 in shape:  # there is nothing to describe, and no iteration of a loop that would ask for it
         return lambda call: 0
 
     def find(call: PendingLaunch) -> int:

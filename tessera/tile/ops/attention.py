@@ -71,8 +71,8 @@ def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: An
     new = t.arithmetic("maximum", (m, m_c))
     a = t.exponential(t.arithmetic("sub", (m, new)))
     b = t.exponential(t.arithmetic("sub", (m_c, new)))
-    product = t.call(OPS["dot"], [p, v], {})
-    acc = t.arithmetic("add", (t.arithmetic("mul", (acc, a)), t.arithmetic("mul", (product, b))))
+    matmul = t.call(OPS["dot"], [p, v], {})
+    acc = t.arithmetic("add", (t.arithmetic("mul", (acc, a)), t.arithmetic("mul", (matmul, b))))
     total = t.arithmetic("add", (t.arithmetic("mul", (l, a)), t.arithmetic("mul", (l_c, b))))
     return acc, new, total
 

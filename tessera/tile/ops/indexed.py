@@ -177,9 +177,9 @@ def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: An
         m.sanitizer.wrote(access, atomic=True)
     address = found.address[found.on]
     values = np.broadcast_to(value, found.address.shape)[found.on]
-    turn = _occurrence(address)
-    for k in range(int(turn.max(initial=-1)) + 1):  # those at one place follow each other
-        at, x = address[turn == k], values[turn == k]
+    occurrence = _occurrence(address)
+    for k in range(int(occurrence.max(initial=-1)) + 1):  # those at one place follow each other
+        at, x = address[occurrence == k], values[occurrence == k]
         memory.write(at, convert(memory.read(at) + x, memory.numeric.dtype))
 
 

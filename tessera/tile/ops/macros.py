@@ -27,8 +27,8 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
     """The group performs these iterations, as if in order, each once.
 
     A range that depends on the lane is run by each lane for itself. A range without a step may be
-    shared by the lanes, and an outermost range(0, <extent>, step) by the groups, when its turns are
-    independent; over='lanes' | 'groups' | 'serial' says it, and is checked.
+    shared by the lanes, and an outermost range(0, <extent>, step) by the groups, when its
+    iterations are independent; over='lanes' | 'groups' | 'serial' says it, and is checked.
     """
     if over not in OVER:
         t.fail(f"over={over!r} is not known", "'serial', 'lanes' or 'groups'")
@@ -93,7 +93,7 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     load(x, i, cols=T.d)                    rows i*n .. i*n + n, with n the schedule's block
 
     vector: elements that a lane reads at once, at most 16 bytes.  prefetch: in a loop over boxes,
-    how many of them are under way: the box of prefetch - 1 turns ahead is asked for meanwhile.
+    how many of them are under way: the box of prefetch - 1 iterations ahead is asked for meanwhile.
     """
     if isinstance(x, TensorRow):
         x = t.view_of_row(x)

@@ -1,4 +1,4 @@
-"""Tile products: dot and mma are one op."""
+"""Tile matmuls: dot and mma are one op."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
         if isinstance(t, Scalar) or len(t.shape) != 2:
             raise RuleError(f"dot multiplies two matrices, got {a} and {b}")
         if isinstance(t, View) and t.space == "global":
-            raise RuleError(f"dot of {t}: a product reads tiles or shared memory",
+            raise RuleError(f"dot of {t}: a matmul reads tiles or shared memory",
                             "load it: ts.tile.load(...), or copy it to shared memory")
     if a.shape[1] != b.shape[0]:
         hint = "is a .T missing?" if a.shape[1] == b.shape[1] else None
@@ -41,7 +41,7 @@ def _dot_rule(types: Any, attrs: dict[str, Any]) -> TileType:
 
 def _contracted(types: Any, attrs: Any) -> Any:
     """What a load read beyond the edge is 0 already; what was computed from it need not be."""
-    return [Along(i, 1 - i, 0.0, sums=True, always=False, said="a product") for i in (0, 1)]
+    return [Along(i, 1 - i, 0.0, sums=True, always=False, said="a matmul") for i in (0, 1)]
 
 
 @declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
@@ -76,7 +76,7 @@ def _take_rule(types: Any, attrs: dict[str, Any]) -> TileType:
          public=False, layouts="any")
 def take_operand(m: Any, op: Any, place: Any, accumulator: Any, side: Any = "A",
                  format: Any = "") -> Any:
-    """An operand of a product in registers, in the form of the tensor cores: for a product whose
+    """An operand of a matmul in registers, in the form of the tensor cores: for a matmul whose
     sums lie as `accumulator` does. side: 'A' or 'B'; format: of the tensor cores."""
     return np.array(_operand(m, op, place))
 
@@ -164,9 +164,9 @@ def _loaded(t: Any, x: Handle) -> Handle:
 
 @macro()
 def mma(t: Any, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
-    """The product of two tiles or shared buffers, (M, K) x (K, N) -> (M, N), summed in f32.
+    """The matmul of two tiles or shared buffers, (M, K) x (K, N) -> (M, N), summed in f32.
 
-    accumulator: a dtype to sum in, or a tile that the product is added to. An f32 tile beside a
+    accumulator: a dtype to sum in, or a tile that the matmul is added to. An f32 tile beside a
     16-bit operand is rounded to its type; precision='tf32' | 'f32' keeps more.
     """
     return _multiply(t, "mma", a, b, accumulator, precision)

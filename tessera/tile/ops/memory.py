@@ -291,7 +291,7 @@ def _copy_if_rule(types: Any, attrs: Any) -> Any:
 @declare(rule=_copy_if_rule, run=True, effect="async", group=True, public=False)
 def cp_async_if(m: Any, op: Any, target: Any, source: Any, wanted: Any) -> Any:
     """cp_async where `wanted` is true; where not, all becomes 0 and nothing is read. Without a
-    branch, so that the copies of a turn can be spread among its products."""
+    branch, so that the copies of an iteration can be spread among its matmuls."""
     m.copies.issue(target, source, op.where, wanted)
 
 

@@ -157,7 +157,7 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     """Each element is 0 with probability p, else scaled by 1 / (1 - p).
 
     The choice depends on the seed, or on the launch where none is given, and on the element's
-    position in its matrix (and batch), not on the tiling. x must come from loads or products of
+    position in its matrix (and batch), not on the tiling. x must come from loads or matmuls of
     loads: they know their position.
     """
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
@@ -169,7 +169,7 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     axes = t.facts_of(x).axes
     if len(axes) not in (1, 2) or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
         t.fail("dropout of a tile whose position in a tensor is not known",
-               "it knows tiles of one or two axes that were loaded, or are products of loaded ones;"
+               "it knows tiles of one or two axes that were loaded, or are matmuls of loaded ones;"
                " else compare random_uniform(index) of your own index with p")
     *rows, (col, width) = map(t.bounds_of, axes)
     row, height = rows[0] if rows else (0, 1)

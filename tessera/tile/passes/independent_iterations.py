@@ -1,8 +1,8 @@
-"""Whether the turns of a loop are independent, so that groups or lanes may share them (A1).
+"""Whether the iterations of a loop are independent, so that groups or lanes may share them (A1).
 
 They are when nothing is carried, no barrier or asynchronous copy stands inside, and for every
-memory that is written the accesses of different turns cannot meet: along one axis all of them lie
-in [c*i + r, c*i + r + w) with the same r and w <= c*step.
+memory that is written the accesses of different iterations cannot meet: along one axis all of them
+lie in [c*i + r, c*i + r + w) with the same r and w <= c*step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reach:
 
 def why_dependent(node: For, forms: Forms, bounds: dict[SSAValue, Any],
                   views: dict[SSAValue, Op]) -> str | None:
-    """None when the turns are independent, else the reason in words."""
+    """None when the iterations are independent, else the reason in words."""
     if node.carried:
         return "it carries " + ", ".join(d.value.name for d in node.carried)
     accesses: dict[SSAValue, list[tuple[bool, list[Any]]]] = {}
@@ -47,7 +47,7 @@ def why_dependent(node: For, forms: Forms, bounds: dict[SSAValue, Any],
         if not any(write for write, _ in found) or memory in inner:
             continue
         if not index.apart([reach for _, reach in found]):
-            return f"different turns may touch the same element of {memory.name}"
+            return f"different iterations may touch the same element of {memory.name}"
     return None
 
 
@@ -78,7 +78,7 @@ class _Index:
         self.step = step.get(None, 0) if set(step) <= {None} else 1  # at least one apart
 
     def apart(self, reaches: list[list[Any]]) -> bool:
-        """Whether some axis separates the turns."""
+        """Whether some axis separates the iterations."""
         ranks = {len(r) for r in reaches}
         if len(ranks) != 1 or 0 in ranks:
             return False

@@ -1,6 +1,6 @@
-"""What one group of a kernel does, counted from its Tile IR: products, other arithmetic, bytes.
+"""What one group of a kernel does, counted from its Tile IR: matmuls, other arithmetic, bytes.
 
-Loops count as often as they turn where bounds follow from the extents of the call; what depends on
+Loops count as often as they run where bounds follow from the extents of the call; what depends on
 the group or the lane (a causal loop) is taken for the one in the middle.
 """
 
@@ -16,15 +16,15 @@ from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, def
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, Type, View
 
-WHILE_TURNS = 8  # of a loop whose end nobody can know
+WHILE_TRIPS = 8  # of a loop whose end nobody can know
 _FOLD: dict[str, Any] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
     "floordiv": lambda x, y: x // y, "mod": lambda x, y: x % y, "minimum": min, "maximum": max}
 
 
 @dataclass(frozen=True)
-class Product:
-    """A tile product (M, K) x (K, N). kind: the key of its rate, bits: of an operand's element."""
+class MatmulShape:
+    """A tile matmul (M, K) x (K, N). kind: the key of its rate, bits: of an operand's element."""
 
     kind: str
     M: int
@@ -35,11 +35,11 @@ class Product:
 
 @dataclass
 class GroupWork:
-    """Of one group. products: how often each; other, special: lane operations; bytes: of global
+    """Of one group. matmuls: how often each; other, special: lane operations; bytes: of global
     memory; moved: the same by (tensor, whether written); steps: loads that wait for memory one
     after the other."""
 
-    products: dict[Product, float] = field(default_factory=dict)
+    matmuls: dict[MatmulShape, float] = field(default_factory=dict)
     other: float = 0.0
     special: float = 0.0
     bytes: float = 0.0
@@ -47,12 +47,12 @@ class GroupWork:
     steps: float = 0.0
 
     @property
-    def product_flops(self) -> float:
-        return sum(2.0 * p.M * p.N * p.K * n for p, n in self.products.items())
+    def matmul_flops(self) -> float:
+        return sum(2.0 * p.M * p.N * p.K * n for p, n in self.matmuls.items())
 
     @property
     def flops(self) -> float:
-        return self.product_flops + self.other + self.special
+        return self.matmul_flops + self.other + self.special
 
 
 def count(function: Function, sizes: dict[str, int], lanes: int,
@@ -64,7 +64,7 @@ def count(function: Function, sizes: dict[str, int], lanes: int,
 
 
 def rate_of(dtype: DType, precision: Any) -> str:
-    """The name of the rate at which products of these operands run."""
+    """The name of the rate at which matmuls of these operands run."""
     if dtype.kind != "float":
         return "int8"
     if dtype.name == "tf32" or (dtype.bits == 32 and precision == "tf32"):
@@ -79,7 +79,7 @@ class _Counter:
         self.work = GroupWork()
         self.made_by = {d.value: n for n in walk(function.body) if isinstance(n, Op)
                         for d in n.outs}
-        self.sums: set[Any] = set()  # results of products
+        self.sums: set[Any] = set()  # results of matmuls
         self.known: dict[SSAValue, float] = {p.value: sizes[p.value.name] for p in function.params
                                              if p.role == "dim" and p.value.name in sizes}
 
@@ -96,21 +96,21 @@ class _Counter:
                 self.block(node.then, times)
                 self.block(node.orelse, times)
             elif isinstance(node, For):
-                turns = self.turns(node)
-                self.known[node.var.value] = self.middle(node, turns)
-                self.block(node.body, times * turns)
+                trips = self.trip_count(node)
+                self.known[node.var.value] = self.middle(node, trips)
+                self.block(node.body, times * trips)
             else:
-                self.block((*node.test, *node.body), times * WHILE_TURNS)
+                self.block((*node.test, *node.body), times * WHILE_TRIPS)
 
-    def turns(self, node: For) -> float:
+    def trip_count(self, node: For) -> float:
         lo, hi, step = (self.number(x) for x in (node.lo, node.hi, node.step))
         if hi is None or lo is None or not step:
             return 1.0
         return max(0.0, -(-(hi - lo) // step))
 
-    def middle(self, node: For, turns: float) -> float:
+    def middle(self, node: For, trips: float) -> float:
         lo, step = self.number(node.lo) or 0.0, self.number(node.step) or 1.0
-        return lo + step * (turns // 2)
+        return lo + step * (trips // 2)
 
     def type_of(self, x: Any) -> Type:
         return self.types[x] if isinstance(x, SSAValue) else Scalar(x.dtype)
@@ -124,7 +124,7 @@ class _Counter:
     def op(self, op: Op, times: float) -> None:
         types = [self.type_of(a) for a in op.args]
         if op.name == "matmul":
-            self.product(op, types, times)
+            self.matmul(op, types, times)
         elif op.name in ("load_tile", "store_tile", "cp_async"):
             for x, t in zip(op.args, types, strict=True):
                 if isinstance(t, View) and t.space == "global":
@@ -139,13 +139,13 @@ class _Counter:
         elif op.outs:
             self.arithmetic(op, times)
 
-    def product(self, op: Op, types: list[Type], times: float) -> None:
+    def matmul(self, op: Op, types: list[Type], times: float) -> None:
         (M, K), N = types[0].shape, types[1].shape[1]  # type: ignore[union-attr]
         dtype = max((t.dtype for t in types[:2]), key=lambda d: d.bits)
         kind = rate_of(dtype, op.attr["precision"])
         self.sums.add(op.outs[0].value)
-        made = Product(kind, M, N, K, dtype.bits)
-        self.work.products[made] = self.work.products.get(made, 0.0) + times
+        made = MatmulShape(kind, M, N, K, dtype.bits)
+        self.work.matmuls[made] = self.work.matmuls.get(made, 0.0) + times
 
     def elements(self, op: Op, types: list[Type], times: float) -> None:
         """One element per lane; of a uniform access one in all; a vector is several."""
@@ -176,7 +176,7 @@ class _Counter:
         else:
             return
         if op.name == "add" and any(a in self.sums for a in op.args):
-            return  # acc + a @ b: the product adds to its accumulator
+            return  # acc + a @ b: the matmul adds to its accumulator
         if OPS[op.name].special:
             self.work.special += times * size
         else:
@@ -226,7 +226,7 @@ def register_bytes(function: Function) -> int:
 
 
 def ring_bytes(function: Function, stages: int) -> int:
-    """Shared memory for the operands of products that come straight from global memory: `stages`
+    """Shared memory for the operands of matmuls that come straight from global memory: `stages`
     buffers for those of a loop, one for the others. On top of what the kernel allocates."""
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
     turning = {d.value for n in walk(function.body) if isinstance(n, For | While)
@@ -264,6 +264,6 @@ def stages_of(function: Function) -> int:
                default=1)
 
 
-__all__ = ["Product", "GroupWork", "count", "largest_tile", "rate_of", "register_bytes",
+__all__ = ["GroupWork", "MatmulShape", "count", "largest_tile", "rate_of", "register_bytes",
            "ring_bytes",
            "stages_of"]

@@ -35,7 +35,7 @@ def simplify(function: Function) -> Function:
 
 
 def _forward(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Carried values that every turn leaves alone are their initial values."""
+    """Carried values that every iteration leaves alone are their initial values."""
     table: dict[SSAValue, Operand] = {}
 
     def follow(x: Operand) -> Operand:

@@ -2,7 +2,7 @@
 
     time = max(arithmetic, global memory, second-level cache) + waiting + launch
 
-    arithmetic   groups of the busiest multiprocessor x clocks of a group. Products run at the rate
+    arithmetic   groups of the busiest multiprocessor x clocks of a group. Matmuls run at the rate
                  of the tensor cores, or as fast as shared memory feeds them: (M / m + N / n)
                  panels at 128 bytes a clock, with m x n what one warp (where there is wgmma, one
                  warpgroup's) multiplies at once.
@@ -25,7 +25,7 @@ from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.passes.operation_counts import (
     GroupWork,
-    Product,
+    MatmulShape,
     count,
     register_bytes,
     ring_bytes,
@@ -105,17 +105,17 @@ def groups_at_once(function: Function, schedule: Schedule, gpu: Gpu) -> int:
 def _clocks(work: GroupWork, schedule: Schedule, gpu: Gpu) -> float:
     """Clocks of one group that has a multiprocessor for itself."""
     hertz = gpu.clock_ghz * 1e9
-    products = 0.0
-    for p, times in work.products.items():
-        rate = gpu.products(p.kind) / gpu.multiprocessors / hertz
+    matmuls = 0.0
+    for p, times in work.matmuls.items():
+        rate = gpu.matmuls(p.kind) / gpu.multiprocessors / hertz
         feeding = shared_traffic(p, schedule.value("warps_"), gpu) / SHARED_BYTES_PER_CLOCK
-        products += times * max(2.0 * p.M * p.N * p.K / rate, feeding)
+        matmuls += times * max(2.0 * p.M * p.N * p.K / rate, feeding)
     lanes = gpu.f32_tflops * 1e12 / 2 / gpu.multiprocessors / hertz
-    return products + work.other / lanes + work.special / SPECIAL_PER_CLOCK
+    return matmuls + work.other / lanes + work.special / SPECIAL_PER_CLOCK
 
 
-def shared_traffic(p: Product, warps: int, gpu: Gpu) -> float:
-    """Bytes that one product reads from shared memory."""
+def shared_traffic(p: MatmulShape, warps: int, gpu: Gpu) -> float:
+    """Bytes that one matmul reads from shared memory."""
     form = gpu.generation.warpgroup_matmul
     if form is not None and p.M >= form.rows and p.kind != "f32":  # its rows by all columns
         return (p.M + p.N * -(-p.M // form.rows)) * p.K * p.bits / 8

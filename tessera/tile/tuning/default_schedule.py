@@ -82,7 +82,7 @@ class Subject:
         return self.kernel.compile(self.kernel.spec(self.bound, schedule), self.bound.sizes)
 
     @property
-    def products(self) -> list[Op]:
+    def matmuls(self) -> list[Op]:
         return [n for n in walk(self.function.body) if isinstance(n, Op) and n.name == "matmul"]
 
     @property
@@ -145,13 +145,13 @@ def _legal(subject: Subject) -> Iterator[tuple[Schedule, Function]]:
     """Candidates that fit, each with the deepest pipeline that still does."""
     for schedule in _blocks(subject):
         function = subject.trace(schedule)
-        depths = (4, 3, 2) if subject.products else (2,)
+        depths = (4, 3, 2) if subject.matmuls else (2,)
         for depth in depths:
-            deep = schedule.with_values({"stages": depth}) if subject.products else schedule
+            deep = schedule.with_values({"stages": depth}) if subject.matmuls else schedule
             if "stages_" in subject.read:
                 function = subject.trace(deep)
             if fits(function, deep, subject.bound, subject.gpu) and (
-                    subject.products or largest_tile(function) <= MOST_PER_LANE * deep.lanes):
+                    subject.matmuls or largest_tile(function) <= MOST_PER_LANE * deep.lanes):
                 yield deep, function
                 break
 
@@ -159,7 +159,7 @@ def _legal(subject: Subject) -> Iterator[tuple[Schedule, Function]]:
 def _blocks(subject: Subject) -> Iterator[Schedule]:
     """Blocks of the sizes that the kernel asks for, small before large."""
     rows, columns = _sides(subject)
-    depth = _depth(subject) if subject.products else 64
+    depth = _depth(subject) if subject.matmuls else 64
     wide = subject.gpu.generation.warpgroup_matmul is not None
     for m in rows if "m" in subject.read else (None,):
         for n in columns if "n" in subject.read else (None,):
@@ -173,7 +173,7 @@ def _blocks(subject: Subject) -> Iterator[Schedule]:
 
 
 def _sides(subject: Subject) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if not subject.products:
+    if not subject.matmuls:
         return (1, 2, 4, 8, 16, 32, 64), (64, 128, 256, 512, 1024)
     sizes = (64, 128, 256)
     small = min(subject.bound.texts.values(), default=SMALL + 1) <= SMALL
@@ -181,8 +181,8 @@ def _sides(subject: Subject) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _warps(subject: Subject, m: int | None, n: int | None, wide: bool) -> tuple[int, ...]:
-    """A product's warps by its rows: four for each 64 of them, what one wgmma has; others try."""
-    if not subject.products:
+    """A matmul's warps by its rows: four for each 64 of them, what one wgmma has; others try."""
+    if not subject.matmuls:
         return (1, 2, 4, 8, 16)
     if wide:
         return (4,) if (m or 64) <= 64 else (8,)
@@ -192,7 +192,7 @@ def _warps(subject: Subject, m: int | None, n: int | None, wide: bool) -> tuple[
 def _depth(subject: Subject) -> int:
     """Depth of a step: rows of 128 bytes, at least one instruction's 16 elements."""
     types = definitions(subject.function)
-    bits = max(types[a].dtype.bits for op in subject.products for a in op.args[:2]
+    bits = max(types[a].dtype.bits for op in subject.matmuls for a in op.args[:2]
                if a in types)
     return max(16, ROW_BYTES * 8 // bits)
 
@@ -217,11 +217,11 @@ def _by_tile(subject: Subject) -> Schedule:
         return _noted(Schedule(source="auto"), "no tiles: the default group")
     largest = max(shapes, key=lambda s: prod(s))
     size, share = prod(largest), _share(subject)
-    most = MOST_WARPS["matmul" if subject.products else "reduction" if share > 16 else "stream"]
+    most = MOST_WARPS["matmul" if subject.matmuls else "reduction" if share > 16 else "stream"]
     warps = 1
     while warps < most and size > 32 * warps * share:
         warps *= 2
-    warps = max(warps, 4) if subject.products else warps
+    warps = max(warps, 4) if subject.matmuls else warps
     extra = {"vector": _vector(subject)} if "vector_" in subject.read else {}
     return _noted(Schedule(warps=warps, **extra, source="auto"),
                   f"{warps} warps for a largest tile of {'x'.join(map(str, largest))}: "
@@ -236,8 +236,8 @@ def _share(subject: Subject) -> int:
     2026-11-21: copies of f32 reach 0.97 of memcpy with one access a lane and 0.90 with eight; a
     softmax of 4096 bf16 is fastest with four.
     """
-    if subject.products or any(isinstance(n, Op) and OPS[n.name].neutral is not None
-                               for n in walk(subject.function.body)):
+    if subject.matmuls or any(isinstance(n, Op) and OPS[n.name].neutral is not None
+                              for n in walk(subject.function.body)):
         return ELEMENTS_PER_LANE
     bits = [p.type.dtype.bits for p in subject.function.params if isinstance(p.type, GlobalTensor)]
     return max(1, 128 // max(8, min(bits, default=32)))

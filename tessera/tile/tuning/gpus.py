@@ -23,7 +23,7 @@ GPUS: dict[str, Gpu] = {}
 class Gpu:
     """A GPU, with dense rates.
 
-    product_tflops   of matrix products by the type of the operands: pairs (type, 10^12 / s)
+    matmul_tflops   of matmuls by the type of the operands: pairs (type, 10^12 / s)
     f32_tflops       of other arithmetic, a fused multiply-add counted as two
     memory_gbps      of global memory       clock_ghz   boost
     l2_bytes         of the second-level cache
@@ -36,7 +36,7 @@ class Gpu:
     clock_ghz: float
     memory_gbps: float
     f32_tflops: float
-    product_tflops: tuple[tuple[str, float], ...]
+    matmul_tflops: tuple[tuple[str, float], ...]
     l2_bytes: int
     source: str
     shared_bytes: int
@@ -45,18 +45,18 @@ class Gpu:
     def generation(self) -> Generation:
         return parse_target(self.target).generation
 
-    def products(self, kind: str) -> float:
-        """Multiply-adds of matrix products per second, times two. kind: as in product_tflops."""
-        return 1e12 * dict(self.product_tflops).get(kind, self.f32_tflops)
+    def matmuls(self, kind: str) -> float:
+        """Multiply-adds of matmuls per second, times two. kind: as in matmul_tflops."""
+        return 1e12 * dict(self.matmul_tflops).get(kind, self.f32_tflops)
 
 
 def _register(name: str, target: str, multiprocessors: int, clock_ghz: float, memory_gbps: float,
-              f32_tflops: float, product_tflops: tuple[tuple[str, float], ...], l2_bytes: int,
+              f32_tflops: float, matmul_tflops: tuple[tuple[str, float], ...], l2_bytes: int,
               source: str) -> None:
     if name in GPUS:
         raise ValueError(f"the GPU {name!r} is declared twice")
     GPUS[name] = Gpu(name, target, multiprocessors, clock_ghz, memory_gbps, f32_tflops,
-                     product_tflops, l2_bytes, source,
+                     matmul_tflops, l2_bytes, source,
                      parse_target(target).generation.group_shared_bytes)
 
 
@@ -125,7 +125,7 @@ def gpu_of(device: Device) -> Gpu:
     return replace(
         near, name=device.name, multiprocessors=device.multiprocessors,
         memory_gbps=near.memory_gbps * part, f32_tflops=near.f32_tflops * part,
-        product_tflops=tuple((k, v * part) for k, v in near.product_tflops),
+        matmul_tflops=tuple((k, v * part) for k, v in near.matmul_tflops),
         shared_bytes=device.shared_bytes, l2_bytes=device.l2_bytes,
         source=f"{near.name}, in proportion to the multiprocessors")
 

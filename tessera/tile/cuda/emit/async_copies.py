@@ -37,7 +37,7 @@ def _copy(e: Emitter, op: Op) -> None:
 @emits("cp_async_if")
 def _copy_if(e: Emitter, op: Op) -> None:
     target, source = (place_of(e, x) for x in op.args[:2])
-    assert not source.dtype.packed, "rings of products hold whole bytes"
+    assert not source.dtype.packed, "rings of matmuls hold whole bytes"
     copy_box(e, target, source, e.name(op.args[2]))
 
 

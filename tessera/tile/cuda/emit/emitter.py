@@ -280,7 +280,7 @@ class Emitter:
 
     def scratch(self, size: int, alignment: int = 16) -> str:
         """Shared bytes that only this op uses: their address. Inside a loop, put a `sync` before
-        the first write as well: the turn before may still be read."""
+        the first write as well: the iteration before may still be read."""
         self.shared_bytes = -(-self.shared_bytes // alignment) * alignment
         at = self.shared_bytes
         self.shared_bytes += -(-size // 4) * 4  # codes below a byte are written by whole words

@@ -48,7 +48,7 @@ BAND = 8  # rows of groups that run together
 
 
 def in_bands(e: Emitter) -> bool:
-    """Whether groups are numbered in bands: products read the same rows and columns, which then
+    """Whether groups are numbered in bands: matmuls read the same rows and columns, which then
     stay in the L2 cache. The order of groups is free where nothing asks for their linear number."""
     names = {(n.name, n.attr.get("axis")) for n in walk(e.function.body) if isinstance(n, Op)}
     return ("matmul", None) in names and not names & {("group_id", None), ("linear_id", None)}

@@ -64,14 +64,14 @@ def _through_memory(e: Emitter, text: str, route: Route, head: str, dtype: DType
     at, used = pool(e, route.bytes(size, rounds))
     owner = e.owner(route.before)
     parts = []
-    for turn in range(1 << rounds):
-        if used or turn:
+    for step in range(1 << rounds):
+        if used or step:
             e.sync()
-        put = e.use("put", f"use(layout_conversion.put({head}, {rounds}, {turn}, "
+        put = e.use("put", f"use(layout_conversion.put({head}, {rounds}, {step}, "
                     f"{owner is not None}))")
         e.line(f"{put}({', '.join([text, at, e.thread, *([owner] if owner else [])])})")
         e.sync()
-        get = e.use("get", f"use(layout_conversion.get({head}, {rounds}, {turn}))")
+        get = e.use("get", f"use(layout_conversion.get({head}, {rounds}, {step}))")
         parts.append(e.fresh("part"))
         e.line(f"{parts[-1]} = {get}({at}, {e.thread})")
     if len(parts) == 1:

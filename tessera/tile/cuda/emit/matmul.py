@@ -1,4 +1,4 @@
-"""Products of tiles: by tensor cores where they keep the precision, else by multiply-adds."""
+"""Matmuls of tiles: by tensor cores where they keep the precision, else by multiply-adds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _matmul(e: Emitter, op: Op) -> None:
 
 @emits("take_operand")
 def _take_operand(e: Emitter, op: Op) -> None:
-    """One step of k of an operand, for the product that has these accumulators."""
+    """One step of k of an operand, for the matmul that has these accumulators."""
     place, accumulator = op.args
     (made,), side, kind = op.outs, op.attr["side"], op.attr["format"]
     result = e.layout(accumulator)
@@ -41,20 +41,20 @@ def _take_operand(e: Emitter, op: Op) -> None:
     K = made.type.shape[operand.axis]
     how, args = reader(e, operand, kind, result, K, kind == "tf32" and made.type.dtype is f32)
     assert not stores and K * bytes_of(kind) == STEP_BYTES
-    e.note(f"{side} from {how[0]}, a step of k before its products")
+    e.note(f"{side} from {how[0]}, a step of k before its matmuls")
     make = e.use(f"take_{side}", f"use(matmul.take({side!r}, {kind!r}, {result.text!r}, "
                                  f"{result.shape}, {how}))")
     e.define(made, f"{make}({', '.join(args)})")
 
 
 def of_taken(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
-    """The products of one step of k, whose fragments are registers already."""
+    """The matmuls of one step of k, whose fragments are registers already."""
     x, y, acc = op.args
     result, K = e.layout(op.outs[0].value), e.type(x).shape[1]  # type: ignore[union-attr]
-    e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}")
-    text = (f"use(matmul.product({kinds}, {result.text!r}, {result.shape}, {K}, "
+    e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}")
+    text = (f"use(matmul.matmul({kinds}, {result.text!r}, {result.shape}, {K}, "
             f"{taken(result, 'A')}, {taken(result, 'B')}, False))")
-    return f"{e.use('product', text)}({e.name(acc)}, {e.name(x)}, {e.name(y)})"
+    return f"{e.use('dot', text)}({e.name(acc)}, {e.name(x)}, {e.name(y)})"
 
 
 def unit_of(e: Emitter, op: Op) -> tuple[str, str] | None:
@@ -92,7 +92,7 @@ def prepare(e: Emitter, stores: Stores) -> None:
 
 # --- tensor cores ---------------------------------------------------------------------------------
 def by_tensor_cores(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
-    """One intrinsic: fragments and products of the whole block."""
+    """One intrinsic: fragments and matmuls of the whole block."""
     x, y, *acc = op.args
     result, K = e.layout(op.outs[0].value), e.type(x).shape[1]  # type: ignore[union-attr]
     stores: Stores = []
@@ -108,11 +108,11 @@ def by_tensor_cores(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
         readers.append(how)
         args += expressions
     small = e.generation.warp_matmul.step_bytes < STEP_BYTES
-    e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}: "
+    e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}: "
            f"A from {readers[0][0]}, B from {readers[1][0]}")
-    text = (f"use(matmul.product({kinds}, {result.text!r}, {result.shape}, {K}, {readers[0]}, "
+    text = (f"use(matmul.matmul({kinds}, {result.text!r}, {result.shape}, {K}, {readers[0]}, "
             f"{readers[1]}, {not acc}, {small}))")
-    return f"{e.use('product', text)}({', '.join(args)})"
+    return f"{e.use('dot', text)}({', '.join(args)})"
 
 
 # --- threads --------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def by_threads(e: Emitter, op: Op) -> str:
         spec, place = element_source(e, operand, result, k, step)
         specs.append((*spec, e.dtype(given).kind == "uint", tf32))
         args += place
-    make = e.use("multiply_add", f"use(thread_matmul.product({kind!r}, {result.text!r}, "
+    make = e.use("multiply_add", f"use(thread_matmul.matmul({kind!r}, {result.text!r}, "
                  f"{result.shape}, {step}, {specs[0]}, {specs[1]}))")
-    e.note(f"product {result.shape[0]}x{result.shape[1]}x{K} by threads in {kind}")
+    e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by threads in {kind}")
     e.line(f"{k} = i32(0)")
     with e.block(f"while {k} < {K}"):
         e.line(f"{total} = {make}({total}, {', '.join(args)})")

@@ -1,4 +1,4 @@
-"""Operands of products: where their fragments come from.
+"""Operands of matmuls: where their fragments come from.
 
 A place in shared memory is read where it is. A tile that already is in the form of A stays in
 registers; any other tile goes through shared memory of the compiler's, in the format and order that
@@ -74,7 +74,7 @@ def _unpacked(e: Emitter, place: MemoryOperand) -> tuple[RegisterLayout, str]:
 
 
 def is_form_of_a(layout: RegisterLayout, result: RegisterLayout) -> bool:
-    """Whether an accumulator's registers are, packed in pairs, A of the product with that result:
+    """Whether an accumulator's registers are, packed in pairs, A of the matmul with that result:
     each warp holds the rows that its part of the result has, and all columns."""
     if layout.shape[1] % 8 or layout.threads[:WARP_BITS] != result.threads[:WARP_BITS]:
         return False
@@ -118,7 +118,7 @@ def padded(columns: int, stored: DType) -> int:
 # --- readers of mma fragments ---------------------------------------------------------------------
 def reader(e: Emitter, x: Operand_, kind: str, result: RegisterLayout, K: int,
            rounded: bool) -> tuple[tuple, list[str]]:
-    """(reader with its arguments for blocks.product, expressions)"""
+    """(reader with its arguments for blocks.matmul, expressions)"""
     if x.place is None:
         assert x.layout is not None
         return ("registers", x.layout.text, x.layout.shape), [x.fragment]

@@ -104,7 +104,7 @@ def _in_memory(e: Emitter, name: str, how: str, text: str, layout: RegisterLayou
 
 def _loop(e: Emitter, count: int, call: str, *args: str) -> None:
     """call(0 .. count - 1, ...), dealt to the threads; what is beyond `count` does nothing."""
-    i = e.fresh("turn")
+    i = e.fresh("iteration")
     e.line(f"{i} = i32(0)")
     with e.block(f"while {i} < {count}"):
         e.line(f"{call}(i32({i} + {e.thread}), {', '.join(args)})")

@@ -3,7 +3,7 @@ intrinsics of that name run in it.
 
 Ring positions are two variables, `name_slot` and `name_phase`, which a fill or a wait moves on: a
 role is one thread of control, so its ops stand in the order in which they act. What a slot holds is
-no variable: descriptors are made where products read them.
+no variable: descriptors are made where matmuls read them.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ class WarpSpecialisedEmitter(Emitter):
 
 
 def _fused(nodes: Any) -> tuple[dict[SSAValue, int], set[SSAValue]]:
-    """Products whose next statement is their own wait: (product -> pending, waits' results)."""
+    """Matmuls whose next statement is their own wait: (matmul -> pending, waits' results)."""
     fused: dict[SSAValue, int] = {}
     absorbed: set[SSAValue] = set()
     blocks = [nodes, *(region for n in walk(nodes) for region in regions(n))]
     for block in blocks:
         for node, after in zip(block, block[1:], strict=False):
-            if isinstance(node, Op) and node.name == "async_product" and isinstance(
-                    after, Op) and after.name == "product_wait" and (
+            if isinstance(node, Op) and node.name == "async_matmul" and isinstance(
+                    after, Op) and after.name == "matmul_wait" and (
                     after.args[0] == node.outs[0].value):
                 fused[node.outs[0].value] = after.attr["pending"]
                 absorbed.add(after.outs[0].value)
@@ -272,7 +272,7 @@ def _ring_release(e: Emitter, op: Op) -> None:
     e.line(f"{release}({e.name(op.args[0])}, {lead})")
 
 
-# --- products ---------------------------------------------------------------------------------
+# --- matmuls ---------------------------------------------------------------------------------
 def step_offsets(load: Load, k: int, major: str, step_bytes: int) -> tuple[int, ...]:
     """Descriptor offsets, in 16-byte units, of the instructions' steps of the contracted axis."""
     bits = load.dtype.bits
@@ -302,8 +302,8 @@ def row_offset(load: Load, major: str, rows: int) -> int:
     return rows * load.dtype.bits // (8 * load.width_bytes) * load.panel_bytes
 
 
-@emits("async_product")
-def _async_product(e: Emitter, op: Op) -> None:
+@emits("async_matmul")
+def _async_matmul(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     (made,), (a, b, *accumulator) = op.outs, op.args
     attr = op.attr
@@ -327,13 +327,13 @@ def _async_product(e: Emitter, op: Op) -> None:
     total = "f32" if attr["dtype"].kind == "float" else "s32"
     settings = ", ".join(f"{key}={value!r}" for key, value in options.items())
     kind = form.operands[e.type(a).dtype.name].name
-    make = e.use("product", f"use(ptx.wgmma.product({n}, {kind!r}, {total!r}, {settings}))")
+    make = e.use("dot", f"use(ptx.wgmma.matmul({n}, {kind!r}, {total!r}, {settings}))")
     args = [*map(e.name, accumulator), x, descriptor(h, b, "b", attr["b_major"])]
     e.define(made, f"{make}({', '.join(args)})")
 
 
-@emits("product_wait")
-def _product_wait(e: Emitter, op: Op) -> None:
+@emits("matmul_wait")
+def _matmul_wait(e: Emitter, op: Op) -> None:
     (made,), (x,) = op.outs, op.args
     if made.value in _specialised(e).absorbed:
         e.define(made, e.name(x))

@@ -128,7 +128,7 @@ def _one_nan(b: Builder, name: str, word: LLVM) -> LLVM:
 
 
 def operand(b: Builder, dtype: DType, values: list[LLVM]) -> LLVM:
-    """One register of an operand of a product: encoded, but with whatever NaN, for a product with
+    """One register of an operand of a matmul: encoded, but with whatever NaN, for a matmul with
     a NaN is a NaN."""
     if dtype.name in ("bf16", "f16"):
         return b.call(find_instruction(f"pack_{dtype.name}_rn"), *values)

@@ -106,16 +106,16 @@ class Route:
                 at += 1
         return out
 
-    def members(self, layout: RegisterLayout, size: int, rounds: int, turn: int) -> list[int]:
+    def members(self, layout: RegisterLayout, size: int, rounds: int, step: int) -> list[int]:
         """Registers of a layout that take part in a round."""
         chosen = self.round_bits(size, rounds)
         return [i for i, base in enumerate(layout.bases)
-                if sum((base[a] >> bit & 1) << n for n, (a, bit) in enumerate(chosen)) == turn]
+                if sum((base[a] >> bit & 1) << n for n, (a, bit) in enumerate(chosen)) == step]
 
     def joined(self, size: int, rounds: int) -> tuple[int, ...]:
         """Position in the rounds' fragments, one after another, of each register of `after`."""
-        order = [i for turn in range(1 << rounds)
-                 for i in self.members(self.after, size, rounds, turn)]
+        order = [i for step in range(1 << rounds)
+                 for i in self.members(self.after, size, rounds, step)]
         return tuple(order.index(i) for i in range(self.after.count))
 
 
@@ -223,14 +223,14 @@ def gathered(b: Builder, x: LLVM, pairs: Sequence[tuple[int, int]]) -> LLVM:
 class _Slots:
     """Where the registers of one side of a route lie in shared memory."""
 
-    def __init__(self, route: Route, layout: RegisterLayout, kind: str, rounds: int, turn: int):
+    def __init__(self, route: Route, layout: RegisterLayout, kind: str, rounds: int, step: int):
         self.size, self.layout = _size(kind), layout
         self.map = route.address(self.size, rounds)
         self.width = 1 << route.vector_bits(self.size)
         self.moving = [(i, p) for i, bit in enumerate(layout.threads) if bit is not None
                        for p in range(32) if self.map[bit] >> p & 1]
         self.reach = sum({1 << p for _, p in self.moving})
-        members = route.members(layout, self.size, rounds, turn)
+        members = route.members(layout, self.size, rounds, step)
         slots = {self._constant(layout.bases[i]): i for i in members}
         self.groups = [(at, [slots.get(at + j) for j in range(self.width)])
                        for at in sorted(slots) if at % self.width == 0]
@@ -255,11 +255,11 @@ class _Slots:
 
 
 @functools.cache
-def put(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int = 0, turn: int = 0,
+def put(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int = 0, step: int = 0,
         owner: bool = False) -> Operation:
     """(fragment, shared address, thread [, owner]): the elements of a round to their places."""
     route = _route(before, after, shape)
-    slots = _Slots(route, route.before, kind, rounds, turn)
+    slots = _Slots(route, route.before, kind, rounds, step)
     args = (Operand("x", kind, route.before.count), Operand("at", "i32"),  # type: ignore[arg-type]
             Operand("thread", "i32"), *([Operand("owner", "i32")] if owner else []))
     record = memory.st("shared", element_of(kind), slots.width, guarded=owner)
@@ -276,10 +276,10 @@ def put(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int 
 
 @functools.cache
 def get(before: str, after: str, shape: tuple[int, ...], kind: str, rounds: int = 0,
-        turn: int = 0) -> Operation:
+        step: int = 0) -> Operation:
     """(shared address, thread) -> the registers of a round."""
     route = _route(before, after, shape)
-    slots = _Slots(route, route.after, kind, rounds, turn)
+    slots = _Slots(route, route.after, kind, rounds, step)
     record = memory.ld("shared", element_of(kind), slots.width)
 
     def body(b: Builder, start: LLVM, thread: LLVM) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Products of whole blocks by mma.sync, as intrinsics: fragments from shared memory or registers.
+"""Matmuls of whole blocks by mma.sync, as intrinsics: fragments from shared memory or registers.
 
 Both operands are seen as [u, k]: u is a row of A or a column of B. A step of k is 32 bytes, k16 of
 16-bit types, k8 of tf32, k32 of 8-bit ones, and fragments all look the same in bytes. Per step a
 warp reads A in blocks of 16 x 32 bytes, B in blocks of 8 x 32 bytes or two of them at once; the
-next step's fragments are read before this one's products, so that they arrive meanwhile.
+next step's fragments are read before this one's matmuls, so that they arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ def read_columns(source: Any, step: int, columns: list[int]) -> Iterator[tuple[i
             yield n, source.read(step, n, 2)
 
 
-# --- the product ----------------------------------------------------------------------------------
+# --- the matmul ----------------------------------------------------------------------------------
 @functools.cache
-def product(kinds: tuple[str, str], layout: str, shape: tuple[int, int], K: int, a: tuple, b: tuple,
-            start: bool, half: bool = False) -> Operation:
+def matmul(kinds: tuple[str, str], layout: str, shape: tuple[int, int], K: int, a: tuple, b: tuple,
+           start: bool, half: bool = False) -> Operation:
     """([accumulator,] operands of a, operands of b) -> accumulator + A B.
 
     kinds: formats of A and B.  layout, shape: of the accumulator.  a, b: (reader, arguments...).
@@ -282,7 +282,7 @@ class _Product:
     def fragments(self, step: int) -> tuple[dict[int, list], dict[int, list]]:
         """Of a step of k: registers by row of A, and by column of B.
 
-        In the order in which the products need them, so that the first need not wait for all.
+        In the order in which the matmuls need them, so that the first need not wait for all.
         """
         a: dict[int, list] = {}
         b: dict[int, list] = {}
@@ -315,4 +315,4 @@ class _Product:
         return out
 
 
-__all__ = ["READERS", "STORED", "bytes_of", "product", "take", "taken"]
+__all__ = ["READERS", "STORED", "bytes_of", "matmul", "take", "taken"]

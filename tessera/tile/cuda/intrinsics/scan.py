@@ -192,10 +192,10 @@ def put(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
 
     def body(b: Builder, totals: list[LLVM], at: LLVM, thread: LLVM) -> None:
         place = _place(b, slots, thread)
-        turn = b.mul(gathered(b, thread, slots.run), b.i32(slots.each))
+        run = b.mul(gathered(b, thread, slots.run), b.i32(slots.each))
         beyond = -(1 << len(how.threads))  # threads that only repeat others
         first = b.compare("==", b.and_(thread, b.i32(slots.same | beyond)), b.i32(0))
-        start = b.add(at, b.mul(b.add(place, turn), b.i32(size)))
+        start = b.add(at, b.mul(b.add(place, run), b.i32(size)))
         record = memory.st("shared", element_of(kind), guarded=True)
         for i, total in enumerate(totals):
             b.call(record, b.add(start, b.i32(size * i)), total, b.to_int(first))
@@ -225,10 +225,10 @@ def across(name: str, tag: str, layout: str, shape: tuple[int, ...], axis: int,
         state = _State(how, axis, values, step.lo, [neutral] * slots.blocks)
         for i, block in enumerate(blocks(how, axis, step.lo)):
             before, whole = neutral, None
-            for turn in range(1 << len(slots.run)):
-                one = b.call(record, b.add(start, b.i32(size * (i + turn * slots.each))))
+            for run in range(1 << len(slots.run)):
+                one = b.call(record, b.add(start, b.i32(size * (i + run * slots.each))))
                 whole = one if whole is None else combine(b, whole, one)
-                before = b.select(b.compare(">", mine, b.i32(turn)), whole, before)
+                before = b.select(b.compare(">", mine, b.i32(run)), whole, before)
             state.precede(b, combine, block, before)
             totals.append(whole)
         return [state.results(b, combine)[0], totals]

@@ -78,7 +78,7 @@ def descriptor(lead_bytes: int, stride_bytes: int, swizzle_bytes: int = 128) -> 
 
 def steps(k: int, element_bits: int, *, major: str = "K", panel_bytes: int = 0,
           instruction_k: int = 0) -> tuple[int, ...]:
-    """Descriptor offsets (16-byte units) of the k steps of a block, for `wgmma.product`.
+    """Descriptor offsets (16-byte units) of the k steps of a block, for `wgmma.matmul`.
 
     K-major, panels of 128 bytes of k: 32 bytes a step, the next panel `panel_bytes` on.
     MN-major, panels of 64 columns of 16-bit elements: 16 rows of 128 bytes a step.

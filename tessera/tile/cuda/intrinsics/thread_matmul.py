@@ -61,8 +61,8 @@ class _Side:
 
 
 @functools.cache
-def product(kind: str, layout: str, shape: tuple[int, int], step: int, a: tuple,
-            b: tuple) -> Operation:
+def matmul(kind: str, layout: str, shape: tuple[int, int], step: int, a: tuple,
+           b: tuple) -> Operation:
     """(sums, base, row, column of A at k, the same of B) -> sums + A[:, k:k+step] B[k:k+step, :].
 
     a, b: (panel, deep, zeros, clamped, width, unsigned, rounded).

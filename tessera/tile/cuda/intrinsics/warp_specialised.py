@@ -163,7 +163,7 @@ def next_tile() -> Operation:
     return Operation("next_tile", 3, lambda *_: form)
 
 
-# --- operands of products -----------------------------------------------------------------------
+# --- operands of matmuls -----------------------------------------------------------------------
 @functools.cache
 def describe(offset: int, slot_bytes: int, group_bytes: int, bits: int) -> Operation:
     """(slot, warpgroup) -> the matrix descriptor of this warpgroup's part; bits: its constants."""

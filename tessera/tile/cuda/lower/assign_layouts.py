@@ -1,7 +1,7 @@
 """Chooses the layout of every tile, and converts where two choices meet.
 
 Layouts are anchored where they matter and spread from there until nothing changes: first the
-accumulators of products, then global memory (the largest box first), then whatever is left.
+accumulators of matmuls, then global memory (the largest box first), then whatever is left.
 Elementwise ops want one layout for operands and result; a reduction, a new axis and the like hand
 on a relabelled one. Where a value arrives in another layout than its reader wants, a
 `convert_layout` is put in.
@@ -107,7 +107,7 @@ class _Chooser:
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
         for op in nodes:
             if op.name == "matmul" and self.hint.threads >= 32 and not self.by_threads(op):
-                yield op.outs[0].value, self.product(op)
+                yield op.outs[0].value, self.matmul(op)
         memory: list[tuple[bool, int, SSAValue, int,
                            int | None]] = []  # said by the user, size, ...
         for op in nodes:
@@ -125,13 +125,13 @@ class _Chooser:
             yield value, self.in_memory(value, self.types[value].dtype.bits)
 
     def by_threads(self, op: Op) -> bool:
-        """Whether a product is done by fused multiply-adds of threads."""
+        """Whether a matmul is done by fused multiply-adds of threads."""
         from tessera.tile.cuda.lower.choose_matmul_unit import tensor_core_type
 
         a, b = (self.types[x] for x in op.args[:2])  # type: ignore[index]
         return tensor_core_type(a.dtype, b.dtype, op.attr) is None
 
-    def product(self, op: Op) -> RegisterLayout:
+    def matmul(self, op: Op) -> RegisterLayout:
         rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]
         shape = (rows, columns)
         warps = max(1, self.hint.threads // 32)

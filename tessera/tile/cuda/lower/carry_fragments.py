@@ -1,14 +1,14 @@
 """A ring whose fragments are read one step of k ahead, across the barrier too.
 
-A loop with one product of what its ring holds is, per turn and step j of k,
+A loop with one matmul of what its ring holds is, per iteration and step j of k,
 
-    operands of step j + 1 -> registers;   some of the copies of the turn `stages` - 1 ahead
-    products of step j
+    operands of step j + 1 -> registers;   some of the copies of the iteration `stages` - 1 ahead
+    matmuls of step j
 
-and the last step reads the first operands of the next turn, after the wait and the barrier for it,
-before it multiplies. So no product waits for what was read just before it, and the tensor cores
-have work while the warps meet. What the last turn reads ahead is zeros, or was copied for nobody.
-"""
+and the last step reads the first operands of the next iteration, after the wait and the barrier for
+it, before it multiplies. So no matmul waits for what was read just before it, and the tensor cores
+have work while the warps meet. What the last iteration reads ahead is zeros, or was copied for
+nobody. """
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP_BITS = 8 * STEP_BYTES  # of k in one instruction of the tensor cores
 
 @dataclass(frozen=True)
 class FragmentPlan:
-    """op: the product.  a, b: its operands' feeds, each with whether it is read transposed.
+    """op: the matmul.  a, b: its operands' feeds, each with whether it is read transposed.
 
     formats: of the tensor cores.  steps: instructions along k.  sums: the loop's accumulator and
     what that begins with.
@@ -51,10 +51,10 @@ class FragmentPlan:
 
 def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
     """How to carry a ring's fragments; None where its loop is of another form."""
-    products = [n for n in node.body if isinstance(n, Op) and n.name == "matmul"]
-    if len(products) != 1 or len(products[0].args) != 3 or len(feeds) != 2:
+    matmuls = [n for n in node.body if isinstance(n, Op) and n.name == "matmul"]
+    if len(matmuls) != 1 or len(matmuls[0].args) != 3 or len(feeds) != 2:
         return None
-    (op,) = products
+    (op,) = matmuls
     found = [_fed(node, feeds, x) for x in op.args[:2]]
     a, b = found
     if a is None or b is None or a[0] is b[0] or any(f.users != {id(op)} for f in feeds):
@@ -63,7 +63,7 @@ def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
     assert isinstance(x, TileType) and isinstance(y, TileType)
     formats = format_of(x.dtype, y.dtype, op.attr, stager.generation)
     bits = x.shape[1] * x.dtype.bits
-    # The tensor cores lose bits of long sums of fp8: those are begun anew inside of a product.
+    # The tensor cores lose bits of long sums of fp8: those are begun anew inside of a matmul.
     plain = formats is not None and not formats[0].startswith("e") and op.attr["dtype"].bits >= 32
     sums = next(((d.value, v) for d, v in zip(node.carried, node.inits, strict=True)
                  if d.value == op.args[2] and isinstance(v, SSAValue)), None)
@@ -86,14 +86,14 @@ class Carrier:
     def __init__(self, stager: _Stager, node: For, feeds: list[Feed], plan: FragmentPlan):
         self.stager, self.node, self.feeds, self.plan = stager, node, feeds, plan
         self.buffers = {f.value: stager.buffer(f, stager.stages) for f in feeds}
-        self.heads: list[Operand] = []  # of the turn that comes
+        self.heads: list[Operand] = []  # of the iteration that comes
         self.slot, self.free = (stager.counter(hint) for hint in ("slot", "free"))
 
     def run(self, out: list[Node]) -> None:
         s, node, plan = self.stager, self.node, self.plan
-        for turn in range(s.stages - 1):
-            at = s.moved(out, node.lo, node.step, turn)
-            self.copies(out, at, Const(turn, i32), self.feeds)
+        for iteration in range(s.stages - 1):
+            at = s.moved(out, node.lo, node.step, iteration)
+            self.copies(out, at, Const(iteration, i32), self.feeds)
             s.act(out, "cp_commit_group")
         first = self.arrived(out, Const(0, i32), plan.sums[1])
         carried = [Def(s.names.fresh(x.name), s.made[x]) for x in first]
@@ -101,9 +101,9 @@ class Carrier:
         body: list[Node] = []
         for f in self.feeds:
             s.hold(f, self.staged(body, f, self.slot.value))
-        s.turn = self
+        s.carrier = self
         s.rest(node, self.feeds, body)
-        s.turn = None
+        s.carrier = None
         added = (self.slot, self.free, *carried)
         inits = (Const(0, i32), Const(s.stages - 1, i32), *first)
         yields = (self.next_slot, s.following(body, self.free.value), *self.heads)
@@ -111,8 +111,8 @@ class Carrier:
                        (*node.inits, *inits), tuple(body), (*node.yields, *yields), node.over,
                        node.where))
 
-    def product(self, out: list[Node]) -> None:
-        """The turn's product, with everything that goes on beside it."""
+    def matmul(self, out: list[Node]) -> None:
+        """The iteration's matmul, with everything that goes on beside it."""
         s, plan, (made,) = self.stager, self.plan, self.plan.op.outs
         later = s.moved(out, self.node.var.value, self.node.step, s.stages - 1)
         sums: Operand = plan.sums[0]
@@ -137,7 +137,7 @@ class Carrier:
         return [f for i, f in enumerate(self.feeds) if i * each // len(self.feeds) == step]
 
     def arrived(self, out: list[Node], slot: Operand, sums: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """The first operands of the turn that lies in a slot, once its copies are there."""
+        """The first operands of the iteration that lies in a slot, once its copies are there."""
         s = self.stager
         s.act(out, "cp_wait_group", pending=s.stages - 2)
         s.act(out, "barrier")
@@ -163,10 +163,11 @@ class Carrier:
         return found[0], found[1]
 
     def copies(self, out: list[Node], at: Operand, slot: Operand, feeds: list[Feed]) -> None:
-        """The copies of some loads for the turn whose loop variable is `at`, if there is one."""
+        """The copies of some loads for the iteration whose loop variable is `at`, if there is
+        one."""
         if feeds:
             inside = self.stager.inside(out, at, self.node)
-            self.stager.copy_turn(out, self.node, feeds, self.buffers, at, slot, inside)
+            self.stager.copy_iteration(out, self.node, feeds, self.buffers, at, slot, inside)
 
 
 __all__ = ["Carrier", "FragmentPlan", "plan"]

@@ -1,4 +1,4 @@
-"""Which unit does a product: the tensor cores and in what format, or threads with multiply-adds."""
+"""Which unit does a matmul: the tensor cores and in what format, or threads with multiply-adds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tessera.numerics import DType, f64
 from tessera.runtime.generations import Generation
 
 HALF = {"bf16": "bf16", "f16": "f16"}
-# Every number of these is an f16 number, so f16 products of them are exact.
+# Every number of these is an f16 number, so f16 matmuls of them are exact.
 IN_F16 = frozenset({"fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "fp4_e3m0"})
 IN_INT8 = {"int8": "s8", "int4": "s8", "uint8": "u8"}
 
 
 def tensor_core_type(a: DType, b: DType, attrs: dict[str, Any]) -> tuple[str, str] | None:
-    """The formats in which mma reads A and B; None: no tensor core keeps this product's precision.
+    """The formats in which mma reads A and B; None: no tensor core keeps this matmul's precision.
 
     f32 operands are multiplied as tf32 only where precision="tf32" asks for it. Low-precision
-    floats are f16 here; targets with fp8 products take them as they are.
+    floats are f16 here; targets with fp8 matmuls take them as they are.
     """
     if attrs["dtype"] is f64 or a is f64 or b is f64:
         return None

@@ -1,4 +1,4 @@
-"""Which loads only feed products, and can be copies to shared memory instead."""
+"""Which loads only feed matmuls, and can be copies to shared memory instead."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MANUAL = frozenset({"cp_async", "cp_commit_group", "cp_wait_group"})
 
 @dataclass(frozen=True)
 class Feed:
-    """A load for products. view: the box as memory has it; turned: the tile is its transpose.
+    """A load for matmuls. view: the box as memory has it; turned: the tile is its transpose.
 
-    ahead: whether the loop around it may copy it turns ahead.  users: id() of the products.
+    ahead: whether the loop around it may copy it iterations ahead.  users: id() of the matmuls.
     """
 
     value: SSAValue
@@ -87,27 +87,27 @@ class _Finder:
 
     def feed(self, op: Op) -> Feed | None:
         value = op.outs[0].value
-        products = self.products(value, False)
+        matmuls = self.matmuls(value, False)
         source = self.source(op.args[0])
-        if not products or source is None:
+        if not matmuls or source is None:
             return None
         tensor, view, turned = source
         t = self.types[view]
         assert isinstance(t, View)
         if len(t.shape) != 2 or not all(
-                self.readable(p, i, flip ^ turned) for p, i, flip in products):
+                self.readable(p, i, flip ^ turned) for p, i, flip in matmuls):
             return None
         return Feed(value, tensor, view, turned, t.dtype, t.shape, self.ahead(op, view, tensor),
-                    frozenset(id(p) for p, _, _ in products))
+                    frozenset(id(p) for p, _, _ in matmuls))
 
-    def products(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
-        """(product, operand, transposed) of all uses; None when there are others."""
+    def matmuls(self, x: SSAValue, flip: bool) -> list[tuple[Op, int, bool]] | None:
+        """(matmul, operand, transposed) of all uses; None when there are others."""
         found = []
         for node, i in self.users.get(x, []):
             if isinstance(node, Op) and node.name == "matmul" and i < 2:
                 found.append((node, i, flip))
             elif isinstance(node, Op) and node.name == "transpose":
-                more = self.products(node.outs[0].value, not flip)
+                more = self.matmuls(node.outs[0].value, not flip)
                 if more is None:
                     return None
                 found += more
@@ -127,11 +127,11 @@ class _Finder:
         whole = isinstance(tensor, SSAValue) and isinstance(self.types[tensor], GlobalTensor)
         return (tensor, x, turned) if whole else None  # type: ignore[return-value]
 
-    def readable(self, product: Op, operand: int, turned: bool) -> bool:
-        """Whether the product reads the type as it lies in memory, at a good speed."""
-        a, b = (self.types[x].dtype for x in product.args[:2])  # type: ignore[index]
+    def readable(self, matmul: Op, operand: int, turned: bool) -> bool:
+        """Whether the matmul reads the type as it lies in memory, at a good speed."""
+        a, b = (self.types[x].dtype for x in matmul.args[:2])  # type: ignore[index]
         mine = (a, b)[operand]
-        kinds = format_of(a, b, product.attr, self.generation)
+        kinds = format_of(a, b, matmul.attr, self.generation)
         if kinds is None:
             return mine.bits >= 16 and not mine.packed
         stored = {"tf32": ("tf32", "f32")}.get(kinds[operand], (kinds[operand],))

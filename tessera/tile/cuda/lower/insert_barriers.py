@@ -17,7 +17,7 @@ from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
 TILES = frozenset({"load_tile", "store_tile", "atomic_tile"})
 PICKS = frozenset({"gather", "store_scatter", "atomic_scatter"})
-ANYWHERE = "any thread, any element"  # in no order with itself: the next turn goes elsewhere
+ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
 ATOMICS = frozenset({"atomic", "compare_exchange"})
 ELEMENTS = frozenset({"load_element", "store_element"}) | ATOMICS
 
@@ -92,11 +92,11 @@ class _Orderer:
         return after | other
 
     def loop(self, node: For | While, pending: Pending, out: list[Node]) -> Pending:
-        """The second look at the body knows what the turn before left."""
+        """The second look at the body knows what the iteration before left."""
         test: tuple[Node, ...] = node.test if isinstance(node, While) else ()
         bounds = (node.lo, node.hi, node.step) if isinstance(node, For) else (node.cond,)
         if not all(map(self.uniform, bounds)):
-            out.append(node)  # lanes leave at different turns: a barrier in it would wait for ever
+            out.append(node)  # threads leave it at different times: a barrier would hang
             return pending
         _, once = self.block((*test, *node.body), pending)
         both = pending | once

@@ -1,4 +1,4 @@
-"""Values of a loop's body as they will be in another turn."""
+"""Values of a loop's body as they will be in another iteration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""load(..., prefetch=n): the boxes of n - 1 later turns are on their way while one is read.
+"""load(..., prefetch=n): the boxes of n - 1 later iterations are on their way while one is read.
 
-What a product reads is copied ahead by its ring (stage_loads.py) and needs none of this. Any other
+What a matmul reads is copied ahead by its ring (stage_loads.py) and needs none of this. Any other
 load in a loop whose place follows from the loop variable gets a `prefetch_box` of the place that
-many turns later. It brings lines into the L2 cache and holds no registers, so that it can be wrong
-about nothing: beyond the end of a tensor nothing is asked for.
+many iterations later. It brings lines into the L2 cache and holds no registers, so that it can be
+wrong about nothing: beyond the end of a tensor nothing is asked for.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class _Prefetcher:
         return isinstance(place, View) and place.space == "global"
 
     def ahead(self, node: For, load: Op, out: list[Node]) -> None:
-        """The box of prefetch - 1 turns later."""
+        """The box of prefetch - 1 iterations later."""
         made: list[Node] = []
         t = node.var.type
         assert isinstance(t, Scalar)
-        turns: Operand = Const(load.attr["prefetch"] - 1, t.dtype)
-        step = self.op(made, "mul", (node.step, turns), t, load)
+        iterations: Operand = Const(load.attr["prefetch"] - 1, t.dtype)
+        step = self.op(made, "mul", (node.step, iterations), t, load)
         at = self.op(made, "add", (node.var.value, step), t, load)
         box = Ahead(node, at, self.names).copy(load.args[0], made)
         out += [*made, Op("prefetch_box", (box,), (), (), load.where)]

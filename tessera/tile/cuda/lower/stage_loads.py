@@ -1,19 +1,19 @@
-"""Loads that feed products become copies to shared memory, under way while products run.
+"""Loads that feed matmuls become copies to shared memory, under way while matmuls run.
 
 A tile that is loaded and only multiplied needs no registers: it is copied to shared memory and read
-there by the product. In a serial loop whose addresses can be computed ahead, the copies of later
-turns run while this one multiplies: a ring of `stages` buffers,
+there by the matmul. In a serial loop whose addresses can be computed ahead, the copies of later
+iterations run while this one multiplies: a ring of `stages` buffers,
 
-    copies of turns 0 .. stages - 2                                  (each one commit group)
-    for each turn:
-        wait until this turn's copies have arrived, barrier
-        the body, reading this turn's buffer; in the midst of its first product,
-            copies of the turn `stages` - 1 ahead, into the buffer that the last turn read
+    copies of iterations 0 .. stages - 2                                  (each one commit group)
+    for each iteration:
+        wait until this iteration's copies have arrived, barrier
+        the body, reading this iteration's buffer; in the midst of its first matmul,
+            copies of the iteration `stages` - 1 ahead, into the buffer that the last iteration read
 
-with one barrier a turn. The tensor cores are busy while the copies are issued: the product is cut
-in two along k around them. Where a turn has one product, `carry` also reads its operands ahead, and
-spreads the copies. Other such loads get a buffer of their own. Tile IR in, Tile IR out: the
-interpreter runs the result, and its race detector checks the barriers.
+with one barrier an iteration. The tensor cores are busy while the copies are issued: the matmul is
+cut in two along k around them. Where an iteration has one matmul, `carry` also reads its operands
+ahead, and spreads the copies. Other such loads get a buffer of their own. Tile IR in, Tile IR out:
+the interpreter runs the result, and its race detector checks the barriers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Room:
     """shared_bytes: of a group, at most.  stages: asked for, or None.
 
     groups: how many groups should find room on a multiprocessor; fewer rather than one stage.
-    warps: whether groups are whole warps, whose products mma.sync does.
+    warps: whether groups are whole warps, whose matmuls mma.sync does.
     """
 
     shared_bytes: int
@@ -67,9 +67,9 @@ class Room:
     warps: bool = False
 
 
-def stage_products(function: Function, generation: Generation, room: Room,
-                   overlapping: bool = False) -> Function:
-    """The function with its products' loads staged.
+def stage_matmul_loads(function: Function, generation: Generation, room: Room,
+                       overlapping: bool = False) -> Function:
+    """The function with its matmuls' loads staged.
 
     overlapping: parameters may be the same memory, so that any store may change what is loaded.
     """
@@ -92,12 +92,12 @@ class _Stager:
         self.feeds = {f.value: f for f in feeds}
         self.buffers: list[Node] = []
         self.where: SourceLine | None = None
-        self.staged: dict[SSAValue, Buffer] = {}  # places that products read
+        self.staged: dict[SSAValue, Buffer] = {}  # places that matmuls read
         self.made: dict[SSAValue, Any] = {}  # types of what this pass defines
-        self.turn: Carrier | None = None  # does the product of the ring around
-        self.midst: Callable[[list[Node]], None] | None = None  # to do amid the next product
+        self.carrier: Carrier | None = None  # does the matmul of the ring around
+        self.midst: Callable[[list[Node]], None] | None = None  # to do amid the next matmul
         self.coming: set[SSAValue] = set()  # tiles whose copies nobody has waited for
-        self.turns: dict[SSAValue, SSAValue] = {}  # transposed tile -> tile
+        self.transposed: dict[SSAValue, SSAValue] = {}  # transposed tile -> tile
         self.ready: dict[SSAValue, tuple[SSAValue, bool]] = {}  # tile -> (place, transposed)
         self.loops = 0
         self.stages = self.choose(feeds)
@@ -151,9 +151,9 @@ class _Stager:
         return tuple(out)
 
     def nested(self, node: For | While | If, out: list[Node]) -> None:
-        """What stands inside of a node does not interrupt its products for copies around it."""
+        """What stands inside of a node does not interrupt its matmuls for copies around it."""
         midst, self.midst = self.midst, None
-        turn, self.turn = self.turn, None
+        carrier, self.carrier = self.carrier, None
         if isinstance(node, If):
             out.append(with_regions(node, self.block))
         elif isinstance(node, For) and (ring := self.ring_of(node)):
@@ -162,7 +162,7 @@ class _Stager:
             self.loops += 1
             out.append(with_regions(node, self.block))
             self.loops -= 1
-        self.midst, self.turn = midst, turn
+        self.midst, self.carrier = midst, carrier
 
     def statement(self, op: Op, after: tuple[Node, ...], out: list[Node]) -> None:
         made = op.outs[0].value if op.outs else None
@@ -172,18 +172,19 @@ class _Stager:
         elif op.name == "transpose" and op.args[0] in self.ready:
             place, turned = self.ready[op.args[0]]
             self.ready[made] = (place, not turned)  # type: ignore[index]
-            self.turns[made] = op.args[0]  # type: ignore[index]
+            self.transposed[made] = op.args[0]  # type: ignore[index]
         elif op.name == "matmul":
             self.arrive(out, op.args)
-            if self.turn is not None and op is self.turn.plan.op:
-                self.turn.product(out)
+            if self.carrier is not None and op is self.carrier.plan.op:
+                self.carrier.matmul(out)
             else:
-                self.product(op, out)
+                self.matmul(op, out)
         else:
             out.append(op)
 
-    def product(self, op: Op, out: list[Node]) -> None:
-        """A product that reads its places; the first of a ring's turn with copies in its midst."""
+    def matmul(self, op: Op, out: list[Node]) -> None:
+        """A matmul that reads its places; the first of a ring's iteration with copies in its
+        midst."""
         midst, self.midst = self.midst, None
         at = self.cut(op) if midst else 0
         if not at:
@@ -201,7 +202,7 @@ class _Stager:
             out.append(replace(op, args=(*parts, first.value)))
 
     def cut(self, op: Op) -> int:
-        """Where to cut the product along k; 0: nowhere."""
+        """Where to cut the matmul along k; 0: nowhere."""
         a, b = op.args[:2]
         if a not in self.ready or b not in self.ready:
             return 0
@@ -214,7 +215,7 @@ class _Stager:
 
     def read(self, x: Operand, out: list[Node], axis: int = 0, start: int = 0,
              count: int = 0) -> Operand:
-        """An operand of a product: the place that holds it, or `count` of it along an axis."""
+        """An operand of a matmul: the place that holds it, or `count` of it along an axis."""
         if not isinstance(x, SSAValue) or x not in self.ready:
             return x
         place, turned = self.ready[x]
@@ -244,7 +245,7 @@ class _Stager:
         """One buffer. What reads it first waits, or a ring that comes before that."""
         place = self.buffer(feed, 1)
         if self.loops and not self.coming:
-            self.act(out, "barrier")  # the turn before may still be read
+            self.act(out, "barrier")  # the iteration before may still be read
         self.act(out, "cp_async", place, feed.view)
         self.act(out, "cp_commit_group")
         self.hold(feed, place)
@@ -261,8 +262,8 @@ class _Stager:
 
     def origin(self, x: Operand) -> SSAValue | None:
         """The tile that an operand is, or is the transpose of."""
-        while isinstance(x, SSAValue) and x in self.turns:
-            x = self.turns[x]
+        while isinstance(x, SSAValue) and x in self.transposed:
+            x = self.transposed[x]
         return x if isinstance(x, SSAValue) else None
 
     def hold(self, feed: Feed, place: SSAValue) -> None:
@@ -296,11 +297,11 @@ class _Stager:
             self.act(out, "barrier")
 
     def plain_ring(self, node: For, feeds: list[Feed], out: list[Node]) -> None:
-        """Copies amid the turn's first product, whatever the loop does with what they bring."""
+        """Copies amid the iteration's first matmul, whatever the loop does with what they bring."""
         buffers = {f.value: self.buffer(f, self.stages) for f in feeds}
-        for turn in range(self.stages - 1):
-            at = self.moved(out, node.lo, node.step, turn)
-            self.copies(out, node, feeds, buffers, at, Const(turn, i32))
+        for iteration in range(self.stages - 1):
+            at = self.moved(out, node.lo, node.step, iteration)
+            self.copies(out, node, feeds, buffers, at, Const(iteration, i32))
         slot, put = (self.counter(hint) for hint in ("slot", "free"))
         body: list[Node] = []
         self.act(body, "cp_wait_group", pending=self.stages - 2)
@@ -316,7 +317,7 @@ class _Stager:
 
         self.midst = ahead
         self.rest(node, feeds, body)
-        if self.midst is not None:  # its products all stand deeper
+        if self.midst is not None:  # its matmuls all stand deeper
             ahead(body)
         self.midst = None
         yields = [self.following(body, d.value) for d in (slot, put)]
@@ -340,17 +341,18 @@ class _Stager:
     def copies(self, out: list[Node], node: For, feeds: list[Feed],
                buffers: dict[SSAValue, SSAValue],
                at: Operand, slot: Operand) -> None:
-        """The copies of the turn whose loop variable is `at`, if there is such a turn."""
+        """The copies of the iteration whose loop variable is `at`, if there is such an
+        iteration."""
         then: list[Node] = []
         inside = self.inside(out, at, node)
-        self.copy_turn(then, node, feeds, buffers, at, slot)
+        self.copy_iteration(then, node, feeds, buffers, at, slot)
         out.append(If(inside, tuple(then), (), (), (), (), self.where))
         self.act(out, "cp_commit_group")
 
-    def copy_turn(self, out: list[Node], node: For, feeds: list[Feed],
-                  buffers: dict[SSAValue, SSAValue],
-                  at: Operand, slot: Operand, inside: SSAValue | None = None) -> None:
-        """inside: whether there is such a turn; None: there is."""
+    def copy_iteration(self, out: list[Node], node: For, feeds: list[Feed],
+                       buffers: dict[SSAValue, SSAValue],
+                       at: Operand, slot: Operand, inside: SSAValue | None = None) -> None:
+        """inside: whether there is such an iteration; None: there is."""
         ahead = Ahead(node, at, self.names)
         for f in feeds:
             target = self.op(out, "stage", (buffers[f.value], slot), f.tensor.name,
@@ -362,16 +364,16 @@ class _Stager:
                 self.act(out, "cp_async_if", target, source, inside)
 
     def inside(self, out: list[Node], at: Operand, node: For) -> SSAValue:
-        """Whether the loop has a turn with that value of its variable."""
+        """Whether the loop has an iteration with that value of its variable."""
         return self.op(out, "lt", (at, node.hi), "more", TRUTH)
 
     def counter(self, hint: str) -> Def:
         return Def(self.names.fresh(hint), COUNT)
 
-    def moved(self, out: list[Node], x: Operand, step: Operand, turns: int) -> Operand:
-        """x + turns * step"""
+    def moved(self, out: list[Node], x: Operand, step: Operand, iterations: int) -> Operand:
+        """x + iterations * step"""
         assert isinstance(step, Const)
-        by = int(step.value) * turns
+        by = int(step.value) * iterations
         if by == 0:
             return x
         if isinstance(x, Const):
@@ -389,4 +391,4 @@ def loop_users(node: For) -> set[int]:
     return {id(n) for n in walk(node.body)}
 
 
-__all__ = ["Room", "ring_stages", "stage_products"]
+__all__ = ["Room", "ring_stages", "stage_matmul_loads"]

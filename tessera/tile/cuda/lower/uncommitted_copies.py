@@ -36,7 +36,7 @@ def _op(op: Op, open_: bool, found: set[int]) -> bool:
 
 
 def _loop(node: For | While, open_: bool, found: set[int]) -> bool:
-    """A turn may begin with what the one before left."""
+    """An iteration may begin with what the one before left."""
     body = (*node.test, *node.body) if isinstance(node, While) else node.body
     again = _block(body, open_, found)
     return _block(body, open_ or again, found) or open_

@@ -46,7 +46,7 @@ ACCUMULATOR = {"f32": "f32*4", "f16": "i32*2", "s32": "i32*4"}
 def mma(a: str, d: str = "f32", *, b: str = "", k: int = 0) -> Instruction:
     """(A, B, C) -> D. `k`: half the full one gives the smaller instruction with half the registers.
 
-    f16 with k 8 is the only one on sm_75. fp8 products accumulate with about 14 bits on Hopper;
+    f16 with k 8 is the only one on sm_75. fp8 matmuls accumulate with about 14 bits on Hopper;
     sums of more than 128 terms in f32 are added by the caller.
     """
     form = FORMS[one_of("a", a, FORMS)]

@@ -3,10 +3,10 @@
 B is read from shared memory by descriptor, A too ("SS") or from registers ("RS"). Lane l of warp w
 holds rows 16 w + l / 4 and 8 on: D.(4 j) and D.(4 j + 1) columns 8 j + 2 (l % 4) and one on, D.(4 j
 + 2), D.(4 j + 3) the same of the lower row. Two f32 neighbours packed are an A register, so a
-product feeds the next one without moving.
+matmul feeds the next one without moving.
 
-Order of a product: `wgmma_fence`, the instructions, `wgmma_commit`, later `wait`. The accumulator
-may not be touched before the wait; `product` writes a whole k-block as one statement, so that no
+Order of a matmul: `wgmma_fence`, the instructions, `wgmma_commit`, later `wait`. The accumulator
+may not be touched before the wait; `matmul` writes a whole k-block as one statement, so that no
 compiler can put anything between (C7510 ... C7514: serialised).
 """
 
@@ -101,9 +101,9 @@ def wgmma(n: int, a: str, d: str = "f32", *, b: str = "", registers_a: bool = Fa
     {"n": 64, "a": "tf32", "a_offsets": (0, 2), "b_offsets": (0, 2)},
     {"n": 64, "a": "s8", "d": "s32", "a_offsets": (0, 2), "b_offsets": (0, 2)},
 )
-def product(n: int, a: str, d: str = "f32", *, b: str = "", b_offsets: tuple[int, ...],
-            a_offsets: tuple[int, ...] = (), rows: tuple[int, ...] = (0,), majors: str = "KK",
-            accumulate: str = "yes", wait: int | None = None) -> Instruction:
+def matmul(n: int, a: str, d: str = "f32", *, b: str = "", b_offsets: tuple[int, ...],
+           a_offsets: tuple[int, ...] = (), rows: tuple[int, ...] = (0,), majors: str = "KK",
+           accumulate: str = "yes", wait: int | None = None) -> Instruction:
     """A whole k-block as one statement: fence, its wgmmas, commit, and perhaps a wait.
 
     (D, A, B) -> D. accumulate "no": (A, B) -> D, the first step overwrites and D needs no zeros;
@@ -142,7 +142,7 @@ def product(n: int, a: str, d: str = "f32", *, b: str = "", b_offsets: tuple[int
     text = "\n".join(lines)
     digest = zlib.crc32(text.encode())
     return Instruction(
-        f"wgmma_product_m{64 * len(rows)}n{n}k{form.k * steps}_{kinds.replace('.', '_')}_"
+        f"wgmma_matmul_m{64 * len(rows)}n{n}k{form.k * steps}_{kinds.replace('.', '_')}_"
         f"{digest:08x}", operands, text, isa=f"{_ISA}.mma_async", effect="converge", cc="90a",
         single=True)
 

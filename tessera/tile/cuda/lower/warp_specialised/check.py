@@ -52,7 +52,8 @@ def _if(node: If, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
 
 
 def _loop(node: For | While, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
-    """A slot that is carried in (or -1) is held as the carried name, in each turn and after."""
+    """A slot that is carried in (or -1) is held as the carried name, in each iteration and
+    after."""
     carried = {d.value: (i, y) for d, i, y in zip(
         node.carried, node.inits, node.yields, strict=True)}
     body = _regions(node)
@@ -64,7 +65,8 @@ def _loop(node: For | While, held: frozenset[SSAValue]) -> frozenset[SSAValue]:
     inside = held | set(slots)
     after = _block(body, inside) - {y for _, y in slots.values() if isinstance(y, SSAValue)}
     if after != held:
-        raise TileIRError(f"a turn changes what is held: {_text(after ^ held)}", where=node.where)
+        raise TileIRError(f"an iteration changes what is held: {_text(after ^ held)}",
+                          where=node.where)
     return held | set(slots)
 
 

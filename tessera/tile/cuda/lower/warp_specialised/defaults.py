@@ -31,7 +31,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
         pipeline = replace(pipeline, registers=form.registers[groups])
     rotated = any(is_chain(n) for n in walk(function.body) if isinstance(n, For))
     packed, held = operand_registers(function, maker, form)
-    # Rotated, the operand of the turn before lives beside the scores of this one.
+    # Rotated, the operand of the iteration before lives beside the scores of this one.
     tiles = pressure(sink_loads(function.body), maker, groups) + (packed if rotated else 0)
     room = form.most_registers[groups] - form.defaults.other_registers
     if tiles > room:
@@ -40,7 +40,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     chosen: dict[str, Any] = {
         "stages": form.defaults.stages[rotated], "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
-        # One consumer has nobody beside it: its next product is issued before it waits.
+        # One consumer has nobody beside it: its next matmul is issued before it waits.
         "in_flight": int(groups == 1),
         "tiles": "dynamic" if uneven(function) else "static"}
     if rows > form.rows * groups and ops_in(function.body, "pack_operand"):
@@ -51,18 +51,18 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
 
 def pinned(function: Function, defaults: PipelineDefaults) -> int:
     """Registers to pin, of the tile that becomes an operand. With that much of the softmax in front
-    of the wait the rest of it covers the product's end."""
+    of the wait the rest of it covers the matmul's end."""
     packed = max((p.outs[0].type.shape[1]  # type: ignore[union-attr]
                   for p in ops_in(function.body, "pack_operand")), default=0)
     return packed * defaults.pinned_sixteenths[uneven(function)] // 16
 
 
 def rows_of(function: Function) -> int:
-    """The rows of all products."""
-    found = {d.type.shape[0] for n in ops_in(function.body, "async_product")  # type: ignore[union-attr]
+    """The rows of all matmuls."""
+    found = {d.type.shape[0] for n in ops_in(function.body, "async_matmul")  # type: ignore[union-attr]
              for d in n.outs}
     if len(found) != 1:
-        raise Refused(f"its products have {' and '.join(map(str, sorted(found)))} rows; consumers "
+        raise Refused(f"its matmuls have {' and '.join(map(str, sorted(found)))} rows; consumers "
                       "share one number of rows")
     return found.pop()
 
@@ -75,9 +75,9 @@ def consumers(rows: int, form: WarpgroupMatmul) -> int:
 
 
 def is_chain(loop: For) -> bool:
-    """Whether a product of a turn feeds another: worth rotating."""
-    products = [n for n in loop.body if is_op(n, "async_product")]
-    return len(products) > 1 and any(is_op(n, "pack_operand") for n in loop.body)
+    """Whether a matmul of an iteration feeds another: worth rotating."""
+    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
+    return len(matmuls) > 1 and any(is_op(n, "pack_operand") for n in loop.body)
 
 
 def operand_registers(function: Function, maker: Maker,
@@ -85,26 +85,26 @@ def operand_registers(function: Function, maker: Maker,
     """Registers of a lane: of computed first operands, of those that may be held."""
     packed = held = 0
     packs = {out(p) for p in ops_in(function.body, "pack_operand")}
-    for product in ops_in(function.body, "async_product"):
-        a = product.args[0]
+    for matmul in ops_in(function.body, "async_matmul"):
+        a = matmul.args[0]
         type = maker.type(a)
         assert isinstance(type, TileType)
         words = form.rows * type.shape[1] * type.dtype.bits // (32 * WARPGROUP)
         packed += words if a in packs else 0
-        held += words if a not in packs and _invariant(product, function) else 0
+        held += words if a not in packs and _invariant(matmul, function) else 0
     return packed, held
 
 
-def _invariant(product: Op, function: Function) -> bool:
+def _invariant(matmul: Op, function: Function) -> bool:
     """Whether the first operand is loaded outside of the loop that multiplies it."""
     for loop in walk(function.body):
-        if isinstance(loop, For) and product in loop.body:
-            return not any(out(n) == product.args[0] for n in ops_in(loop.body, "ring_load"))
+        if isinstance(loop, For) and matmul in loop.body:
+            return not any(out(n) == matmul.args[0] for n in ops_in(loop.body, "ring_load"))
     return False
 
 
 def nonempty(function: Function, known: Knowledge) -> Callable[[For], bool]:
-    """(loop) -> whether it surely turns once.
+    """(loop) -> whether it surely runs once.
 
     An extent of a tensor that every group loads anyway is not 0: TMA has no descriptor for it.
     """

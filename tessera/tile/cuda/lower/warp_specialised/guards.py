@@ -72,9 +72,9 @@ def skipped(op: Op, test: SSAValue, otherwise: Operand, maker: Maker) -> If:
 
 
 def guard_rescales(nodes: Nodes, maker: Maker) -> Nodes:
-    """accumulator * row factor, before a product adds to it, only where some factor is not 1."""
+    """accumulator * row factor, before a matmul adds to it, only where some factor is not 1."""
     def block(nodes: Nodes) -> list[Node]:
-        added = {n.args[2] for n in nodes if is_op(n, "async_product") and len(n.args) == 3}
+        added = {n.args[2] for n in nodes if is_op(n, "async_matmul") and len(n.args) == 3}
         made = {out(n): n for n in nodes if isinstance(n, Op) and n.outs}
         kept: list[Node] = []
         for node in nodes:

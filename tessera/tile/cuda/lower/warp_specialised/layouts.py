@@ -15,8 +15,8 @@ def place_tiles(function: Function, groups: int, overlapping: bool) -> Function:
     """The function with layouts, conversions between them and barriers of the consumers."""
     types = definitions(function)
     given: dict[SSAValue, RegisterLayout] = {}
-    for product in ops_in(function.body, "async_product"):
-        for x in (product.outs[0].value, *product.args):
+    for matmul in ops_in(function.body, "async_matmul"):
+        for x in (matmul.outs[0].value, *matmul.args):
             t = types.get(x)  # type: ignore[arg-type]
             if isinstance(t, TileType):
                 given[x] = warpgroups(t.shape, groups)  # type: ignore[index]

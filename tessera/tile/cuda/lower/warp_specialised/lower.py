@@ -144,4 +144,4 @@ def _notes(rings: Any, pipeline: PipelineKnobs) -> tuple[str, ...]:
     held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
             f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
     knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)
-    return ("products by wgmma, loads by TMA, warpgroups specialised", *held, knobs)
+    return ("matmuls by wgmma, loads by TMA, warpgroups specialised", *held, knobs)

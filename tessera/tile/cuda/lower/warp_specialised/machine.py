@@ -1,8 +1,8 @@
 """Runs a warp-specialised program on the interpreter: the producer, then the consumers.
 
 Rings keep what the producer would have brought, and where it would be waiting. A consumer that
-waits for what cannot arrive, a slot that goes back while a product reads it, and a result that is
-read while its product runs are errors.
+waits for what cannot arrive, a slot that goes back while a matmul reads it, and a result that is
+read while its matmul runs are errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rings:
         self.fills: list[tuple[str, dict[str, np.ndarray]]] = []  # in the producer's order
         self.reached = 0  # fills that the producer has begun
         self.filled: dict[str, deque] = defaultdict(deque)  # begun, not yet waited for
-        self.turn: dict[str, int] = defaultdict(int)  # waits so far
+        self.waited: dict[str, int] = defaultdict(int)  # waits so far
         self.held: dict[str, dict[int, dict[str, np.ndarray]]] = defaultdict(dict)
         self.source: dict[int, tuple[np.ndarray, str, int]] = {}  # array -> its slot
         self.running: list[tuple[np.ndarray, list[tuple[str, int]]]] = []
@@ -64,8 +64,8 @@ class Rings:
         if not self.filled[ring]:
             raise PipelineError(f"deadlock: the consumer waits for ring {ring}, and the producer "
                                 f"for a free slot; held: {self.holding()}", where=where)
-        slot = self.turn[ring] % self.slots[ring]
-        self.turn[ring] += 1
+        slot = self.waited[ring] % self.slots[ring]
+        self.waited[ring] += 1
         self.held[ring][slot] = self.filled[ring].popleft()
         return slot
 
@@ -83,17 +83,17 @@ class Rings:
         if slot == NO_SLOT:
             return
         if any((ring, slot) in slots for _, slots in self.running):
-            raise PipelineError(f"slot {slot} of ring {ring} is released while a product reads it",
+            raise PipelineError(f"slot {slot} of ring {ring} is released while a matmul reads it",
                                 where=where)
         if slot not in self.held[ring]:
             raise PipelineError(f"slot {slot} of ring {ring} is released and not held", where=where)
         del self.held[ring][slot]
 
-    # --- products -----------------------------------------------------------------------------
+    # --- matmuls -----------------------------------------------------------------------------
     def issue(self, made: np.ndarray, operands: tuple, accumulator: Any,
               where: SourceLine | None) -> None:
         for x in operands:
-            self.require_ready(x, "the operand of a product", where)
+            self.require_ready(x, "the operand of a matmul", where)
         slots = [self.source[id(x)][1:] for x in operands if id(x) in self.source]
         self.running.append((made, slots))
 
@@ -102,7 +102,7 @@ class Rings:
 
     def require_ready(self, x: Any, what: str, where: SourceLine | None) -> None:
         if any(made is x for made, _ in self.running):
-            raise PipelineError(f"{what} is read before its product is complete", where=where)
+            raise PipelineError(f"{what} is read before its matmul is complete", where=where)
 
 
 class PipelineMachine(Machine):
@@ -117,7 +117,7 @@ class PipelineMachine(Machine):
         self.mail: deque[np.ndarray] = deque()
 
     def op(self, op: Op) -> None:
-        if op.name not in ("async_product", "product_wait"):
+        if op.name not in ("async_matmul", "matmul_wait"):
             for x in op.args:
                 self.rings.require_ready(self.get(x), f"an operand of {op.name}", op.where)
         super().op(op)
@@ -136,5 +136,5 @@ def run_program(program: WarpSpecialisedProgram, axes: tuple[int, ...], env: dic
         if rings.reached < len(rings.fills) or any(rings.filled.values()) or rings.holding() \
                 or machine.mail:
             raise PipelineError(f"a block ends with {len(rings.fills)} fills of which "
-                                f"{sum(rings.turn.values())} were read, and holds "
+                                f"{sum(rings.waited.values())} were read, and holds "
                                 f"{rings.holding()}")

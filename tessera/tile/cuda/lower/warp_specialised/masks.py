@@ -1,7 +1,7 @@
 """Edge masks: the fewest that give the same results.
 
 The frontend masks a tile that reaches beyond its tensor wherever the outside would be seen: scores
-with -inf in front of a maximum, weights with 0 in front of a sum and of a product. Where all uses
+with -inf in front of a maximum, weights with 0 in front of a sum and of a matmul. Where all uses
 of the scores end in such masks, all of them may read the masked scores, and a later mask whose
 value is already there (exp2(-inf - m) is 0) is the identity.
 """

@@ -1,4 +1,4 @@
-"""Products become asynchronous, with operands as the tensors have them.
+"""Matmuls become asynchronous, with operands as the tensors have them.
 
 A transpose of a load is no work: it only says which axis of the operand is contiguous. What an
 operand loads goes through a ring (`ring_load`); a computed first operand stays in registers.
@@ -28,7 +28,7 @@ UNNAMED = "t"  # what the frontend calls a value without a name
 
 def place_operands(function: Function, maker: Maker, known: Knowledge, aligned: frozenset[str],
                    form: WarpgroupMatmul, fast_sums: bool = False) -> Function:
-    """matmul -> async_product, load_tile of operands -> ring_load. Raises Refused.
+    """matmul -> async_matmul, load_tile of operands -> ring_load. Raises Refused.
 
     Where sums have few bits in the tensor cores, as those of fp8, blocks of them are added outside,
     in f32, unless fast_sums.
@@ -45,19 +45,19 @@ class _Placing:
         self.made: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
                                          if isinstance(n, Op) for d in n.outs}
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
-        for product in walk(function.body):
-            if is_op(product, "matmul"):
-                self.find(product)
+        for matmul in walk(function.body):
+            if is_op(matmul, "matmul"):
+                self.find(matmul)
 
-    def find(self, product: Op) -> None:
-        for side, x in zip("ab", product.args[:2], strict=True):
+    def find(self, matmul: Op) -> None:
+        for side, x in zip("ab", matmul.args[:2], strict=True):
             load, _ = self.source(x)
             if load is not None and out(load) not in self.rings:
                 self.rings[out(load)] = self.maker.op(
                     "ring_load", load.args, self.label(load), self.maker.type(out(load)),
                     load.where)
             elif load is None and side == "b":
-                raise Refused("the second operand of a product is computed; it must be loaded")
+                raise Refused("the second operand of a matmul is computed; it must be loaded")
 
     def label(self, load: Op) -> str:
         """The user's name of a load, or that of its tensor in small letters."""
@@ -83,18 +83,18 @@ class _Placing:
         placed: list[Node] = []
         for node in nodes:
             if is_op(node, "matmul"):
-                placed += self.product(node)
+                placed += self.matmul(node)
                 continue
             placed.append(node)
             if is_op(node, "load_tile") and out(node) in self.rings:
                 placed.append(self.rings[out(node)])
         return placed
 
-    def product(self, op: Op) -> list[Node]:
+    def matmul(self, op: Op) -> list[Node]:
         a, b, *rest = op.args
         types = [self.maker.type(x) for x in (a, b)]
         if not all(isinstance(t, TileType) for t in types):
-            raise Refused("a product reads shared memory that the kernel manages itself")
+            raise Refused("a matmul reads shared memory that the kernel manages itself")
         check_formats(op, self.form, *types)
         (m, k), (_, n) = (t.shape for t in types)  # type: ignore[union-attr]
         check_shape((m, n), k, types[0].dtype.bits, self.form)
@@ -108,9 +108,9 @@ class _Placing:
         attrs = (("a_major", a_major), ("b_major", b_major), ("dtype", op.attr["dtype"]))
         made = op.outs[0]
         if not rest or not self.form.operands[types[0].dtype.name].short_sums or self.fast_sums:
-            return [*before, Op("async_product", (left, right, *rest), (made,), attrs, op.where)]
+            return [*before, Op("async_matmul", (left, right, *rest), (made,), attrs, op.where)]
         part = self.maker.define(made.value.name, made.type)
-        return [*before, Op("async_product", (left, right), (part,), attrs, op.where),
+        return [*before, Op("async_matmul", (left, right), (part,), attrs, op.where),
                 Op("add", (*rest, part.value), (made,), (), op.where)]
 
     def loaded(self, x: Argument, side: str) -> tuple[SSAValue, str]:

@@ -1,6 +1,6 @@
 """The ops of a warp-specialised program. Only the passes of this folder write them.
 
-Their meaning runs on the machine of `machine.py`, which keeps rings and running products. A slot
+Their meaning runs on the machine of `machine.py`, which keeps rings and running matmuls. A slot
 of a ring is an integer, -1 for none; what lies in it is a view of shared memory.
 """
 
@@ -141,34 +141,34 @@ def ring_release(m: Any, op: Any, slot: Any, ring: Any = "") -> Any:
     m.rings.release(op.attr["ring"], int(slot.flat[0]), op.where)
 
 
-# --- products ---------------------------------------------------------------------------------
+# --- matmuls ---------------------------------------------------------------------------------
 def stored_shape(t: View | TileType, major: str, side: str) -> tuple[int, int]:
-    """(rows, k) of A or (k, columns) of B as the product sees it; t.shape is as stored."""
+    """(rows, k) of A or (k, columns) of B as the matmul sees it; t.shape is as stored."""
     flipped = major == ("M" if side == "a" else "K")
     return t.shape[::-1] if flipped else t.shape  # type: ignore[return-value]
 
 
-def _product_rule(types: Any, attrs: Any) -> TileType:
+def _matmul_rule(types: Any, attrs: Any) -> TileType:
     a, b, *rest = types
     for t in (a, b):
         if not isinstance(t, View | TileType) or isinstance(t, View) and t.space != "shared":
-            raise RuleError(f"async_product of {a} and {b}: operands are shared memory, or "
+            raise RuleError(f"async_matmul of {a} and {b}: operands are shared memory, or "
                             "registers for the first")
     (m, k), (depth, n) = stored_shape(a, attrs["a_major"], "a"), stored_shape(
         b, attrs["b_major"], "b")
     if k != depth or isinstance(b, TileType):
-        raise RuleError(f"async_product of {a} ({attrs['a_major']}) and {b} ({attrs['b_major']})")
+        raise RuleError(f"async_matmul of {a} ({attrs['a_major']}) and {b} ({attrs['b_major']})")
     made = TileType(attrs["dtype"], (m, n))
     if rest and (rest[0].dtype, rest[0].shape) != (made.dtype, made.shape):
-        raise RuleError(f"async_product adds {made} to {rest[0]}")
+        raise RuleError(f"async_matmul adds {made} to {rest[0]}")
     return made
 
 
-@declare(rule=_product_rule, attrs=("a_major", "b_major", "dtype"), run=True, effect="async",
+@declare(rule=_matmul_rule, attrs=("a_major", "b_major", "dtype"), run=True, effect="async",
          group=True, public=False, layouts="any")
-def async_product(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
-                  b_major: Any = "M", dtype: Any = None) -> Any:
-    """accumulator + a @ b by wgmma; the result may be read after a `product_wait` for it.
+def async_matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, a_major: Any = "K",
+                 b_major: Any = "M", dtype: Any = None) -> Any:
+    """accumulator + a @ b by wgmma; the result may be read after a `matmul_wait` for it.
 
     a_major, b_major: "K" when the contracted axis is contiguous, "M" when the other one is; an
     operand in shared memory is as the tensor has it, [M, K] or [K, M], [N, K] or [K, N].
@@ -189,8 +189,8 @@ def _first(types: Any, attrs: Any) -> Any:
 
 @declare(rule=_first, attrs=("pending",), run=True, effect="sync", group=True, public=False,
          layouts="same")
-def product_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
-    """Waits until at most `pending` products run, counted from the last one issued; x passes."""
+def matmul_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
+    """Waits until at most `pending` matmuls run, counted from the last one issued; x passes."""
     m.rings.settle(op.attr["pending"])
     return x
 
@@ -199,7 +199,7 @@ def product_wait(m: Any, op: Any, x: Any, pending: Any = 0) -> Any:
          layouts="any")
 def pin(m: Any, op: Any, x: Any, registers: Any = 8) -> Any:
     """Keeps the computation of x's first registers in front of what follows: the assembler would
-    move the next wait over it, and nothing would run beside the product any more."""
+    move the next wait over it, and nothing would run beside the matmul any more."""
 
 
 def _view_tile(types: Any, attrs: Any) -> TileType:
@@ -208,14 +208,14 @@ def _view_tile(types: Any, attrs: Any) -> TileType:
 
 @declare(rule=_view_tile, run=True, effect="read", group=True, public=False, layouts="any")
 def hold_operand(m: Any, op: Any, x: Any) -> Any:
-    """A tile of shared memory in registers, in the form of a product's first operand."""
+    """A tile of shared memory in registers, in the form of a matmul's first operand."""
     return np.array(x)
 
 
 @declare(rule=lambda types, attrs: TileType(attrs["dtype"], types[0].shape), attrs=("dtype",),
          public=False, layouts="same")
 def pack_operand(x: Any, dtype: Any) -> Any:
-    """x rounded to a product's type, in the form of its first operand: two numbers a register."""
+    """x rounded to a matmul's type, in the form of its first operand: two numbers a register."""
     return convert(x, dtype)
 
 

@@ -1,8 +1,8 @@
 """The loop over tiles of a persistent block, and the order that keeps shared data in L2.
 
-Groups of a grid become turns of a loop: block b does tiles b, b + blocks, ... Axes on which every
-load depends (a batch) are the slowest. What then remains is walked in strips: of a product, some
-rows of tiles side by side; of attention, as many heads as have their keys and values in L2.
+Groups of a grid become iterations of a loop: block b does tiles b, b + blocks, ... Axes on which
+every load depends (a batch) are the slowest. What then remains is walked in strips: of a matmul,
+some rows of tiles side by side; of attention, as many heads as have their keys and values in L2.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
 
 
 def uneven(function: Function) -> bool:
-    """Whether some tiles take more turns than others."""
+    """Whether some tiles take more iterations than others."""
     depends = dependence(function)
     return any(depends.get(x) for n in walk(function.body) if isinstance(n, For)
                for x in (n.lo, n.hi) if isinstance(x, SSAValue))
@@ -106,7 +106,7 @@ def uneven(function: Function) -> bool:
 
 def _strip(function: Function, defaults: PipelineDefaults) -> int:
     rows = max(n.outs[0].type.shape[0]  # type: ignore[union-attr]
-               for n in ops_in(function.body, "async_product"))
+               for n in ops_in(function.body, "async_matmul"))
     return max(1, defaults.strip_rows // rows)
 
 

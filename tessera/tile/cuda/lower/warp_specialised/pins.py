@@ -22,7 +22,7 @@ def _pinned(nodes: Nodes, maker: Maker, registers: int) -> list[Node]:
         if is_op(node, "lane_sum", "reduce_sum"):
             assert isinstance(node, Op)
             summed = node.args[0]
-        if is_op(node, "product_wait") and summed is not None:
+        if is_op(node, "matmul_wait") and summed is not None:
             kept.append(maker.op("pin", (summed,), registers=registers))
             summed = None
         kept.append(node)

@@ -89,13 +89,13 @@ class PipelineKnobs:
     """Knobs of the warp-specialised form; None: derived from the function (defaults.py).
 
     stages         slots of a ring that is filled in a loop
-    overlap        rotate loops: the first product of a turn runs beside the last of the turn before
-    in_flight      products of a purely accumulating loop that still run when the next is issued
+    overlap        rotate loops: an iteration's first matmul runs beside the last of the one before
+    in_flight      matmuls of a purely accumulating loop that still run when the next is issued
     a_in_registers loop-invariant first operands are read from shared memory once
-    split          a loop whose masks act only from some turn on becomes two, the first without
+    split          a loop whose masks act only from some iteration on becomes two, the first without
     pin            registers of the softmax tile that must exist before the wait in the loop
     guard_rescale  accumulator * factor is left out where a warp's factors are all 1
-    fast_sums      fp8 products are summed in the tensor cores, with their few bits
+    fast_sums      fp8 matmuls are summed in the tensor cores, with their few bits
     tiles          'static': block b does b, b + blocks, ...; 'dynamic': who is free takes the next
     raster         groups of the strip axis that run side by side (tile_order); 0: from the extents
     reversed       grid axis that runs from its end: long tiles first
@@ -127,8 +127,8 @@ class WarpSpecialisedProgram:
     """A kernel as one producer and several consumer warpgroups.
 
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
-    rank: axes of the launch grid that it counts   rows: of the products' tiles
-    form: how its products are multiplied
+    rank: axes of the launch grid that it counts   rows: of the matmuls' tiles
+    form: how its matmuls are multiplied
     """
 
     function: Function

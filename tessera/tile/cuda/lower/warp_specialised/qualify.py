@@ -30,7 +30,7 @@ class SharedOperand:
 def qualify(function: Function) -> None:
     """Raises Refused where something in the function does not fit the form as a whole."""
     if not ops_in(function.body, "matmul"):
-        raise Refused("it has no product")
+        raise Refused("it has no matmul")
     if function.launch == "elements" or function.result[0] == "scalar":
         raise Refused(f"its groups are counted by {function.launch}")
     if function.lanes is not None:
@@ -68,7 +68,7 @@ def check_memory(function: Function, overlapping: bool) -> None:
 
 
 def check_formats(op: Op, form: WarpgroupMatmul, a: Any, b: Any) -> None:
-    """Of one product: whether there are instructions for it."""
+    """Of one matmul: whether there are instructions for it."""
     for t in (a, b):
         if t.dtype.name not in form.operands:
             raise Refused(f"wgmma does not multiply {t.dtype}")
@@ -76,21 +76,21 @@ def check_formats(op: Op, form: WarpgroupMatmul, a: Any, b: Any) -> None:
         raise Refused(f"wgmma does not multiply {a.dtype} by {b.dtype}")
     dtype = op.attr["dtype"].name
     if dtype != ("f32" if a.dtype.kind == "float" else "int32"):
-        raise Refused(f"products of {a.dtype} in {dtype}")
+        raise Refused(f"matmuls of {a.dtype} in {dtype}")
     if op.attr["precision"] == "f32":
         raise Refused("precision='f32' asks for more than tensor cores give")
 
 
 def check_shape(shape: tuple[int, int], k: int, bits: int, form: WarpgroupMatmul) -> None:
-    """Of one product."""
+    """Of one matmul."""
     (m, n), step = shape, form.column_step
     if m % form.rows:
-        raise Refused(f"a product has {m} rows, not a multiple of {form.rows}")
+        raise Refused(f"a matmul has {m} rows, not a multiple of {form.rows}")
     if n % step or n > form.most_columns:
-        raise Refused(f"a product has {n} columns; multiples of {step} up to {form.most_columns} "
+        raise Refused(f"a matmul has {n} columns; multiples of {step} up to {form.most_columns} "
                       "are done")
     if k * bits % (8 * form.step_bytes):
-        raise Refused(f"a product sums over {k}, not a multiple of {8 * form.step_bytes // bits}")
+        raise Refused(f"a matmul sums over {k}, not a multiple of {8 * form.step_bytes // bits}")
 
 
 def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: frozenset[str],

@@ -1,4 +1,5 @@
-"""Loop-invariant first operands in registers: read from shared memory once, not in every turn."""
+"""Loop-invariant first operands in registers: read from shared memory once, not in every
+iteration."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def _only_in_loops(x: SSAValue, after: Nodes) -> bool:
     readers = [n for n in after if x in reads(n)]
     if not readers or not all(isinstance(n, For | While) for n in readers):
         return False
-    products = [p for n in readers for region in regions(n)
-                for p in ops_in(region, "async_product") if x in p.args]
-    return bool(products) and all(
-        p.args[0] == x and p.args[1] != x and p.attr["a_major"] == "K" for p in products)
+    matmuls = [p for n in readers for region in regions(n)
+               for p in ops_in(region, "async_matmul") if x in p.args]
+    return bool(matmuls) and all(
+        p.args[0] == x and p.args[1] != x and p.attr["a_major"] == "K" for p in matmuls)

@@ -1,7 +1,7 @@
 """Releases: a slot goes back when everything that reads it is complete.
 
-Products read their slots until a wait covers them, everything else until it is done. A slot that a
-turn leaves to a running product is carried, and released in the next turn.
+Matmuls read their slots until a wait covers them, everything else until it is done. A slot that a
+iteration leaves to a running matmul is carried, and released in the next iteration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 )
 from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, with_regions
 
-Running = list[list[SSAValue]]  # the slots that each running product reads, in the order of issue
+Running = list[list[SSAValue]]  # the slots that each running matmul reads, in the order of issue
 
 
 @dataclass
@@ -65,10 +65,10 @@ class _Releases:
         return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
     def step(self, state: _State, node: Node, slots: list[SSAValue]) -> None:
-        if is_op(node, "async_product"):
+        if is_op(node, "async_matmul"):
             state.kept.append(node)
             state.running.append(slots)
-        elif is_op(node, "product_wait"):
+        elif is_op(node, "matmul_wait"):
             state.kept.append(node)
             pending = node.attr["pending"]
             done = state.running[:len(state.running) - pending]

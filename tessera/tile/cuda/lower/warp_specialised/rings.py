@@ -1,6 +1,6 @@
 """Rings: which loads arrive together, in how many slots, and where in shared memory.
 
-Loads of one block whose first reader is the same product share a ring: they are needed together and
+Loads of one block whose first reader is the same matmul share a ring: they are needed together and
 free together. A load outside of loops is simply a ring of one slot.
 """
 
@@ -61,8 +61,8 @@ def ring_name(made: list[BufferRing], loads: list[Load]) -> str:
 def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
     """(whether in a loop, its loads) of each ring, in the order of the program."""
     first: dict[SSAValue, int] = {}
-    for i, product in enumerate(ops_in(nodes, "async_product")):
-        for x in product.args[:2]:
+    for i, matmul in enumerate(ops_in(nodes, "async_matmul")):
+        for x in matmul.args[:2]:
             if isinstance(x, SSAValue):
                 first.setdefault(x, i)
 

@@ -1,6 +1,6 @@
-"""Overlap: the first product of a turn is issued before the last one of the turn before.
+"""Overlap: the first matmul of an iteration is issued before the last one of the iteration before.
 
-A turn is  head (what the first product needs, and it), middle, tail (the last product and what
+An iteration is  head (what the first matmul needs, and it), middle, tail (the last matmul and what
 needs it). A loop becomes
 
     head(0) middle(0) | for j = 1, ...: head(j) tail(j - 1) middle(j) | tail(last)
@@ -30,7 +30,7 @@ MARK = -1  # a wait whose `pending` the pass `waits` fills in
 
 
 def overlap(nodes: Nodes, maker: Maker, nonempty: object) -> Nodes:
-    """Loops with two or more products rotated. nonempty(loop): it surely turns once."""
+    """Loops with two or more matmuls rotated. nonempty(loop): it surely runs once."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
@@ -57,7 +57,7 @@ class Parts:
 
     @property
     def crossing(self) -> list[SSAValue]:
-        """What the tail of a turn needs from the rest of it."""
+        """What the tail of an iteration needs from the rest of it."""
         inside = {v for n in self.tail for v in made_by(n)}
         wanted = {v for n in self.tail for v in reads(n)} - inside
         return [v for n in (*self.head, *self.middle) for v in _in_order(n) if v in wanted]
@@ -72,11 +72,11 @@ def _in_order(node: Node) -> list[SSAValue]:
 def _parts(loop: For) -> Parts | None:
     """None where the loop has no such shape."""
     body = loop.body
-    products = [n for n in body if is_op(n, "async_product")]
-    if len(products) < 2 or not isinstance(loop.step, Const) or loop.step.value <= 0:
+    matmuls = [n for n in body if is_op(n, "async_matmul")]
+    if len(matmuls) < 2 or not isinstance(loop.step, Const) or loop.step.value <= 0:
         return None
-    head = _needed(products[0], body)
-    tail = _needing(products[-1], body, head)
+    head = _needed(matmuls[0], body)
+    tail = _needing(matmuls[-1], body, head)
     head_reads = set().union(*(reads(n) for n in head))
     made = {v for n in tail for v in made_by(n)}
     tail_reads = set().union(*(reads(n) for n in tail)) - made
@@ -94,20 +94,20 @@ def _parts(loop: For) -> Parts | None:
     return None if slots & set(parts.crossing) else parts
 
 
-def _needed(product: Node, body: Nodes) -> list[Node]:
-    """The product and what it needs of the turn."""
-    need, got = reads(product), [product]
-    for node in reversed(body[:body.index(product)]):
+def _needed(matmul: Node, body: Nodes) -> list[Node]:
+    """The matmul and what it needs of the iteration."""
+    need, got = reads(matmul), [matmul]
+    for node in reversed(body[:body.index(matmul)]):
         if made_by(node) & need:
             got.append(node)
             need |= reads(node)
     return got
 
 
-def _needing(product: Node, body: Nodes, head: list[Node]) -> Nodes:
-    """The product, what needs it, and the wait for the slot that only these read."""
-    tail, made = [product], made_by(product)
-    for node in body[body.index(product) + 1:]:
+def _needing(matmul: Node, body: Nodes, head: list[Node]) -> Nodes:
+    """The matmul, what needs it, and the wait for the slot that only these read."""
+    tail, made = [matmul], made_by(matmul)
+    for node in body[body.index(matmul) + 1:]:
         if reads(node) & made:
             tail.append(node)
             made |= made_by(node)
@@ -124,7 +124,7 @@ def _halves(parts: Parts) -> tuple[Nodes, Nodes, Nodes]:
     """(early, late, meeting) of the middle.
 
     meeting begins with the first node that reads what the tail makes. Packed operands that only the
-    next tail reads come late, behind the wait: the running product still reads their registers. So
+    next tail reads come late, behind the wait: the running matmul still reads their registers. So
     does the test that only the meeting needs.
     """
     middle = parts.middle
@@ -182,15 +182,15 @@ def _waits(parts: Parts, table: dict[SSAValue, Operand], maker: Maker
     settled: dict[SSAValue, Operand] = {}
     for carried, y in parts.by_tail.items():
         x = table[y]
-        made.append(maker.op("product_wait", (x,), y.name, maker.type(x), parts.loop.where,
+        made.append(maker.op("matmul_wait", (x,), y.name, maker.type(x), parts.loop.where,
                              pending=MARK))
         settled[carried] = out(made[-1])
     return made, settled
 
 
 def _guarded(loop: For, rotated: list[Node], maker: Maker) -> list[Node]:
-    """The rotated loop where it turns, else what it begins with."""
-    test = maker.op("lt", (loop.lo, loop.hi), "turns", where=loop.where)
+    """The rotated loop where it runs, else what it begins with."""
+    test = maker.op("lt", (loop.lo, loop.hi), "iterations", where=loop.where)
     names = {d.value: maker.define(d.value.name, d.type) for d in loop.carried}
     table = {v: d.value for v, d in names.items()}
     inside = substituted(redefined(tuple(rotated), table), table)

@@ -1,4 +1,5 @@
-"""Loop splitting: the turns before any mask acts, without the tests, then the rest with all masks.
+"""Loop splitting: the iterations before any mask acts, without the tests, then the rest with all
+masks.
 
 A branch between a wait and the arithmetic after it makes the assembler wait for everything there,
 and the overlap is gone. A mask that need not be taken may be: it is the identity then.
@@ -27,7 +28,7 @@ from tessera.tile.passes.simplify import REMOVABLE
 
 @dataclass(frozen=True)
 class Test:
-    """An If that a turn takes when var + reach > bound, bound the same in all turns."""
+    """An If that an iteration takes when var + reach > bound, bound the same in all iterations."""
 
     node: If
     reach: int
@@ -35,7 +36,7 @@ class Test:
 
 
 def split_loops(nodes: Nodes, maker: Maker) -> Nodes:
-    """Loops with tests that begin to hold at some turn, in two."""
+    """Loops with tests that begin to hold at some iteration, in two."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
@@ -71,7 +72,7 @@ def _pure(node: If) -> bool:
 
 
 def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
-    """First the turns with var <= bound - reach for all tests; `at` carries where they end."""
+    """First the iterations with var <= bound - reach for all tests; `at` carries where they end."""
     kept: list[Node] = []
 
     def scalar(name: str, *args: Operand) -> SSAValue:

@@ -1,7 +1,7 @@
 """Row sums that are carried stay summands of the four lanes that share a row.
 
 What depends linearly on row sums (l * alpha + row_sum(p)) may be summed over the lanes at the end:
-one quad_sum where something else reads it, instead of shuffles in every turn.
+one quad_sum where something else reads it, instead of shuffles in every iteration.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Waits: a product may be read after it is known complete.
+"""Waits: a matmul may be read after it is known complete.
 
-Step one says where a product must be complete: in front of the first reader of its result, except a
-product that adds to it, which is in order on the same registers. Step two puts a `product_wait`
-there, with the number of later products that may still run. A loop that only accumulates waits once
-a turn, behind its last product, so that its slots come free.
+Step one says where a matmul must be complete: in front of the first reader of its result, except a
+matmul that adds to it, which is in order on the same registers. Step two puts a `matmul_wait`
+there, with the number of later matmuls that may still run. A loop that only accumulates waits once
+an iteration, behind its last matmul, so that its slots come free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tessera.tile.ir.ir import For, If, Node, Op, Operand, SSAValue, While, regi
 
 @dataclass
 class _State:
-    """running: results of products in the order of issue; loose: complete, but nothing stands
+    """running: results of matmuls in the order of issue; loose: complete, but nothing stands
     between them and their readers yet; table: result -> what a wait made of it."""
 
     running: list[SSAValue] = field(default_factory=list)
@@ -49,11 +49,11 @@ class _Waits:
     def block(self, nodes: Nodes, accumulating: list[Op]) -> _State:
         state = _State()
         for node in nodes:
-            if is_op(node, "async_product"):
-                self.product(state, node, node in accumulating)
+            if is_op(node, "async_matmul"):
+                self.matmul(state, node, node in accumulating)
                 if node in accumulating and node == accumulating[-1]:
-                    self.turn(state, node, len(accumulating))
-            elif is_op(node, "product_wait"):
+                    self.end_iteration(state, node, len(accumulating))
+            elif is_op(node, "matmul_wait"):
                 self.marker(state, node)
             elif isinstance(node, Op):
                 self.need(state, _ordered(node))
@@ -63,7 +63,7 @@ class _Waits:
         return state
 
     # --- step one: what must be complete here -------------------------------------------------
-    def product(self, state: _State, op: Op, accumulates: bool) -> None:
+    def matmul(self, state: _State, op: Op, accumulates: bool) -> None:
         """Issued at once; an operand in registers must be complete, an accumulator not."""
         self.need(state, [x for x in _ordered(op) if x not in op.args[2:]])
         if not accumulates:
@@ -72,15 +72,15 @@ class _Waits:
         state.running.append(out(op))
 
     def marker(self, state: _State, op: Op) -> None:
-        """What was made of products, and is none itself, has waited for them."""
+        """What was made of matmuls, and is none itself, has waited for them."""
         (x,) = op.args
         self.need(state, [x])  # type: ignore[list-item]
         state.table[out(op)] = _known(state, x)
 
-    def turn(self, state: _State, last: Op, many: int) -> None:
+    def end_iteration(self, state: _State, last: Op, many: int) -> None:
         """The wait of a loop that accumulates."""
         result, pending = out(last), self.in_flight * many
-        made = self.maker.op("product_wait", (result,), result.name, self.maker.type(result),
+        made = self.maker.op("matmul_wait", (result,), result.name, self.maker.type(result),
                              last.where, pending=pending)
         state.kept.append(made)
         state.table[result] = out(made)
@@ -98,15 +98,15 @@ class _Waits:
                 state.running = state.running[at + 1:]
             if value in state.loose:
                 state.loose.remove(value)
-                made = self.maker.op("product_wait", (value,), value.name, self.maker.type(value),
+                made = self.maker.op("matmul_wait", (value,), value.name, self.maker.type(value),
                                      pending=len(state.running))
                 state.kept.append(made)
                 state.table[value] = out(made)
 
     # --- loops and branches -------------------------------------------------------------------
     def nested(self, state: _State, node: Node) -> None:
-        products = [p for region in regions(node) for p in ops_in(region, "async_product")]
-        self.need(state, list(state.running) if products else _ordered(node))
+        matmuls = [p for region in regions(node) for p in ops_in(region, "async_matmul")]
+        self.need(state, list(state.running) if matmuls else _ordered(node))
         self.need(state, [v for v in _ordered(node) if v in state.loose])
         (node,) = substituted((node,), state.table)
         if isinstance(node, For):
@@ -145,14 +145,14 @@ class _Waits:
 
 
 def accumulations(loop: For) -> list[Op]:
-    """The products of a loop all of whose products only add to what it carries; else none."""
-    products = [n for n in loop.body if is_op(n, "async_product")]
-    inside = ops_in(loop.body, "async_product")
+    """The matmuls of a loop all of whose matmuls only add to what it carries; else none."""
+    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
+    inside = ops_in(loop.body, "async_matmul")
     chained = {(d.value, y) for d, y in zip(loop.carried, loop.yields, strict=True)}
-    if len(inside) != len(products) or not all(
+    if len(inside) != len(matmuls) or not all(
             len(p.args) == 3 and (p.args[2], out(p)) in chained for p in inside):
         return []
-    used = {x for n in loop.body if n not in products for x in reads(n)}
+    used = {x for n in loop.body if n not in matmuls for x in reads(n)}
     touched = {v for p in inside for v in (p.args[2], out(p))}
     if used & touched or any(set(p.args[:2]) & touched for p in inside):
         return []

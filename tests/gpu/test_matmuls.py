@@ -1,11 +1,11 @@
-"""Products on a GPU against the interpreter: types, orders, ragged extents, both styles."""
+"""Matmuls on a GPU against the interpreter: types, orders, ragged extents, both styles."""
 
 from __future__ import annotations
 
 import pytest
 
 import tile_gpu
-from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 
 MMA = "sm_90"  # mma.sync also where the device has more
 STYLES = ("implicit", "explicit", "stored", "ring")
@@ -99,7 +99,7 @@ def test_attention(rng, target, S, causal):
                      groups=(-(-S // 64), 2), lanes=128, rtol=2e-2, atol=2e-2, target=target)
 
 
-def test_chain_of_products(rng, target):
+def test_chain_of_matmuls(rng, target):
     for t in ("bf16", "f16"):
         kernel = make(CHAIN.format(t=t), "chain")
         a, b, d = (array(rng, t, s) for s in ((128, 48), (48, 64), (64, 32)))

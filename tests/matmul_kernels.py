@@ -1,4 +1,4 @@
-"""Kernels with products, written out for given types, orders and block sizes."""
+"""Kernels with matmuls, written out for given types, orders and block sizes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ tile = ts.tile
 
 def make(source: str, name: str):
     """The kernel `name` of a source text."""
-    file = f"<products {zlib.crc32(source.encode()):x}>"
+    file = f"<matmuls {zlib.crc32(source.encode()):x}>"
     text = HEAD + source
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict = {"__name__": "products"}
+    names: dict = {"__name__": "matmuls"}
     exec(compile(text, file, "exec"), names)
     return names[name]
 
@@ -158,7 +158,7 @@ def attention(Q: Tensor["B", "S", "D", ts.bf16], K: Tensor["B", "S", "D", ts.bf1
     O[h, q0:q0+BM, :] = o / l
 """
 
-# Two products in turn over a loop in a loop: rings are started again and again.
+# Two matmuls in turn over a loop in a loop: rings are started again and again.
 NESTED = """
 @ts.kernel
 def nested(A: Tensor["M", "K", ts.bf16], B: Tensor["N", "K", ts.bf16],
@@ -173,7 +173,7 @@ def nested(A: Tensor["M", "K", ts.bf16], B: Tensor["N", "K", ts.bf16],
         C[m:m+32, n:n+BN] = acc
 """
 
-# A B D with the first product as it is: registers become the second product's A.
+# A B D with the first matmul as it is: registers become the second matmul's A.
 CHAIN = """
 @ts.kernel
 def chain(A: Tensor["M", "K", ts.{t}], B: Tensor["K", "N", ts.{t}], D: Tensor["N", "P", ts.{t}],

@@ -1,4 +1,4 @@
-"""Products and shared memory in emulated machine instructions: results, barriers, alignment.
+"""Matmuls and shared memory in emulated machine instructions: results, barriers, alignment.
 
 No GPU and no compiler: tests/emulator carries out what the emitted source says.
 """
@@ -12,7 +12,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels import seeds
-from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera.tile.cuda.emit.emitter import ArgumentFacts
 from tessera.tile.tuning.gpus import gpu
 
@@ -26,8 +26,8 @@ def check(gemm: Gemm, rng, M, N, K, lanes=128, **options):
 @pytest.mark.parametrize("orders", ["NT", "NN", "TN", "TT"])
 def test_orders(rng, orders, style):
     ran = check(Gemm(orders=orders, style=style), rng, 64, 64, 96)
-    blocks, turns, steps, pieces = 2, 3, 2, 4  # a warp has 16 x 32 of 32 x 64: 4 products a step
-    assert ran.ran("mma_m16n8k16") == blocks * turns * steps * pieces
+    blocks, trips, steps, pieces = 2, 3, 2, 4  # a warp has 16 x 32 of 32 x 64: 4 matmuls a step
+    assert ran.ran("mma_m16n8k16") == blocks * trips * steps * pieces
     assert ran.ran("ld_shared") == 0, "fragments come by ldmatrix"
     assert (ran.ran("cp_async_cg_16") > 0) == (style != "stored")
     assert ran.ran("conflicts") == 0
@@ -127,8 +127,8 @@ def test_bf16_before_sm_80_is_done_by_threads(rng):
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_stages(rng, stages):
-    """One barrier for each turn of a ring, and one before it: its first fragments are read there.
-    """
+    """One barrier for each iteration of a ring, and one before it: its first fragments are read
+    there. """
     ran = check(Gemm(), rng, 32, 64, 32 * 7, schedule=ts.Schedule(stages=stages))
     assert ran.ran("sync") == (1 + 7 if stages > 1 else 2 * 7)
 
@@ -145,7 +145,7 @@ def crowded(A: Tensor["M", "K", ts.bf16], B: Tensor["N", "K", ts.bf16],
 
 
 def test_a_ring_makes_room_for_others(rng):
-    """2 stages of 64 KiB fit into 163 KiB beside A alone, but not beside the second product's B."""
+    """2 stages of 64 KiB fit into 163 KiB beside A alone, but not beside the second matmul's B."""
     args = [array(rng, "bf16", (128, 128)) for _ in range(3)]
     ran = compare(make(CROWDED, "crowded"), *args, groups=1, lanes=256, rtol=5e-2, atol=5e-1)
     assert ran.emitted.shared_bytes <= gpu("sm_80").shared_bytes
@@ -160,7 +160,7 @@ def test_attention(rng, S, causal):
     assert ran.ran("st_shared") == 0, "P stays in registers"
 
 
-def test_chain_of_products(rng):
+def test_chain_of_matmuls(rng):
     a, b, d = (array(rng, "bf16", s) for s in ((128, 48), (48, 64), (64, 32)))
     ran = compare(make(CHAIN.format(t="bf16"), "chain"), a, b, d, array(rng, "f32", (128, 32)),
                   groups=2, lanes=128, rtol=2e-2, atol=0.3)

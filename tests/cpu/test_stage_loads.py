@@ -1,4 +1,4 @@
-"""Staged products on the interpreter: the same results, and no race under its detector."""
+"""Staged matmuls on the interpreter: the same results, and no race under its detector."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tile_gpu
-from product_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
 from tessera import config
 from tessera.errors import TesseraError
 from tessera.numerics import decode
 from tessera.runtime.generations import GENERATIONS
-from tessera.tile.cuda.lower.stage_loads import Room, stage_products
+from tessera.tile.cuda.lower.stage_loads import Room, stage_matmul_loads
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
 from tessera.tile.ir.ir import For, Op, walk
@@ -33,7 +33,7 @@ def staged(kernel, args, groups, lanes=128, stages=None, room=163 * KIB, change=
         bound, function, chosen, lanes, _, _ = tile_gpu.prepare(
             kernel, copy.deepcopy(args), kwargs, groups, lanes)
         if lowered:
-            function = stage_products(function, SM80, Room(room, stages, warps=warps))
+            function = stage_matmul_loads(function, SM80, Room(room, stages, warps=warps))
             verify(function)
             function = change(function) if change else function
         with config.scope(debug=True):
@@ -68,7 +68,7 @@ def test_room_decides_how_many_stages(rng):
         assert function.shared_bytes <= room * KIB
 
 
-def test_a_turn_has_one_barrier(rng):
+def test_an_iteration_has_one_barrier(rng):
     gemm = Gemm()
     function = staged(gemm.kernel, gemm.arguments(rng, 32, 64, 96), (1, 1))
     (loop,) = [n for n in walk(function.body) if isinstance(n, For)]
@@ -80,7 +80,7 @@ def test_a_turn_has_one_barrier(rng):
 @given(st.integers(0, 200), st.integers(1, 70), st.integers(1, 70), st.integers(2, 5),
        st.sampled_from(["NT", "NN", "TN", "TT"]), st.sampled_from([32, 48, 64]),
        st.integers(0, 2**32 - 1))
-def test_fragments_carried_over_turns_give_the_same(K, M, N, stages, orders, depth, seed):
+def test_fragments_carried_over_iterations_give_the_same(K, M, N, stages, orders, depth, seed):
     gemm = Gemm(orders=orders, block=(32, 32, depth))
     args = gemm.arguments(np.random.default_rng(seed), M, N, K)
     function = staged(gemm.kernel, args, gemm.groups(M, N), stages=stages, warps=True)
@@ -91,12 +91,12 @@ def test_fragments_carried_over_turns_give_the_same(K, M, N, stages, orders, dep
     assert names.index("barrier") < names.index("matmul", names.index("barrier"))
 
 
-def test_what_has_no_single_product_is_not_carried(rng):
+def test_what_has_no_single_matmul_is_not_carried(rng):
     q, k, v = (array(rng, "bf16", (2, 100, 32)) for _ in range(3))
     function = staged(make(ATTENTION, "attention"), (q, k, v, array(rng, "f32", (2, 100, 32)), 0.1),
                       (2, 2), causal=False, tolerance=2e-2, warps=True)
     assert not ops(function, "take_operand")
-    gemm = Gemm(block=(32, 32, 16))  # one step of k: nothing to read ahead inside of a turn
+    gemm = Gemm(block=(32, 32, 16))  # one step of k: nothing to read ahead inside of an iteration
     function = staged(gemm.kernel, gemm.arguments(rng, 32, 32, 64), (1, 1), warps=True)
     assert not ops(function, "take_operand")
 
