@@ -16,17 +16,17 @@ import numpy as np
 from .. import config
 from ..errors import OutOfMemoryError
 from .cpu import blas, compile_loops
+from .cpu.target import CPU
 from .interpret import call_node
 from .ir import Graph, Node, Value, elements
 from .lower import LoweredLoop, lower
-from .schedule.check_memory_plan import memory_of
-from .schedule.fuse import FusionGroup, Unit, describe, fuse
+from .schedule.fuse import describe, fuse
+from .schedule.groups import FusionGroup, call_group
 from .schedule.memory_plan import (
     MemoryPlan,
     by_last_use,
     fold_constants,
     numbers,
-    outputs_of,
     plan_memory,
 )
 
@@ -41,8 +41,8 @@ class CompiledGraph:
     def __init__(self, graph: Graph):
         self.known, rest = fold_constants(graph)
         self.graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
-        self.units = _keep_small_apart(fuse(self.graph))
-        self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known)
+        self.units = _keep_small_apart(fuse(self.graph, CPU))
+        self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
         self.slot: dict[Value, int] = {}
         for v in (*graph.inputs, *(c for c, _ in graph.captures), *self.known):
             self._slot(v)
@@ -86,20 +86,21 @@ class CompiledGraph:
             return lambda env: (env[only],)
         return itemgetter(*at) if at else lambda env: ()
 
-    def _add(self, unit: Unit) -> None:
-        if isinstance(unit, FusionGroup):
+    def _add(self, unit: FusionGroup) -> None:
+        node = unit.call
+        if node is None:
             self.steps.append(self._loop(unit))
-        elif memory_of(unit).kind == "view":
-            if self.plan.places[unit.outputs[0]].kind != "view":
-                self.steps.append(self._copy(unit))
-            elif not self._is_static(unit.outputs[0]):
-                self.steps.append(self._view(unit))
-        elif unit.op.out:
-            if self.plan.places[unit.outputs[0]].kind == "view":
-                self.steps.append(self._take_over(unit))
-            self.steps.append(self._into(unit))
+        elif CPU.memory(unit).kind == "view":
+            if self.plan.places[node.outputs[0]].kind != "view":
+                self.steps.append(self._copy(node))
+            elif not self._is_static(node.outputs[0]):
+                self.steps.append(self._view(node))
+        elif node.op.out:
+            if self.plan.places[node.outputs[0]].kind == "view":
+                self.steps.append(self._take_over(node))
+            self.steps.append(self._into(node))
         else:
-            self.steps.append(self._library(unit))
+            self.steps.append(self._library(node))
 
     def _is_static(self, v: Value) -> bool:
         """Whether the value's array is the same at every call of a workspace."""
@@ -109,8 +110,8 @@ class CompiledGraph:
         low = self._lower(group)
         shadows = self.plan.shadows
         launch = compile_loops(low.program).bind(
-            group.shape,
-            [_strides(shadows[v], group.shape, word) for v, word in low.inputs],
+            group.space,
+            [_strides(shadows[v], group.space, word) for v, word in low.inputs],
             [*(_out_strides(shadows[v], m) for v, m in zip(low.outputs, low.modes, strict=True)),
              *(() for _ in low.counters)],
         )
@@ -125,7 +126,7 @@ class CompiledGraph:
                             self._pick(low.outputs))
 
     def _lower(self, group: FusionGroup) -> LoweredLoop:
-        return lower(group.shape, group.nodes, group.outputs, self.numbers)
+        return lower(group.space, group.nodes, group.outputs, self.numbers)
 
     def _launch(self, low: LoweredLoop, launch: Callable, ins: Callable, outs: Callable) -> Step:
         def step(env: list) -> None:
@@ -135,7 +136,7 @@ class CompiledGraph:
 
     def _take_over(self, node: Node) -> Step:
         """The memory of an operand that nothing reads any more is the result's."""
-        source = self._slot(node.inputs[memory_of(node).operand])
+        source = self._slot(node.inputs[node.op.lies(node.attrs).operand])
         target = self._slot(node.outputs[0])
 
         def step(env: list) -> None:
@@ -225,16 +226,15 @@ class CompiledGraph:
         env: list[Any] = [None] * len(self.slot)
         arrays: dict[Value, np.ndarray] = dict(self.known)
         for unit in self.units:
-            for v in outputs_of(unit):
+            for v in unit.outputs:
                 place = plan.places[v]
                 if place.kind == "arena":
                     arrays[v] = _at(arena, place.offset, v)
                 elif place.kind == "view" and self._is_static(v):
-                    assert isinstance(unit, Node)
-                    memory = memory_of(unit)
-                    source = arrays[unit.inputs[memory.operand]]
+                    (node,), memory = unit.nodes, CPU.memory(unit)
+                    source = arrays[node.inputs[memory.operand]]
                     viewed = memory.kind == "view"
-                    arrays[v] = unit.op.ref(source, **unit.attrs) if viewed else source
+                    arrays[v] = node.op.ref(source, **node.attrs) if viewed else source
         for v, a in arrays.items():
             if v in self.slot:  # a view of a view may have no reader of its own
                 env[self.slot[v]] = a
@@ -298,13 +298,13 @@ def _out_strides(shadow: np.ndarray, mode: str) -> tuple[int, ...]:
     return strides[-1:] if mode == "column_sum" else strides
 
 
-def _keep_small_apart(units: Sequence[Unit]) -> list[Unit]:
-    """Groups too small to be worth compiling run node by node."""
+def _keep_small_apart(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
+    """Loops too small to be worth compiling run node by node."""
     least = config.loop_min_elements
-    out: list[Unit] = []
-    for unit in units:
-        if isinstance(unit, FusionGroup) and math.prod(unit.shape) < least:
-            out.extend(unit.nodes)
+    out: list[FusionGroup] = []
+    for group in groups:
+        if group.call is None and math.prod(group.space) < least:
+            out.extend(map(call_group, group.nodes))
         else:
-            out.append(unit)
+            out.append(group)
     return out

@@ -34,6 +34,11 @@ def elements(v: Value) -> int:
     return int(size_of(v.aval.shape))
 
 
+def value_bytes(v: Value) -> int:
+    """The bytes of its elements in memory; its extents are numbers."""
+    return elements(v) * v.aval.dtype.numpy.itemsize
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """outputs = op(inputs, attrs), written on the user's line `where`."""

@@ -10,6 +10,7 @@ import numpy as np
 from ..numerics import DType, NumericType
 from .cpu.program import REDUCTIONS, LoopInput, LoopOp, LoopOutput, LoopProgram
 from .ir import Node, Value
+from .schedule.fuse import column_sum_axes
 
 REGISTER = {
     "f64": "f64", "f32": "f32", "int64": "i64", "int32": "i32", "uint32": "u32", "bool_": "bool_",
@@ -36,16 +37,6 @@ def is_last_axis_reduction(node: Node) -> bool:
     return node.attrs["axis"] == (x.ndim - 1,) and node.attrs["keepdims"]
 
 
-def column_sum_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes of a sum over all axes but the last, None for any other node."""
-    if node.op.reduction != "sum":
-        return None
-    x = node.inputs[0].aval
-    axis = node.attrs["axis"]
-    whole = x.ndim > 1 and axis == tuple(range(x.ndim - 1))
-    return axis if whole and x.shape[-1] != 1 else None
-
-
 def can_lower(node: Node) -> bool:
     """Whether a node can run inside a compiled loop."""
     if not node.outputs:
@@ -67,6 +58,15 @@ def can_lower(node: Node) -> bool:
     if node.op.makes == "bits":
         return True
     return node.op.loop is not None and _kind_of(node) in node.op.loop_kinds
+
+
+def loop_space(node: Node) -> tuple[int, ...] | None:
+    """The iteration space in which a node could run as a loop, None when it cannot."""
+    if not can_lower(node):
+        return None
+    v = node.inputs[0] if node.op.reduction else node.outputs[0]
+    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
+    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
 
 
 def _kind_of(node: Node) -> str:

@@ -26,7 +26,7 @@ from .interpret import interpret
 from .ir import Graph, Node, Value
 from .lower import LoweredLoop, lower
 from .ops.convert import cast_ref
-from .schedule.fuse import FusionGroup, Unit
+from .schedule.groups import FusionGroup
 
 
 @dataclass
@@ -139,12 +139,12 @@ class Watched(CompiledGraph):
                 return True
         return False
 
-    def _add(self, unit: Unit) -> None:
-        if isinstance(unit, FusionGroup):
+    def _add(self, unit: FusionGroup) -> None:
+        if unit.call is None:
             super()._add(unit)
             return
-        if unit.op.converts:  # before its operand may be written over
-            self.steps.append(self._losses(unit))
+        if unit.call.op.converts:  # before its operand may be written over
+            self.steps.append(self._losses(unit.call))
         super()._add(unit)
         self._look(unit.outputs)
 
@@ -169,7 +169,7 @@ class Watched(CompiledGraph):
         return step
 
     def _lower(self, group: FusionGroup) -> LoweredLoop:
-        return lower(group.shape, group.nodes, group.outputs, self.numbers, self.checked)
+        return lower(group.space, group.nodes, group.outputs, self.numbers, self.checked)
 
     def _launch(self, low: LoweredLoop, launch: Callable, ins: Callable, outs: Callable) -> Step:
         counters = low.counters

@@ -24,10 +24,11 @@ from typing import Any
 
 from tessera.errors import ArgumentError, OutOfMemoryError, did_you_mean
 from tessera.graph import tree
+from tessera.graph.cpu.target import CPU
 from tessera.graph.ir import Graph, Value
 from tessera.graph.jit import JitFunction
 from tessera.graph.jit import jit as compile_function
-from tessera.graph.schedule.fuse import FusionGroup, fuse
+from tessera.graph.schedule.fuse import fuse
 from tessera.numerics import DType
 from tessera.tensor import Tensor
 
@@ -356,8 +357,8 @@ def _local(layout: Layout, shape: tuple, dtype: DType) -> tuple[int, ...]:
 def _inside(graph: Graph) -> frozenset[Value]:
     """Values that stay inside a fused loop, and constants: they take no memory."""
     free = {v for n in graph.nodes if n.op.free for v in n.outputs}
-    for unit in fuse(graph):
-        if isinstance(unit, FusionGroup):
+    for unit in fuse(graph, CPU):
+        if unit.call is None:
             free |= {v for n in unit.nodes for v in n.outputs} - set(unit.outputs)
     return frozenset(free - set(graph.outputs))
 

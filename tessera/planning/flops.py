@@ -20,9 +20,11 @@ from math import prod
 
 from tessera.dims import Dim, show_shape
 from tessera.errors import ArgumentError, SourceLine
+from tessera.graph.cpu.target import CPU
 from tessera.graph.expand import rule_graph
 from tessera.graph.ir import Graph, Node, Value, subgraphs
-from tessera.graph.schedule.fuse import FusionGroup, Unit, fuse
+from tessera.graph.schedule.fuse import fuse
+from tessera.graph.schedule.groups import FusionGroup
 from tessera.numerics import DType, f32, row_bytes
 
 from .fabric import DeviceModel
@@ -164,18 +166,18 @@ def count_graph(graph: Graph, local: Local = whole) -> list[UnitWork]:
     """The work of every loop and library call of a graph, in order; views and constants apart."""
     found: list[UnitWork] = []
     stored = storage_of(graph)
-    for unit in fuse(graph):
+    for unit in fuse(graph, CPU):
         found += _unit_work(unit, local, stored)
     return found
 
 
-def _unit_work(unit: Unit, local: Local, stored: StoredTypes) -> list[UnitWork]:
-    nodes = unit.nodes if isinstance(unit, FusionGroup) else [unit]
-    if not isinstance(unit, FusionGroup):
-        if unit.op.graph_attrs:
-            return _nested(unit)
-        sends = "collective" in unit.op.effects and not unit.op.matmul
-        if unit.op.free or sends:
+def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[UnitWork]:
+    nodes = unit.nodes
+    if unit.call is not None:
+        op = unit.call.op
+        if op.graph_attrs:
+            return _nested(unit.call)
+        if op.free or ("collective" in op.effects and not op.matmul):
             return []
     if all(map(_is_alias, nodes)):
         return []
@@ -192,15 +194,15 @@ def _unit_work(unit: Unit, local: Local, stored: StoredTypes) -> list[UnitWork]:
                      nodes[-1].where)]
 
 
-def _name(unit: Unit) -> str:
-    if isinstance(unit, Node):
-        return unit.op.name
+def _name(unit: FusionGroup) -> str:
+    if unit.call is not None:
+        return unit.call.op.name
     names = list(dict.fromkeys(n.op.name for n in unit.nodes))
     return "loop " + " ".join(names[:4]) + (" ..." if len(names) > 4 else "")
 
 
-def _moved(unit: Unit, local: Local, stored: StoredTypes) -> float:
-    gathers = isinstance(unit, Node) and unit.op.picks
+def _moved(unit: FusionGroup, local: Local, stored: StoredTypes) -> float:
+    gathers = unit.call is not None and unit.call.op.picks
     read = sum(stored.size(v, local) for v in unit.inputs[1 if gathers else 0:])
     written = sum(stored.size(v, local) for v in unit.outputs if stored.owner(v) is v)
     return read + written * (2 if gathers else 1)
@@ -245,7 +247,7 @@ def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> 
     for v in given:
         role = roles.get(v, "data")
         base[role] = base.get(role, 0) + bytes_of(local(v), v.aval.dtype)
-    units, stored = fuse(graph), storage_of(graph)
+    units, stored = fuse(graph, CPU), storage_of(graph)
     lives = _lives(units, graph, stored, set(given))
     over = _overwrites(graph, stored, given)
     sizes = {v: 0 if v in over else stored.size(v, local) for v in lives}
@@ -258,17 +260,15 @@ def peak_memory(graph: Graph, roles: dict[Value, str], local: Local = whole) -> 
             role = "gradients" if tuple(v.aval.shape) in shapes else (
                 "workspace" if now else "activations")
             held[role] = held.get(role, 0) + sizes[v]
-    unit = units[most] if units else None
-    node = unit.nodes[-1] if isinstance(unit, FusionGroup) else unit
-    return PeakBytes(held, node.where if node is not None else None)
+    return PeakBytes(held, units[most].nodes[-1].where if units else None)
 
 
-def _lives(units: Sequence[Unit], graph: Graph, stored: StoredTypes, given: set[Value]
+def _lives(units: Sequence[FusionGroup], graph: Graph, stored: StoredTypes, given: set[Value]
            ) -> dict[Value, tuple[int, int]]:
     """Of each value with memory of its own: the unit that makes it, and the last that reads it."""
     lives: dict[Value, tuple[int, int]] = {}
     for i, unit in enumerate(units):
-        if isinstance(unit, Node) and unit.op.free:
+        if unit.call is not None and unit.call.op.free:
             continue
         for v in unit.outputs:
             root = stored.owner(v)

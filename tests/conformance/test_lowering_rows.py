@@ -17,7 +17,7 @@ from tessera import Tensor, bf16, f32
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.generate_kernels import source_of
 from tessera.graph.cuda.levels import origin_of
-from tessera.graph.cuda.op_ids import value_ids
+from tessera.graph.schedule.op_ids import value_ids
 from tessera.tile.ir.ir import walk
 from tolerance import assert_close
 

@@ -13,12 +13,13 @@ import tessera as ts
 from tessera import config
 from tessera.graph import execute
 from tessera.graph.cpu import blas
-from tessera.graph.cuda.op_ids import id_of, number
+from tessera.graph.cpu.target import CPU
 from tessera.graph.execute import Executable
 from tessera.graph.expand import expand, expand_held
 from tessera.graph.ir import verify
-from tessera.graph.schedule.fuse import FusionGroup, fuse
+from tessera.graph.schedule.fuse import fuse
 from tessera.graph.schedule.memory_plan import aligned_bytes, fold_constants, plan_memory
+from tessera.graph.schedule.op_ids import id_of, number
 from tessera.graph.simplify import PIPELINE, simplify
 from tessera.tensor import Tensor
 from tolerance import assert_close
@@ -127,7 +128,7 @@ def test_random_programs_compile_to_what_their_ops_mean(program, seed):
 
 # --- what fuses -------------------------------------------------------------------------------
 def loops(exe):
-    return [u for u in exe.compiled.units if isinstance(u, FusionGroup)]
+    return [u for u in exe.compiled.units if u.kind == "loop"]
 
 
 def test_softmax_is_one_loop(rng):
@@ -165,8 +166,7 @@ def test_gradient_with_row_and_column_sums(rng):
     arrays = [t.array for t in (x, w, b)]
     for got, want in zip(exe.run(arrays), execute.interpret(exe.graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
-    assert sum(n.op.name == "matmul" for u in exe.compiled.units for n in [u]
-               if not isinstance(u, FusionGroup)) == 3
+    assert sum(u.call is not None and u.call.op.name == "matmul" for u in exe.compiled.units) == 3
 
 
 def test_a_path_through_a_matmul_is_not_swallowed(rng):
@@ -207,8 +207,8 @@ def memory_of(fn, *args):
     graph = simplify(graph_of(fn, *args))
     known, rest = fold_constants(graph)
     graph = type(graph)(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
-    units = fuse(graph)
-    return plan_memory(graph, units, known), units
+    units = fuse(graph, CPU)
+    return plan_memory(graph, units, known, CPU), units
 
 
 @pytest.mark.row("PAR-08")
@@ -240,7 +240,7 @@ def test_a_long_sum_is_taken_in_parts(rng):
 
     x, one = normal(rng, 16, 16), 16 * 16 * 4
     plan, units = memory_of(total, x, ws)
-    loops = [u for u in units if isinstance(u, FusionGroup)]
+    loops = [u for u in units if u.kind == "loop"]
     assert plan.arena_bytes <= 9 * one and max(len(u.inputs) for u in loops) == 8
     assert_close(ts.jit(total)(x, ws).array, total(x, ws).array, "f32", 16)
 
@@ -256,7 +256,7 @@ def test_live_ranges_do_not_overlap(rng):
     for i, unit in enumerate(units):
         for v in unit.outputs:
             if plan.places[v].kind == "arena":
-                spans.append((i, plan.last_use[v], plan.places[v].offset, aligned_bytes(v)))
+                spans.append((i, plan.last_use[v], plan.places[v].offset, aligned_bytes(v, CPU)))
     assert len(spans) > 3
     for i, (s, e, at, n) in enumerate(spans):
         for s2, e2, at2, n2 in spans[:i]:

@@ -15,9 +15,9 @@ from lowering_cases import apart as apart
 from tessera.errors import ArgumentError
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.device import DeviceExecutable
-from tessera.graph.cuda.offload import _starts, waits
 from tessera.graph.ir import Graph
-from tessera.graph.schedule.ir import GroupOperand, ScheduledGroup, Transfer, aligned
+from tessera.graph.schedule.ir import ByteRange, GroupOperand, ScheduledGroup, Transfer, aligned
+from tessera.graph.schedule.offload import _starts, waits
 from tessera.numerics import as_type
 from tessera.runtime.copies import CopyQueue
 from tessera.tensor import Tensor
@@ -188,7 +188,12 @@ def test_which_copy_a_kernel_waits_for() -> None:
 
     steps = [kernel("", "a"), copy("offload", "a"), kernel("a", "b"), kernel("b", "a"),
              copy("fetch", "b"), kernel("a", "c"), kernel("b", "a"), kernel("b", "a")]
-    assert waits(steps, lambda name: name) == [None, None, None, 0, None, None, 1, None]
+    apart = waits(steps, lambda name: ByteRange(name, 0, 4))
+    assert apart == [None, None, None, 0, None, None, 1, None]
+    # Two that overlap in part: what writes the one waits for the copy out of the other.
+    spans = {"a": (0, 8), "b": (4, 12), "c": (8, 16), "h": (20, 24)}
+    steps = [copy("offload", "a"), kernel("h", "c"), kernel("h", "b"), kernel("b", "a")]
+    assert waits(steps, lambda name: ByteRange("x", *spans[name])) == [None, None, 0, None]
 
 
 def test_offload_is_a_bool() -> None:

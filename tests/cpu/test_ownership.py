@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from lowering_cases import apart as apart
 from tessera.errors import GraphError
 from tessera.graph.compiled import CompiledGraph
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda import check_device_memory_plan as on_device
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.graph.interpret import own
 from tessera.graph.ir import Graph
 from tessera.graph.op import FRESH, OPS, VIEW
 from tessera.graph.schedule import memory_plan as planning
+from tessera.graph.schedule import offload
 from tessera.graph.schedule.check_memory_plan import verify_plan
 from tessera.graph.simplify import simplify
 from tolerance import assert_close
@@ -123,7 +122,7 @@ def test_results_own_their_memory_each() -> None:
 
 # --- donated operands -------------------------------------------------------------------------
 def place_of(made: CompiledGraph, name: str) -> Any:
-    node = next(u for u in made.units if getattr(u, "op", None) is OPS[name])
+    node = next(u.call for u in made.units if u.call and u.call.op is OPS[name])
     return made.plan.places[node.outputs[0]]
 
 
@@ -217,7 +216,7 @@ def test_reading_what_was_written_over_is_found(rng: np.random.Generator) -> Non
 
     x, u = ts.tensor(rng.standard_normal((6, 6))), ts.tensor(rng.standard_normal((2, 3)))
     made = compiled(fn, x, u)
-    node = next(n for n in made.units if getattr(n, "op", None) is OPS["dynamic_update_slice"])
+    node = next(u.call for u in made.units if u.call and u.call.op is OPS["dynamic_update_slice"])
     root = made.plan.places[node.inputs[0]].root
     made.plan.places[node.outputs[0]] = planning.ValueStorage("view", root)
     with pytest.raises(GraphError, match="written over"):
@@ -249,38 +248,59 @@ def test_the_view_of_a_record_is_that_of_its_operand() -> None:
 
 
 # --- plans of kernels -------------------------------------------------------------------------
+@pytest.fixture
 def device_plan(rng: np.random.Generator) -> Any:
+    """(graph, groups, plan) of kernels whose memory is reused."""
     x = ts.tensor(rng.standard_normal((32, 32)).astype(np.float32))
-    return CudaProgram(graph_of(chain, x)).plan
+    made = CudaProgram(graph_of(chain, x)).lowered
+    verify_plan(made.graph, made.groups, made.memory)
+    return made.graph, made.groups, made.memory
 
 
-def changed(plan: Any, **kinds: Any) -> Any:
-    return replace(plan, buffers=tuple(
-        replace(b, **kinds[b.name]) if b.name in kinds else b for b in plan.buffers))
+def test_device_plans_are_proved(device_plan: Any) -> None:
+    graph, _, plan = device_plan
+    places, temporaries = plan.places, arena(device_plan)
+    assert len({places[v].offset for v in temporaries}) > 1
+    offsets = [places[v].offset for v in temporaries]
+    for v in temporaries:
+        places[v].offset = 0
+    with pytest.raises(GraphError, match="still read.*\n.*test_ownership.py"):
+        verify_plan(*device_plan)
+    for v, offset in zip(temporaries, offsets, strict=True):
+        places[v].offset = offset + 64
+    with pytest.raises(GraphError, match="no multiple of 256"):
+        verify_plan(*device_plan)
+    for v, offset in zip(temporaries, offsets, strict=True):
+        places[v].offset = offset
+    result = places[graph.outputs[0]]
+    result.kind = "arena"
+    result.offset = plan.arena_bytes
+    with pytest.raises(GraphError, match="result 0 would leave in memory of kind 'arena'"):
+        verify_plan(*device_plan)
+    result.kind = "input"
+    with pytest.raises(GraphError, match="writes input memory"):
+        verify_plan(*device_plan)
 
 
-def test_device_plans_are_proved(rng: np.random.Generator) -> None:
-    plan = device_plan(rng)
-    temporaries = [b for b in plan.buffers if b.kind == "temporary"]
-    assert len({b.place for b in temporaries}) > 1
-    same = {b.name: {"place": "t0"} for b in temporaries}
-    with pytest.raises(GraphError, match="writes .* to t0, where .* reads"):
-        on_device.verify_plan(changed(plan, **same))
-    with pytest.raises(GraphError, match="lies in a temporary"):
-        on_device.verify_plan(changed(plan, **{plan.results[0]: {"kind": "temporary",
-                                                                 "place": "t9"}}))
-    with pytest.raises(GraphError, match="which is input memory"):
-        on_device.verify_plan(changed(plan, **{plan.results[0]: {"kind": "input"}}))
+def test_a_kernel_beside_a_copy_in_its_memory_is_found(monkeypatch: Any,
+                                                       rng: np.random.Generator) -> None:
+    """A plan that does not wait for copies is refused."""
+    x = ts.tensor(rng.standard_normal((128, 128)).astype(np.float32))
+    f = ts.remat(lambda x: ts.tanh(ts.tanh(x)), offload=True)
+    graph = ts.grad(lambda x: ts.sum(f(x @ x))).graph(x)
+    assert CudaProgram(graph).plan.transfers
+    monkeypatch.setattr(offload, "waits", lambda steps, region_of: [None] * len(steps))
+    with pytest.raises(GraphError, match=r"runs beside x\d, which still copies"):
+        CudaProgram(graph)
 
 
-def test_released_places_are_poisoned(monkeypatch: Any, gpu: Any, apart: Any,
-                                      rng: np.random.Generator) -> None:
+def test_released_places_are_poisoned(gpu: Any, apart: Any, rng: np.random.Generator) -> None:
     """What is released too early is NaN for the kernel that reads it."""
     x = ts.tensor(rng.standard_normal((32, 32)).astype(np.float32))
     graph = graph_of(chain, x)
     (got,) = DeviceExecutable(graph).run([x.array])
     assert_close(got, chain(ts.tensor(x.array, "f64")).array, "f32", 10**4)
-    plan = CudaProgram(graph).plan
-    first = next(b.place for b in plan.buffers if b.kind == "temporary")
-    monkeypatch.setattr("tessera.graph.cuda.device.released", lambda plan: {0: [first]})
-    assert np.isnan(DeviceExecutable(graph).run([x.array])[0]).any()
+    early = DeviceExecutable(graph)
+    first = next(b for b in early.program.plan.buffers if b.kind == "temporary")
+    early.program.lowered.released = {0: [(first.offset, first.nbytes)]}
+    assert np.isnan(early.run([x.array])[0]).any()

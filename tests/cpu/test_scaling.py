@@ -10,8 +10,9 @@ import pytest
 
 import tessera as ts
 from tessera.graph import kept_traces
+from tessera.graph.cpu.target import CPU
 from tessera.graph.kept_traces import RetracingWarning
-from tessera.graph.schedule.fuse import FusionGroup, fuse
+from tessera.graph.schedule.fuse import fuse
 from tessera.graph.simplify import simplify
 
 
@@ -83,11 +84,11 @@ def test_groups_do_not_wait_for_themselves():
     for n in (3, 12, 40):
         graph = simplify(ts.jit(lambda x, n=n: ts.grad(branches(n))(x)).graph(ts.zeros((48, 48))))
         ready = {*graph.inputs, *(v for v, _ in graph.captures)}
-        units = fuse(graph)
-        assert any(isinstance(u, FusionGroup) and len(u.nodes) > 1 for u in units)
+        units = fuse(graph, CPU)
+        assert any(u.kind == "loop" and len(u.nodes) > 1 for u in units)
         for unit in units:
             assert ready.issuperset(unit.inputs)
-            ready.update(v for node in getattr(unit, "nodes", [unit]) for v in node.outputs)
+            ready.update(v for node in unit.nodes for v in node.outputs)
 
 
 # --- traces -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     prepare.py            simplified, attention and matmuls found, large ops opened
     host_keys.py          keys of random numbers: what the host computes at each call
-    fusion_groups.py      which nodes run as one kernel
+    target.py             which ops have a kernel, and of which kind
     lower.py              their Schedule IR
     generate_kernels.py   the text of each group's kernel
     run.py                running them

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..ir import Node, Value
 from ..schedule.ir import ScheduledGroup
+from ..schedule.loop_axes import extents_of
 from .kernel_text import KernelText, KernelWriter, capital
-from .loop_axes import extents_of
 from .spell import literal, no_kernel
 
 

@@ -19,9 +19,8 @@ from ...runtime.graphs import DeviceGraph
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..ir import Graph
-from ..schedule.ir import PlannedBuffer, Transfer, aligned, place_bytes
-from .check_device_memory_plan import released
-from .offload import waits
+from ..schedule.ir import ByteRange, PlannedBuffer, Transfer, aligned
+from ..schedule.offload import waits
 from .run import CudaProgram, GroupLaunch
 
 
@@ -94,15 +93,10 @@ class Workspace:
         return sum(o.nbytes for o in owners.values() if isinstance(o, Memory))
 
     def _place(self) -> None:
-        self.sizes = place_bytes(self.program.plan.buffers)
-        self.block, at = Memory(sum(self.sizes.values()), self.device), 0
-        self.places = places = dict[str, int]()
-        for name, nbytes in self.sizes.items():
-            places[name] = self.block.pointer + at
-            at += nbytes
+        self.block = Memory(self.program.plan.temporary_bytes, self.device)
         for b in self.program.plan.buffers:
             if b.kind == "temporary":
-                self.memory[b.name] = places[b.place], self.block
+                self.memory[b.name] = self.block.pointer + b.offset, self.block
             elif b.kind == "host":
                 held = PinnedMemory(b.nbytes, self.device)
                 self.memory[b.name] = held.pointer, held
@@ -126,27 +120,24 @@ class Workspace:
         found: list[Callable[[], Any]] = []
         count = len(self.program.plan.transfers)
         copies = CopyQueue(self.device, count, stream) if count else None
-        places = {b.name: b.place for b in self.program.plan.buffers if b.kind == "temporary"}
-
-        def place_of(name: str) -> str:
-            base = self.program.base(name)
-            return places.get(base, base)
-
-        begun, leaving = 0, dict[str, int]()  # by place: the copy out of it
-        free = released(self.program.plan) if config.poison else {}
-        awaited = waits(self.program.plan.steps, place_of)
-        for i, (step, copy) in enumerate(zip(self.program.steps, awaited, strict=True)):
+        begun, leaving = 0, list[tuple[ByteRange, int]]()  # copies out of memory
+        plan = self.program.plan
+        free = self.program.lowered.released if config.poison else {}
+        for i, (step, copy) in enumerate(zip(self.program.steps, waits(plan.steps, plan.region),
+                                             strict=True)):
             if isinstance(step, GroupLaunch):
                 found += [partial(copies.wait, copy)] if copies and copy is not None else []
                 found.append(self._launch(step, stream))
             elif copies:
                 found.append(self._copy(step, copies, begun))
-                leaving[place_of(step.on_device)] = begun
+                leaving.append((plan.region(step.on_device), begun))
                 begun += 1
-            for place in free.get(i, ()):
-                if copies and place in leaving:
-                    found.append(partial(copies.wait, leaving.pop(place)))
-                found.append(self._poison(place, stream))
+            for offset, size in free.get(i, ()):
+                at = ByteRange("temporaries", offset, offset + size)
+                pending = [n for r, n in leaving if r.meets(at)]
+                if copies and pending:
+                    found.append(partial(copies.wait, max(pending)))
+                found.append(partial(self.block.fill, 0xFF, offset, size, stream))
         if copies:  # the next call finds all places free
             found.append(partial(copies.wait, count - 1))
         return found
@@ -156,11 +147,6 @@ class Workspace:
         if stream == DEFAULT:
             return partial(launch.shared, *arguments)
         return partial(launch.shared.launch, *arguments, stream=stream)
-
-    def _poison(self, place: str, stream: int) -> Callable[[], Any]:
-        """Fills a place with NaN, integers with -1: nothing should read it any more."""
-        return partial(self.block.fill, 0xFF, self.places[place] - self.block.pointer,
-                       self.sizes[place], stream)
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
         pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...numerics import DType, as_type
 from ..schedule.ir import HIDDEN, GroupOperand, GroupStep
+from ..schedule.loop_axes import Frame, Pattern
 from .kernel_text import KernelWriter, capital
-from .loop_axes import Frame, Pattern
 from .spell import COMBINE, literal
 
 

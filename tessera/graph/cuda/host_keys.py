@@ -16,12 +16,12 @@ import numpy as np
 from ...dims import size_of
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
+from ..schedule.library_call import LibraryCall, library_call
 from ..simplify import Rewriter
-from .library_ops import LibraryCall
 
 SMALL = 4096  # elements of a value that the host computes at each call
-BITS = LibraryCall("random_bits", tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})",
-                   makes="bits")
+BITS = library_call("random_bits", makes="bits",
+                    tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
 
 
 def open_keys(graph: Graph) -> Graph:
@@ -31,7 +31,7 @@ def open_keys(graph: Graph) -> Graph:
         rw.where = node.where
         if node.op.makes == "bits":
             words = (_word(rw, node.inputs[0], i) for i in (0, 1))
-            node = Node(BITS, tuple(words), {}, node.outputs, node.where)  # type: ignore[arg-type]
+            node = Node(BITS, tuple(words), {}, node.outputs, node.where)
         rw.add(node)
     return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), graph.outputs)
 

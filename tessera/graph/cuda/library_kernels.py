@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...kernels.attention import SLACK, attend
 from ...kernels.gemm import product
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ..schedule.loop_axes import Frame
 from .group_statements import FrameBlock, KernelValue, store
 from .kernel_text import KernelText, KernelWriter, capital
-from .loop_axes import Frame
 from .loop_kernels import body
 
 

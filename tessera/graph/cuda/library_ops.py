@@ -13,29 +13,11 @@ from typing import Any
 
 from ...errors import SourceLine
 from ..ir import Graph, Node, Value
-from .loop_axes import extents_of
-from .op_ids import OpLine, id_of
+from ..schedule.library_call import LibraryCall, library_call
+from ..schedule.loop_axes import extents_of
+from ..schedule.op_ids import OpLine, id_of
 
-
-@dataclass(frozen=True, eq=False)
-class LibraryCall:
-    """In place of an op record: what passes over the graph ask of one."""
-
-    name: str
-    tile: str | None = None
-    makes: str = ""
-    reduction: str = ""
-    indexed: None = None
-    loop: None = None
-    expand: None = None
-    effects: frozenset[str] = frozenset()
-    graph_attrs: tuple[str, ...] = ()
-    multi: bool = False
-    view: bool = False
-    out: bool = False
-
-
-PRODUCT, ATTENTION = LibraryCall("product"), LibraryCall("flash_attention")
+PRODUCT, ATTENTION = library_call("product"), library_call("flash_attention")
 NARROW = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2", "int8"})  # widened exactly by a product
 
 
@@ -77,7 +59,7 @@ def match_product(users: Makers, node: Node) -> Node | None:
         sides = [_Side(v, False, []) for v in node.inputs]
     attrs = {"layout": "".join("t" if s.transposed else "n" for s in sides), **node.attrs}
     parts = [*sides[0].parts, *sides[1].parts, node]
-    return Node(PRODUCT, tuple(s.value for s in sides), attrs, node.outputs,  # type: ignore[arg-type]
+    return Node(PRODUCT, tuple(s.value for s in sides), attrs, node.outputs,
                 joined(node.where, parts))
 
 
@@ -291,7 +273,7 @@ def _call(users: Makers, node: Node, blocks: list[_Block], more: list[Node] | No
     out = node.outputs[0]
     attrs = {"scale": b.scale, "causal": b.causal, "group": b.group,
              "shape": tuple(out.aval.shape)}
-    return Node(ATTENTION, (b.queries, b.keys_of, b.values_of), attrs,  # type: ignore[arg-type]
+    return Node(ATTENTION, (b.queries, b.keys_of, b.values_of), attrs,
                 node.outputs, joined(node.where, parts))
 
 

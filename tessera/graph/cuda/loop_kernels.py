@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ..schedule.loop_axes import Frame
 from .choose_schedule import blocks
 from .group_statements import (
     Fold,
@@ -17,7 +18,6 @@ from .group_statements import (
     store,
 )
 from .kernel_text import KernelText, KernelWriter, capital
-from .loop_axes import Frame
 
 
 def templates(group: ScheduledGroup) -> dict[str, str]:

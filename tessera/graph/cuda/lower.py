@@ -12,7 +12,9 @@ import numpy as np
 from ...errors import UnsupportedTargetError
 from ...runtime.target import Target
 from ...tensor import Tensor
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, value_bytes
+from ..schedule.fuse import fuse
+from ..schedule.groups import FusionGroup
 from ..schedule.ir import (
     GraphSchedule,
     GroupOperand,
@@ -21,34 +23,40 @@ from ..schedule.ir import (
     ScheduledGroup,
     Transfer,
 )
-from ..schedule.memory_plan import numbers
+from ..schedule.loop_axes import Frame, extents_of, merged
+from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
+from ..schedule.offload import place_saved, verify_copies
+from ..schedule.op_ids import fates, id_of, line_of, number
 from . import choose_schedule
-from .check_device_memory_plan import verify_plan
+from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
-from .device_memory_plan import Places, nbytes
-from .fusion_groups import Unit, units_of
 from .gathers import around
 from .host_keys import Draws, split_draws
-from .loop_axes import Frame, anchor_extents, anchor_frame, extents_of, merged
-from .offload import place_saved
-from .op_ids import fates, id_of, line_of, number
 from .prepare import prepare
 from .spell import COMBINE, is_light, template
+from .target import CUDA
 
 
 class LoweredGraph:
     """A function's Schedule IR, and the arrays it has inside.
 
+    groups, memory: what it was made of.  released: behind each step, by number, the bytes of the
+    temporaries' block, (offset, size), that nothing reads any more.
     constants: by buffer.  captures: tensors of the surrounding program, read at each call.
     draws: what the host computes at each call, and `drawn` the buffers that take it.
     """
 
-    def __init__(self, plan: GraphSchedule, inputs: tuple[str, ...],
-                 constants: dict[str, np.ndarray],
-                 captures: dict[str, Tensor], draws: Draws, drawn: tuple[str, ...]):
-        self.plan, self.inputs = plan, inputs
-        self.constants, self.captures = constants, captures
-        self.draws, self.drawn = draws, drawn
+    def __init__(self, lowering: _Lowering, results: tuple[str, ...]):
+        names = lowering.names
+        self.graph, self.groups, self.memory = lowering.graph, lowering.units, lowering.memory
+        self.constants = lowering.constants()
+        self.plan = lowering.schedule(results)
+        self.released = {lowering.behind[i]: ranges
+                         for i, ranges in self.memory.released.items() if lowering.behind[i] >= 0}
+        self.inputs = tuple(names[v] for v in lowering.graph.inputs)
+        self.captures: dict[str, Tensor] = {names[v]: t for v, t in lowering.graph.captures}
+        self.draws: Draws = lowering.draws
+        self.drawn = tuple(names[v] for v in self.draws.values)
 
 
 def lower(graph: Graph, target: Target) -> LoweredGraph:
@@ -71,8 +79,10 @@ class _Lowering:
         self.steps: list[ScheduledGroup | Transfer] = []
         self.groups, self.copies = itertools.count(), itertools.count()
         self.buffers: dict[str, PlannedBuffer] = {}
-        self.views: dict[Value, Value] = {}
-        self.stored: dict[str, Value] = {}
+        self.units: list[FusionGroup] = place_saved(fuse(self.graph, CUDA), self.graph)
+        self.memory: MemoryPlan = plan_memory(self.graph, self.units, self.known, CUDA,
+                                              self.draws.values)
+        self.behind: list[int] = []  # the last step of each group and those before it
 
     def run(self) -> LoweredGraph:
         given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
@@ -80,17 +90,13 @@ class _Lowering:
             self._name(v, f"v{i}")
         for i, v in enumerate(self.draws.values):
             self._name(v, f"k{i}")
-        units = place_saved(units_of(self.graph), self.graph)
-        for unit in units:
+        for unit in self.units:
             for node in unit.nodes:
                 self._name_outputs(node, "h" if unit.kind == "offload" else "v")
-        for unit in units:
-            self._unit(unit)
-        results = tuple(self._memory(v) for v in self.graph.outputs)
-        constants = self._place(given, units)
-        return LoweredGraph(self._plan(results), tuple(self.names[v] for v in self.graph.inputs),
-                            constants, {self.names[v]: t for v, t in self.graph.captures},
-                            self.draws, tuple(self.names[v] for v in self.draws.values))
+        for unit in self.units:
+            MAKERS[unit.kind](self, unit)
+            self.behind.append(len(self.steps) - 1)
+        return LoweredGraph(self, tuple(self._memory(v) for v in self.graph.outputs))
 
     # --- names --------------------------------------------------------------------------------
     def _name(self, v: Value, wanted: str) -> str:
@@ -123,9 +129,6 @@ class _Lowering:
         return GroupOperand(self._memory(v), own, v.aval.type)
 
     # --- groups -------------------------------------------------------------------------------
-    def _unit(self, unit: Unit) -> None:
-        MAKERS[unit.kind](self, unit)
-
     def _add(self, kind: str, space: tuple[int, ...], reads: list[GroupOperand],
              writes: list[GroupOperand],
              steps: list[GroupStep], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
@@ -134,7 +137,7 @@ class _Lowering:
                                          tuple(steps), schedule, grid,
                                          tuple(sorted(attrs.items()))))
 
-    def _reads(self, unit: Unit) -> list[Value]:
+    def _reads(self, unit: FusionGroup) -> list[Value]:
         return [v for v in unit.inputs if v not in self.numbers]
 
     def _step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> GroupStep:
@@ -145,7 +148,7 @@ class _Lowering:
                          tuple(sorted(attrs.items())), extents_of(out) if shape is None else shape,
                          out.aval.type, tuple(id_of(node).split()), line_of(node.where))
 
-    def loop(self, unit: Unit) -> None:
+    def loop(self, unit: FusionGroup) -> None:
         reads = [self._operand(v) for v in self._reads(unit)]
         writes = [self._operand(v) for v in unit.outputs]
         frame = merged(unit.space, [o.shape for o in (*reads, *writes)], False)
@@ -156,7 +159,7 @@ class _Lowering:
         self._add("loop", unit.space, reads, writes, [self._step(n) for n in unit.nodes], s,
                   choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
 
-    def rows(self, unit: Unit) -> None:
+    def rows(self, unit: FusionGroup) -> None:
         if len(unit.nodes) == 1 and unit.nodes[0].op.reduction in COMBINE:
             return self._one_fold(unit)
         reads = [self._operand(v) for v in self._reads(unit)]
@@ -172,7 +175,7 @@ class _Lowering:
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         self._add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
 
-    def _one_fold(self, unit: Unit) -> None:
+    def _one_fold(self, unit: FusionGroup) -> None:
         """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""
         (node,) = unit.nodes
         first = node.attrs["axis"][0]
@@ -181,7 +184,7 @@ class _Lowering:
         y = self._operand(node.outputs[0], (space[0], 1))
         self._rows(space, [x], [y], [self._step(node, shape=(space[0], 1))])
 
-    def columns(self, unit: Unit) -> None:
+    def columns(self, unit: FusionGroup) -> None:
         (node,) = unit.nodes
         axis = node.attrs["axis"]
         A, R = prod(unit.space[:axis[0]]), prod(unit.space[axis[0]:axis[-1] + 1])
@@ -191,7 +194,7 @@ class _Lowering:
         self._add("columns", (A, R, C), [x], [y], [self._step(node, shape=(A, C))], s,
                   (A, choose_schedule.blocks(C, s.n)))
 
-    def gemm(self, unit: Unit) -> None:
+    def gemm(self, unit: FusionGroup) -> None:
         anchor = unit.anchor
         assert anchor is not None
         frame = anchor_frame(anchor, unit.space)
@@ -210,7 +213,7 @@ class _Lowering:
         self._anchored("gemm", unit, frame, own, s, grid, layout=anchor.attrs["layout"],
                        batch=tuple(batch))
 
-    def attention(self, unit: Unit) -> None:
+    def attention(self, unit: FusionGroup) -> None:
         anchor = unit.anchor
         assert anchor is not None
         frame = anchor_frame(anchor, unit.space) or _head_frame(anchor)
@@ -226,8 +229,8 @@ class _Lowering:
         self._anchored("attention", unit, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=group)
 
-    def _anchored(self, kind: str, unit: Unit, frame: Frame, own: list[GroupOperand], schedule: Any,
-                  grid: tuple[int, ...], **attrs: Any) -> None:
+    def _anchored(self, kind: str, unit: FusionGroup, frame: Frame, own: list[GroupOperand],
+                  schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
         """A product or attention and the steps behind it; views between them do nothing."""
         anchor = unit.anchor
         assert anchor is not None
@@ -249,7 +252,7 @@ class _Lowering:
         self._add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
                   axes=frame.members, **attrs)
 
-    def move(self, unit: Unit) -> None:
+    def move(self, unit: FusionGroup) -> None:
         (node,) = unit.nodes
         for i, j, move in moves_of(node, self.numbers):
             reads = [] if i is None else [self._operand(node.inputs[i])]
@@ -266,7 +269,7 @@ class _Lowering:
                       region=move.region, offset=move.offset, fill=move.fill,
                       **{"from": move.axes})
 
-    def gather(self, unit: Unit) -> None:
+    def gather(self, unit: FusionGroup) -> None:
         (node,) = unit.nodes
         A, V, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
         T = prod(extents_of(node.inputs[1]))
@@ -275,7 +278,7 @@ class _Lowering:
         grid = choose_schedule.grid_of((A, T, C) if C > 1 < A else inner, s.m, s.n)
         self._indexed(unit, (A, V, C), (A, T, C), s, grid)
 
-    def segments(self, unit: Unit) -> None:
+    def segments(self, unit: FusionGroup) -> None:
         (node,) = unit.nodes
         ids = extents_of(node.inputs[1])
         A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"], len(ids))
@@ -284,7 +287,7 @@ class _Lowering:
         self._indexed(unit, (A, T, C), (A, V, C), s,
                       (*((A,) if A > 1 else ()), V, choose_schedule.blocks(C, s.n)))
 
-    def _indexed(self, unit: Unit, source: tuple[int, ...], target: tuple[int, ...],
+    def _indexed(self, unit: FusionGroup, source: tuple[int, ...], target: tuple[int, ...],
                  schedule: Any, grid: tuple[int, ...]) -> None:
         """What goes from one to the other by the integers that are the second operand."""
         (node,) = unit.nodes
@@ -294,71 +297,52 @@ class _Lowering:
         self._add(unit.kind, target, reads, [write], [self._step(node, shape=target)], schedule,
                   grid)
 
-    def view(self, unit: Unit) -> None:
-        (node,) = unit.nodes
-        self.views[node.outputs[0]] = node.inputs[0]
+    def view(self, unit: FusionGroup) -> None:
+        """The value lies where its operand does; the operand's name is known from now on."""
+        self._memory(self.memory.places[unit.outputs[0]].root)
 
-    def transfer(self, unit: Unit) -> None:
+    def transfer(self, unit: FusionGroup) -> None:
         (node,) = unit.nodes
         source, target = self._memory(node.inputs[0]), self._memory(node.outputs[0])
         self.steps.append(Transfer(f"x{next(self.copies)}", unit.kind, source, target,
-                                   nbytes(node.outputs[0]), tuple(id_of(node).split()),
+                                   value_bytes(node.outputs[0]), tuple(id_of(node).split()),
                                    line_of(node.where)))
 
-    def empty(self, unit: Unit) -> None:
+    def empty(self, unit: FusionGroup) -> None:
         """No elements, no kernel."""
 
     # --- buffers ------------------------------------------------------------------------------
-    def _place(self, given: list[Value], units: list[Unit]) -> dict[str, np.ndarray]:
-        """A buffer for everything that lies in memory; temporaries share places."""
-        constants = {self.names[v]: np.ascontiguousarray(a) for v, a in self.known.items()
-                     if v in self.names}
-        n = len(self.graph.inputs)
-        for i, v in enumerate(given):
-            self._buffer(v, "input" if i < n else "capture")
-        for v in self.draws.values:
-            self._buffer(v, "drawn")
-        for v in self.known:
-            if v in self.names:
-                self._buffer(v, "constant")
-        results = {self._root(v) for v in self.graph.outputs}
-        places = Places(units, self._root)
-        for unit in units:
-            if unit.kind == "view":
-                (node,) = unit.nodes
-                base = self.names[self._root(node.inputs[0])]
-                self._buffer(node.outputs[0], "view", f"of {base}", node)
-                places.next()
-                continue
+    def constants(self) -> dict[str, np.ndarray]:
+        return {self.names[v]: np.ascontiguousarray(a) for v, a in self.known.items()
+                if v in self.names}
+
+    def _buffers(self) -> None:
+        """A buffer for everything that lies in memory, arguments first."""
+        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.draws.values]
+        for v in (*given, *(v for v in self.known if v in self.names)):
+            self._buffer(v)
+        for unit in self.units:
             for v in unit.outputs:
-                made = next(n for n in unit.nodes if v in n.outputs)
-                kind = "host" if unit.kind == "offload" else (
-                    "result" if v in results else "temporary")
-                place = places.take(v) if kind == "temporary" else ""
-                self._buffer(v, kind, place, made)
-            places.next()
-        return constants
+                self._buffer(v, next(n for n in unit.nodes if v in n.outputs))
 
-    def _buffer(self, v: Value, kind: str, place: str = "", node: Node | None = None) -> None:
-        shape = extents_of(v)
+    def _buffer(self, v: Value, node: Node | None = None) -> None:
+        place, name = self.memory.places[v], self.names[v]
         ops = tuple(id_of(node).split()) if node is not None else ()
-        name = self.names[v]
-        self.buffers[name] = PlannedBuffer(name, shape, v.aval.type, kind, place, ops)
+        of = self.names[place.root] if place.kind == "view" else ""
+        self.buffers[name] = PlannedBuffer(name, extents_of(v), v.aval.type,
+                                           BUFFERS.get(place.kind, place.kind), of, place.offset,
+                                           ops)
 
-    def _root(self, v: Value) -> Value:
-        while v in self.views:
-            v = self.views[v]
-        return v
-
-    def _plan(self, results: tuple[str, ...]) -> GraphSchedule:
+    def schedule(self, results: tuple[str, ...]) -> GraphSchedule:
+        self._buffers()
         homes = {i: s.name for s in self.steps for i in s.ops}
-        homes |= {i: f"{b.name}, {b.kind} {b.place}".strip() for b in self.buffers.values()
+        homes |= {i: f"{b.name}, {b.lies}" for b in self.buffers.values()
                   if b.kind == "view" for i in b.ops if i not in homes}
         homes |= {i: "on the host, at each call" for n in self.draws.nodes
                   for i in id_of(n).split() if i not in homes}
         plan = GraphSchedule(self.graph.name, str(self.target), tuple(self.buffers.values()),
                              tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
-        verify_plan(plan)
+        verify_copies(plan)
         return plan
 
 
@@ -375,7 +359,7 @@ def _attrs(node: Node) -> dict[str, Any]:
     return {}
 
 
-def _heavy(unit: Unit, frame: Frame) -> bool:
+def _heavy(unit: FusionGroup, frame: Frame) -> bool:
     """Whether what follows a product needs many registers: tiles beside its own, or functions."""
     behind = [n for n in unit.nodes if n is not unit.anchor and n.op.name != "reshape"]
     full = [v for v in unit.inputs if any(v in n.inputs for n in behind)
@@ -417,7 +401,9 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
         where=node.where, hint='run the function with target="cpu"')
 
 
-MAKERS: dict[str, Callable[[_Lowering, Unit], None]] = {
+# The kinds of a plan's places, as buffers of the schedule are called.
+BUFFERS = {"arena": "temporary", "fresh": "result", "known": "constant"}
+MAKERS: dict[str, Callable[[_Lowering, FusionGroup], None]] = {
     k: getattr(_Lowering, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                        "gather", "segments", "view", "empty")}
 MAKERS |= dict.fromkeys(("offload", "fetch"), _Lowering.transfer)

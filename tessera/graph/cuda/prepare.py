@@ -13,10 +13,10 @@ from ..expand import expand, expand_held
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from .fusion_groups import indexed_kind
 from .host_keys import open_keys
 from .library_ops import match_attention, match_product, replace_calls
 from .spell import COMBINE
+from .target import indexed_kind
 
 Pass = Callable[[Graph], Graph]
 

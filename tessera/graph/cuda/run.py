@@ -58,8 +58,6 @@ class CudaProgram:
         self.plan: GraphSchedule = self.lowered.plan
         self.steps = tuple(GroupLaunch.of(s) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)
-        self.bases = {b.name: b.place.removeprefix("of ") for b in self.plan.buffers
-                      if b.kind == "view"}
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Results on host memory, poisoned first: what no kernel writes is seen."""
@@ -82,7 +80,7 @@ class CudaProgram:
         return tuple(s for s in self.steps if isinstance(s, GroupLaunch))
 
     def base(self, name: str) -> str:
-        return self.bases.get(name, name)
+        return self.plan.base(name)
 
     def _host_memory(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         memory = {n: np.ascontiguousarray(a) for n, a in zip(self.lowered.inputs, arrays,

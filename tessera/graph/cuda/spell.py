@@ -20,6 +20,7 @@ from ..cpu.expressions import cost, parse
 from ..cpu.vocabulary import FUNCTIONS
 from ..ir import Node
 from ..lower import filled
+from ..schedule.op_ids import line_of
 
 # How partial results of a reduction are joined, and the one that changes nothing.
 COMBINE = {"sum": ("{0} + {1}", "0.0"), "max": ("tile.maximum({0}, {1})", "-inf"),
@@ -120,8 +121,6 @@ def is_light(node: Node) -> bool:
 
 def no_kernel(node: Node, why: str = "") -> UnsupportedTargetError:
     """The error for an op that has no lowering."""
-    from .op_ids import line_of
-
     types = ", ".join(str(v.aval) for v in node.inputs)
     return UnsupportedTargetError(
         f"{node.op.name}({types}) has no kernel for GPUs" + (f": {why}" if why else ""),

@@ -1,35 +1,34 @@
 """Proof of a memory plan: nothing is written over while it is read, and nobody gets memory that is
 somebody else's.
 
-    verify_plan(graph, units, plan)     # raises GraphError naming both ops, or says nothing
+    verify_plan(graph, groups, plan)     # raises GraphError naming both ops, or says nothing
 
-Who owns which buffer is computed here from the ops' records (`GraphOp.memory`) and from the order
-of the units alone. Of the plan only its decisions are read: places, what is released when, which
-results are copied. So a mistake in planning and one in a record both show here, before anything
-runs.
+Who owns which buffer is computed here from the records of the ops and of the target
+(`ScheduleTarget.memory`) and from the order of the groups alone. Of the plan only its decisions are
+read: places, what is released when, which results are copied. So a mistake in planning and one in
+a record both show here, before anything runs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import GraphError
-from ..ir import Graph, Node, Value, elements
-from ..op import FRESH, ResultMemory
-from .fuse import FusionGroup, Unit
+from ..ir import Graph, Value, value_bytes
+from .groups import FusionGroup
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
 
-GIVEN = ("input", "capture", "known")  # memory of the caller, or of every call
+GIVEN = ("input", "capture", "drawn", "known")  # memory of the caller, or of every call
 
 
-def verify_plan(graph: Graph, units: Sequence[Unit], plan: MemoryPlan) -> None:
+def verify_plan(graph: Graph, groups: Sequence[FusionGroup], plan: MemoryPlan) -> None:
     """Raise GraphError unless every value keeps its memory until it is read last, and every result
     that is not copied has memory of its own."""
-    proof = _Proof(graph, units, plan)
+    proof = _Proof(graph, groups, plan)
     proof.own()
     proof.overlaps()
     proof.releases()
@@ -37,60 +36,64 @@ def verify_plan(graph: Graph, units: Sequence[Unit], plan: MemoryPlan) -> None:
 
 
 class _Proof:
-    def __init__(self, graph: Graph, units: Sequence[Unit], plan: MemoryPlan):
-        self.graph, self.units, self.plan = graph, units, plan
+    def __init__(self, graph: Graph, groups: Sequence[FusionGroup], plan: MemoryPlan):
+        self.graph, self.groups, self.plan = graph, groups, plan
         self.owner: dict[Value, Value] = {}
         self.lying: dict[Value, list[Value]] = {}  # by owner: what lies there, in order
-        self.made: dict[Value, int] = {}  # by owner: the unit that makes it
-        self.ends: dict[Value, int] = {}  # by owner: the last unit that reads any value there
+        self.made: dict[Value, int] = {}  # by owner: the group that makes it
+        self.ends: dict[Value, int] = {}  # by owner: the last that reads any there
 
     def own(self) -> None:
         """Owners of all values, and until when their memory is read."""
-        for v in (*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.plan.known):
+        drawn = (v for v, place in self.plan.places.items() if place.kind == "drawn")
+        for v in (*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.plan.known,
+                  *drawn):
             self.owner[v], self.lying[v] = v, [v]
-        for i, unit in enumerate(self.units):
-            for v in unit.inputs:
+        for i, group in enumerate(self.groups):
+            for v in group.inputs:
                 self.ends[self.owner[v]] = i
-            for v in unit.outputs:
-                self._own(v, unit, i)
+            for v in group.outputs:
+                self._own(v, group, i)
         for v in self.graph.outputs:
-            self.ends[self.owner[v]] = len(self.units)
+            self.ends[self.owner[v]] = len(self.groups)
         self._donations()
 
-    def _own(self, v: Value, unit: Unit, i: int) -> None:
-        place, memory = self.plan.places[v], memory_of(unit)
+    def _own(self, v: Value, group: FusionGroup, i: int) -> None:
+        place, memory = self.plan.places[v], self.plan.target.memory(group)
         if place.kind != "view":
             self.owner[v], self.lying[v] = v, [v]
             self.made[v] = self.ends[v] = i
+            if place.kind in GIVEN:
+                raise self._fault(f"{_name(group)} writes {place.kind} memory")
             if place.root is not v:
-                raise self._fault(f"{_name(unit)} has memory of its own, the plan gives it another "
-                                  "value's")
+                raise self._fault(f"{_name(group)} has memory of its own, the plan gives it "
+                                  "another value's")
             return
         if memory.kind == "fresh":
-            raise self._fault(f"{_name(unit)} makes a new buffer, the plan calls it a view")
-        self.owner[v] = owner = self.owner[unit.inputs[memory.operand]]
+            raise self._fault(f"{_name(group)} makes a new buffer, the plan calls it a view")
+        self.owner[v] = owner = self.owner[group.inputs[memory.operand]]
         self.ends[owner] = i
         self.lying[owner].append(v)
         if place.root is not owner:
-            raise self._fault(f"{_name(unit)} lies in the memory of its operand {memory.operand}, "
+            raise self._fault(f"{_name(group)} lies in the memory of its operand {memory.operand}, "
                               "the plan puts it elsewhere")
 
     def _donations(self) -> None:
         """What is written over is not read afterwards, and was no one else's."""
-        over: dict[Value, tuple[int, Unit]] = {}  # values that are gone, and since when
-        for i, unit in enumerate(self.units):
-            for v in unit.inputs:
+        over: dict[Value, tuple[int, FusionGroup]] = {}  # values that are gone, and since when
+        for i, group in enumerate(self.groups):
+            for v in group.inputs:
                 if v in over:
-                    raise self._fault(f"{_name(unit)} reads what {_name(over[v][1])} has written "
+                    raise self._fault(f"{_name(group)} reads what {_name(over[v][1])} has written "
                                       "over")
-            memory = memory_of(unit)
-            if memory.kind != "donated" or self.plan.places[unit.outputs[0]].kind != "view":
+            memory = self.plan.target.memory(group)
+            if memory.kind != "donated" or self.plan.places[group.outputs[0]].kind != "view":
                 continue
-            x = unit.inputs[memory.operand]
+            x = group.inputs[memory.operand]
             if self.plan.places[self.owner[x]].kind in GIVEN:
-                raise self._fault(f"{_name(unit)} writes over memory that the graph was given")
+                raise self._fault(f"{_name(group)} writes over memory that the graph was given")
             lying = self.lying[self.owner[x]]
-            over |= {w: (i, unit) for w in lying[:lying.index(unit.outputs[0])]}
+            over |= {w: (i, group) for w in lying[:lying.index(group.outputs[0])]}
         for v in self.graph.outputs:
             if v in over:
                 raise self._fault(f"a result lies where {_name(over[v][1])} has written over it")
@@ -99,11 +102,14 @@ class _Proof:
         """No two values whose memory is read at one time share bytes of the arena."""
         live: list[tuple[int, int, int]] = []  # begin, end, number; they are apart
         at: dict[int, list[tuple[int, int, int]]] = {}
-        for i, unit in enumerate(self.units):
-            for v in unit.outputs:
+        for i, group in enumerate(self.groups):
+            for v in group.outputs:
                 if self.owner[v] is not v or self.plan.places[v].kind != "arena":
                     continue
                 begin = self.plan.places[v].offset
+                if begin % self.plan.target.align_bytes:
+                    raise self._fault(f"{_name(group)} is given byte {begin} of the arena, which "
+                                      f"is no multiple of {self.plan.target.align_bytes}")
                 span = (begin, begin + _bytes(v), i)
                 self._apart(live, span)
                 insort(live, span)
@@ -113,14 +119,14 @@ class _Proof:
 
     def _apart(self, live: list[tuple[int, int, int]], span: tuple[int, int, int]) -> None:
         place = bisect_left(live, span)
-        for begin, end, unit in live[max(place - 1, 0): place + 1]:
+        for begin, end, group in live[max(place - 1, 0): place + 1]:
             if begin < span[1] and span[0] < end:
                 raise self._fault(
-                    f"{_name(self.units[span[2]])} is given bytes {span[0]}..{span[1]} of the "
-                    f"arena, where the result of {_name(self.units[unit])} is still read")
+                    f"{_name(self.groups[span[2]])} is given bytes {span[0]}..{span[1]} of the "
+                    f"arena, where the result of {_name(self.groups[group])} is still read")
 
     def releases(self) -> None:
-        """What is released is read by no later unit."""
+        """What is released is read by no later group."""
         lives: dict[int, list[tuple[int, int]]] = {}  # by offset: made, and read last
         for v, made in self.made.items():
             if self.plan.places[v].kind == "arena":
@@ -129,8 +135,8 @@ class _Proof:
             for offset, _ in ranges:
                 for made, end in lives.get(offset, ()):
                     if made <= i < end:
-                        raise self._fault(f"{_name(self.units[made])} is released behind "
-                                          f"{_name(self.units[i])}, {_name_at(self.units, end)} "
+                        raise self._fault(f"{_name(self.groups[made])} is released behind "
+                                          f"{_name(self.groups[i])}, {_name_at(self.groups, end)} "
                                           "reads it later")
 
     def results(self) -> None:
@@ -151,23 +157,17 @@ class _Proof:
                           hint="this is a fault of tessera, not of the program: please report it")
 
 
-def memory_of(unit: Unit) -> ResultMemory:
-    """Where the results of a unit lie, by its op's record; loops write buffers of their own."""
-    return FRESH if isinstance(unit, FusionGroup) else unit.op.lies(unit.attrs)
-
-
 def _bytes(v: Value) -> int:
-    return max(elements(v) * v.aval.dtype.numpy.itemsize, 1)
+    return max(value_bytes(v), 1)
 
 
-def _name(unit: Unit) -> str:
-    where: Any = unit.where if isinstance(unit, Node) else unit.nodes[0].where
-    what = unit.op.name if isinstance(unit, Node) else str(unit)
-    return f"{what} ({where})" if where is not None else what
+def _name(group: FusionGroup) -> str:
+    what = str(group) if len(group.nodes) > 1 else group.nodes[0].op.name
+    return f"{what} ({group.where})" if group.where is not None and group.where.file else what
 
 
-def _name_at(units: Sequence[Unit], i: int) -> str:
-    return _name(units[i]) if i < len(units) else "the caller"
+def _name_at(groups: Sequence[FusionGroup], i: int) -> str:
+    return _name(groups[i]) if i < len(groups) else "the caller"
 
 
-__all__ = ["memory_of", "verify_plan"]
+__all__ = ["verify_plan"]

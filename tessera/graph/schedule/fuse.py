@@ -1,4 +1,6 @@
-"""Fusion: which nodes run together in one compiled loop.
+"""Fusion: which nodes run together, in one loop or behind one anchor.
+
+    groups = fuse(graph, target)      # in an order in which each runs after those it reads
 
 A group has one iteration space, the shape of its full values. In it run elementwise ops whose
 result has that shape or is constant along the last axis, reductions over the last axis, and sums
@@ -13,30 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from ...dims import show_shape, size_of
+from ...dims import size_of
 from ..ir import Graph, Node, Value, node_effects, uses
-from ..lower import can_lower, column_sum_axes, is_last_axis_reduction
 from ..simplify import KEEP_EFFECTS
+from .epilogues import join_epilogues, recompute_small
+from .groups import FusionGroup
+from .target import ScheduleTarget
 
 MAX_OPS = 96  # a larger loop compiles slowly and spills
 MAX_READS = 8  # values of the whole space that a loop reads
-
-
-@dataclass(eq=False)
-class FusionGroup:
-    """Nodes that run as one loop over `shape`, in graph order."""
-
-    shape: tuple[int, ...]
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        ops = " ".join(n.op.name for n in self.nodes)
-        return f"loop {show_shape(self.shape)}: {ops}"
-
-
-Unit = FusionGroup | Node
 
 
 @dataclass(eq=False)
@@ -58,7 +45,8 @@ class _Entry:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, target: ScheduleTarget):
+        self.target = target
         self.entries: list[_Entry] = []
         self.entry_of: dict[Value, _Entry] = {}
         self.last: _Entry | None = None  # with an effect whose order counts
@@ -71,7 +59,7 @@ class _Fuser:
         return [e for e in self.entries if e.nodes]
 
     def place(self, node: Node) -> None:
-        shape = space_of(node)
+        shape = self.target.loop_space(node)
         sources = {id(e): e for v in node.inputs if (e := self.entry_of.get(v)) is not None}
         if node_effects(node) & KEEP_EFFECTS and self.last is not None:
             sources[id(self.last)] = self.last
@@ -173,14 +161,14 @@ class _Fuser:
         return self._order
 
 
-def space_of(node: Node) -> tuple[int, ...] | None:
-    """The iteration space in which a node could run as a loop, None when it cannot."""
-    if not can_lower(node):
+def column_sum_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes of a sum over all axes but the last, None for any other node."""
+    if node.op.reduction != "sum":
         return None
-    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
-    v = node.inputs[0] if reduces else node.outputs[0]
-    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
-    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
+    x = node.inputs[0].aval
+    axis = node.attrs["axis"]
+    whole = x.ndim > 1 and axis == tuple(range(x.ndim - 1))
+    return axis if whole and x.shape[-1] != 1 else None
 
 
 def _fits(node: Node, shape: tuple, space: tuple) -> bool:
@@ -188,15 +176,26 @@ def _fits(node: Node, shape: tuple, space: tuple) -> bool:
     if shape == space:
         return True
     row = (*space[:-1], 1)
-    reduces = is_last_axis_reduction(node) or column_sum_axes(node) is not None
-    return bool(space) and shape == row and not reduces and node.op.makes != "bits"
+    return bool(space) and shape == row and not node.op.reduction and node.op.makes != "bits"
 
 
-def fuse(graph: Graph) -> list[Unit]:
-    """Units in an order in which each runs after those it reads."""
-    entries = _in_order(_Fuser(graph).run())
+def fuse(graph: Graph, target: ScheduleTarget) -> list[FusionGroup]:
+    """Groups in an order in which each runs after those it reads. Raises UnsupportedTargetError at
+    an op that the target cannot run, with its line."""
     count = uses(graph)
-    return [_finish(e, count) for e in entries]
+    groups: list[FusionGroup] = []
+    for entry in _in_order(_Fuser(graph, target).run()):
+        groups += _groups_of(entry, target)
+    for group in groups:
+        if group.kind != "call":
+            group.connect(count)
+    return recompute_small(join_epilogues(groups, count, target), count, target)
+
+
+def _groups_of(entry: _Entry, target: ScheduleTarget) -> list[FusionGroup]:
+    if entry.shape is None:
+        return target.from_node(entry.nodes[0])
+    return target.from_loop(FusionGroup("loop", entry.shape, list(entry.nodes)))
 
 
 def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
@@ -213,29 +212,15 @@ def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
                 heappush(ready, e.index)
 
 
-def _finish(entry: _Entry, count: dict[Value, int]) -> Unit:
-    if entry.shape is None:
-        return entry.nodes[0]
-    inside = {v for n in entry.nodes for v in n.outputs}
-    read: dict[Value, int] = {}
-    inputs: dict[Value, None] = {}
-    for n in entry.nodes:
-        for v in n.inputs:
-            read[v] = read.get(v, 0) + 1
-            if v not in inside:
-                inputs[v] = None
-    outputs = [v for n in entry.nodes for v in n.outputs if count.get(v, 0) > read.get(v, 0)]
-    return FusionGroup(entry.shape, list(entry.nodes), list(inputs), outputs)
-
-
-def describe(units: list[Unit]) -> str:
+def describe(groups: list[FusionGroup]) -> str:
     """The Schedule IR of a graph on the CPU: one line per loop or library call."""
-    lines = [f"schedule v1 units={len(units)}"]
-    for u in units:
-        if isinstance(u, FusionGroup):
-            work = size_of(u.shape)
-            lines.append(f"  {u}    # {work} elements, {len(u.inputs)} in, {len(u.outputs)} out")
+    lines = [f"schedule v1 units={len(groups)}"]
+    for g in groups:
+        if g.call is None:
+            work = size_of(g.space)
+            lines.append(f"  {g}    # {work} elements, {len(g.inputs)} in, {len(g.outputs)} out")
         else:
-            outs = ", ".join(str(v.aval) for v in u.outputs)
-            lines.append(f"  call {u.op.name} -> {outs}" + (f"    # {u.where}" if u.where else ""))
+            outs = ", ".join(str(v.aval) for v in g.outputs)
+            lines.append(f"  call {g.call.op.name} -> {outs}"
+                         + (f"    # {g.where}" if g.where else ""))
     return "\n".join(lines)

@@ -9,8 +9,8 @@ hash names them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ...dims import show_shape, size_of
@@ -29,7 +29,7 @@ class PlannedBuffer:
     """Memory of a value.
     kind: input | capture | constant | drawn | temporary | result | view | host.
 
-    place: the temporary's number among those that are reused, or the value that a view lies in.
+    of: the buffer in which a view lies.  offset: of a temporary in the block that they share.
     drawn: what the host computes at each call.  host: page-locked memory there, all others are on
     the device.
     """
@@ -38,7 +38,8 @@ class PlannedBuffer:
     shape: tuple[int, ...]
     type: NumericType
     kind: str
-    place: str = ""
+    of: str = ""
+    offset: int = 0
     ops: tuple[str, ...] = ()
 
     @property
@@ -46,8 +47,14 @@ class PlannedBuffer:
         return int(size_of(self.shape)) * self.type.dtype.numpy.itemsize
 
     def __str__(self) -> str:
-        what = f"{self.kind} {self.place}".rstrip()
-        return f"{self.name}: {self.type}{show_shape(self.shape)} {what}"
+        return f"{self.name}: {self.type}{show_shape(self.shape)} {self.lies}"
+
+    @property
+    def lies(self) -> str:
+        """`view of v3`, `temporary at 4096`, or the kind alone."""
+        if self.kind == "view":
+            return f"view of {self.of}"
+        return f"{self.kind} at {self.offset}" if self.kind == "temporary" else self.kind
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,18 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class ByteRange:
+    """Bytes of a block of memory."""
+
+    block: str
+    begin: int
+    end: int
+
+    def meets(self, other: ByteRange) -> bool:
+        return self.block == other.block and self.begin < other.end and other.begin < self.end
+
+
+@dataclass(frozen=True)
 class GraphSchedule:
     """The Schedule IR of a function. steps: in the order in which they start.
 
@@ -214,13 +233,29 @@ class GraphSchedule:
     def transfers(self) -> tuple[Transfer, ...]:
         return tuple(s for s in self.steps if isinstance(s, Transfer))
 
+    @cached_property
+    def _by_name(self) -> dict[str, PlannedBuffer]:
+        return {b.name: b for b in self.buffers}
+
     def buffer(self, name: str) -> PlannedBuffer:
-        return next(b for b in self.buffers if b.name == name)
+        return self._by_name[name]
+
+    def base(self, name: str) -> str:
+        """The buffer that owns the memory in which another lies."""
+        return self.buffer(name).of or name
+
+    def region(self, name: str) -> ByteRange:
+        """The bytes in which a buffer lies."""
+        b = self.buffer(self.base(name))
+        if b.kind == "temporary":
+            return ByteRange("temporaries", b.offset, b.offset + aligned(b))
+        return ByteRange(b.name, 0, aligned(b))
 
     @property
     def temporary_bytes(self) -> int:
-        """What temporaries take: each place is as large as the largest that lies there."""
-        return sum(place_bytes(self.buffers).values())
+        """The block that temporaries share."""
+        return max((b.offset + aligned(b) for b in self.buffers if b.kind == "temporary"),
+                   default=0)
 
     @property
     def unshared_bytes(self) -> int:
@@ -258,15 +293,6 @@ def aligned(b: PlannedBuffer) -> int:
     return -(-max(b.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def place_bytes(buffers: Iterable[PlannedBuffer]) -> dict[str, int]:
-    """Bytes of each place that temporaries share."""
-    sizes: dict[str, int] = {}
-    for b in buffers:
-        if b.kind == "temporary":
-            sizes[b.place] = max(sizes.get(b.place, 0), aligned(b))
-    return sizes
-
-
 __all__ = ["ALIGN_BYTES", "HIDDEN", "PlannedBuffer", "ScheduledGroup", "GroupOperand",
-           "GraphSchedule", "GroupStep", "Transfer",
-           "aligned", "canonical_group", "place_bytes"]
+           "GraphSchedule", "GroupStep", "ByteRange", "Transfer",
+           "aligned", "canonical_group"]

@@ -2,14 +2,17 @@
 
 Values are of these kinds:
     input, capture   arrays given at each call
+    drawn            what the host computes at each call before anything else runs
     known            computed while planning
     arena            a range of one block of memory that is reused as values die
-    fresh            newly allocated at each call, because the caller keeps it
+    fresh            memory of its own, because the caller keeps it
     dynamic          whatever array a library op returns
+    host             page-locked memory on the host, while a copy of the value is there
     view             another value's memory with other extents or strides, or written over
 
-Which of them a value can be follows from its op's record (`GraphOp.memory`); check_memory_plan.py
-proves the plan from these records and the order of the units alone.
+Which of them a value can be follows from the record of its op (`GraphOp.memory`) and that of the
+target (`ScheduleTarget.memory`); check_memory_plan.py proves the plan from these and the order of
+the groups alone.
 """
 
 from __future__ import annotations
@@ -20,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Graph, Node, Value, elements
-from ..op import FRESH
+from ..ir import Graph, Node, Value, elements, value_bytes
 from .check_memory_plan import verify_plan
-from .fuse import FusionGroup, Unit
+from .groups import FusionGroup
+from .target import ScheduleTarget
 
-ALIGN_BYTES = 64
 FOLD_BYTES = 1 << 25  # larger results of constants are computed at each call, not kept
 
 
@@ -42,9 +44,11 @@ class ValueStorage:
 class MemoryPlan:
     """Places of all values, the size of the arena, and what it would be without reuse."""
 
+    target: ScheduleTarget
     places: dict[Value, ValueStorage] = field(default_factory=dict)
     known: dict[Value, np.ndarray] = field(default_factory=dict)
-    shadows: dict[Value, np.ndarray] = field(default_factory=dict)  # right shape and strides
+    shadows: dict[Value, np.ndarray] = field(default_factory=dict)  # right shape and strides, of
+    # a target whose views have strides
     lying: dict[Value, list[Value]] = field(default_factory=dict)  # by root: all that lie there
     last_use: dict[Value, int] = field(default_factory=dict)  # of roots: index of the last unit
     released: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # behind unit i:
@@ -54,14 +58,6 @@ class MemoryPlan:
     # the caller gets a copy
     arena_bytes: int = 0
     unshared_bytes: int = 0
-
-
-def inputs_of(unit: Unit) -> Sequence[Value]:
-    return unit.inputs
-
-
-def outputs_of(unit: Unit) -> Sequence[Value]:
-    return unit.outputs
 
 
 def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], tuple[Node, ...]]:
@@ -102,84 +98,88 @@ def numbers(known: dict[Value, np.ndarray]) -> dict[Value, Any]:
     return out
 
 
-def plan_memory(graph: Graph, units: Sequence[Unit], known: dict[Value, np.ndarray]) -> MemoryPlan:
-    """Places for every value of the units."""
-    plan = MemoryPlan(known=known)
+def plan_memory(graph: Graph, groups: Sequence[FusionGroup], known: dict[Value, np.ndarray],
+                target: ScheduleTarget, drawn: Sequence[Value] = ()) -> MemoryPlan:
+    """Places for every value that groups read or write, proved."""
+    plan = MemoryPlan(target, known=known)
     for v in graph.inputs:
-        _given(plan, v, "input")
+        _own_memory(plan, v, "input")
     for v, _ in graph.captures:
-        _given(plan, v, "capture")
+        _own_memory(plan, v, "capture")
+    for v in drawn:
+        _own_memory(plan, v, "drawn")
     for v, a in known.items():
         plan.places[v], plan.shadows[v], plan.lying[v] = ValueStorage("known", v), a, [v]
-    last_read = _last_reads(graph, units)
-    for i, unit in enumerate(units):
-        _place_outputs(plan, unit, i, last_read)
-    _note_uses(plan, graph, units)
+    last_read = _last_reads(graph, groups)
+    for i, group in enumerate(groups):
+        _place_outputs(plan, group, i, last_read)
+    _note_uses(plan, graph, groups)
     _escape(plan, graph)
-    _pack_arena(plan, units)
-    verify_plan(graph, units, plan)
+    _pack_arena(plan, groups)
+    verify_plan(graph, groups, plan)
     return plan
 
 
-def _given(plan: MemoryPlan, v: Value, kind: str) -> None:
-    plan.places[v], plan.shadows[v], plan.lying[v] = ValueStorage(kind, v), _phantom(v), [v]
+def _own_memory(plan: MemoryPlan, v: Value, kind: str) -> None:
+    plan.places[v], plan.lying[v] = ValueStorage(kind, v), [v]
+    if plan.target.strides:
+        plan.shadows[v] = np.empty(v.aval.shape, v.aval.dtype.numpy)  # never touched
 
 
-def _phantom(v: Value) -> np.ndarray:
-    """An array of the right extents whose memory is never touched."""
-    return np.empty(v.aval.shape, v.aval.dtype.numpy)
+def _last_reads(graph: Graph, groups: Sequence[FusionGroup]) -> dict[Value, int]:
+    """The last group that reads each value; one past the end for results."""
+    last = {v: i for i, group in enumerate(groups) for v in group.inputs}
+    return last | dict.fromkeys(graph.outputs, len(groups))
 
 
-def _last_reads(graph: Graph, units: Sequence[Unit]) -> dict[Value, int]:
-    """The last unit that reads each value; one past the end for results."""
-    last = {v: i for i, unit in enumerate(units) for v in inputs_of(unit)}
-    return last | dict.fromkeys(graph.outputs, len(units))
-
-
-def _place_outputs(plan: MemoryPlan, unit: Unit, i: int, last_read: dict[Value, int]) -> None:
-    memory = FRESH if isinstance(unit, FusionGroup) else unit.op.lies(unit.attrs)
-    if memory.kind == "view" and isinstance(unit, Node):
-        _place_view(plan, unit)
-    elif memory.kind == "donated" and _may_overwrite(plan, unit, memory.operand, i, last_read):
-        source, v = unit.inputs[memory.operand], unit.outputs[0]
-        plan.places[v], plan.shadows[v] = ValueStorage("view", source), plan.shadows[source]
+def _place_outputs(plan: MemoryPlan, group: FusionGroup, i: int, last_read: dict[Value, int]
+                   ) -> None:
+    memory = plan.target.memory(group)
+    if memory.kind == "view":
+        _place_view(plan, group.nodes[0])
+    elif memory.kind == "donated" and _may_overwrite(plan, group, memory.operand, i, last_read):
+        source, v = group.inputs[memory.operand], group.outputs[0]
+        plan.places[v] = ValueStorage("view", source)
         plan.lying[source].append(v)
+        if plan.target.strides:
+            plan.shadows[v] = plan.shadows[source]
     else:
-        owned = isinstance(unit, FusionGroup) or unit.op.out
-        for v in outputs_of(unit):
-            _given(plan, v, "arena" if owned else "dynamic")
+        for v in group.outputs:
+            _own_memory(plan, v, plan.target.buffer(group))
 
 
-def _may_overwrite(plan: MemoryPlan, unit: Unit, operand: int, i: int,
+def _may_overwrite(plan: MemoryPlan, group: FusionGroup, operand: int, i: int,
                    last_read: dict[Value, int]) -> bool:
     """Whether an operand's memory is the graph's own, whole, and read by nobody afterwards."""
-    x = unit.inputs[operand]
+    x = group.inputs[operand]
     return (
         plan.places[x].kind == "arena"
-        and x.aval == unit.outputs[0].aval
-        and unit.inputs.count(x) == 1
+        and x.aval == group.outputs[0].aval
+        and group.inputs.count(x) == 1
         and all(last_read.get(v, -1) <= i for v in plan.lying[x])
-        and not any(plan.places[v].root is x for v in unit.inputs if v is not x)
+        and not any(plan.places[v].root is x for v in group.inputs if v is not x)
     )
 
 
 def _place_view(plan: MemoryPlan, node: Node) -> None:
     source, v = node.inputs[0], node.outputs[0]
-    made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
-    if made.size == 0 or np.may_share_memory(made, plan.shadows[source]):
-        root = plan.places[source].root
-        plan.places[v], plan.shadows[v] = ValueStorage("view", root), made
-        plan.lying[root].append(v)
-    else:  # the strides do not allow it: the elements are copied
-        _given(plan, v, "arena")
+    root = plan.places[source].root
+    if plan.target.strides:
+        made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
+        if made.size and not np.may_share_memory(made, plan.shadows[source]):
+            _own_memory(plan, v, "arena")  # the strides do not allow it: the elements are copied
+            return
+        plan.shadows[v] = made
+    plan.places[v] = ValueStorage("view", root)
+    plan.lying[root].append(v)
 
 
-def _note_uses(plan: MemoryPlan, graph: Graph, units: Sequence[Unit]) -> None:
-    for i, unit in enumerate(units):
-        for v in (*inputs_of(unit), *outputs_of(unit)):
+def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) -> None:
+    for i, group in enumerate(groups):
+        for v in (*group.inputs, *group.outputs):
             plan.last_use[plan.places[v].root] = i
     for v in graph.outputs:
-        plan.last_use[plan.places[v].root] = len(units)
+        plan.last_use[plan.places[v].root] = len(groups)
 
 
 def _escape(plan: MemoryPlan, graph: Graph) -> None:
@@ -190,7 +190,8 @@ def _escape(plan: MemoryPlan, graph: Graph) -> None:
         if plan.places[root].kind == "arena":
             plan.places[root].kind = "fresh"
         owned = plan.places[root].kind in ("fresh", "dynamic") and root not in seen
-        plan.copied.append(not owned or not plan.shadows[v].flags.writeable)  # it may repeat some
+        repeats = v in plan.shadows and not plan.shadows[v].flags.writeable
+        plan.copied.append(not owned or repeats)
         seen.add(root)
 
 
@@ -231,22 +232,23 @@ class _Arena:
         self.free = merged
 
 
-def aligned_bytes(v: Value) -> int:
-    n = elements(v) * v.aval.dtype.numpy.itemsize
-    return -(-max(n, 1) // ALIGN_BYTES) * ALIGN_BYTES
+def aligned_bytes(v: Value, target: ScheduleTarget) -> int:
+    """The bytes of the arena that a value takes."""
+    return -(-max(value_bytes(v), 1) // target.align_bytes) * target.align_bytes
 
 
-def _pack_arena(plan: MemoryPlan, units: Sequence[Unit]) -> None:
+def _pack_arena(plan: MemoryPlan, groups: Sequence[FusionGroup]) -> None:
     arena, ends = _Arena(), by_last_use(plan)
-    for i, unit in enumerate(units):
-        for v in outputs_of(unit):
+    for i, group in enumerate(groups):
+        for v in group.outputs:
             place = plan.places[v]
             if place.kind == "arena":
-                place.offset = arena.take(aligned_bytes(v))
-                plan.unshared_bytes += aligned_bytes(v)
+                size = aligned_bytes(v, plan.target)
+                place.offset = arena.take(size)
+                plan.unshared_bytes += size
         for v in ends.get(i, ()):
             if plan.places[v].kind == "arena":
-                at, size = plan.places[v].offset, aligned_bytes(v)
+                at, size = plan.places[v].offset, aligned_bytes(v, plan.target)
                 arena.give(at, size)
                 plan.released.setdefault(i, []).append((at, size))
     plan.arena_bytes = arena.end

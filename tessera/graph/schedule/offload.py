@@ -6,25 +6,26 @@ yet, is no more than the largest of such values. So while kernels work on one la
 next layer's arrive.
 
     units = place_saved(units, graph)   # units of kind `saved` become offload and fetch, or views
-    waits(steps, place_of)              # per step, which copy it must wait for
+    waits(steps, region_of)             # per step, which copy it must wait for
+    verify_copies(schedule)             # proof that it waits for enough
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..ir import Graph, Node, Value
-from ..schedule.ir import ScheduledGroup, Transfer
-from .device_memory_plan import nbytes
-from .fusion_groups import Unit
-from .library_ops import LibraryCall
+from ...errors import GraphError
+from ..ir import Graph, Node, Value, value_bytes
+from .groups import FusionGroup
+from .ir import ByteRange, GraphSchedule, ScheduledGroup, Transfer
+from .library_call import LibraryCall, library_call
 from .loop_axes import extents_of
 
 LEAST_BYTES = 1 << 16  # a copy of less takes the time of its launch and saves next to nothing
-OFFLOAD, FETCH = LibraryCall("offload"), LibraryCall("fetch")
+OFFLOAD, FETCH = library_call("offload"), library_call("fetch")
 
 
-def place_saved(units: Sequence[Unit], graph: Graph) -> list[Unit]:
+def place_saved(units: Sequence[FusionGroup], graph: Graph) -> list[FusionGroup]:
     """The units with the copies of what is saved on the host, in the order in which they start.
 
     What needs no kernel memory of its own in between (arguments, results, values that another
@@ -40,7 +41,7 @@ def place_saved(units: Sequence[Unit], graph: Graph) -> list[Unit]:
         (node,) = unit.nodes
         (x,), (y,) = node.inputs, node.outputs
         source, used = life.root(x), life.first(y)
-        if used is None or node.attrs["place"] == "device" or nbytes(y) < LEAST_BYTES:
+        if used is None or node.attrs["place"] == "device" or value_bytes(y) < LEAST_BYTES:
             continue
         if source in life.made and not fixed & {source, y} and life.last(source) < used:
             leaving.append(_Copy(at, used, node))
@@ -52,30 +53,30 @@ class _Copy:
 
     def __init__(self, at: int, used: int, node: Node):
         (x,), (y,) = node.inputs, node.outputs
-        self.at, self.used, self.nbytes = at, used, nbytes(y)
+        self.at, self.used, self.nbytes = at, used, value_bytes(y)
         held = Value(y.aval)
         self.offload = _unit(OFFLOAD, x, held, node)
         self.fetch = _unit(FETCH, held, y, node)
 
 
-def _unit(call: LibraryCall, x: Value, y: Value, of: Node) -> Unit:
-    node = Node(call, (x,), {}, (y,), of.where)  # type: ignore[arg-type]
-    return Unit(call.name, extents_of(y), [node], [x], [y])
+def _unit(call: LibraryCall, x: Value, y: Value, of: Node) -> FusionGroup:
+    node = Node(call, (x,), {}, (y,), of.where)
+    return FusionGroup(call.name, extents_of(y), [node], [x], [y])
 
 
-def _woven(units: Sequence[Unit], leaving: list[_Copy]) -> list[Unit]:
-    ahead: dict[int, list[Unit]] = {}
+def _woven(units: Sequence[FusionGroup], leaving: list[_Copy]) -> list[FusionGroup]:
+    ahead: dict[int, list[FusionGroup]] = {}
     kernels = [at for at, unit in enumerate(units) if unit.kind not in ("view", "saved", "empty")]
     for copy, at in _starts(leaving, kernels):
         ahead.setdefault(at, []).append(copy.fetch)
     offloads = {copy.at: copy.offload for copy in leaving}
-    out: list[Unit] = []
+    out: list[FusionGroup] = []
     for at, unit in enumerate(units):
         out += ahead.get(at, [])
         if at in offloads:
             out.append(offloads[at])
         elif unit.kind == "saved":
-            out.append(Unit("view", unit.space, unit.nodes, unit.inputs, unit.outputs))
+            out.append(FusionGroup("view", unit.space, unit.nodes, unit.inputs, unit.outputs))
         else:
             out.append(unit)
     return out
@@ -102,7 +103,7 @@ def _starts(leaving: list[_Copy], kernels: list[int]) -> list[tuple[_Copy, int]]
 class _Life:
     """Where values are made and read, views being what they are views of."""
 
-    def __init__(self, units: Sequence[Unit]):
+    def __init__(self, units: Sequence[FusionGroup]):
         self.views: dict[Value, Value] = {}
         self.made: set[Value] = set()
         self.reads: dict[Value, list[int]] = {}
@@ -130,32 +131,63 @@ class _Life:
 
 
 # --- when kernels wait ---------------------------------------------------------------------------
-def waits(steps: Sequence[ScheduledGroup | Transfer],
-          place_of: Callable[[str], str]) -> list[int | None]:
+RangeOf = Callable[[str], ByteRange]
+
+
+def waits(steps: Sequence[ScheduledGroup | Transfer], region_of: RangeOf) -> list[int | None]:
     """Per step the number of the copy that it must wait for, None when it need not. Copies run in
     order beside the kernels, so that to wait for one is to wait for all before it.
 
-    place_of: the memory in which a buffer lies. A kernel may read what is being copied out of it,
+    region_of: the memory in which a buffer lies. A kernel may read what is being copied out of it,
     not write it; it may do neither where a copy writes.
     """
-    leaving: dict[str, int] = {}
-    coming: dict[str, int] = {}
+    leaving: dict[ByteRange, int] = {}
+    coming: dict[ByteRange, int] = {}
     out: list[int | None] = []
     count, waited = 0, -1
     for step in steps:
         if isinstance(step, Transfer):
             touched = leaving if step.kind == "offload" else coming
-            touched[place_of(step.on_device)] = count
+            touched[region_of(step.on_device)] = count
             count += 1
             out.append(None)
             continue
-        reads = {place_of(o.name) for o in step.reads}
-        writes = {place_of(o.name) for o in step.writes}
-        need = max([coming.get(p, -1) for p in reads | writes]
-                   + [leaving.get(p, -1) for p in writes], default=-1)
+        reads, writes = _regions(step, region_of)
+        need = max(_last(coming, reads + writes), _last(leaving, writes))
         out.append(need if need > waited else None)
         waited = max(waited, need)
     return out
 
 
-__all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "place_saved", "waits"]
+def _regions(step: ScheduledGroup, region_of: RangeOf) -> tuple[list[ByteRange], list[ByteRange]]:
+    return [region_of(o.name) for o in step.reads], [region_of(o.name) for o in step.writes]
+
+
+def _last(copies: dict[ByteRange, int], touched: Sequence[ByteRange]) -> int:
+    """The number of the last copy that works in this memory, -1 when none does."""
+    return max((n for at, n in copies.items() for r in touched if r.meets(at)), default=-1)
+
+
+def verify_copies(plan: GraphSchedule) -> None:
+    """Raise GraphError where a kernel runs beside a copy that works in the same memory: between
+    its start and the first kernel that waits for it a copy may run at any time."""
+    running: dict[int, Transfer] = {}
+    started = 0
+    for step, awaited in zip(plan.steps, waits(plan.steps, plan.region), strict=True):
+        if isinstance(step, Transfer):
+            running[started] = step
+            started += 1
+            continue
+        if awaited is not None:
+            running = {n: t for n, t in running.items() if n > awaited}
+        reads, writes = _regions(step, plan.region)
+        for t in running.values():
+            at = plan.region(t.on_device)
+            if any(at.meets(r) for r in (writes if t.kind == "offload" else reads + writes)):
+                raise GraphError(
+                    f"memory plan of {plan.name}: {step.name} runs beside {t.name}, which still "
+                    f"copies {t.on_device}",
+                    hint="this is a fault of tessera, not of the program: please report it")
+
+
+__all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "place_saved", "verify_copies", "waits"]

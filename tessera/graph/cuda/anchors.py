@@ -1,0 +1,34 @@
+"""Axes of what a product or attention computes, for the loop that runs on its result."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..ir import Node
+from ..schedule.loop_axes import Frame, extents_of
+
+
+def anchor_frame(anchor: Node, space: tuple[int, ...]) -> Frame | None:
+    """The axes of a product's or attention's result for a loop over `space` behind it: (M, N),
+    (Z, M, N), or (head, S, E); None when the space is another one."""
+    extents = anchor_extents(anchor)
+    n = len(space)
+    if len(extents) == 2:
+        if not n or space[-1] != extents[1] or prod(space[:-1]) != extents[0]:
+            return None
+        return Frame(space, (tuple(range(n - 1)), (n - 1,)))
+    if n < 2 or space[-2:] != extents[1:] or prod(space[:-2]) != extents[0]:
+        return None
+    return Frame(space, (tuple(range(n - 2)), (n - 2,), (n - 1,)))
+
+
+def anchor_extents(anchor: Node) -> tuple[int, ...]:
+    """(M, N) of one product, (Z, M, N) of a batch, (heads, S, E) of attention."""
+    if anchor.op.name == "flash_attention":
+        q, v = extents_of(anchor.inputs[0]), extents_of(anchor.inputs[2])
+        return prod(q[:-2]), q[-2], v[-1]
+    shape = extents_of(anchor.outputs[0])
+    return shape if len(shape) == 2 else (prod(shape[:-2]), *shape[-2:])
+
+
+__all__ = ["anchor_extents", "anchor_frame"]

@@ -1,0 +1,150 @@
+"""What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
+
+    loop | rows | columns | gemm | attention | move | gather | segments    a kernel
+    view      no kernel: the value lies where its operand does
+    saved     a copy to the host and one back, or a view (schedule/offload.py)
+    empty     no elements, no kernel
+"""
+
+from __future__ import annotations
+
+from ..ir import Node
+from ..lower import loop_space
+from ..op import FLAT_VIEW, FRESH, ResultMemory
+from ..schedule.fuse import column_sum_axes
+from ..schedule.groups import FusionGroup
+from ..schedule.ir import ALIGN_BYTES
+from ..schedule.loop_axes import extents_of
+from ..schedule.target import ScheduleTarget, Space
+from .anchors import anchor_frame
+from .copy_kernels import MOVES
+from .spell import COMBINE, is_stored, no_kernel, template
+
+ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
+
+
+# --- what a fused loop becomes --------------------------------------------------------------------
+def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
+    """Sums over leading axes leave the loop: they are groups of their own behind it."""
+    columns = [n for n in loop.nodes if column_sum_axes(n) is not None
+               and tuple(n.inputs[0].aval.shape) == loop.space]
+    inside = [n for n in loop.nodes if n not in columns]
+    sums = [group for n in columns for group in _reduction(n)]
+    return [_loop(loop.space, inside), *sums] if inside else sums
+
+
+def _loop(space: Space, nodes: list[Node]) -> FusionGroup:
+    for n in nodes:
+        if n.op.reduction not in COMBINE and template(n) is None:
+            raise no_kernel(n)
+    return FusionGroup("rows" if _has_rows(space, nodes) else "loop", space, nodes)
+
+
+def _has_rows(space: Space, nodes: list[Node]) -> bool:
+    """Whether some value is one number per row."""
+    rows = (*space[:-1], 1)
+    return any(n.op.reduction in COMBINE for n in nodes) or (space != rows and any(
+        tuple(v.aval.shape) == rows for n in nodes for v in n.outputs))
+
+
+# --- nodes outside of loops -----------------------------------------------------------------------
+def _from_node(node: Node) -> list[FusionGroup]:
+    if node.op.effects or node.op.graph_attrs:
+        raise no_kernel(node)
+    space = _concrete(node)
+    if kind := _kind_of(node, space):
+        anchor = node if node.op.name in ANCHORS else None
+        return [FusionGroup(kind, space, [node], anchor=anchor)]
+    if node.op.reduction in COMBINE:
+        return _reduction(node)
+    if template(node) is not None:
+        return [_loop(space, [node])]
+    raise no_kernel(node)
+
+
+def _kind_of(node: Node, space: Space) -> str:
+    """The kind of the group that a node is alone; "" of loops and reductions. Raises where the
+    kernel of the kind does not take the node."""
+    name = node.op.name
+    if node.op.lies(node.attrs).flat:
+        return "view"
+    if 0 in space:
+        return "empty"
+    if name == "saved":
+        return name
+    if name in ANCHORS:
+        _check_anchor(node)
+        return ANCHORS[name]
+    if name in MOVES:
+        return "move"
+    if kind := indexed_kind(node):
+        _check_indexed(node)
+    return kind
+
+
+def _concrete(node: Node) -> Space:
+    for v in (*node.inputs, *node.outputs):
+        if not all(isinstance(d, int) for d in v.aval.shape):
+            raise no_kernel(node, "its extents are symbolic; kernels are made for the extents of "
+                            "a call")
+    return extents_of(node.outputs[0]) if node.outputs else ()
+
+
+def _check_anchor(node: Node) -> None:
+    if node.op.name != "product":
+        return
+    out, accum = node.outputs[0].aval.dtype, node.attrs["accum"]
+    if out.kind == "float" and accum.bits < 32:
+        raise no_kernel(node, f"it accumulates in {accum}; kernels do in f32")
+    if accum is not out:
+        raise no_kernel(node, f"it accumulates in {accum} and gives {out}")
+
+
+def indexed_kind(node: Node) -> str:
+    """The kind of group that an op on indexed slices becomes; "" when it is none."""
+    indexed = node.op.indexed
+    if indexed is None or indexed.along:
+        return ""
+    return "gather" if indexed.reads else "segments"
+
+
+def _check_indexed(node: Node) -> None:
+    x, ids = (v.aval for v in node.inputs)
+    if not is_stored(x.dtype):
+        raise no_kernel(node, f"of {x.type}")
+    if indexed_kind(node) == "segments" and x.dtype.kind != "float" and x.dtype.bits < 32:
+        raise no_kernel(node, f"sums in {x.dtype}")
+    if 0 in (*x.shape, *ids.shape):
+        raise no_kernel(node, "no elements")
+
+
+def _reduction(node: Node) -> list[FusionGroup]:
+    """Over the last axes: rows; else columns. One run of axes (see prepare.split_reductions)."""
+    x = node.inputs[0].aval
+    if 0 in x.shape or x.dtype.kind == "bool":
+        raise no_kernel(node, "no elements" if 0 in x.shape else "of bools")
+    accum = node.attrs.get("accum", x.dtype)
+    if accum.kind == "float" and accum.bits < x.dtype.bits:
+        raise no_kernel(node, f"it accumulates in {accum}; kernels do in {x.dtype}")
+    shape = tuple(d for d in x.shape if isinstance(d, int))
+    behind = shape[node.attrs["axis"][-1] + 1:]
+    rows = all(d == 1 for d in behind)
+    return [FusionGroup("rows" if rows else "columns", shape, [node])]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+def _memory(group: FusionGroup) -> ResultMemory:
+    """Kernels write buffers of their own; strides are copied (copy_kernels.py)."""
+    return FLAT_VIEW if group.kind == "view" else FRESH
+
+
+def _buffer(group: FusionGroup) -> str:
+    return "host" if group.kind == "offload" else "arena"
+
+
+CUDA = ScheduleTarget(
+    name="cuda", loop_space=loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
+    buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, epilogue=anchor_frame,
+    recomputed=lambda node: node.op.name == "cast")
+
+__all__ = ["CUDA", "indexed_kind"]

@@ -1,0 +1,141 @@
+"""Loops that run where their operand is made, and small values that their readers make again.
+
+A matmul or attention takes in the elementwise ops that follow it, when nothing else reads its
+result: they run on the sums while these are in registers. Which loops a target's anchors can take
+in, and which nodes it computes again, its record says (`ScheduleTarget.epilogue`, `.recomputed`).
+"""
+
+from __future__ import annotations
+
+from ...dims import size_of
+from ..ir import Node, Value
+from .groups import FusionGroup
+from .loop_axes import extents_of
+from .target import ScheduleTarget
+
+Count = dict[Value, int]  # how often each value is read
+
+
+class _Joiner:
+    def __init__(self, groups: list[FusionGroup], count: Count, target: ScheduleTarget):
+        self.groups, self.count, self.target = groups, count, target
+        self.maker = {v: g for g in groups for v in g.outputs}
+        self.gone: set[int] = set()  # groups that are part of another by now
+
+    def run(self) -> list[FusionGroup]:
+        out: list[FusionGroup] = []
+        for group in (part for g in self.groups for part in self.cut(g)):
+            front = self.source(group) if group.kind == "loop" else None
+            if front is None:
+                out.append(group)
+                continue
+            self.gone.update(map(id, front))
+            nodes = [n for g in front for n in g.nodes] + group.nodes
+            made = FusionGroup(front[0].kind, group.space, nodes, anchor=front[0].anchor)
+            made.connect(self.count)
+            out.append(made)
+        return [g for g in out if id(g) not in self.gone]
+
+    def cut(self, group: FusionGroup) -> list[FusionGroup]:
+        """Rows behind an anchor in two: what can run on its result, and the rest."""
+        if group.kind != "rows":
+            return [group]
+        for v in group.inputs:
+            front = _front(group, v)
+            if not front:
+                continue
+            head = FusionGroup("loop", group.space, front)
+            head.connect(self.count)
+            if self.source(head) is not None:
+                rest = [n for n in group.nodes if n not in front]
+                tail = FusionGroup("rows", group.space, rest)
+                tail.connect(self.count)
+                return [head, tail]
+        return [group]
+
+    def source(self, loop: FusionGroup) -> list[FusionGroup] | None:
+        """The anchor whose result a loop can take from registers, and the view between them."""
+        for v in loop.inputs:
+            chain, at = [], self.maker.get(v)
+            if at is not None and at.kind == "view" and self.count[v] == loop.reads(v):
+                chain, v = [at], at.nodes[0].inputs[0]
+                at = self.maker.get(v)
+            reader = chain[0] if chain else loop
+            if at is None or at.anchor is None or len(at.nodes) > 1 or id(at) in self.gone:
+                continue
+            if self.count[v] == reader.reads(v) and self.fits(loop, at.anchor):
+                return [at, *chain]
+        return None
+
+    def fits(self, loop: FusionGroup, anchor: Node) -> bool:
+        """Whether the loop's operands lie along the axes of the anchor's result."""
+        frame = self.target.epilogue(anchor, loop.space)
+        return frame is not None and all(
+            frame.pattern(extents_of(v)) is not None for v in (*loop.inputs, *loop.outputs))
+
+
+def join_epilogues(groups: list[FusionGroup], count: Count, target: ScheduleTarget
+                   ) -> list[FusionGroup]:
+    """Each anchor joined with the loop behind it, at the loop's place."""
+    if not any(g.anchor is not None for g in groups):
+        return groups
+    return _Joiner(groups, count, target).run()
+
+
+def _front(group: FusionGroup, v: Value) -> list[Node]:
+    """Elementwise nodes that need nothing of the group but v, as many as leave one value to the
+    others; that value as narrow as possible."""
+    have, nodes = {v}, list[Node]()
+    for n in group.nodes:
+        whole = not n.op.reduction and extents_of(n.outputs[0]) == group.space
+        if whole and have.intersection(n.inputs) and have.issuperset(
+                set(n.inputs) - set(group.inputs)):
+            nodes.append(n)
+            have.update(n.outputs)
+    best: tuple[int, list[Node]] | None = None
+    for stop in range(len(nodes), 0, -1):
+        front, rest = nodes[:stop], [n for n in group.nodes if n not in nodes[:stop]]
+        made = {x for n in front for x in n.outputs}
+        left = {x for x in made if x in group.outputs or any(x in n.inputs for n in rest)}
+        if len(left) == 1 and not any(v in n.inputs for n in rest):
+            bits = left.pop().aval.dtype.bits
+            best = min(best or (bits, front), (bits, front), key=lambda b: b[0])
+    return best[1] if best is not None else []
+
+
+# --- small values that are made again -----------------------------------------------------------
+def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTarget
+                    ) -> list[FusionGroup]:
+    """What is repeated along an axis where it is read, such as the cast of a bias, is computed
+    there, when the target's record says so of every node that makes it."""
+    small = {v: g for g in groups if g.kind == "loop" and all(map(target.recomputed, g.nodes))
+             for v in g.outputs if len(g.outputs) == 1}
+    if not small:
+        return groups
+    left = {v: count[v] for v in small}
+    for group in groups:
+        for v in [v for v in group.inputs if v in small]:
+            if _repeats(group, v, small[v], target):
+                at = 1 if group.anchor is not None else 0
+                group.nodes[at:at] = small[v].nodes
+                left[v] -= group.reads(v)
+    gone = {id(small[v]) for v, n in left.items() if n == 0}
+    for group in groups:
+        group.connect(count)
+        group.outputs = [v for v in group.outputs if v not in small or group is small[v]]
+    return [g for g in groups if id(g) not in gone]
+
+
+def _repeats(group: FusionGroup, v: Value, source: FusionGroup, target: ScheduleTarget) -> bool:
+    if group is source or size_of(v.aval.shape) * 2 > size_of(group.space):
+        return False
+    if group.kind in ("loop", "rows"):
+        return not (len(group.nodes) == 1 and group.nodes[0].op.reduction)
+    if group.anchor is None or v in group.anchor.inputs:
+        return False
+    frame = target.epilogue(group.anchor, group.space)
+    return frame is not None and all(
+        frame.pattern(extents_of(x)) is not None for x in source.inputs)
+
+
+__all__ = ["join_epilogues", "recompute_small"]

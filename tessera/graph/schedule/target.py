@@ -1,0 +1,65 @@
+"""What a target can do, as fusion and memory planning ask it: one record for each target.
+
+The algorithms are in this folder and the same for all; graph/cpu/target.py and graph/cuda/target.py
+give the records, and spell and launch what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ir import Node
+from ..op import ResultMemory
+from .groups import FusionGroup
+from .loop_axes import Frame
+
+Space = tuple[int, ...]
+
+
+def no_epilogue(anchor: Node, space: Space) -> Frame | None:
+    """Of a target whose matmuls take in nothing."""
+    return None
+
+
+def never(node: Node) -> bool:
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleTarget:
+    """Fusion asks:
+
+    loop_space   the space in which a node may run in a loop; None when it cannot
+    from_loop    the groups that a fused loop becomes
+    from_node    the groups of a node that is in no loop: a call, a kernel, a view. Raises
+                 UnsupportedTargetError where there is none. What the graph launches as a kernel of
+                 its own is such a node
+    epilogue     the axes along which a loop over a space can take an anchor's result from
+                 registers; None when it cannot
+    recomputed   whether a node is computed again by each reader that repeats its result along an
+                 axis, instead of being written and read
+
+    Planning asks:
+
+    memory       where the results of a group lie
+    strides      whether a view has the strides that the op gives it, and is copied where its
+                 operand's do not allow them. Else all memory is in row-major order
+    buffer       of results in memory of their own: "arena", in the block that is planned |
+                 "dynamic", what a call returns | "host", page-locked memory there
+    align_bytes  every value of the arena begins at a multiple of it
+    """
+
+    name: str
+    loop_space: Callable[[Node], Space | None]
+    from_loop: Callable[[FusionGroup], list[FusionGroup]]
+    from_node: Callable[[Node], list[FusionGroup]]
+    memory: Callable[[FusionGroup], ResultMemory]
+    buffer: Callable[[FusionGroup], str]
+    align_bytes: int
+    strides: bool
+    epilogue: Callable[[Node, Space], Frame | None] = no_epilogue
+    recomputed: Callable[[Node], bool] = never
+
+
+__all__ = ["ScheduleTarget", "Space"]
