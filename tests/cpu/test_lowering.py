@@ -149,6 +149,27 @@ def test_blocks_follow_the_target():
     assert stages["sm_90a"] == 4 and 2 <= stages["sm_89"] < 4
 
 
+@pytest.mark.parametrize("target, fn, block, why", [
+    ("sm_90a", lambda a, b: a @ b, (128, 256), []),
+    ("sm_90a", lambda a, b: ts.relu(a @ b), (128, 256), []),
+    ("sm_90a", lambda a, b: ts.gelu(a @ b), (128, 128),
+     ["128 columns, because gelu behind it needs registers"]),
+    ("sm_90a", lambda a, b: a @ b + a, (128, 128),
+     ["128 columns, because what follows reads a tile of the same extents"]),
+    ("sm_89", lambda a, b: a @ b.T, (128, 128),
+     ["b is read transposed, as it lies", "128 columns, because two stages of 256 do not fit"]),
+    ("sm_90a", lambda a, b: a.T, None,
+     ["a copy, because kernels take elements in row-major order"])])
+def test_the_schedule_says_why_a_kernel_has_its_form(target, fn, block, why):
+    graph = ts.jit(fn).graph(*(Tensor[4096, 4096, bf16],) * 2)
+    plan = CudaProgram(graph, target).plan
+    found = [line for line in str(plan).splitlines() if " note: " in line]
+    notes = [line.split(" note: ")[1] for line in found if "operands of bf16, sums" not in line]
+    assert len(notes) == len(why) and all(map(str.startswith, notes, why)), notes
+    s = plan.groups[0].schedule
+    assert block in (None, (s.m, s.n))
+
+
 def test_equal_groups_share_a_kernel():
     one, two = (program(lambda x: ts.exp(x) + 1.0, ts.ones((64, 64))) for _ in range(2))
     assert one.launches[0].shared is two.launches[0].shared

@@ -1,8 +1,7 @@
-"""Blocks, stages and warps of a group's kernel."""
+"""Blocks, stages and warps of a group's kernel; of matmuls see matmul_form.py."""
 
 from __future__ import annotations
 
-from ...kernels.gemm import default_block
 from ...kernels.softmax import LONGEST
 from ...numerics import NumericType
 from ...tile.ir.schedule import Schedule
@@ -11,8 +10,8 @@ LANES = 128  # of a group that streams: four warps, one access of 16 bytes in ea
 IDS = 1024  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
+COPIED = "a copy, because kernels take elements in row-major order"
 STEP = 2048  # columns of a pass over rows that are longer than LONGEST
-KEPT_BYTES = 24 << 10  # of shared memory, for what follows a product
 
 
 def power(n: int) -> int:
@@ -48,22 +47,6 @@ def for_columns(extents: tuple[int, ...]) -> Schedule:
     return chosen(min(power(extents[-2]), 4096 // n), n, warps=4)
 
 
-def for_product(numeric: NumericType, M: int, N: int, shared_bytes: int, heavy: bool) -> Schedule:
-    """The library's block, narrower where two stages of operands do not fit shared memory; then as
-    many stages as it takes, four at most.
-
-    heavy: what follows needs registers beside the sums. 128 x 256 of them leave none to spare: a
-    gelu, or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
-    """
-    m, n, k = default_block(numeric, M, N)
-    n = min(n, 128) if heavy else n
-    bits, room = numeric.dtype.bits, shared_bytes - KEPT_BYTES
-    while n > 64 and 2 * (m + n) * k * bits // 8 > room:
-        n //= 2
-    stages = max(2, min(4, room // ((m + n) * k * bits // 8))) if bits <= 16 else 2
-    return chosen(m, n, k, warps=8 if m * n > 64 * 128 else 4, stages=stages)
-
-
 def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -> Schedule:
     """128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
     keys and values of two stages do not fit shared memory."""
@@ -78,10 +61,10 @@ def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...]) -> Schedule:
     """Squares where the order of elements changes, so that both sides move in runs."""
     if not tiles:
-        return chosen(None, 1, warps=1)
+        return chosen(None, 1, warps=1).with_notes(COPIED)
     n = min(power(extents[tiles[-1]]), 64 if len(tiles) > 1 else 1024)
     m = min(power(extents[tiles[0]]), 32) if len(tiles) > 1 else None
-    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128)))
+    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128))).with_notes(COPIED)
 
 
 def for_gather(extents: tuple[int, ...], bits: int) -> Schedule:
@@ -113,5 +96,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
     return (*extents[:-2], blocks(extents[-2], m), blocks(extents[-1], n))
 
 
-__all__ = ["blocks", "for_attention", "for_columns", "for_gather", "for_loop", "for_move",
-           "for_product", "for_rows", "for_segments", "grid_of"]
+__all__ = ["blocks", "chosen", "for_attention", "for_columns", "for_gather", "for_loop", "for_move",
+           "for_rows", "for_segments", "grid_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...kernels.attention import SLACK, attend
 from ...kernels.gemm import product
-from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
 from .group_statements import FrameBlock, KernelValue, store
 from .kernel_text import KernelText, KernelWriter, capital
@@ -40,7 +40,7 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     w.scope |= {"product": product}
     anchor, (A, B) = group.steps[0], group.reads[:2]
-    s, layout, batch = group.schedule, group.attr("layout"), len(frame.members) == 3
+    s, layout, batch = group.schedule, group.attr("layout"), group.attr("batch")
     origin = "tile.group_id({}) * {}" if batch else "tile_{}"
     if batch:
         w.line("z = tile.group_id(0)")
@@ -50,20 +50,15 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
     b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
                    {r.name: r for r in group.reads[2:]})
     sums = w.type(anchor.type)
-    indices = ", ".join(group.attr("batch"))
+    indices = ", ".join(batch or ("None", "None"))
     w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_})"
     _behind(w, b, group, anchor, w_call)
-    dims = _matrix_dims(A, layout[0], "MK", batch), _matrix_dims(B, layout[1], "KN", batch)
+    dims = [o.shape if batch else tuple(names if way == "n" else names[::-1])
+            for o, way, names in zip((A, B), layout, ("MK", "KN"), strict=True)]
     texts, shapes = _others(w, b, group, 2, {} if batch else {0: "M", 1: "N"})
     own = [f"{name}: {w.annotation(o, d)}" for name, o, d in zip("AB", (A, B), dims, strict=True)]
     grid = f"(grid={group.grid})" if batch else ""
     return w.finish([*own, *texts], grid, [A.shape, B.shape, *shapes])
-
-
-def _matrix_dims(o: GroupOperand, layout: str, names: str, batch: bool) -> tuple:
-    if batch:
-        return o.shape
-    return tuple(names if layout == "n" else names[::-1])
 
 
 def attention_source(group: ScheduledGroup) -> KernelText:

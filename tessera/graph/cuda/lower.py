@@ -32,8 +32,9 @@ from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
 from .gathers import around
 from .host_keys import Draws, split_draws
+from .matmul_form import matmul_form
 from .prepare import prepare
-from .spell import COMBINE, is_light, template
+from .spell import COMBINE, template
 from .target import CUDA
 
 
@@ -199,19 +200,11 @@ class _Lowering:
         assert anchor is not None
         frame = anchor_frame(anchor, unit.space)
         assert frame is not None
-        extents, (a, b) = anchor_extents(anchor), anchor.inputs
-        lead = extents_of(anchor.outputs[0])[:-2]
-        own, batch = [], []
-        for v in (a, b):
-            shape = extents_of(v)
-            flat = (prod(shape[:-2]), *shape[-2:]) if lead else shape
-            own.append(self._operand(v, flat))
-            batch.append(_matrix_index(lead, shape[:-2]) if lead else "None")
-        s = choose_schedule.for_product(a.aval.type, extents[-2], extents[-1], self.shared_bytes,
-                               _heavy(unit, frame))
-        grid = choose_schedule.grid_of(extents, s.m, s.n)
-        self._anchored("gemm", unit, frame, own, s, grid, layout=anchor.attrs["layout"],
-                       batch=tuple(batch))
+        form = matmul_form(unit, frame, self.shared_bytes)
+        own = [self._operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
+                                                           strict=True)]
+        self._anchored("gemm", unit, frame, own, form.schedule, form.grid, layout=form.layout,
+                       batch=form.batch)
 
     def attention(self, unit: FusionGroup) -> None:
         anchor = unit.anchor
@@ -357,30 +350,6 @@ def _attrs(node: Node) -> dict[str, Any]:
         return {**sums, "reduction": node.op.reduction,
                 "kinds": (node.inputs[0].aval.dtype.kind,)}
     return {}
-
-
-def _heavy(unit: FusionGroup, frame: Frame) -> bool:
-    """Whether what follows a product needs many registers: tiles beside its own, or functions."""
-    behind = [n for n in unit.nodes if n is not unit.anchor and n.op.name != "reshape"]
-    full = [v for v in unit.inputs if any(v in n.inputs for n in behind)
-            and all(frame.pattern(extents_of(v)) or ())]
-    return bool(full) or not all(map(is_light, behind))
-
-
-def _matrix_index(lead: tuple[int, ...], own: tuple[int, ...]) -> str:
-    """Which matrix of an operand belongs to matrix z of the result, leading axes broadcast."""
-    full = (1,) * (len(lead) - len(own)) + own
-    if prod(full) == 1:
-        return "0"
-    if full == lead:
-        return "z"
-    terms, inner, stride = [], 1, 1
-    for n, mine in zip(reversed(lead), reversed(full), strict=True):
-        if mine != 1:
-            terms.append(f"z // {inner} % {n} * {stride}")
-            stride *= mine
-        inner *= n
-    return " + ".join(reversed(terms))
 
 
 def _head_frame(anchor: Node) -> Frame:

@@ -138,7 +138,8 @@ class ScheduledGroup:
                 f"stages {s.value('stages_')}  warps {s.value('warps_')}  "
                 f"groups {'x'.join(map(str, self.grid))}")
         extra = "".join(f"  {k} {show_attr(v)}" for k, v in self.attrs)
-        out = [head + extra, f"  ops {' '.join(self.ops)}",
+        notes = [] if canonical else [f"  note: {n}" for n in s.notes]
+        out = [head + extra, *notes, f"  ops {' '.join(self.ops)}",
                *(f"  read {r}" for r in self.reads)]
         for step in self.steps:
             mark = "" if canonical else _mark(step)

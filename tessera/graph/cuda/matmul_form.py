@@ -1,0 +1,117 @@
+"""Which form a matmul takes as a kernel: operands, batch, block and stages, and why.
+
+Everything that is decided about it is decided here; the kernel's text (library_kernels.py) follows.
+Whether warpgroups specialise is up to the compiler (tile/cuda/compile.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ...kernels.gemm import default_block
+from ...numerics import NumericType
+from ...tile.ir.schedule import Schedule
+from ..ir import Node
+from ..schedule.groups import FusionGroup
+from ..schedule.loop_axes import Frame, extents_of
+from .anchors import anchor_extents
+from .choose_schedule import chosen, grid_of
+from .spell import is_light
+
+KEPT_BYTES = 24 << 10  # of shared memory, for what follows a matmul
+Extents = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MatmulForm:
+    """operands: the extents of both as the kernel takes them.  layout: "n" of one that lies as
+    [M, K] or [K, N], "t" of one whose matrices lie transposed.
+
+    batch: of each operand, which matrix belongs to matrix z of the result; empty where there is
+    one matrix, whose extents the kernel takes at each call.
+    """
+
+    operands: tuple[Extents, Extents]
+    layout: str
+    batch: tuple[str, ...]
+    schedule: Schedule  # its notes say why
+    grid: Extents
+
+
+def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulForm:
+    """The form of a group's anchor. frame: the axes of its result."""
+    anchor = group.anchor
+    assert anchor is not None
+    extents, lead = anchor_extents(anchor), extents_of(anchor.outputs[0])[:-2]
+    shapes = [extents_of(v) for v in anchor.inputs]
+    a, b = ((prod(s[:-2]), *s[-2:]) if lead else s for s in shapes)
+    batch = tuple(_matrix_index(lead, s[:-2]) for s in shapes) if lead else ()
+    schedule = _schedule(anchor.inputs[0].aval.type, extents[-2], extents[-1], shared_bytes,
+                         _pressure(group, frame))
+    schedule = schedule.with_notes(*_operand_notes(anchor, lead), *schedule.notes)
+    return MatmulForm((a, b), anchor.attrs["layout"], batch, schedule,
+                      grid_of(extents, schedule.m, schedule.n))
+
+
+def _operand_notes(anchor: Node, lead: Extents) -> list[str]:
+    names = [n for n, way in zip("ab", anchor.attrs["layout"], strict=True) if way == "t"]
+    notes = [f"{' and '.join(names)} read transposed, as they lie" if len(names) > 1 else
+             f"{names[0]} is read transposed, as it lies"] if names else []
+    types = [v.aval.dtype.name for v in anchor.inputs]
+    wide = anchor.attrs["accum"].name
+    notes += [f"operands of {types[0]}, sums in {wide}"] if types[0] != wide else []
+    return notes + ([f"{prod(lead)} matrices: extents are constants of the kernel"] if lead else [])
+
+
+def _schedule(numeric: NumericType, M: int, N: int, shared_bytes: int, pressure: str) -> Schedule:
+    """The library's block, narrower where two stages of operands do not fit shared memory; then as
+    many stages as it takes, four at most.
+
+    pressure: what needs registers beside the sums. 128 x 256 of them leave none to spare: a gelu,
+    or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
+    """
+    m, n, k = default_block(numeric, M, N)
+    notes = []
+    if pressure and n > 128:
+        n = 128
+        notes.append(f"128 columns, because {pressure}")
+    bits, room = numeric.dtype.bits, shared_bytes - KEPT_BYTES
+    fits = n
+    while fits > 64 and 2 * (m + fits) * k * bits // 8 > room:
+        fits //= 2
+    if fits < n:
+        notes.append(f"{fits} columns, because two stages of {n} do not fit {room} bytes")
+    stages = max(2, min(4, room // ((m + fits) * k * bits // 8))) if bits <= 16 else 2
+    made = chosen(m, fits, k, warps=8 if m * fits > 64 * 128 else 4, stages=stages)
+    return made.with_notes(*notes)
+
+
+def _pressure(group: FusionGroup, frame: Frame) -> str:
+    """What behind a matmul needs many registers: a tile beside its own, or a function; or ""."""
+    behind = [n for n in group.nodes if n is not group.anchor and n.op.name != "reshape"]
+    full = [v for v in group.inputs if any(v in n.inputs for n in behind)
+            and all(frame.pattern(extents_of(v)) or ())]
+    if full:
+        return "what follows reads a tile of the same extents"
+    heavy = next((n.op.name for n in behind if not is_light(n)), "")
+    return f"{heavy} behind it needs registers" if heavy else ""
+
+
+def _matrix_index(lead: Extents, own: Extents) -> str:
+    """Which matrix of an operand belongs to matrix z of the result, leading axes broadcast."""
+    full = (1,) * (len(lead) - len(own)) + own
+    if prod(full) == 1:
+        return "0"
+    if full == lead:
+        return "z"
+    terms, inner, stride = [], 1, 1
+    for n, mine in zip(reversed(lead), reversed(full), strict=True):
+        if mine != 1:
+            terms.append(f"z // {inner} % {n} * {stride}")
+            stride *= mine
+        inner *= n
+    return " + ".join(reversed(terms))
+
+
+__all__ = ["MatmulForm", "matmul_form"]
