@@ -5,6 +5,8 @@ test_adding.py calls these, looks at what appears by itself, and takes them away
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +20,7 @@ from tessera.mesh.collectives import rules
 from tessera.mesh.collectives.cost import ONCE_AROUND
 from tessera.mesh.collectives.record import Collective, CollectiveSample, emit
 from tessera.numerics import DType, dtypes
+from tessera.runtime.generations import GENERATIONS, Generation, register
 from tessera.tile import MODULE as tile
 from tessera.tile.ir.op_record import TileOp, declare
 from tessera.tile.ops import edge_rules
@@ -107,3 +110,16 @@ def emit_tile_op() -> None:
     def _emit_log1p_exp(e, op):
         kind = kind_of(e.dtype(op.args[0]))
         apply(e, op, e.use("log1p_exp", f"use(elementwise.operation('log1p_exp', {kind!r}))"))
+
+
+def add_generation(change: Callable[[Generation], Generation] = lambda g: g) -> Generation:
+    """A chip that nobody makes: a smaller Hopper, with bf16 alone in its wgmma. change: what else
+    differs."""
+    hopper = GENERATIONS["sm_90a"]
+    assert hopper.warpgroup_matmul is not None
+    form = replace(
+        hopper.warpgroup_matmul, operands={"bf16": hopper.warpgroup_matmul.operands["bf16"]},
+        registers={1: None, 2: (40, 208)}, most_registers={1: 255, 2: 208})
+    return register(change(replace(
+        hopper, target="sm_91a", name="Pretended", shared_bytes=132 << 10,
+        group_shared_bytes=99 << 10, warpgroup_matmul=form)))

@@ -14,7 +14,8 @@ SOURCE = {"i64": "p", "i32": "x", "i16": "x", "f32": "y", "f64": "z", "pred": "x
 
 
 def require_compiler() -> None:
-    """Skips the module where the compiler or the assembler is not installed, and says which."""
+    """Skips the test or the module where the compiler or the assembler is not installed, and says
+    which."""
     from tessera.runtime.ptxas import assembler
 
     try:

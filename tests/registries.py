@@ -13,6 +13,7 @@ from tessera.kernels import ROUTINES
 from tessera.mesh.collectives.cost import COSTS
 from tessera.mesh.collectives.record import COLLECTIVES
 from tessera.numerics import dtypes
+from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
@@ -21,7 +22,7 @@ from tessera.tile.ops import OPS as TILE_OPS
 
 REGISTRIES: tuple[dict, ...] = (
     OPS, PUBLIC, OPERATORS, vars(functions), TILE_OPS, BODIES, config.SETTINGS, ROUTINES,
-    LIBRARY, COLLECTIVES, COSTS,
+    LIBRARY, COLLECTIVES, COSTS, GENERATIONS,
     dtypes._REGISTRY, dtypes._ALIASES, dtypes._BY_NUMPY)
 
 

@@ -48,14 +48,10 @@ class TensorCopies:
     """TMA: boxes of a tensor, copied to shared memory (CUDA driver API, cuTensorMapEncodeTiled).
 
     most_box: elements along an axis.  alignment_bytes: what addresses and pitches are multiples of.
-    panel_bytes: of a row in shared memory, the widest swizzle.  pattern_bytes: what that swizzle
-    repeats after, and a tile begins at.
     """
 
     most_box: int = 256
     alignment_bytes: int = 16
-    panel_bytes: int = 128
-    pattern_bytes: int = 1024
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.build import build
+from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts, split_warps
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.ir.ir import Def, If, Op, definitions, walk, with_regions
@@ -158,7 +159,7 @@ def test_warps_are_split_into_squares():
 def lowered(body: str, lanes: int = 128, params: str = 'X: Tensor["M", "N", f32]', **sizes):
     kernel = build(f"@kernel\ndef k({params}):\n{body}")["k"]
     arrays = [np.zeros((64, 64), np.float32)] * params.count("Tensor")
-    return assign_layouts(kernel.lower(*arrays), Hint(lanes))
+    return assign_layouts(kernel.lower(*arrays), Hint(lanes, GENERATIONS["sm_90a"]))
 
 
 def conversions(function) -> int:

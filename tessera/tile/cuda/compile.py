@@ -121,7 +121,7 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
     function = stage_matmul_loads(function, chip, room, facts.shared)
     function = prefetch_boxes(function)
-    function = assign_layouts(function, Hint(threads, chained(function), vector))
+    function = assign_layouts(function, Hint(threads, chip, chained(function), vector))
     return order(function, facts.shared)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from tessera.runtime.generations import Generation
+from tessera.tile.cuda.lower.choose_matmul_unit import format_of
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -45,10 +47,11 @@ Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 @dataclass(frozen=True)
 class Hint:
-    """What the caller knows: warps of the group, the accumulators' split over them, and how many
-    neighbours an access to global memory shall move."""
+    """What the caller knows: threads of the group, what multiplies matrices there, the split of
+    accumulators over warps, and how many neighbours an access to global memory shall move."""
 
     threads: int  # that share tiles: a power of two
+    generation: Generation
     down_only: bool = False  # all warps down the rows, so that a row belongs to one warp
     vector: int | None = None
 
@@ -126,10 +129,8 @@ class _Chooser:
 
     def by_threads(self, op: Op) -> bool:
         """Whether a matmul is done by fused multiply-adds of threads."""
-        from tessera.tile.cuda.lower.choose_matmul_unit import tensor_core_type
-
         a, b = (self.types[x] for x in op.args[:2])  # type: ignore[index]
-        return tensor_core_type(a.dtype, b.dtype, op.attr) is None
+        return format_of(a.dtype, b.dtype, op.attr, self.hint.generation) is None
 
     def matmul(self, op: Op) -> RegisterLayout:
         rows, columns = op.outs[0].type.shape  # type: ignore[union-attr]

@@ -71,7 +71,7 @@ def consumers(rows: int, form: WarpgroupMatmul) -> int:
     """One for each block of rows while that many can run, then pairs; more rows are several blocks
     of each consumer."""
     blocks, most = rows // form.rows, max(form.registers)
-    return blocks if blocks <= most else 2 if blocks % 2 == 0 else most
+    return blocks if blocks <= most else 2 if most > 1 and blocks % 2 == 0 else most
 
 
 def is_chain(loop: For) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP
@@ -11,7 +12,8 @@ from tessera.tile.ir.register_layout import RegisterLayout, warpgroups
 from tessera.tile.ir.types import TileType
 
 
-def place_tiles(function: Function, groups: int, overlapping: bool) -> Function:
+def place_tiles(function: Function, groups: int, overlapping: bool,
+                generation: Generation) -> Function:
     """The function with layouts, conversions between them and barriers of the consumers."""
     types = definitions(function)
     given: dict[SSAValue, RegisterLayout] = {}
@@ -21,4 +23,5 @@ def place_tiles(function: Function, groups: int, overlapping: bool) -> Function:
             if isinstance(t, TileType):
                 given[x] = warpgroups(t.shape, groups)  # type: ignore[index]
     threads = 1 << (WARPGROUP * groups).bit_length() - 1
-    return order(assign_layouts(function, Hint(threads, down_only=True), given), overlapping)
+    hint = Hint(threads, generation, down_only=True)
+    return order(assign_layouts(function, hint, given), overlapping)

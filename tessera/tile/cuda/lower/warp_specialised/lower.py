@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tessera.runtime.generations import Generation, WarpgroupMatmul
+from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.warp_specialised import ops  # noqa: F401  registers them
 from tessera.tile.cuda.lower.warp_specialised.check import check_slots
 from tessera.tile.cuda.lower.warp_specialised.defaults import complete, nonempty, rows_of
@@ -48,11 +48,7 @@ def lower_warp_specialised(function: Function, schedule: Any, facts: Any, genera
     memory that rings may not use.
     """
     try:
-        form = generation.warpgroup_matmul
-        if form is None:
-            raise Refused(f"{generation.target} has no wgmma")
-        return _lower(function, pipeline_of(schedule), facts, form,
-                      generation.group_shared_bytes - reserved)
+        return _lower(function, pipeline_of(schedule), facts, generation, reserved)
     except Refused as why:
         return why.refusal
 
@@ -75,8 +71,11 @@ def pipeline_of(schedule: Any) -> PipelineKnobs:
     return PipelineKnobs().override(chosen)
 
 
-def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, form: WarpgroupMatmul,
-           room_bytes: int) -> WarpSpecialisedProgram:
+def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: Generation,
+           reserved: int) -> WarpSpecialisedProgram:
+    form = generation.warpgroup_matmul
+    if form is None:
+        raise Refused(f"{generation.target} has no wgmma")
     qualify(function)
     function = simplify(merge(unify_masks(function)))
     maker = Maker(function)
@@ -86,7 +85,8 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, form: Warpgr
     check_memory(function, getattr(facts, "shared", False))
     pipeline = complete(pipeline, function, maker, form)
     assert pipeline.stages is not None
-    rings = form_rings(function.body, maker, pipeline.stages, room_bytes)
+    rings = form_rings(function.body, maker, pipeline.stages,
+                       generation.group_shared_bytes - reserved)
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
     order = choose_order(function, pipeline, form.defaults)
@@ -97,7 +97,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, form: Warpgr
     whole = replace(function, body=_roles(producer, consumer, pipeline, maker))
     whole = verify(tidy_names(simplify(whole)))
     assert pipeline.warpgroups is not None
-    whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False))
+    whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
     whole = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
                          facts.aligned)
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),

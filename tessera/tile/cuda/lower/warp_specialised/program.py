@@ -7,10 +7,12 @@ from math import prod
 from typing import Any
 
 from tessera.numerics import DType
-from tessera.runtime.generations import TensorCopies, WarpgroupMatmul
+from tessera.runtime.generations import WarpgroupMatmul
 from tessera.tile.ir.ir import Function
 
 WARPGROUP = 128  # threads
+PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
+ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
 MAIL_SLOTS = 2
 MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
@@ -36,7 +38,7 @@ class Load:
 
     @property
     def width_bytes(self) -> int:
-        return min(TensorCopies.panel_bytes, self.row_bytes)
+        return min(PANEL_BYTES, self.row_bytes)
 
     @property
     def panels(self) -> int:
@@ -81,7 +83,7 @@ class BufferRing:
 
 
 def aligned(size: int) -> int:
-    return -(-size // TensorCopies.pattern_bytes) * TensorCopies.pattern_bytes
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
