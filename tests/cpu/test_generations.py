@@ -122,13 +122,13 @@ def test_products_without_tensor_cores_have_the_layout_of_threads():
 
 
 def test_the_cost_model_counts_by_its_form():
-    from tessera.tile.passes.operation_counts import Product
+    from tessera.tile.passes.operation_counts import MatmulShape
     from tessera.tile.tuning.cost import groups_at_once, shared_traffic
 
     additions.add_generation(lambda g: replace(without_wgmma(g), groups=3))
-    product = Product("f16", 128, 128, 64, 16)
-    assert shared_traffic(product, 4, gpu("sm_90a")) == (128 + 2 * 128) * 64 * 2
-    assert shared_traffic(product, 4, gpu(PRETENDED)) == (2 * 128 + 2 * 128) * 64 * 2
+    matmul = MatmulShape("f16", 128, 128, 64, 16)
+    assert shared_traffic(matmul, 4, gpu("sm_90a")) == (128 + 2 * 128) * 64 * 2
+    assert shared_traffic(matmul, 4, gpu(PRETENDED)) == (2 * 128 + 2 * 128) * 64 * 2
     small = decoded.lower(ones(fp8_e4m3, 128), ones(f32, 128))
     assert groups_at_once(small, ts.Schedule(warps=1), gpu(PRETENDED)) == 3
 
@@ -235,7 +235,7 @@ FIELDS: dict[str, Field] = {
     f"{KNOBS}.shared_l2_bytes": Field(1 << 20, attention, "floordiv(i32(2048), S)"),
     f"{KNOBS}.uneven_strip": Field(5, lambda: attention(causal=True), "i32(5)"),
     f"{KNOBS}.strip_rows": Field(1024, gemm, "i32(8)"),
-    f"{FORM}.operands.bf16.name": Field("f16", gemm, "wgmma.product(128, 'f16'"),
+    f"{FORM}.operands.bf16.name": Field("f16", gemm, "wgmma.matmul(128, 'f16'"),
     f"{FORM}.operands.bf16.any_major": Field(
         False, lambda: gemm(kernels.gemm_nn), "wgmma reads bf16 only along the contracted axis"),
     f"{FORM}.operands.bf16.packs": Field(False, attention, "a computed operand of bf16"),
