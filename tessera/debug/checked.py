@@ -16,7 +16,7 @@ from ..runtime.arrays import HOST, place_of
 from ..runtime.dlpack import imported
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
-from ..tile.interpreter.launch import Config, grid_of, lanes_of, run
+from ..tile.interpreter.launch import Config, Specialisation, run_grid
 from ..tile.interpreter.machine import SanitizerReport
 from ..tile.interpreter.sanitizer import Sanitizer
 from ..tile.ir.errors import KernelError
@@ -61,30 +61,25 @@ def copied(kernel: Kernel, args: tuple, kwargs: dict[str, Any]) -> Bound:
 
 
 def launch_of(kernel: Kernel, bound: Bound, groups: Any = None, lanes: int | None = None
-              ) -> tuple[Function, Config, int, tuple[int, ...]]:
-    """What a call would run: the function, the launch asked for, its lanes and its grid."""
-    schedule = kernel.choose(bound)
-    function = kernel.specialise(bound, schedule, kernel.grid is not None)
-    if groups is None and kernel.grid is not None:
-        groups = kernel.grid_for(bound, schedule)
-    chosen = Config(groups if groups is None or isinstance(groups, tuple) else (groups,), lanes)
-    width = lanes_of(function, chosen, schedule.lanes)
-    return function, chosen, width, grid_of(function, bound, chosen, width)
+              ) -> Specialisation:
+    """What a call would run."""
+    groups = groups if groups is None or isinstance(groups, tuple) else (groups,)
+    return kernel.specialised(bound, Config(groups, lanes))
 
 
 def checked_run(kernel: Kernel, bound: Bound, sanitizer: Sanitizer, *, groups: Any = None,
                 lanes: int | None = None, most: int | None = None) -> Checked:
     """Interprets a call. most: only so many groups."""
-    function, chosen, width, grid = launch_of(kernel, bound, groups, lanes)
+    work = launch_of(kernel, bound, groups, lanes)
     report = SanitizerReport(checked=True)
     stopped: tuple[KernelError, ...] = ()
     with config.scope(debug=True, numerics="off"), rehearsal():
         try:
-            run(function, bound, chosen, width, kernel.__name__, sanitizer=sanitizer,
-                report=report, most=most)
+            run_grid(work.function, bound, work.lanes, work.grid, kernel.__name__, sanitizer,
+                     report, most)
         except KernelError as error:
             stopped = (error,)
-    return Checked(kernel.__name__, function, prod(grid), width, report,
+    return Checked(kernel.__name__, work.function, prod(work.grid), work.lanes, report,
                    (*sanitizer.found.values(), *stopped))
 
 

@@ -121,8 +121,9 @@ def roofline(kernel: Kernel, *args: Any, gpu: str | Gpu = DEFAULT, groups: Any =
 
 def roofline_of(kernel: Kernel, bound: Bound, gpu: Gpu, groups: Any = None,
                 lanes: int | None = None) -> Roofline:
-    function, _, width, grid = launch_of(kernel, bound, groups, lanes)
-    work, many = count(function, bound.sizes, width, grid), prod(grid)
+    found = launch_of(kernel, bound, groups, lanes)
+    function, many = found.function, prod(found.grid)
+    work = count(function, bound.sizes, found.lanes, found.grid)
     rows = _traffic(function, bound, work, many)
     matmuls = sum(2.0 * p.M * p.N * p.K * n / gpu.matmuls(p.kind)
                    for p, n in work.matmuls.items())

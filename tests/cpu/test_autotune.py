@@ -444,10 +444,11 @@ def k(x: Tensor["n", f32]):
 # --- benches ----------------------------------------------------------------------------------
 def test_only_a_gpu_or_a_function_measures(monkeypatch):
     bound = seeds.saxpy.bind((np.zeros(3, np.float32), np.zeros(3, np.float32), 1.0), {})
-    assert bench_for("saxpy", bound, None) is None
-    assert isinstance(bench_for("saxpy", bound, lambda launch, s: 1.0), FunctionBench)
+    assert bench_for(bound, None) is None
+    assert isinstance(bench_for(bound, lambda launch, s: 1.0), FunctionBench)
     with config.scope(device="cuda"):  # host arrays, copied for each call
-        assert bench_for("saxpy", bound, None) is None
+        staged = seeds.saxpy.bind((np.zeros(3, np.float32), np.zeros(3, np.float32), 1.0), {})
+        assert staged.place.staged and bench_for(staged, None) is None
 
 
 class Events:

@@ -18,7 +18,9 @@ from tessera.runtime import device as devices
 from tessera.runtime import flags, tensormap
 from tessera.runtime.flags import ReportSite
 from tessera.tile.ir.errors import BoundsError, KernelAssertionError
+from tessera.tile.kernel import kernel as kernel_module
 from tessera.tile.passes.written_arguments import written_parameters
+from tessera.tile.tuning.gpus import DEFAULT, gpu_of
 from tolerance import assert_close
 
 CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -427,6 +429,22 @@ def test_host_arrays_go_there_and_back(gpu, driver, rng):
     total = fresh(seeds.cooperative_reduction).launch(x, target="cuda")
     assert_close(np.float32(total), x.astype(np.float64).sum(), dtype="f32", n=50, scale=7.0)
     assert driver.waits >= 5
+
+
+def test_the_schedule_is_for_the_gpu_that_runs_the_call(gpu, driver, rng, monkeypatch):
+    """Also where host arrays are copied there by the launch's own target, or by the setting."""
+    x, asked = floats(rng, 3, 64), []
+    by_model = kernel_module.propose
+    monkeypatch.setattr(kernel_module, "propose", lambda kernel, bound, gpu: asked.append(gpu)
+                        or by_model(kernel, bound, gpu))
+    here = gpu_of(devices.device())
+    assert here != DEFAULT
+    fresh(rows_doubled).launch(x, target="cuda")
+    with config.scope(device="cuda"):
+        fresh(rows_doubled)(x)
+    fresh(rows_doubled)(x)
+    assert asked == [here, here, DEFAULT]
+
 
 
 # --- streams and graphs ------------------------------------------------------------------------

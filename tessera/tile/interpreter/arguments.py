@@ -11,6 +11,7 @@ import numpy as np
 from tessera.dims import Dim, show_shape, solve, solved_names
 from tessera.errors import ArgumentError, DTypeError, ShapeError, user_line
 from tessera.numerics import DType, NumericType, as_type, encode, pack
+from tessera.runtime.arrays import HOST
 from tessera.runtime.dlpack import imported
 from tessera.runtime.host_memory import before_write
 from tessera.tensor import Tensor as Array
@@ -24,11 +25,23 @@ class Tile:
     """Annotation of a kernel parameter: a matrix of any extents and type."""
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where a call runs: `device` is a GPU's number or HOST. staged: host arrays are copied."""
+
+    device: int = HOST
+    staged: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        return self.device == HOST
+
+
 @dataclass
 class Bound:
     """A call's arguments. memories: by parameter; sizes: of named extents; texts: of any extent;
-    explicit: the parameters that the call itself gave; kernel: whose launches are counted when it
-    draws.
+    explicit: the parameters that the call itself gave; place: where it runs; kernel: whose launches
+    are counted when it draws.
     """
 
     types: dict[str, Type] = field(default_factory=dict)
@@ -40,6 +53,7 @@ class Bound:
     owners: dict[str, str] = field(default_factory=dict)
     storage: dict[str, tuple[Any, np.ndarray]] = field(default_factory=dict)
     explicit: frozenset[str] = frozenset()
+    place: Placement = Placement()
     kernel: str = ""
 
     def write_back(self) -> None:

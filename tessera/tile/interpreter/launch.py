@@ -26,6 +26,7 @@ from tessera.tile.interpreter.progress import Standstill, Turn, endless, take_tu
 from tessera.tile.interpreter.sanitizer import Sanitizer
 from tessera.tile.ir.ir import Function, Op, While, definitions, walk
 from tessera.tile.ir.numpy_values import constant
+from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.random_draws import draws
 from tessera.tile.passes.thread_guards import Guards, strides
@@ -63,6 +64,16 @@ class Config:
             f"{name} uses {axes} {'axis' if axes == 1 else 'axes'} of the grid, the launch "
             f"[{said}] has {count}", where=user_line(), hint=f"{name}[groups, lanes](...)"
             if axes < 2 else f"{name}[({own}), {self.written[axes]}](...)")
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """What a call runs: the Tile IR for its arguments with a schedule, in a grid of groups."""
+
+    schedule: Schedule
+    function: Function
+    lanes: int
+    grid: tuple[int, ...]
 
 
 def grid_of(function: Function, bound: Bound, config_: Config, lanes: int) -> tuple[int, ...]:
@@ -221,14 +232,22 @@ def lanes_of(function: Function, config_: Config, default: int) -> int:
 def run(function: Function, bound: Bound, config_: Config, default_lanes: int, name: str, *,
         sanitizer: Sanitizer | None = None, report: SanitizerReport | None = None,
         most: int | None = None, key: tuple[int, int] | None = None) -> tuple[Any, SanitizerReport]:
+    """run_grid with the lanes and the grid of a launch."""
+    lanes = lanes_of(function, config_, default_lanes)
+    grid = grid_of(function, bound, config_, lanes)
+    return run_grid(function, bound, lanes, grid, name, sanitizer, report, most, key)
+
+
+def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...], name: str,
+             sanitizer: Sanitizer | None = None, report: SanitizerReport | None = None,
+             most: int | None = None, key: tuple[int, int] | None = None
+             ) -> tuple[Any, SanitizerReport]:
     """Executes all groups; returns the call's result and the sanitizer's report.
 
     sanitizer: by default one that raises, when config.debug. report: where it is put, also when
     the run ends in an error. most: only so many groups. key: by which it draws, else that of the
     kernel's next launch.
     """
-    lanes = lanes_of(function, config_, default_lanes)
-    grid = grid_of(function, bound, config_, lanes)
     env, outputs = _environment(function, bound)
     if sanitizer is None and config.debug:
         sanitizer = Sanitizer()

@@ -86,7 +86,7 @@ class TunedKernel(Kernel):
     # --- the choice ---------------------------------------------------------------------------
     def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         """The schedule for these types and extents, found at their first call."""
-        target = gpu_of_call(self.__name__, bound, self.gpu)
+        target = gpu_of_call(bound, self.gpu)
         key = (tuple(bound.types.items()), tuple(bound.constants.items()), target,
                tuple(bound.texts.items()) if self.key is None else self._user_key(bound))
         if key not in self.chosen:
@@ -110,7 +110,7 @@ class TunedKernel(Kernel):
         space = self.space or default_schedule.space(self, bound, target)
         if self.space:
             self._require_read(bound)
-        bench = bench_for(self.__name__, bound, self.measure)
+        bench = bench_for(bound, self.measure)
         if bench is None:
             return self._search(bound, config, target, space, None).schedule
         try:

@@ -7,29 +7,29 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from tessera import config as settings
 from tessera import hooks
 from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, i64
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
-from tessera.tile import launch
 from tessera.tile.frontend import composite_parameters
 from tessera.tile.frontend.expressions import Kernel_, closure_of
 from tessera.tile.frontend.seed_parameters import seed_parameters
 from tessera.tile.frontend.source import KernelSource, capture
 from tessera.tile.frontend.tracer import KernelSpec, trace
-from tessera.tile.interpreter.arguments import Bound, Tile, bind
-from tessera.tile.interpreter.launch import Config, run
+from tessera.tile.interpreter.arguments import Bound, Placement, Tile, bind
+from tessera.tile.interpreter.launch import Config, Specialisation, grid_of, lanes_of, run_grid
 from tessera.tile.interpreter.machine import SanitizerReport
 from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.schedule import Schedule
+from tessera.tile.kernel.launch_config import Launch, config_of, groups_of, lanes_given
 from tessera.tile.launch import levels as device_levels
-from tessera.tile.launch.first_call import form_of
-from tessera.tile.launch.placement import Placement
+from tessera.tile.launch.first_call import call_on_gpu, form_of
+from tessera.tile.launch.machine_code import Image
+from tessera.tile.launch.placement import place_call, reader_for
 from tessera.tile.passes import PIPELINE
 from tessera.tile.tuning.default_schedule import propose
 from tessera.tile.tuning.legality import require_shared
@@ -69,7 +69,7 @@ class Kernel(Kernel_):
         self._schedule = schedule
         self._cache: dict[Any, Function] = {}
         self._untold: set[int] = set()  # functions that no observer knows
-        self.images: dict[Any, launch.Image] = {}
+        self.images: dict[Any, Image] = {}
         self.launchers: dict[Config, dict[tuple, Any]] = {_DEFAULT: {}}
         self._ready = self.launchers[_DEFAULT]
         self._chosen: dict[int, Callable[..., Any]] = {}
@@ -183,13 +183,13 @@ class Kernel(Kernel_):
         """
         if type(config) is int and config in self._chosen:
             return self._chosen[config]
-        made = Launch(self, _config(self.__name__, config))
+        made = Launch(self, config_of(self.__name__, config))
         if type(config) is int and len(self._chosen) < _KEPT:
             self._chosen[config] = made
         return made
 
     def launcher(self, groups: Any = None, lanes: int | None = None) -> Callable[..., Any]:
-        return Launch(self, Config(_groups(groups), _lanes(lanes)))
+        return Launch(self, Config(groups_of(groups), lanes_given(lanes)))
 
     def launch(self, *args: Any, groups: Any = None, lanes: int | None = None, stream: Any = None,
                target: str | None = None, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ class Kernel(Kernel_):
         stream: of CUDA, any library's; by default the one on which the arrays' library works.
         target: 'cuda' copies host arrays to the GPU and back, 'cpu' demands the interpreter.
         """
-        chosen = Config(_groups(groups), _lanes(lanes))
+        chosen = Config(groups_of(groups), lanes_given(lanes))
         if target is not None:
             return self.run(chosen, args, kwargs, stream, target)
         return self._launch(chosen, args, kwargs, stream)
@@ -216,28 +216,34 @@ class Kernel(Kernel_):
     @trimmed
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
             target: str | None = None) -> Any:
-        """A call, the long way: where it runs is found, its arguments are bound and checked."""
+        """A call, the long way: arguments by name, where it runs, what runs there, its launch."""
         if composite_parameters.among(args, kwargs):
             args, kwargs = composite_parameters.spread(self.__name__, self.given, args, kwargs)
             if target is None:
                 return self._launch(config, args, kwargs, stream)
-        arguments = self._arguments(args, kwargs)
-        place = launch.place_call(self.__name__, arguments, target)
-        bound = self._bind(arguments, place, self._explicit(args, kwargs))
+        arguments, explicit = self._arguments(args, kwargs), self._explicit(args, kwargs)
+        place = place_call(self.__name__, arguments, target)
+        bound = self._bind(arguments, place, explicit)
+        work = self.specialised(bound, config)
         if not place.on_host:
-            return launch.call(self, config, args, kwargs, bound, place, stream)
+            return call_on_gpu(self, config, args, kwargs, bound, work, stream)
+        result, self.report = run_grid(work.function, bound, work.lanes, work.grid, self.__name__)
+        return result
+
+    def specialised(self, bound: Bound, config: Config = _DEFAULT) -> Specialisation:
+        """What a call with these arguments runs: its schedule, its Tile IR, its lanes and grid."""
         schedule = self.choose(bound, config)
         function = self.specialise(bound, schedule, self.grid is not None)
         if self.grid is not None and config.groups is None:
             config = Config(self.grid_for(bound, schedule), config.lanes)
-        result, self.report = run(function, bound, config, schedule.lanes, self.__name__)
-        return result
+        lanes = lanes_of(function, config, schedule.lanes)
+        return Specialisation(schedule, function, lanes, grid_of(function, bound, config, lanes))
 
     def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         """The schedule for these arguments: the attached one, or the compiler's proposal."""
         if self._schedule is not None:
             return self._schedule
-        gpu = gpu_of_call(self.__name__, bound)
+        gpu = gpu_of_call(bound)
         key = (tuple(bound.types.items()), tuple(bound.constants.items()), gpu)
         extents = tuple(bound.texts.items())
         at: tuple = (*key, None) if (*key, None) in self._proposed else (*key, extents)
@@ -253,7 +259,9 @@ class Kernel(Kernel_):
         if composite_parameters.among(args, kwargs):
             args, kwargs = composite_parameters.spread(self.__name__, self.given, args, kwargs)
         arguments = self._arguments(args, kwargs)
-        place = launch.place_call(self.__name__, arguments, "auto")
+        # nothing runs: arrays on a GPU may be asked about on a machine set to its CPU
+        place = place_call(self.__name__, arguments,
+                                  "auto" if settings.device == "cpu" else None)
         return self._bind(arguments, place, self._explicit(args, kwargs))
 
     def _explicit(self, args: tuple, kwargs: dict[str, Any]) -> frozenset[str]:
@@ -275,8 +283,8 @@ class Kernel(Kernel_):
             self.forget()
         annotations = self.annotations
         bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
-                     lambda n: self._is_constant(n, annotations), launch.reader_for(place))
-        bound.explicit = explicit
+                     lambda n: self._is_constant(n, annotations), reader_for(place))
+        bound.explicit, bound.place = explicit, place
         bound.kernel = f"{self.fn.__module__}.{self.fn.__qualname__}"
         return bound
 
@@ -306,7 +314,7 @@ class Kernel(Kernel_):
     def grid_for(self, bound: Bound, schedule: Schedule) -> tuple[int, ...]:
         """grid=: a tuple, or a function of named extents and parameters."""
         if not callable(self.grid):
-            return _groups(self.grid) or (1,)
+            return groups_of(self.grid) or (1,)
         self._captured.names_of(self.grid)
         known = {**bound.sizes, **self.constants(bound, schedule),
                  **{n: v for n, v in bound.given.items() if isinstance(v, int)}}
@@ -315,7 +323,7 @@ class Kernel(Kernel_):
         if missing:
             raise ArgumentError(f"grid of {self.__name__} asks for {missing[0]!r}",
                                 hint=did_you_mean(missing[0], sorted(known)), where=user_line())
-        return _groups(self.grid(*(known[n] for n in names))) or (1,)
+        return groups_of(self.grid(*(known[n] for n in names))) or (1,)
 
     # --- compilation --------------------------------------------------------------------------
     def forget(self) -> None:
@@ -422,66 +430,4 @@ class Kernel(Kernel_):
         return f"<kernel {self.__name__}{self.given}>"
 
 
-class Launch:
-    """k[groups, lanes]: call it with the kernel's arguments."""
-
-    __slots__ = ("kernel", "config")
-
-    def __init__(self, kernel: Kernel, config: Config):
-        self.kernel, self.config = kernel, config
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel._launch(self.config, args, kwargs)
-
-    def __getitem__(self, more: Any) -> Any:
-        given = ", ".join(map(str, self.config.groups or ()))
-        said = f"({given})" if len(self.config.groups or ()) > 1 else given
-        name = self.kernel.__name__
-        raise ArgumentError(f"{name}[{given}] is a launch already", where=user_line(),
-                            hint=f"groups and lanes at once: {name}[{said}, {more}](...)")
-
-    def __repr__(self) -> str:
-        return f"<launch of {self.kernel.__name__}: {self.config}>"
-
-
-def _config(name: str, given: Any) -> Config:
-    """What stands in the brackets of k[...]."""
-    items = given if isinstance(given, tuple) else (given,)
-    if len(items) > 1 and not isinstance(items[0], tuple | list) and None not in items:
-        groups = _groups(items[:1])
-        for lanes in items[1:]:
-            if not isinstance(lanes, int | np.integer) or isinstance(lanes, bool) or lanes < 0:
-                _lanes(lanes)
-        assert groups is not None
-        return Config(groups, int(items[1]), tuple(map(int, items)))
-    if len(items) > 2:
-        raise ArgumentError(f"{name}[{', '.join(map(str, items))}]: a launch is [groups] or "
-                            "[groups, lanes]", where=user_line(),
-                            hint="a grid of several axes is a tuple: k[(gx, gy), lanes](...)")
-    return Config(_groups(items[0]), _lanes(items[1]) if len(items) > 1 else None)
-
-
-def _groups(groups: Any) -> tuple[int, ...] | None:
-    if groups is None:
-        return None
-    items = tuple(groups) if isinstance(groups, tuple | list) else (groups,)
-    if not items or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0
-                            for n in items):
-        raise ArgumentError(f"groups of a launch are numbers >= 0, got {_shown(groups)}",
-                            hint="k[groups, lanes](...), k[(gx, gy), lanes](...)",
-                            where=user_line())
-    return tuple(int(n) for n in items)
-
-
-def _shown(groups: Any) -> str:
-    one = isinstance(groups, tuple) and len(groups) == 1
-    return repr(groups[0] if one else groups)
-
-
-def _lanes(lanes: Any) -> int | None:
-    if lanes is not None and (not isinstance(lanes, int | np.integer) or lanes < 1):
-        raise ArgumentError(f"lanes of a launch is a number >= 1, got {lanes!r}", where=user_line())
-    return None if lanes is None else int(lanes)
-
-
-__all__ = ["LEVELS", "TARGET_LEVELS", "Kernel", "Launch"]
+__all__ = ["LEVELS", "TARGET_LEVELS", "Kernel"]

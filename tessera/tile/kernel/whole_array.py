@@ -96,7 +96,7 @@ class AutoKernel(Kernel):
         if self._schedule is not None:
             return self._schedule
         key = (tuple(bound.types.items()), tuple(bound.constants.items()),
-               tuple(bound.texts.items()), gpu := gpu_of_call(self.__name__, bound))
+               tuple(bound.texts.items()), gpu := gpu_of_call(bound))
         found = self._proposed.pop(key, None) or self._propose(bound, gpu)
         self._proposed[key] = found  # the last one is `schedule`
         return found

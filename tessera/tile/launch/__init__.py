@@ -11,13 +11,3 @@
 
 Nothing here imports a compiler before something has to be compiled.
 """
-
-from __future__ import annotations
-
-from tessera.tile.launch.first_call import call as call
-from tessera.tile.launch.machine_code import Image as Image
-from tessera.tile.launch.placement import Placement as Placement
-from tessera.tile.launch.placement import place_call as place_call
-from tessera.tile.launch.placement import reader_for as reader_for
-
-__all__ = ["Image", "Placement", "call", "place_call", "reader_for"]

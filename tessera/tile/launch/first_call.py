@@ -14,13 +14,11 @@ from tessera.runtime.device import device
 from tessera.runtime.staging import Staging
 from tessera.tensor import Tensor as HostTensor
 from tessera.tile.interpreter.arguments import Bound
-from tessera.tile.interpreter.launch import Config, grid_of, lanes_of, scalars_in_grid
+from tessera.tile.interpreter.launch import Config, Specialisation, scalars_in_grid
 from tessera.tile.ir.ir import Function
-from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
 from tessera.tile.launch.machine_code import CompileRequest, Image, image_for
-from tessera.tile.launch.placement import Placement
 from tessera.tile.launch.recipe import LaunchTarget, Recipe, as_signed
 from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
@@ -30,20 +28,19 @@ if TYPE_CHECKING:
 
 CONFIGS_KEPT = 256  # k[groups, lanes] of one kernel with calls that are remembered
 
-def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bound: Bound,
-         place: Placement, stream: Any) -> Any:
-    """Runs a kernel on the GPU that `place` names; returns what the call returns.
+
+def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bound: Bound,
+                work: Specialisation, stream: Any) -> Any:
+    """Runs a kernel on the GPU of its arguments; returns what the call returns.
 
     stream: None is the one on which the arrays' library works.
     """
-    arrays = arrays_of(bound, place)
-    schedule = kernel.choose(bound, config)
-    function, lanes, grid = specialised(kernel, config, bound, schedule)
+    arrays, place, function = arrays_of(bound), bound.place, work.function
     written = written_parameters(function)
     require_writable(kernel.__name__, written,
                      ((n, a.writable, a.library) for n, a in arrays.items()))
-    target = LaunchTarget(place.device, grid, _library(arrays), bool(settings.debug))
-    request = request_for(schedule, bound, function, lanes, arrays, target)
+    target = LaunchTarget(place.device, work.grid, _library(arrays), bool(settings.debug))
+    request = request_for(work, bound, arrays, target)
     image = image_of(kernel, function, request)
     if place.staged:
         return _run_staged(image, bound, target, arrays, written, stream)
@@ -61,37 +58,28 @@ def call(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, Any], bo
     return recipe.run(at, _values(launcher.varying, bound, arrays), objects, stream is not None)
 
 
-def arrays_of(bound: Bound, place: Placement) -> dict[str, Array]:
+def arrays_of(bound: Bound) -> dict[str, Array]:
     """The tensor arguments as they lie; host arrays too when they will be copied."""
     names = [n for n, t in bound.types.items() if isinstance(t, GlobalTensor)]
-    return {n: read_array(bound.given[n], n) if place.staged else bound.values[n] for n in names}
+    staged = bound.place.staged
+    return {n: read_array(bound.given[n], n) if staged else bound.values[n] for n in names}
 
 
-def specialised(kernel: Kernel, config: Config, bound: Bound,
-                schedule: Schedule) -> tuple[Function, int, tuple[int, ...]]:
-    """The Tile IR of a call, the lanes of its groups and the extents of its grid."""
-    function = kernel.specialise(bound, schedule, kernel.grid is not None)
-    if kernel.grid is not None and config.groups is None:
-        config = Config(kernel.grid_for(bound, schedule), config.lanes)
-    lanes = lanes_of(function, config, schedule.lanes)
-    return function, lanes, grid_of(function, bound, config, lanes)
-
-
-def request_for(schedule: Schedule, bound: Bound, function: Function, lanes: int,
-                arrays: dict[str, Array], target: LaunchTarget) -> CompileRequest:
+def request_for(work: Specialisation, bound: Bound, arrays: dict[str, Array],
+                target: LaunchTarget) -> CompileRequest:
     """What the compiler may know of these arguments.
 
     Copies of host arrays, and results, begin where the allocator puts them: at 256 bytes.
     """
     divisible = {text for text, size in bound.texts.items()
                  if size % 16 == 0 and not text.lstrip("-").isdigit()}
-    aligned = {p.value.name for p in function.params if p.role == "output"} | {
+    aligned = {p.value.name for p in work.function.params if p.role == "output"} | {
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
     shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
-        written_parameters(function).isdisjoint(arrays)
-    return CompileRequest(lanes, schedule, device(target.index).target, frozenset(divisible),
-                          frozenset(aligned), shared, target.debug)
+        written_parameters(work.function).isdisjoint(arrays)
+    return CompileRequest(work.lanes, work.schedule, device(target.index).target,
+                          frozenset(divisible), frozenset(aligned), shared, target.debug)
 
 
 def nbytes(array: Array) -> int:

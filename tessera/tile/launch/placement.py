@@ -11,7 +11,6 @@ The setting `device` and `k.launch(target=...)` take 'auto', 'cpu' and 'cuda'.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,9 @@ from tessera import config
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import NumericType, as_type
 from tessera.runtime.arrays import HOST, Array, place_of, read_array
+from tessera.tile.interpreter.arguments import Placement
 
 TARGETS = ("auto", "cpu", "cuda")
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a call runs: `device` is a GPU's number or HOST. staged: host arrays are copied."""
-
-    device: int = HOST
-    staged: bool = False
-
-    @property
-    def on_host(self) -> bool:
-        return self.device == HOST
 
 
 def place_call(kernel: str, arguments: Mapping[str, Any], target: str | None = None) -> Placement:

@@ -8,7 +8,6 @@ from tessera import config as settings
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.launch import first_call
-from tessera.tile.launch.placement import place_call
 from tessera.tile.launch.recipe import LaunchTarget
 
 if TYPE_CHECKING:
@@ -20,14 +19,12 @@ def prepare(kernel: Kernel, bound: Bound, config: Config) -> None:
 
     Needs no context of the GPU, so any thread may do it.
     """
-    place = place_call(kernel.__name__, {**bound.constants, **bound.given})
-    if place.on_host:
+    if bound.place.on_host:
         return
-    schedule, arrays = kernel.choose(bound, config), first_call.arrays_of(bound, place)
-    function, lanes, grid = first_call.specialised(kernel, config, bound, schedule)
-    target = LaunchTarget(place.device, grid, "", bool(settings.debug))
-    first_call.image_of(kernel, function,
-                 first_call.request_for(schedule, bound, function, lanes, arrays, target))
+    work = kernel.specialised(bound, config)
+    target = LaunchTarget(bound.place.device, work.grid, "", bool(settings.debug))
+    first_call.image_of(kernel, work.function, first_call.request_for(
+        work, bound, first_call.arrays_of(bound), target))
 
 
 __all__ = ["prepare"]

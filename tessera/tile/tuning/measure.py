@@ -16,9 +16,9 @@ import numpy as np
 from tessera.errors import ArgumentError, user_line
 from tessera.runtime.arrays import Array as DeviceArray
 from tessera.runtime.arrays import current_stream
+from tessera.runtime.device import device
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.launch.placement import place_call
 from tessera.tile.tuning.gpus import DEFAULT, Gpu, gpu_of
 
 Launch = Callable[[], Any]
@@ -79,33 +79,23 @@ class DeviceBench:
         self.timer.close()
 
 
-def bench_for(kernel: str, bound: Bound, measure: Callable | None) -> Bench | None:
+def bench_for(bound: Bound, measure: Callable | None) -> Bench | None:
     """What measures this call: the user's function, events on its GPU, or nothing.
 
     Nothing also where host arrays are copied for each call: that would be what is measured.
     """
     if measure is not None:
         return FunctionBench(measure)
-    place = place_call(kernel, arguments_of(bound))
+    place = bound.place
     if place.on_host or place.staged:
         return None
     library = next(a.library for a in bound.values.values() if isinstance(a, DeviceArray))
     return DeviceBench(place.device, current_stream(library, place.device))
 
 
-def gpu_of_call(kernel: str, bound: Bound, default: Gpu = DEFAULT) -> Gpu:
+def gpu_of_call(bound: Bound, default: Gpu = DEFAULT) -> Gpu:
     """The GPU whose figures count: the one that the call runs on, `default` on the host."""
-    place = place_call(kernel, arguments_of(bound))
-    if place.on_host:
-        return default
-    from tessera.runtime.device import device
-
-    return gpu_of(device(place.device))
+    return default if bound.place.on_host else gpu_of(device(bound.place.device))
 
 
-def arguments_of(bound: Bound) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return {**bound.constants, **bound.given}
-
-
-__all__ = ["Bench", "DeviceBench", "FunctionBench", "arguments_of", "bench_for", "gpu_of_call"]
+__all__ = ["Bench", "DeviceBench", "FunctionBench", "bench_for", "gpu_of_call"]
