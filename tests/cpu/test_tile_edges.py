@@ -326,19 +326,19 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
     x, o = rng.standard_normal((13, 50)).astype(np.float32), np.zeros(13, np.float32)
 
     def tampered(value: str) -> None:
-        def check(t, nodes):
-            for v in [v for v in t.facts if v.name.startswith(value)]:
-                t.facts[v] = TileEdges()
-            check_edges(t, nodes)
+        def check(known, nodes):
+            for v in [v for v in known.of_value if v.name.startswith(value)]:
+                known.of_value[v] = TileEdges()
+            check_edges(known, nodes)
 
-        monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check)
+        monkeypatch.setattr("tessera.tile.frontend.trace_kernel.check_edges", check)
         kernel(LOAD, "if f > 0:", "    t = tile.tanh(t)", "w = tile.exp(t)",
                "o[tile_m:tile_m+8] = tile.row_sum(w)")(x, o, 1, 0)
 
     with pytest.raises(TileIRError, match="lost the edge of axis"):
         tampered("w")
-    monkeypatch.setattr("tessera.tile.frontend.tracer.check_edges", check_edges)
-    monkeypatch.setattr("tessera.tile.frontend.build_ir.within",
-                        lambda t, record, args, attrs: args)
+    monkeypatch.setattr("tessera.tile.frontend.trace_kernel.check_edges", check_edges)
+    monkeypatch.setattr("tessera.tile.frontend.ir_builder.within",
+                        lambda b, record, args, attrs: args)
     with pytest.raises(TileIRError, match="reduce_sum sees elements beyond an edge along axis 1"):
         kernel(LOAD, STORE)(x, o, 1, 0)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import ast
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tessera.dims import Dim
+from tessera.tile.frontend.tracer import KernelTracer
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor
-
-if TYPE_CHECKING:
-    from tessera.tile.frontend.tracer import KernelTracer
 
 PREFIXES = ("tile_", "block_")
 
@@ -26,22 +25,22 @@ def bind(t: KernelTracer, body: list[ast.stmt]) -> list[ast.stmt]:
     used = _used(t, body)
     written = _written_dims(t, body)
     for name, dim in used.items():
-        t.node = _first_use(body, name)
+        t.position.node = _first_use(body, name)
         if dim in written:
             size = block_size(t, body, name)
-            axis = t.axis(dim, size)
-            start = t.arithmetic("mul", (t.group_coordinate(axis), size))
-            t.origin[dim] = t.env[name] = t.named(start, name)
+            axis = t.grid.axis(dim, size)
+            start = t.ir.arithmetic("mul", (t.grid.group_coordinate(axis), size))
+            t.grid.origins[dim] = t.env[name] = t.ir.named(start, name)
     for name, dim in used.items():
         if dim not in written:
             body = _serial(t, body, name, dim, block_size(t, body, name))
-    t.node = t.source.tree
+    t.position.node = t.position.source.tree
     return body
 
 
 def _used(t: KernelTracer, body: list[ast.stmt]) -> dict[str, str]:
     """Names of origins, to the extents they belong to, in order of the extents."""
-    dims = [*t.loaded_dims, *t.fixed]
+    dims = [*t.grid.loaded_dims, *t.grid.fixed]
     lower = {d.lower(): d for d in dims}
     found = {}
     stored = {n.id for s in body for n in ast.walk(s)
@@ -124,7 +123,7 @@ def block_size(t: KernelTracer, body: list[ast.stmt], name: str) -> int:
                         sizes[_constant(t, bound)] = n
     sizes.pop(None, None)
     if len(sizes) > 1:
-        t.node = list(sizes.values())[-1]
+        t.position.node = list(sizes.values())[-1]
         t.fail(f"blocks of {' and '.join(map(str, sizes))} begin at {name}",
                "one extent has one block size in a kernel")
     if not sizes:
@@ -161,7 +160,7 @@ def _constant(t: KernelTracer, e: ast.expr | None) -> int | None:
 
 def _simple_assignments(t: KernelTracer) -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
-    for n in ast.walk(t.source.tree):
+    for n in ast.walk(t.position.source.tree):
         if not isinstance(n, ast.Assign):
             continue
         target = n.targets[0]
@@ -195,8 +194,6 @@ def _serial(t: KernelTracer, body: list[ast.stmt], name: str, dim: str,
     ast.copy_location(barrier, inner[-1])
     for n in (loop, barrier):
         ast.fix_missing_locations(n)
-    from tessera.tile.ir.op_record import OPS
-
     t.env["__barrier"] = OPS["barrier"]
     return [*copy.copy(body[:first]), loop, *body[last + 1:]]
 

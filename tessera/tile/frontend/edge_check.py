@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tessera.tile.frontend.edge_facts import EdgeFacts
 from tessera.tile.ir.edges import TileEdges, open_
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Node, Op, SSAValue, While, walk
@@ -18,40 +19,40 @@ from tessera.tile.ops.edge_masks import seen
 from tessera.tile.ops.edge_rules import Carry
 
 
-def check_edges(t: Any, nodes: Sequence[Node]) -> None:
-    """t: the tracer that made the nodes."""
+def check_edges(known: EdgeFacts, nodes: Sequence[Node]) -> None:
+    """known: what the trace that made the nodes says."""
     for node in walk(tuple(nodes)):
         if isinstance(node, Op):
-            _op(t, node)
+            _op(known, node)
         elif isinstance(node, If):
             for d, *ways in zip(node.outs, node.thens, node.elses, strict=True):
-                _joined(t, node, d, ways)
+                _joined(known, node, d, ways)
         else:
             for d, *ways in zip(node.carried, node.inits, node.yields, strict=True):
-                _joined(t, node, d, ways)
+                _joined(known, node, d, ways)
 
 
-def _op(t: Any, op: Op) -> None:
-    record, types = OPS[op.name], t.type_of_args(op)
-    facts = [t.facts_of(x) for x in op.args]
+def _op(known: EdgeFacts, op: Op) -> None:
+    record, types = OPS[op.name], known.values.type_of_args(op)
+    facts = [known.of(x) for x in op.args]
     if not any(f.axes for f in facts):
         return
     for a in record.combines(types, op.attr) if record.combines is not None else ():
-        if seen(t, a, op.args, types) is not None:
+        if seen(known, a, op.args, types) is not None:
             _fail(op, f"{op.name} sees elements beyond an edge along axis {a.axis}")
     if op.name == "load_tile" and space_of(types[0]) == "shared":
         return  # what the buffer held then is not known any more
     for d in op.outs:
-        if isinstance(d.type, TileType) and d.value not in t.stated:
-            rule = t.carried(record, Carry(t, op, tuple(types), tuple(facts), d.type))
-            _knows(op, t.facts_of(d.value), rule, d)
+        if isinstance(d.type, TileType) and d.value not in known.stated:
+            rule = known.carried(record, Carry(known, op, tuple(types), tuple(facts), d.type))
+            _knows(op, known.of(d.value), rule, d)
 
 
-def _joined(t: Any, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
+def _joined(known: EdgeFacts, node: For | While | If, d: Any, ways: Sequence[Any]) -> None:
     if isinstance(d.type, TileType):
         for x in ways:
             if isinstance(x, SSAValue):
-                _knows(node, t.facts_of(d.value), t.facts_of(x), d)
+                _knows(node, known.of(d.value), known.of(x), d)
 
 
 def _knows(node: Node, known: TileEdges, wanted: TileEdges, d: Any) -> None:

@@ -1,14 +1,15 @@
-"""What the frontend keeps about edges while it traces: of values, and of shared memory."""
+"""What a trace knows about edges: of values, and of the contents of shared memory."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tessera.tile.frontend.source_position import SourcePosition
+from tessera.tile.frontend.value_table import ValueTable
 from tessera.tile.ir import affine
-from tessera.tile.ir.affine import Form, Forms
+from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import (
     NOTHING,
     Axis,
@@ -22,9 +23,9 @@ from tessera.tile.ir.edges import (
     open_,
 )
 from tessera.tile.ir.handles import Handle, is_number
-from tessera.tile.ir.ir import Const, Op, SSAValue
-from tessera.tile.ir.op_record import OPS, TileOp
-from tessera.tile.ir.types import Buffer, Scalar, TileType, View
+from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
+from tessera.tile.ir.op_record import TileOp
+from tessera.tile.ir.types import Buffer, TileType, View
 from tessera.tile.ops.edge_rules import Carry, elementwise
 
 
@@ -39,70 +40,63 @@ class SharedPlace:
     kept: tuple[int, ...]
 
 
-class EdgeFacts(ABC):
+class EdgeFacts:
     """Facts about edges by value, and about the contents of shared buffers."""
 
-    forms: Forms
-    defined_by: dict[SSAValue, Op]
-    dims: dict[SSAValue, str]
-
-    def __init__(self) -> None:
-        self.facts: dict[SSAValue, TileEdges] = {}
+    def __init__(self, values: ValueTable, position: SourcePosition) -> None:
+        self.values, self.position = values, position
+        self.of_value: dict[SSAValue, TileEdges] = {}
         self.contents: dict[SSAValue, TileEdges] = {}  # of shared buffers, in their own coordinates
-        self.implied: dict[SSAValue,
-                           TileEdges] = {}  # conditions that hold only inside of these edges
+        self.implied: dict[Operand, TileEdges] = {}  # conditions that hold only inside of them
         # Of values that control flow made: those that they may be.
         self.sources: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.stated: set[SSAValue] = set()  # results of which the frontend knows more than the rule
         self.edges_seen = 0
 
-    @abstractmethod
-    def where(self) -> Any: ...
-
-    @abstractmethod
-    def arithmetic(self, name: str, xs: Sequence[Any], hint: str = "t") -> Any: ...
-
-    @abstractmethod
-    def reach(self, value: SSAValue) -> tuple[int, int] | None: ...
-
     # --- facts of values ----------------------------------------------------------------------
-    def facts_of(self, x: Any) -> TileEdges:
+    def of(self, x: Any) -> TileEdges:
         """Of a tile, a view, a shared buffer or a number."""
         if isinstance(x, Handle):
             x = x.value
         if isinstance(x, SSAValue):
-            found = self.facts.get(x)
-            return self.held(x) if found is None else found
+            found = self.of_value.get(x)
+            return self.stored_at(x) if found is None else found
         value = x.value if isinstance(x, Const) else x
         return TileEdges((), is_number(value) and value == 0)
 
     def state(self, value: SSAValue, facts: TileEdges) -> None:
-        self.facts[value] = facts
+        self.of_value[value] = facts
         self.edges_seen += any(map(open_, facts.axes))
 
+    def redefine(self, value: SSAValue) -> None:
+        """A value is made anew: an earlier trace of a loop may have used its name."""
+        self.values.loop_bounds.pop(value, None)
+        self.values.coordinates.pop(value, None)
+        self.implied.pop(value, None)
+        self.of_value.pop(value, None)
+
     def renamed(self, old: SSAValue, new: SSAValue) -> None:
-        for table in (self.facts, self.implied):
-            if old in table:
-                table[new] = table.pop(old)
+        if old in self.of_value:
+            self.of_value[new] = self.of_value.pop(old)
+        if old in self.implied:
+            self.implied[new] = self.implied.pop(old)
         if old in self.stated:
             self.stated.add(new)
 
-    def carry_edges(self, record: TileOp, op: Op, types: Sequence[Any], facts: Sequence[TileEdges]
-                    ) -> None:
+    def carry(self, record: TileOp, op: Op, types: Sequence[Any], facts: Sequence[TileEdges]
+              ) -> None:
         """States the facts of an op's results, and of the memory that it writes."""
         known = any(f.axes or f.zeros for f in facts)
-        tables: tuple[dict[SSAValue, Any], ...] = (self.sources, self.implied, self.loop_bounds,
-                                                   self.coordinates, self.facts)
         for made in op.outs:
             self.stated.discard(made.value)
-            for table in tables:  # of a name that an earlier trace of a loop used
-                table.pop(made.value, None)
+            self.redefine(made.value)
+            self.sources.pop(made.value, None)
             placed = isinstance(made.type, View) and record.edges is not None and facts[0].axes
             if isinstance(made.type, TileType) or placed:
                 c = Carry(self, op, tuple(types), tuple(facts), made.type)
                 self.state(made.value, self.carried(record, c) if known else NOTHING)
         if not op.args and op.outs and op.attr.get("value", 1) == 0:
-            self.facts[op.outs[0].value] = TileEdges((), True)
+            self.of_value[op.outs[0].value] = TileEdges((), True)
         if record.effect in ("write", "atomic", "async") and op.args and isinstance(
                 op.args[0], SSAValue):
             self.written(record, op, facts)
@@ -120,15 +114,15 @@ class EdgeFacts(ABC):
             zeros = record.moves and c.facts[0].zeros
         return TileEdges.of(axes, zeros)
 
-    def fill_edges(self, place: Handle, out: Handle) -> Handle:
+    def fill(self, place: Handle, out: Handle) -> Handle:
         """A load of a tensor said what lies beyond: it counts. Where it lies stays known."""
         axes = [replace(a, inside=True, low=False) if isinstance(a, Edge) else
                 Edge(None, inside=True) if a is not None else None
-                for a in self.facts_of(place).axes]
-        self.declare_facts(out.value, TileEdges.of(axes))
+                for a in self.of(place).axes]
+        self.declare(out.value, TileEdges.of(axes))
         return out
 
-    def declare_facts(self, value: SSAValue, facts: TileEdges) -> None:
+    def declare(self, value: SSAValue, facts: TileEdges) -> None:
         """What is known beyond the rule of the op that made a value."""
         self.state(value, facts)
         self.stated.add(value)
@@ -136,34 +130,14 @@ class EdgeFacts(ABC):
     # --- edges as numbers ---------------------------------------------------------------------
     def make_edge(self, first: Any, extent: Any, inside: bool) -> Edge:
         """Of a box of a tensor: what is read beyond is 0."""
-        lo, size = (self.forms.form(self.operand(x)) for x in (first, extent))
-        least = self.least(lo)
+        lo, size = (self.values.forms.form(x.value if isinstance(x, Handle) else x)
+                    for x in (first, extent))
+        least = self.values.least(lo)
         return Edge(self.edge_key(lo, size), not inside and (least is None or least < 0), inside,
-                    True, lo, size, first, extent, self.where())
-
-    @abstractmethod
-    def operand(self, x: Any) -> Any: ...
+                    True, lo, size, first, extent, self.position.where())
 
     def edge_key(self, first: Form, extent: Form) -> Any:
-        return self.canonical(first), self.canonical(extent)
-
-    def canonical(self, form: Form) -> Any:
-        """Equal for forms that are one number, also where it was computed twice."""
-        items: dict[Any, int] = {}
-        for v, c in form.items():
-            key = v if v is None else self.recipe(v)
-            items[key] = items.get(key, 0) + c
-        return frozenset((k, c) for k, c in items.items() if c or k is None)
-
-    def recipe(self, value: SSAValue) -> Any:
-        """How a number is computed from what cannot change; the value itself for anything else."""
-        op = self.defined_by.get(value)
-        if op is None or OPS[op.name].effect != "pure" or not isinstance(op.outs[0].type, Scalar):
-            return value
-        args = tuple(self.canonical(self.forms.form(x)) if isinstance(x, SSAValue) and
-                     x in self.forms.of else self.recipe(x) if isinstance(x, SSAValue) else x
-                     for x in op.args)
-        return op.name, op.attrs, args
+        return self.values.canonical(first), self.values.canonical(extent)
 
     def scaled_edge(self, edge: Edge, n: int) -> Edge:
         """Each element of the axis becomes n of another."""
@@ -180,76 +154,15 @@ class EdgeFacts(ABC):
             return axis
         first = affine.add(axis.first, by, sign)
         assert axis.extent is not None
-        least = self.least(first)
+        least = self.values.least(first)
         low = not axis.inside and (least is None or least < 0)
         return replace(axis, key=self.edge_key(first, axis.extent), first=first, offset=None,
                        low=low)
 
-    def bounds_of(self, edge: Edge) -> tuple[Any, Any]:
-        """(first, extent) of an edge as operands."""
-        assert edge.first is not None and edge.extent is not None
-        first = edge.offset if edge.offset is not None else self.number(edge.first)
-        return first, edge.size if edge.size is not None else self.number(edge.extent)
-
-    def number(self, form: Form) -> Any:
-        """A form as a value, computed here."""
-        total: Any = form.get(None, 0)
-        for value, c in form.items():
-            if value is not None:
-                x: Any = Handle(value, self.type_of_value(value))
-                term = self.arithmetic("mul", (x, c))
-                total = term if isinstance(total, int) and total == 0 else self.arithmetic(
-                    "add", (total, term))
-        return total
-
-    @abstractmethod
-    def type_of_value(self, value: SSAValue) -> Any: ...
-
-    # --- lower bounds -------------------------------------------------------------------------
-    def least(self, form: Form) -> int | None:
-        """A number that a form is never below, where one is known."""
-        total = form.get(None, 0)
-        for value, c in form.items():
-            if value is None:
-                continue
-            if c > 0:
-                bound = self.floor_of(value)
-            else:
-                reach = self.reach(value)
-                bound = None if reach is None else reach[1]
-            if bound is None:
-                return None
-            total += c * bound
-        return total
-
-    def floor_of(self, value: SSAValue) -> int | None:
-        reach = self.reach(value)
-        if reach is not None:
-            return reach[0]
-        if value in self.dims:
-            return 0
-        if value in self.loop_bounds:
-            lo, hi, step = (self.forms.form(x) for x in self.loop_bounds[value])
-            up = self.least(step)
-            return self.least(lo) if up is not None and up >= 0 else None
-        op = self.defined_by.get(value)
-        return None if op is None else self.floor_of_op(op)
-
-    loop_bounds: dict[Any, Any]
-    coordinates: dict[SSAValue, int]
-
-    def floor_of_op(self, op: Op) -> int | None:
-        (made,) = op.outs
-        if made.type.dtype.kind == "uint":
-            return 0
-        least = OPS[op.name].least
-        whole = made.type.dtype.kind == "int"
-        return least([self.least(self.forms.form(x)) for x in op.args]) if least and whole else None
-
     # --- shared memory ------------------------------------------------------------------------
     def shared_place(self, value: SSAValue) -> SharedPlace | None:
         """The box of a shared buffer that a value stands for; None for anything else."""
-        op = self.defined_by.get(value)
+        op = self.values.defined_by.get(value)
         if op is None or op.name not in ("allocate", "stage", "view", "view_transpose"):
             return None
         if op.name == "allocate":
@@ -266,13 +179,13 @@ class EdgeFacts(ABC):
             return replace(found, offsets=op.args[1:], box=op.attr["box"], kept=op.attr["kept"])
         return replace(found, kept=found.kept[::-1])
 
-    def held(self, value: SSAValue) -> TileEdges:
+    def stored_at(self, value: SSAValue) -> TileEdges:
         """Of a place in shared memory: what was stored there."""
         place = self.shared_place(value)
         if place is None or place.buffer not in self.contents:
             return NOTHING
         inside = self.contents[place.buffer]
-        return TileEdges.of((self.shifted(inside.at(a), self.forms.form(place.offsets[a]), 1)
+        return TileEdges.of((self.shifted(inside.at(a), self.values.forms.form(place.offsets[a]), 1)
                              for a in place.kept), inside.zeros)
 
     def written(self, record: TileOp, op: Op, facts: Sequence[TileEdges]) -> None:
@@ -283,7 +196,7 @@ class EdgeFacts(ABC):
         if place is None:
             return
         if record.name == "atomic_tile":
-            self.replaced(place, self.added(op, self.held(target), facts[1]))
+            self.replaced(place, self.added(op, self.stored_at(target), facts[1]))
         elif record.fills:
             self.replaced(place, TileEdges(tuple(
                 Mixed("was reshaped and stored to shared memory", a.zero, where=a.where)
@@ -295,7 +208,7 @@ class EdgeFacts(ABC):
         """A tile took the place of what was there."""
         at: list[Axis] = [None] * len(place.box)
         for i, a in enumerate(place.kept):
-            at[a] = self.shifted(new.at(i), self.forms.form(place.offsets[a]), -1)
+            at[a] = self.shifted(new.at(i), self.values.forms.form(place.offsets[a]), -1)
         facts, old = TileEdges.of(at, new.zeros), self.contents.get(place.buffer)
         spans = [n == m for n, m in zip(place.box, place.type.shape, strict=True)]
         if old is None or all(spans) and place.type.stages == 1:
@@ -314,7 +227,7 @@ class EdgeFacts(ABC):
             return all(not open_(x.at(i)) or x.zero_at(i) for x in (old, new))
 
         how = "in shared memory"
-        return TileEdges.of((join(of(old, i), of(new, i), zero(i), how, self.where())
+        return TileEdges.of((join(of(old, i), of(new, i), zero(i), how, self.position.where())
                              for i in range(len(spans))), old.zeros and new.zeros)
 
     def added(self, op: Op, held: TileEdges, tile: TileEdges) -> TileEdges:
@@ -324,7 +237,7 @@ class EdgeFacts(ABC):
 
         def axis(i: int) -> Axis:
             zero = add and held.zero_at(i)
-            found = meet([held.at(i), tile.at(i)], zero, "", self.where())
+            found = meet([held.at(i), tile.at(i)], zero, "", self.position.where())
             return replace(found, zero=zero) if open_(found) else found  # type: ignore
 
         return TileEdges.of(map(axis, range(rank)))
@@ -334,7 +247,7 @@ class EdgeFacts(ABC):
         old = self.contents.get(place.buffer, NOTHING)
         if any(open_(a) for f in (old, *facts[1:2]) for a in f.axes):
             gone = Mixed("had single elements of its shared memory written beside an edge",
-                         where=self.where())
+                         where=self.position.where())
             old = TileEdges((gone,) * len(place.box))
         self.contents[place.buffer] = replace(old, zeros=False)
 
@@ -370,7 +283,7 @@ class EdgeFacts(ABC):
         if value in self.sources:
             ways = self.sources[value]
             return bool(ways) and all(self.adds_to(v, total, seen) for v in ways)
-        op = self.defined_by.get(value)
+        op = self.values.defined_by.get(value)
         if op is None or op.name not in ("convert", "add", "sub"):
             return False
         terms = op.args[:2 if op.name == "add" else 1]
@@ -392,8 +305,5 @@ class EdgeFacts(ABC):
             known = [self.outlived(c[root], taken, why) for c in (a, b) if root in c]
             rank = max(len(f.axes) for f in known)
             out[root] = known[0] if len(known) == 1 else join_facts(known[0], known[1], rank, how,
-                                                                     self.where())
+                                                                     self.position.where())
         return out
-
-
-__all__ = ["EdgeFacts"]

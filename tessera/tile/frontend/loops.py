@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.tile.frontend.branches import converted, join, note_type, same
+from tessera.tile.frontend.conditions import condition
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.statements import Statements, same
+from tessera.tile.frontend.tracer import KernelTracer, statement
+from tessera.tile.ir.affine import Forms
 from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
 from tessera.tile.ir.handles import Handle, TensorRow, Undefined, Unset, describe, is_number
-from tessera.tile.ir.ir import Def, For, Operand, SSAValue, While
+from tessera.tile.ir.ir import Def, For, SSAValue, While
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 from tessera.tile.ops.rules import promote
 
@@ -38,227 +42,245 @@ class Start:
     edges_seen: int
 
 
+@dataclass(frozen=True, eq=False)
+class TraceSnapshot:
+    """What a second trace of a loop starts from. nodes: of the block; axes: of the grid."""
+
+    env: dict[str, Any]
+    nodes: int
+    taken: set[str]
+    next: dict[str, int]
+    forms: Forms
+    axes: int
+    contents: dict[SSAValue, TileEdges]
+    origins: dict[str, Any]
+
+
 Tried = dict[str, tuple[Type, TileEdges]]
+
 ATTEMPTS = 16  # a type changes once or twice, what is known of edges a few times
 
 
-class Loops(Statements):
-    """Traces loops until the types of what they carry are stable."""
+@statement(ast.While)
+def while_statement(t: KernelTracer, s: ast.While) -> None:
+    if s.orelse:
+        t.fail("else after a loop is not part of the kernel language")
+    exits = list(getattr(s, "exits", ()))
+    tests = [ast.UnaryOp(ast.Not(), ast.Name(f, ast.Load())) for f in exits]
+    test = ast.BoolOp(ast.And(), [*tests, s.test]) if tests else s.test
+    ast.fix_missing_locations(ast.copy_location(test, s.test))
+    while_loop(t, s, test, resets(s) + s.body)
 
-    def do_While(self, s: ast.While) -> None:
-        if s.orelse:
-            self.fail("else after a loop is not part of the kernel language")
-        exits = list(getattr(s, "exits", ()))
-        tests = [ast.UnaryOp(ast.Not(), ast.Name(f, ast.Load())) for f in exits]
-        test = ast.BoolOp(ast.And(), [*tests, s.test]) if tests else s.test
-        ast.fix_missing_locations(ast.copy_location(test, s.test))
-        self.while_loop(s, test, resets(s) + s.body)
 
-    def while_loop(self, s: Any, test: ast.expr, body: list[ast.stmt]) -> None:
-        """Traces until the types of the carried names are those they have after a turn."""
-        names = [n for n in stored_names(body) if n in self.env]
-        mark, lane = self.mark(), False
-        tried: Tried = {}
-        for _ in range(ATTEMPTS):
-            start = Start(mark[2], dict(self.contents), self.edges_seen)
-            carried = self.carry(names, tried)
-            inits = [self.converted(c.init, c.type, self.block) for c in carried]
-            defs = self.enter(carried)
-            outer, self.block = self.block, []
-            cond = self.decided(self.condition(test), "a while",
-                                "loop on one number: while ts.tile.reduce_min(t) < 10.0")
-            if not isinstance(cond, Handle):
-                cond = self.emit("constant", [], dtype=self.literal(True).dtype, value=cond)
-            tested, self.block = self.block, []
-            lane = not self.is_uniform(cond)
-            self.turn(body, lane)
-            nodes, self.block = self.block, outer
-            again = self.close(carried, defs, lane, start)
-            if again is None:
-                break
-            tried, held = again
-            self.rewind(mark)
-            self.contents = held
-        yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
-        self.loop_env.append(mark[0])
-        self.leave(names, carried, defs, start, lambda: self.block.append(While(
-            defs, tuple(inits), tuple(tested), self.operand(cond), tuple(nodes), yields,
-            self.where())))
-        self.loop_env.pop()
+def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) -> None:
+    """Traces until the types of the carried names are those they have after a turn."""
+    names = [n for n in stored_names(body) if n in t.env]
+    begin, lane = snapshot(t), False
+    tried: Tried = {}
+    for _ in range(ATTEMPTS):
+        start = Start(begin.taken, dict(t.facts.contents), t.facts.edges_seen)
+        carried = carried_names(t, names, tried)
+        inits = [converted(t, c.init, c.type, t.ir.block) for c in carried]
+        defs = enter(t, carried)
+        outer, t.ir.block = t.ir.block, []
+        cond = t.ir.decided(condition(t, test), "a while",
+                            "loop on one number: while ts.tile.reduce_min(t) < 10.0")
+        if not isinstance(cond, Handle):
+            cond = t.ir.emit("constant", [], dtype=t.ir.literal(True).dtype, value=cond)
+        tested, t.ir.block = t.ir.block, []
+        lane = not t.ir.is_uniform(cond)
+        iteration(t, body, lane)
+        nodes, t.ir.block = t.ir.block, outer
+        again = close(t, carried, defs, lane, start)
+        if again is None:
+            break
+        tried, held = again
+        rewind(t, begin)
+        t.facts.contents = held
+    yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
+    t.loop_env.append(begin.env)
+    leave(t, carried, defs, start, lambda: t.ir.block.append(While(
+        defs, tuple(inits), tuple(tested), t.ir.operand(cond), tuple(nodes), yields,
+        t.position.where())))
+    t.loop_env.pop()
 
-    def turn(self, body: list[ast.stmt], lane: bool) -> None:
-        self.depth += 1
-        self.divergent += lane
-        self.statements(body)
-        self.divergent -= lane
-        self.depth -= 1
 
-    origin: dict[str, Any]
+def iteration(t: KernelTracer, body: list[ast.stmt], lane: bool) -> None:
+    t.depth += 1
+    t.ir.divergent += lane
+    t.statements(body)
+    t.ir.divergent -= lane
+    t.depth -= 1
 
-    def mark(self) -> Any:
-        """What a second trace of a loop starts from."""
-        return (dict(self.env), len(self.block), set(self.names.taken), dict(self.names.next),
-                self.forms.copy(), len(self.axis_names), dict(self.contents), dict(self.origin))
 
-    def rewind(self, mark: Any) -> None:
-        env, length, taken, counts, forms, axes, contents, origin = mark
-        self.contents, self.origin = dict(contents), dict(origin)
-        self.env = dict(env)
-        del self.block[length:]
-        del self.axis_names[axes:]
-        self.names.taken, self.names.next, self.forms = set(taken), dict(counts), forms.copy()
+def snapshot(t: KernelTracer) -> TraceSnapshot:
+    return TraceSnapshot(dict(t.env), len(t.ir.block), set(t.ir.names.taken), dict(t.ir.names.next),
+                      t.values.forms.copy(), len(t.grid.axes), dict(t.facts.contents),
+                      dict(t.grid.origins))
 
-    def carry(self, names: list[str], tried: Tried) -> list[Carried]:
-        out = []
-        for name in names:
-            init = self.env[name]
-            if isinstance(init, Undefined | tuple | list | str | TensorRow) or init is None or not (
-                    isinstance(init, Handle | Unset) or is_number(init)):
-                continue
-            if isinstance(init, Handle) and isinstance(init.type, Buffer | View | GlobalTensor):
-                continue
-            if isinstance(init, Unset) and name not in tried:
-                continue
-            kind, facts = tried.get(name) or (self.type_of(init), self.facts_of(init))
-            out.append(Carried(name, kind, init, facts))
-        return out
 
-    def enter(self, carried: list[Carried]) -> tuple[Def, ...]:
-        defs = tuple(Def(self.names.fresh(c.name.strip("_") or c.name), c.type) for c in carried)
-        for c, d in zip(carried, defs, strict=True):
-            self.env[c.name] = Handle(d.value, d.type)
-            self.note_type(self.env[c.name])
-            self.state(d.value, c.facts)
-        return defs
+def rewind(t: KernelTracer, to: TraceSnapshot) -> None:
+    t.facts.contents, t.grid.origins = dict(to.contents), dict(to.origins)
+    t.env = dict(to.env)
+    del t.ir.block[to.nodes:]
+    del t.grid.axes[to.axes:]
+    t.ir.names.taken, t.ir.names.next = set(to.taken), dict(to.next)
+    t.values.forms = to.forms.copy()
 
-    def close(self, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
-              ) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
-        """None when every carried type is what it is after a turn, and so are the facts of edges;
-        else those to try, and what shared buffers hold."""
-        tried: Tried = {}
-        changed = False
-        edges = self.edges_seen != start.edges_seen
-        for c, d in zip(carried, defs, strict=True):
-            after = self.env[c.name]
-            if isinstance(after, Undefined):
-                self.fail(after.why, "give it a value in both branches")
-            before: Any = c.init if not isinstance(c.init, Handle) else Handle(c.init.value, c.type)
-            said = f"before the loop at line {self.where().line} and after one turn it is"
-            joined = self.join(c.name, before, after, said, lane)
-            if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
-                joined = Scalar(joined.dtype, uniform=False)
-            facts = self.around(c, d.value, start)
-            tried[c.name] = joined, facts
-            changed |= joined != c.type or facts.axes != c.facts.axes or edges and facts != c.facts
-        for name, value in self.env.items():
-            if name == RETURN and name not in tried and (isinstance(value, Handle)
-                                                         or is_number(value)):
-                tried[name], changed = (self.type_of(value), self.facts_of(value)), True
-        held = self.joined_contents(start.contents, self.contents, start.taken, self.each_turn(),
-                                    "before and in a loop")
-        for root in {**held, **start.contents}:
-            a, b = held.get(root, NOTHING), start.contents.get(root, NOTHING)
-            changed |= a.axes != b.axes or edges and a != b
-        return (tried, held) if changed else None
 
-    def each_turn(self) -> str:
-        return f"has another edge in each iteration of the loop at line {self.where().line}"
+def carried_names(t: KernelTracer, names: list[str], tried: Tried) -> list[Carried]:
+    out = []
+    for name in names:
+        init = t.env[name]
+        if isinstance(init, Undefined | tuple | list | str | TensorRow) or init is None or not (
+                isinstance(init, Handle | Unset) or is_number(init)):
+            continue
+        if isinstance(init, Handle) and isinstance(init.type, Buffer | View | GlobalTensor):
+            continue
+        if isinstance(init, Unset) and name not in tried:
+            continue
+        kind, facts = tried.get(name) or (t.ir.type_of(init), t.facts.of(init))
+        out.append(Carried(name, kind, init, facts))
+    return out
 
-    def around(self, c: Carried, value: SSAValue, start: Start) -> TileEdges:
-        """Of a carried tile before any turn: what it was, or what it is after one."""
-        if not isinstance(c.type, TileType):
-            return NOTHING
-        last = self.env[c.name]
-        after = self.outlived(self.facts_of(last), start.taken, self.each_turn())
-        found = join_facts(c.facts, after, len(c.type.shape), "before and in a loop", self.where())
-        if isinstance(last, Handle):
-            self.sources[value] = (c.init.value, last.value) if isinstance(
-                c.init, Handle) else ()
-            if self.adds_to(last.value, value):
-                return self.totals(found)
-        return found
 
-    def leave(self, names: list[str], carried: list[Carried], defs: tuple[Def, ...],
-              start: Start, append: Any) -> None:
-        """After the loop: carried names have their last value, others set inside have none."""
-        append()
-        inside = dict(self.env)
-        ends = [self.around(c, d.value, start) for c, d in zip(carried, defs, strict=True)]
-        zeros = all(f == c.facts for f, c in zip(ends, carried, strict=True))
-        self.contents = {b: f if zeros else TileEdges(f.axes) for b, f in start.contents.items()}
-        for c, d in zip(carried, defs, strict=True):
-            self.env[c.name] = Handle(d.value, d.type)
-            self.block_types[d.value] = d.type
-            self.state(d.value, c.facts if zeros else TileEdges(c.facts.axes))
-        known = {c.name for c in carried}
-        for name, value in inside.items():
-            if name in known:
-                continue
-            if name in self.before_loop and same(self.before_loop[name], value):
-                continue
-            if isinstance(value, Undefined):
-                self.env[name] = value
-                continue
-            if name in self.before_loop and not isinstance(value, Handle):
-                self.fail(f"{name!r} changes in a loop from {describe(self.before_loop[name])} to "
-                          f"{describe(value)}", "only numbers, scalars and tiles may change in a "
-                          "loop; of buffers, index a list by a stage number")
-            self.env[name] = Undefined(
-                f"{name!r} has a value only inside the loop at line {self.where().line}",
-                self.where())
+def enter(t: KernelTracer, carried: list[Carried]) -> tuple[Def, ...]:
+    defs = tuple(Def(t.ir.names.fresh(c.name.strip("_") or c.name), c.type) for c in carried)
+    for c, d in zip(carried, defs, strict=True):
+        t.env[c.name] = Handle(d.value, d.type)
+        note_type(t, t.env[c.name])
+        t.facts.state(d.value, c.facts)
+    return defs
 
-    @property
-    def before_loop(self) -> dict[str, Any]:
-        return self.loop_env[-1] if self.loop_env else {}
 
-    loop_env: list[dict[str, Any]]
+def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
+          ) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
+    """None when every carried type is what it is after a turn, and so are the facts of edges;
+    else those to try, and what shared buffers hold."""
+    tried: Tried = {}
+    changed = False
+    edges = t.facts.edges_seen != start.edges_seen
+    for c, d in zip(carried, defs, strict=True):
+        after = t.env[c.name]
+        if isinstance(after, Undefined):
+            t.fail(after.why, "give it a value in both branches")
+        before: Any = c.init if not isinstance(c.init, Handle) else Handle(c.init.value, c.type)
+        said = f"before the loop at line {t.position.where().line} and after one turn it is"
+        joined = join(t, c.name, before, after, said, lane)
+        if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
+            joined = Scalar(joined.dtype, uniform=False)
+        facts = around(t, c, d.value, start)
+        tried[c.name] = joined, facts
+        changed |= joined != c.type or facts.axes != c.facts.axes or edges and facts != c.facts
+    for name, value in t.env.items():
+        if name == RETURN and name not in tried and (isinstance(value, Handle)
+                                                     or is_number(value)):
+            tried[name], changed = (t.ir.type_of(value), t.facts.of(value)), True
+    held = t.facts.joined_contents(start.contents, t.facts.contents, start.taken,
+                                   each_iteration(t), "before and in a loop")
+    for root in {**held, **start.contents}:
+        a, b = held.get(root, NOTHING), start.contents.get(root, NOTHING)
+        changed |= a.axes != b.axes or edges and a != b
+    return (tried, held) if changed else None
 
-    def for_loop(self, s: Any, lo: Any, hi: Any, step: Any, over: str,
-                 body: list[ast.stmt]) -> For:
-        """One counted loop with bounds as given; returns the node that was appended."""
-        self.require_bounds(lo, hi, step)
-        names = [n for n in stored_names(body) if n in self.env and n != s.target.id]
-        dtype = promote([self.type_of(x).dtype for x in (lo, hi, step)])
-        lane = not all(map(self.is_uniform, (lo, hi, step)))
-        mark, tried = self.mark(), {}  # type: ignore[var-annotated]
-        first, last, by = (self.operand(self.to(x, dtype)) for x in (lo, hi, step))
-        again_from = self.mark()
-        for _ in range(ATTEMPTS):
-            start = Start(mark[2], dict(self.contents), self.edges_seen)
-            carried = self.carry(names, tried)
-            inits = [self.converted(c.init, c.type, self.block) for c in carried]
-            defs = self.enter(carried)
-            var = Def(self.names.fresh(s.target.id), Scalar(dtype, not lane))
-            self.env[s.target.id] = Handle(var.value, var.type)
-            self.note_type(self.env[s.target.id])
-            self.loop_bounds[var.value] = (first, last, by)
-            outer, self.block = self.block, []
-            self.turn(body, lane)
-            nodes, self.block = self.block, outer
-            again = self.close(carried, defs, lane, start)
-            if again is None:
-                break
-            tried, held = again
-            self.rewind(again_from)
-            self.contents = held
-        yields = tuple(self.converted(self.env[c.name], c.type, nodes) for c in carried)
-        node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
-                   self.where())
-        self.loop_env.append(mark[0])
-        self.leave(names, carried, defs, start, lambda: self.block.append(node))
-        self.loop_env.pop()
-        return node
 
-    loop_bounds: dict[Any, tuple[Operand, Operand, Operand]]
+def each_iteration(t: KernelTracer) -> str:
+    return f"has another edge in each iteration of the loop at line {t.position.where().line}"
 
-    def require_bounds(self, lo: Any, hi: Any, step: Any) -> None:
-        for x, what in ((lo, "start"), (hi, "stop"), (step, "step")):
-            kind = self.type_of(x).dtype.kind if isinstance(x, Handle) or is_number(x) else None
-            if kind not in ("int", "uint") or (isinstance(x, Handle)
-                                               and not isinstance(x.type, Scalar)):
-                self.fail(f"the {what} of a range must be an integer, got {describe(x)}")
-        if isinstance(step, int) and step == 0:
-            self.fail("the step of a range is 0")
+
+def around(t: KernelTracer, c: Carried, value: SSAValue, start: Start) -> TileEdges:
+    """Of a carried tile before any turn: what it was, or what it is after one."""
+    if not isinstance(c.type, TileType):
+        return NOTHING
+    last = t.env[c.name]
+    after = t.facts.outlived(t.facts.of(last), start.taken, each_iteration(t))
+    found = join_facts(c.facts, after, len(c.type.shape), "before and in a loop",
+                       t.position.where())
+    if isinstance(last, Handle):
+        t.facts.sources[value] = (c.init.value, last.value) if isinstance(
+            c.init, Handle) else ()
+        if t.facts.adds_to(last.value, value):
+            return t.facts.totals(found)
+    return found
+
+
+def leave(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], start: Start,
+          append: Callable[[], None]) -> None:
+    """After the loop: carried names have their last value, others set inside have none."""
+    append()
+    inside = dict(t.env)
+    ends = [around(t, c, d.value, start) for c, d in zip(carried, defs, strict=True)]
+    zeros = all(f == c.facts for f, c in zip(ends, carried, strict=True))
+    before = t.loop_env[-1] if t.loop_env else {}
+    t.facts.contents = {b: f if zeros else TileEdges(f.axes) for b, f in start.contents.items()}
+    for c, d in zip(carried, defs, strict=True):
+        t.env[c.name] = Handle(d.value, d.type)
+        t.values.types[d.value] = d.type
+        t.facts.state(d.value, c.facts if zeros else TileEdges(c.facts.axes))
+    known = {c.name for c in carried}
+    for name, value in inside.items():
+        if name in known:
+            continue
+        if name in before and same(before[name], value):
+            continue
+        if isinstance(value, Undefined):
+            t.env[name] = value
+            continue
+        if name in before and not isinstance(value, Handle):
+            t.fail(f"{name!r} changes in a loop from {describe(before[name])} to "
+                   f"{describe(value)}", "only numbers, scalars and tiles may change in a "
+                   "loop; of buffers, index a list by a stage number")
+        t.env[name] = Undefined(
+            f"{name!r} has a value only inside the loop at line {t.position.where().line}",
+            t.position.where())
+
+
+def for_loop(t: KernelTracer, s: Any, lo: Any, hi: Any, step: Any, over: str,
+             body: list[ast.stmt]) -> For:
+    """One counted loop with bounds as given; returns the node that was appended."""
+    require_bounds(t, lo, hi, step)
+    names = [n for n in stored_names(body) if n in t.env and n != s.target.id]
+    dtype = promote([t.ir.type_of(x).dtype for x in (lo, hi, step)])
+    lane = not all(map(t.ir.is_uniform, (lo, hi, step)))
+    begin = snapshot(t)
+    tried: Tried = {}
+    first, last, by = (t.ir.operand(t.ir.to(x, dtype)) for x in (lo, hi, step))
+    again_from = snapshot(t)
+    for _ in range(ATTEMPTS):
+        start = Start(begin.taken, dict(t.facts.contents), t.facts.edges_seen)
+        carried = carried_names(t, names, tried)
+        inits = [converted(t, c.init, c.type, t.ir.block) for c in carried]
+        defs = enter(t, carried)
+        var = Def(t.ir.names.fresh(s.target.id), Scalar(dtype, not lane))
+        t.env[s.target.id] = Handle(var.value, var.type)
+        note_type(t, t.env[s.target.id])
+        t.values.loop_bounds[var.value] = (first, last, by)
+        outer, t.ir.block = t.ir.block, []
+        iteration(t, body, lane)
+        nodes, t.ir.block = t.ir.block, outer
+        again = close(t, carried, defs, lane, start)
+        if again is None:
+            break
+        tried, held = again
+        rewind(t, again_from)
+        t.facts.contents = held
+    yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
+    node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
+               t.position.where())
+    t.loop_env.append(begin.env)
+    leave(t, carried, defs, start, lambda: t.ir.block.append(node))
+    t.loop_env.pop()
+    return node
+
+
+def require_bounds(t: KernelTracer, lo: Any, hi: Any, step: Any) -> None:
+    for x, what in ((lo, "start"), (hi, "stop"), (step, "step")):
+        kind = t.ir.type_of(x).dtype.kind if isinstance(x, Handle) or is_number(x) else None
+        if kind not in ("int", "uint") or (isinstance(x, Handle)
+                                           and not isinstance(x.type, Scalar)):
+            t.fail(f"the {what} of a range must be an integer, got {describe(x)}")
+    if isinstance(step, int) and step == 0:
+        t.fail("the step of a range is 0")
 
 
 def resets(s: Any) -> list[ast.stmt]:

@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from tessera.errors import source_line
@@ -46,6 +46,18 @@ class KernelSource:
         same = getattr(node, "end_lineno", line) == line
         stop = getattr(node, "end_col_offset", 0) + self.indent if same else 0
         return Site(self.file, self.first + line - 1, text, start=start, stop=stop)
+
+
+def closure_of(f: FunctionType) -> dict[str, Any]:
+    """Globals and closure variables by name."""
+    cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+    found = dict(f.__globals__)
+    for name, cell in cells.items():
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return found
 
 
 def capture(fn: Callable) -> KernelSource:

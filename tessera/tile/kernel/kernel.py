@@ -14,10 +14,10 @@ from tessera.numerics import DType, NumericType, i64
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import TensorType
 from tessera.tile.frontend import composite_parameters
-from tessera.tile.frontend.expressions import Kernel_, closure_of
+from tessera.tile.frontend.kernel_spec import Kernel_, KernelSpec
 from tessera.tile.frontend.seed_parameters import seed_parameters
-from tessera.tile.frontend.source import KernelSource, capture
-from tessera.tile.frontend.tracer import KernelSpec, trace
+from tessera.tile.frontend.source import KernelSource, capture, closure_of
+from tessera.tile.frontend.trace_kernel import trace
 from tessera.tile.interpreter.arguments import Bound, Placement, Tile, bind
 from tessera.tile.interpreter.launch import Config, Specialisation, grid_of, lanes_of, run_grid
 from tessera.tile.interpreter.machine import SanitizerReport

@@ -145,12 +145,12 @@ def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[A
     if not isinstance(target, Handle) or not isinstance(target.type, GlobalTensor | Buffer):
         t.fail(f"{what} of {describe(target)}: its target is a tensor or shared buffer",
                f"ts.tile.{what}(x, index, value)")
-    if len(items) != t.rank(target):
+    if len(items) != t.memory.rank(target):
         t.fail(f"{what}: {len(items)} indices for {describe(target)}, which has "
-               f"{t.rank(target)} axes")
+               f"{t.memory.rank(target)} axes")
     for i in items:
-        t.require_index(i)
-    return target, [*t.leading(target), *items]
+        t.memory.require_index(i)
+    return target, [*t.memory.leading(target), *items]
 
 
 def _scope(t: Any, scope: Any) -> str:
@@ -167,13 +167,13 @@ def _declare_kind(kind: str, doc: str, name: str) -> None:
             tile = index if value is None else value
             if not isinstance(tile, Handle) or not isinstance(tile.type, TileType):
                 t.fail(f"{name} into a box needs a tile, got {describe(tile)}")
-            tile = t.storable(tile, target.type.dtype, target)
-            return t.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
+            tile = t.memory.storable(tile, target.type.dtype, target)
+            return t.ir.emit("atomic_tile", [target, tile], kind=kind, scope=scope)
         if value is None:
             t.fail(f"{name} needs an index and a value", f"ts.tile.{name}(x, index, value)")
         base, items = _element(t, target, index, name)
-        return t.emit("atomic", [base, t.stored(value, base), *items], t.hint(base), kind=kind,
-                      scope=scope)
+        return t.ir.emit("atomic", [base, t.memory.stored(value, base), *items], t.ir.hint(base),
+                         kind=kind, scope=scope)
 
     lower.__doc__ = doc
     macro(name=name)(lower)
@@ -194,9 +194,9 @@ def atomic_cas(t: Any, target: Any, index: Any, expected: Any, value: Any, *,
                scope: Any = "device") -> Any:
     """x[index] = value as one step where it is `expected`; the value before."""
     base, items = _element(t, target, index, "atomic_cas")
-    old, new = t.stored(expected, base), t.stored(value, base)
-    return t.emit("compare_exchange", [base, old, new, *items], t.hint(base),
-                  scope=_scope(t, scope))
+    old, new = t.memory.stored(expected, base), t.memory.stored(value, base)
+    return t.ir.emit("compare_exchange", [base, old, new, *items], t.ir.hint(base),
+                     scope=_scope(t, scope))
 
 
 __all__ = ["is_number"]

@@ -12,6 +12,7 @@ from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_masks, edge_rules, rules
+from tessera.tile.ops.elementwise import exponential
 from tessera.tile.ops.reduce import reduce
 
 
@@ -26,7 +27,7 @@ def _causal_rule(types: Any, attrs: Any) -> TileType:
 
 
 def _causal_lower(t: Any, scores: Any, q0: Any, k0: Any) -> Any:
-    return t.emit("causal_mask", [t.value_of(scores), q0, k0])
+    return t.ir.emit("causal_mask", [t.ir.value_of(scores), q0, k0])
 
 
 @declare(rule=_causal_rule, lower=_causal_lower, edges=edge_rules.same, layouts="same")
@@ -44,8 +45,8 @@ def mask_causal(t: Any, scores: Any, rows: Any, cols: Any) -> Any:
         if not isinstance(x, Handle) or not isinstance(x.type, TileType) or len(x.type.shape) != 1:
             t.fail("mask_causal takes positions as tiles of rank 1",
                    "ts.tile.row_index(), ts.tile.col_index(block)")
-    hidden = t.arithmetic("gt", (t.expand(cols, 0), t.expand(rows, 1)))
-    return t.arithmetic("where", (hidden, float("-inf"), scores))
+    hidden = t.ir.arithmetic("gt", (t.ir.expand(cols, 0), t.ir.expand(rows, 1)))
+    return t.ir.arithmetic("where", (hidden, float("-inf"), scores))
 
 
 @macro()
@@ -54,12 +55,12 @@ def softmax_online(t: Any, scores: Any) -> Any:
 
     Rows without any key: P = 0, l = 0, m = -inf.
     """
-    scores = t.value_of(scores)
-    edge = t.facts_of(scores).at(1)
+    scores = t.ir.value_of(scores)
+    edge = t.facts.of(scores).at(1)
     if isinstance(edge, edges.Edge) and not edge.inside:
-        scores = edge_masks.mask_edge(t, scores, 1, edge, -np.inf)
+        scores = edge_masks.mask_edge(t.ir, scores, 1, edge, -np.inf)
     m = reduce(t, "reduce_max", scores, 1)
-    p = t.exponential(t.arithmetic("sub", (scores, m)))
+    p = exponential(t, t.ir.arithmetic("sub", (scores, m)))
     return p, m, reduce(t, "reduce_sum", p, 1)
 
 
@@ -68,17 +69,21 @@ def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: An
                        l_c: Any) -> Any:
     """(acc', m', l') with m' = max(m, m_c): acc and l scaled by exp(m - m'), the block by
     exp(m_c - m')."""
-    new = t.arithmetic("maximum", (m, m_c))
-    a = t.exponential(t.arithmetic("sub", (m, new)))
-    b = t.exponential(t.arithmetic("sub", (m_c, new)))
-    matmul = t.call(OPS["dot"], [p, v], {})
-    acc = t.arithmetic("add", (t.arithmetic("mul", (acc, a)), t.arithmetic("mul", (matmul, b))))
-    total = t.arithmetic("add", (t.arithmetic("mul", (l, a)), t.arithmetic("mul", (l_c, b))))
+    new = t.ir.arithmetic("maximum", (m, m_c))
+    a = exponential(t, t.ir.arithmetic("sub", (m, new)))
+    b = exponential(t, t.ir.arithmetic("sub", (m_c, new)))
+    matmul = t.call_op(OPS["dot"], [p, v], {})
+
+    def weighted(x: Any, y: Any) -> Any:
+        return t.ir.arithmetic("add", (t.ir.arithmetic("mul", (x, a)),
+                                       t.ir.arithmetic("mul", (y, b))))
+
+    acc, total = weighted(acc, matmul), weighted(l, l_c)
     return acc, new, total
 
 
 def _slack_lower(t: Any, m: Any, x: Any, slack: Any = 0.0) -> Any:
-    return t.emit("running_max", [t.value_of(m), t.value_of(x)], slack=float(slack))
+    return t.ir.emit("running_max", [t.ir.value_of(m), t.ir.value_of(x)], slack=float(slack))
 
 
 @declare(rule=rules.floats, attrs=("slack",), lower=_slack_lower, edges=edge_rules.elementwise,

@@ -18,7 +18,7 @@ from tessera.tile.ops import edge_rules, rules
 def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
     """A shape of compile-time extents >= 1."""
     items = shape if isinstance(shape, tuple | list) else (shape,)
-    out = tuple(t.constant_int(n, f"an extent of {what}") for n in items)
+    out = tuple(t.ir.constant_int(n, f"an extent of {what}") for n in items)
     if any(n < 1 for n in out):
         t.fail(f"{what} of shape {list(out)}: extents are at least 1")
     return out
@@ -57,10 +57,11 @@ def _full(t: Any, shape: Any, value: Any, dtype: Any = None) -> Any:
     """A tile filled with one number; f32 unless told otherwise."""
     dtype = f32 if dtype is None else as_dtype(t, dtype, "full")
     if is_number(value):
-        held = t.to(value, dtype).value
-        return t.emit("full", [], shape=_shape(t, shape, "a tile"), value=held, dtype=dtype)
+        held = t.ir.to(value, dtype).value
+        return t.ir.emit("full", [], shape=_shape(t, shape, "a tile"), value=held, dtype=dtype)
     if isinstance(value, Handle) and isinstance(value.type, Scalar) and value.type.uniform:
-        return t.emit("broadcast_to", [t.cast(value, dtype)], shape=_shape(t, shape, "a tile"))
+        return t.ir.emit("broadcast_to", [t.ir.cast(value, dtype)],
+                         shape=_shape(t, shape, "a tile"))
     t.fail(f"full needs one number for the whole group, got {describe(value)}")
 
 
@@ -92,11 +93,11 @@ def arange(size: Any, start: Any = 0, dtype: Any = i32) -> Any:
 
 def _arange(t: Any, start: Any, stop: Any = None, dtype: Any = None) -> Any:
     lo, hi = (0, start) if stop is None else (start, stop)
-    lo, hi = t.constant_int(lo, "start"), t.constant_int(hi, "stop")
+    lo, hi = t.ir.constant_int(lo, "start"), t.ir.constant_int(hi, "stop")
     if hi <= lo:
         t.fail(f"arange({lo}, {hi}) is empty")
     kind = i32 if dtype is None else as_dtype(t, dtype, "arange")
-    return t.emit("arange", [], size=hi - lo, start=lo, dtype=kind)
+    return t.ir.emit("arange", [], size=hi - lo, start=lo, dtype=kind)
 
 
 @macro()
@@ -109,13 +110,13 @@ def alloc_shared(t: Any, shape: Any, dtype: Any = f32, swizzle: Any = None, alig
     """
     if swizzle not in (None, "none", "xor"):
         t.fail(f"swizzle={swizzle!r} is not known", "'xor' or None")
-    align = t.constant_int(alignment, "alignment")
+    align = t.ir.constant_int(alignment, "alignment")
     if align < 1 or align & (align - 1):
         t.fail(f"alignment={align}: a power of two in bytes")
-    return t.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_shared"),
-                  shape=_shape(t, shape, "alloc_shared"), space="shared",
-                  stages=t.constant_int(stages, "stages"),
-                  swizzle=None if swizzle == "none" else swizzle, alignment=align)
+    return t.ir.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_shared"),
+                     shape=_shape(t, shape, "alloc_shared"), space="shared",
+                     stages=t.ir.constant_int(stages, "stages"),
+                     swizzle=None if swizzle == "none" else swizzle, alignment=align)
 
 
 @macro()
@@ -123,10 +124,10 @@ def alloc_register(t: Any, shape: Any, dtype: Any = None) -> Any:
     """A variable of each lane: alloc_register(dtype); or a small array: (shape, dtype)."""
     if dtype is None:
         kind = as_dtype(t, shape, "alloc_register")
-        return t.emit("undefined", [], dtype=kind)
-    return t.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_register"),
-                  shape=_shape(t, shape, "alloc_register"), space="register", stages=1,
-                  swizzle=None, alignment=4)
+        return t.ir.emit("undefined", [], dtype=kind)
+    return t.ir.emit("allocate", [], dtype=as_dtype(t, dtype, "alloc_register"),
+                     shape=_shape(t, shape, "alloc_register"), space="register", stages=1,
+                     swizzle=None, alignment=4)
 
 
 @declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype",), public=False)
@@ -153,11 +154,11 @@ def cast(t: Any, x: Any, dtype: Any) -> Any:
     if policy.saturate:
         extra["saturate"] = True
     if is_number(x):
-        return t.emit("constant", [], dtype=numeric.dtype,
-                      value=rounded(x, numeric.dtype, **extra))
+        return t.ir.emit("constant", [], dtype=numeric.dtype,
+                         value=rounded(x, numeric.dtype, **extra))
     if not isinstance(x, Handle):
         t.fail(f"cast of {describe(x)}")
-    return t.cast(x, numeric.dtype, **extra)
+    return t.ir.cast(x, numeric.dtype, **extra)
 
 
 def _op(name: str) -> Any:
@@ -169,16 +170,16 @@ def _op(name: str) -> Any:
 def _convert_builtin(name: str, dtype: DType, python: Any) -> None:
     def lower(t: Any, x: Any = 0) -> Any:
         if is_number(x) or isinstance(x, str):
-            return t.call_python(python, x)
+            return t.ir.call_python(python, x)
         if not isinstance(x, Handle):
             t.fail(f"{python.__name__} of {describe(x)}")
         if dtype is bool_:
-            return t.truth(x)
+            return t.ir.truth(x)
         if dtype is f32 and x.type.dtype.name == "f64":
             return x
         if dtype is i32 and x.type.dtype.kind in ("int", "uint") and x.type.dtype.bits >= 32:
             return x
-        return t.cast(x, dtype)
+        return t.ir.cast(x, dtype)
 
     lower.__doc__ = f"{python.__name__}(x) of Python."
     macro(name=name, public=False)(lower)
@@ -207,10 +208,10 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
 
 def _transpose_lower(t: Any, x: Any) -> Any:
     if isinstance(x, TensorRow):
-        x = t.view_of_row(x)
+        x = t.memory.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
-        return t.transpose(x)
-    return t.emit("transpose", [x])
+        return t.ir.emit("view_transpose", [x], t.ir.hint(x))
+    return t.ir.emit("transpose", [x])
 
 
 @declare(rule=lambda types, attrs: _transposed(types[0]), lower=_transpose_lower,
@@ -253,12 +254,12 @@ def broadcast_to(x: Any, shape: Any) -> Any:
 def broadcast(t: Any, x: Any, shape: Any) -> Any:
     """A number, a row statistic (M,) or a tile with extents of 1 repeated to a shape."""
     extents = _shape(t, shape, "broadcast")
-    x = t.value_of(x)
+    x = t.ir.value_of(x)
     if is_number(x):
         return _full(t, shape, x)
     if isinstance(x.type, TileType) and len(x.type.shape) == 1 and len(extents) == 2:
-        x = t.expand(x, 1)
-    return t.emit("broadcast_to", [x], shape=extents)
+        x = t.ir.expand(x, 1)
+    return t.ir.emit("broadcast_to", [x], shape=extents)
 
 
 def _reshape_rule(types: Any, attrs: dict[str, Any]) -> TileType:
@@ -269,7 +270,7 @@ def _reshape_rule(types: Any, attrs: dict[str, Any]) -> TileType:
 
 
 def _reshape_lower(t: Any, x: Any, shape: Any) -> Any:
-    return t.emit("reshape", [t.value_of(x)], shape=_shape(t, shape, "reshape"))
+    return t.ir.emit("reshape", [t.ir.value_of(x)], shape=_shape(t, shape, "reshape"))
 
 
 @declare(rule=_reshape_rule, attrs=("shape",), lower=_reshape_lower, edges=edge_rules.reshaped,

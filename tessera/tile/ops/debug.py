@@ -32,7 +32,7 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
             for piece in x.parts:
                 add(piece)
         elif isinstance(x, Handle):
-            t.value_of(x)
+            t.ir.value_of(x)
             args.append(x)
             parts.append("{}")
         elif isinstance(x, str) or is_number(x) or x is None:
@@ -53,7 +53,7 @@ def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
         if i:
             parts.append(_literal(sep))
         add(v)
-    t.emit("print", args, text="".join(parts), ranks=_ranks(args))
+    t.ir.emit("print", args, text="".join(parts), ranks=_ranks(args))
 
 
 def _ranks(args: list[Any]) -> tuple[int, ...]:
@@ -97,8 +97,8 @@ def _assert_lower(t: Any, condition: Any, message: Any = "") -> None:
     pieces = message.parts if isinstance(message, FText) else (message,)
     values = [p for p in pieces if isinstance(p, Handle)]
     text = "".join("{}" if isinstance(p, Handle) else _literal(p) for p in pieces)
-    args = [t.truth(condition), *values]
-    t.emit("device_assert", args, message=text, ranks=_ranks(args))
+    args = [t.ir.truth(condition), *values]
+    t.ir.emit("device_assert", args, message=text, ranks=_ranks(args))
 
 
 def _assert_rule(types: Any, attrs: Any) -> Any:
@@ -142,7 +142,7 @@ def breakpoint_(t: Any) -> None:
     """breakpoint(): stops the interpreter with the kernel's names in `values`, as arrays whose
     first axis is the groups, and for scalars the second the lanes."""
     names = [(n, v) for n, v in t.env.items() if isinstance(v, Handle) and not n.startswith("__")]
-    t.emit("stop", [v for _, v in names], names=tuple(n for n, _ in names))
+    t.ir.emit("stop", [v for _, v in names], names=tuple(n for n, _ in names))
 
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from tessera.tile.ir.edges import NOTHING, Edge, Listed, Mixed, TileEdges, lines
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.types import TileType, space_of
+
+if TYPE_CHECKING:
+    from tessera.tile.frontend.edge_facts import EdgeFacts
+    from tessera.tile.frontend.ir_builder import IRBuilder
 
 HINT = ("say what counts there: ts.tile.load(view, fill=0) reads that number beyond the edge, and "
         "ts.tile.where(ts.tile.inside(t), t, 0.0) puts it there as long as the edge is known")
@@ -53,69 +57,69 @@ def fill_of(fill: float, dtype: Any) -> Any:
     return fill
 
 
-def list_of(t: Any, listed: Listed) -> Handle:
+def list_of(b: IRBuilder, listed: Listed) -> Handle:
     """The tile of bool that says which elements exist."""
-    out = t.emit("full", [], shape=listed.shape, value=True, dtype=bool_)
+    out = b.emit("full", [], shape=listed.shape, value=True, dtype=bool_)
     for i, edge in enumerate(listed.edges):
         if edge is not None:
-            out = mask_edge(t, out, i, edge, -np.inf)
+            out = mask_edge(b, out, i, edge, -np.inf)
     for name, value in listed.steps:
         if name == "any":
-            out = t.emit("reduce_max", [t.cast(out, i32)], axis=value)
-            out = t.emit("ne", [out, Const(0, i32)])
+            out = b.emit("reduce_max", [b.cast(out, i32)], axis=value)
+            out = b.emit("ne", [out, Const(0, i32)])
         else:
-            out = t.emit(name, [out], **{} if value is None else {
+            out = b.emit(name, [out], **{} if value is None else {
                 "shape" if name == "reshape" else "axis": value})
-    t.declare_facts(out.value, NOTHING)
-    t.implied[out.value] = TileEdges((listed,) * len(out.type.shape))
+    b.facts.declare(out.value, NOTHING)
+    b.facts.implied[out.value] = TileEdges((listed,) * len(out.type.shape))
     return out
 
 
-def mask_listed(t: Any, x: Handle, listed: Listed, fill: float) -> Handle:
+def mask_listed(b: IRBuilder, x: Handle, listed: Listed, fill: float) -> Handle:
     """x with the elements that do not exist replaced."""
     dtype = x.type.dtype
-    return t.emit("where", [list_of(t, listed), x, Const(fill_of(fill, dtype), dtype)])
+    return b.emit("where", [list_of(b, listed), x, Const(fill_of(fill, dtype), dtype)])
 
 
-def mask_edge(t: Any, x: Handle, axis: int, edge: Edge, fill: float) -> Handle:
+def mask_edge(b: IRBuilder, x: Handle, axis: int, edge: Edge, fill: float) -> Handle:
     """x with the elements beyond the edge along an axis replaced."""
     assert isinstance(x.type, TileType)
-    low = {"low": True} if edge.low else {}
-    start, stop = t.bounds_of(edge)
-    out = t.emit("edge_mask", [x, start, stop], axis=axis, fill=fill_of(fill, x.type.dtype), **low)
+    low: dict[str, Any] = {"low": True} if edge.low else {}
+    start, stop = b.bounds_of(edge)
+    out = b.emit("edge_mask", [x, start, stop], axis=axis, fill=fill_of(fill, x.type.dtype), **low)
     assert isinstance(out, Handle)
     return out
 
 
-def within(t: Any, record: Any, args: list[Any], attrs: dict[str, Any]) -> list[Any]:
+def within(b: IRBuilder, record: Any, args: list[Any], attrs: dict[str, Any]) -> list[Any]:
     """The operands of an op with what lies beyond their edges masked where elements meet."""
-    types = [t.type_of(x) for x in args]
+    types = [b.type_of(x) for x in args]
     for a in record.combines(types, attrs):
-        axis = seen(t, a, args, types)
+        axis = seen(b.facts, a, args, types)
         x = args[a.operand]
         if axis is None:
             continue
         if isinstance(axis, Mixed):
-            refuse(t, a.said or record.name, axis)
+            refuse(b, a.said or record.name, axis)
         elif a.ordered and (isinstance(axis, Listed) or axis.low):
             why = "was reshaped" if isinstance(axis, Listed) else "may begin below 0"
-            refuse(t, a.said or record.name, Mixed(why + lines_of([axis]), where=axis.where))
+            refuse(b, a.said or record.name, Mixed(why + lines_of([axis]), where=axis.where))
         elif isinstance(axis, Listed):
-            args[a.operand] = mask_listed(t, x, axis, a.neutral)
+            args[a.operand] = mask_listed(b, x, axis, a.neutral)
         else:
-            args[a.operand] = mask_edge(t, x, a.axis, axis, a.neutral)
+            args[a.operand] = mask_edge(b, x, a.axis, axis, a.neutral)
     return args
 
 
-def seen(t: Any, a: Along, args: Sequence[Any], types: Sequence[Any]
+def seen(facts: EdgeFacts, a: Along, args: Sequence[Any], types: Sequence[Any]
          ) -> Edge | Listed | Mixed | None:
     """What an op would see beyond the edge of an operand; None where that changes nothing."""
     whole = isinstance(types[a.operand], TileType)
-    axis = t.facts_of(args[a.operand]).at(a.axis) if whole else None
+    axis = facts.of(args[a.operand]).at(a.axis) if whole else None
     if axis is None or not open_(axis):
         return None
     if a.covered is not None and space_of(types[a.covered]) == "global":
-        own = t.facts_of(args[a.covered]).at(a.axis)
+        own = facts.of(args[a.covered]).at(a.axis)
         if isinstance(own, Edge) and isinstance(axis, Edge) and own.key == axis.key:
             return None
     if isinstance(axis, Mixed):
@@ -125,9 +129,10 @@ def seen(t: Any, a: Along, args: Sequence[Any], types: Sequence[Any]
     return axis
 
 
-def refuse(t: Any, what: str, axis: Mixed) -> None:
-    also = (("there", axis.where),) if axis.where is not None and axis.where != t.where() else ()
-    t.fail(f"{what} needs to know which elements lie beyond the edge of a tensor, and its operand "
+def refuse(b: IRBuilder, what: str, axis: Mixed) -> None:
+    elsewhere = axis.where is not None and axis.where != b.position.where()
+    also = (("there", axis.where),) if elsewhere else ()
+    b.fail(f"{what} needs to know which elements lie beyond the edge of a tensor, and its operand "
            f"does not tell: it {axis.why}", HINT, code="E_EDGE", also=also)
 
 

@@ -208,9 +208,9 @@ def scatter(t: Any, y: Any, index: Any, value: Any, axis: Any = 0, *, mode: Any 
     chosen = _chosen(t, y, index, axis, "scatter")
     index = _only_there(t, chosen.index)
     value = _as_tile(t, value, chosen)
-    value = t.storable(value, chosen.base.type.dtype, chosen.base)
+    value = t.memory.storable(value, chosen.base.type.dtype, chosen.base)
     name = "store_scatter" if mode == "store" else "atomic_scatter"
-    t.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
+    t.ir.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
 
 
 def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
@@ -218,18 +218,18 @@ def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
     if not is_number(fill):
         t.fail("fill must be a compile-time number")
     chosen = _chosen(t, x, index, axis, "gather")
-    out = t.emit("gather", [chosen.base, chosen.index, *chosen.offsets], t.hint(chosen.base),
-                 fill=fill, **chosen.attrs)
+    out = t.ir.emit("gather", [chosen.base, chosen.index, *chosen.offsets], t.ir.hint(chosen.base),
+                    fill=fill, **chosen.attrs)
     before, after = chosen.edges
-    of_index = t.facts_of(chosen.index).axes or (None,) * len(chosen.index.type.shape)  # type: ignore
+    of_index = t.facts.of(chosen.index).axes or (None,) * len(chosen.index.type.shape)  # type: ignore
     if isinstance(of_index[0], Listed) and (before or after):
-        gone = Mixed("was reshaped, and rows gathered by it", where=t.where())
+        gone = Mixed("was reshaped, and rows gathered by it", where=t.position.where())
         of_index = (gone,) * len(of_index)
     if open_(chosen.along):
         gone = Mixed("was gathered along an axis that has an edge", chosen.along.zero,
-                     where=t.where())
+                     where=t.position.where())
         of_index = (gone,) * len(of_index)
-    t.declare_facts(out.value, TileEdges.of((*before, *of_index, *after)))
+    t.facts.declare(out.value, TileEdges.of((*before, *of_index, *after)))
     return out
 
 
@@ -252,7 +252,7 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
             index.type, View | Buffer):
         index = t.call_op(_load(), [index], {})
-    index = t.value_of(index)
+    index = t.ir.value_of(index)
     if not isinstance(index, Handle):
         t.fail(f"{what} needs a tile of integers as its index, got {describe(index)}")
     if isinstance(x, Handle) and isinstance(x.type, View):
@@ -263,41 +263,41 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     offsets, box, edges, limit = [], [], [], 0
     for a, p in enumerate(parts):
         if a == along:
-            lo, extent = (0, 1) if p.lo is None and p.hi is None else t.slice_box(base, a, p)
+            lo, extent = (0, 1) if p.lo is None and p.hi is None else t.memory.slice_box(base, a, p)
             limit = 0 if p.lo is None and p.hi is None else extent
             extent = 1
         elif isinstance(p, AxisSlice):
-            lo, extent = t.slice_box(base, a, p)
-            edges.append((a < along, t.edge_in(base, a, lo, extent)))
+            lo, extent = t.memory.slice_box(base, a, p)
+            edges.append((a < along, t.memory.edge_in(base, a, lo, extent)))
         else:
-            t.require_index(p)
-            if not t.is_uniform(p):
+            t.memory.require_index(p)
+            if not t.ir.is_uniform(p):
                 t.fail(f"{what} at a place that depends on the lane", "a tile belongs to the group")
             lo, extent = p, 1
         offsets.append(lo)
         box.append(extent)
-    hidden = t.leading(base)
+    hidden = t.memory.leading(base)
     skip = len(hidden)
     attrs = {"axis": skip + along, "box": (1,) * skip + tuple(box), "limit": limit,
              "kept": tuple(skip + a for a in shown if a != along)}
     sides = tuple(tuple(e for first, e in edges if first == want) for want in (True, False))
     return _Chosen(base, _signed(t, index), [*hidden, *offsets], attrs, sides,  # type: ignore
-                   t.facts_of(base).at(along) if isinstance(base.type, Buffer) else None)
+                   t.facts.of(base).at(along) if isinstance(base.type, Buffer) else None)
 
 
 def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
     """A box that has a name already: the op that made it says where it lies."""
-    made = t.defined_by.get(x.value)
+    made = t.values.defined_by.get(x.value)
     if made is None or made.name != "view":
         t.fail(f"{what} of a view that was transposed", "transpose the tile: gather(x, index).T")
     kept, box = made.attr["kept"], made.attr["box"]
     at = _axis(t, axis, len(kept), what)
-    facts = t.facts_of(x)
+    facts = t.facts.of(x)
     edges = [facts.at(i) for i in range(len(kept))]
     attrs = {"axis": kept[at], "limit": box[kept[at]], "kept": kept[:at] + kept[at + 1:],
              "box": tuple(1 if a == kept[at] else n for a, n in enumerate(box))}
-    base = Handle(made.args[0], t.type_of_value(made.args[0]))
-    offsets = [Handle(v, t.type_of_value(v)) if isinstance(v, SSAValue) else v
+    base = Handle(made.args[0], t.values.type_of_value(made.args[0]))
+    offsets = [Handle(v, t.values.type_of_value(v)) if isinstance(v, SSAValue) else v
                for v in made.args[1:]]
     in_shared = isinstance(base.type, Buffer)
     return _Chosen(base, index, offsets, attrs, (tuple(edges[:at]), tuple(edges[at + 1:])),
@@ -317,12 +317,12 @@ def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
                f"ts.tile.{what}(x, index, ...): the place comes first")
     if isinstance(base.type, Buffer) and base.type.stages > 1:
         t.fail(f"{what} of a buffer with stages", "choose one: buffers[stage]")
-    rank = t.rank(base)
+    rank = t.memory.rank(base)
     return base, parts + [AxisSlice(None, None, ":")] * (rank - len(parts))
 
 
 def _axis(t: Any, axis: Any, rank: int, what: str) -> int:
-    axis = t.constant_int(axis, "axis")
+    axis = t.ir.constant_int(axis, "axis")
     if not -rank <= axis < rank:
         t.fail(f"{what} along axis {axis} of a place with {rank} axes")
     return axis % rank
@@ -334,20 +334,20 @@ def _signed(t: Any, index: Handle) -> Handle:
         return index
     dtype = index.type.dtype
     if dtype.bits < 32:
-        return t.cast(index, i32)
-    return t.cast(index, i64) if dtype.name == "uint32" else index
+        return t.ir.cast(index, i32)
+    return t.ir.cast(index, i64) if dtype.name == "uint32" else index
 
 
 def _only_there(t: Any, index: Handle) -> Handle:
     """The index with positions outside of everything where it reaches beyond its tensor."""
-    for axis, edge in enumerate(t.facts_of(index).axes):
+    for axis, edge in enumerate(t.facts.of(index).axes):
         if isinstance(edge, Mixed):
-            refuse(t, "scatter", edge)
+            refuse(t.ir, "scatter", edge)
         fill = -1 if index.type.dtype.kind == "int" else index.type.dtype.max
         if isinstance(edge, Listed):
-            return mask_listed(t, index, edge, fill)
+            return mask_listed(t.ir, index, edge, fill)
         if isinstance(edge, Edge) and not edge.inside:
-            index = mask_edge(t, index, axis, edge, fill)
+            index = mask_edge(t.ir, index, axis, edge, fill)
     return index
 
 
@@ -356,15 +356,15 @@ def _as_tile(t: Any, value: Any, chosen: _Chosen) -> Handle:
     if isinstance(value, TensorRow) or isinstance(value, Handle) and isinstance(
             value.type, View | Buffer):
         value = t.call_op(_load(), [value], {})
-    value = t.value_of(value)
+    value = t.ir.value_of(value)
     if isinstance(value, Handle) and isinstance(value.type, TileType):
         return value
     if not isinstance(value, Handle):
         dtype = chosen.base.type.dtype
-        value = t.to(value, dtype if dtype.kind != "float" else dtype.compute)
+        value = t.ir.to(value, dtype if dtype.kind != "float" else dtype.compute)
     if isinstance(chosen.index.type, TileType):
         shape, _ = shape_of(chosen.index.type.shape, chosen.attrs)
-        return t.emit("broadcast_to", [value], shape=shape)
+        return t.ir.emit("broadcast_to", [value], shape=shape)
     return value
 
 

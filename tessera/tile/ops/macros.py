@@ -7,9 +7,10 @@ from typing import Any
 from tessera.numerics import i32
 from tessera.tile.ir.edges import WHOLE, Edge, Mixed, TileEdges, open_
 from tessera.tile.ir.handles import AxisSlice, Handle, LoopRange, TensorRow, describe, is_number
-from tessera.tile.ir.op_record import macro
+from tessera.tile.ir.op_record import OPS, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View, space_of
 from tessera.tile.ops.edge_masks import mask_edge, refuse
+from tessera.tile.ops.elementwise import power
 
 OVER = (None, "serial", "lanes", "groups")
 VECTORS = (1, 2, 4, 8, 16)
@@ -41,16 +42,16 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     """Block numbers 0 .. ceil(shape[-2] / n) - 1, in order, with `prefetch` loads under way."""
     if not isinstance(shape, tuple | list) or len(shape) < 2:
         t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
-    size = t.constant_int(n, "the block size of range_n")
-    extent = t.key_extent = shape[-2]
-    count = t.arithmetic("floordiv", (t.arithmetic("add", (extent, size - 1)), size))
+    size = t.ir.constant_int(n, "the block size of range_n")
+    extent = t.grid.key_extent = shape[-2]
+    count = t.ir.arithmetic("floordiv", (t.ir.arithmetic("add", (extent, size - 1)), size))
     return LoopRange(0, count, 1, True, "serial", prefetch)
 
 
 def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
     lo, hi = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (
-            t.in_comprehension()):
+            t.comprehensions):
         return range(lo, hi, step)
     return LoopRange(lo, hi, step, True, "serial")
 
@@ -61,13 +62,13 @@ _hidden("python_range", _python_range)
 @macro()
 def context(t: Any) -> Any:
     """Tuned parameters under all their names (m = BM = BLOCK_M, ...) and the named extents."""
-    return t.context()
+    return t.grid.context()
 
 
 # --- loads and stores -------------------------------------------------------------------------
 def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
     if vector is not None:
-        vector = t.constant_int(vector, "vector")
+        vector = t.ir.constant_int(vector, "vector")
         if vector not in VECTORS:
             t.fail(f"vector={vector}: an access has 1, 2, 4, 8 or 16 elements")
         if isinstance(x, Handle) and vector * x.type.dtype.bits > ACCESS_BITS:
@@ -76,7 +77,7 @@ def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
                    f"vector={ACCESS_BITS // x.type.dtype.bits}, or none: then it is as wide as it "
                    "gets")
     if prefetch is not None:
-        prefetch = t.constant_int(prefetch, "prefetch")
+        prefetch = t.ir.constant_int(prefetch, "prefetch")
         if prefetch < 1:
             t.fail(f"prefetch={prefetch}: at least 1, the box that is read")
     return {"vector": vector, "prefetch": prefetch}
@@ -96,7 +97,7 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     how many of them are under way: the box of prefetch - 1 iterations ahead is asked for meanwhile.
     """
     if isinstance(x, TensorRow):
-        x = t.view_of_row(x)
+        x = t.memory.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, GlobalTensor):
         x = _block_of(t, x, index, rows, cols)
     elif index is not None or rows is not None or cols is not None:
@@ -105,39 +106,40 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
         t.fail("fill must be a compile-time number")
     if isinstance(x, Handle) and isinstance(x.type, Scalar | TileType):
         t.fail(f"load of {describe(x)}, which is a value already", "use it as it is")
-    out = t.emit("load_tile", [x], fill=0 if fill is None else fill,
-                 **_hints(t, x, vector, prefetch))
+    out = t.ir.emit("load_tile", [x], fill=0 if fill is None else fill,
+                    **_hints(t, x, vector, prefetch))
     if fill is None:
         return out
-    return t.fill_edges(x, out) if space_of(x.type) == "global" else _filled(t, out, fill)
+    return t.facts.fill(x, out) if space_of(x.type) == "global" else _filled(t, out, fill)
 
 
 def _filled(t: Any, x: Handle, fill: Any) -> Handle:
     """What shared memory holds from beyond an edge becomes a number, and counts."""
-    facts = t.facts_of(x)
+    facts = t.facts.of(x)
     for i, axis in enumerate(facts.axes):
         if isinstance(axis, Mixed) and not (axis.zero and fill == 0):
-            refuse(t, "fill=", axis)
+            refuse(t.ir, "fill=", axis)
         if isinstance(axis, Edge) and not axis.inside:  # none is listed in shared memory
-            x = mask_edge(t, x, i, axis, fill)
-    t.declare_facts(x.value, TileEdges(tuple(WHOLE if open_(a) else a for a in t.facts_of(x).axes)))
+            x = mask_edge(t.ir, x, i, axis, fill)
+    t.facts.declare(x.value, TileEdges(tuple(WHOLE if open_(a) else a for a in t.facts.of(x).axes)))
     return x
 
 
 def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
-    if t.rank(x) != 2:
-        t.fail(f"load of a block of {describe(x)}: the kernel sees {t.rank(x)} axes, not 2",
+    if t.memory.rank(x) != 2:
+        t.fail(f"load of a block of {describe(x)}: the kernel sees {t.memory.rank(x)} axes, not 2",
                "slice it: x[a:a+64]")
     assert isinstance(x.type, GlobalTensor)
     row_dim, col_dim = x.type.dims[len(x.hidden):]
-    size = t.context().n if rows is None and index is not None else rows
+    size = t.grid.context().n if rows is None and index is not None else rows
     if size is None:
         t.fail("load of a block needs rows=", "tile.load(x, rows=T.m, cols=T.d)")
-    size = t.constant_int(size, "rows")
-    lo = t.arithmetic("mul", (index, size)) if index is not None else t.own_origin(row_dim, size)
-    width = t.constant_int(t.dim_value(col_dim) if cols is None else cols, "cols")
-    return t.make_view(x, [AxisSlice(lo, t.arithmetic("add", (lo, size)), "rows"),
-                           AxisSlice(0, width, "cols")])
+    size = t.ir.constant_int(size, "rows")
+    lo = (t.grid.own_origin(row_dim, size) if index is None else
+          t.ir.arithmetic("mul", (index, size)))
+    width = t.ir.constant_int(t.grid.dim_value(col_dim) if cols is None else cols, "cols")
+    return t.memory.make_view(x, [AxisSlice(lo, t.ir.arithmetic("add", (lo, size)), "rows"),
+                                  AxisSlice(0, width, "cols")])
 
 
 @macro()
@@ -147,18 +149,33 @@ def store(t: Any, target: Any, value: Any) -> None:
     A whole tensor as the target means the group's own block of it.
     """
     if isinstance(target, TensorRow):
-        target = t.view_of_row(target)
+        target = t.memory.view_of_row(target)
     if not isinstance(target, Handle):
         t.fail(f"store to {describe(target)}", "ts.tile.store(C[m:m+64, n:n+64], tile)")
     if isinstance(target.type, GlobalTensor):
         if not isinstance(value, Handle) or not isinstance(value.type, TileType):
             t.fail(f"store of {describe(value)} to the whole of {describe(target)}",
                    "slice it: ts.tile.store(C[m:m+64, n:n+64], tile)")
-        target = t.own_block(target, value.type.shape)
+        target = t.memory.own_block(target, value.type.shape)
     if isinstance(target.type, Scalar | TileType):
         t.fail(f"store to {describe(target)}, a value in registers",
                "the target comes first: ts.tile.store(C[m:m+64, n:n+64], tile)")
-    t.store_tile(target, value)
+    store_tile(t, target, value)
+
+
+def store_tile(t: Any, view: Handle, value: Any) -> None:
+    """A tile, a number, or another place (loaded) into a box."""
+    if isinstance(value, TensorRow):
+        value = t.memory.view_of_row(value)
+    if isinstance(value, Handle) and isinstance(value.type, View | Buffer):
+        value = t.call_op(OPS["load"], [value], {})
+    value = t.ir.value_of(value)
+    if not isinstance(value, Handle):
+        dtype = view.type.dtype
+        value = t.ir.to(value, dtype if dtype.kind != "float" else dtype.compute)
+    else:
+        value = t.memory.storable(value, view.type.dtype, view)
+    t.ir.emit("store_tile", [view, value])
 
 
 # --- builtins ---------------------------------------------------------------------------------
@@ -170,7 +187,7 @@ def _reduce_many(name: str) -> Any:
                    "of a tile: ts.tile.row_max(x), ts.tile.reduce_max(x)")
         out = items[0]
         for x in items[1:]:
-            out = t.arithmetic(name, (out, x))
+            out = t.ir.arithmetic(name, (out, x))
         return out
 
     return lower
@@ -186,7 +203,7 @@ def _length(t: Any, x: Any) -> Any:
     if isinstance(x, Handle) and isinstance(x.type, Buffer) and x.type.stages > 1:
         return x.type.stages
     if isinstance(x, Handle) and not isinstance(x.type, Scalar):
-        return t.shape_of(x)[0]
+        return t.memory.shape_of(x)[0]
     t.fail(f"len of {describe(x)}")
 
 
@@ -194,20 +211,24 @@ def _total(t: Any, xs: Any, start: Any = 0) -> Any:
     if not isinstance(xs, tuple | list):
         t.fail(f"sum of {describe(xs)}", "of a tile: ts.tile.reduce_sum(x)")
     for x in xs:
-        start = t.arithmetic("add", (start, x))
+        start = t.ir.arithmetic("add", (start, x))
     return start
 
 
 _hidden("length", _length)
 _hidden("total", _total)
-_hidden("power", lambda t, x, n: t.binary("pow", x, n))
+_hidden("power", lambda t, x, n: power(t, x, n))
 
 
 @macro()
 def cdiv(t: Any, a: Any, b: Any) -> Any:
     """ceil(a / b) of integers."""
-    up = t.arithmetic("sub", (t.arithmetic("add", (a, b)), 1))
-    return t.arithmetic("floordiv", (up, b))
+    up = t.ir.arithmetic("sub", (t.ir.arithmetic("add", (a, b)), 1))
+    return t.ir.arithmetic("floordiv", (up, b))
+
+
+def _arange(t: Any, size: int) -> Handle:
+    return t.ir.emit("arange", [], size=size, start=0, dtype=i32)
 
 
 @macro()
@@ -217,20 +238,17 @@ def row_index(t: Any) -> Any:
 
     The keys are what the last range_n runs over; without one, rows count from the first.
     """
-    block = t.context().m
-    dim = t.row_dim()
-    at = t.arithmetic("add", (t.arange_tile(block), t.own_origin(dim, block)))
-    keys, rows = t.key_extent, t.dim_value(dim)
+    block = t.grid.context().m
+    dim = t.grid.row_dim()
+    at = t.ir.arithmetic("add", (_arange(t, block), t.grid.own_origin(dim, block)))
+    keys, rows = t.grid.key_extent, t.grid.dim_value(dim)
     if keys is None or keys == rows:
         return at
-    return t.arithmetic("add", (at, t.arithmetic("sub", (keys, rows))))
+    return t.ir.arithmetic("add", (at, t.ir.arithmetic("sub", (keys, rows))))
 
 
 @macro()
 def col_index(t: Any, block: Any) -> Any:
     """Positions of the keys of a block as a tile (n,)."""
-    size = t.context().n
-    return t.arithmetic("add", (t.arange_tile(size), t.arithmetic("mul", (block, size))))
-
-
-__all__ = ["View", "i32"]
+    size = t.grid.context().n
+    return t.ir.arithmetic("add", (_arange(t, size), t.ir.arithmetic("mul", (block, size))))

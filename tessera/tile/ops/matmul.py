@@ -96,7 +96,7 @@ def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
 
 def _operand_of(t: Any, x: Any, what: str) -> Handle:
     if isinstance(x, TensorRow):
-        x = t.view_of_row(x)
+        x = t.memory.view_of_row(x)
     if not isinstance(x, Handle) or isinstance(x.type, Scalar):
         t.fail(f"{what} of {describe(x)}: it multiplies tiles or shared buffers")
     return x
@@ -119,12 +119,12 @@ def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: An
         dtype = as_type(accumulator).dtype
     if (dtype.kind == "float") == integer:
         t.fail(f"{what} of {describe(a)} and {describe(b)} cannot accumulate in {dtype}")
-    return t.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
+    return t.ir.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
 
 
 def _within(t: Any, x: Handle, axis: int) -> Handle:
     """x as a tile where it is a place in shared memory that needs a mask."""
-    edge = t.facts_of(x).at(axis)
+    edge = t.facts.of(x).at(axis)
     if isinstance(x.type, TileType) or not edges.open_(edge) or edge.zero:
         return x
     return _loaded(t, x)
@@ -141,9 +141,9 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
     for x, y, first in ((a, b, True), (b, a, False)):
         if x.type.dtype is f32 and isinstance(x.type, TileType) and y.type.dtype.bits <= 16:
             if precision is not None:
-                y = t.cast(_loaded(t, y), f32)
+                y = t.ir.cast(_loaded(t, y), f32)
             else:
-                x = t.cast(x, y.type.dtype)
+                x = t.ir.cast(x, y.type.dtype)
             return (x, y) if first else (y, x)
     if da.bits <= 8 and db.bits <= 8:
         return a, b
@@ -151,7 +151,7 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
     if da.bits == db.bits:
         t.fail(f"{what} of {describe(a)} and {describe(b)}: the types differ",
                "cast one of them: ts.tile.cast(x, dtype)")
-    return (tuple(x if x.type.dtype is wider else t.cast(_loaded(t, x), wider) for x in (a, b)))
+    return (tuple(x if x.type.dtype is wider else t.ir.cast(_loaded(t, x), wider) for x in (a, b)))
 
 
 def _loaded(t: Any, x: Handle) -> Handle:

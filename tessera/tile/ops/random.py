@@ -32,30 +32,30 @@ def _index_rule(types: Any, attrs: Any) -> Any:
 
 
 def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
-    index = t.value_of(index)
+    index = t.ir.value_of(index)
     seed, words = _seed(t, seed)
     if runs and (not isinstance(index, Handle) or not isinstance(index.type, TileType)
                  or index.type.shape[-1] % RUN):
         t.fail(f"runs=True of {index}: it needs a tile of whole runs of {RUN}")
-    return t.emit("random_bits", [index, *words], seed=seed, runs=bool(runs))
+    return t.ir.emit("random_bits", [index, *words], seed=seed, runs=bool(runs))
 
 
 def _seed(t: Any, seed: Any) -> tuple[Any, list[Any]]:
     """(seed that is known, none) or (None, the two words of a key known when the kernel runs)."""
     if isinstance(seed, tuple) and len(seed) == 2:
-        return None, [t.to(w, uint32) if is_number(w) else t.value_of(w) for w in seed]
+        return None, [t.ir.to(w, uint32) if is_number(w) else t.ir.value_of(w) for w in seed]
     if seed is None or is_number(seed):
-        return None if seed is None else t.constant_int(seed, "seed"), []
-    seed = t.value_of(seed)
+        return None if seed is None else t.ir.constant_int(seed, "seed"), []
+    seed = t.ir.value_of(seed)
     if not isinstance(seed.type, Scalar) or seed.type.dtype.kind not in ("int", "uint") or \
-            not t.is_uniform(seed):
+            not t.ir.is_uniform(seed):
         t.fail(f"a seed is an integer, the same in all lanes, got {seed.type}",
                "seed=7, or a parameter: seed: int")
     if seed.type.dtype.bits < 64:
-        seed = t.cast(seed, i64)
-    high = t.arithmetic("bitand", (t.arithmetic("shr", (seed, 32)), 0xFFFFFFFF))
-    low = t.arithmetic("bitand", (seed, 0xFFFFFFFF))
-    return None, [t.cast(low, uint32), t.cast(high, uint32)]
+        seed = t.ir.cast(seed, i64)
+    high = t.ir.arithmetic("bitand", (t.ir.arithmetic("shr", (seed, 32)), 0xFFFFFFFF))
+    low = t.ir.arithmetic("bitand", (seed, 0xFFFFFFFF))
+    return None, [t.ir.cast(low, uint32), t.ir.cast(high, uint32)]
 
 
 def _unseeded(words: int) -> Any:
@@ -111,8 +111,8 @@ def _words(key: Any, index: np.ndarray) -> np.ndarray:
 def random_uniform(t: Any, index: Any, seed: Any = None) -> Any:
     """Numbers in [0, 1) with 24 random bits each, at these indices of random_bits' stream."""
     bits = t.call_op(_op("random_bits"), [index], {"seed": seed})
-    top = t.arithmetic("shr", (bits, 8))
-    return t.arithmetic("mul", (t.cast(top, f32), 2.0**-24))
+    top = t.ir.arithmetic("shr", (bits, 8))
+    return t.ir.arithmetic("mul", (t.ir.cast(top, f32), 2.0**-24))
 
 
 def _op(name: str) -> Any:
@@ -166,16 +166,16 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
         t.fail("dropout needs a tile")
     if p == 0:
         return x
-    axes = t.facts_of(x).axes
+    axes = t.facts.of(x).axes
     if len(axes) not in (1, 2) or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
         t.fail("dropout of a tile whose position in a tensor is not known",
                "it knows tiles of one or two axes that were loaded, or are matmuls of loaded ones;"
                " else compare random_uniform(index) of your own index with p")
-    *rows, (col, width) = map(t.bounds_of, axes)
+    *rows, (col, width) = map(t.ir.bounds_of, axes)
     row, height = rows[0] if rows else (0, 1)
     seed, words = _seed(t, seed)
-    return t.emit("drop", [x, t.batch_coordinate(), row, col, height, width, *words], p=float(p),
-                  seed=seed)
+    matrix = t.grid.batch_coordinate(t.env)
+    return t.ir.emit("drop", [x, matrix, row, col, height, width, *words], p=float(p), seed=seed)
 
 
 @macro()

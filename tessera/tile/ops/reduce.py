@@ -17,6 +17,7 @@ from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.edge_masks import Along, mask_edge
+from tessera.tile.ops.elementwise import as_float
 
 
 def _matrix(rng: Any) -> tuple:
@@ -98,17 +99,17 @@ def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
 def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
     """A reduction that leaves out what lies beyond the tensor."""
     if isinstance(x, TensorRow):
-        x = t.view_of_row(x)
+        x = t.memory.view_of_row(x)
     if isinstance(x, Handle) and not isinstance(x.type, Scalar | TileType):
-        t.value_of(x)
+        t.ir.value_of(x)
     if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("a reduction needs a tile", "load it first: ts.tile.load(x[a:a+64])")
     if axis is not None:
-        axis = t.constant_int(axis, "axis")
+        axis = t.ir.constant_int(axis, "axis")
         axis = axis + len(x.type.shape) if axis < 0 else axis
     if OPS[name].widens:
-        x = t.cast(x, rules.compute_dtype(x.type.dtype))
-    return t.emit(name, [x], axis=axis)
+        x = t.ir.cast(x, rules.compute_dtype(x.type.dtype))
+    return t.ir.emit(name, [x], axis=axis)
 
 
 def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
@@ -121,8 +122,8 @@ def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
 
 def _edge_lower(t: Any, x: Any, start: Any, stop: Any, *, axis: Any = 1,
                 fill: Any = -np.inf) -> Any:
-    return t.emit("edge_mask", [t.value_of(x), start, stop], axis=t.constant_int(axis, "axis"),
-                  fill=fill)
+    return t.ir.emit("edge_mask", [t.ir.value_of(x), start, stop],
+                     axis=t.ir.constant_int(axis, "axis"), fill=fill)
 
 
 @declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked,
@@ -155,21 +156,22 @@ _position("argmin", "smallest", np.inf, np.argmin)
 @macro()
 def row_mean(t: Any, x: Any) -> Any:
     """The mean of each row over the columns that lie inside the tensor."""
-    edge = t.facts_of(x).at(1) if isinstance(x, Handle) else None
+    edge = t.facts.of(x).at(1) if isinstance(x, Handle) else None
     if isinstance(edge, Mixed):
-        edge_masks.refuse(t, "row_mean", edge)
+        edge_masks.refuse(t.ir, "row_mean", edge)
     total = reduce(t, "reduce_sum", x, 1)
     if isinstance(edge, edges.Listed):
-        there = reduce(t, "reduce_sum", t.cast(edge_masks.list_of(t, edge), total.type.dtype), 1)
-        return t.arithmetic("div", (total, t.arithmetic("maximum", (there, 1.0))))
+        listed = t.ir.cast(edge_masks.list_of(t.ir, edge), total.type.dtype)
+        there = reduce(t, "reduce_sum", listed, 1)
+        return t.ir.arithmetic("div", (total, t.ir.arithmetic("maximum", (there, 1.0))))
     if not isinstance(edge, Edge) or edge.inside:
-        return t.arithmetic("div", (total, float(x.type.shape[1])))
-    first, stop = t.bounds_of(edge)
-    count = t.arithmetic("minimum", (t.arithmetic("sub", (stop, first)), x.type.shape[1]))
+        return t.ir.arithmetic("div", (total, float(x.type.shape[1])))
+    first, stop = t.ir.bounds_of(edge)
+    count = t.ir.arithmetic("minimum", (t.ir.arithmetic("sub", (stop, first)), x.type.shape[1]))
     if edge.low:
-        before = t.arithmetic("maximum", (t.arithmetic("neg", (first,)), 0))
-        count = t.arithmetic("sub", (count, before))
-    return t.arithmetic("div", (total, t.as_float(t.arithmetic("maximum", (count, 1)))))
+        before = t.ir.arithmetic("maximum", (t.ir.arithmetic("neg", (first,)), 0))
+        count = t.ir.arithmetic("sub", (count, before))
+    return t.ir.arithmetic("div", (total, as_float(t, t.ir.arithmetic("maximum", (count, 1)))))
 
 
 @macro()
@@ -178,20 +180,20 @@ def inside(t: Any, x: Any) -> Any:
 
     where(inside(x), x, number) puts a number there, which counts from then on.
     """
-    x = t.value_of(x)
+    x = t.ir.value_of(x)
     if not isinstance(x, Handle) or not isinstance(x.type, TileType):
         t.fail("inside needs a tile", "load it first: ts.tile.load(x[a:a+64])")
-    axes = t.facts_of(x).axes
-    out = t.emit("full", [], shape=x.type.shape, value=True, dtype=bool_)
+    axes = t.facts.of(x).axes
+    out = t.ir.emit("full", [], shape=x.type.shape, value=True, dtype=bool_)
     for i, edge in enumerate(axes):
         if isinstance(edge, Mixed):
-            edge_masks.refuse(t, "inside", edge)
+            edge_masks.refuse(t.ir, "inside", edge)
         if isinstance(edge, edges.Listed):
-            out = t.arithmetic("and", (out, edge_masks.list_of(t, edge)))
+            out = t.ir.arithmetic("and", (out, edge_masks.list_of(t.ir, edge)))
         elif edges.open_(edge):
-            out = mask_edge(t, out, i, edge, -np.inf)
-    t.declare_facts(out.value, TileEdges(tuple(edges.WHOLE for _ in axes)))
-    t.implied[out.value] = TileEdges(axes)
+            out = mask_edge(t.ir, out, i, edge, -np.inf)
+    t.facts.declare(out.value, TileEdges(tuple(edges.WHOLE for _ in axes)))
+    t.facts.implied[out.value] = TileEdges(axes)
     return out
 
 
@@ -208,13 +210,13 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
         return f(x, axis=axis + 1)
 
     def lower(t: Any, x: Any, axis: Any = None) -> Any:
-        x = t.value_of(x)
+        x = t.ir.value_of(x)
         if not isinstance(x, Handle) or not isinstance(x.type, TileType):
             t.fail("a scan needs a tile")
-        last = len(x.type.shape) - 1 if axis is None else t.constant_int(axis, "axis")
+        last = len(x.type.shape) - 1 if axis is None else t.ir.constant_int(axis, "axis")
         if name == "cumsum":
-            x = t.cast(x, rules.compute_dtype(x.type.dtype))
-        return t.emit(name, [x], axis=last)
+            x = t.ir.cast(x, rules.compute_dtype(x.type.dtype))
+        return t.ir.emit(name, [x], axis=last)
 
     def combines(types: Any, attrs: dict[str, Any]) -> list[Along]:
         return [Along(0, attrs["axis"], neutral, sums=name == "cumsum", before=True)]
@@ -244,8 +246,8 @@ def _ordered(types: Any, attrs: dict[str, Any]) -> list[Along]:
 
 
 @declare(rule=_sort_rule, attrs=("descending",), edges=edge_rules.same, combines=_ordered,
-         lower=lambda t, x, descending=False: t.emit(
-             "sort", [t.value_of(x)], descending=descending), layouts="same")
+         lower=lambda t, x, descending=False: t.ir.emit(
+             "sort", [t.ir.value_of(x)], descending=descending), layouts="same")
 def sort(x: Any, descending: Any = False) -> Any:
     """Each row in ascending (or descending) order; NaN last (first)."""
     out = np.sort(x, axis=-1)
@@ -254,8 +256,8 @@ def sort(x: Any, descending: Any = False) -> Any:
 
 @declare(rule=lambda types, attrs: replace(_sort_rule(types, attrs), dtype=i32),
          attrs=("descending",), edges=edge_rules.same, combines=_ordered,
-         lower=lambda t, x, descending=False: t.emit(
-             "argsort", [t.value_of(x)], descending=descending), layouts="same")
+         lower=lambda t, x, descending=False: t.ir.emit(
+             "argsort", [t.ir.value_of(x)], descending=descending), layouts="same")
 def argsort(x: Any, descending: Any = False) -> Any:
     """The positions that sort each row; equal elements keep their order."""
     if descending:

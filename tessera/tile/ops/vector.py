@@ -17,27 +17,28 @@ from tessera.tile.ops.memory import require_inside
 
 def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
     """The memory and the indices of its row."""
-    if isinstance(x, Handle) and isinstance(x.type, GlobalTensor | Buffer) and t.rank(x) == 1:
-        return x, t.leading(x)
-    if not isinstance(x, TensorRow) or len(x.index) != t.rank(x.base) - 1:
+    if isinstance(x, Handle) and isinstance(x.type, GlobalTensor | Buffer) and (
+            t.memory.rank(x) == 1):
+        return x, t.memory.leading(x)
+    if not isinstance(x, TensorRow) or len(x.index) != t.memory.rank(x.base) - 1:
         t.fail(f"{what} moves one row of a tensor or buffer, got {describe(x)}",
                f"ts.tile.{what}(src[row], ...)")
-    return x.base, [*t.leading(x.base), *x.index]
+    return x.base, [*t.memory.leading(x.base), *x.index]
 
 
 def _load_lower(t: Any, x: Any, width: Any = 4) -> Any:
     base, index = _row(t, x, "load_vector")
-    width = t.constant_int(width, "width")
+    width = t.ir.constant_int(width, "width")
     if width not in VECTORS:
         t.fail(f"width={width}: an access has 1, 2, 4, 8 or 16 elements")
-    return t.emit("load_vector", [base, *index], t.hint(base), width=width)
+    return t.ir.emit("load_vector", [base, *index], t.ir.hint(base), width=width)
 
 
 def _store_lower(t: Any, x: Any, vector: Any) -> None:
     base, index = _row(t, x, "store_vector")
     if not isinstance(vector, Handle) or not isinstance(vector.type, Vector):
         t.fail(f"store_vector of {describe(vector)}", "give it what ts.tile.load_vector returned")
-    t.emit("store_vector", [base, vector, *index])
+    t.ir.emit("store_vector", [base, vector, *index])
 
 
 def _store_rule(types: Any, attrs: Any) -> Any:

@@ -1,16 +1,19 @@
-"""The lower half of the frontend: emits typed ops, promotes, folds constants, names the line."""
+"""Builds Tile IR: emits typed ops, promotes, folds constants."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
 from tessera.tile.frontend.edge_facts import EdgeFacts
-from tessera.tile.frontend.source import KernelSource
-from tessera.tile.ir.affine import Forms
-from tessera.tile.ir.errors import RuleError, Site, TileError
+from tessera.tile.frontend.source_position import SourcePosition
+from tessera.tile.frontend.value_table import ValueTable
+from tessera.tile.ir.affine import Form
+from tessera.tile.ir.edges import Edge
+from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import (
     Handle,
     NeedConstants,
@@ -20,7 +23,7 @@ from tessera.tile.ir.handles import (
     describe,
     is_number,
 )
-from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand, SSAValue
+from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand
 from tessera.tile.ir.numpy_values import rounded
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
@@ -41,36 +44,23 @@ UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integ
 LOGICAL = frozenset({"and", "or", "not"})
 
 
-class IRBuilder(EdgeFacts):
+class IRBuilder:
     """Builds the nodes of the block that is being traced."""
 
-    def __init__(self, source: KernelSource):
-        super().__init__()
-        self.source = source
-        self.captured = source.captured  # of the kernel, also while a helper is traced
+    def __init__(self, values: ValueTable, facts: EdgeFacts, position: SourcePosition):
+        self.values, self.facts, self.position = values, facts, position
         self.names = Names()
         self.block: list[Node] = []
-        self.forms = Forms()
-        self.dims: dict[SSAValue, str] = {}  # values of named extents
-        self.defined_by: dict[SSAValue, Op] = {}
         self.divergent = 0  # depth of control that depends on the lane
-        self.node: Any = source.tree  # the AST node that is being traced
-        self.sites: list[Site] = []  # calls of inlined helpers, outermost first
-
-    # --- errors -------------------------------------------------------------------------------
-    def where(self) -> Site:
-        return self.source.site(self.node)
 
     def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
-        also: tuple = tuple(("called from", site) for site in reversed(self.sites))
-        also += kw.pop("also", ())
-        raise TileError(message, where=self.where(), hint=hint, also=also, **kw)
+        self.position.fail(message, hint, **kw)
 
     # --- ops ----------------------------------------------------------------------------------
     def emit(self, name: str, args: Sequence[Any], hint: str = "t", **attrs: Any) -> Any:
         """Appends an op; its result as a Handle (None, or a tuple of several)."""
         record = OPS[name]
-        facts = [self.facts_of(a) for a in args]
+        facts = [self.facts.of(a) for a in args]
         if record.combines is not None and any(f.axes for f in facts):
             args = within(self, record, list(args), attrs)
         given = tuple(self.operand(a) for a in args)
@@ -87,15 +77,38 @@ class IRBuilder(EdgeFacts):
             self.fail(err.message, err.hint)
         kinds: tuple[Type, ...] = made if isinstance(made, tuple) else (made,)
         outs = tuple(Def(self.names.fresh(hint), k) for k in kinds)
-        op = Op(name, given, outs, tuple(sorted(attrs.items())), self.where())
+        op = Op(name, given, outs, tuple(sorted(attrs.items())), self.position.where())
         self.block.append(op)
         for d in outs:
-            self.defined_by[d.value] = op
+            self.values.defined_by[d.value] = op
         if outs and isinstance(kinds[0], Scalar) and kinds[0].dtype.kind in ("int", "uint"):
-            self.forms.note(name, outs[0].value, given)
-        self.carry_edges(record, op, types, facts)
+            self.values.forms.note(name, outs[0].value, given)
+        self.facts.carry(record, op, types, facts)
         handles = tuple(Handle(d.value, d.type) for d in outs)
         return handles[0] if len(handles) == 1 else (handles or None)
+
+    def named(self, value: Any, name: str) -> Any:
+        """A fresh value gets the user's name."""
+        last = self.block[-1] if self.block else None
+        if not isinstance(value, Handle) or not isinstance(last, Op) or len(last.outs) != 1:
+            return value
+        made = last.outs[0]
+        if made.value != value.value or not made.value.name.startswith("t"):
+            return value
+        if made.value.name.rstrip("0123456789") not in ("t", "t_") or name.startswith("__"):
+            return value
+        self.names.taken.discard(made.value.name)
+        self.names.next["t"] = max(0, self.names.next.get("t", 0) - 1)
+        new = self.names.fresh(name)
+        op = replace(last, outs=(Def(new, made.type),))
+        self.block[-1] = op
+        self.values.defined_by[new] = op
+        self.facts.renamed(made.value, new)
+        if made.value in self.values.forms.of:
+            self.values.forms.of[new] = self.values.forms.of.pop(made.value)
+        if made.value in self.values.forms.below:
+            self.values.forms.below[new] = self.values.forms.below.pop(made.value)
+        return replace(value, value=new)
 
     def operand(self, x: Any) -> Operand:
         if isinstance(x, Handle):
@@ -165,6 +178,13 @@ class IRBuilder(EdgeFacts):
         except (TypeError, ValueError, ArithmeticError, KeyError) as err:
             self.fail(f"{' and '.join(map(describe, xs))}: {err}",
                       "these are compile-time values, computed as Python does")
+
+    def call_python(self, f: Any, *args: Any) -> Any:
+        """A Python function of compile-time values."""
+        try:
+            return f(*args)
+        except (TypeError, ValueError, ArithmeticError) as err:
+            self.fail(f"{getattr(f, '__name__', f)}: {err}")
 
     def value_of(self, x: Any) -> Any:
         """x as something arithmetic takes; an error that says how to get it."""
@@ -241,6 +261,9 @@ class IRBuilder(EdgeFacts):
     def hint(x: Any) -> str:
         return x.value.name if isinstance(x, Handle) else "t"
 
+    def is_uniform(self, x: Any) -> bool:
+        return not (isinstance(x, Handle) and isinstance(x.type, Scalar) and not x.type.uniform)
+
     # --- compile-time numbers -----------------------------------------------------------------
     def constant_int(self, x: Any, what: str) -> int:
         """x as a compile-time integer; named extents become constants of this specialisation."""
@@ -248,7 +271,7 @@ class IRBuilder(EdgeFacts):
             self.fail(f"{what} must be an integer, got {describe(x)}")
         if isinstance(x, int):
             return x
-        self.need_dims(self.forms.form(x.value))
+        self.need_dims(self.values.forms.form(x.value))
         self.fail(f"{what} must be known at compile time",
                   "use a number, a module constant, a keyword-only parameter, a named extent, or "
                   "an expression of them")
@@ -256,21 +279,23 @@ class IRBuilder(EdgeFacts):
     def need_dims(self, form: dict) -> None:
         """Asks for a new trace with constants when only named extents, and what is computed from
         them, keep `form` symbolic."""
-        found = [self.extents_behind(v) for v in form if v is not None]
+        found = [self.values.extents_behind(v) for v in form if v is not None]
         if found and None not in found:
             raise NeedConstants(frozenset().union(*found))  # type: ignore[arg-type]
 
-    def extents_behind(self, x: Any) -> frozenset[str] | None:
-        """The named extents that a value is computed from, None when it has other sources."""
-        if isinstance(x, Const):
-            return frozenset()
-        if x in self.dims:
-            return frozenset({self.dims[x]})
-        op = self.defined_by.get(x)
-        if op is None or OPS[op.name].family != "elementwise" and op.name != "convert":
-            return None
-        found = [self.extents_behind(a) for a in op.args]
-        return None if None in found else frozenset().union(*found)  # type: ignore[arg-type]
+    def bounds_of(self, edge: Edge) -> tuple[Any, Any]:
+        """(first, extent) of an edge as operands."""
+        assert edge.first is not None and edge.extent is not None
+        first = edge.offset if edge.offset is not None else self.number(edge.first)
+        return first, edge.size if edge.size is not None else self.number(edge.extent)
 
-    def is_uniform(self, x: Any) -> bool:
-        return not (isinstance(x, Handle) and isinstance(x.type, Scalar) and not x.type.uniform)
+    def number(self, form: Form) -> Any:
+        """A form as a value, computed here."""
+        total: Any = form.get(None, 0)
+        for value, c in form.items():
+            if value is not None:
+                x: Any = Handle(value, self.values.type_of_value(value))
+                term = self.arithmetic("mul", (x, c))
+                total = term if isinstance(total, int) and total == 0 else self.arithmetic(
+                    "add", (total, term))
+        return total

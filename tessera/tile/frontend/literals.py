@@ -1,0 +1,72 @@
+"""Constants, tuples, lists, dicts and f-strings."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tessera.tile.frontend.conditions import condition
+from tessera.tile.frontend.tracer import KernelTracer, expression
+from tessera.tile.ir.handles import FText, Handle
+
+
+@expression(ast.Constant)
+def constant(t: KernelTracer, e: ast.Constant) -> Any:
+    if isinstance(e.value, complex | bytes):
+        t.fail(f"{e.value!r} is no value of a kernel")
+    return e.value
+
+
+@expression(ast.Tuple)
+def tuple_literal(t: KernelTracer, e: ast.Tuple) -> Any:
+    return tuple(t.expr(x) for x in e.elts)
+
+
+@expression(ast.List)
+def list_literal(t: KernelTracer, e: ast.List) -> Any:
+    return t.memory.stack_buffers([t.expr(x) for x in e.elts])
+
+
+@expression(ast.ListComp)
+def list_comprehension(t: KernelTracer, e: ast.ListComp) -> Any:
+    (gen, *more) = e.generators
+    if more or not isinstance(gen.target, ast.Name):
+        t.fail("a list comprehension here has one loop over a constant range")
+    t.comprehensions += 1
+    items = t.expr(gen.iter)
+    t.comprehensions -= 1
+    if not isinstance(items, range | tuple | list):
+        t.fail("a list comprehension needs a compile-time range or tuple")
+    before, out = dict(t.env), []
+    for item in items:
+        t.env[gen.target.id] = item
+        kept = [t.ir.decided(condition(t, c), "the if of a comprehension") for c in gen.ifs]
+        if any(isinstance(k, Handle) for k in kept):
+            t.fail("the if of a comprehension on a run-time value",
+                   "what is in a list is decided at compile time")
+        if all(kept):
+            out.append(t.expr(e.elt))
+    t.env = before
+    return t.memory.stack_buffers(out)
+
+
+@expression(ast.Dict)
+def dict_literal(t: KernelTracer, e: ast.Dict) -> Any:
+    if any(k is None for k in e.keys):
+        t.fail("** in a dict is not part of the kernel language")
+    return {t.expr(k): t.expr(v) for k, v in zip(e.keys, e.values, strict=True) if k}
+
+
+@expression(ast.JoinedStr)
+def f_string(t: KernelTracer, e: ast.JoinedStr) -> Any:
+    parts = []
+    for v in e.values:
+        parts.append(v.value if isinstance(v, ast.Constant) else t.expr(v.value))  # type: ignore[attr-defined]
+    if any(isinstance(p, Handle) for p in parts):
+        return FText(tuple(parts))
+    return "".join(map(str, parts))
+
+
+@expression(ast.Starred)
+def starred(t: KernelTracer, e: ast.Starred) -> Any:
+    t.fail("* is not part of the kernel language", "write the elements out")

@@ -1,0 +1,89 @@
+"""Operators: arithmetic, bits and comparisons."""
+
+from __future__ import annotations
+
+import ast
+from functools import partial
+from typing import Any
+
+from tessera.tile.frontend.conditions import chain, condition
+from tessera.tile.frontend.tracer import KernelTracer, expression
+from tessera.tile.ir.handles import Handle, TensorRow, Undefined, is_bool
+from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.types import TileType
+from tessera.tile.ops.elementwise import power
+
+BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div",
+          ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "bitand",
+          ast.BitOr: "bitor", ast.BitXor: "bitxor", ast.LShift: "shl", ast.RShift: "shr"}
+LOGICAL = {"bitand": "and", "bitor": "or", "bitxor": "ne"}  # what they are on bools
+COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+
+
+@expression(ast.BinOp)
+def binary_operation(t: KernelTracer, e: ast.BinOp) -> Any:
+    if isinstance(e.op, ast.MatMult):
+        return t.call_op(OPS["dot"], [t.expr(e.left), t.expr(e.right)], {})
+    return binary(t, BINARY[type(e.op)], t.expr(e.left), t.expr(e.right))
+
+
+def binary(t: KernelTracer, name: str, x: Any, y: Any, hint: str = "t") -> Any:
+    if name == "pow":
+        return power(t, x, y)
+    if isinstance(x, tuple | list | str) and isinstance(y, tuple | list | str | int):
+        return t.ir.fold(name, (x, y))
+    if name in LOGICAL and is_bool(x) and is_bool(y):
+        return t.ir.arithmetic(LOGICAL[name], (x, y), hint)
+    if name == "div":
+        return divide(t, x, y)
+    return t.ir.arithmetic(name, (x, y), hint)
+
+
+def divide(t: KernelTracer, x: Any, y: Any) -> Any:
+    """A tile by a row statistic: 0 / 0 is 0, so that rows without weight stay 0."""
+    row = (isinstance(y, Handle) and isinstance(y.type, TileType) and isinstance(x, Handle)
+           and isinstance(x.type, TileType) and len(x.type.shape) == 2
+           and (len(y.type.shape) == 1 or (y.type.shape[1] == 1 and x.type.shape[1] > 1)))
+    if row and t.ir.promoted([x, y], "div").kind == "float":
+        return t.ir.arithmetic("div_or_zero", (x, y))
+    return t.ir.arithmetic("div", (x, y))
+
+
+@expression(ast.UnaryOp)
+def unary_operation(t: KernelTracer, e: ast.UnaryOp) -> Any:
+    if isinstance(e.op, ast.Not):
+        x = t.ir.decided(condition(t, e.operand), "a 'not'", "element by element: ~t")
+        return t.ir.arithmetic("not", (x,)) if isinstance(x, Handle) else not x
+    x = t.expr(e.operand)
+    if isinstance(e.op, ast.Invert):
+        return t.ir.arithmetic("not" if is_bool(x) else "bitnot", (x,))
+    return x if isinstance(e.op, ast.UAdd) else t.ir.arithmetic("neg", (x,))
+
+
+@expression(ast.Compare)
+def comparison(t: KernelTracer, e: ast.Compare) -> Any:
+    """a < b < c is a < b and b < c: b is evaluated once, c only where a < b."""
+    left = t.expr(e.left)
+
+    def test(op: ast.cmpop, comparator: ast.expr) -> Any:
+        nonlocal left
+        before, left = left, t.expr(comparator)
+        return compare(t, op, before, left)
+
+    tests = [partial(test, op, c) for op, c in zip(e.ops, e.comparators, strict=True)]
+    return chain(t, "and", tests, "a chained comparison")
+
+
+def compare(t: KernelTracer, op: ast.cmpop, x: Any, y: Any) -> Any:
+    if type(op) in COMPARE and any(isinstance(v, Handle | TensorRow | Undefined) for v in (x,
+                                                                                           y)):
+        if x is None or y is None:
+            return isinstance(op, ast.NotEq)
+        return t.ir.arithmetic(COMPARE[type(op)], (x, y))
+    if isinstance(op, ast.Is | ast.IsNot):
+        return (x is y) == isinstance(op, ast.Is)
+    if isinstance(x, Handle) or isinstance(y, Handle):
+        t.fail("'in' needs compile-time values")
+    if isinstance(op, ast.In | ast.NotIn):
+        return (x in y) == isinstance(op, ast.In)
+    return t.ir.fold(COMPARE[type(op)], (x, y))

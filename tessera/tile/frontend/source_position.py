@@ -1,0 +1,27 @@
+"""Which statement is being traced: the place that an op, or an error, names."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tessera.errors import SourceLine
+from tessera.tile.frontend.source import KernelSource
+from tessera.tile.ir.errors import Site, TileError
+
+
+class SourcePosition:
+    """The node of a kernel's tree, or of a helper's, that is being traced."""
+
+    def __init__(self, source: KernelSource):
+        self.source = source
+        self.node: Any = source.tree
+        self.sites: list[Site] = []  # calls of inlined helpers, outermost first
+        self.line: SourceLine | None = None  # named instead of the node's, where it is known
+
+    def where(self) -> Any:
+        return self.line or self.source.site(self.node)
+
+    def fail(self, message: str, hint: str | None = None, **kw: Any) -> NoReturn:
+        also: tuple = tuple(("called from", site) for site in reversed(self.sites))
+        also += kw.pop("also", ())
+        raise TileError(message, where=self.where(), hint=hint, also=also, **kw)

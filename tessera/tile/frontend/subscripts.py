@@ -1,0 +1,123 @@
+"""Subscripts: elements, views, rows, stages, and [:, None] on tiles."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tessera.tile.frontend.tracer import KernelTracer, expression
+from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe
+from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
+from tessera.tile.ops.indexed import gather_of
+
+
+@expression(ast.Slice)
+def axis_slice(t: KernelTracer, e: ast.Slice) -> Any:
+    if e.step is not None:
+        t.fail("a slice with a step", "views are boxes without gaps: x[a:a+64]")
+    return AxisSlice(t.expr(e.lower) if e.lower else None,
+                     t.expr(e.upper) if e.upper else None, ast.unparse(e))
+
+
+@expression(ast.Subscript)
+def subscript_expression(t: KernelTracer, e: ast.Subscript) -> Any:
+    return subscript(t, t.expr(e.value), index_parts(t, e))
+
+
+def region_of(t: KernelTracer, e: ast.Subscript) -> Any:
+    """x[a, lo:hi] of a tensor or buffer as it is written; anything else as usual."""
+    base, parts = t.expr(e.value), index_parts(t, e)
+    plain = isinstance(base, Handle) and (isinstance(base.type, GlobalTensor) or isinstance(
+        base.type, Buffer) and base.type.stages == 1)
+    if not plain or not any(isinstance(p, AxisSlice) for p in parts):
+        return subscript(t, base, parts)
+    return TensorSlice(base, tuple(t.memory.expand_ellipsis(base, parts)))
+
+
+def index_parts(t: KernelTracer, e: ast.Subscript) -> list[Any]:
+    items = e.slice.elts if isinstance(e.slice, ast.Tuple) else [e.slice]
+    return [t.expr(i) for i in items]
+
+
+def subscript(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
+    if isinstance(base, tuple | list | str | dict):
+        return pick(t, base, parts)
+    if isinstance(base, TensorRow):
+        return subscript(t, base.base, [*base.index, *parts])
+    if not isinstance(base, Handle):
+        t.fail(f"{describe(base)} cannot be indexed")
+    if isinstance(base.type, Scalar):
+        t.fail(f"{describe(base)} is a number and cannot be indexed")
+    if isinstance(base.type, TileType):
+        return index_tile(t, base, parts)
+    if isinstance(base.type, Buffer) and base.type.stages > 1:
+        staged = t.memory.pick_stage(base, parts[0])
+        return subscript(t, staged, parts[1:]) if parts[1:] else staged
+    return index_memory(t, base, t.memory.expand_ellipsis(base, parts))
+
+
+def pick(t: KernelTracer, base: Any, parts: list[Any]) -> Any:
+    """An item of a compile-time tuple, list or dict."""
+    (index,) = parts if len(parts) == 1 else (tuple(parts),)
+    if isinstance(index, AxisSlice):
+        index = slice(index.lo, index.hi)
+    if isinstance(index, Handle):
+        t.fail("a tuple or list indexed by a run-time number",
+               "only lists of equal shared buffers can be: [alloc_shared(s, d), "
+               "alloc_shared(s, d)][stage]")
+    try:
+        return base[index]
+    except (IndexError, KeyError, TypeError) as err:
+        t.fail(f"index {index!r}: {err}")
+
+
+def index_memory(t: KernelTracer, base: Handle, parts: list[Any]) -> Any:
+    if any(p is None for p in parts):
+        t.fail("None in the index of a place in memory", "load it first, then [:, None]")
+    if picked := tile_index(t, parts):
+        return gather(t, base, parts, picked)
+    for p in parts:
+        if not isinstance(p, AxisSlice):
+            t.memory.require_index(p)
+    if all(not isinstance(p, AxisSlice) for p in parts):
+        if len(parts) < t.memory.rank(base):
+            return TensorRow(base, tuple(parts))
+        return t.memory.load_element(base, parts)
+    return t.memory.make_view(base, parts)
+
+
+def tile_index(t: KernelTracer, parts: list[Any]) -> int | None:
+    """The axis at which an index is a tile of positions, plus one; None without one."""
+    at = [i for i, p in enumerate(parts) if isinstance(p, TensorRow) or isinstance(p, Handle)
+          and not isinstance(p.type, Scalar)]
+    if len(at) > 1:
+        t.fail("two tiles in one index", "gather along one axis; the others are slices and "
+               "numbers")
+    return at[0] + 1 if at else None
+
+
+def indexed_region(base: Handle, parts: list[Any], picked: int) -> tuple[TensorSlice, int]:
+    """The place without the index, and the axis (among those that stay) it runs along."""
+    free = [*parts[:picked - 1], AxisSlice(None, None, ":"), *parts[picked:]]
+    axis = sum(isinstance(p, AxisSlice) for p in parts[:picked - 1])
+    return TensorSlice(base, tuple(free)), axis
+
+
+def gather(t: KernelTracer, base: Handle, parts: list[Any], picked: int) -> Any:
+    """x[index] where the index is a tile: ts.tile.gather."""
+    region, axis = indexed_region(base, parts, picked)
+    return gather_of(t, region, parts[picked - 1], axis)
+
+
+def index_tile(t: KernelTracer, x: Handle, parts: list[Any]) -> Handle:
+    """Only new axes: m[:, None], m[None, :]."""
+    whole = [p for p in parts if p is not None]
+    plain = all(isinstance(p, AxisSlice) and p.lo is None and p.hi is None for p in whole)
+    if not plain or len(whole) != len(x.type.shape):  # type: ignore[union-attr]
+        t.fail(f"an element or part of {describe(x)}",
+               "a tile lives in registers: only t[:, None] and t[None, :]; store it to a "
+               "shared buffer to index it, or use a reduction")
+    for axis, p in enumerate(parts):
+        if p is None:
+            x = t.ir.expand(x, axis)
+    return x
