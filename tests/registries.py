@@ -17,12 +17,13 @@ from tessera.runtime.generations import GENERATIONS
 from tessera.tensor import OPERATORS
 from tessera.tile.cuda.emit.registry import load_all
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
+from tessera.tile.frontend.tracer import EXPRESSIONS, STATEMENTS
 from tessera.tile.kernel.decorator import LIBRARY
 from tessera.tile.ops import OPS as TILE_OPS
 
 REGISTRIES: tuple[dict, ...] = (
     OPS, PUBLIC, OPERATORS, vars(functions), TILE_OPS, BODIES, config.SETTINGS, ROUTINES,
-    LIBRARY, COLLECTIVES, COSTS, GENERATIONS,
+    LIBRARY, COLLECTIVES, COSTS, GENERATIONS, EXPRESSIONS, STATEMENTS,
     dtypes._REGISTRY, dtypes._ALIASES, dtypes._BY_NUMPY)
 
 
