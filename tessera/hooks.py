@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .tensor import Tensor
     from .tile.interpreter.arguments import Bound
     from .tile.interpreter.blame import Blame
+    from .tile.interpreter.launch import Config
     from .tile.interpreter.memory import Memory
     from .tile.ir.ir import Function as TileFunction
     from .tile.kernel.kernel import Kernel
@@ -79,6 +80,24 @@ class NextKey(Protocol):
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
 constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph
+
+
+# --- kernels ask the graph ---------------------------------------------------------------------
+class GraphKernels(Protocol):
+    """Kernels in graphs."""
+
+    def call(self, kernel: Kernel, config: Config, arguments: dict[str, Any],
+             explicit: frozenset[str], /) -> Any:
+        """A call while a function is traced, or of distributed tensors."""
+
+    def vjp_rule(self, kernel: Kernel, fwd: Callable, bwd: Callable, /) -> Any:
+        """A rule that `call` runs such a kernel by."""
+
+    def jvp_rule(self, kernel: Kernel, rule: Callable, /) -> Any:
+        """The same in forward mode."""
+
+
+graph_kernels: Hook[GraphKernels] = Hook("graph_kernels", "ad.custom_kernel")
 
 
 # --- the graph asks the mesh --------------------------------------------------------------------

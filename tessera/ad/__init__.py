@@ -14,6 +14,7 @@ from .checkpoint import remat as remat
 from .checkpoint import remat_policies as remat_policies
 from .control import cond as cond
 from .custom_jvp import custom_jvp as custom_jvp
+from .custom_kernel import KernelRule as KernelRule
 from .custom_vjp import custom_vjp as custom_vjp
 from .gradcheck import gradcheck as gradcheck
 from .jacobian import hessian as hessian

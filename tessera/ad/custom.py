@@ -44,6 +44,15 @@ class Custom(ABC):
             return self.fn(*args, **kwargs)
         return self._record(args, kwargs)
 
+    def follow(self, local: threading.local, *rules: Callable) -> None:
+        """Take these rules, and whether they are being traced from others of the same owner."""
+        self._local = local
+        self.define(*rules)
+
+    @abstractmethod
+    def define(self, *rules: Callable) -> None:
+        """Set the rules."""
+
     @abstractmethod
     def _record(self, args: tuple, kwargs: dict) -> Any:
         """The call as one op that holds the function and its rules."""

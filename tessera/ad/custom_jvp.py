@@ -14,8 +14,9 @@ from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, Sample
 from ..graph.operand import convert
+from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name
-from ..graph.trace import apply, aval_of, evaluate
+from ..graph.trace import apply, aval_of, current_builder, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
@@ -56,14 +57,18 @@ class custom_jvp(Custom):
         self.rule, self.ready = rule, True
         return rule
 
+    def define(self, *rules: Callable) -> None:
+        self.defjvp(*rules)
+
     def _record(self, args: tuple, kwargs: dict) -> Any:
         packed = self._arguments(args, kwargs)
         avals, name = [aval_of(x) for x in packed.tensors], callable_name(self.fn)
         values: list[Result] = []
-        primal = trace_body(self._primal(packed, values), avals, name)
+        keys = LoopKeys(current_builder())
+        primal = trace_body(self._primal(packed, values), avals, name, keys=keys)
         moving = [tangent_aval(x) for x in packed.tensors if is_float(x)]
         rule = trace_body(self._tangent_rule(packed, values[0], primal), [*avals, *moving],
-                          f"{name}_jvp")
+                          f"{name}_jvp", keys=LoopKeys(current_builder(), like=keys))
         # the captured tensors stand after the arguments and, in the rule, after the tangents
         n_closed = len(primal.captures)
         (primal, rule), captured = close_together(primal, rule)

@@ -14,8 +14,9 @@ from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
 from ..graph.operand import convert
+from ..graph.ops.random import LoopKeys
 from ..graph.signature import callable_name, is_data
-from ..graph.trace import apply, aval_of, evaluate
+from ..graph.trace import apply, aval_of, current_builder, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
@@ -57,13 +58,18 @@ class custom_vjp(Custom):
         need_function(bwd, "defvjp")
         self.fwd, self.bwd, self.ready = fwd, bwd, True
 
+    def define(self, *rules: Callable) -> None:
+        self.defvjp(*rules)
+
     def _record(self, args: tuple, kwargs: dict) -> Any:
         packed = self._arguments(args, kwargs)
         avals, name = [aval_of(x) for x in packed.tensors], callable_name(self.fn)
         values: list[Result] = []
-        primal = trace_body(self._primal(packed, values), avals, name)
+        keys = LoopKeys(current_builder())
+        primal = trace_body(self._primal(packed, values), avals, name, keys=keys)
         saved: list[Packed] = []
-        fwd = trace_body(self._forward_rule(packed, values[0], saved), avals, f"{name}_fwd")
+        fwd = trace_body(self._forward_rule(packed, values[0], saved), avals, f"{name}_fwd",
+                         keys=LoopKeys(current_builder(), like=keys))
         self._check_forward(primal, fwd)
         n = len(primal.outputs)
         back = [*(v.aval for v in fwd.outputs[n:]), *(tangent_aval(v.aval) for v in primal.outputs)]

@@ -29,14 +29,16 @@ from .reverse import Tape, forward
 ONCE = frozenset({"io", "state"})  # effects that must not happen again in a recomputation
 
 
-def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None = None) -> Graph:
-    """The graph of fn, to be held by an op. `index`: the input that counts iterations."""
+def trace_body(fn: Callable, avals: Sequence[Aval], name: str, index: int | None = None,
+               keys: LoopKeys | None = None) -> Graph:
+    """The graph of fn, to be held by an op. index: the input that counts iterations. keys: of its
+    draws, where others share them."""
     outer = current_builder()
 
     def body(*tracers: Tensor) -> Sequence[Tensor]:
         builder = current_builder()
         assert builder is not None
-        builder.rng = LoopKeys(outer, None if index is None else tracers[index])
+        builder.rng = keys or LoopKeys(outer, None if index is None else tracers[index])
         return fn(*tracers)
 
     return trace(body, avals, name)

@@ -91,7 +91,7 @@ class Recorder:
             self._last.ns = time.perf_counter_ns()
 
     def _eager(self, op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
-        where = trace._state.where or user_line()
+        where = trace.current_line() or user_line()
         self._add(op.name, [aval_of(a) for a in args], [aval_of(a) for a in made], where)
 
     def _node(self, node: Node, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]

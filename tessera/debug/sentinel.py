@@ -166,7 +166,7 @@ def observe_eager(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
     held = [attrs[k] for k in op.graph_attrs]
     inner = [g for x in held for g in (x if isinstance(x, tuple) else (x,))]
     _check(
-        op, attrs, lambda: trace._state.where or user_line(),
+        op, attrs, lambda: trace.current_line() or user_line(),
         [Seen(t, t.array, t.dtype) for t in args], [Seen(t, t.array, t.dtype) for t in made],
         [v for g in inner for v in _inner_values(g)],
     )

@@ -6,7 +6,6 @@ meaning; with one it adds a node to the graph being built.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -16,18 +15,10 @@ import numpy as np
 from .. import hooks
 from ..dims import size_of
 from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
+from ..open_trace import trace_state
 from ..tensor import STATIC_HINT, Tensor, as_tensor, need_device
 from .ir import Graph, Node, Value
 from .op import Aval, GraphOp, infer
-
-
-class _State(threading.local):
-    builder: GraphBuilder | None = None
-    where: SourceLine | None = None  # set while a graph is re-evaluated: the original line
-    hints: tuple[str, ...] = ()  # of the open `with` blocks, noted on the lines within
-
-
-_state = _State()
 
 
 class Tracer(Tensor):
@@ -117,6 +108,7 @@ class GraphBuilder:
         self.literals: dict[Any, Value] = {}
         self.rng: Any = None  # keys of a body that is an attribute of an op; see ops/random.py
         self.streams = 0  # random streams drawn so far
+        self.written: list[tuple[Value, Value, SourceLine | None]] = []  # old, new, by a kernel
         self.unrounded: dict[Value, Tensor] = {}  # results of public ops before they were rounded
         self.mesh: Any = None  # of distributed tensors: extents are then those of whole tensors
 
@@ -161,15 +153,32 @@ class GraphBuilder:
             if aval.type.policy.device is not None:
                 need_device(aval.type)
         outputs = tuple(Value(a) for a in avals)
-        where = _state.where or user_line()
-        if _state.hints and where is not None and not where.hints:
-            where = replace(where, hints=_state.hints)
+        where = trace_state.where or user_line()
+        if trace_state.hints and where is not None and not where.hints:
+            where = replace(where, hints=trace_state.hints)
         self.nodes.append(Node(op, inputs, attrs, outputs, where))
         made = tuple(Tracer(self, v) for v in outputs)
         return made if op.multi else made[0]
 
+    def write(self, x: Tracer, new: Tracer) -> None:
+        """x stands for a new value from here on: a kernel has written into it."""
+        self.written.append((x.value, new.value, trace_state.where or user_line()))
+        x.value = new.value
+
+    def _require_used(self, outputs: Sequence[Value]) -> None:
+        """What is written into an argument leaves the function, or is read: the caller's array is
+        not the graph's to change."""
+        used = {v for n in self.nodes for v in n.inputs} | set(outputs)
+        for old, new, where in self.written:
+            if old in self.inputs and new not in used:
+                raise TraceError(
+                    f"a kernel writes into {old.aval}, an argument of {self.name}, and nothing "
+                    "reads what it wrote: the caller's array keeps its elements", where=where,
+                    hint=f"return the tensor from {self.name}")
+
     def finish(self, outputs: Sequence[Tensor]) -> Graph:
         values = tuple(self.value_of(as_tensor(o)) for o in outputs)
+        self._require_used(values)
         self.closed = True
         return Graph(
             self.name,
@@ -184,12 +193,12 @@ LITERAL = "literal"  # name of tensors that stand for Python numbers
 
 
 def current_builder() -> GraphBuilder | None:
-    return _state.builder
+    return trace_state.builder
 
 
 def current_line() -> SourceLine | None:
     """The user's line of the node that is being evaluated again, if any."""
-    return _state.where
+    return trace_state.where
 
 
 def apply(op: GraphOp, /, *args: Tensor, **attrs: Any) -> Any:
@@ -198,7 +207,7 @@ def apply(op: GraphOp, /, *args: Tensor, **attrs: Any) -> Any:
     Also of tensors that the function captures: they may be written into between two calls, so what
     is computed from them is computed at each.
     """
-    builder = _state.builder
+    builder = trace_state.builder
     return run_eager(op, args, attrs) if builder is None else builder.emit(op, args, attrs)
 
 
@@ -214,7 +223,7 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
     avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
     if hooks.sending and "collective" in op.effects:
         for show in hooks.sending:
-            show(op, _state.where or user_line(), args, [a.array for a in args])
+            show(op, trace_state.where or user_line(), args, [a.array for a in args])
     try:
         with np.errstate(all="ignore"):
             arrays = op.ref(*[a.array for a in args], **attrs)
@@ -244,14 +253,14 @@ def trace(fn: Callable, avals: Sequence[Aval], name: str, rng: Any = None, mesh:
     mesh: that of distributed tensors among the arguments, else that of the enclosing trace."""
     builder = GraphBuilder(name)
     builder.rng = rng
-    outer, _state.builder = _state.builder, builder
+    outer, trace_state.builder = trace_state.builder, builder
     builder.mesh = mesh if mesh is not None or outer is None else outer.mesh
-    where, _state.where = _state.where, None
+    where, trace_state.where = trace_state.where, None
     try:
         return builder.finish(fn(*[builder.add_input(a) for a in avals]))
     finally:
         builder.closed = True
-        _state.builder, _state.where = outer, where
+        trace_state.builder, trace_state.where = outer, where
 
 
 def evaluate(
@@ -294,16 +303,16 @@ class hinted:
         self.hints = hints
 
     def __enter__(self) -> None:
-        self.before = _state.hints
-        _state.hints = tuple(dict.fromkeys((*self.before, *self.hints)))
+        self.before = trace_state.hints
+        trace_state.hints = tuple(dict.fromkeys((*self.before, *self.hints)))
 
     def __exit__(self, *exc: object) -> None:
-        _state.hints = self.before
+        trace_state.hints = self.before
 
 
 def current_hints() -> tuple[str, ...]:
     """The hints of the open blocks: what a trace depends on beside its arguments."""
-    return _state.hints
+    return trace_state.hints
 
 
 class at_line:
@@ -313,12 +322,12 @@ class at_line:
         self.where = where
 
     def __enter__(self) -> None:
-        self.before = _state.where
+        self.before = trace_state.where
         if self.where is not None:
-            _state.where = self.where
+            trace_state.where = self.where
 
     def __exit__(self, *exc: object) -> None:
-        _state.where = self.before
+        trace_state.where = self.before
 
 
 def aval_of(x: Tensor) -> Aval:

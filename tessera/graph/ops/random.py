@@ -30,6 +30,7 @@ from ...numerics.random_state import (
     seed_and_step,
     set_state,
 )
+from ...open_trace import trace_state
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from .. import trace as tracing
@@ -117,27 +118,27 @@ def fold_in(key: Tensor, data: Any) -> Tensor:
 class LoopKeys:
     """Keys inside a traced body: derived from one key drawn outside, so that a body is pure.
 
-    `index` is the traced iteration of a loop, or None for a body that runs once.
+    index: the traced iteration of a loop, or None for a body that runs once
+    like: those of another body that computes the same, and draws the same
     """
 
-    def __init__(self, outer: Any, index: Tensor | None = None):
+    def __init__(self, outer: Any, index: Tensor | None = None, like: LoopKeys | None = None):
         self.outer, self.index, self.count = outer, index, 0
-        self.base: Tensor | None = None
+        self._base: list[Tensor] = [] if like is None else like._base
 
     def next(self) -> Tensor:
-        if self.base is None:
-            self.base = self._outside()
-        key = fold_in(self.base, self.count)
+        if not self._base:
+            self._base.append(self._outside())
+        key = fold_in(self._base[0], self.count)
         self.count += 1
         return key if self.index is None else fold_in(key, self.index)
 
     def _outside(self) -> Tensor:
-        state = tracing._state
-        inner, state.builder = state.builder, self.outer
+        inner, trace_state.builder = trace_state.builder, self.outer
         try:
             return next_key()
         finally:
-            state.builder = inner
+            trace_state.builder = inner
 
 
 @public

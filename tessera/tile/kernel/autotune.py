@@ -96,6 +96,11 @@ class TunedKernel(Kernel):
         self._latest = self.chosen[key]
         return self._latest
 
+    def typed(self, bound: Bound) -> Function:
+        """By the first candidate that compiles: all of them give the same results."""
+        target = gpu_of_call(bound, self.gpu)
+        return self._identity(bound, self.space or default_schedule.space(self, bound, target))
+
     def _user_key(self, bound: Bound) -> Any:
         """What distinguishes calls in place of all extents."""
         known = {**bound.given, **bound.constants, **bound.sizes}

@@ -18,15 +18,18 @@ from tessera.tile.kernel.whole_array import AutoKernel
 class KernelDecorator:
     """@ts.kernel, @ts.kernel(grid=...), .schedule(s), .autotune(...), .auto."""
 
-    def __call__(self, fn: Any = None, *, grid: Any = None,
-                 schedule: Schedule | None = None) -> Any:
+    def __call__(self, fn: Any = None, *, grid: Any = None, schedule: Schedule | None = None,
+                 axes: str | None = None) -> Any:
         """Makes a kernel of a function.
 
         grid: groups per axis, a tuple or a function of named extents: lambda M, N: (M // 64, N)
+        axes: index letters of its tensors and of what it gives (what it returns, then what it
+        writes), by which distributed tensors are sharded: "mk,kn,mn->mn". A letter stands where
+        each shard along it can be computed alone; "_" is an axis that is needed whole
         """
         if fn is None:
-            return lambda f: Kernel(f, schedule=schedule, grid=grid)
-        return Kernel(fn, schedule=schedule, grid=grid)
+            return lambda f: Kernel(f, schedule=schedule, grid=grid, axes=axes)
+        return Kernel(fn, schedule=schedule, grid=grid, axes=axes)
 
     def schedule(self, schedule: Schedule) -> Callable[[Any], Kernel]:
         """Attaches a schedule: @ts.kernel.schedule(base.with_block(64, 64)).
@@ -96,7 +99,7 @@ class DelegatedKernel(Kernel):
         return DelegatedKernel(self.fn, schedule=schedule)
 
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
-            target: str | None = None) -> Any:
+            target: str | None = None, key: tuple[int, int] | None = None) -> Any:
         self._arguments(args, kwargs)  # the names of this function are the ones to be given
         kernel = self.implementation
         if config == Config() and stream is None and target is None:

@@ -11,7 +11,9 @@ from tessera import config as settings
 from tessera import hooks
 from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, i64
+from tessera.open_trace import trace_state
 from tessera.runtime.ptxas import Resources
+from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
 from tessera.tile.frontend import composite_parameters
 from tessera.tile.frontend.kernel_spec import Kernel_, KernelSpec
@@ -59,10 +61,13 @@ class Kernel(Kernel_):
 
     key: Any = None  # what schedules depend on besides types, extents and constants
 
-    def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None):
+    rule: Any = None  # its derivative, see defvjp and defjvp
+
+    def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,
+                 axes: str | None = None):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
-        self.fn, self.grid = fn, grid
+        self.fn, self.grid, self.axes = fn, grid, axes
         self.source: KernelSource = capture(fn)
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
@@ -126,7 +131,47 @@ class Kernel(Kernel_):
         """The same kernel with another schedule."""
         if not isinstance(schedule, Schedule):
             raise ArgumentError(f"a schedule is a ts.Schedule, got {schedule!r}", where=user_line())
-        return Kernel(self.fn, schedule=schedule, grid=self.grid)
+        made = Kernel(self.fn, schedule=schedule, grid=self.grid, axes=self.axes)
+        made.rule = self.rule
+        return made
+
+    # --- in graphs ----------------------------------------------------------------------------
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Its derivative in reverse mode, for calls under ts.jit, ts.grad and the other transforms.
+
+        fwd(*args) -> (value, saved): args as the kernel takes them; value is what it returns or
+        writes, a tuple of them when they are several, what it returns first. The kernel may be
+        called in it. bwd(saved, g) -> a cotangent per argument, None where there is none; g has the
+        form of value. As ts.custom_vjp. Raises GradError.
+        """
+        self.rule = hooks.graph_kernels.get().vjp_rule(self, fwd, bwd)
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Its derivative in forward mode, which serves both modes.
+
+        rule(primals, tangents) -> (value, tangent), linear in the tangents; one entry per argument
+        in each, value as in defvjp. As ts.custom_jvp. Returns the rule: usable as a decorator.
+        """
+        self.rule = hooks.graph_kernels.get().jvp_rule(self, rule)
+        return rule
+
+    def typed(self, bound: Bound) -> Function:
+        """The Tile IR for arguments of which only types are known: what it returns and writes."""
+        return self.specialise(bound, self.choose(bound), self.grid is not None)
+
+    def bind_types(self, arguments: dict[str, Any], explicit: frozenset[str]) -> Bound:
+        """Arguments by name, checked against the annotations; tensors by shape and type alone."""
+        annotations = self.annotations
+        for name, x in arguments.items():
+            if hasattr(x, "shape") and self._is_constant(name, annotations):
+                raise ArgumentError(
+                    f"{self.__name__}: argument {name} is a compile-time parameter, and only shape "
+                    f"and type of {x} are known while tracing", where=user_line(),
+                    hint=f"pass a Python number, or annotate {name}: ts.f32, for a number that is "
+                    "known when the kernel runs")
+        scalars = [n for n, a in annotations.items() if isinstance(a, DType | NumericType)]
+        held = {n: 1 if n in scalars and hasattr(v, "shape") else v for n, v in arguments.items()}
+        return self._bind(held, Placement(), explicit, lambda x, what: (x, x.type))
 
     @property
     def signature(self) -> inspect.Signature:
@@ -168,6 +213,8 @@ class Kernel(Kernel_):
 
     # --- calls --------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if trace_state.builder is not None:
+            return self.run(_DEFAULT, args, kwargs)
         if not self._captured.unchanged():
             self.forget()
         if kwargs:
@@ -206,6 +253,8 @@ class Kernel(Kernel_):
     def _launch(self, config: Config, args: tuple, kwargs: dict[str, Any],
                 stream: Any = None) -> Any:
         """A call, the short way when there was one like it on a GPU."""
+        if trace_state.builder is not None:
+            return self.run(config, args, kwargs, stream)
         if not self._captured.unchanged():
             self.forget()
         ready = self.launchers.get(config, {}).get(form_of(args, kwargs))
@@ -215,19 +264,26 @@ class Kernel(Kernel_):
 
     @trimmed
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
-            target: str | None = None) -> Any:
-        """A call, the long way: arguments by name, where it runs, what runs there, its launch."""
+            target: str | None = None, key: tuple[int, int] | None = None) -> Any:
+        """A call, the long way: arguments by name, where it runs, what runs there, its launch.
+
+        key: by which it draws under the interpreter, else that of the kernel's next launch.
+        """
         if composite_parameters.among(args, kwargs):
             args, kwargs = composite_parameters.spread(self.__name__, self.given, args, kwargs)
             if target is None:
                 return self._launch(config, args, kwargs, stream)
         arguments, explicit = self._arguments(args, kwargs), self._explicit(args, kwargs)
+        if trace_state.builder is not None or _distributed(arguments):
+            self._require_free(stream, target)
+            return hooks.graph_kernels.get().call(self, config, arguments, explicit)
         place = place_call(self.__name__, arguments, target)
         bound = self._bind(arguments, place, explicit)
         work = self.specialised(bound, config)
         if not place.on_host:
             return call_on_gpu(self, config, args, kwargs, bound, work, stream)
-        result, self.report = run_grid(work.function, bound, work.lanes, work.grid, self.__name__)
+        result, self.report = run_grid(work.function, bound, work.lanes, work.grid, self.__name__,
+                                       key=key)
         return result
 
     def specialised(self, bound: Bound, config: Config = _DEFAULT) -> Specialisation:
@@ -238,6 +294,14 @@ class Kernel(Kernel_):
             config = Config(self.grid_for(bound, schedule), config.lanes)
         lanes = lanes_of(function, config, schedule.lanes)
         return Specialisation(schedule, function, lanes, grid_of(function, bound, config, lanes))
+
+    def _require_free(self, stream: Any, target: str | None) -> None:
+        """A graph chooses where and on which stream its kernels run."""
+        if stream is not None or target is not None:
+            asked = "stream" if target is None else "target"
+            raise ArgumentError(f"{self.__name__}.launch({asked}=...) in a traced function",
+                                hint=f"leave {asked} out: the graph's kernels run where it does",
+                                where=user_line())
 
     def choose(self, bound: Bound, config: Config | None = None) -> Schedule:
         """The schedule for these arguments: the attached one, or the compiler's proposal."""
@@ -277,13 +341,13 @@ class Kernel(Kernel_):
         given.apply_defaults()
         return given.arguments
 
-    def _bind(self, arguments: dict[str, Any], place: Placement,
-              explicit: frozenset[str]) -> Bound:
+    def _bind(self, arguments: dict[str, Any], place: Placement, explicit: frozenset[str],
+              read: Callable[[Any, str], tuple[Any, NumericType]] | None = None) -> Bound:
         if not self._captured.unchanged():
             self.forget()
         annotations = self.annotations
         bound = bind(self.__name__, dict(self.signature.parameters), annotations, arguments,
-                     lambda n: self._is_constant(n, annotations), reader_for(place))
+                     lambda n: self._is_constant(n, annotations), read or reader_for(place))
         bound.explicit, bound.place = explicit, place
         bound.kernel = f"{self.fn.__module__}.{self.fn.__qualname__}"
         return bound
@@ -428,6 +492,10 @@ class Kernel(Kernel_):
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}{self.given}>"
+
+
+def _distributed(arguments: dict[str, Any]) -> bool:
+    return any(isinstance(x, Array) and x.layout is not None for x in arguments.values())
 
 
 __all__ = ["LEVELS", "TARGET_LEVELS", "Kernel"]

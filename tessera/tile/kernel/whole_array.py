@@ -57,23 +57,25 @@ class AutoKernel(Kernel):
     def with_schedule(self, schedule: Schedule) -> AutoKernel:
         """The same kernel with another schedule."""
         super().with_schedule(schedule)  # checks it
-        return AutoKernel(self.fn, schedule=schedule, batched=self.batched)
+        made = AutoKernel(self.fn, schedule=schedule, batched=self.batched)
+        made.rule = self.rule
+        return made
 
     # --- batches ------------------------------------------------------------------------------
     def run(self, config: Config, args: tuple, kwargs: dict[str, Any], stream: Any = None,
-            target: str | None = None) -> Any:
+            target: str | None = None, key: tuple[int, int] | None = None) -> Any:
         given = self._arguments(args, kwargs)
         tiles = [n for n, a in super().annotations.items() if a is Tile and n in given]
         deep = {n: given[n].shape for n in tiles if len(getattr(given[n], "shape", ())) > 2}
         if self.batched or not deep:
-            return super().run(config, args, kwargs, stream, target)
+            return super().run(config, args, kwargs, stream, target, key)
         lead = self._leading(deep)
         names = frozenset(deep)
         if names not in self._variants:
             self._variants[names] = AutoKernel(self.fn, schedule=self._schedule, batched=names)
         kernel = self._variants[names]
         flat = {n: reshaped(x, (-1, *x.shape[-2:])) if n in names else x for n, x in given.items()}
-        result = kernel.run(config, (), flat, stream, target)
+        result = kernel.run(config, (), flat, stream, target, key)
         self.last, self.report = kernel.last, kernel.report
         self._proposed |= kernel._proposed
         return reshaped(result, (*lead, *result.shape[1:]))
@@ -159,7 +161,7 @@ def _fixed(spec: KernelSpec, sizes: dict[str, int]) -> KernelSpec:
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     """An array of any library in another shape."""
-    if isinstance(x, Array):
+    if type(x) is Array:
         return Array(np.reshape(x.array, shape), x.type)
     return x.reshape(shape)
 

@@ -1,0 +1,115 @@
+"""Kernels under jit, grad and the other transforms: a call becomes a node, with the rule it has.
+
+    k.defvjp(fwd, bwd)      k.defjvp(rule)       the rules of ts.custom_vjp and ts.custom_jvp
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import hooks
+from ..graph.ops.kernel import KernelResults, record
+from ..graph.trace import Tracer, current_builder
+from ..open_trace import trace_state
+from ..tensor import Tensor
+from .custom import Custom
+from .custom_jvp import custom_jvp
+from .custom_vjp import custom_vjp
+from .transform import need_function
+
+if TYPE_CHECKING:
+    from ..tile.interpreter.launch import Config
+    from ..tile.kernel.kernel import Kernel
+
+
+class KernelFunction:
+    """One call of a kernel as a function of values: it gives what the kernel returns and writes,
+    and changes nothing. Its derivative rules call it so."""
+
+    def __init__(self, kernel: Kernel, config: Config, explicit: frozenset[str]):
+        self.kernel, self.config, self.explicit = kernel, config, explicit
+        self.__name__ = self.__qualname__ = kernel.__name__
+        self.__doc__, self.__module__ = kernel.__doc__, kernel.__module__
+        self.__signature__ = kernel.signature
+        self.results: KernelResults | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.kernel.signature.bind(*args, **kwargs).arguments
+        self.results = record(self.kernel, self.config, given, self.explicit)
+        return self.results.value
+
+
+class KernelRule:
+    """A kernel's derivative: the class that records calls by it, and what it is given.
+
+    inside: whether a rule of this kernel is being traced; calls in it run without.
+    """
+
+    def __init__(self, custom: type[Custom], *rules: Callable):
+        self.custom, self.rules, self.local = custom, rules, threading.local()
+
+    @property
+    def inside(self) -> bool:
+        return getattr(self.local, "inside", False)
+
+    def record(self, kernel: Kernel, config: Config, arguments: dict[str, Any],
+               explicit: frozenset[str]) -> KernelResults:
+        function = KernelFunction(kernel, config, explicit)
+        custom = self.custom(function)
+        custom.follow(self.local, *self.rules)
+        value = custom(**arguments)
+        assert function.results is not None
+        return function.results.with_value(value)
+
+
+def call(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: frozenset[str]
+         ) -> Any:
+    """What the kernel returns; each tensor that it writes stands for the new value from here on."""
+    rule: KernelRule | None = kernel.rule
+    if rule is None or rule.inside or trace_state.builder is None:
+        made = record(kernel, config, arguments, explicit)
+    else:
+        made = rule.record(kernel, config, arguments, explicit)
+    for name, value in made.written.items():
+        _become(arguments[name], value)
+    if made.same:
+        same = tuple(arguments[n] for n in made.same)
+        return same[0] if len(same) == 1 else same
+    return made.new
+
+
+def _become(x: Any, value: Tensor) -> None:
+    """x is `value` from here on: another value of the graph, or other elements on the mesh."""
+    if isinstance(x, Tracer) and isinstance(value, Tracer):
+        builder = current_builder()
+        assert builder is not None
+        builder.write(x, value)
+        return
+    if getattr(x, "layout", None) is None:  # an array that lies whole in this process
+        x[...] = value.numpy()
+        return
+    moved = hooks.shard.get()(value, x.layout)
+    for rank, part in x.held.items():
+        part.buffer[...] = moved.held[rank].buffer
+
+
+def vjp_rule(kernel: Kernel, fwd: Callable, bwd: Callable) -> KernelRule:
+    """The rule of a kernel's `defvjp`. Raises ArgumentError for rules that are no functions."""
+    need_function(fwd, "defvjp")
+    need_function(bwd, "defvjp")
+    return KernelRule(custom_vjp, fwd, bwd)
+
+
+def jvp_rule(kernel: Kernel, rule: Callable) -> KernelRule:
+    """The rule of a kernel's `defjvp`."""
+    need_function(rule, "defjvp")
+    return KernelRule(custom_jvp, rule)
+
+
+class _GraphKernels:
+    call, vjp_rule, jvp_rule = staticmethod(call), staticmethod(vjp_rule), staticmethod(jvp_rule)
+
+
+hooks.graph_kernels.fill(_GraphKernels())

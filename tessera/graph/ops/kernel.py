@@ -1,0 +1,292 @@
+"""A kernel as one node of a graph: what it returns and what it writes are the node's results.
+
+    y = k(x)                       under a trace: a node, y its result
+    k(x, y)                        y stands for what was written from here on
+
+The array that an argument held before is not touched: a graph's values do not change. On the CPU
+the interpreter runs the kernel, and sees what it sees of any launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import hooks
+from ...dims import Dim
+from ...errors import DTypeError, GradError, TraceError, user_line
+from ...kernels.softmax import softmax
+from ...numerics import NumericType, as_type
+from ...tensor import Tensor, as_tensor
+from ...tile.interpreter.launch import Config, extent
+from ...tile.ir.types import GlobalTensor
+from ...tile.passes.random_draws import draws
+from ...tile.passes.written_arguments import written_parameters
+from .. import functions as F
+from ..op import Arg, Aval, GraphOp, Sample
+from ..trace import Tracer, apply, aval_of, current_builder, current_line
+
+if TYPE_CHECKING:
+    from ...tile.interpreter.arguments import Bound
+    from ...tile.ir.ir import Function
+    from ...tile.kernel.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A call of a kernel, its tensors apart.
+
+    names: the parameters that hold the tensors, in the order of the node's inputs; types: of them
+    constants: the other arguments    explicit: the parameters that the call itself gave
+    returned, written: the node's results, first what the kernel returns, then what it writes
+    drawn: a last input is the key by which it draws
+    batch: extents in front of every result, the outermost first; batched: for each of them which
+    inputs have it
+    """
+
+    kernel: Kernel
+    config: Config
+    names: tuple[str, ...]
+    types: tuple[NumericType, ...]
+    constants: tuple[tuple[str, Any], ...]
+    explicit: frozenset[str]
+    returned: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    drawn: bool = False
+    batch: tuple[int, ...] = ()
+    batched: tuple[tuple[bool, ...], ...] = ()
+
+    def __str__(self) -> str:
+        groups = "" if self.config == Config() else f"[{self.config.groups}, {self.config.lanes}]"
+        given = ", ".join(f"{n}={v}" for n, v in self.constants if n in self.explicit)
+        rows = f" vmap{list(self.batch)}" if self.batch else ""
+        return f"{self.kernel.__name__}{groups}({given}){rows}"
+
+    def one(self, avals: Sequence[Aval]) -> list[Aval]:
+        """The inputs of one launch: without the axes of the batch."""
+        axes = [sum(b[i] for b in self.batched) for i in range(len(avals))]
+        return [Aval(a.shape[n:], a.type) for a, n in zip(avals, axes, strict=True)]
+
+    def bound(self, avals: Sequence[Aval]) -> Bound:
+        """The arguments of one launch, by their types."""
+        tensors = dict(zip(self.names, self.one(avals), strict=False))
+        return self.kernel.bind_types({**dict(self.constants), **tensors}, self.explicit)
+
+    def results(self, avals: Sequence[Aval]) -> tuple[Aval, ...]:
+        """The types of what it gives."""
+        bound = self.bound(avals)
+        function = self.kernel.typed(bound)
+        made = {p.value.name: p.type for p in function.params if p.role == "output"}
+        found = []
+        for name in (*self.returned, *self.written):
+            kind = made.get(name, bound.types[name] if name in bound.types else None)
+            assert isinstance(kind, GlobalTensor)
+            shape = tuple(extent(str(d), bound) for d in kind.dims)
+            if name in made and function.result[0] == "scalar":
+                shape = ()
+            found.append(Aval((*self.batch, *shape), kind.numeric))
+        return tuple(found)
+
+    def arguments(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, Any], Any]:
+        """(arguments by name, the launch's key or None) of one launch; what it writes is copied."""
+        key = tuple(map(int, arrays[-1])) if self.drawn else None
+        given = dict(self.constants)
+        for name, x, numeric in zip(self.names, arrays, self.types, strict=False):
+            own = np.array(x) if name in self.written else x
+            given[name] = Tensor(own, numeric)
+        ordered = {n: given[n] for n in self.kernel.signature.parameters
+                   if n in self.names or n in self.explicit}
+        return ordered, key
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One launch under the interpreter: its results as arrays."""
+        given, key = self.arguments(arrays)
+        made = self.kernel.run(self.config, (), given, target="cpu", key=key)
+        returned = [made.array if isinstance(made, Tensor) else made] if self.returned else []
+        return returned + [given[n].array for n in self.written]
+
+
+# --- the op ------------------------------------------------------------------------------------
+def _shape(*avals: Aval, call: KernelCall) -> tuple[Aval, ...]:
+    return call.results(avals)
+
+
+def _run(*arrays: np.ndarray, call: KernelCall) -> tuple[np.ndarray, ...]:
+    """One launch for each row of the batch."""
+    types = call.results([Aval(a.shape, t) for a, t in zip(arrays, _types(call), strict=True)])
+    out = [np.empty(t.shape, t.dtype.numpy) for t in types]
+    for row in itertools.product(*map(range, call.batch)):
+        made = call.run([_row(a, row, i, call) for i, a in enumerate(arrays)])
+        for whole, y in zip(out, made, strict=True):
+            whole[row] = y
+    return tuple(out)
+
+
+def _types(call: KernelCall) -> tuple[NumericType, ...]:
+    return (*call.types, as_type("uint32")) if call.drawn else call.types
+
+
+def _row(a: np.ndarray, row: tuple[int, ...], position: int, call: KernelCall) -> np.ndarray:
+    place: tuple[Any, ...] = tuple(i for i, b in zip(row, call.batched, strict=True)
+                                   if b[position])
+    return a[(*place, ...)]
+
+
+def _batch(size: Any, batched: tuple, *xs: Tensor, call: KernelCall) -> tuple:
+    """A launch for each row. What is written has the rows even where it came without."""
+    full = [F.broadcast_to(x, (size, *x.shape)) if not b and n in call.written else x
+            for x, b, n in itertools.zip_longest(xs, batched, call.names[:len(xs)])]
+    flags = tuple(bool(b) or n in call.written
+                  for b, n in itertools.zip_longest(batched, call.names))
+    made = replace(call, batch=(size, *call.batch), batched=(flags, *call.batched))
+    return apply(KERNEL, *full, call=made), True
+
+
+def _no_rule(gs: tuple, ys: tuple, *xs: Tensor, call: KernelCall) -> tuple:
+    raise _without_rule(call, "reverse")
+
+
+def _no_tangent(ts: tuple, ys: tuple, *xs: Tensor, call: KernelCall) -> tuple:
+    raise _without_rule(call, "forward")
+
+
+def _without_rule(call: KernelCall, mode: str) -> GradError:
+    name = call.kernel.__name__
+    hint = f"{name}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents; " \
+        f"or {name}.defjvp(rule), which serves both modes; ts.stop_gradient where none is meant"
+    return GradError(f"kernel {name} is differentiated in {mode} mode and has no rule for it",
+                     hint=hint, where=current_line())
+
+
+def _axes(*avals: Aval, call: KernelCall) -> str:
+    """Index letters as the kernel states them; without, and in a launch of a grid that the call
+    itself gives, every operand is needed whole."""
+    stated = call.kernel.axes
+    if stated is not None and call.config.groups is None:
+        left, right = stated.split("->")
+        rows = [".", *"αβγδεζηθ"][1:len(call.batch) + 1]
+        ins = [_letters(spec, i, rows, call) for i, spec in enumerate(left.split(","))]
+        ins += ["_"] * call.drawn
+        outs = ["".join(rows) + spec.strip() for spec in right.split(",")]
+        return ",".join(ins) + "->" + ",".join(outs)
+    results = call.results(avals)
+    return ",".join("_" * a.ndim for a in avals) + "->" + ",".join("_" * a.ndim for a in results)
+
+
+def _letters(spec: str, position: int, rows: list[str], call: KernelCall) -> str:
+    mine = [r for r, b in zip(rows, call.batched, strict=True) if b[position]]
+    return "".join(mine) + spec.strip()
+
+
+def _samples() -> tuple[Sample, ...]:
+    f32 = as_type("f32")
+    call = KernelCall(softmax, Config(), ("x", "y"), (f32, f32), (("BM", 1),),
+                      frozenset(("x", "y")), written=("y",))
+    return (Sample((Arg((3, 20), "normal", False), Arg((3, 20), "normal", False)),
+                   {"call": call}),)
+
+
+KERNEL = GraphOp(
+    "kernel",
+    shape=_shape,
+    ref=_run,
+    vjp=_no_rule,
+    jvp=_no_tangent,
+    batch=_batch,
+    axes=_axes,
+    multi=True,
+    smooth=False,
+    samples=_samples(),
+    doc="a tile kernel: what it returns, then what it writes",
+)
+
+
+# --- a call --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class KernelResults:
+    """What a recorded call gave. new: a tensor that the kernel returns, None where it returns none;
+    same: the parameters that it returns; written: what they stand for now, by parameter."""
+
+    new: Tensor | None
+    same: tuple[str, ...]
+    written: dict[str, Tensor]
+
+    @property
+    def value(self) -> Any:
+        """All of them: bare when it is one, else a tuple, what is new first."""
+        every = ([] if self.new is None else [self.new]) + list(self.written.values())
+        return every[0] if len(every) == 1 else tuple(every)
+
+    def with_value(self, value: Any) -> KernelResults:
+        """These results as others compute them."""
+        every = list(value) if isinstance(value, tuple) else [value]
+        new = None if self.new is None else every.pop(0)
+        return KernelResults(new, self.same, dict(zip(self.written, every, strict=True)))
+
+
+def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: frozenset[str]
+           ) -> KernelResults:
+    """A call of a kernel as a node.
+
+    Raises TraceError for extents that are not numbers and for what cannot be written.
+    """
+    tensors = {n: _operand(kernel, n, v) for n, v in arguments.items() if _is_tensor(v)}
+    others = tuple((n, v) for n, v in arguments.items() if n not in tensors)
+    call = KernelCall(kernel, config, tuple(tensors), tuple(x.type for x in tensors.values()),
+                      others, explicit)
+    function, call = _completed(call, [aval_of(x) for x in tensors.values()])
+    for name in call.written:
+        _require_own(kernel, name, arguments[name])
+    keys = [hooks.next_key.get()()] if call.drawn else []
+    made = apply(KERNEL, *tensors.values(), *keys, call=call)
+    n = len(call.returned)
+    same = function.result[1:] if function.result[0] == "param" else ()
+    return KernelResults(made[0] if n else None, tuple(same),
+                         dict(zip(call.written, made[n:], strict=True)))
+
+
+def _completed(call: KernelCall, avals: list[Aval]) -> tuple[Function, KernelCall]:
+    """The call with its results, and the Tile IR that they were read from."""
+    function = call.kernel.typed(call.bound(avals))
+    written = written_parameters(function)
+    returned = tuple(p.value.name for p in function.params if p.role == "output")
+    return function, replace(call, returned=returned, drawn=draws(function),
+                             written=tuple(n for n in call.names if n in written))
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.ndim > 0) or (
+        not isinstance(x, np.ndarray | np.generic) and hasattr(x, "__dlpack__"))
+
+
+def _operand(kernel: Kernel, name: str, x: Any) -> Tensor:
+    made = as_tensor(x)
+    policy = made.type.policy
+    if made.scale is not None or policy.scaled or policy.per_channel is not None:
+        raise DTypeError(f"{kernel.__name__}: argument {name} is {made.type}: kernels do not read "
+                         "scaled types", where=user_line(),
+                         hint="pass ts.dequantize(x), or codes and scale as two tensors")
+    if any(isinstance(n, Dim) for n in made.shape):
+        raise TraceError(f"{kernel.__name__}: argument {name} is {aval_of(made)}: a kernel needs "
+                         "extents that are numbers", where=user_line(),
+                         hint="call the function with arrays, or types whose extents are numbers")
+    return made
+
+
+def _require_own(kernel: Kernel, name: str, x: Any) -> None:
+    """What a kernel writes under a trace is a value of that trace."""
+    builder = current_builder()
+    if builder is None or type(x) is Tracer and x.builder is builder:
+        return
+    what = f"a traced {aval_of(x)} of an enclosing function" if isinstance(x, Tracer) else \
+        "a tensor from outside of the traced function"
+    raise TraceError(f"{kernel.__name__} writes its argument {name}, which is {what}: a graph "
+                     "cannot change it", where=user_line(),
+                     hint="write into a value made inside, ts.zeros(...), and return it")
+
+
+__all__ = ["KERNEL", "KernelCall", "KernelResults", "record"]

@@ -1,0 +1,29 @@
+"""Which trace is open in this thread: what a call of an op, a kernel or a routine asks first.
+
+    if trace_state.builder is not None: ...      # a graph is being built: the call becomes a node
+
+It stands below the graph, which writes it, so that kernels can ask without importing the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .errors import SourceLine
+    from .graph.trace import GraphBuilder
+
+
+class TraceState(threading.local):
+    """builder: of the open trace. where: set while a graph is evaluated again: the original line.
+    hints: of the open `with` blocks, noted on the lines within."""
+
+    builder: GraphBuilder | None = None
+    where: SourceLine | None = None
+    hints: tuple[str, ...] = ()
+
+
+trace_state = TraceState()
+
+__all__ = ["TraceState", "trace_state"]
