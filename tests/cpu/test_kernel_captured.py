@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from kernels.build import build
+from tessera.tile.frontend.captured import Captured
 
 SOURCE = """
 FACTOR, SHAPE, SIZES, LIMITS, HOW = 2.0, (2, 3), [4, 5], {"low": 1}, ts.bf16
@@ -179,6 +180,44 @@ def tuned(x: "Tensor['K', TYPE]"):
     scope["TYPE"] = ts.f32
     scope["tuned"](x[1])
     assert x[1, 0] == 5
+
+
+def test_attributes_in_annotations_are_watched():
+    scope = build("""
+settings = namespace(types=namespace(of_x=ts.f32))
+
+@kernel
+def typed(x: "Tensor['K', settings.types.of_x]"):
+    x[0] = 1
+""", namespace=SimpleNamespace)
+    x = np.zeros(3, np.float32)
+    scope["typed"](x)
+    assert x[0] == 1
+    scope["settings"].types.of_x = ts.i32
+    with pytest.raises(ts.DTypeError):
+        scope["typed"](x)
+    scope["typed"](x := np.zeros(3, np.int32))
+    assert x[0] == 1
+
+
+def test_annotations_are_evaluated_once(monkeypatch):
+    evaluated = []
+    of_text = Captured.expression
+    monkeypatch.setattr(Captured, "expression", lambda self, fn, text, scope: evaluated.append(
+        text) or of_text(self, fn, text, scope))
+    scope = build("""
+TYPE = ts.f32
+
+@kernel
+def typed(x: Tensor["K", TYPE]):
+    x[0] = 1
+""")
+    for _ in range(3):
+        scope["typed"](np.zeros(3, np.float32))
+    assert evaluated == ["Tensor['K', TYPE]"]
+    scope["TYPE"] = ts.i32
+    scope["typed"](np.zeros(3, np.int32))
+    assert len(evaluated) == 2
 
 
 def test_it_costs_little():

@@ -8,6 +8,7 @@ The question is one expression, written when the reads are known: a few dictiona
 
 from __future__ import annotations
 
+import ast
 import marshal
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,6 +75,16 @@ class Captured:
             elif name in fn.__globals__:
                 self.name(fn, name, fn.__globals__[name])
 
+    def expression(self, fn: FunctionType, text: str, scope: dict[str, Any]) -> None:
+        """The names that an expression in a function's place reads, and their attributes."""
+        tree = ast.parse(text, mode="eval")
+        self.names_of(fn, compile(tree, "<expression>", "eval"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                holder = _dotted(node.value, scope)
+                if hasattr(holder, node.attr):
+                    self.attribute(holder, node.attr, getattr(holder, node.attr))
+
     def attribute(self, holder: Any, name: str, value: Any) -> None:
         """An attribute of an object or module of the user's."""
         module = holder.__name__ if isinstance(holder, ModuleType) else type(holder).__module__
@@ -104,6 +115,13 @@ class Captured:
                 terms.append(f"dumps({now}, {VERSION}) == c{i}")
         exec(_SOURCE.format(terms=" and ".join(terms)), scope)
         return scope["unchanged"]
+
+
+def _dotted(node: ast.expr, scope: dict[str, Any]) -> Any:
+    """The object that `a.b.c` says; None for what is no such name."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_dotted(node.value, scope), node.attr, None)
+    return scope.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def _cell(fn: FunctionType, name: str) -> Any:

@@ -71,6 +71,7 @@ class Kernel(Kernel_):
         self.source: KernelSource = capture(fn)
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
+        self._written: dict[str, Any] | None = None  # annotations
         self._schedule = schedule
         self._cache: dict[Any, Function] = {}
         self._untold: set[int] = set()  # functions that no observer knows
@@ -200,16 +201,20 @@ class Kernel(Kernel_):
         return seed_parameters(self.source.tree) & set(self.signature.parameters)
 
     def _written_annotations(self) -> dict[str, Any]:
-        scope = closure_of(self.fn)
-        out = {}
-        for value in self.fn.__annotations__.values():
-            if isinstance(value, str):
-                self._captured.names_of(self.fn, compile(value, "<annotation>", "eval"))
-        for name, value in self.fn.__annotations__.items():
-            out[name] = eval(value, scope) if isinstance(value, str) else value  # noqa: S307
-            if isinstance(out[name], str):
-                out[name] = eval(out[name], scope)  # noqa: S307  a quoted annotation
-        return out
+        """As written, as objects; evaluated again when something that they read has changed."""
+        if self._written is None:
+            scope = closure_of(self.fn)
+            self._written = {n: self._evaluated(a, scope)
+                             for n, a in self.fn.__annotations__.items()}
+        return self._written
+
+    def _evaluated(self, annotation: Any, scope: dict[str, Any]) -> Any:
+        """Text as what it says: twice where a quoted annotation is text of text."""
+        for _ in range(2):
+            if isinstance(annotation, str):
+                self._captured.expression(self.fn, annotation, scope)
+                annotation = eval(annotation, scope)  # noqa: S307
+        return annotation
 
     # --- calls --------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -399,7 +404,7 @@ class Kernel(Kernel_):
             made.clear()
         self._untold.clear()
         self._captured.clear()
-        self._signature = None
+        self._signature = self._written = None
 
     def specialise(self, bound: Bound, schedule: Schedule, given_grid: bool = False) -> Function:
         """The Tile IR for these types, constants and schedule; compiled once."""
