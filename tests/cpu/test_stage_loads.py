@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tessera as ts
 import tile_gpu
 from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
-from tessera import config
+from tessera import config, tile
 from tessera.errors import TesseraError
 from tessera.numerics import decode
 from tessera.runtime.generations import GENERATIONS
+from tessera.tile.cuda.lower.find_staged_loads import find_feeds
 from tessera.tile.cuda.lower.stage_loads import Room, stage_matmul_loads
 from tessera.tile.interpreter.launch import run as interpret
 from tessera.tile.interpreter.memory import Memory
@@ -187,3 +189,27 @@ def test_the_user_s_own_ring_stays(rng):
     gemm = Gemm(style="ring")
     function = staged(gemm.kernel, gemm.arguments(rng, 32, 64, 96), (1, 1))
     assert {op.attr["swizzle"] for op in ops(function, "allocate")} == {"xor"}
+
+
+@ts.kernel
+def flagging(A: ts.Tensor[64, 64, ts.bf16], flags: ts.Tensor[4, ts.int32],
+             C: ts.Tensor[64, 64, ts.f32], UPDATE=0):
+    acc = tile.zeros((64, 64))
+    for k in tile.range(0, 64, 16):
+        if UPDATE == 1:
+            tile.atomic_cas(flags, 0, 0, 1)
+        if UPDATE == 2:
+            tile.atomic_add(flags, 0, 1)
+        a = tile.load(A[0:64, k:k + 16])
+        acc = tile.dot(a, tile.transpose(a), acc)
+    C[0:64, 0:64] = acc
+
+
+@pytest.mark.parametrize("update", [0, 1, 2])
+def test_nothing_is_read_ahead_of_a_write_that_may_meet_it(update, rng):
+    """Where arrays may overlap, every write in the loop does; an exchange by comparison too."""
+    args = [rng.standard_normal((64, 64)).astype(ts.bf16.numpy), np.zeros(4, np.int32),
+            np.zeros((64, 64), np.float32)]
+    function = tile_gpu.prepare(flagging, args, {"UPDATE": update}, 1, 128)[1]
+    feeds = find_feeds(function, SM80, overlapping=True)
+    assert feeds and all(f.ahead is (update == 0) for f in feeds)

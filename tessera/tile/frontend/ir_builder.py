@@ -28,7 +28,7 @@ from tessera.tile.ir.numpy_values import rounded
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
 from tessera.tile.ops.edge_masks import within
-from tessera.tile.ops.rules import promote
+from tessera.tile.ops.rules import logical, promote
 
 FOLD: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
@@ -38,10 +38,7 @@ FOLD: dict[str, Callable] = {
     "shr": operator.rshift, "neg": operator.neg, "bitnot": operator.invert, "not": operator.not_,
     "maximum": max, "minimum": min, "abs": abs,
 }
-# Exact in every format: the result keeps the type of operands that agree.
-EXACT = frozenset({"maximum", "minimum", "neg", "abs", "where", "eq", "ne", "lt", "le", "gt", "ge"})
 UNIT = {"add": 0, "sub": 0, "mul": 1, "floordiv": 1}  # x op unit is x, of integers
-LOGICAL = frozenset({"and", "or", "not"})
 
 
 class IRBuilder:
@@ -151,7 +148,7 @@ class IRBuilder:
             return self.fold(name, xs)
         xs = [self.value_of(x) for x in xs]
         xs = self.align(xs)
-        if name in LOGICAL:
+        if OPS[name].rule is logical:
             return self.emit(name, [self.truth(x) for x in xs], hint)
         if name == "div" and self.promoted(xs, name).kind != "float":
             xs = [self.cast(x, f32) if isinstance(x, Handle) else float(x) for x in xs]
@@ -231,7 +228,7 @@ class IRBuilder:
             dtypes.append(f32)
         if not dtypes:
             return self.literal(literals[0]).dtype
-        if name in EXACT and len(set(dtypes)) == 1 and (dtypes[0].kind != "bool" or not literals):
+        if OPS[name].exact and len(set(dtypes)) == 1 and (dtypes[0].kind != "bool" or not literals):
             if all(self.fits(x, dtypes[0]) for x in literals):
                 return dtypes[0]
         return promote(dtypes)

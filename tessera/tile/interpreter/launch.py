@@ -26,6 +26,7 @@ from tessera.tile.interpreter.progress import Standstill, Turn, endless, take_tu
 from tessera.tile.interpreter.sanitizer import Sanitizer
 from tessera.tile.ir.ir import Function, Op, While, definitions, walk
 from tessera.tile.ir.numpy_values import constant
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType
 from tessera.tile.passes.random_draws import draws
@@ -184,7 +185,7 @@ def _require_axes(function: Function, grid: tuple[int, ...]) -> None:
 def axes_of(function: Function) -> int:
     """How many axes of the grid a kernel speaks of, by ts.tile.group_id(axis)."""
     asked = [n.attr["axis"] for n in walk(function.body) if isinstance(n, Op)
-             and n.name in ("group_id", "num_groups") and n.attr["axis"] is not None]
+             and OPS[n.name].family == "ids" and n.attr.get("axis") is not None]
     return max(asked, default=-1) + 1 if function.launch == "given" else 0
 
 

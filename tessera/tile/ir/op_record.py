@@ -12,11 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tessera.errors import TraceError
 
 OPS: dict[str, TileOp] = {}
 EFFECTS = ("pure", "read", "write", "atomic", "alloc", "async", "sync", "report")
 LAYOUTS = ("", "same", "any", "reduced")
+ACCESSES = ("", "tile", "scattered", "element", "vector", "copy")
+ASYNC_COPIES = ("", "issue", "commit", "wait")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,15 @@ class TileOp:
     joined_by  of a reduction: the op that makes one of two partial results; "": none does
     neutral    of a reduction: the element that changes nothing; None: this is no reduction
     widens     of a reduction: computed in the compute type of its operand's
+    access     what a read or write of memory moves: a 'tile' or 'scattered' elements of one, by the
+               group; an 'element' or a 'vector' by each thread; a 'copy' between memories
+    place      of an access: the operand that is the memory it reads or writes; of a copy, reads
+    alias      the result is the memory of operand 0, seen in another way
+    async_copy of cp.async, whose copies become groups: it issues one, commits them or waits
+    by_thread  says what each thread does: who writes it has chosen the group
+    pointwise  an element of the result depends on that element of the operands alone; so are all
+               of the family elementwise
+    exact      in every format: the result has the type of operands that agree
     special    computed by the special function units, of which there are few
     draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
@@ -83,16 +96,23 @@ class TileOp:
     joined_by: str = ""
     neutral: float | None = None
     widens: bool = False
+    access: str = ""
+    place: int = 0
+    alias: bool = False
+    async_copy: str = ""
+    by_thread: bool = False
+    pointwise: bool = False
+    exact: bool = False
     cuda: dict[str, Callable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name in OPS:
             raise ValueError(f"tile op {self.name!r} is declared twice")
-        if self.effect not in EFFECTS:
-            raise ValueError(f"tile op {self.name!r}: effect {self.effect!r} is none of {EFFECTS}")
-        if self.layouts not in LAYOUTS:
-            raise ValueError(f"tile op {self.name!r}: layouts {self.layouts!r} is none of "
-                             f"{LAYOUTS}")
+        for field_, known in (("effect", EFFECTS), ("layouts", LAYOUTS), ("access", ACCESSES),
+                              ("async_copy", ASYNC_COPIES)):
+            if getattr(self, field_) not in known:
+                raise ValueError(f"tile op {self.name!r}: {field_} {getattr(self, field_)!r} is "
+                                 f"none of {known}")
         OPS[self.name] = self
 
     @property
@@ -113,6 +133,23 @@ class TileOp:
                  for n in (*self.operands, *self.attrs)]
         return f"{self.name}({', '.join(parts)})"
 
+    @property
+    def reads(self) -> bool:
+        """Whether it is an access that brings what memory holds."""
+        return bool(self.access) and self.effect in ("read", "async")
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes memory before the next op."""
+        return self.effect in ("write", "atomic")
+
+    def value_of(self, *numbers: float) -> Any:
+        """An elementwise op on numbers that are known, by its meaning; None when it has none."""
+        if self.family != "elementwise" or self.numpy is None or self.attrs:
+            return None
+        with np.errstate(all="ignore"):
+            return self.numpy(*map(np.asarray, numbers)).item()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.eager is not None:
             return self.eager(*args, **kwargs)
@@ -126,19 +163,12 @@ class TileOp:
         return f"ts.tile.{self.name}"
 
 
-def declare(
-    *, rule: Callable | None = None, attrs: tuple[str, ...] = (), name: str | None = None,
-    run: bool = False, lower: Callable | None = None, effect: str = "pure", group: bool = False,
-    total: bool = False, public: bool = True, eager: Callable | None = None,
-    samples: tuple[Callable, ...] = (), edges: Callable | None = None,
-    combines: Callable | None = None, zero: str = "", moves: bool = False, fills: bool = False,
-    least: Callable | None = None, draws: Callable[[Any], bool] | None = None, layouts: str = "",
-    positions: int | None = None, special: bool = False, joined_by: str = "",
-    neutral: float | None = None, widens: bool = False,
-) -> Callable[[Callable], TileOp]:
+def declare(*, rule: Callable | None = None, attrs: tuple[str, ...] = (), name: str | None = None,
+            run: bool = False, **facts: Any) -> Callable[[Callable], TileOp]:
     """Makes an op from its meaning: parameters are the operands, those in `attrs` compile-time.
 
     run: the function is `(machine, op, *operands)`, not a function of arrays only.
+    facts: the other fields of TileOp, by name.
     """
 
     def make(meaning: Callable) -> TileOp:
@@ -148,10 +178,7 @@ def declare(
             inspect.getdoc(meaning) or "",
             tuple(p.name for p in parameters if p.name not in attrs), attrs,
             {p.name: p.default for p in parameters if p.default is not p.empty},
-            rule, None if run else meaning, meaning if run else None, lower, effect, group, total,
-            public, eager, samples, edges, combines, zero, moves, fills,
-            least, draws, layouts, positions, special, joined_by, neutral, widens,
-        )
+            rule, None if run else meaning, meaning if run else None, **facts)
 
     return make
 

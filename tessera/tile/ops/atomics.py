@@ -41,7 +41,8 @@ def _each(m: Any, memory: Any, address: np.ndarray, values: np.ndarray, f: Any) 
     return old
 
 
-@declare(rule=_rule, attrs=("kind", "scope"), run=True, effect="atomic", public=False)
+@declare(rule=_rule, attrs=("kind", "scope"), run=True, effect="atomic", public=False,
+         access="element")
 def atomic(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
     """memory[index] = f(memory[index], value) as one step; the result is what was there."""
     return _update(m, op, place, index, value, KINDS[op.attr["kind"]])
@@ -64,7 +65,7 @@ def _update(m: Any, op: Any, place: Any, index: Any, value: Any, f: Any,
 
 
 @declare(rule=lambda types, attrs: _cas_rule(types, attrs), attrs=("scope",), run=True,
-         effect="atomic", public=False)
+         effect="atomic", public=False, access="element")
 def compare_exchange(m: Any, op: Any, place: Any, expected: Any, value: Any, *index: Any) -> Any:
     """memory[index] = value where it was `expected`; the result is what was there."""
     shape = np.broadcast_shapes(np.shape(expected), np.shape(value))
@@ -108,7 +109,7 @@ def _added(types: Any, attrs: Any) -> list[Along]:
 
 
 @declare(rule=lambda types, attrs: _tile_rule(types), attrs=("kind", "scope"), run=True,
-         effect="atomic", group=True, public=False, combines=_added, layouts="any")
+         effect="atomic", group=True, public=False, combines=_added, layouts="any", access="tile")
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
     from tessera.tile.interpreter.async_copies import wide

@@ -30,7 +30,8 @@ def _causal_lower(t: Any, scores: Any, q0: Any, k0: Any) -> Any:
     return t.ir.emit("causal_mask", [t.ir.value_of(scores), q0, k0])
 
 
-@declare(rule=_causal_rule, lower=_causal_lower, edges=edge_rules.same, layouts="same")
+@declare(rule=_causal_rule, lower=_causal_lower, edges=edge_rules.same, layouts="same",
+         pointwise=True)
 def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
     """scores with -inf where k0 + column > q0 + row."""
     rows = np.arange(scores.shape[1])[None, :, None] + np.reshape(q0, (-1, 1, 1))
@@ -87,7 +88,7 @@ def _slack_lower(t: Any, m: Any, x: Any, slack: Any = 0.0) -> Any:
 
 
 @declare(rule=rules.floats, attrs=("slack",), lower=_slack_lower, edges=edge_rules.elementwise,
-         layouts="same")
+         layouts="same", pointwise=True)
 def running_max(m: Any, x: Any, slack: Any = 0.0) -> Any:
     """x where x > m + slack, else m: a running maximum that lags a little and rarely changes."""
     return np.where(x > m + x.dtype.type(slack), x, m)

@@ -27,30 +27,33 @@ def _one(rng: Any) -> tuple:
 
 
 def _binary(name: str, doc: str, f: Any, rule: Any = rules.elementwise, public: bool = False,
-            samples: tuple = (_pair,), total: bool = False, zero: str = "",
-            carry: Any = edge_rules.elementwise, least: Any = None,
-            special: bool = False) -> Any:
+            samples: tuple = (_pair,), carry: Any = edge_rules.elementwise, **facts: Any) -> Any:
     def meaning(x: Any, y: Any) -> Any:
         return f(x, y)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=samples, total=total, zero=zero,
-                   edges=carry, least=least, special=special)(meaning)
+    return declare(rule=rule, name=name, public=public, samples=samples, edges=carry,
+                   **facts)(meaning)
 
 
 def _unary(name: str, doc: str, f: Any, rule: Any = rules.floats, public: bool = True,
-           total: bool = False, special: bool = False) -> Any:
+           **facts: Any) -> Any:
     def meaning(x: Any) -> Any:
         return f(x)
 
     meaning.__doc__ = doc
-    return declare(rule=rule, name=name, public=public, samples=(_one,), total=total,
-                   edges=edge_rules.elementwise, special=special)(meaning)
+    return declare(rule=rule, name=name, public=public, samples=(_one,),
+                   edges=edge_rules.elementwise, **facts)(meaning)
 
 
 def _not_negative(least: list[int | None]) -> int | None:
     """Of an op that leaves the numbers from 0 on among themselves."""
     return 0 if all(x is not None and x >= 0 for x in least) else None
+
+
+def _sum(least: list[int | None]) -> int | None:
+    known = [x for x in least if x is not None]
+    return sum(known) if len(known) == len(least) else None
 
 
 def _remainder(least: list[int | None]) -> int | None:
@@ -71,7 +74,7 @@ def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.floor(x / y) if x.dtype.kind == "f" else np.floor_divide(x, y)
 
 
-_binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps")
+_binary("add", "x + y", lambda x, y: x + y, total=True, zero="keeps", least=_sum)
 _binary("sub", "x - y", lambda x, y: x - y, total=True, zero="keeps")
 _binary("mul", "x * y", lambda x, y: x * y, total=True, zero="wins", least=_not_negative)
 _binary("div", "x / y of floats", lambda x, y: x / y, rules.floats, special=True)
@@ -81,30 +84,32 @@ _binary("mod", "x - floor(x / y) * y, as in Python", np.mod, samples=(_ints,),
         least=_remainder)
 _binary("pow", "x ** y", lambda x, y: np.power(x, y), special=True)
 _binary("maximum", "The larger of x and y; NaN when one is NaN.", np.maximum, public=True,
-        total=True, least=_larger)
+        total=True, exact=True, least=_larger)
 _binary("minimum", "The smaller of x and y; NaN when one is NaN.", np.minimum, public=True,
-        total=True, least=_smaller)
+        total=True, exact=True, least=_smaller)
 _binary("atan2", "The angle of the point (y, x).", np.arctan2, rules.floats, public=True)
-_binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,), total=True)
+_binary("bitand", "x & y", np.bitwise_and, rules.integers, samples=(_ints,), total=True,
+        least=_not_negative)
 _binary("bitor", "x | y", np.bitwise_or, rules.integers, samples=(_ints,), total=True)
 _binary("bitxor", "x ^ y", np.bitwise_xor, rules.integers, samples=(_ints,), total=True)
 _binary("shl", "x << y", np.left_shift, rules.integers, samples=(_ints,))
 _binary("shr", "x >> y, keeping the sign", np.right_shift, rules.integers, samples=(_ints,),
         least=_not_negative)
-_binary("lt", "x < y", np.less, rules.comparison, total=True)
-_binary("le", "x <= y", np.less_equal, rules.comparison, total=True)
-_binary("gt", "x > y", np.greater, rules.comparison, total=True)
-_binary("ge", "x >= y", np.greater_equal, rules.comparison, total=True)
-_binary("eq", "x == y", np.equal, rules.comparison, total=True)
-_binary("ne", "x != y", np.not_equal, rules.comparison, total=True)
+_binary("lt", "x < y", np.less, rules.comparison, total=True, exact=True)
+_binary("le", "x <= y", np.less_equal, rules.comparison, total=True, exact=True)
+_binary("gt", "x > y", np.greater, rules.comparison, total=True, exact=True)
+_binary("ge", "x >= y", np.greater_equal, rules.comparison, total=True, exact=True)
+_binary("eq", "x == y", np.equal, rules.comparison, total=True, exact=True)
+_binary("ne", "x != y", np.not_equal, rules.comparison, total=True, exact=True)
 _binary("and", "x and y of bools", np.logical_and, rules.logical, total=True,
         carry=edge_rules.both)
 _binary("or", "x or y of bools", np.logical_or, rules.logical, total=True)
 
-_unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True)
+_unary("neg", "-x", np.negative, rules.elementwise, public=False, total=True,
+       exact=True)
 _unary("not", "not x", np.logical_not, rules.logical, public=False, total=True)
 _unary("bitnot", "~x", np.invert, rules.integers, public=False, total=True)
-_unary("abs", "|x|", np.abs, rules.elementwise, total=True)
+_unary("abs", "|x|", np.abs, rules.elementwise, total=True, exact=True)
 _unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp, special=True)
 _unary("exp2", "2^x", np.exp2, special=True)
 _unary("expm1", "e^x - 1, exact near 0", np.expm1, special=True)
@@ -170,6 +175,7 @@ def fma(x: Any, y: Any, z: Any) -> Any:
 
 
 @declare(rule=lambda types, attrs: _where_rule(types), total=True, edges=edge_rules.chosen,
+         exact=True, least=lambda least: _smaller(least[1:]),
          samples=(lambda rng: (rng.random((6, 5)) < 0.5, *rng.standard_normal((2, 6, 5))),))
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where the condition holds, else y; both are evaluated."""

@@ -25,31 +25,31 @@ def _not_negative(least: Any) -> int:
     return 0
 
 
-@declare(rule=_lane, run=True, total=True, least=_not_negative)
+@declare(rule=_lane, run=True, total=True, least=_not_negative, by_thread=True)
 def linear_id(m: Any, op: Any) -> Any:
     """group_id() * group_size() + local_id(): the number of this tile in the launch."""
     return (m.groups * m.lanes + m.lane_ids()).astype(np.int32)
 
 
-@declare(rule=_lane, run=True, total=True, least=_not_negative)
+@declare(rule=_lane, run=True, total=True, least=_not_negative, by_thread=True)
 def local_id(m: Any, op: Any) -> Any:
     """The number of this tile in its group, 0 .. group_size() - 1."""
     return m.lane_ids()
 
 
-@declare(rule=_lane, run=True, total=True, least=_not_negative)
+@declare(rule=_lane, run=True, total=True, least=_not_negative, by_thread=True)
 def lane_id(m: Any, op: Any) -> Any:
     """The number of this lane in its warp, 0 .. 31."""
     return m.lane_ids() % np.int32(WARP)
 
 
-@declare(rule=_lane, run=True, total=True, least=_not_negative)
+@declare(rule=_lane, run=True, total=True, least=_not_negative, by_thread=True)
 def warp_id(m: Any, op: Any) -> Any:
     """The number of this lane's warp in the group."""
     return m.lane_ids() // np.int32(WARP)
 
 
-@declare(rule=_uniform, run=True, total=True, least=_not_negative)
+@declare(rule=_uniform, run=True, total=True, least=_not_negative, by_thread=True)
 def group_size(m: Any, op: Any) -> Any:
     """The number of tiles (lanes) in a group."""
     return np.array([[m.lanes]], np.int32)

@@ -109,7 +109,8 @@ def _gather_lower(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> A
 @declare(rule=_gather_rule, attrs=("axis", "box", "kept", "limit", "fill"), run=True,
          effect="read", group=True, lower=_gather_lower,
          samples=(lambda rng: (rng.standard_normal(20), rng.integers(-2, 22, (3, 4))),
-                  lambda rng: (rng.standard_normal((9, 8)), rng.integers(0, 9, 5))), positions=1)
+                  lambda rng: (rng.standard_normal((9, 8)), rng.integers(0, 9, 5))), positions=1,
+         access="scattered")
 def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
     """Elements of x at the positions in an integer tile: x[index] of a vector x, and for more axes
     the index's axes in place of `axis`: gather(table[:, 0:D], index) are rows of a table.
@@ -128,7 +129,7 @@ def gather(m: Any, op: Any, x: Any, index: Any, *offsets: Any) -> Any:
 
 
 @declare(rule=_scatter_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="write",
-         group=True, public=False, positions=2)
+         group=True, public=False, positions=2, access="scattered")
 def store_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
     """Writes each element of a tile where the index says; of two at one place one stays."""
     found, memory = _find(m, op, y, index, offsets), y.memory
@@ -168,7 +169,7 @@ def _added(types: Any, attrs: Any) -> list[Along]:
 
 
 @declare(rule=_add_rule, attrs=("axis", "box", "kept", "limit"), run=True, effect="atomic",
-         group=True, public=False, combines=_added, positions=2)
+         group=True, public=False, combines=_added, positions=2, access="scattered")
 def atomic_scatter(m: Any, op: Any, y: Any, value: Any, index: Any, *offsets: Any) -> None:
     """Adds each element of a tile where the index says, as one step each."""
     found, memory = _find(m, op, y, index, offsets), y.memory

@@ -35,7 +35,7 @@ def allocate(m: Any, op: Any) -> Any:
     return MemoryBox.whole(local)
 
 
-@declare(rule=lambda types, attrs: _stage_rule(types), run=True, public=False)
+@declare(rule=lambda types, attrs: _stage_rule(types), run=True, public=False, alias=True)
 def stage(m: Any, op: Any, buffer: Any, index: Any) -> Any:
     """One stage of a buffer that has several, by a uniform number."""
     bad = (index < 0) | (index >= buffer.memory.stages)
@@ -60,7 +60,7 @@ def _view_rule(types: Any, attrs: Any) -> View:
     return View(source.numeric, tuple(attrs["box"][i] for i in attrs["kept"]), source.space)
 
 
-@declare(rule=_view_rule, attrs=("box", "kept"), run=True, public=False)
+@declare(rule=_view_rule, attrs=("box", "kept"), run=True, public=False, alias=True)
 def view(m: Any, op: Any, source: Any, *offsets: Any) -> Any:
     """The box of extents `box` at these offsets; axes not in `kept` are single indices."""
     attr = op.attr
@@ -71,7 +71,7 @@ def view(m: Any, op: Any, source: Any, *offsets: Any) -> Any:
 
 
 @declare(rule=lambda types, attrs: _flip(types[0]), run=True, public=False,
-         edges=edge_rules.reversed_axes)
+         edges=edge_rules.reversed_axes, alias=True)
 def view_transpose(m: Any, op: Any, source: Any) -> Any:
     """The same place with its axes reversed; nothing moves."""
     return source.transposed
@@ -150,7 +150,7 @@ def _element_rule(types: Any, attrs: Any) -> Scalar:
     return Scalar(place.dtype, all(t.uniform for t in index) and place.space != "register")
 
 
-@declare(rule=_element_rule, run=True, effect="read", public=False)
+@declare(rule=_element_rule, run=True, effect="read", public=False, access="element")
 def load_element(m: Any, op: Any, place: Any, *index: Any) -> Any:
     """One element for each lane."""
     address = addresses(m, op, place, index)
@@ -162,7 +162,7 @@ def load_element(m: Any, op: Any, place: Any, *index: Any) -> Any:
     return memory.read(address)
 
 
-@declare(rule=lambda types, attrs: (), run=True, effect="write", public=False)
+@declare(rule=lambda types, attrs: (), run=True, effect="write", public=False, access="element")
 def store_element(m: Any, op: Any, place: Any, value: Any, *index: Any) -> Any:
     """One element from each lane, rounded to the storage; a uniform store happens once."""
     address = addresses(m, op, place, index)
@@ -194,7 +194,7 @@ def _load_rule(types: Any, attrs: Any) -> TileType:
 
 
 @declare(rule=_load_rule, attrs=("vector", "prefetch", "fill"), run=True, effect="read", group=True,
-         public=False, edges=edge_rules.kept, moves=True)
+         public=False, edges=edge_rules.kept, moves=True, access="tile")
 def load_tile(m: Any, op: Any, source: Any, vector: Any = None, prefetch: Any = None,
               fill: Any = 0) -> Any:
     """The box as a tile; elements outside of the tensor are `fill`."""
@@ -231,7 +231,7 @@ def _store_rule(types: Any, attrs: Any) -> Any:
 
 
 @declare(rule=_store_rule, run=True, effect="write", group=True, public=False, fills=True,
-         layouts="any")
+         layouts="any", access="tile")
 def store_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Writes a tile (or one number everywhere) to a box; elements outside are left out."""
     address, inside = target.addresses(m.groups)
@@ -272,7 +272,8 @@ def _copy_rule(types: Any, attrs: Any) -> Any:
     return ()
 
 
-@declare(rule=_copy_rule, run=True, effect="async", group=True, fills=True)
+@declare(rule=_copy_rule, run=True, effect="async", group=True, fills=True,
+         access="copy", place=1, async_copy="issue")
 def cp_async(m: Any, op: Any, target: Any, source: Any) -> Any:
     """Begins a copy of a global box into shared memory; elements outside become 0.
 
@@ -288,26 +289,29 @@ def _copy_if_rule(types: Any, attrs: Any) -> Any:
     return _copy_rule(types[:2], attrs)
 
 
-@declare(rule=_copy_if_rule, run=True, effect="async", group=True, public=False)
+@declare(rule=_copy_if_rule, run=True, effect="async", group=True, public=False,
+         access="copy", place=1, async_copy="issue")
 def cp_async_if(m: Any, op: Any, target: Any, source: Any, wanted: Any) -> Any:
     """cp_async where `wanted` is true; where not, all becomes 0 and nothing is read. Without a
     branch, so that the copies of an iteration can be spread among its matmuls."""
     m.copies.issue(target, source, op.where, wanted)
 
 
-@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True)
+@declare(rule=lambda types, attrs: (), run=True, effect="async", group=True, async_copy="commit")
 def cp_commit_group(m: Any, op: Any) -> Any:
     """Makes the copies since the last commit one group, for cp_wait_group."""
     m.copies.commit(m.active_groups())
 
 
-@declare(rule=lambda types, attrs: (), attrs=("pending",), run=True, effect="async", group=True)
+@declare(rule=lambda types, attrs: (), attrs=("pending",), run=True, effect="async", group=True,
+         async_copy="wait")
 def cp_wait_group(m: Any, op: Any, pending: Any = 0) -> Any:
     """Waits until at most `pending` commit groups are under way; commits what is not committed."""
     m.copies.wait(m.active_groups(), op.attr["pending"])
 
 
-@declare(rule=lambda types, attrs: (), run=True, effect="sync", group=True)
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", group=True,
+         async_copy="wait", by_thread=True)
 def barrier(m: Any, op: Any) -> Any:
     """All lanes of the group wait for each other; what they wrote before is visible after it.
 

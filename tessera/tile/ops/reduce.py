@@ -127,7 +127,7 @@ def _edge_lower(t: Any, x: Any, start: Any, stop: Any, *, axis: Any = 1,
 
 
 @declare(rule=_edge_rule, attrs=("axis", "fill", "low"), lower=_edge_lower, edges=edge_rules.masked,
-         layouts="same")
+         layouts="same", pointwise=True)
 def edge_mask(x: Any, start: Any, stop: Any, axis: int = 1, fill: Any = -np.inf,
               low: bool = False) -> Any:
     """Element i along an axis stays where start + i < stop; the others become `fill` (-inf)."""

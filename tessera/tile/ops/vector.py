@@ -79,7 +79,7 @@ def _touch(m: Any, op: Any, memory: Any, address: np.ndarray, on: np.ndarray, wr
 
 
 @declare(rule=lambda types, attrs: Vector(types[0].dtype, attrs["width"]), attrs=("width",),
-         run=True, effect="read", lower=_load_lower)
+         run=True, effect="read", lower=_load_lower, access="vector")
 def load_vector(m: Any, op: Any, row: Any, *index: Any) -> Any:
     """Lane L reads elements width*L .. width*L + width - 1 of a row; none past its end."""
     address, on = _addresses(m, op, row, index, op.attr["width"])
@@ -88,7 +88,7 @@ def load_vector(m: Any, op: Any, row: Any, *index: Any) -> Any:
     return np.where(on, values, values.dtype.type(0))
 
 
-@declare(rule=_store_rule, run=True, effect="write", lower=_store_lower)
+@declare(rule=_store_rule, run=True, effect="write", lower=_store_lower, access="vector")
 def store_vector(m: Any, op: Any, row: Any, vector: Any, *index: Any) -> Any:
     """Writes a vector to the same positions of a row."""
     address, on = _addresses(m, op, row, index, vector.shape[2])

@@ -145,7 +145,7 @@ def ballot(m: Any, op: Any, x: Any) -> Any:
                            for s in range(0, m.lanes, WARP)], axis=1)
 
 
-@declare(rule=lambda types, attrs: Scalar(i32, False), run=True)
+@declare(rule=lambda types, attrs: Scalar(i32, False), run=True, least=lambda least: 0)
 def popcount(m: Any, op: Any, x: Any) -> Any:
     """The number of bits that are set; a negative number's are those of its two's complement."""
     words = x.view(f"u{x.dtype.itemsize}")  # NumPy counts those of the magnitude

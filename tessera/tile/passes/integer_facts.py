@@ -19,15 +19,11 @@ from tessera.tile.ir.ir import (
     definitions,
     walk,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar
 
 LARGEST = 1 << 20  # the divisor of 0, and the greatest that is tracked
 DIVISIBLE = 16
-# Ops that are never negative when their operands are not.
-GROWING = frozenset({"add", "mul", "minimum", "maximum", "floordiv", "mod", "convert", "where",
-                     "shr", "bitand"})
-NATURAL = frozenset({"group_id", "linear_id", "local_id", "lane_id", "warp_id", "group_size",
-                     "num_groups", "popcount", "tile_order", "block_number", "block_count"})
 
 
 def divisor_of(number: int) -> int:
@@ -131,14 +127,15 @@ class Knowledge:
             return self.natural(loop.lo) and isinstance(loop.step, Const) and loop.step.value > 0
         node = self.made.get(x)
         if isinstance(node, Op):
-            if node.name in NATURAL:
-                return True
             if node.name == "constant":
                 return bool(node.attr["value"] >= 0)
-            if node.name == "maximum":
-                return any(self.natural(a) for a in node.args)
-            return node.name in GROWING and all(
-                self._integer(a) and self.natural(a) for a in node.args)
+            if node.name == "convert":
+                return self._integer(node.args[0]) and self.natural(node.args[0])
+            least = OPS[node.name].least
+            if least is None or not self._integer(x):
+                return False
+            found = least([0 if self.natural(a) else None for a in node.args])
+            return found is not None and found >= 0
         if isinstance(node, If):
             at = [d.value for d in node.outs].index(x)
             return self.natural(node.thens[at]) and self.natural(node.elses[at])

@@ -17,9 +17,6 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, Type, View
 
 WHILE_TRIPS = 8  # of a loop whose end nobody can know
-_FOLD: dict[str, Any] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
-    "floordiv": lambda x, y: x // y, "mod": lambda x, y: x % y, "minimum": min, "maximum": max}
 
 
 @dataclass(frozen=True)
@@ -117,24 +114,23 @@ class _Counter:
 
     def loads(self, op: Op) -> bool:
         """Whether the op brings data from global memory."""
-        source = {"load_tile": 0, "load_element": 0, "load_vector": 0, "cp_async": 1,
-                  "gather": 0}.get(op.name)
-        return source is not None and _space(self.type_of(op.args[source])) == "global"
+        record = OPS[op.name]
+        return record.reads and _space(self.type_of(op.args[record.place])) == "global"
 
     def op(self, op: Op, times: float) -> None:
         types = [self.type_of(a) for a in op.args]
         if op.name == "matmul":
             self.matmul(op, types, times)
-        elif op.name in ("load_tile", "store_tile", "cp_async"):
+        elif (access := OPS[op.name].access) in ("tile", "copy"):
             for x, t in zip(op.args, types, strict=True):
                 if isinstance(t, View) and t.space == "global":
                     self.move(x, times * prod(t.shape) * t.dtype.bits / 8, op)
-        elif op.name in ("gather", "store_scatter", "atomic_scatter"):
+        elif access == "scattered":
             if _space(types[0]) == "global":
                 t = op.outs[0].type if op.outs else types[1]
                 self.move(op.args[0], times * prod(t.shape)  # type: ignore[union-attr]
                           * types[0].dtype.bits / 8, op)
-        elif op.name in ("load_element", "store_element", "atomic", "load_vector", "store_vector"):
+        elif access in ("element", "vector"):
             self.elements(op, types, times)
         elif op.outs:
             self.arithmetic(op, times)
@@ -161,7 +157,7 @@ class _Counter:
         while (made := self.made_by.get(place)) is not None:
             place = made.args[0]
         self.work.bytes += bytes
-        self.work.moved[place.name, op.name.startswith(("store", "atomic"))] += bytes
+        self.work.moved[place.name, OPS[op.name].writes] += bytes
 
     def arithmetic(self, op: Op, times: float) -> None:
         made = op.outs[0].type
@@ -197,11 +193,12 @@ class _Counter:
             self.known[op.outs[0].value] = prod(self.grid) if axis is None else self.grid[axis]
         elif op.name == "group_size":
             self.known[op.outs[0].value] = self.lanes
-        elif op.name in ("convert", *_FOLD):
+        else:
             values = [self.number(a) for a in op.args]
-            if None not in values and not (op.name in ("floordiv", "mod") and not values[1]):
-                f = _FOLD.get(op.name, lambda x: x)
-                self.known[op.outs[0].value] = f(*values)
+            known = None if None in values else values[0] if op.name == "convert" else \
+                OPS[op.name].value_of(*values)  # type: ignore[arg-type]
+            if known is not None:
+                self.known[op.outs[0].value] = known
 
 
 def _space(t: Type) -> str:

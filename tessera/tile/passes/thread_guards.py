@@ -16,13 +16,9 @@ from typing import Any
 
 from tessera.errors import SourceLine
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, While, walk
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar
 
-NUMBERS: dict[str, Callable[[int, int], int]] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
-    "floordiv": lambda x, y: x // y if y else 0, "mod": lambda x, y: x % y if y else 0,
-    "maximum": max, "minimum": min, "shl": lambda x, y: x << min(max(y, 0), 62),
-    "shr": lambda x, y: x >> min(max(y, 0), 62)}
 # f(i) < B with f(i) = op(i, c): i < inverse(B, c)
 INVERSE: dict[str, Callable[[int, int], int]] = {
     "add": lambda bound, c: bound - c, "sub": lambda bound, c: bound + c,
@@ -83,7 +79,7 @@ class Guards:
             op = self.made.get(x) if isinstance(x, SSAValue) else None
             if op is None:
                 return
-            if op.name in ("convert", "cast"):
+            if op.name == "convert":
                 x = op.args[0]
                 continue
             if op.name not in INVERSE:
@@ -127,13 +123,12 @@ class Guards:
         op = self.made.get(x)
         if op is None:
             return None
-        if op.name in ("convert", "cast") and isinstance(op.outs[0].type, Scalar) and \
+        if op.name == "convert" and isinstance(op.outs[0].type, Scalar) and \
                 op.outs[0].type.dtype.kind in ("int", "uint"):
             return self.number(op.args[0])
-        if op.name not in NUMBERS:
-            return None
-        parts = [self.number(a) for a in op.args]
-        return None if None in parts else NUMBERS[op.name](*parts)  # type: ignore[arg-type]
+        values = [self.number(a) for a in op.args]
+        known = None if None in values else OPS[op.name].value_of(*values)  # type: ignore[arg-type]
+        return known if isinstance(known, int) else None
 
 
 def strides(function: Function, base: str) -> bool:

@@ -33,7 +33,6 @@ ELEMENTS_PER_LANE = 32  # of the largest tile: four 16-byte accesses of bf16, ei
 MOST_WARPS = {"matmul": 8, "reduction": 16, "stream": 32}
 MOST_PER_LANE = 64  # beyond it a tile kernel has no registers left to compute with
 ROW_BYTES = 128  # of a step's operands: the width of the widest swizzle
-LANE_OPS = frozenset({"linear_id", "local_id", "lane_id", "warp_id", "group_size", "barrier"})
 SMALL = 32  # an extent for which blocks of 64 would be mostly empty
 
 
@@ -89,7 +88,8 @@ class Subject:
     def by_lanes(self) -> bool:
         """Whether the body says what each lane does: then its author chose the group."""
         return (self.function.lanes is not None or self.function.result[0] == "scalar"
-                or any(isinstance(n, Op) and n.name in LANE_OPS for n in walk(self.function.body))
+                or any(isinstance(n, Op) and OPS[n.name].by_thread
+                       for n in walk(self.function.body))
                 or any(map(is_lane, definitions(self.function).values())))
 
 

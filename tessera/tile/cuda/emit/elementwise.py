@@ -9,6 +9,7 @@ from __future__ import annotations
 from tessera.tile.cuda.emit.emitter import Emitter, literal
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.casts import same_register
+from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Const, Op, Operand
@@ -18,6 +19,7 @@ from tessera.tile.ir.types import TileType
 PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "bitand": "bit_and",
          "bitor": "bit_or", "bitxor": "bit_xor", "shl": "shift_left", "and": "bit_and",
          "or": "bit_or"}
+DIVISIONS = frozenset({"div", "div_or_zero"})  # emitted in divide.py
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
@@ -82,13 +84,6 @@ def _where(e: Emitter, op: Op) -> None:
     apply(e, op, e.use("where", "use(fragments.where)"))
 
 
-# Ops whose body stands in maths.py under the op's own name, by the kind of their operands.
-BY_KIND = ("floordiv", "mod", "pow", "maximum", "minimum", "atan2", "shr", "not", "bitnot",
-           "abs", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos",
-           "tan", "atan", "tanh", "floor", "ceil", "round", "trunc", "erf", "sigmoid", "isnan",
-           "isinf", "exp_sub", "fma")
-
-
 def _maths(name: str) -> None:
     def emit(e: Emitter, op: Op) -> None:
         kind = e.dtype(op.args[0])
@@ -98,8 +93,10 @@ def _maths(name: str) -> None:
     emits(name)(emit)
 
 
-for _name in BY_KIND:
-    _maths(_name)
+# Ops whose body stands in intrinsics/elementwise.py, by the kind of their operands.
+for _name in dict.fromkeys(name for name, _ in BODIES):
+    if _name not in DIVISIONS:
+        _maths(_name)
 
 
 @emits("running_max")

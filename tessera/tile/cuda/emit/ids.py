@@ -5,6 +5,7 @@ from __future__ import annotations
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.ir.ir import Op, walk
+from tessera.tile.ir.op_record import OPS
 
 
 def group_number(e: Emitter) -> str:
@@ -15,7 +16,7 @@ def group_number(e: Emitter) -> str:
 def axes_of_grid(e: Emitter) -> int:
     """Axes that the body asks for: later ones vary faster, as in the interpreter."""
     asked = [n.attr["axis"] for n in e.made_by.values()
-             if n.name in ("group_id", "num_groups") and n.attr["axis"] is not None]
+             if OPS[n.name].family == "ids" and n.attr.get("axis") is not None]
     return max([*asked, len(e.function.grid) - 1]) + 1
 
 

@@ -25,7 +25,7 @@ POOL_BYTES = 32768  # of one round through shared memory
 
 
 @declare(rule=lambda types, attrs: types[0], name="convert_layout", public=False,
-         layouts="any")
+         layouts="any", moves=True)
 def _same(x: Any) -> Any:
     """The tile; only where its elements lie changes. Put in by lower/assign_layouts.py."""
     return x

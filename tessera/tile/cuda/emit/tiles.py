@@ -23,10 +23,10 @@ from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Op, Operand, SSAValue
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
 
-MOVED = frozenset({"transpose", "reshape", "expand_dims", "convert_layout"})
 LEAST = 16  # bytes, half a sector
 STREAMING = "L1::no_allocate"  # a tile is read once by its group
 
@@ -148,7 +148,7 @@ def is_rounded(e: Emitter, value: Operand) -> bool:
     made = e.made_by.get(value) if isinstance(value, SSAValue) else None
     if made is None or made.outs[0].type.dtype is not bf16:
         return False
-    if made.name in MOVED:
+    if OPS[made.name].moves and OPS[made.name].effect == "pure":
         return is_rounded(e, made.args[0])
     return made.name == "convert" or (made.name == "load_tile" and made.attr["fill"] == 0)
 

@@ -114,8 +114,9 @@ class _Chooser:
         memory: list[tuple[bool, int, SSAValue, int,
                            int | None]] = []  # said by the user, size, ...
         for op in nodes:
-            value = op.outs[0].value if op.name in ("load_tile", "gather") else op.args[1] \
-                if op.name in ("store_tile", "atomic_tile") or OPS[op.name].positions else None
+            record = OPS[op.name]
+            value = None if record.access not in ("tile", "scattered") else \
+                op.args[1] if record.writes else op.outs[0].value
             if value is not None and (t := self.tile(value)) is not None:
                 bits = self.types[op.args[0]].dtype.bits  # type: ignore[index]
                 said = op.attr.get("vector")
@@ -171,7 +172,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
         yield from _ties(node, tile)
         return
     ins = [x for x in node.args if tile(x)]
-    if node.name in ("store_scatter", "atomic_scatter"):
+    if OPS[node.name].access == "scattered" and OPS[node.name].writes:
         value, index = node.args[1:3]
         small = types[index].shape
         yield (value, index, lambda layout: index_layout(node, layout, small),  # type: ignore

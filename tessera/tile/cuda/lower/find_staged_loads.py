@@ -21,11 +21,8 @@ from tessera.tile.ir.ir import (
     regions,
     walk,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, View
-
-WRITES = ("store", "atomic")
-# Where the user copies by himself, groups of ours would take in what his barriers complete.
-MANUAL = frozenset({"cp_async", "cp_commit_group", "cp_wait_group"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,9 @@ class Feed:
 def find_feeds(function: Function, generation: Generation, overlapping: bool) -> list[Feed]:
     """In order of the text."""
     nodes = list(walk(function.body))
-    if any(isinstance(n, Op) and n.name in MANUAL for n in nodes):
+    # Where the user copies by himself, groups of ours would take in what his barriers complete.
+    if any(isinstance(n, Op) and OPS[n.name].async_copy and OPS[n.name].effect == "async"
+           for n in nodes):
         return []
     return _Finder(function, generation, overlapping).run()
 
@@ -157,7 +156,7 @@ class _Finder:
 
     def changes(self, node: Node, tensor: SSAValue) -> bool:
         """Whether a node may write to a tensor."""
-        if not isinstance(node, Op) or not node.name.startswith(WRITES):
+        if not isinstance(node, Op) or not OPS[node.name].writes:
             return False
         root = node.args[0]
         while isinstance(root, SSAValue) and root in self.made:

@@ -13,13 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.tile.ir.ir import For, Function, If, Node, Op, SSAValue, While, definitions
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType, Type
 
-TILES = frozenset({"load_tile", "store_tile", "atomic_tile"})
-PICKS = frozenset({"gather", "store_scatter", "atomic_scatter"})
 ANYWHERE = "any thread, any element"  # in no order with itself: the next iteration goes elsewhere
-ATOMICS = frozenset({"atomic", "compare_exchange"})
-ELEMENTS = frozenset({"load_element", "store_element"}) | ATOMICS
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class _Orderer:
         return tuple(out), pending
 
     def op(self, op: Op, pending: Pending, out: list[Node]) -> Pending:
-        if op.name in ("view", "view_transpose") and isinstance(op.args[0], SSAValue):
+        if OPS[op.name].alias and isinstance(op.args[0], SSAValue):
             self.roots[op.outs[0].value] = self.root(op.args[0])
         if op.name == "barrier":
             pending = frozenset()
@@ -119,20 +116,21 @@ class _Orderer:
         return isinstance(t, Scalar) and t.uniform
 
     def access(self, op: Op) -> MemoryAccess | None:
-        if op.name in ("cp_async", "cp_async_if") and isinstance(op.args[1], SSAValue):
+        record = OPS[op.name]
+        if record.access == "copy" and isinstance(op.args[1], SSAValue):
             return MemoryAccess("" if self.overlapping else self.root(op.args[1]).name, False,
                                 ("copied", op.args[1]))
-        if op.name not in TILES | ELEMENTS | PICKS or not isinstance(op.args[0], SSAValue):
+        if record.access not in ("tile", "scattered", "element") or not isinstance(
+                op.args[0], SSAValue):
             return None
         tensor = self.types[self.root(op.args[0])]
         if not isinstance(tensor, GlobalTensor):
             return None
-        write = op.name in ("store_tile", "store_element", "atomic_tile", "store_scatter",
-                            "atomic_scatter") or op.name in ATOMICS
+        write = record.writes
         memory = "" if self.overlapping else self.root(op.args[0]).name
-        if op.name in PICKS:  # sums meet sums in any order
+        if record.access == "scattered":  # sums meet sums in any order
             return MemoryAccess(memory, write, "sums" if op.name == "atomic_scatter" else ANYWHERE)
-        if op.name in TILES:
+        if record.access == "tile":
             tile = op.outs[0].type if op.outs else self.type(op.args[1])
             layout = tile.layout if isinstance(tile, TileType) else None
             return MemoryAccess(memory, write, (op.args[0], layout))

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.tile.ir.ir import Def, For, Names, Node, Op, Operand, SSAValue
-
-PURE = frozenset({"add", "sub", "mul", "minimum", "maximum", "floordiv", "mod", "shl", "shr",
-                  "bitand", "bitor", "bitxor", "convert", "where", "lt", "le", "gt", "ge", "eq",
-                  "ne", "and", "or", "not", "neg", "constant", "view", "view_transpose"})
+from tessera.tile.ir.op_record import OPS
 
 
 def made_in(node: For) -> dict[SSAValue, Op]:
@@ -28,9 +25,15 @@ def known_ahead(node: For, x: Operand) -> bool:
             return True
         if v in carried or v in inner:
             return False
-        return v not in made or made[v].name in PURE and all(map(known, made[v].args))
+        return v not in made or _computable(made[v]) and all(map(known, made[v].args))
 
     return known(x)
+
+
+def _computable(op: Op) -> bool:
+    """Whether it may be computed at another time: it has no effect, and reads no memory."""
+    record = OPS[op.name]
+    return record.alias or record.total or record.family == "elementwise"
 
 
 class Ahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.tile.ir.ir import For, Function, If, Node, Op, While
+from tessera.tile.ir.op_record import OPS
 
 
 def left_to_barriers(function: Function) -> frozenset[int]:
@@ -26,13 +27,14 @@ def _block(nodes: tuple[Node, ...], open_: bool, found: set[int]) -> bool:
 
 
 def _op(op: Op, open_: bool, found: set[int]) -> bool:
-    if op.name in ("cp_async", "cp_async_if"):
+    copy = OPS[op.name].async_copy
+    if copy == "issue":
         return True
-    if op.name in ("barrier", "cp_wait_group"):
+    if copy == "wait":
         if open_:
             found.add(id(op))
         return False
-    return open_ and op.name != "cp_commit_group"
+    return open_ and copy != "commit"
 
 
 def _loop(node: For | While, open_: bool, found: set[int]) -> bool:

@@ -23,8 +23,6 @@ from tessera.tile.ir.ir import Const, Function, Node, Op, Operand, SSAValue, ope
 from tessera.tile.ir.op_record import OPS
 
 INF = float("inf")
-# Ops through which an element goes alone: outside of the tensor it meets only the outside.
-ALONE = frozenset({"edge_mask", "causal_mask", "running_max"})
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,9 @@ class _Block:
             return False
         if reader.name == "edge_mask" and region_of(reader) == region:
             return True
-        if reader.name not in ALONE and OPS[reader.name].family != "elementwise":
-            return False
+        record = OPS[reader.name]
+        if not record.pointwise and record.family != "elementwise":
+            return False  # an element outside of the tensor meets others
         return bool(self.readers[out(reader)]) and all(
             self._hides(r, region) for r in self.readers[out(reader)])
 

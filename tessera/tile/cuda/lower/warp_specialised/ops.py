@@ -40,13 +40,13 @@ def set_registers(m: Any, op: Any, registers: Any = 0, how: Any = "inc") -> Any:
     """Registers of a lane in this role from here on."""
 
 
-@declare(rule=lambda types, attrs: INT, run=True, public=False)
+@declare(rule=lambda types, attrs: INT, run=True, public=False, least=lambda least: 0)
 def block_number(m: Any, op: Any) -> Any:
     """The number of this persistent block."""
     return np.array([[m.block]], np.int32)
 
 
-@declare(rule=lambda types, attrs: INT, run=True, public=False)
+@declare(rule=lambda types, attrs: INT, run=True, public=False, least=lambda least: 0)
 def block_count(m: Any, op: Any) -> Any:
     """How many persistent blocks there are; each takes every so many-th tile."""
     return np.array([[m.blocks]], np.int32)
@@ -76,7 +76,8 @@ def _order_rule(types: Any, attrs: Any) -> Any:
     return many if len(many) > 1 else INT
 
 
-@declare(rule=_order_rule, attrs=("order", "outer", "reversed"), public=False)
+@declare(rule=_order_rule, attrs=("order", "outer", "reversed"), public=False,
+         least=lambda least: 0)
 def tile_order(tile: Any, raster: Any, *extents: Any, order: Any = (0,), outer: Any = 0,
                reversed: Any = None) -> Any:
     """Coordinates of the tile-th group of a grid, so that groups that share data run together.
