@@ -24,7 +24,7 @@ from tessera.tile.ir.edges import (
 )
 from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
-from tessera.tile.ir.op_record import TileOp
+from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import Buffer, TileType, View
 from tessera.tile.ops.edge_rules import Carry, elementwise
 
@@ -163,7 +163,7 @@ class EdgeFacts:
     def shared_place(self, value: SSAValue) -> SharedPlace | None:
         """The box of a shared buffer that a value stands for; None for anything else."""
         op = self.values.defined_by.get(value)
-        if op is None or op.name not in ("allocate", "stage", "view", "view_transpose"):
+        if op is None or op.name != "allocate" and not OPS[op.name].alias:
             return None
         if op.name == "allocate":
             kind = op.outs[0].type
