@@ -1,1 +1,1 @@
-"""A kernel's Python to Tile IR: tracing, expressions, loops, subscripts, facts about edges."""
+"""A kernel's Python to Tile IR: its source, the tracer, parameters and results."""

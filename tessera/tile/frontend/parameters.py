@@ -10,8 +10,8 @@ from tessera.dims import Dim, solved_names
 from tessera.numerics import i32, i64
 from tessera.tensor import TensorType
 from tessera.tile.frontend.composite_parameters import RecordFields
+from tessera.tile.frontend.constructs.loops import stored_names
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.loops import stored_names
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.ir.handles import UNSET, Handle
 from tessera.tile.ir.ir import Param

@@ -6,31 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.frontend import (
-    assignments,
-    block_origins,
-    calls,
-    conditions,
-    literals,
-    loops,
-    names,
-    operators,
-    ranges,
-    statements,
-    subscripts,
-)
-from tessera.tile.frontend.edge_check import check_edges
+from tessera.tile.frontend import block_origins
+from tessera.tile.frontend import constructs as constructs  # fills the tables
+from tessera.tile.frontend.builder.edge_check import check_edges
+from tessera.tile.frontend.constructs.ranges import walk_ops
 from tessera.tile.frontend.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare
-from tessera.tile.frontend.ranges import walk_ops
 from tessera.tile.frontend.results import finish
 from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.ir.handles import NeedConstants
 from tessera.tile.ir.ir import Function
-
-VISITORS = (assignments, calls, conditions, literals, loops, names, operators, ranges, statements,
-            subscripts)  # importing them fills the tables of the tracer
 
 
 def trace(source: KernelSource, fn: Callable, spec: KernelSpec, sizes: dict[str, int]) -> Function:

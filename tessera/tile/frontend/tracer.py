@@ -9,19 +9,20 @@ A construct of Python is one function beside its like, registered by the class o
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera.tile.frontend.edge_facts import EdgeFacts
+from tessera.tile.frontend.builder.edge_facts import EdgeFacts
+from tessera.tile.frontend.builder.ir_builder import IRBuilder
+from tessera.tile.frontend.builder.launch_grid import LaunchGrid
+from tessera.tile.frontend.builder.memory_indexing import MemoryIndexing
+from tessera.tile.frontend.builder.op_calls import emit_call
+from tessera.tile.frontend.builder.source_position import SourcePosition
+from tessera.tile.frontend.builder.value_table import ValueTable
 from tessera.tile.frontend.exits import Exits
-from tessera.tile.frontend.ir_builder import IRBuilder
 from tessera.tile.frontend.kernel_spec import KernelSpec
-from tessera.tile.frontend.launch_grid import LaunchGrid
-from tessera.tile.frontend.memory_indexing import MemoryIndexing
-from tessera.tile.frontend.op_calls import call_op
 from tessera.tile.frontend.source import KernelSource, closure_of
-from tessera.tile.frontend.source_position import SourcePosition
-from tessera.tile.frontend.value_table import ValueTable
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Param
 from tessera.tile.ir.op_record import TileOp
@@ -130,7 +131,14 @@ class KernelTracer:
             self.position.node = outer
 
     def call_op(self, op: TileOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return call_op(self, op, args, kwargs)
+        """A call of an op: what its record lowers it to, or one op of the IR."""
+        if op.lower is None:
+            return emit_call(self.ir, self.memory, op, args, kwargs)
+        try:
+            inspect.signature(op.lower).bind(self, *args, **kwargs)
+        except TypeError as err:
+            self.fail(f"{op.name}: {err}", f"ts.tile.{op.signature}")
+        return op.lower(self, *args, **kwargs)
 
 
 __all__ = ["EXPRESSIONS", "STATEMENTS", "KernelTracer", "expression", "statement"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tessera.errors import SourceLine
-from tessera.tile.frontend.edge_check import check_edges
+from tessera.tile.frontend.builder.edge_check import check_edges
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare

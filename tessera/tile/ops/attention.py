@@ -61,7 +61,7 @@ def softmax_online(t: Any, scores: Any) -> Any:
     if isinstance(edge, edges.Edge) and not edge.inside:
         scores = edge_masks.mask_edge(t.ir, scores, 1, edge, -np.inf)
     m = reduce(t, "reduce_max", scores, 1)
-    p = exponential(t, t.ir.arithmetic("sub", (scores, m)))
+    p = exponential(t.ir, t.ir.arithmetic("sub", (scores, m)))
     return p, m, reduce(t, "reduce_sum", p, 1)
 
 
@@ -71,8 +71,8 @@ def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: An
     """(acc', m', l') with m' = max(m, m_c): acc and l scaled by exp(m - m'), the block by
     exp(m_c - m')."""
     new = t.ir.arithmetic("maximum", (m, m_c))
-    a = exponential(t, t.ir.arithmetic("sub", (m, new)))
-    b = exponential(t, t.ir.arithmetic("sub", (m_c, new)))
+    a = exponential(t.ir, t.ir.arithmetic("sub", (m, new)))
+    b = exponential(t.ir, t.ir.arithmetic("sub", (m_c, new)))
     matmul = t.call_op(OPS["dot"], [p, v], {})
 
     def weighted(x: Any, y: Any) -> Any:

@@ -15,8 +15,8 @@ from tessera.tile.ir.ir import Const
 from tessera.tile.ir.types import TileType, space_of
 
 if TYPE_CHECKING:
-    from tessera.tile.frontend.edge_facts import EdgeFacts
-    from tessera.tile.frontend.ir_builder import IRBuilder
+    from tessera.tile.frontend.builder.edge_facts import EdgeFacts
+    from tessera.tile.frontend.builder.ir_builder import IRBuilder
 
 HINT = ("say what counts there: ts.tile.load(view, fill=0) reads that number beyond the edge, and "
         "ts.tile.where(ts.tile.inside(t), t, 0.0) puts it there as long as the edge is known")

@@ -9,7 +9,7 @@ import numpy as np
 from tessera.numerics import DType, f32
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, is_number
-from tessera.tile.ir.op_record import OPS, declare
+from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.ops import edge_rules, rules
 
@@ -207,35 +207,36 @@ def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = 
 
 
 # --- forms that a call or an operator takes -----------------------------------------------------
-def as_float(t: Any, x: Any) -> Any:
+def as_float(b: Any, x: Any) -> Any:
+    """A number or tile of integers as f32. b, here and below: the builder of a trace."""
     if isinstance(x, Handle) and isinstance(x.type, Scalar | TileType):
-        return x if x.type.dtype.kind == "float" else t.ir.cast(x, f32)
+        return x if x.type.dtype.kind == "float" else b.cast(x, f32)
     return float(x) if is_number(x) else x
 
 
-def exponential(t: Any, x: Any) -> Any:
+def exponential(b: Any, x: Any) -> Any:
     """exp of a difference of tiles gives 0 for -inf - -inf (a fully masked row)."""
     if isinstance(x, Handle) and isinstance(x.type, TileType):
-        made = t.values.defined_by.get(x.value)
+        made = b.values.defined_by.get(x.value)
         if made is not None and made.name == "sub":
-            types = t.values.type_of_args(made)
+            types = b.values.type_of_args(made)
             handles = [Handle(a, kind) if not hasattr(a, "dtype") else a
                        for a, kind in zip(made.args, types, strict=True)]
-            return t.ir.emit("exp_sub", handles)
-    return t.ir.arithmetic("exp", [as_float(t, x)])
+            return b.emit("exp_sub", handles)
+    return b.arithmetic("exp", [as_float(b, x)])
 
 
-def power(t: Any, x: Any, n: Any) -> Any:
+def power(b: Any, x: Any, n: Any) -> Any:
     """Small whole powers are products, one half is a square root."""
     if not isinstance(x, Handle) or not is_number(n):
-        return t.ir.arithmetic("pow", (x, n))
+        return b.arithmetic("pow", (x, n))
     if n == 0.5:
-        return t.call_op(OPS["sqrt"], [x], {})
+        return b.arithmetic("sqrt", [as_float(b, x)])
     if isinstance(n, int) and 1 <= n <= 4:
         out: Any = x
         for _ in range(n - 1):
-            out = t.ir.arithmetic("mul", (out, x))
+            out = b.arithmetic("mul", (out, x))
         return out
     if x.type.dtype.kind != "float" and isinstance(n, int) and n < 0:
-        t.fail("a negative power of an integer", "write 1.0 / x")
-    return t.ir.arithmetic("pow", (x, n))
+        b.fail("a negative power of an integer", "write 1.0 / x")
+    return b.arithmetic("pow", (x, n))

@@ -217,7 +217,7 @@ def _total(t: Any, xs: Any, start: Any = 0) -> Any:
 
 _hidden("length", _length)
 _hidden("total", _total)
-_hidden("power", lambda t, x, n: power(t, x, n))
+_hidden("power", lambda t, x, n: power(t.ir, x, n))
 
 
 @macro()

@@ -171,7 +171,7 @@ def row_mean(t: Any, x: Any) -> Any:
     if edge.low:
         before = t.ir.arithmetic("maximum", (t.ir.arithmetic("neg", (first,)), 0))
         count = t.ir.arithmetic("sub", (count, before))
-    return t.ir.arithmetic("div", (total, as_float(t, t.ir.arithmetic("maximum", (count, 1)))))
+    return t.ir.arithmetic("div", (total, as_float(t.ir, t.ir.arithmetic("maximum", (count, 1)))))
 
 
 @macro()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tessera.tile.frontend.edge_facts import EdgeFacts
+from tessera.tile.frontend.builder.edge_facts import EdgeFacts
 from tessera.tile.ir.edges import TileEdges, open_
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Node, Op, SSAValue, While, walk

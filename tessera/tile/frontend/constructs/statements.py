@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tessera.tile.frontend.conditions import condition
+from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Traced
 from tessera.tile.ir.op_record import OPS

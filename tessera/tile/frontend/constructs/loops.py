@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.tile.frontend.branches import converted, join, note_type, same
-from tessera.tile.frontend.conditions import condition
+from tessera.tile.frontend.constructs.branches import converted, join, note_type, same
+from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.exits import RETURN
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.affine import Forms

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tessera.tile.frontend.branches import branch, choice
+from tessera.tile.frontend.constructs.branches import branch, choice
 from tessera.tile.frontend.tracer import KernelTracer, expression, statement
 from tessera.tile.ir.handles import Handle, describe, is_bool
 from tessera.tile.ir.ir import If, Op

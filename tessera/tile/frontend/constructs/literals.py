@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from tessera.tile.frontend.conditions import condition
+from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import FText, Handle
 

@@ -6,9 +6,9 @@ import ast
 from typing import Any
 
 from tessera.numerics import f32, i32
-from tessera.tile.frontend.names import named_value
-from tessera.tile.frontend.operators import BINARY, binary
-from tessera.tile.frontend.subscripts import index_parts, indexed_region, tile_index
+from tessera.tile.frontend.constructs.names import named_value
+from tessera.tile.frontend.constructs.operators import BINARY, binary
+from tessera.tile.frontend.constructs.subscripts import index_parts, indexed_region, tile_index
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, describe
 from tessera.tile.ir.op_record import OPS

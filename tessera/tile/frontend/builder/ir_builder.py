@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
-from tessera.tile.frontend.edge_facts import EdgeFacts
-from tessera.tile.frontend.source_position import SourcePosition
-from tessera.tile.frontend.value_table import ValueTable
+from tessera.tile.frontend.builder.edge_facts import EdgeFacts
+from tessera.tile.frontend.builder.source_position import SourcePosition
+from tessera.tile.frontend.builder.value_table import ValueTable
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Edge
 from tessera.tile.ir.errors import RuleError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.frontend.source_position import SourcePosition
-from tessera.tile.frontend.value_table import ValueTable
+from tessera.tile.frontend.builder.source_position import SourcePosition
+from tessera.tile.frontend.builder.value_table import ValueTable
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import (

@@ -6,7 +6,7 @@ import ast
 from functools import partial
 from typing import Any
 
-from tessera.tile.frontend.conditions import chain, condition
+from tessera.tile.frontend.constructs.conditions import chain, condition
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import Handle, TensorRow, Undefined, is_bool
 from tessera.tile.ir.op_record import OPS
@@ -29,7 +29,7 @@ def binary_operation(t: KernelTracer, e: ast.BinOp) -> Any:
 
 def binary(t: KernelTracer, name: str, x: Any, y: Any, hint: str = "t") -> Any:
     if name == "pow":
-        return power(t, x, y)
+        return power(t.ir, x, y)
     if isinstance(x, tuple | list | str) and isinstance(y, tuple | list | str | int):
         return t.ir.fold(name, (x, y))
     if name in LOGICAL and is_bool(x) and is_bool(y):
