@@ -1,6 +1,6 @@
 """Running a graph: simplify, fuse, plan memory once; then a straight line of steps per call.
 
-A step is a compiled loop, a library call (BLAS, NumPy) or a view (compiled.py). With observers
+A step is a compiled loop, a library call (BLAS, NumPy) or a view (cpu/compiled.py). With observers
 present the graph runs node by node instead, each node's NumPy meaning in the user's order
 (interpret.py). With sentinels on the steps look at what they make, and a call in which something
 was seen is run again node by node (run_with_sentinels.py).
@@ -16,7 +16,7 @@ import numpy as np
 from .. import config, hooks
 from ..numerics.random_state import next_step
 from ..tensor import Tensor
-from .compiled import CompiledGraph
+from .cpu.compiled import CompiledGraph
 from .interpret import interpret
 from .ir import Graph
 from .run_with_sentinels import Watched, run_watched

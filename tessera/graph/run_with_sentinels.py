@@ -21,10 +21,10 @@ import numpy as np
 from .. import hooks
 from ..numerics import CastCounts
 from ..numerics.random_state import get_state, set_state
-from .compiled import CompiledGraph, Step
+from .cpu.compiled import CompiledGraph, Step
+from .cpu.lower import LoweredLoop, lower
 from .interpret import interpret
 from .ir import Graph, Node, Value
-from .lower import LoweredLoop, lower
 from .ops.convert import cast_ref
 from .schedule.groups import FusionGroup
 

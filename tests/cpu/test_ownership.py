@@ -12,7 +12,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera.errors import GraphError
-from tessera.graph.compiled import CompiledGraph
+from tessera.graph.cpu.compiled import CompiledGraph
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable

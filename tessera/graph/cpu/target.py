@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..ir import Node
-from ..lower import loop_space
 from ..op import FRESH, ResultMemory
 from ..schedule.groups import FusionGroup, call_group
+from ..schedule.loop_ops import loop_space
 from ..schedule.target import ScheduleTarget
 
 

@@ -1,9 +1,8 @@
-"""Graph IR to Schedule IR: groups with their blocks, and a buffer for every value between them."""
+"""Graph IR to Schedule IR for GPUs: the blocks, grids and operands of every group's kernel."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -12,21 +11,15 @@ import numpy as np
 from ...errors import UnsupportedTargetError
 from ...runtime.target import Target
 from ...tensor import Tensor
-from ..ir import Graph, Node, Value, value_bytes
+from ..ir import Graph, Node, Value
+from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import (
-    GraphSchedule,
-    GroupOperand,
-    GroupStep,
-    PlannedBuffer,
-    ScheduledGroup,
-    Transfer,
-)
+from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep
 from ..schedule.loop_axes import Frame, extents_of, merged
-from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
-from ..schedule.offload import place_saved, verify_copies
-from ..schedule.op_ids import fates, id_of, line_of, number
+from ..schedule.memory_plan import MemoryPlan, plan_memory
+from ..schedule.offload import place_saved
+from ..schedule.op_ids import id_of, number
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
@@ -47,125 +40,64 @@ class LoweredGraph:
     draws: what the host computes at each call, and `drawn` the buffers that take it.
     """
 
-    def __init__(self, lowering: _Lowering, results: tuple[str, ...]):
-        names = lowering.names
-        self.graph, self.groups, self.memory = lowering.graph, lowering.units, lowering.memory
-        self.constants = lowering.constants()
-        self.plan = lowering.schedule(results)
-        self.released = {lowering.behind[i]: ranges
-                         for i, ranges in self.memory.released.items() if lowering.behind[i] >= 0}
-        self.inputs = tuple(names[v] for v in lowering.graph.inputs)
-        self.captures: dict[str, Tensor] = {names[v]: t for v, t in lowering.graph.captures}
-        self.draws: Draws = lowering.draws
-        self.drawn = tuple(names[v] for v in self.draws.values)
+    def __init__(self, builder: _KernelSchedule, plan: GraphSchedule, draws: Draws):
+        names, behind = builder.names, builder.behind
+        self.plan, self.draws = plan, draws
+        self.graph, self.groups, self.memory = builder.graph, builder.groups, builder.memory
+        self.released = {behind[i]: ranges for i, ranges in self.memory.released.items()
+                         if behind[i] >= 0}
+        self.constants = builder.constants
+        self.inputs = tuple(names[v] for v in self.graph.inputs)
+        self.captures: dict[str, Tensor] = {names[v]: t for v, t in self.graph.captures}
+        self.drawn = tuple(names[v] for v in draws.values)
 
 
 def lower(graph: Graph, target: Target) -> LoweredGraph:
     """The Schedule IR of a graph for a GPU. Raises UnsupportedTargetError, with op and line, where
     something has no kernel."""
-    return _Lowering(graph, target).run()
+    if graph.effects - {"random"}:
+        raise _effects(graph)
+    numbered = number(graph)
+    prepared, known = prepare(numbered)
+    rest, draws = split_draws(prepared, known, "random" in graph.effects)
+    groups = place_saved(fuse(rest, CUDA), rest)
+    memory = plan_memory(rest, groups, known, CUDA, draws.values)
+    builder = _KernelSchedule(rest, groups, memory, draws.values,
+                              target.generation.group_shared_bytes)
+    return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws)
 
 
-class _Lowering:
-    def __init__(self, graph: Graph, target: Target):
-        self.target, self.shared_bytes = target, target.generation.group_shared_bytes
-        if graph.effects - {"random"}:
-            raise _effects(graph)
-        self.numbered = number(graph)
-        prepared, self.known = prepare(self.numbered)
-        self.graph, self.draws = split_draws(prepared, self.known, "random" in graph.effects)
-        self.numbers: dict[Value, Any] = numbers(self.known)
-        self.names: dict[Value, str] = {}
-        self.taken: set[str] = set()
-        self.steps: list[ScheduledGroup | Transfer] = []
-        self.groups, self.copies = itertools.count(), itertools.count()
-        self.buffers: dict[str, PlannedBuffer] = {}
-        self.units: list[FusionGroup] = place_saved(fuse(self.graph, CUDA), self.graph)
-        self.memory: MemoryPlan = plan_memory(self.graph, self.units, self.known, CUDA,
-                                              self.draws.values)
-        self.behind: list[int] = []  # the last step of each group and those before it
+class _KernelSchedule(ScheduleBuilder):
+    """Groups with the blocks and grids of their kernels. shared_bytes: what a block may have."""
 
-    def run(self) -> LoweredGraph:
-        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures)]
-        for i, v in enumerate(given):
-            self._name(v, f"v{i}")
-        for i, v in enumerate(self.draws.values):
-            self._name(v, f"k{i}")
-        for unit in self.units:
-            for node in unit.nodes:
-                self._name_outputs(node, "h" if unit.kind == "offload" else "v")
-        for unit in self.units:
-            MAKERS[unit.kind](self, unit)
-            self.behind.append(len(self.steps) - 1)
-        return LoweredGraph(self, tuple(self._memory(v) for v in self.graph.outputs))
+    def __init__(self, graph: Graph, groups: Sequence[FusionGroup], memory: MemoryPlan,
+                 drawn: Sequence[Value], shared_bytes: int):
+        super().__init__(graph, groups, memory, drawn)
+        self.shared_bytes = shared_bytes
 
-    # --- names --------------------------------------------------------------------------------
-    def _name(self, v: Value, wanted: str) -> str:
-        if v not in self.names:
-            name, n = wanted, 1
-            while name in self.taken:
-                n += 1
-                name = f"{wanted}_{n}"
-            self.taken.add(name)
-            self.names[v] = name
-        return self.names[v]
+    def write(self, group: FusionGroup) -> None:
+        MAKERS[group.kind](self, group)
 
-    def _name_outputs(self, node: Node, letter: str) -> None:
-        """v7 for what op %7 gives; parts of it, and what is made of numbers, are told apart."""
-        ids = id_of(node).split()
-        for v in node.outputs:
-            self._name(v, f"{letter}{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
+    def attributes(self, node: Node) -> dict[str, Any]:
+        return _attrs(node)
 
-    def _memory(self, v: Value) -> str:
-        """The buffer of a value that is read from memory; constants get theirs now."""
-        if v in self.known and v not in self.names:
-            self._name(v, f"c{len(self.names)}")
-        return self.names[v]
-
-    def _arg(self, v: Value) -> Any:
-        return self.numbers[v] if v in self.numbers else self._memory(v)
-
-    def _operand(self, v: Value, shape: tuple[int, ...] | None = None) -> GroupOperand:
-        own = extents_of(v) if shape is None else shape
-        return GroupOperand(self._memory(v), own, v.aval.type)
-
-    # --- groups -------------------------------------------------------------------------------
-    def _add(self, kind: str, space: tuple[int, ...], reads: list[GroupOperand],
-             writes: list[GroupOperand],
-             steps: list[GroupStep], schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
-        self.steps.append(ScheduledGroup(f"g{next(self.groups)}", kind, space, tuple(reads),
-                                         tuple(writes),
-                                         tuple(steps), schedule, grid,
-                                         tuple(sorted(attrs.items()))))
-
-    def _reads(self, unit: FusionGroup) -> list[Value]:
-        return [v for v in unit.inputs if v not in self.numbers]
-
-    def _step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> GroupStep:
-        out = node.outputs[0]
-        attrs = _attrs(node)
-        return GroupStep(self.names[out], node.op.name,
-                         tuple(self._arg(v) for v in node.inputs) if args is None else args,
-                         tuple(sorted(attrs.items())), extents_of(out) if shape is None else shape,
-                         out.aval.type, tuple(id_of(node).split()), line_of(node.where))
-
-    def loop(self, unit: FusionGroup) -> None:
-        reads = [self._operand(v) for v in self._reads(unit)]
-        writes = [self._operand(v) for v in unit.outputs]
-        frame = merged(unit.space, [o.shape for o in (*reads, *writes)], False)
+    def loop(self, group: FusionGroup) -> None:
+        reads = [self.operand(v) for v in self.reads(group)]
+        writes = [self.operand(v) for v in group.outputs]
+        frame = merged(group.space, [o.shape for o in (*reads, *writes)], False)
         if not frame.members:
-            frame = Frame(unit.space, (tuple(range(len(unit.space))),))
+            frame = Frame(group.space, (tuple(range(len(group.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
         s = choose_schedule.for_loop(frame.extents, bits)
-        self._add("loop", unit.space, reads, writes, [self._step(n) for n in unit.nodes], s,
+        self.add("loop", group.space, reads, writes, [self.step(n) for n in group.nodes], s,
                   choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
 
-    def rows(self, unit: FusionGroup) -> None:
-        if len(unit.nodes) == 1 and unit.nodes[0].op.reduction in COMBINE:
-            return self._one_fold(unit)
-        reads = [self._operand(v) for v in self._reads(unit)]
-        writes = [self._operand(v) for v in unit.outputs]
-        self._rows(unit.space, reads, writes, [self._step(n) for n in unit.nodes])
+    def rows(self, group: FusionGroup) -> None:
+        if len(group.nodes) == 1 and group.nodes[0].op.reduction in COMBINE:
+            return self._one_reduction(group)
+        reads = [self.operand(v) for v in self.reads(group)]
+        writes = [self.operand(v) for v in group.outputs]
+        self._rows(group.space, reads, writes, [self.step(n) for n in group.nodes])
 
     def _rows(self, space: tuple[int, ...], reads: list[GroupOperand], writes: list[GroupOperand],
               steps: list[GroupStep]) -> None:
@@ -174,169 +106,124 @@ class _Lowering:
             frame = Frame(space, ((), *frame.members))
         s = choose_schedule.for_rows(frame.extents)
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
-        self._add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
+        self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
 
-    def _one_fold(self, unit: FusionGroup) -> None:
+    def _one_reduction(self, group: FusionGroup) -> None:
         """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""
-        (node,) = unit.nodes
+        (node,) = group.nodes
         first = node.attrs["axis"][0]
-        space = (prod(unit.space[:first]), prod(unit.space[first:]))
-        x = self._operand(node.inputs[0], space)
-        y = self._operand(node.outputs[0], (space[0], 1))
-        self._rows(space, [x], [y], [self._step(node, shape=(space[0], 1))])
+        space = (prod(group.space[:first]), prod(group.space[first:]))
+        x = self.operand(node.inputs[0], space)
+        y = self.operand(node.outputs[0], (space[0], 1))
+        self._rows(space, [x], [y], [self.step(node, shape=(space[0], 1))])
 
-    def columns(self, unit: FusionGroup) -> None:
-        (node,) = unit.nodes
+    def columns(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
         axis = node.attrs["axis"]
-        A, R = prod(unit.space[:axis[0]]), prod(unit.space[axis[0]:axis[-1] + 1])
-        C = prod(unit.space[axis[-1] + 1:])
-        x, y = self._operand(node.inputs[0], (A, R, C)), self._operand(node.outputs[0], (A, C))
+        A, R = prod(group.space[:axis[0]]), prod(group.space[axis[0]:axis[-1] + 1])
+        C = prod(group.space[axis[-1] + 1:])
+        x, y = self.operand(node.inputs[0], (A, R, C)), self.operand(node.outputs[0], (A, C))
         s = choose_schedule.for_columns((R, C))
-        self._add("columns", (A, R, C), [x], [y], [self._step(node, shape=(A, C))], s,
+        self.add("columns", (A, R, C), [x], [y], [self.step(node, shape=(A, C))], s,
                   (A, choose_schedule.blocks(C, s.n)))
 
-    def gemm(self, unit: FusionGroup) -> None:
-        anchor = unit.anchor
+    def gemm(self, group: FusionGroup) -> None:
+        anchor = group.anchor
         assert anchor is not None
-        frame = anchor_frame(anchor, unit.space)
+        frame = anchor_frame(anchor, group.space)
         assert frame is not None
-        form = matmul_form(unit, frame, self.shared_bytes)
-        own = [self._operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
+        form = matmul_form(group, frame, self.shared_bytes)
+        own = [self.operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
                                                            strict=True)]
-        self._anchored("gemm", unit, frame, own, form.schedule, form.grid, layout=form.layout,
+        self._anchored("gemm", group, frame, own, form.schedule, form.grid, layout=form.layout,
                        batch=form.batch)
 
-    def attention(self, unit: FusionGroup) -> None:
-        anchor = unit.anchor
+    def attention(self, group: FusionGroup) -> None:
+        anchor = group.anchor
         assert anchor is not None
-        frame = anchor_frame(anchor, unit.space) or _head_frame(anchor)
+        frame = anchor_frame(anchor, group.space) or _head_frame(anchor)
         heads, S, E = anchor_extents(anchor)
         q, k, v = anchor.inputs
-        group = anchor.attrs["group"]
-        shapes = [(heads, S, extents_of(q)[-1]), (heads // group, *extents_of(k)[-2:]),
-                  (heads // group, *extents_of(v)[-2:])]
-        own = [self._operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
+        repeats = anchor.attrs["group"]
+        shapes = [(heads, S, extents_of(q)[-1]), (heads // repeats, *extents_of(k)[-2:]),
+                  (heads // repeats, *extents_of(v)[-2:])]
+        own = [self.operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
                                  self.shared_bytes)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
-        self._anchored("attention", unit, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
-                       scale=scale, causal=anchor.attrs["causal"], group=group)
+        self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
+                       scale=scale, causal=anchor.attrs["causal"], group=repeats)
 
-    def _anchored(self, kind: str, unit: FusionGroup, frame: Frame, own: list[GroupOperand],
-                  schedule: Any, grid: tuple[int, ...], **attrs: Any) -> None:
+    def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
+                  schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:
         """A product or attention and the steps behind it; views between them do nothing."""
-        anchor = unit.anchor
+        anchor = group.anchor
         assert anchor is not None
-        nodes = [n for n in unit.nodes if n is not anchor]
+        nodes = [n for n in group.nodes if n is not anchor]
         for n in nodes:
             if n.op.name == "reshape":
                 self.names[n.outputs[0]] = self.names[n.inputs[0]]
         inner = [n for n in nodes if n.op.name != "reshape"]
-        reads = [self._operand(v) for v in self._reads(unit)
+        reads = [self.operand(v) for v in self.reads(group)
                  if any(v in n.inputs for n in inner)]
-        writes = [self._operand(v, _in_space(v, frame)) for v in unit.outputs]
-        first = self._step(anchor, tuple(o.name for o in own))
+        writes = [self.operand(v, _in_space(v, frame)) for v in group.outputs]
+        first = self.step(anchor, tuple(o.name for o in own))
         views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
-        steps = [first, *(self._step(n) for n in inner)]
+        steps = [first, *(self.step(n) for n in inner)]
         if views:
             steps[0] = GroupStep(first.name, first.op, first.args, first.attrs, first.shape,
                                  first.type,
                                  (*views, *first.ops), first.where)
-        self._add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
+        self.add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
                   axes=frame.members, **attrs)
 
-    def move(self, unit: FusionGroup) -> None:
-        (node,) = unit.nodes
+    def move(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
         for i, j, move in moves_of(node, self.numbers):
-            reads = [] if i is None else [self._operand(node.inputs[i])]
-            y = self._operand(node.outputs[j])
+            reads = [] if i is None else [self.operand(node.inputs[i])]
+            y = self.operand(node.outputs[j])
             tiles = move.tile_axes()
             s = choose_schedule.for_move(move.region, tiles)
             sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
             grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
                          for o, n in enumerate(move.region))
             args = tuple(r.name for r in reads) or (move.fill,)
-            step = self._step(node, args, y.shape)
+            step = self.step(node, args, y.shape)
             step = GroupStep(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
-            self._add("move", move.region, reads, [y], [step], s, grid or (1,), tile=tiles,
+            self.add("move", move.region, reads, [y], [step], s, grid or (1,), tile=tiles,
                       region=move.region, offset=move.offset, fill=move.fill,
                       **{"from": move.axes})
 
-    def gather(self, unit: FusionGroup) -> None:
-        (node,) = unit.nodes
+    def gather(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
         A, V, C = around(extents_of(node.inputs[0]), node.attrs["axis"])
         T = prod(extents_of(node.inputs[1]))
         inner = (T, C) if C > 1 else (A, T)
         s = choose_schedule.for_gather(inner, node.outputs[0].aval.dtype.bits)
         grid = choose_schedule.grid_of((A, T, C) if C > 1 < A else inner, s.m, s.n)
-        self._indexed(unit, (A, V, C), (A, T, C), s, grid)
+        self._indexed(group, (A, V, C), (A, T, C), s, grid)
 
-    def segments(self, unit: FusionGroup) -> None:
-        (node,) = unit.nodes
+    def segments(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
         ids = extents_of(node.inputs[1])
         A, T, C = around(extents_of(node.inputs[0]), node.attrs["axis"], len(ids))
         V = node.attrs["extent"]
         s = choose_schedule.for_segments(A * V, T, C)
-        self._indexed(unit, (A, T, C), (A, V, C), s,
+        self._indexed(group, (A, T, C), (A, V, C), s,
                       (*((A,) if A > 1 else ()), V, choose_schedule.blocks(C, s.n)))
 
-    def _indexed(self, unit: FusionGroup, source: tuple[int, ...], target: tuple[int, ...],
+    def _indexed(self, group: FusionGroup, source: tuple[int, ...], target: tuple[int, ...],
                  schedule: Any, grid: tuple[int, ...]) -> None:
         """What goes from one to the other by the integers that are the second operand."""
-        (node,) = unit.nodes
+        (node,) = group.nodes
         x, ids = node.inputs
-        reads = [self._operand(x, source), self._operand(ids, (prod(extents_of(ids)),))]
-        write = self._operand(node.outputs[0], target)
-        self._add(unit.kind, target, reads, [write], [self._step(node, shape=target)], schedule,
+        reads = [self.operand(x, source), self.operand(ids, (prod(extents_of(ids)),))]
+        write = self.operand(node.outputs[0], target)
+        self.add(group.kind, target, reads, [write], [self.step(node, shape=target)], schedule,
                   grid)
 
-    def view(self, unit: FusionGroup) -> None:
-        """The value lies where its operand does; the operand's name is known from now on."""
-        self._memory(self.memory.places[unit.outputs[0]].root)
-
-    def transfer(self, unit: FusionGroup) -> None:
-        (node,) = unit.nodes
-        source, target = self._memory(node.inputs[0]), self._memory(node.outputs[0])
-        self.steps.append(Transfer(f"x{next(self.copies)}", unit.kind, source, target,
-                                   value_bytes(node.outputs[0]), tuple(id_of(node).split()),
-                                   line_of(node.where)))
-
-    def empty(self, unit: FusionGroup) -> None:
-        """No elements, no kernel."""
-
-    # --- buffers ------------------------------------------------------------------------------
-    def constants(self) -> dict[str, np.ndarray]:
-        return {self.names[v]: np.ascontiguousarray(a) for v, a in self.known.items()
-                if v in self.names}
-
-    def _buffers(self) -> None:
-        """A buffer for everything that lies in memory, arguments first."""
-        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.draws.values]
-        for v in (*given, *(v for v in self.known if v in self.names)):
-            self._buffer(v)
-        for unit in self.units:
-            for v in unit.outputs:
-                self._buffer(v, next(n for n in unit.nodes if v in n.outputs))
-
-    def _buffer(self, v: Value, node: Node | None = None) -> None:
-        place, name = self.memory.places[v], self.names[v]
-        ops = tuple(id_of(node).split()) if node is not None else ()
-        of = self.names[place.root] if place.kind == "view" else ""
-        self.buffers[name] = PlannedBuffer(name, extents_of(v), v.aval.type,
-                                           BUFFERS.get(place.kind, place.kind), of, place.offset,
-                                           ops)
-
-    def schedule(self, results: tuple[str, ...]) -> GraphSchedule:
-        self._buffers()
-        homes = {i: s.name for s in self.steps for i in s.ops}
-        homes |= {i: f"{b.name}, {b.lies}" for b in self.buffers.values()
-                  if b.kind == "view" for i in b.ops if i not in homes}
-        homes |= {i: "on the host, at each call" for n in self.draws.nodes
-                  for i in id_of(n).split() if i not in homes}
-        plan = GraphSchedule(self.graph.name, str(self.target), tuple(self.buffers.values()),
-                             tuple(self.steps), results, tuple(fates(self.numbered, homes).items()))
-        verify_copies(plan)
-        return plan
+    def nothing(self, group: FusionGroup) -> None:
+        """No kernel: a view lies where its operand does, and no elements are nowhere."""
 
 
 def _attrs(node: Node) -> dict[str, Any]:
@@ -370,9 +257,8 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
         where=node.where, hint='run the function with target="cpu"')
 
 
-# The kinds of a plan's places, as buffers of the schedule are called.
-BUFFERS = {"arena": "temporary", "fresh": "result", "known": "constant"}
-MAKERS: dict[str, Callable[[_Lowering, FusionGroup], None]] = {
-    k: getattr(_Lowering, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                       "gather", "segments", "view", "empty")}
-MAKERS |= dict.fromkeys(("offload", "fetch"), _Lowering.transfer)
+MAKERS: dict[str, Callable[[_KernelSchedule, FusionGroup], None]] = {
+    k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
+                                             "gather", "segments")}
+MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
+MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

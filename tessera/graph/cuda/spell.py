@@ -19,7 +19,7 @@ from ..cpu.expressions import ExpressionNode as Expression
 from ..cpu.expressions import cost, parse
 from ..cpu.vocabulary import FUNCTIONS
 from ..ir import Node
-from ..lower import filled
+from ..schedule.loop_ops import filled
 from ..schedule.op_ids import line_of
 
 # How partial results of a reduction are joined, and the one that changes nothing.

@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from ..ir import Node
-from ..lower import loop_space
 from ..op import FLAT_VIEW, FRESH, ResultMemory
-from ..schedule.fuse import column_sum_axes
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
+from ..schedule.loop_ops import column_sum_axes, loop_space
 from ..schedule.target import ScheduleTarget, Space
 from .anchors import anchor_frame
 from .copy_kernels import MOVES

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from ...dims import size_of
 from ..ir import Graph, Node, Value, node_effects, uses
 from ..simplify import KEEP_EFFECTS
 from .epilogues import join_epilogues, recompute_small
 from .groups import FusionGroup
+from .loop_ops import column_sum_axes
 from .target import ScheduleTarget
 
 MAX_OPS = 96  # a larger loop compiles slowly and spills
@@ -161,16 +161,6 @@ class _Fuser:
         return self._order
 
 
-def column_sum_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes of a sum over all axes but the last, None for any other node."""
-    if node.op.reduction != "sum":
-        return None
-    x = node.inputs[0].aval
-    axis = node.attrs["axis"]
-    whole = x.ndim > 1 and axis == tuple(range(x.ndim - 1))
-    return axis if whole and x.shape[-1] != 1 else None
-
-
 def _fits(node: Node, shape: tuple, space: tuple) -> bool:
     """The node's own space is the group's, or its rows: [..., 1]."""
     if shape == space:
@@ -212,15 +202,4 @@ def _in_order(entries: list[_Entry]) -> Iterator[_Entry]:
                 heappush(ready, e.index)
 
 
-def describe(groups: list[FusionGroup]) -> str:
-    """The Schedule IR of a graph on the CPU: one line per loop or library call."""
-    lines = [f"schedule v1 units={len(groups)}"]
-    for g in groups:
-        if g.call is None:
-            work = size_of(g.space)
-            lines.append(f"  {g}    # {work} elements, {len(g.inputs)} in, {len(g.outputs)} out")
-        else:
-            outs = ", ".join(str(v.aval) for v in g.outputs)
-            lines.append(f"  call {g.call.op.name} -> {outs}"
-                         + (f"    # {g.where}" if g.where else ""))
-    return "\n".join(lines)
+__all__ = ["fuse"]

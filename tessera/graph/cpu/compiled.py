@@ -13,22 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import config
-from ..errors import OutOfMemoryError
-from .cpu import blas, compile_loops
-from .cpu.target import CPU
-from .interpret import call_node
-from .ir import Graph, Node, Value, elements
-from .lower import LoweredLoop, lower
-from .schedule.fuse import describe, fuse
-from .schedule.groups import FusionGroup, call_group
-from .schedule.memory_plan import (
+from ... import config
+from ...errors import OutOfMemoryError
+from ..interpret import call_node
+from ..ir import Graph, Node, Value, elements
+from ..schedule.describe import describe
+from ..schedule.fuse import fuse
+from ..schedule.groups import FusionGroup, call_group
+from ..schedule.memory_plan import (
     MemoryPlan,
     by_last_use,
     fold_constants,
     numbers,
     plan_memory,
 )
+from . import blas
+from .kernel import compile_loops
+from .lower import LoweredLoop, lower
+from .target import CPU
 
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
@@ -69,10 +71,8 @@ class CompiledGraph:
         self._free: list[list] = []
 
     def describe(self) -> str:
-        """The Schedule IR: units in order, and the memory they share."""
-        p = self.plan
-        return f"{describe(self.units)}\n  memory: arena {p.arena_bytes} bytes, " \
-               f"{p.unshared_bytes} without reuse"
+        """The Schedule IR: groups in order, and the memory they share."""
+        return describe(self.units, self.plan)
 
     # --- the steps ----------------------------------------------------------------------------
     def _slot(self, v: Value) -> int:

@@ -7,90 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics import DType, NumericType
-from .cpu.program import REDUCTIONS, LoopInput, LoopOp, LoopOutput, LoopProgram
-from .ir import Node, Value
-from .schedule.fuse import column_sum_axes
-
-REGISTER = {
-    "f64": "f64", "f32": "f32", "int64": "i64", "int32": "i32", "uint32": "u32", "bool_": "bool_",
-    "bf16": "f32", "f16": "f32", "fp8_e4m3": "f32", "fp8_e5m2": "f32",
-}
-GRIDS = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"})
-LOADS = frozenset(REGISTER) | {"int16", "int8", "uint16", "uint8"}
-
-
-def _register(dtype: DType) -> str | None:
-    return REGISTER.get(dtype.name)
-
-
-def loop_reduction(node: Node) -> str:
-    """The kind of loop op that a node is, "reduce_sum" for one; "" when it is none."""
-    kind = f"reduce_{node.op.reduction}"
-    return kind if kind in REDUCTIONS else ""
-
-
-def is_last_axis_reduction(node: Node) -> bool:
-    if not loop_reduction(node):
-        return False
-    x = node.inputs[0].aval
-    return node.attrs["axis"] == (x.ndim - 1,) and node.attrs["keepdims"]
-
-
-def can_lower(node: Node) -> bool:
-    """Whether a node can run inside a compiled loop."""
-    if not node.outputs:
-        return False
-    out = node.outputs[0].aval
-    if node.op.name == "cast":
-        return cast_kind(node.attrs["source"], node.attrs["to"]) is not None
-    if any(v.aval.dtype.name not in REGISTER or v.aval.dtype.name in GRIDS for v in node.inputs):
-        return False
-    if out.dtype.name not in REGISTER or out.dtype.name in GRIDS:
-        return False
-    if loop_reduction(node):
-        if node.inputs[0].aval.dtype.kind == "bool":
-            return False
-        fine = node.attrs.get("accum", out.dtype) is out.dtype
-        if column_sum_axes(node) is not None:
-            return fine and out.dtype.kind == "float"
-        return fine and is_last_axis_reduction(node)
-    if node.op.makes == "bits":
-        return True
-    return node.op.loop is not None and _kind_of(node) in node.op.loop_kinds
-
-
-def loop_space(node: Node) -> tuple[int, ...] | None:
-    """The iteration space in which a node could run as a loop, None when it cannot."""
-    if not can_lower(node):
-        return None
-    v = node.inputs[0] if node.op.reduction else node.outputs[0]
-    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
-    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
-
-
-def _kind_of(node: Node) -> str:
-    return (node.inputs[-1] if node.inputs else node.outputs[0]).aval.dtype.kind
-
-
-def cast_kind(source: Any, to: Any) -> str | None:
-    """How a loop converts: 'alias', 'map', 'round', or None when the codec does it."""
-    a, b = source.dtype, to.dtype
-    if a.name not in LOADS or b.name not in REGISTER:
-        return None
-    if to.policy.rounding != "nearest_even":
-        return None
-    if a is b:
-        return "alias"
-    if b.name in GRIDS:
-        return "round" if a.name == "f32" or a.name in GRIDS else None
-    if b.kind == "bool":
-        return "map"
-    if b.kind == "float":
-        return "alias" if a.name in GRIDS and b.name == "f32" else "map"
-    if a.kind == "float":
-        return None
-    return "map" if a.kind in ("int", "uint", "bool") else None
+from ...numerics import DType, NumericType
+from ..ir import Node, Value
+from ..schedule.loop_ops import (
+    GRIDS,
+    REGISTER,
+    cast_kind,
+    column_sum_axes,
+    filled,
+    loop_reduction,
+)
+from .program import LoopInput, LoopOp, LoopOutput, LoopProgram
 
 
 @dataclass(frozen=True)
@@ -188,14 +115,6 @@ def _saturated(source: DType, to: DType) -> str:
     if to.min > source.min:
         expr = f"maximum({expr}, {int(to.min)})"
     return expr
-
-
-def filled(node: Node) -> str:
-    """The op's loop template with its attributes filled in; {0}, {1} remain."""
-    text = node.op.loop or ""
-    for key, value in node.attrs.items():
-        text = text.replace("{" + key + "}", repr(value))
-    return text
 
 
 def lower(shape: tuple[int, ...], nodes: list[Node], outputs: list[Value],

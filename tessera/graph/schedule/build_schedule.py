@@ -1,0 +1,175 @@
+"""From groups and their memory plan to the Schedule IR: names, operands, steps and buffers.
+
+A target's lowering is a `ScheduleBuilder` that adds the groups with their blocks, one after another
+(`write`); everything else follows from the graph, the groups and the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...tile.ir.schedule import Schedule
+from ..ir import Graph, Node, Value, value_bytes
+from .groups import FusionGroup
+from .ir import (
+    GraphSchedule,
+    GroupOperand,
+    GroupStep,
+    PlannedBuffer,
+    ScheduledGroup,
+    Transfer,
+)
+from .loop_axes import extents_of
+from .memory_plan import MemoryPlan, numbers
+from .offload import verify_copies
+from .op_ids import fates, id_of, line_of
+
+# The kinds of a plan's places, as buffers of the schedule are called.
+BUFFERS = {"arena": "temporary", "fresh": "result", "known": "constant"}
+
+
+class ScheduleBuilder:
+    """The Schedule IR of a graph while it grows.
+
+    drawn: values that the host computes at each call.  behind: of each group the number of the last
+    step of it and of those before it, -1 when there is none.
+    """
+
+    def __init__(self, graph: Graph, groups: Sequence[FusionGroup], memory: MemoryPlan,
+                 drawn: Sequence[Value] = ()):
+        self.graph, self.groups, self.memory, self.drawn = graph, groups, memory, drawn
+        self.known, self.numbers = memory.known, numbers(memory.known)
+        self.names: dict[Value, str] = {}
+        self.steps: list[ScheduledGroup | Transfer] = []
+        self.behind: list[int] = []
+        self._taken: set[str] = set()
+        self._group_count, self._copy_count = itertools.count(), itertools.count()
+        self._name_values()
+
+    def write(self, group: FusionGroup) -> None:
+        """Add the steps of a group (`add`, `transfer`)."""
+        raise NotImplementedError
+
+    def attributes(self, node: Node) -> dict[str, Any]:
+        """What a step says of its node beside operands and types."""
+        return {}
+
+    def build(self, target: str, numbered: Graph, on_host: Iterable[Node] = ()) -> GraphSchedule:
+        """The schedule. numbered: the graph as it was traced, with ids.  on_host: nodes that the
+        host computes at each call."""
+        for group in self.groups:
+            self.write(group)
+            self.behind.append(len(self.steps) - 1)
+        results = tuple(self.buffer_name(v) for v in self.graph.outputs)
+        buffers = tuple(self._buffers())
+        homes = {i: s.name for s in self.steps for i in s.ops}
+        homes |= {i: f"{b.name}, {b.lies}" for b in buffers if b.kind == "view"
+                  for i in b.ops if i not in homes}
+        homes |= {i: "on the host, at each call" for n in on_host for i in id_of(n).split()
+                  if i not in homes}
+        made = GraphSchedule(self.graph.name, target, buffers, tuple(self.steps), results,
+                             tuple(fates(numbered, homes).items()))
+        verify_copies(made)
+        return made
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """Arrays of the known values that something reads from memory, by buffer."""
+        return {self.names[v]: np.ascontiguousarray(a) for v, a in self.known.items()
+                if v in self.names}
+
+    # --- names --------------------------------------------------------------------------------
+    def _name_values(self) -> None:
+        for i, v in enumerate((*self.graph.inputs, *(v for v, _ in self.graph.captures))):
+            self._name(v, f"v{i}")
+        for i, v in enumerate(self.drawn):
+            self._name(v, f"k{i}")
+        for group in self.groups:
+            for node in group.nodes:
+                self._name_outputs(node, "h" if group.kind == "offload" else "v")
+
+    def _name(self, v: Value, wanted: str) -> None:
+        if v in self.names:
+            return
+        name, n = wanted, 1
+        while name in self._taken:
+            n += 1
+            name = f"{wanted}_{n}"
+        self._taken.add(name)
+        self.names[v] = name
+
+    def _name_outputs(self, node: Node, letter: str) -> None:
+        """v7 for what op %7 gives; parts of it, and what is made of numbers, are told apart."""
+        ids = id_of(node).split()
+        for v in node.outputs:
+            self._name(v, f"{letter}{ids[-1].lstrip('%!')}" if ids else f"c{len(self.names)}")
+
+    def buffer_name(self, v: Value) -> str:
+        """The buffer of a value that is read from memory; constants get theirs now."""
+        if v in self.known and v not in self.names:
+            self._name(v, f"c{len(self.names)}")
+        return self.names[v]
+
+    # --- what a group is made of --------------------------------------------------------------
+    def operand(self, v: Value, shape: tuple[int, ...] | None = None) -> GroupOperand:
+        own = extents_of(v) if shape is None else shape
+        return GroupOperand(self.buffer_name(v), own, v.aval.type)
+
+    def reads(self, group: FusionGroup) -> list[Value]:
+        """What a group reads from memory: its inputs without the numbers among them."""
+        return [v for v in group.inputs if v not in self.numbers]
+
+    def argument(self, v: Value) -> Any:
+        """An operand of a step: a number, or the name of a buffer."""
+        return self.numbers[v] if v in self.numbers else self.buffer_name(v)
+
+    def step(self, node: Node, args: tuple | None = None, shape: tuple | None = None) -> GroupStep:
+        out = node.outputs[0]
+        return GroupStep(self.names[out], node.op.name,
+                         tuple(map(self.argument, node.inputs)) if args is None else args,
+                         tuple(sorted(self.attributes(node).items())),
+                         extents_of(out) if shape is None else shape,
+                         out.aval.type, tuple(id_of(node).split()), line_of(node.where))
+
+    def add(self, kind: str, space: tuple[int, ...], reads: Sequence[GroupOperand],
+            writes: Sequence[GroupOperand], steps: Sequence[GroupStep], schedule: Schedule,
+            grid: tuple[int, ...], **attrs: Any) -> None:
+        """A kernel. attrs: what its kind needs beyond the steps."""
+        self.steps.append(ScheduledGroup(
+            f"g{next(self._group_count)}", kind, space, tuple(reads), tuple(writes), tuple(steps),
+            schedule, grid, tuple(sorted(attrs.items()))))
+
+    def transfer(self, group: FusionGroup) -> None:
+        """A copy beside the kernels."""
+        (node,) = group.nodes
+        source, target = map(self.buffer_name, (node.inputs[0], node.outputs[0]))
+        self.steps.append(Transfer(
+            f"x{next(self._copy_count)}", group.kind, source, target, value_bytes(node.outputs[0]),
+            tuple(id_of(node).split()), line_of(node.where)))
+
+    # --- buffers ------------------------------------------------------------------------------
+    def _buffers(self) -> Iterable[PlannedBuffer]:
+        """One for everything that lies in memory, arguments first."""
+        given = [*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.drawn]
+        for group in self.groups:
+            for v in group.outputs:
+                self.buffer_name(self.memory.places[v].root)
+        for v in (*given, *(v for v in self.known if v in self.names)):
+            yield self._buffer(v)
+        for group in self.groups:
+            for v in group.outputs:
+                yield self._buffer(v, next(n for n in group.nodes if v in n.outputs))
+
+    def _buffer(self, v: Value, node: Node | None = None) -> PlannedBuffer:
+        place = self.memory.places[v]
+        ops = tuple(id_of(node).split()) if node is not None else ()
+        of = self.names[place.root] if place.kind == "view" else ""
+        return PlannedBuffer(self.names[v], extents_of(v), v.aval.type,
+                             BUFFERS.get(place.kind, place.kind), of, place.offset, ops)
+
+
+__all__ = ["ScheduleBuilder"]

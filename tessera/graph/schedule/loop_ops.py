@@ -1,0 +1,109 @@
+"""Which nodes run in a loop over the elements of a space, and how their expression reads.
+
+A loop computes the same ops on every target: those whose record has a loop template, casts, random
+bits, and reductions of rows and columns, of the types that registers have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir import Node
+
+REGISTER = {
+    "f64": "f64", "f32": "f32", "int64": "i64", "int32": "i32", "uint32": "u32", "bool_": "bool_",
+    "bf16": "f32", "f16": "f32", "fp8_e4m3": "f32", "fp8_e5m2": "f32",
+}
+GRIDS = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"})
+REDUCTIONS = ("sum", "max", "min")  # that a loop computes along with the rest
+LOADS = frozenset(REGISTER) | {"int16", "int8", "uint16", "uint8"}
+
+
+def loop_reduction(node: Node) -> str:
+    """The kind of loop op that a node is, "reduce_sum" for one; "" when it is none."""
+    return f"reduce_{node.op.reduction}" if node.op.reduction in REDUCTIONS else ""
+
+
+def is_last_axis_reduction(node: Node) -> bool:
+    if not loop_reduction(node):
+        return False
+    x = node.inputs[0].aval
+    return node.attrs["axis"] == (x.ndim - 1,) and node.attrs["keepdims"]
+
+
+def column_sum_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes of a sum over all axes but the last, None for any other node."""
+    if node.op.reduction != "sum":
+        return None
+    x = node.inputs[0].aval
+    axis = node.attrs["axis"]
+    whole = x.ndim > 1 and axis == tuple(range(x.ndim - 1))
+    return axis if whole and x.shape[-1] != 1 else None
+
+
+def can_lower(node: Node) -> bool:
+    """Whether a node can run inside a compiled loop."""
+    if not node.outputs:
+        return False
+    out = node.outputs[0].aval
+    if node.op.name == "cast":
+        return cast_kind(node.attrs["source"], node.attrs["to"]) is not None
+    if any(v.aval.dtype.name not in REGISTER or v.aval.dtype.name in GRIDS for v in node.inputs):
+        return False
+    if out.dtype.name not in REGISTER or out.dtype.name in GRIDS:
+        return False
+    if loop_reduction(node):
+        if node.inputs[0].aval.dtype.kind == "bool":
+            return False
+        fine = node.attrs.get("accum", out.dtype) is out.dtype
+        if column_sum_axes(node) is not None:
+            return fine and out.dtype.kind == "float"
+        return fine and is_last_axis_reduction(node)
+    if node.op.makes == "bits":
+        return True
+    return node.op.loop is not None and _kind_of(node) in node.op.loop_kinds
+
+
+def loop_space(node: Node) -> tuple[int, ...] | None:
+    """The iteration space in which a node could run as a loop, None when it cannot."""
+    if not can_lower(node):
+        return None
+    v = node.inputs[0] if node.op.reduction else node.outputs[0]
+    shape = tuple(d for d in v.aval.shape if isinstance(d, int))
+    return shape if len(shape) == v.aval.ndim and 0 not in shape else None
+
+
+def _kind_of(node: Node) -> str:
+    return (node.inputs[-1] if node.inputs else node.outputs[0]).aval.dtype.kind
+
+
+def cast_kind(source: Any, to: Any) -> str | None:
+    """How a loop converts: 'alias', 'map', 'round', or None when the codec does it."""
+    a, b = source.dtype, to.dtype
+    if a.name not in LOADS or b.name not in REGISTER:
+        return None
+    if to.policy.rounding != "nearest_even":
+        return None
+    if a is b:
+        return "alias"
+    if b.name in GRIDS:
+        return "round" if a.name == "f32" or a.name in GRIDS else None
+    if b.kind == "bool":
+        return "map"
+    if b.kind == "float":
+        return "alias" if a.name in GRIDS and b.name == "f32" else "map"
+    if a.kind == "float":
+        return None
+    return "map" if a.kind in ("int", "uint", "bool") else None
+
+
+def filled(node: Node) -> str:
+    """The op's loop template with its attributes filled in; {0}, {1} remain."""
+    text = node.op.loop or ""
+    for key, value in node.attrs.items():
+        text = text.replace("{" + key + "}", repr(value))
+    return text
+
+
+__all__ = ["GRIDS", "REGISTER", "can_lower", "cast_kind", "column_sum_axes", "filled",
+           "is_last_axis_reduction", "loop_reduction", "loop_space"]
