@@ -50,7 +50,8 @@ class Compiler:
         self._numbers = itertools.count()
         driver.run = self.run
 
-    def compile(self, function: Function, request: machine_code.CompileRequest) -> Any:
+    def compile(self, function: Function, request: machine_code.CompileRequest,
+                image: machine_code.Image | None = None) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
         parameters = (*parameters_of(function), *self.extra)
@@ -60,7 +61,7 @@ class Compiler:
             {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}[p.abi] for p in parameters)
         self._programs[name] = (function, parameters, request.lanes)
         built = SimpleNamespace(kernel=code, resources=Resources(32, 0, 0, 0, 0, 1), ptx="the ptx",
-                                warnings=("a warning",), sass=lambda: "the sass")
+                                file="source.py", warnings=("a warning",), sass=lambda: "the sass")
         return SimpleNamespace(built=built, parameters=parameters, grid=self.grid,
                                function=function, emitted=SimpleNamespace(sites=self.sites),
                                notes=("a note",), source=f"source for {request.target}",

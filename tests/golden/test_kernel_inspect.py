@@ -96,3 +96,32 @@ def test_checked_builds_test_each_access(vectors):
     plain, checked = (compile_function(function, 128, target="sm_80", checked=c)
                       for c in (False, True))
     assert {p.kind for p in checked.parameters} - {p.kind for p in plain.parameters} >= {"report"}
+
+
+# --- the cache of machine code ------------------------------------------------------------------
+def texts(kernel, *args) -> dict[str, str]:
+    found = ts.debug.lowering(kernel, *args, target="sm_80").sections
+    return {level: found[level].text for level in ("target", "ptx")}
+
+
+def test_what_was_compiled_once_is_read_from_one_place(vectors, tmp_path, monkeypatch):
+    """Levels, figures and programs of another kernel object need neither NVVM nor ptxas again."""
+    from tessera.graph.cuda.levels import text_of
+    from tessera.tile.cuda import build as building
+
+    first, again = (ts.kernel(seeds.saxpy.fn) for _ in range(2))
+    graph = ts.jit(lambda x: ts.exp(x) + 1).graph(ts.Tensor[4096, ts.f32])
+    wanted = texts(first, *vectors, 2.0), text_of("ptx", graph, "sm_80")
+    taken = ts.debug.register_pressure(first, *vectors, 2.0, target="sm_80")
+    assert ".entry" in wanted[0]["ptx"] and ".entry" in wanted[1]
+
+    def refuse(*args, **options):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(building, "_compile", refuse)
+    assert (texts(again, *vectors, 2.0), text_of("ptx", graph, "sm_80")) == wanted
+    assert ts.debug.register_pressure(again, *vectors, 2.0, target="sm_80") == taken
+    with pytest.raises(AssertionError, match="compiled again"):
+        texts(again.with_schedule(ts.Schedule(warps=1)), *vectors, 2.0)
+    kept = [f for f in tmp_path.rglob("*") if f.is_file() and b"\x7fELF" in f.read_bytes()]
+    assert len(kept) == 2 and {f.parent for f in kept} == {kept[0].parent}

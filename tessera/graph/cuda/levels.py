@@ -17,7 +17,7 @@ from ...tile.interpreter.launch import Config, lanes_of
 from ...tile.ir.ir import Function
 from ...tile.ir.printing import print_ir
 from ...tile.ir.types import GlobalTensor
-from ...tile.launch.machine_code import CompileRequest, compile_request
+from ...tile.launch.machine_code import CompileRequest, image_for
 from ..ir import Graph
 from .kernel_text import Origin, mark
 from .run import CudaProgram, GroupLaunch
@@ -173,7 +173,7 @@ def _compiled(program: CudaProgram, read: Callable[[Any], str]) -> Iterator[Leve
 
 def compiled_of(launch: GroupLaunch, target: Target) -> Any:
     """The compiler's own record of a group's kernel."""
-    return compile_request(launch.kernel.function(), request_of(launch, target))
+    return image_for(launch.kernel.function(), request_of(launch, target)).compiled
 
 
 LEVELS: dict[str, Callable[[CudaProgram], list[LevelLine]]] = {

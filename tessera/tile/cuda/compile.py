@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.target import Target, parse_target
-from tessera.tile.cuda.build import Built, build
+from tessera.tile.cuda.build import Built, MachineCode, build
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
@@ -59,11 +59,12 @@ class CompiledKernel:
 
 def compile_function(function: Function, lanes: int, *, schedule: Schedule | None = None,
                      target: Target | str | None = None, facts: ArgumentFacts | None = None,
-                     checked: bool = False) -> CompiledKernel:
+                     checked: bool = False, code: MachineCode | None = None) -> CompiledKernel:
     """Lowers, emits and builds.
 
     target: by default that of this machine's first GPU. checked: element accesses are tested and
-    a failure is reported through the error flags.
+    a failure is reported through the error flags. code: what was made of this function before, so
+    that it is only lowered and emitted.
     Raises UnsupportedTargetError where the target lacks an instruction, CompileError where a
     compiler below refuses.
     """
@@ -71,7 +72,8 @@ def compile_function(function: Function, lanes: int, *, schedule: Schedule | Non
     made = emit_kernel(function, lanes, at, facts or ArgumentFacts(), checked, schedule)
     emitted = made.emitted
     built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), at,
-                  threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines)
+                  threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines,
+                  code=code)
     return CompiledKernel(built, made.function, emitted, lanes, made.threads, made.grid)
 
 

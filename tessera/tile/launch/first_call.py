@@ -15,7 +15,6 @@ from tessera.runtime.staging import Staging
 from tessera.tensor import Tensor as HostTensor
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config, Specialisation, scalars_in_grid
-from tessera.tile.ir.ir import Function
 from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.launch import reports as reports  # makes errors of kernels the interpreter's
 from tessera.tile.launch.machine_code import CompileRequest, Image, image_for
@@ -41,7 +40,7 @@ def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
                      ((n, a.writable, a.library) for n, a in arrays.items()))
     target = LaunchTarget(place.device, work.grid, _library(arrays), bool(settings.debug))
     request = request_for(work, bound, arrays, target)
-    image = image_of(kernel, function, request)
+    image = image_for(function, request, kernel.images)
     if place.staged:
         return _run_staged(image, bound, target, arrays, written, stream)
     names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
@@ -84,14 +83,6 @@ def request_for(work: Specialisation, bound: Bound, arrays: dict[str, Array],
 
 def nbytes(array: Array) -> int:
     return prod(array.shape) * array.dtype.numpy.itemsize
-
-
-def image_of(kernel: Kernel, function: Function, request: CompileRequest) -> Image:
-    """The kernel's own memory of images, most recent last."""
-    key = (id(function), request)  # the kernel keeps its functions
-    found = kernel.images.pop(key, None) or image_for(function, request)
-    kernel.images[key] = found
-    return found
 
 
 def _library(arrays: dict[str, Array]) -> str:

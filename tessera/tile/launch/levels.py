@@ -13,8 +13,7 @@ from tessera.runtime.target import DEFAULT_TARGET, Target, parse_target
 from tessera.tile.interpreter.launch import Config, lanes_of
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.types import GlobalTensor
-from tessera.tile.launch import machine_code
-from tessera.tile.launch.machine_code import CompileRequest
+from tessera.tile.launch.machine_code import CompileRequest, image_for
 
 if TYPE_CHECKING:
     from tessera.tile.kernel.kernel import Kernel
@@ -33,9 +32,9 @@ def compiled_for(kernel: Kernel, function: Function, target: str | None) -> Any:
     lanes = lanes_of(function, Config(), kernel.schedule.lanes)
     tensors = [p for p in function.params if isinstance(p.type, GlobalTensor)]
     extents = {str(d) for p in tensors for d in p.type.dims}  # type: ignore[union-attr]
-    return machine_code.compile_request(function, CompileRequest(
+    return image_for(function, CompileRequest(
         lanes, kernel.schedule, wanted or _default(), frozenset(extents),
-        frozenset(p.value.name for p in tensors)))
+        frozenset(p.value.name for p in tensors))).compiled
 
 
 def _default() -> Target:

@@ -1,4 +1,4 @@
-"""Machine code of a specialisation: from memory, from the disk cache, or compiled.
+"""Machine code of a specialisation: from memory, from the disk cache, or compiled. The only cache.
 
 The disk cache is asked before anything is lowered or emitted: its key is the Tile IR and what else
 decides the code, so a new process traces the kernel, reads one file and launches. It imports
@@ -70,7 +70,8 @@ class Slot:
 class Image:
     """The machine code of a function for one request, and what a launch has to know.
 
-    key: its launch key in reports.  cached: whether it came from the disk.
+    ptx, file: for the texts of its levels; file: where its source lies.
+    cached: whether it came from the disk.
     """
 
     function: Function
@@ -81,18 +82,36 @@ class Image:
     sites: tuple[flags.ReportSite, ...]
     resources: Resources
     warnings: tuple[str, ...]
-    key: int
+    ptx: str
+    file: str
     cached: bool
 
     @functools.cached_property
+    def key(self) -> int:
+        """Its launch key in reports."""
+        return flags.register(self.function.name, self.sites)
+
+    @functools.cached_property
     def compiled(self) -> Any:
-        """The compiler's own record, with every level's text; made again when this came from disk.
-        """
-        return compile_request(self.function, self.request)
+        """The compiler's own record, with every level's text; lowered and emitted again when this
+        came from disk."""
+        return compile_request(self.function, self.request, self)
 
 
-def image_for(function: Function, request: CompileRequest) -> Image:
-    """Machine code for a request. Raises what the compiler raises."""
+def image_for(function: Function, request: CompileRequest,
+              loaded: dict[Any, Image] | None = None) -> Image:
+    """Machine code for a request. Raises what the compiler raises.
+
+    loaded: what a kernel has had before, most recent last; the image is put there.
+    """
+    key = (id(function), request)  # the kernel keeps its functions
+    loaded = {} if loaded is None else loaded
+    image = loaded.pop(key, None) or _from_disk(function, request)
+    loaded[key] = image
+    return image
+
+
+def _from_disk(function: Function, request: CompileRequest) -> Image:
     made: list[Any] = []
 
     def make() -> CacheEntry:
@@ -106,15 +125,19 @@ def image_for(function: Function, request: CompileRequest) -> Image:
     return image
 
 
-def compile_request(function: Function, request: CompileRequest) -> Any:
-    """tile.cuda's Compiled."""
+def compile_request(function: Function, request: CompileRequest, image: Image | None = None) -> Any:
+    """tile.cuda's CompiledKernel. image: what was made of it before; then nothing below the source
+    is made again."""
+    from tessera.tile.cuda.build import MachineCode
     from tessera.tile.cuda.compile import compile_function
     from tessera.tile.cuda.emit.emitter import ArgumentFacts
 
+    code = None if image is None else MachineCode(
+        image.ptx, image.code.cubin, image.file, image.resources, image.warnings)
     return compile_function(
         function, request.lanes, schedule=request.schedule, target=request.target,
         facts=ArgumentFacts(request.divisible, request.aligned, request.shared),
-        checked=request.checked)
+        checked=request.checked, code=code)
 
 
 # --- the disk ---------------------------------------------------------------------------------
@@ -127,11 +150,11 @@ def to_entry(compiled: Any) -> CacheEntry:
         "name": code.name, "target": str(code.target), "threads": code.threads,
         "shared_bytes": code.shared_bytes, "cluster": code.cluster, "dependent": code.dependent,
         "grid": compiled.grid, "resources": asdict(compiled.built.resources),
-        "warnings": compiled.built.warnings,
+        "warnings": compiled.built.warnings, "file": compiled.built.file,
         "slots": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.parameters],
         "sites": [(_line(s.where), s.message, s.kind, s.formats) for s in sites],
     }
-    return CacheEntry(meta, {"cubin": code.cubin})
+    return CacheEntry(meta, {"cubin": code.cubin, "ptx": compiled.built.ptx.encode()})
 
 
 def _line(where: SourceLine | None) -> list[Any] | None:
@@ -151,7 +174,7 @@ def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
                 dependent=meta["dependent"])
     return Image(function, request, code, slots, meta["grid"], sites,
                  Resources(**meta["resources"]), tuple(meta["warnings"]),
-                 flags.register(function.name, sites), cached)
+                 entry.parts["ptx"].decode(), meta["file"], cached)
 
 
 @functools.cache

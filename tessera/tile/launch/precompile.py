@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from tessera import config as settings
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import Config
-from tessera.tile.launch import first_call
+from tessera.tile.launch.first_call import arrays_of, request_for
+from tessera.tile.launch.machine_code import image_for
 from tessera.tile.launch.recipe import LaunchTarget
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ def prepare(kernel: Kernel, bound: Bound, config: Config) -> None:
         return
     work = kernel.specialised(bound, config)
     target = LaunchTarget(bound.place.device, work.grid, "", bool(settings.debug))
-    first_call.image_of(kernel, work.function, first_call.request_for(
-        work, bound, first_call.arrays_of(bound), target))
+    request = request_for(work, bound, arrays_of(bound), target)
+    image_for(work.function, request, kernel.images)
 
 
 __all__ = ["prepare"]
