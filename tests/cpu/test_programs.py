@@ -20,8 +20,7 @@ from programs import (
     rounded_program,
     smooth_program,
 )
-from tessera.graph import compiled
-from tessera.graph.cpu import interpret
+from tessera.graph.cpu import compiled, interpret
 from tessera.graph.cpu.program import LoopProgram
 from tessera.numerics import as_type
 from tessera.tensor import Tensor
