@@ -23,7 +23,7 @@ class WarpMatmul:
     formats: names of operands in the instruction.  step_bytes: of the contracted axis in one.
     """
 
-    formats: frozenset[str]
+    formats: tuple[str, ...]
     step_bytes: int = 32
 
 
@@ -121,7 +121,7 @@ class Generation:
     warpgroup_matmul: WarpgroupMatmul | None = None
     async_copies: bool = True
     ring_stages: int = 4
-    converts: frozenset[str] = frozenset()
+    converts: tuple[str, ...] = ()
     vector_sums: bool = False
     registers: int = 65536
     register_unit: int = 256
@@ -149,12 +149,12 @@ def register(generation: Generation) -> Generation:
 
 # Limits: CUDA C++ Programming Guide 13.0, table 27, "Technical Specifications per Compute
 # Capability". Formats of mma.sync: PTX ISA 9.0, section 9.7.14.
-_AMPERE = WarpMatmul(frozenset({"f16", "bf16", "tf32", "s8", "u8"}))
-_ADA = WarpMatmul(_AMPERE.formats | {"e4m3", "e5m2"})
-_FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
+_AMPERE = WarpMatmul(("f16", "bf16", "tf32", "s8", "u8"))
+_ADA = WarpMatmul((*_AMPERE.formats, "e4m3", "e5m2"))
+_FP8 = ("fp8_e4m3", "fp8_e5m2")
 
 register(Generation(
-    "sm_75", "Turing", 16, 32, 64 * _KIB, 64 * _KIB, WarpMatmul(frozenset({"f16"}), step_bytes=16),
+    "sm_75", "Turing", 16, 32, 64 * _KIB, 64 * _KIB, WarpMatmul(("f16",), step_bytes=16),
     async_copies=False, ring_stages=2, shared_unit=256, reserved_bytes=0))
 _SM80 = register(Generation("sm_80", "Ampere", 32, 64, 164 * _KIB, 163 * _KIB, _AMPERE))
 _SM86 = register(replace(_SM80, target="sm_86", groups=16, warps=48, shared_bytes=100 * _KIB,

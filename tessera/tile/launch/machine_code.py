@@ -46,8 +46,8 @@ class CompileRequest:
         """The name of the entry in the disk cache: the same in every process."""
         return content_name(
             print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
-            str(self.target), " ".join(sorted(self.divisible)), " ".join(sorted(self.aligned)),
-            f"{self.shared} {self.checked}", fingerprint())
+            f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
+            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked}", fingerprint())
 
 
 def _file(function: Function) -> str:

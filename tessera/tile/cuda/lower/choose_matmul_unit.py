@@ -41,7 +41,7 @@ def format_of(a: DType, b: DType, attrs: dict[str, Any],
               generation: Generation) -> tuple[str, str] | None:
     """As tensor_core_type, on a generation: fp8 as it is where mma takes it; None for a format that
     its tensor cores do not have."""
-    kinds, known = tensor_core_type(a, b, attrs), generation.warp_matmul.formats
+    kinds, known = tensor_core_type(a, b, attrs), set(generation.warp_matmul.formats)
     if kinds is None:
         return None
     if a.name in FP8 and b.name in FP8 and known.issuperset(FP8.values()):
