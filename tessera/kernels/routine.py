@@ -203,7 +203,7 @@ class ForeignArray:
         self.index, self.owner = index, owner
 
 
-@reader("tessera.kernels.routine.ForeignArray", place=lambda x: x.index, pointer="{}.pointer",
+@reader(ForeignArray, place=lambda x: x.index, pointer="{}.pointer",
         facts=("{}.shape", "{}.dtype", "{}.index"))
 def read_view(x: Any, name: str) -> Array:
     return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)

@@ -88,11 +88,13 @@ FACES: dict[str, Face] = {}  # by qualified class name
 _by_class: dict[type, Face | None] = {}
 
 
-def reader(*names: str, place: Callable[[Any], int] = lambda x: HOST, pointer: str = "",
+def reader(*classes: type | str, place: Callable[[Any], int] = lambda x: HOST, pointer: str = "",
            facts: tuple[str, ...] = ()) -> Callable[[Reader], Reader]:
-    """Registers a reader for classes of these qualified names and for their subclasses."""
+    """Registers a reader for these classes and for their subclasses; those that are not imported
+    here, of other libraries and of modules above, by their qualified names."""
     def declare(read: Reader) -> Reader:
-        for name in names:
+        for cls in classes:
+            name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
             if name in FACES:
                 raise ArgumentError(f"a reader for {name} is declared twice")
             FACES[name] = Face(read, place, pointer, facts, name.partition(".")[0])
@@ -157,7 +159,7 @@ def _numpy_type(dtype: np.dtype, name: str) -> DType:
         raise DTypeError(f"argument {name}: {error.message}", hint=error.hint) from None
 
 
-@reader("numpy.ndarray")
+@reader(np.ndarray)
 def read_numpy(x: Any, name: str) -> Array:
     return Array(x.ctypes.data, x.shape, _element_strides(x.strides, x.shape, x.itemsize, name),
                  _numpy_type(x.dtype, name), HOST, "numpy", x, bool(x.flags.writeable))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from . import libcuda
 from .buffer import DeviceBuffer
@@ -27,7 +28,7 @@ class Timing:
 
     @staticmethod
     def of(times_ms: list[float]) -> Timing:
-        return Timing(statistics.median(times_ms), len(times_ms), min(times_ms), max(times_ms))
+        return Timing(float(np.median(times_ms)), len(times_ms), min(times_ms), max(times_ms))
 
 
 def is_capturing(stream: int) -> bool:

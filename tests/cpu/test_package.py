@@ -40,7 +40,7 @@ peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), numpy_seconds]))
 """
 HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "nvmath", "scipy",
-         "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx"}
+         "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx", "statistics"}
 
 # What the package may import beside the standard library, by the distribution that brings it.
 IMPORT_NAMES: dict[str, list[str]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -94,3 +96,13 @@ def test_dense_strides(shape, strides):
 def test_a_reader_is_declared_once():
     with pytest.raises(ArgumentError, match="declared twice"):
         arrays.reader("numpy.ndarray")(arrays.read_numpy)
+
+
+OURS = [name for name in arrays.FACES if name.split(".")[0] in ("tessera", "numpy")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_class_that_a_reader_names_exists(name):
+    """A class that was renamed would be read as a stranger, through DLPack."""
+    module, _, cls = name.rpartition(".")
+    assert arrays.face_of(getattr(importlib.import_module(module), cls)) is arrays.FACES[name]

@@ -125,8 +125,7 @@ def stored_bytes(shape: tuple[int, ...], dtype: DType) -> int:
     return prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
 
 
-@reader("tessera.tile.launch.resident.Resident", place=lambda x: x.memory.device.index,
-        pointer="{}.memory.pointer",
+@reader(Resident, place=lambda x: x.memory.device.index, pointer="{}.memory.pointer",
         facts=("{}._shape", "{}.type.dtype", "{}.memory.device.index"))
 def read_resident(x: Any, name: str) -> Array:
     """A result of one kernel as the argument of another; of types, too, that only we have."""
