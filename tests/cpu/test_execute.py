@@ -204,9 +204,7 @@ def test_empty_and_unit_shapes(shape, rng):
 
 # --- memory -----------------------------------------------------------------------------------
 def memory_of(fn, *args):
-    graph = simplify(graph_of(fn, *args))
-    known, rest = fold_constants(graph)
-    graph = type(graph)(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+    known, graph = fold_constants(simplify(graph_of(fn, *args)))
     units = fuse(graph, CPU)
     return plan_memory(graph, units, known, CPU), units
 

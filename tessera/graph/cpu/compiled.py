@@ -41,8 +41,7 @@ class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
     def __init__(self, graph: Graph):
-        self.known, rest = fold_constants(graph)
-        self.graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+        self.known, self.graph = fold_constants(graph)
         self.units = _keep_small_apart(fuse(self.graph, CPU))
         self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
         self.slot: dict[Value, int] = {}

@@ -51,22 +51,8 @@ def target_named(target: str | None) -> Target:
 
 # --- schedule ---------------------------------------------------------------------------------
 def schedule_lines(program: CudaProgram) -> list[LevelLine]:
-    """The Schedule IR; a line of a group belongs to the step or operand that it shows."""
-    steps = {s.name: s.ops for g in program.plan.groups for s in g.steps}
-    copies = {t.name: t.ops for t in program.plan.transfers}
-    out, at = [], ""
-    for text in str(program.plan).splitlines():
-        words = text.split()
-        if re.match(r"  g\d+ ", text):
-            at = words[0]
-        name = words[0].rstrip(":") if words else ""
-        if name.startswith("%"):
-            out.append(LevelLine(text, (name,)))
-        elif name in copies:
-            out.append(LevelLine(text, copies[name], name))
-        else:
-            out.append(LevelLine(text, steps.get(name, ()) if text.startswith("    v") else (), at))
-    return out
+    """The Schedule IR; a line of a group belongs to the step that it shows."""
+    return [LevelLine(line.text, line.ops, line.at) for line in program.plan.lines()]
 
 
 # --- tile -------------------------------------------------------------------------------------

@@ -96,8 +96,7 @@ def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
     """The graph after every pass, and the values that depend on nothing but constants."""
     for step in PIPELINE:
         graph = step(graph)
-    known, rest = fold_constants(graph)
-    graph = Graph(graph.name, graph.inputs, graph.captures, rest, graph.outputs)
+    known, graph = fold_constants(graph)
     return remove_dead(find_products(open_keys(graph))), known
 
 

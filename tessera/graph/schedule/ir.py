@@ -95,6 +95,15 @@ class GroupStep:
 
 
 @dataclass(frozen=True)
+class ScheduleLine:
+    """A line of the text. ops: ids of the graph's ops that it shows; at: its group or copy."""
+
+    text: str
+    ops: tuple[str, ...] = ()
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class ScheduledGroup:
     """Ops that run as one kernel.
 
@@ -131,20 +140,20 @@ class ScheduledGroup:
     def attr(self, name: str) -> Any:
         return dict(self.attrs)[name]
 
-    def lines(self, canonical: bool = False) -> list[str]:
+    def lines(self, canonical: bool = False) -> list[ScheduleLine]:
         s = self.schedule
         blocks = "x".join(str(v) for v in (s.m, s.n, s.k_) if v is not None)
         head = (f"{self.name} {self.kind} over {show_shape(self.space)}  block {blocks}  "
                 f"stages {s.value('stages_')}  warps {s.value('warps_')}  "
                 f"groups {'x'.join(map(str, self.grid))}")
         extra = "".join(f"  {k} {show_attr(v)}" for k, v in self.attrs)
-        notes = [] if canonical else [f"  note: {n}" for n in s.notes]
-        out = [head + extra, *notes, f"  ops {' '.join(self.ops)}",
-               *(f"  read {r}" for r in self.reads)]
-        for step in self.steps:
-            mark = "" if canonical else _mark(step)
-            out.append(f"  {step}{mark}")
-        return [*out, *(f"  write {w}" for w in self.writes)]
+        notes = () if canonical else s.notes
+        texts = [head + extra, *(f"  note: {n}" for n in notes), f"  ops {' '.join(self.ops)}",
+                 *(f"  read {r}" for r in self.reads)]
+        out = [ScheduleLine(text, (), self.name) for text in texts]
+        out += [ScheduleLine(f"  {step}{'' if canonical else _mark(step)}", step.ops, self.name)
+                for step in self.steps]
+        return out + [ScheduleLine(f"  write {w}", (), self.name) for w in self.writes]
 
 
 def canonical_group(group: ScheduledGroup) -> ScheduledGroup:
@@ -194,9 +203,9 @@ class Transfer:
     def on_host(self) -> str:
         return self.target if self.kind == "offload" else self.source
 
-    def lines(self, canonical: bool = False) -> list[str]:
+    def lines(self, canonical: bool = False) -> list[ScheduleLine]:
         text = f"{self.name} {self.kind} {self.source} -> {self.target}  {self.nbytes} bytes"
-        return [text if canonical else text + _mark(self)]
+        return [ScheduleLine(text if canonical else text + _mark(self), self.ops, self.name)]
 
 
 @dataclass(frozen=True)
@@ -270,24 +279,34 @@ class GraphSchedule:
     @property
     def hash(self) -> str:
         """SHA-256 of everything that determines the kernels and their order."""
-        return hashlib.sha256("\n".join(self._lines(canonical=True)).encode()).hexdigest()
+        text = "\n".join(line.text for line in self.lines(canonical=True))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(line.text for line in self.lines())
 
-    def _lines(self, canonical: bool = False) -> list[str]:
+    def lines(self, canonical: bool = False) -> list[ScheduleLine]:
+        """The text, each line with the ops that it shows. canonical: without names and ids that
+        decide nothing."""
         title = "" if canonical else f" {self.name}"
-        out = [f"schedule{title} v{VERSION} target={self.target} groups={len(self.groups)}"]
-        out += [f"  {b}" for b in self.buffers]
+        count = len(self.groups)
+        out = [ScheduleLine(f"schedule{title} v{VERSION} target={self.target} groups={count}")]
+        out += [ScheduleLine(f"  {b}") for b in self.buffers]
         for step in self.steps:
-            out += [f"  {line}" for line in step.lines(canonical)]
+            out += [replace(line, text=f"  {line.text}") for line in step.lines(canonical)]
         if not canonical:
-            inside = {i for s in self.steps for i in s.ops}
-            out += [f"  {i}: {fate}" for i, fate in self.fates if i not in inside]
-            out.append(f"  memory: temporaries {self.temporary_bytes} bytes, "
-                       f"{self.unshared_bytes} without reuse")
-            out += [f"  host memory: {self.host_bytes} bytes"] if self.transfers else []
-        return [*out, "  return " + ", ".join(self.results)]
+            out += self._notes()
+        return [*out, ScheduleLine("  return " + ", ".join(self.results))]
+
+    def _notes(self) -> list[ScheduleLine]:
+        """What became of ops that no step does, and the memory."""
+        inside = {i for s in self.steps for i in s.ops}
+        out = [ScheduleLine(f"  {i}: {fate}", (i,)) for i, fate in self.fates if i not in inside]
+        out.append(ScheduleLine(f"  memory: temporaries {self.temporary_bytes} bytes, "
+                                f"{self.unshared_bytes} without reuse"))
+        if self.transfers:
+            out.append(ScheduleLine(f"  host memory: {self.host_bytes} bytes"))
+        return out
 
 
 def aligned(b: PlannedBuffer) -> int:
@@ -295,5 +314,5 @@ def aligned(b: PlannedBuffer) -> int:
 
 
 __all__ = ["ALIGN_BYTES", "HIDDEN", "PlannedBuffer", "ScheduledGroup", "GroupOperand",
-           "GraphSchedule", "GroupStep", "ByteRange", "Transfer",
+           "GraphSchedule", "GroupStep", "ByteRange", "ScheduleLine", "Transfer",
            "aligned", "canonical_group"]

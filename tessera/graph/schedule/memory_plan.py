@@ -60,8 +60,8 @@ class MemoryPlan:
     unshared_bytes: int = 0
 
 
-def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], tuple[Node, ...]]:
-    """Values that depend on nothing but constants, and the nodes that remain."""
+def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], Graph]:
+    """Values that depend on nothing but constants, and the graph of the nodes that remain."""
     known: dict[Value, np.ndarray] = {}
     rest: list[Node] = []
     for node in graph.nodes:
@@ -79,7 +79,7 @@ def fold_constants(graph: Graph) -> tuple[dict[Value, np.ndarray], tuple[Node, .
             made = node.op.ref(*[known[v] for v in node.inputs], **node.attrs)
         made = made if node.op.multi else (made,)
         known.update((v, np.asarray(a)) for v, a in zip(node.outputs, made, strict=True))
-    return known, tuple(rest)
+    return known, Graph(graph.name, graph.inputs, graph.captures, tuple(rest), graph.outputs)
 
 
 def _filled(node: Node) -> np.ndarray:
