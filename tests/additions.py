@@ -22,9 +22,9 @@ from tessera.mesh.collectives.record import Collective, CollectiveSample, emit
 from tessera.numerics import DType, dtypes
 from tessera.runtime.generations import GENERATIONS, Generation, register
 from tessera.tile import MODULE as tile
+from tessera.tile.builder import edge_rules
+from tessera.tile.builder import rules as tile_rules
 from tessera.tile.ir.op_record import TileOp, declare
-from tessera.tile.ops import edge_rules
-from tessera.tile.ops import rules as tile_rules
 
 
 def add_dtype() -> DType:

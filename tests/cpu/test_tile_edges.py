@@ -13,11 +13,11 @@ import tessera as ts
 from edge_programs import accepted
 from kernels.build import build
 from tessera import config
-from tessera.tile.frontend.builder.edge_check import check_edges
+from tessera.tile.builder.edge_check import check_edges
+from tessera.tile.builder.edge_rules import gives_zero, grouped
 from tessera.tile.ir.edges import TileEdges
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ops.edge_rules import gives_zero, grouped
 
 COUNT = 500 if os.environ.get("TESSERA_SLOW") == "1" else 24
 
@@ -338,7 +338,7 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
     with pytest.raises(TileIRError, match="lost the edge of axis"):
         tampered("w")
     monkeypatch.setattr("tessera.tile.frontend.trace_kernel.check_edges", check_edges)
-    monkeypatch.setattr("tessera.tile.frontend.builder.ir_builder.within",
+    monkeypatch.setattr("tessera.tile.builder.ir_builder.within",
                         lambda b, record, args, attrs: args)
     with pytest.raises(TileIRError, match="reduce_sum sees elements beyond an edge along axis 1"):
         kernel(LOAD, STORE)(x, o, 1, 0)

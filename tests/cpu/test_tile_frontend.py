@@ -10,12 +10,12 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.numerics import f32, i32
-from tessera.tile.frontend.builder.edge_facts import EdgeFacts
-from tessera.tile.frontend.builder.ir_builder import IRBuilder
-from tessera.tile.frontend.builder.launch_grid import LaunchGrid
-from tessera.tile.frontend.builder.source_position import SourcePosition
-from tessera.tile.frontend.builder.value_table import ValueTable
-from tessera.tile.frontend.kernel_spec import KernelSpec
+from tessera.tile.builder.edge_facts import EdgeFacts
+from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.builder.kernel_spec import KernelSpec
+from tessera.tile.builder.launch_grid import LaunchGrid
+from tessera.tile.builder.source_position import SourcePosition
+from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.frontend.source import capture
 from tessera.tile.frontend.tracer import (
     EXPRESSIONS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from kernels.build import build
 from tessera import config
-from tessera.tile.frontend.kernel_spec import KernelSpec
+from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.trace_kernel import trace
 from tessera.tile.interpreter.launch import Config, run
 from tessera.tile.ir.errors import TileError

@@ -15,7 +15,7 @@ from ...errors import SourceLine, short_path
 from ...numerics import NumericType
 from ...tensor import Tensor
 from ...tile import MODULE as tile
-from ...tile.frontend.kernel_spec import KernelSpec
+from ...tile.builder.kernel_spec import KernelSpec
 from ...tile.ir.ir import Function
 from ...tile.kernel.kernel import Kernel
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tessera.tile.builder.edge_check import check_edges
+from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend import block_origins
 from tessera.tile.frontend import constructs as constructs  # fills the tables
-from tessera.tile.frontend.builder.edge_check import check_edges
 from tessera.tile.frontend.constructs.ranges import walk_ops
-from tessera.tile.frontend.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare
 from tessera.tile.frontend.results import finish
 from tessera.tile.frontend.source import KernelSource

@@ -13,15 +13,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera.tile.frontend.builder.edge_facts import EdgeFacts
-from tessera.tile.frontend.builder.ir_builder import IRBuilder
-from tessera.tile.frontend.builder.launch_grid import LaunchGrid
-from tessera.tile.frontend.builder.memory_indexing import MemoryIndexing
-from tessera.tile.frontend.builder.op_calls import emit_call
-from tessera.tile.frontend.builder.source_position import SourcePosition
-from tessera.tile.frontend.builder.value_table import ValueTable
+from tessera.tile.builder.edge_facts import EdgeFacts
+from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.builder.kernel_spec import KernelSpec
+from tessera.tile.builder.launch_grid import LaunchGrid
+from tessera.tile.builder.memory_indexing import MemoryIndexing
+from tessera.tile.builder.source_position import SourcePosition
+from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.frontend.exits import Exits
-from tessera.tile.frontend.kernel_spec import KernelSpec
+from tessera.tile.frontend.op_calls import emit_call
 from tessera.tile.frontend.source import KernelSource, closure_of
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import Param

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tessera.errors import SourceLine
-from tessera.tile.frontend.builder.edge_check import check_edges
+from tessera.tile.builder.edge_check import check_edges
+from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.exits import RETURN
-from tessera.tile.frontend.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare
 from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.trace_kernel import trace_body

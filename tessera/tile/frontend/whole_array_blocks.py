@@ -14,7 +14,8 @@ from typing import Any
 
 from tessera.numerics import DType, NumericType, as_type, i32
 from tessera.tensor import TensorType
-from tessera.tile.frontend.kernel_spec import KernelSpec
+from tessera.tile.builder.edge_masks import mask_edge
+from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.parameters import declare, parameter
 from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.trace_kernel import plain
@@ -25,7 +26,6 @@ from tessera.tile.ir.ir import Def, For, Function, GridAxis, Node, Op, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
-from tessera.tile.ops.edge_masks import mask_edge
 from tessera.tile.ops.macros import store_tile
 
 # Ops whose axis (of a reshape all axes) must be whole: elements of one block depend on others.

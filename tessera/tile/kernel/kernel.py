@@ -15,8 +15,8 @@ from tessera.open_trace import trace_state
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
+from tessera.tile.builder.kernel_spec import Kernel_, KernelSpec
 from tessera.tile.frontend import composite_parameters
-from tessera.tile.frontend.kernel_spec import Kernel_, KernelSpec
 from tessera.tile.frontend.seed_parameters import seed_parameters
 from tessera.tile.frontend.source import KernelSource, capture, closure_of
 from tessera.tile.frontend.trace_kernel import trace

@@ -12,7 +12,7 @@ from tessera.dims import Dim
 from tessera.errors import ArgumentError, ShapeError, user_line
 from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
-from tessera.tile.frontend.kernel_spec import KernelSpec
+from tessera.tile.builder.kernel_spec import KernelSpec
 from tessera.tile.frontend.whole_array import Whole, trace_whole
 from tessera.tile.frontend.whole_array_blocks import trace_block
 from tessera.tile.interpreter.arguments import Bound, Tile

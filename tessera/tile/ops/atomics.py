@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.builder import rules
+from tessera.tile.builder.edge_masks import Along
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import convert
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
-from tessera.tile.ops import rules
-from tessera.tile.ops.edge_masks import Along
 from tessera.tile.ops.memory import addresses, touch
 
 SCOPES = ("group", "device", "system")
@@ -138,7 +139,7 @@ def _tile_rule(types: Any) -> Any:
 
 
 # --- calls ------------------------------------------------------------------------------------
-def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[Any]]:
+def _element(t: OpTracer, target: Any, index: Any, what: str) -> tuple[Handle, list[Any]]:
     """x, index -> the memory and all indices."""
     items = list(index) if isinstance(index, tuple | list) else [index]
     if isinstance(target, TensorRow):
@@ -154,14 +155,14 @@ def _element(t: Any, target: Any, index: Any, what: str) -> tuple[Handle, list[A
     return target, [*t.memory.leading(target), *items]
 
 
-def _scope(t: Any, scope: Any) -> str:
+def _scope(t: OpTracer, scope: Any) -> str:
     if scope not in SCOPES:
         t.fail(f"scope={scope!r} is not known", "'group', 'device' or 'system'")
     return scope
 
 
 def _declare_kind(kind: str, doc: str, name: str) -> None:
-    def lower(t: Any, target: Any, index: Any = None, value: Any = None, *,
+    def lower(t: OpTracer, target: Any, index: Any = None, value: Any = None, *,
               scope: Any = "device") -> Any:
         scope = _scope(t, scope)
         if isinstance(target, Handle) and isinstance(target.type, View):
@@ -191,7 +192,7 @@ _declare_kind("exchange", "x[index] = value as one step; the value before.", "at
 
 
 @macro()
-def atomic_cas(t: Any, target: Any, index: Any, expected: Any, value: Any, *,
+def atomic_cas(t: OpTracer, target: Any, index: Any, expected: Any, value: Any, *,
                scope: Any = "device") -> Any:
     """x[index] = value as one step where it is `expected`; the value before."""
     base, items = _element(t, target, index, "atomic_cas")

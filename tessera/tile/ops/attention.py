@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.builder import edge_masks, edge_rules, rules
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
-from tessera.tile.ops import edge_masks, edge_rules, rules
 from tessera.tile.ops.elementwise import exponential
 from tessera.tile.ops.reduce import reduce
 
@@ -26,7 +27,7 @@ def _causal_rule(types: Any, attrs: Any) -> TileType:
     return t
 
 
-def _causal_lower(t: Any, scores: Any, q0: Any, k0: Any) -> Any:
+def _causal_lower(t: OpTracer, scores: Any, q0: Any, k0: Any) -> Any:
     return t.ir.emit("causal_mask", [t.ir.value_of(scores), q0, k0])
 
 
@@ -40,7 +41,7 @@ def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
 
 
 @macro()
-def mask_causal(t: Any, scores: Any, rows: Any, cols: Any) -> Any:
+def mask_causal(t: OpTracer, scores: Any, rows: Any, cols: Any) -> Any:
     """In place: scores[r, c] = -inf where cols[c] > rows[r]; also returns them."""
     for x in (rows, cols):
         if not isinstance(x, Handle) or not isinstance(x.type, TileType) or len(x.type.shape) != 1:
@@ -51,7 +52,7 @@ def mask_causal(t: Any, scores: Any, rows: Any, cols: Any) -> Any:
 
 
 @macro()
-def softmax_online(t: Any, scores: Any) -> Any:
+def softmax_online(t: OpTracer, scores: Any) -> Any:
     """P, m, l of one block: m = row_max(S), P = exp(S - m), l = row_sum(P).
 
     Rows without any key: P = 0, l = 0, m = -inf.
@@ -66,7 +67,7 @@ def softmax_online(t: Any, scores: Any) -> Any:
 
 
 @macro()
-def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: Any,  # noqa: E741
+def softmax_accumulate(t: OpTracer, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: Any,  # noqa: E741
                        l_c: Any) -> Any:
     """(acc', m', l') with m' = max(m, m_c): acc and l scaled by exp(m - m'), the block by
     exp(m_c - m')."""
@@ -83,7 +84,7 @@ def softmax_accumulate(t: Any, acc: Any, m: Any, l: Any, p: Any, v: Any, m_c: An
     return acc, new, total
 
 
-def _slack_lower(t: Any, m: Any, x: Any, slack: Any = 0.0) -> Any:
+def _slack_lower(t: OpTracer, m: Any, x: Any, slack: Any = 0.0) -> Any:
     return t.ir.emit("running_max", [t.ir.value_of(m), t.ir.value_of(x)], slack=float(slack))
 
 

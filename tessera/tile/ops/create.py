@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
+from tessera.tile.builder import edge_rules, rules
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import array_dtype, rounded
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
-from tessera.tile.ops import edge_rules, rules
 
 
-def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
+def _shape(t: OpTracer, shape: Any, what: str) -> tuple[int, ...]:
     """A shape of compile-time extents >= 1."""
     items = shape if isinstance(shape, tuple | list) else (shape,)
     out = tuple(t.ir.constant_int(n, f"an extent of {what}") for n in items)
@@ -24,14 +25,14 @@ def _shape(t: Any, shape: Any, what: str) -> tuple[int, ...]:
     return out
 
 
-def as_dtype(t: Any, dtype: Any, what: str) -> DType:
+def as_dtype(t: OpTracer, dtype: Any, what: str) -> DType:
     """A dtype given as an object, a policy type or a string."""
     if isinstance(dtype, Handle | tuple | list) or dtype is None:
         t.fail(f"{what} needs a dtype, got {describe(dtype)}", "for example ts.f32")
     return _numeric(t, dtype, what).dtype
 
 
-def _numeric(t: Any, dtype: Any, what: str) -> NumericType:
+def _numeric(t: OpTracer, dtype: Any, what: str) -> NumericType:
     from tessera.errors import TesseraError
 
     try:
@@ -53,7 +54,7 @@ def constant(dtype: Any, value: Any) -> Any:
     return np.array([[value]], array_dtype(dtype))
 
 
-def _full(t: Any, shape: Any, value: Any, dtype: Any = None) -> Any:
+def _full(t: OpTracer, shape: Any, value: Any, dtype: Any = None) -> Any:
     """A tile filled with one number; f32 unless told otherwise."""
     dtype = f32 if dtype is None else as_dtype(t, dtype, "full")
     if is_number(value):
@@ -72,13 +73,13 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Any:
 
 
 @macro()
-def zeros(t: Any, shape: Any, dtype: Any = None) -> Any:
+def zeros(t: OpTracer, shape: Any, dtype: Any = None) -> Any:
     """A tile of zeros; f32 unless told otherwise."""
     return _full(t, shape, 0, dtype)
 
 
 @macro()
-def ones(t: Any, shape: Any, dtype: Any = None) -> Any:
+def ones(t: OpTracer, shape: Any, dtype: Any = None) -> Any:
     """A tile of ones; f32 unless told otherwise."""
     return _full(t, shape, 1, dtype)
 
@@ -91,7 +92,7 @@ def arange(size: Any, start: Any = 0, dtype: Any = i32) -> Any:
     return np.arange(start, start + size)[None].astype(array_dtype(dtype))
 
 
-def _arange(t: Any, start: Any, stop: Any = None, dtype: Any = None) -> Any:
+def _arange(t: OpTracer, start: Any, stop: Any = None, dtype: Any = None) -> Any:
     lo, hi = (0, start) if stop is None else (start, stop)
     lo, hi = t.ir.constant_int(lo, "start"), t.ir.constant_int(hi, "stop")
     if hi <= lo:
@@ -101,8 +102,8 @@ def _arange(t: Any, start: Any, stop: Any = None, dtype: Any = None) -> Any:
 
 
 @macro()
-def alloc_shared(t: Any, shape: Any, dtype: Any = f32, swizzle: Any = None, alignment: Any = 16,
-                 stages: Any = 1) -> Any:
+def alloc_shared(t: OpTracer, shape: Any, dtype: Any = f32, swizzle: Any = None,
+                 alignment: Any = 16, stages: Any = 1) -> Any:
     """Memory that the lanes of a group share; nothing is in it at first.
 
     swizzle='xor' permutes the columns of each row so that reading a column meets no bank twice.
@@ -120,7 +121,7 @@ def alloc_shared(t: Any, shape: Any, dtype: Any = f32, swizzle: Any = None, alig
 
 
 @macro()
-def alloc_register(t: Any, shape: Any, dtype: Any = None) -> Any:
+def alloc_register(t: OpTracer, shape: Any, dtype: Any = None) -> Any:
     """A variable of each lane: alloc_register(dtype); or a small array: (shape, dtype)."""
     if dtype is None:
         kind = as_dtype(t, shape, "alloc_register")
@@ -139,7 +140,7 @@ def undefined(dtype: Any) -> Any:
 
 
 @macro()
-def cast(t: Any, x: Any, dtype: Any) -> Any:
+def cast(t: OpTracer, x: Any, dtype: Any) -> Any:
     """x in another type, rounded to nearest even or as the type's policy says."""
     if isinstance(x, TensorRow) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
         x = t.call_op(_op("load"), [x], {})
@@ -168,7 +169,7 @@ def _op(name: str) -> Any:
 
 
 def _convert_builtin(name: str, dtype: DType, python: Any) -> None:
-    def lower(t: Any, x: Any = 0) -> Any:
+    def lower(t: OpTracer, x: Any = 0) -> Any:
         if is_number(x) or isinstance(x, str):
             return t.ir.call_python(python, x)
         if not isinstance(x, Handle):
@@ -206,7 +207,7 @@ def expand_dims(m: Any, op: Any, x: Any) -> Any:
     return np.expand_dims(x, op.attr["axis"] + 1)
 
 
-def _transpose_lower(t: Any, x: Any) -> Any:
+def _transpose_lower(t: OpTracer, x: Any) -> Any:
     if isinstance(x, TensorRow):
         x = t.memory.view_of_row(x)
     if isinstance(x, Handle) and isinstance(x.type, View | Buffer):
@@ -251,7 +252,7 @@ def broadcast_to(x: Any, shape: Any) -> Any:
 
 
 @macro()
-def broadcast(t: Any, x: Any, shape: Any) -> Any:
+def broadcast(t: OpTracer, x: Any, shape: Any) -> Any:
     """A number, a row statistic (M,) or a tile with extents of 1 repeated to a shape."""
     extents = _shape(t, shape, "broadcast")
     x = t.ir.value_of(x)
@@ -269,7 +270,7 @@ def _reshape_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     return TileType(t.dtype, attrs["shape"])
 
 
-def _reshape_lower(t: Any, x: Any, shape: Any) -> Any:
+def _reshape_lower(t: OpTracer, x: Any, shape: Any) -> Any:
     return t.ir.emit("reshape", [t.ir.value_of(x)], shape=_shape(t, shape, "reshape"))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.builder.edge_masks import Along
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelAssertionError, RuleError
 from tessera.tile.ir.handles import FText, Handle, describe, is_number
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, TileType
-from tessera.tile.ops.edge_masks import Along
 
 MAX_LINES = 64  # printed for one statement and batch of groups
 
@@ -23,7 +24,7 @@ def _literal(text: Any) -> str:
 
 
 # --- print ------------------------------------------------------------------------------------
-def _print_lower(t: Any, *values: Any, sep: Any = " ") -> None:
+def _print_lower(t: OpTracer, *values: Any, sep: Any = " ") -> None:
     parts: list[str] = []
     args: list[Handle] = []
 
@@ -93,7 +94,7 @@ def _shown(values: tuple, ranks: tuple[int, ...], g: Any, lane: Any) -> list[str
 
 
 # --- assert -----------------------------------------------------------------------------------
-def _assert_lower(t: Any, condition: Any, message: Any = "") -> None:
+def _assert_lower(t: OpTracer, condition: Any, message: Any = "") -> None:
     pieces = message.parts if isinstance(message, FText) else (message,)
     values = [p for p in pieces if isinstance(p, Handle)]
     text = "".join("{}" if isinstance(p, Handle) else _literal(p) for p in pieces)
@@ -138,7 +139,7 @@ def device_assert(m: Any, op: Any, condition: Any, *values: Any) -> Any:
 
 # --- breakpoint -------------------------------------------------------------------------------
 @macro(name="breakpoint", public=False)
-def breakpoint_(t: Any) -> None:
+def breakpoint_(t: OpTracer) -> None:
     """breakpoint(): stops the interpreter with the kernel's names in `values`, as arrays whose
     first axis is the groups, and for scalars the second the lanes."""
     names = [(n, v) for n, v in t.env.items() if isinstance(v, Handle) and not n.startswith("__")]

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, f32
+from tessera.tile.builder import edge_rules, rules
+from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar, TileType
-from tessera.tile.ops import edge_rules, rules
 
 
 def _pair(rng: Any) -> tuple:
@@ -207,14 +208,14 @@ def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = 
 
 
 # --- forms that a call or an operator takes -----------------------------------------------------
-def as_float(b: Any, x: Any) -> Any:
+def as_float(b: IRBuilder, x: Any) -> Any:
     """A number or tile of integers as f32. b, here and below: the builder of a trace."""
     if isinstance(x, Handle) and isinstance(x.type, Scalar | TileType):
         return x if x.type.dtype.kind == "float" else b.cast(x, f32)
     return float(x) if is_number(x) else x
 
 
-def exponential(b: Any, x: Any) -> Any:
+def exponential(b: IRBuilder, x: Any) -> Any:
     """exp of a difference of tiles gives 0 for -inf - -inf (a fully masked row)."""
     if isinstance(x, Handle) and isinstance(x.type, TileType):
         made = b.values.defined_by.get(x.value)
@@ -226,7 +227,7 @@ def exponential(b: Any, x: Any) -> Any:
     return b.arithmetic("exp", [as_float(b, x)])
 
 
-def power(b: Any, x: Any, n: Any) -> Any:
+def power(b: IRBuilder, x: Any, n: Any) -> Any:
     """Small whole powers are products, one half is a square root."""
     if not isinstance(x, Handle) or not is_number(n):
         return b.arithmetic("pow", (x, n))

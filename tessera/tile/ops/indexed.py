@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import i32, i64
+from tessera.tile.builder.edge_masks import Along, mask_edge, mask_listed, refuse
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
@@ -18,7 +20,6 @@ from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
-from tessera.tile.ops.edge_masks import Along, mask_edge, mask_listed, refuse
 
 MODES = ("store", "add")
 
@@ -102,7 +103,7 @@ def _lane(place: MemoryBox) -> int:
     return GROUP if place.memory.space == "global" else MANY
 
 
-def _gather_lower(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
+def _gather_lower(t: OpTracer, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
     return gather_of(t, x, index, axis, fill)
 
 
@@ -197,7 +198,8 @@ def _occurrence(address: np.ndarray) -> np.ndarray:
 
 # --- calls ----------------------------------------------------------------------------------------
 @macro()
-def scatter(t: Any, y: Any, index: Any, value: Any, axis: Any = 0, *, mode: Any = "store") -> None:
+def scatter(t: OpTracer, y: Any, index: Any, value: Any, axis: Any = 0, *,
+            mode: Any = "store") -> None:
     """y[index] = tile at the positions in an integer tile, or with mode='add' y[index] += tile, as
     atomics. For more axes as gather: scatter(table[:, 0:D], index, rows).
 
@@ -214,7 +216,7 @@ def scatter(t: Any, y: Any, index: Any, value: Any, axis: Any = 0, *, mode: Any 
     t.ir.emit(name, [chosen.base, value, index, *chosen.offsets], **chosen.attrs)
 
 
-def gather_of(t: Any, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
+def gather_of(t: OpTracer, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> Any:
     """The gathered tile; it knows where its axes lie in x and in what the index was read from."""
     if not is_number(fill):
         t.fail("fill must be a compile-time number")
@@ -249,7 +251,7 @@ class _Chosen:
     along: Any = None
 
 
-def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
+def _chosen(t: OpTracer, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
             index.type, View | Buffer):
         index = t.call_op(_load(), [index], {})
@@ -286,7 +288,7 @@ def _chosen(t: Any, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
                    t.facts.of(base).at(along) if isinstance(base.type, Buffer) else None)
 
 
-def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
+def _of_view(t: OpTracer, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
     """A box that has a name already: the op that made it says where it lies."""
     made = t.values.defined_by.get(x.value)
     if made is None or made.name != "view":
@@ -297,7 +299,9 @@ def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
     edges = [facts.at(i) for i in range(len(kept))]
     attrs = {"axis": kept[at], "limit": box[kept[at]], "kept": kept[:at] + kept[at + 1:],
              "box": tuple(1 if a == kept[at] else n for a, n in enumerate(box))}
-    base = Handle(made.args[0], t.values.type_of_value(made.args[0]))
+    source = made.args[0]
+    assert isinstance(source, SSAValue)
+    base = Handle(source, t.values.type_of_value(source))
     offsets = [Handle(v, t.values.type_of_value(v)) if isinstance(v, SSAValue) else v
                for v in made.args[1:]]
     in_shared = isinstance(base.type, Buffer)
@@ -305,7 +309,7 @@ def _of_view(t: Any, x: Handle, index: Handle, axis: Any, what: str) -> _Chosen:
                    edges[at] if in_shared else None)
 
 
-def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
+def _region(t: OpTracer, x: Any, what: str) -> tuple[Handle, list[Any]]:
     """x as a tensor or buffer and an index of all of its axes."""
     if isinstance(x, TensorSlice):
         base, parts = x.base, list(x.parts)
@@ -322,14 +326,14 @@ def _region(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
     return base, parts + [AxisSlice(None, None, ":")] * (rank - len(parts))
 
 
-def _axis(t: Any, axis: Any, rank: int, what: str) -> int:
+def _axis(t: OpTracer, axis: Any, rank: int, what: str) -> int:
     axis = t.ir.constant_int(axis, "axis")
     if not -rank <= axis < rank:
         t.fail(f"{what} along axis {axis} of a place with {rank} axes")
     return axis % rank
 
 
-def _signed(t: Any, index: Handle) -> Handle:
+def _signed(t: OpTracer, index: Handle) -> Handle:
     """The index in a type that can say -1, and hold what it does."""
     if not isinstance(index.type, TileType) or index.type.dtype.kind not in ("int", "uint"):
         return index
@@ -339,7 +343,7 @@ def _signed(t: Any, index: Handle) -> Handle:
     return t.ir.cast(index, i64) if dtype.name == "uint32" else index
 
 
-def _only_there(t: Any, index: Handle) -> Handle:
+def _only_there(t: OpTracer, index: Handle) -> Handle:
     """The index with positions outside of everything where it reaches beyond its tensor."""
     for axis, edge in enumerate(t.facts.of(index).axes):
         if isinstance(edge, Mixed):
@@ -352,7 +356,7 @@ def _only_there(t: Any, index: Handle) -> Handle:
     return index
 
 
-def _as_tile(t: Any, value: Any, chosen: _Chosen) -> Handle:
+def _as_tile(t: OpTracer, value: Any, chosen: _Chosen) -> Handle:
     """What is scattered: a tile, a place (loaded), or one number everywhere."""
     if isinstance(value, TensorRow) or isinstance(value, Handle) and isinstance(
             value.type, View | Buffer):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.numerics import i32
+from tessera.tile.builder.edge_masks import mask_edge, refuse
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.edges import WHOLE, Edge, Mixed, TileEdges, open_
 from tessera.tile.ir.handles import AxisSlice, Handle, LoopRange, TensorRow, describe, is_number
 from tessera.tile.ir.op_record import OPS, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View, space_of
-from tessera.tile.ops.edge_masks import mask_edge, refuse
 from tessera.tile.ops.elementwise import power
 
 OVER = (None, "serial", "lanes", "groups")
@@ -24,7 +25,7 @@ def _hidden(name: str, lower: Any) -> None:
 
 
 @macro(name="range")
-def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any = None) -> Any:
+def range_(t: OpTracer, start: Any, stop: Any = None, step: Any = None, *, over: Any = None) -> Any:
     """The group performs these iterations, as if in order, each once.
 
     A range that depends on the lane is run by each lane for itself. A range without a step may be
@@ -38,7 +39,7 @@ def range_(t: Any, start: Any, stop: Any = None, step: Any = None, *, over: Any 
 
 
 @macro()
-def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
+def range_n(t: OpTracer, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     """Block numbers 0 .. ceil(shape[-2] / n) - 1, in order, with `prefetch` loads under way."""
     if not isinstance(shape, tuple | list) or len(shape) < 2:
         t.fail(f"range_n needs the shape of a matrix, got {describe(shape)}", "range_n(K.shape, n)")
@@ -48,7 +49,7 @@ def range_n(t: Any, shape: Any, n: Any, prefetch: Any = 1) -> Any:
     return LoopRange(0, count, 1, True, "serial", prefetch)
 
 
-def _python_range(t: Any, start: Any, stop: Any = None, step: Any = 1) -> Any:
+def _python_range(t: OpTracer, start: Any, stop: Any = None, step: Any = 1) -> Any:
     lo, hi = (0, start) if stop is None else (start, stop)
     if all(isinstance(x, int) and not isinstance(x, bool) for x in (lo, hi, step)) and (
             t.comprehensions):
@@ -60,13 +61,13 @@ _hidden("python_range", _python_range)
 
 
 @macro()
-def context(t: Any) -> Any:
+def context(t: OpTracer) -> Any:
     """Tuned parameters under all their names (m = BM = BLOCK_M, ...) and the named extents."""
     return t.grid.context()
 
 
 # --- loads and stores -------------------------------------------------------------------------
-def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
+def _hints(t: OpTracer, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
     if vector is not None:
         vector = t.ir.constant_int(vector, "vector")
         if vector not in VECTORS:
@@ -84,7 +85,7 @@ def _hints(t: Any, x: Any, vector: Any, prefetch: Any) -> dict[str, Any]:
 
 
 @macro()
-def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = None,
+def load(t: OpTracer, x: Any, index: Any = None, *, rows: Any = None, cols: Any = None,
          vector: Any = None, prefetch: Any = None, fill: Any = None) -> Any:
     """A view, a shared buffer, or a block of a tensor as a tile; elements outside are 0, and
     reductions leave them out. With `fill` they are that number, and count as any other.
@@ -113,7 +114,7 @@ def load(t: Any, x: Any, index: Any = None, *, rows: Any = None, cols: Any = Non
     return t.facts.fill(x, out) if space_of(x.type) == "global" else _filled(t, out, fill)
 
 
-def _filled(t: Any, x: Handle, fill: Any) -> Handle:
+def _filled(t: OpTracer, x: Handle, fill: Any) -> Handle:
     """What shared memory holds from beyond an edge becomes a number, and counts."""
     facts = t.facts.of(x)
     for i, axis in enumerate(facts.axes):
@@ -125,7 +126,7 @@ def _filled(t: Any, x: Handle, fill: Any) -> Handle:
     return x
 
 
-def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
+def _block_of(t: OpTracer, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
     if t.memory.rank(x) != 2:
         t.fail(f"load of a block of {describe(x)}: the kernel sees {t.memory.rank(x)} axes, not 2",
                "slice it: x[a:a+64]")
@@ -143,7 +144,7 @@ def _block_of(t: Any, x: Handle, index: Any, rows: Any, cols: Any) -> Handle:
 
 
 @macro()
-def store(t: Any, target: Any, value: Any) -> None:
+def store(t: OpTracer, target: Any, value: Any) -> None:
     """Writes a tile, or one number everywhere, to a view; elements outside are not written.
 
     A whole tensor as the target means the group's own block of it.
@@ -163,7 +164,7 @@ def store(t: Any, target: Any, value: Any) -> None:
     store_tile(t, target, value)
 
 
-def store_tile(t: Any, view: Handle, value: Any) -> None:
+def store_tile(t: OpTracer, view: Handle, value: Any) -> None:
     """A tile, a number, or another place (loaded) into a box."""
     if isinstance(value, TensorRow):
         value = t.memory.view_of_row(value)
@@ -180,7 +181,7 @@ def store_tile(t: Any, view: Handle, value: Any) -> None:
 
 # --- builtins ---------------------------------------------------------------------------------
 def _reduce_many(name: str) -> Any:
-    def lower(t: Any, *xs: Any) -> Any:
+    def lower(t: OpTracer, *xs: Any) -> Any:
         items = xs[0] if len(xs) == 1 and isinstance(xs[0], tuple | list) else xs
         if len(items) < 1 or (len(xs) == 1 and not isinstance(xs[0], tuple | list)):
             t.fail("min and max need two numbers or more",
@@ -197,7 +198,7 @@ _hidden("minimum_of", _reduce_many("minimum"))
 _hidden("maximum_of", _reduce_many("maximum"))
 
 
-def _length(t: Any, x: Any) -> Any:
+def _length(t: OpTracer, x: Any) -> Any:
     if isinstance(x, tuple | list | str | dict):
         return len(x)
     if isinstance(x, Handle) and isinstance(x.type, Buffer) and x.type.stages > 1:
@@ -207,7 +208,7 @@ def _length(t: Any, x: Any) -> Any:
     t.fail(f"len of {describe(x)}")
 
 
-def _total(t: Any, xs: Any, start: Any = 0) -> Any:
+def _total(t: OpTracer, xs: Any, start: Any = 0) -> Any:
     if not isinstance(xs, tuple | list):
         t.fail(f"sum of {describe(xs)}", "of a tile: ts.tile.reduce_sum(x)")
     for x in xs:
@@ -221,18 +222,18 @@ _hidden("power", lambda t, x, n: power(t.ir, x, n))
 
 
 @macro()
-def cdiv(t: Any, a: Any, b: Any) -> Any:
+def cdiv(t: OpTracer, a: Any, b: Any) -> Any:
     """ceil(a / b) of integers."""
     up = t.ir.arithmetic("sub", (t.ir.arithmetic("add", (a, b)), 1))
     return t.ir.arithmetic("floordiv", (up, b))
 
 
-def _arange(t: Any, size: int) -> Handle:
+def _arange(t: OpTracer, size: int) -> Handle:
     return t.ir.emit("arange", [], size=size, start=0, dtype=i32)
 
 
 @macro()
-def row_index(t: Any) -> Any:
+def row_index(t: OpTracer) -> Any:
     """Positions of this group's rows as a tile (m,): in key coordinates, when the keys are more
     than the queries, the last query sees all of them.
 
@@ -248,7 +249,7 @@ def row_index(t: Any) -> Any:
 
 
 @macro()
-def col_index(t: Any, block: Any) -> Any:
+def col_index(t: OpTracer, block: Any) -> Any:
     """Positions of the keys of a block as a tile (n,)."""
     size = t.grid.context().n
     return t.ir.arithmetic("add", (_arange(t, size), t.ir.arithmetic("mul", (block, size))))

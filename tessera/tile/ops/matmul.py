@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
+from tessera.tile.builder import edge_rules
+from tessera.tile.builder.edge_masks import Along
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import MANY
 from tessera.tile.ir import edges
@@ -15,8 +18,6 @@ from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.numpy_values import array_dtype, convert
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
-from tessera.tile.ops import edge_rules
-from tessera.tile.ops.edge_masks import Along
 
 PRECISIONS = (None, "tf32", "f32")
 
@@ -94,7 +95,7 @@ def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
     return x.memory.read(address)
 
 
-def _operand_of(t: Any, x: Any, what: str) -> Handle:
+def _operand_of(t: OpTracer, x: Any, what: str) -> Handle:
     if isinstance(x, TensorRow):
         x = t.memory.view_of_row(x)
     if not isinstance(x, Handle) or isinstance(x.type, Scalar):
@@ -102,7 +103,7 @@ def _operand_of(t: Any, x: Any, what: str) -> Handle:
     return x
 
 
-def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: Any) -> Handle:
+def _multiply(t: OpTracer, what: str, a: Any, b: Any, accumulator: Any, precision: Any) -> Handle:
     a, b = _operand_of(t, a, what), _operand_of(t, b, what)
     if precision not in PRECISIONS:
         t.fail(f"precision={precision!r} is not known", "'tf32' or 'f32'")
@@ -122,15 +123,15 @@ def _multiply(t: Any, what: str, a: Any, b: Any, accumulator: Any, precision: An
     return t.ir.emit("matmul", [a, b, *extra], dtype=dtype, precision=precision)
 
 
-def _within(t: Any, x: Handle, axis: int) -> Handle:
+def _within(t: OpTracer, x: Handle, axis: int) -> Handle:
     """x as a tile where it is a place in shared memory that needs a mask."""
     edge = t.facts.of(x).at(axis)
-    if isinstance(x.type, TileType) or not edges.open_(edge) or edge.zero:
+    if isinstance(x.type, TileType) or edge is None or not edges.open_(edge) or edge.zero:
         return x
     return _loaded(t, x)
 
 
-def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> tuple:
+def _same_operands(t: OpTracer, what: str, a: Handle, b: Handle, precision: Any) -> tuple:
     """An f32 tile beside a narrower float is rounded to that type (Q54)."""
     da, db = a.type.dtype, b.type.dtype
     if da is db:
@@ -154,7 +155,7 @@ def _same_operands(t: Any, what: str, a: Handle, b: Handle, precision: Any) -> t
     return (tuple(x if x.type.dtype is wider else t.ir.cast(_loaded(t, x), wider) for x in (a, b)))
 
 
-def _loaded(t: Any, x: Handle) -> Handle:
+def _loaded(t: OpTracer, x: Handle) -> Handle:
     from tessera.tile.ir.op_record import OPS
 
     if isinstance(x.type, TileType):
@@ -163,7 +164,7 @@ def _loaded(t: Any, x: Handle) -> Handle:
 
 
 @macro()
-def mma(t: Any, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
+def mma(t: OpTracer, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
     """The matmul of two tiles or shared buffers, (M, K) x (K, N) -> (M, N), summed in f32.
 
     accumulator: a dtype to sum in, or a tile that the matmul is added to. An f32 tile beside a
@@ -183,7 +184,7 @@ def _eager(a: Any, b: Any, accumulator: Any = None, **options: Any) -> Any:
 
 
 @macro(eager=_eager)
-def dot(t: Any, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
+def dot(t: OpTracer, a: Any, b: Any, accumulator: Any = None, *, precision: Any = None) -> Any:
     """mma with f32 sums; of whole arrays outside of kernels it is ts.matmul."""
     return _multiply(t, "dot", a, b, accumulator, precision)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_
+from tessera.tile.builder import edge_rules, rules
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import Local, MemoryBox
@@ -16,7 +17,6 @@ from tessera.tile.ir.errors import BoundsError, RuleError
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, View
-from tessera.tile.ops import edge_rules, rules
 
 
 # --- allocation -------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_key, f32, fold_in, i64, random_bits_at, uint32
+from tessera.tile.builder import edge_rules, rules
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import KernelError, RuleError
 from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.op_record import declare, macro
 from tessera.tile.ir.types import Scalar, TileType
-from tessera.tile.ops import edge_rules, rules
 from tessera.tile.passes.random_draws import DROPOUT
 
 RUN = 4  # words that one computation of Philox gives
@@ -31,7 +32,7 @@ def _index_rule(types: Any, attrs: Any) -> Any:
     return replace(t, dtype=uint32)
 
 
-def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
+def _bits_lower(t: OpTracer, index: Any, seed: Any = None, runs: Any = False) -> Any:
     index = t.ir.value_of(index)
     seed, words = _seed(t, seed)
     if runs and (not isinstance(index, Handle) or not isinstance(index.type, TileType)
@@ -40,7 +41,7 @@ def _bits_lower(t: Any, index: Any, seed: Any = None, runs: Any = False) -> Any:
     return t.ir.emit("random_bits", [index, *words], seed=seed, runs=bool(runs))
 
 
-def _seed(t: Any, seed: Any) -> tuple[Any, list[Any]]:
+def _seed(t: OpTracer, seed: Any) -> tuple[Any, list[Any]]:
     """(seed that is known, none) or (None, the two words of a key known when the kernel runs)."""
     if isinstance(seed, tuple) and len(seed) == 2:
         return None, [t.ir.to(w, uint32) if is_number(w) else t.ir.value_of(w) for w in seed]
@@ -108,7 +109,7 @@ def _words(key: Any, index: np.ndarray) -> np.ndarray:
 
 
 @macro()
-def random_uniform(t: Any, index: Any, seed: Any = None) -> Any:
+def random_uniform(t: OpTracer, index: Any, seed: Any = None) -> Any:
     """Numbers in [0, 1) with 24 random bits each, at these indices of random_bits' stream."""
     bits = t.call_op(_op("random_bits"), [index], {"seed": seed})
     top = t.ir.arithmetic("shr", (bits, 8))
@@ -153,7 +154,7 @@ def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, col
 
 
 @macro()
-def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
+def dropout(t: OpTracer, x: Any, p: Any, *, seed: Any = None) -> Any:
     """Each element is 0 with probability p, else scaled by 1 / (1 - p).
 
     The choice depends on the seed, or on the launch where none is given, and on the element's
@@ -167,11 +168,12 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
     if p == 0:
         return x
     axes = t.facts.of(x).axes
-    if len(axes) not in (1, 2) or not all(isinstance(a, edges.Edge) and a.placed for a in axes):
+    placed = [a for a in axes if isinstance(a, edges.Edge) and a.placed]
+    if len(axes) not in (1, 2) or len(placed) != len(axes):
         t.fail("dropout of a tile whose position in a tensor is not known",
                "it knows tiles of one or two axes that were loaded, or are matmuls of loaded ones;"
                " else compare random_uniform(index) of your own index with p")
-    *rows, (col, width) = map(t.ir.bounds_of, axes)
+    *rows, (col, width) = map(t.ir.bounds_of, placed)
     row, height = rows[0] if rows else (0, 1)
     seed, words = _seed(t, seed)
     matrix = t.grid.batch_coordinate(t.env)
@@ -179,6 +181,6 @@ def dropout(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
 
 
 @macro()
-def dropout_in_kernel(t: Any, x: Any, p: Any, *, seed: Any = None) -> Any:
+def dropout_in_kernel(t: OpTracer, x: Any, p: Any, *, seed: Any = None) -> Any:
     """As dropout."""
     return t.call_op(_op("dropout"), [x, p], {"seed": seed})

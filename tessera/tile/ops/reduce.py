@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32
+from tessera.tile.builder import edge_masks, edge_rules, rules
+from tessera.tile.builder.edge_masks import Along, mask_edge
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
 from tessera.tile.ir.edges import Edge, Mixed, TileEdges
 from tessera.tile.ir.errors import RuleError
@@ -15,8 +18,6 @@ from tessera.tile.ir.handles import Handle, TensorRow, is_number
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
-from tessera.tile.ops import edge_masks, edge_rules, rules
-from tessera.tile.ops.edge_masks import Along, mask_edge
 from tessera.tile.ops.elementwise import as_float
 
 
@@ -59,7 +60,7 @@ def _reduction(name: str, said: str, neutral: float, joined_by: str, doc: str, f
     def meaning(x: Any, axis: Any = None) -> Any:
         return _flat(x, f(x, _axes(x, axis)))
 
-    def lower(t: Any, x: Any, axis: Any = None) -> Any:
+    def lower(t: OpTracer, x: Any, axis: Any = None) -> Any:
         return reduce(t, op, x, axis)
 
     op, sums = f"reduce_{name}", name == "sum"
@@ -72,7 +73,7 @@ def _reduction(name: str, said: str, neutral: float, joined_by: str, doc: str, f
 
 
 def _along(name: str, op: str, axis: int, doc: str) -> None:
-    def lower(t: Any, x: Any) -> Any:
+    def lower(t: OpTracer, x: Any) -> Any:
         return reduce(t, op, x, axis)
 
     lower.__doc__ = doc
@@ -96,7 +97,7 @@ def _extreme(types: Any, attrs: dict[str, Any]) -> Any:
     return replace(out, dtype=i32)
 
 
-def reduce(t: Any, name: str, x: Any, axis: int | None) -> Any:
+def reduce(t: OpTracer, name: str, x: Any, axis: int | None) -> Any:
     """A reduction that leaves out what lies beyond the tensor."""
     if isinstance(x, TensorRow):
         x = t.memory.view_of_row(x)
@@ -120,7 +121,7 @@ def _edge_rule(types: Any, attrs: dict[str, Any]) -> TileType:
     return t
 
 
-def _edge_lower(t: Any, x: Any, start: Any, stop: Any, *, axis: Any = 1,
+def _edge_lower(t: OpTracer, x: Any, start: Any, stop: Any, *, axis: Any = 1,
                 fill: Any = -np.inf) -> Any:
     return t.ir.emit("edge_mask", [t.ir.value_of(x), start, stop],
                      axis=t.ir.constant_int(axis, "axis"), fill=fill)
@@ -154,7 +155,7 @@ _position("argmin", "smallest", np.inf, np.argmin)
 
 
 @macro()
-def row_mean(t: Any, x: Any) -> Any:
+def row_mean(t: OpTracer, x: Any) -> Any:
     """The mean of each row over the columns that lie inside the tensor."""
     edge = t.facts.of(x).at(1) if isinstance(x, Handle) else None
     if isinstance(edge, Mixed):
@@ -175,7 +176,7 @@ def row_mean(t: Any, x: Any) -> Any:
 
 
 @macro()
-def inside(t: Any, x: Any) -> Any:
+def inside(t: OpTracer, x: Any) -> Any:
     """Where the elements of a tile exist: False beyond the edges of the tensors it came from.
 
     where(inside(x), x, number) puts a number there, which counts from then on.
@@ -190,7 +191,7 @@ def inside(t: Any, x: Any) -> Any:
             edge_masks.refuse(t.ir, "inside", edge)
         if isinstance(edge, edges.Listed):
             out = t.ir.arithmetic("and", (out, edge_masks.list_of(t.ir, edge)))
-        elif edges.open_(edge):
+        elif isinstance(edge, Edge) and edges.open_(edge):
             out = mask_edge(t.ir, out, i, edge, -np.inf)
     t.facts.declare(out.value, TileEdges(tuple(edges.WHOLE for _ in axes)))
     t.facts.implied[out.value] = TileEdges(axes)
@@ -209,7 +210,7 @@ def _scan(name: str, neutral: float, doc: str, f: Any) -> None:
     def meaning(x: Any, axis: Any = 1) -> Any:
         return f(x, axis=axis + 1)
 
-    def lower(t: Any, x: Any, axis: Any = None) -> Any:
+    def lower(t: OpTracer, x: Any, axis: Any = None) -> Any:
         x = t.ir.value_of(x)
         if not isinstance(x, Handle) or not isinstance(x.type, TileType):
             t.fail("a scan needs a tile")

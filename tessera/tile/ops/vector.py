@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.access_costs import Pattern
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
@@ -15,7 +16,7 @@ from tessera.tile.ops.macros import VECTORS
 from tessera.tile.ops.memory import require_inside
 
 
-def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
+def _row(t: OpTracer, x: Any, what: str) -> tuple[Handle, list[Any]]:
     """The memory and the indices of its row."""
     if isinstance(x, Handle) and isinstance(x.type, GlobalTensor | Buffer) and (
             t.memory.rank(x) == 1):
@@ -26,7 +27,7 @@ def _row(t: Any, x: Any, what: str) -> tuple[Handle, list[Any]]:
     return x.base, [*t.memory.leading(x.base), *x.index]
 
 
-def _load_lower(t: Any, x: Any, width: Any = 4) -> Any:
+def _load_lower(t: OpTracer, x: Any, width: Any = 4) -> Any:
     base, index = _row(t, x, "load_vector")
     width = t.ir.constant_int(width, "width")
     if width not in VECTORS:
@@ -34,7 +35,7 @@ def _load_lower(t: Any, x: Any, width: Any = 4) -> Any:
     return t.ir.emit("load_vector", [base, *index], t.ir.hint(base), width=width)
 
 
-def _store_lower(t: Any, x: Any, vector: Any) -> None:
+def _store_lower(t: OpTracer, x: Any, vector: Any) -> None:
     base, index = _row(t, x, "store_vector")
     if not isinstance(vector, Handle) or not isinstance(vector.type, Vector):
         t.fail(f"store_vector of {describe(vector)}", "give it what ts.tile.load_vector returned")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import bool_, i32, uint32
+from tessera.tile.builder import rules
 from tessera.tile.ir.errors import DivergenceError, RuleError
 from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.types import Scalar
-from tessera.tile.ops import rules
 from tessera.tile.ops.ids import WARP
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tessera.tile.builder.rules import promote
 from tessera.tile.frontend.tracer import KernelTracer
 from tessera.tile.ir.edges import join_facts
 from tessera.tile.ir.handles import Handle, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, If, Node, Operand
 from tessera.tile.ir.types import Scalar, TileType, Type
-from tessera.tile.ops.rules import promote
 
 CHOICE = "__choice"  # the name of a ternary's value, and of `and` and `or`, while it is traced
 

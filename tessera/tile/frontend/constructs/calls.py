@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import DType, NumericType, as_type, dtype_of_numpy, i32
+from tessera.tile.builder.kernel_spec import Kernel_
 from tessera.tile.frontend.constructs.names import ValueMethod
 from tessera.tile.frontend.constructs.operators import binary
 from tessera.tile.frontend.constructs.subscripts import region_of
 from tessera.tile.frontend.exits import RETURN, Exits
-from tessera.tile.frontend.kernel_spec import Kernel_
 from tessera.tile.frontend.source import capture, closure_of
 from tessera.tile.frontend.tracer import KernelTracer, expression
 from tessera.tile.ir.handles import (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.tile.builder.rules import promote
 from tessera.tile.frontend.constructs.branches import converted, join, note_type, same
 from tessera.tile.frontend.constructs.conditions import condition
 from tessera.tile.frontend.exits import RETURN
@@ -16,7 +17,6 @@ from tessera.tile.ir.edges import NOTHING, TileEdges, join_facts
 from tessera.tile.ir.handles import Handle, TensorRow, Undefined, Unset, describe, is_number
 from tessera.tile.ir.ir import Def, For, SSAValue, While
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
-from tessera.tile.ops.rules import promote
 
 
 @dataclass(frozen=True, eq=False)

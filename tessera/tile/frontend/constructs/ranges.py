@@ -6,9 +6,9 @@ import ast
 from typing import Any
 
 from tessera.numerics import i64
+from tessera.tile.builder.kernel_spec import DimInt
 from tessera.tile.frontend.constructs.assignments import assign
 from tessera.tile.frontend.constructs.loops import for_loop, resets, rewind, snapshot, while_loop
-from tessera.tile.frontend.kernel_spec import DimInt
 from tessera.tile.frontend.tracer import KernelTracer, statement
 from tessera.tile.ir.handles import Handle, LoopRange, describe, is_number
 from tessera.tile.ir.ir import For, Op, walk

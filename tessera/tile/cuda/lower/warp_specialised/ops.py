@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tessera.numerics import as_type, bool_, i32
+from tessera.tile.builder import rules
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.numpy_values import convert
 from tessera.tile.ir.op_record import OPS, declare
 from tessera.tile.ir.types import Scalar, TileType, View
-from tessera.tile.ops import rules
 
 NO_SLOT = -1
 INT = Scalar(i32)

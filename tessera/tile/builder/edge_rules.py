@@ -31,7 +31,7 @@ from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType
 
 if TYPE_CHECKING:
-    from tessera.tile.frontend.builder.edge_facts import EdgeFacts
+    from tessera.tile.builder.edge_facts import EdgeFacts
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.tile.frontend.builder.source_position import SourcePosition
-from tessera.tile.frontend.builder.value_table import ValueTable
+from tessera.tile.builder.edge_rules import Carry, elementwise
+from tessera.tile.builder.source_position import SourcePosition
+from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import (
@@ -26,7 +27,6 @@ from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ir.types import Buffer, TileType, View
-from tessera.tile.ops.edge_rules import Carry, elementwise
 
 
 @dataclass(frozen=True)

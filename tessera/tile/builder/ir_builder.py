@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from tessera.numerics import DType, bool_, f32, i32, i64
-from tessera.tile.frontend.builder.edge_facts import EdgeFacts
-from tessera.tile.frontend.builder.source_position import SourcePosition
-from tessera.tile.frontend.builder.value_table import ValueTable
+from tessera.tile.builder.edge_facts import EdgeFacts
+from tessera.tile.builder.edge_masks import within
+from tessera.tile.builder.rules import logical, promote
+from tessera.tile.builder.source_position import SourcePosition
+from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Edge
 from tessera.tile.ir.errors import RuleError
@@ -27,8 +29,6 @@ from tessera.tile.ir.ir import Const, Def, Names, Node, Op, Operand
 from tessera.tile.ir.numpy_values import rounded
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, View
-from tessera.tile.ops.edge_masks import within
-from tessera.tile.ops.rules import logical, promote
 
 FOLD: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,

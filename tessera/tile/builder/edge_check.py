@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tessera.tile.frontend.builder.edge_facts import EdgeFacts
+from tessera.tile.builder.edge_facts import EdgeFacts
+from tessera.tile.builder.edge_masks import seen
+from tessera.tile.builder.edge_rules import Carry
 from tessera.tile.ir.edges import TileEdges, open_
 from tessera.tile.ir.errors import TileIRError
 from tessera.tile.ir.ir import For, If, Node, Op, SSAValue, While, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType, space_of
-from tessera.tile.ops.edge_masks import seen
-from tessera.tile.ops.edge_rules import Carry
 
 
 def check_edges(known: EdgeFacts, nodes: Sequence[Node]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from tessera.tile.ir.ir import Const
 from tessera.tile.ir.types import TileType, space_of
 
 if TYPE_CHECKING:
-    from tessera.tile.frontend.builder.edge_facts import EdgeFacts
-    from tessera.tile.frontend.builder.ir_builder import IRBuilder
+    from tessera.tile.builder.edge_facts import EdgeFacts
+    from tessera.tile.builder.ir_builder import IRBuilder
 
 HINT = ("say what counts there: ts.tile.load(view, fill=0) reads that number beyond the edge, and "
         "ts.tile.where(ts.tile.inside(t), t, 0.0) puts it there as long as the edge is known")
@@ -129,7 +129,7 @@ def seen(facts: EdgeFacts, a: Along, args: Sequence[Any], types: Sequence[Any]
     return axis
 
 
-def refuse(b: IRBuilder, what: str, axis: Mixed) -> None:
+def refuse(b: IRBuilder, what: str, axis: Mixed) -> NoReturn:
     elsewhere = axis.where is not None and axis.where != b.position.where()
     also = (("there", axis.where),) if elsewhere else ()
     b.fail(f"{what} needs to know which elements lie beyond the edge of a tensor, and its operand "

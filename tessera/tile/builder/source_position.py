@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import ast
+from typing import Any, NoReturn, Protocol
 
 from tessera.errors import SourceLine
-from tessera.tile.frontend.source import KernelSource
 from tessera.tile.ir.errors import Site, TileError
+
+
+class Source(Protocol):
+    """The definition of a function, and where its nodes stand."""
+
+    @property
+    def tree(self) -> ast.FunctionDef: ...
+
+    def site(self, node: Any) -> Site: ...
 
 
 class SourcePosition:
     """The node of a kernel's tree, or of a helper's, that is being traced."""
 
-    def __init__(self, source: KernelSource):
-        self.source = source
+    def __init__(self, source: Source):
+        self.source: Source = source
         self.node: Any = source.tree
         self.sites: list[Site] = []  # calls of inlined helpers, outermost first
         self.line: SourceLine | None = None  # named instead of the node's, where it is known

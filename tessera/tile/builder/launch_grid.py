@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.dims import Dim
-from tessera.tile.frontend.builder.context import Context
-from tessera.tile.frontend.builder.ir_builder import IRBuilder
-from tessera.tile.frontend.kernel_spec import DimInt, KernelSpec
+from tessera.tile.builder.context import Context
+from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.builder.kernel_spec import DimInt, KernelSpec
 from tessera.tile.ir.handles import Handle
 from tessera.tile.ir.ir import GridAxis
 from tessera.tile.ir.types import GlobalTensor

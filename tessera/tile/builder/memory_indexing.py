@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tessera.tile.frontend.builder.ir_builder import IRBuilder
-from tessera.tile.frontend.builder.launch_grid import LaunchGrid
+from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.builder.launch_grid import LaunchGrid
 from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form
 from tessera.tile.ir.edges import Axis, Edge, TileEdges

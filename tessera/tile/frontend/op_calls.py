@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.tile.frontend.builder.ir_builder import IRBuilder
-from tessera.tile.frontend.builder.memory_indexing import MemoryIndexing
+from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.builder.memory_indexing import MemoryIndexing
 from tessera.tile.ir.handles import Handle, TensorRow, is_number
 from tessera.tile.ir.op_record import OPS, TileOp
 from tessera.tile.ops.elementwise import as_float, exponential
