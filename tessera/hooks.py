@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .graph.jit import JitFunction, TracedSignature
     from .graph.op import GraphOp
     from .graph.regions.call import Use
+    from .kernels.routine import Routine
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
@@ -96,8 +97,12 @@ class GraphKernels(Protocol):
     def jvp_rule(self, kernel: Kernel, rule: Callable, /) -> Any:
         """The same in forward mode."""
 
+    def routine(self, routine: Routine, options: dict[str, Any], args: tuple,
+                kwargs: dict[str, Any], /) -> Any:
+        """A call of a library routine there. options: of the launch that the call chose."""
 
-graph_kernels: Hook[GraphKernels] = Hook("graph_kernels", "ad.custom_kernel")
+
+graph_kernels: Hook[GraphKernels] = Hook("graph_kernels", "ad.graph_kernels")
 
 
 # --- the graph asks the mesh --------------------------------------------------------------------

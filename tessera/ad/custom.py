@@ -26,6 +26,7 @@ class Custom(ABC):
     kind = ""
     hint = ""  # how to give the rule; {0} is the function's name
     ready = False  # whether it has been given
+    op: GraphOp | None = None  # the op that calls become; None: the one of its kind
 
     def __init__(self, fn: Callable):
         need_function(fn, self.kind)
@@ -66,7 +67,7 @@ class Custom(ABC):
     def _plain(self) -> bool:
         return getattr(self._local, "inside", False)
 
-    def _without_rule(self, call: Callable, *args: Any) -> Any:
+    def without_rule(self, call: Callable, *args: Any) -> Any:
         before, self._local.inside = self._plain(), True
         try:
             return call(*args)
@@ -84,7 +85,7 @@ class Custom(ABC):
         def primal(*tracers: Tensor) -> list[Tensor]:
             slots = packed.build(tracers[: len(packed.tensors)])
             args, kwargs = call_slots(self.__signature__, slots)
-            box.append(_tensors_only(self._without_rule(lambda: self.fn(*args, **kwargs)),
+            box.append(_tensors_only(self.without_rule(lambda: self.fn(*args, **kwargs)),
                                      callable_name(self.fn)))
             return box[0].tensors
 

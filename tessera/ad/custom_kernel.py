@@ -14,7 +14,6 @@ from ..graph.ops.kernel import KernelResults, record
 from ..graph.trace import Tracer, current_builder
 from ..open_trace import trace_state
 from ..tensor import Tensor
-from .custom import Custom
 from .custom_jvp import custom_jvp
 from .custom_vjp import custom_vjp
 from .transform import need_function
@@ -42,13 +41,13 @@ class KernelFunction:
 
 
 class KernelRule:
-    """A kernel's derivative: the class that records calls by it, and what it is given.
+    """A kernel's derivative: reverse, the two functions of `defvjp`, and forward, that of `defjvp`.
 
     inside: whether a rule of this kernel is being traced; calls in it run without.
     """
 
-    def __init__(self, custom: type[Custom], *rules: Callable):
-        self.custom, self.rules, self.local = custom, rules, threading.local()
+    def __init__(self, reverse: tuple[Callable, ...] = (), forward: tuple[Callable, ...] = ()):
+        self.reverse, self.forward, self.local = reverse, forward, threading.local()
 
     @property
     def inside(self) -> bool:
@@ -57,8 +56,8 @@ class KernelRule:
     def record(self, kernel: Kernel, config: Config, arguments: dict[str, Any],
                explicit: frozenset[str]) -> KernelResults:
         function = KernelFunction(kernel, config, explicit)
-        custom = self.custom(function)
-        custom.follow(self.local, *self.rules)
+        custom = (custom_vjp if self.reverse else custom_jvp)(function)
+        custom.follow(self.local, *self.reverse, *self.forward)
         value = custom(**arguments)
         assert function.results is not None
         return function.results.with_value(value)
@@ -73,14 +72,14 @@ def call(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: fr
     else:
         made = rule.record(kernel, config, arguments, explicit)
     for name, value in made.written.items():
-        _become(arguments[name], value)
+        become(arguments[name], value)
     if made.same:
         same = tuple(arguments[n] for n in made.same)
         return same[0] if len(same) == 1 else same
     return made.new
 
 
-def _become(x: Any, value: Tensor) -> None:
+def become(x: Any, value: Tensor) -> None:
     """x is `value` from here on: another value of the graph, or other elements on the mesh."""
     if isinstance(x, Tracer) and isinstance(value, Tracer):
         builder = current_builder()
@@ -96,20 +95,16 @@ def _become(x: Any, value: Tensor) -> None:
 
 
 def vjp_rule(kernel: Kernel, fwd: Callable, bwd: Callable) -> KernelRule:
-    """The rule of a kernel's `defvjp`. Raises ArgumentError for rules that are no functions."""
+    """The rule of a kernel after `defvjp`. Raises ArgumentError for what is no function."""
     need_function(fwd, "defvjp")
     need_function(bwd, "defvjp")
-    return KernelRule(custom_vjp, fwd, bwd)
+    return KernelRule((fwd, bwd), () if kernel.rule is None else kernel.rule.forward)
 
 
 def jvp_rule(kernel: Kernel, rule: Callable) -> KernelRule:
-    """The rule of a kernel's `defjvp`."""
+    """The rule of a kernel after `defjvp`."""
     need_function(rule, "defjvp")
-    return KernelRule(custom_jvp, rule)
+    return KernelRule(() if kernel.rule is None else kernel.rule.reverse, (rule,))
 
 
-class _GraphKernels:
-    call, vjp_rule, jvp_rule = staticmethod(call), staticmethod(vjp_rule), staticmethod(jvp_rule)
-
-
-hooks.graph_kernels.fill(_GraphKernels())
+__all__ = ["KernelRule", "become", "call", "jvp_rule", "vjp_rule"]

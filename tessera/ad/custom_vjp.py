@@ -20,6 +20,7 @@ from ..graph.trace import apply, aval_of, current_builder, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
 from .custom import Custom, batch_graphs, leaves_or_none, refuse_closed
+from .custom_tangents import push, trace_tangents
 from .reverse import materialize
 from .subgraphs import (
     Packed,
@@ -44,13 +45,15 @@ class custom_vjp(Custom):
     fwd(*args) -> (value, saved), any nested value as `saved`; it may call f, which then runs
     without the rule. bwd(saved, g) -> one cotangent per argument: a tuple with None where there is
     none, or the bare cotangent of the only tensor argument. Arguments may be nested; Python
-    numbers, strings and other objects are constants. Forward mode raises GradError.
+    numbers, strings and other objects are constants. Forward mode raises GradError, unless
+    f.defjvp(rule) gives a rule for it too.
     """
 
     kind = "custom_vjp"
     hint = "{0}.defvjp(fwd, bwd): fwd(*args) -> (value, saved), bwd(saved, g) -> cotangents"
     fwd: Callable
     bwd: Callable
+    rule: Callable | None = None
 
     def defvjp(self, fwd: Callable, bwd: Callable) -> None:
         """Set the two rules."""
@@ -58,8 +61,16 @@ class custom_vjp(Custom):
         need_function(bwd, "defvjp")
         self.fwd, self.bwd, self.ready = fwd, bwd, True
 
+    def defjvp(self, rule: Callable) -> Callable:
+        """Set a rule for forward mode, as of ts.custom_jvp; returns it."""
+        need_function(rule, "defjvp")
+        self.rule = rule
+        return rule
+
     def define(self, *rules: Callable) -> None:
-        self.defvjp(*rules)
+        self.defvjp(*rules[:2])
+        for rule in rules[2:]:
+            self.defjvp(rule)
 
     def _record(self, args: tuple, kwargs: dict) -> Any:
         packed = self._arguments(args, kwargs)
@@ -76,16 +87,21 @@ class custom_vjp(Custom):
         places: list[int] = []
         bwd = trace_body(self._backward_rule(packed, values[0], saved[0], places), back,
                          f"{name}_bwd")
-        n_closed = len(primal.captures)
-        (primal, fwd, bwd), captured = close_together(primal, fwd, bwd)
-        out = apply(CUSTOM_VJP, *packed.tensors, *captured, primal=primal, fwd=fwd, bwd=bwd,
-                    places=tuple(places), n_closed=n_closed)
+        attrs: dict[str, Any] = {"places": tuple(places), "n_closed": len(primal.captures)}
+        graphs = {"primal": primal, "fwd": fwd, "bwd": bwd}
+        op = CUSTOM_VJP if self.rule is None else CUSTOM_RULES
+        if self.rule is not None:
+            attrs["n_args"] = len(avals)
+            graphs["rule"] = trace_tangents(self, self.rule, packed, values[0], primal, keys)
+        closed, captured = close_together(*graphs.values())
+        attrs |= zip(graphs, closed, strict=True)
+        out = apply(self.op or op, *packed.tensors, *captured, **attrs)
         return values[0].build(out)
 
     def _forward_rule(self, packed: Packed, value: Result, box: list[Packed]) -> Callable:
         def fwd(*tracers: Tensor) -> list[Tensor]:
             args, kwargs = call_slots(self.__signature__, packed.build(tracers))
-            made = self._without_rule(lambda: self.fwd(*args, **kwargs))
+            made = self.without_rule(lambda: self.fwd(*args, **kwargs))
             if not (isinstance(made, tuple) and len(made) == 2):
                 raise GradError(f"{callable_name(self.fwd)} must return (value, saved), it returns "
                                 f"{type(made).__name__}")
@@ -108,7 +124,7 @@ class custom_vjp(Custom):
             k = len(saved.tensors)
             kept = saved.build(tracers[:k])
             g = tree.unflatten(value.treedef, tracers[k:])
-            found = _cotangents(self._without_rule(lambda: self.bwd(kept, g)), packed,
+            found = _cotangents(self.without_rule(lambda: self.bwd(kept, g)), packed,
                                 callable_name(self.bwd))
             places[:] = list(found)
             return list(found.values())
@@ -166,15 +182,14 @@ def _checked(ct: Any, like: Tensor, label: str, rule: str) -> Tensor:
     return convert(g, tangent_aval(like).type)
 
 
-def _vjp_residual(*xs: Tensor, primal: Graph, fwd: Graph, bwd: Graph, places: tuple, n_closed: int
-                  ) -> tuple[tuple, tuple]:
+def _vjp_residual(*xs: Tensor, primal: Graph, fwd: Graph, **attrs: Any) -> tuple[tuple, tuple]:
     out = evaluate(fwd, xs)
     n = len(primal.outputs)
     return tuple(out[:n]), tuple(out[n:])
 
 
 def _vjp_vjp(gs: tuple, ys: tuple, *xs: Tensor, saved: tuple, wanted: tuple, primal: Graph,
-             fwd: Graph, bwd: Graph, places: tuple, n_closed: int) -> tuple:
+             bwd: Graph, places: tuple, n_closed: int, **attrs: Any) -> tuple:
     captured = _captured(primal, bwd, len(saved) + len(ys))
     first = len(xs) - captured
     refuse_closed(primal, wanted[first: first + n_closed])
@@ -216,4 +231,28 @@ CUSTOM_VJP = GraphOp(
     graph_attrs=("primal", "fwd", "bwd"),
     samples=_vjp_samples(),
     doc="a function with a reverse-mode rule of the user's",
+)
+
+
+def _rules_samples() -> tuple[Sample, ...]:
+    (one,) = _vjp_samples()
+    x = Aval((3,), as_type("f32"))
+    rule = trace_body(lambda x, t: [F.sin(x), t * F.cos(x)], [x, x], "f_jvp")
+    return (Sample((Arg((3,)),), {**one.attrs, "rule": rule, "n_args": 1}),)
+
+
+CUSTOM_RULES = GraphOp(
+    "custom_rules_call",
+    shape=CUSTOM_VJP.shape,
+    ref=CUSTOM_VJP.ref,
+    expand=CUSTOM_VJP.expand,
+    vjp=_vjp_vjp,
+    jvp=lambda ts, y, *xs, **attrs: push(ts, *xs, **attrs)[1],
+    push=push,
+    batch=lambda *a, **k: batch_graphs(CUSTOM_RULES, ("primal", "fwd", "bwd", "rule"))(*a, **k),
+    residual=_vjp_residual,
+    multi=True,
+    graph_attrs=("primal", "fwd", "bwd", "rule"),
+    samples=_rules_samples(),
+    doc="a function with rules of the user's for both modes",
 )

@@ -95,6 +95,8 @@ HEADS = (2, 512, 128)
 @routine(
     attention, cross_attention, reference=reference,
     arrays="`[B, H, S, D]`, `[B, Hk, T, D]`, `[B, Hk, T, E]`; without `B` too",
+    ops=lambda F, q, k, v, causal=False, scale=None: F.attention(q, k, v, causal=causal,
+                                                                scale=scale),
     samples=(
         KernelSample("", ((2, 2, 70, 64),) * 3, "bf16", terms=16),
         KernelSample("causal", ((2, 2, 70, 64),) * 3, "bf16", CAUSAL, terms=16),

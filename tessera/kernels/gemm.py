@@ -66,6 +66,7 @@ SPECIALISED = "matmuls by wgmma, loads by TMA"
 
 @routine(
     gemm_nn, gemm_nt, arrays="`[M, K]`, `[K, N]` or `[N, K]`", reference=reference,
+    ops=lambda F, a, b, transpose_b=False: a @ (F.transpose(b) if transpose_b else b),
     samples=(
         KernelSample("", ((70, 50), (50, 90)), terms=50),
         KernelSample("bf16 nt", ((130, 80), (300, 80)), "bf16", {"transpose_b": True}, terms=4),

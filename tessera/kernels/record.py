@@ -132,6 +132,8 @@ class RoutineRecord:
 
     arrays: the shapes of its operands, in the guide's table
     variant: a schedule other than the default, with which it computes the same
+    ops: the same of tensors, ops(F, *arguments, **options) with the functions of tessera.graph: its
+        derivative is the derivative of that. None: it has none
     """
 
     arrays: str
@@ -140,6 +142,7 @@ class RoutineRecord:
     variant: Schedule
     compiled: tuple[CompiledCall, ...]
     benchmarks: tuple[Benchmark, ...] = ()
+    ops: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.samples or not self.compiled:

@@ -73,8 +73,13 @@ def _in_torch(torch: Any, x: Any) -> Any:
     return lambda: turn(x)
 
 
+def in_ops(F: Any, x: Any, base: float = 10000.0, positions: Any = None, start: int = 0) -> Any:
+    at = F.arange(start, start + x.shape[-2], dtype="int32") if positions is None else positions
+    return F.rotary_embedding(x, base, at)
+
+
 @routine(
-    rotary, rotary_at, arrays="`[..., S, D]`", reference=reference,
+    rotary, rotary_at, arrays="`[..., S, D]`", reference=reference, ops=in_ops,
     samples=(
         KernelSample("", ((2, 3, 50, 32),), options={"start": 100000}, terms=8),
         KernelSample("bf16", ((4, 33, 64),), "bf16", {"base": 500.0}, terms=2),

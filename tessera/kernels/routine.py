@@ -8,14 +8,17 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..errors import ArgumentError, did_you_mean, user_line
 from ..numerics import DType, NumericType, as_type
+from ..open_trace import trace_state
 from ..runtime.arrays import HOST, Array, dense_strides, place_of, read_array, reader
 from ..tensor import Tensor
 from ..tile.ir.schedule import ALIASES, Schedule
@@ -32,7 +35,10 @@ class Routine:
 
     .schedule   the one it was given, else what the compiler chose for the last call
     .kernels    the tile kernels behind it, by name     .with_schedule(s)   a variant
-    .record     reference, samples, tolerance and benchmarks
+    .record     reference, samples, tolerance, benchmarks, and the same in ops
+
+    Under ts.jit, ts.grad and the other transforms its launches become nodes of the graph, and its
+    derivative is that of the same in ops.
     """
 
     def __init__(self, fn: Callable[..., Any], kernels: Mapping[str, Kernel],
@@ -42,7 +48,7 @@ class Routine:
             n: k.with_schedule(schedule) for n, k in kernels.items()})
         self.signature = inspect.signature(fn)
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
-        self.__module__ = fn.__module__
+        self.__module__, self.__signature__ = fn.__module__, self.shown_signature
 
     @property
     def schedule(self) -> Schedule:
@@ -77,13 +83,15 @@ class Routine:
         except TypeError as error:
             raise ArgumentError(f"{self.__name__}: {error}", where=user_line(),
                                 hint=f"{self.__name__}{self.shown_signature}") from None
-        return self.fn(launcher, *args, **kwargs)
+        if trace_state.builder is None and not any(map(distributed, (*args, *kwargs.values()))):
+            return self.fn(launcher, *args, **kwargs)
+        return hooks.graph_kernels.get().routine(self, launcher.options, args, kwargs)
 
     @property
-    def shown_signature(self) -> str:
+    def shown_signature(self) -> inspect.Signature:
         """Without the launcher, which callers do not pass."""
         bare = [p.replace(annotation=p.empty) for p in self.signature.parameters.values()][1:]
-        return str(inspect.Signature(bare))
+        return inspect.Signature(bare)
 
     @property
     def ran(self) -> Kernel:
@@ -138,12 +146,13 @@ class LaunchRecorder(RoutineLauncher):
 def routine(*kernels: Kernel, arrays: str, reference: Callable[..., Any],
             samples: tuple[KernelSample, ...], variant: Schedule,
             compiled: tuple[CompiledCall, ...],
-            benchmarks: tuple[Benchmark, ...] = ()) -> Callable[..., Routine]:
+            benchmarks: tuple[Benchmark, ...] = (),
+            ops: Callable[..., Any] | None = None) -> Callable[..., Routine]:
     """Decorator: fn(launcher, *arrays), which runs these kernels, becomes a routine of the library.
 
     The rest is its record, see `RoutineRecord`. A second of that name raises.
     """
-    record = RoutineRecord(arrays, reference, samples, variant, compiled, benchmarks)
+    record = RoutineRecord(arrays, reference, samples, variant, compiled, benchmarks, ops)
 
     def declare(fn: Callable[..., Any]) -> Routine:
         if fn.__name__ in ROUTINES:
@@ -164,9 +173,28 @@ def find(name: str) -> Routine:
 
 
 # --- results ----------------------------------------------------------------------------------
+class RoutineArray(ABC):
+    """What stands for an array while a routine's launches become nodes of a graph."""
+
+    shape: tuple[int, ...]
+    type: NumericType
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], numeric: NumericType) -> RoutineArray:
+        """One that a kernel will fill."""
+
+    @abstractmethod
+    def reshape(self, shape: tuple[int, ...]) -> RoutineArray:
+        """The same elements: what is written into one is in the other."""
+
+
+def distributed(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is not None
+
+
 def type_of(x: Any, name: str) -> NumericType:
     """The numeric type of an array of any library."""
-    return x.type if isinstance(x, Tensor) else as_type(read_array(x, name).dtype)
+    return x.type if isinstance(x, Tensor | RoutineArray) else as_type(read_array(x, name).dtype)
 
 
 def empty_like(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
@@ -174,6 +202,8 @@ def empty_like(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) 
     """
     numeric = type_of(x, "x") if dtype is None else as_type(dtype)
     shape = tuple(x.shape) if shape is None else shape
+    if isinstance(x, RoutineArray):
+        return x.empty(shape, numeric)
     where = place_of(x)
     if where is not None and where != HOST:
         return maker(read_array(x, "x").library, shape, numeric, where)(None).array

@@ -14,6 +14,7 @@ from typing import Any
 
 from tessera import hooks
 from tessera.graph.ir import Graph, Node, Value, subgraphs
+from tessera.graph.op import OPS
 from tessera.graph.trace import GraphBuilder, Tracer
 
 from ..device_mesh import Mesh
@@ -135,15 +136,20 @@ RULES: dict[str, Rule] = {  # of ops that are no collectives: the records of tho
     "replicated": _made,
     "scan": _scan, "while_loop": _while, "cond": _cond,
     "checkpoint": lambda node, ins: _outputs(node.attrs["body"], ins),
-    "custom_vjp_call": lambda node, ins: _outputs(node.attrs["primal"], ins),
-    "custom_jvp_call": lambda node, ins: _outputs(node.attrs["primal"], ins),
 }
+
+
+def _primal(node: Node, ins: list[Same]) -> list[Same]:
+    """Of a function with rules of the user's: what it computes."""
+    return _outputs(node.attrs["primal"], ins)
 
 
 def rule_of(op: str) -> Rule | None:
     """None: the result follows from the operands alone."""
     if op in COLLECTIVES:
         return _made if COLLECTIVES[op].same_result else _dealt
+    if op in OPS and "primal" in OPS[op].graph_attrs:
+        return _primal
     return RULES.get(op)
 
 
