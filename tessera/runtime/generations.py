@@ -21,10 +21,14 @@ class WarpMatmul:
     """mma.sync: matmuls of a warp, operands in its registers.
 
     formats: names of operands in the instruction.  step_bytes: of the contracted axis in one.
+    short_sums: formats whose sums have few bits in the tensor cores. After longest_sum terms they
+    begin anew, and the parts are added outside.
     """
 
     formats: tuple[str, ...]
     step_bytes: int = 32
+    short_sums: tuple[str, ...] = ()
+    longest_sum: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ def register(generation: Generation) -> Generation:
 # Limits: CUDA C++ Programming Guide 13.0, table 27, "Technical Specifications per Compute
 # Capability". Formats of mma.sync: PTX ISA 9.0, section 9.7.14.
 _AMPERE = WarpMatmul(("f16", "bf16", "tf32", "s8", "u8"))
-_ADA = WarpMatmul((*_AMPERE.formats, "e4m3", "e5m2"))
+_ADA = WarpMatmul((*_AMPERE.formats, "e4m3", "e5m2"), short_sums=("e4m3", "e5m2"),
+                  longest_sum=128)
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
 
 register(Generation(

@@ -176,6 +176,21 @@ def f16_gemm(A: ts.Tensor["M", "K", f16], B: ts.Tensor["N", "K", f16], C: ts.Ten
 
 
 @ts.kernel
+def fp8_gemm(A: ts.Tensor["M", "K", fp8_e4m3], B: ts.Tensor["N", "K", fp8_e4m3],
+             C: ts.Tensor["M", "N", f32]):
+    m, n = ts.tile.group_id(0) * 64, ts.tile.group_id(1) * 64
+    acc = ts.tile.zeros((64, 64))
+    for k in range(0, K, 256):
+        a = ts.tile.load(A[m:m + 64, k:k + 256])
+        acc = ts.tile.dot(a, ts.tile.load(B[n:n + 64, k:k + 256]).T, acc)
+    C[m:m + 64, n:n + 64] = acc
+
+
+def fp8() -> str:
+    return text(emitted(fp8_gemm, *(ones(fp8_e4m3, 256, 256),) * 2, ones(f32, 256, 256)))
+
+
+@ts.kernel
 def decoded(x: ts.Tensor["N", fp8_e4m3], y: ts.Tensor["N", f32]):
     y[0:128] = ts.tile.cast(ts.tile.load(x[0:128]), f32)
 
@@ -234,6 +249,8 @@ FIELDS: dict[str, Field] = {
     "warp_matmul.step_bytes": Field(
         16, lambda: text(emitted(f16_gemm, *(ones(f16, 256, 256),) * 3)), ", True))",
         without_wgmma),
+    "warp_matmul.short_sums": Field((), fp8, "False, False))", without_wgmma),
+    "warp_matmul.longest_sum": Field(256, fp8, "False, False, 256))", without_wgmma),
     FORM: Field(None, gemm, "sm_91a has no wgmma"),
     f"{FORM}.operands": Field({}, gemm, "wgmma does not multiply bf16"),
     f"{FORM}.rows": Field(128, lambda: gemm(BM=64), "64 rows, not a multiple of 128"),

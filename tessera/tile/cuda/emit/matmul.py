@@ -107,11 +107,13 @@ def by_tensor_cores(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
                                   tf32 and e.dtype(given).name == "f32")
         readers.append(how)
         args += expressions
-    small = e.generation.warp_matmul.step_bytes < STEP_BYTES
+    unit = e.generation.warp_matmul
+    small = unit.step_bytes < STEP_BYTES
+    longest = f", {unit.longest_sum}" if kinds[0] in unit.short_sums else ""
     e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}: "
            f"A from {readers[0][0]}, B from {readers[1][0]}")
     text = (f"use(matmul.matmul({kinds}, {result.text!r}, {result.shape}, {K}, {readers[0]}, "
-            f"{readers[1]}, {not acc}, {small}))")
+            f"{readers[1]}, {not acc}, {small}{longest}))")
     return f"{e.use('dot', text)}({', '.join(args)})"
 
 

@@ -26,7 +26,6 @@ STEP_BYTES = 32
 # The type in which each format of mma is stored, and its bytes.
 STORED = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "s8": "int8", "u8": "uint8",
           "e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2"}
-LONGEST_FP8 = 128  # terms that the tensor cores add to an fp8 accumulator without losing bits
 
 
 def bytes_of(kind: str) -> int:
@@ -220,25 +219,27 @@ def read_columns(source: Any, step: int, columns: list[int]) -> Iterator[tuple[i
 # --- the matmul ----------------------------------------------------------------------------------
 @functools.cache
 def matmul(kinds: tuple[str, str], layout: str, shape: tuple[int, int], K: int, a: tuple, b: tuple,
-           start: bool, half: bool = False) -> Operation:
+           start: bool, half: bool = False, longest: int = 0) -> Operation:
     """([accumulator,] operands of a, operands of b) -> accumulator + A B.
 
     kinds: formats of A and B.  layout, shape: of the accumulator.  a, b: (reader, arguments...).
     start: there is no accumulator, sums begin at 0.  half: instructions of half the k (sm_75).
+    longest: terms that the tensor cores add before a sum begins anew; 0: all.
     """
-    return _Product(kinds, RegisterLayout.parse(layout, shape), K, a, b, start, half).operation()
+    return _Product(kinds, RegisterLayout.parse(layout, shape), K, a, b, start, half,
+                    longest).operation()
 
 
 class _Product:
     def __init__(self, kinds: tuple[str, str], layout: RegisterLayout, K: int, a: tuple, b: tuple,
-                 start: bool, half: bool):
+                 start: bool, half: bool, longest: int):
         self.kinds, self.layout, self.start, self.half = kinds, layout, start, half
         self.A = READERS[a[0]]("A", kinds[0], K, *a[1:])
         self.B = READERS[b[0]]("B", kinds[1], K, *b[1:])
         self.steps = -(-K * bytes_of(kinds[0]) // STEP_BYTES)
         self.rows, self.columns = rows_of(layout), columns_of(layout)
         self.integer = kinds[0] in ("s8", "u8")
-        whole = 0 if not kinds[0].startswith("e") else LONGEST_FP8 // (STEP_BYTES)
+        whole = longest * bytes_of(kinds[0]) // STEP_BYTES
         self.fresh = whole if whole and self.steps > whole else 0
         d = "s32" if self.integer else "f32"
         other = kinds[1] if kinds[1] != kinds[0] else ""

@@ -63,8 +63,9 @@ def plan(stager: _Stager, node: For, feeds: list[Feed]) -> FragmentPlan | None:
     assert isinstance(x, TileType) and isinstance(y, TileType)
     formats = format_of(x.dtype, y.dtype, op.attr, stager.generation)
     bits = x.shape[1] * x.dtype.bits
-    # The tensor cores lose bits of long sums of fp8: those are begun anew inside of a matmul.
-    plain = formats is not None and not formats[0].startswith("e") and op.attr["dtype"].bits >= 32
+    # Where the tensor cores lose bits of long sums, those are begun anew inside of a matmul.
+    short = stager.generation.warp_matmul.short_sums
+    plain = formats is not None and formats[0] not in short and op.attr["dtype"].bits >= 32
     sums = next(((d.value, v) for d, v in zip(node.carried, node.inits, strict=True)
                  if d.value == op.args[2] and isinstance(v, SSAValue)), None)
     if not plain or formats is None or bits % STEP_BITS or bits < 2 * STEP_BITS or sums is None:
