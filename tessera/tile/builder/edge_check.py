@@ -44,7 +44,8 @@ def _op(known: EdgeFacts, op: Op) -> None:
         return  # what the buffer held then is not known any more
     for d in op.outs:
         if isinstance(d.type, TileType) and d.value not in known.stated:
-            rule = known.carried(record, Carry(known, op, tuple(types), tuple(facts), d.type))
+            rule = known.carried(record, Carry(known.values, known.implied, op, tuple(types),
+                                               tuple(facts), d.type))
             _knows(op, known.of(d.value), rule, d)
 
 

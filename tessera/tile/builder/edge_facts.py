@@ -93,7 +93,7 @@ class EdgeFacts:
             self.sources.pop(made.value, None)
             placed = isinstance(made.type, View) and record.edges is not None and facts[0].axes
             if isinstance(made.type, TileType) or placed:
-                c = Carry(self, op, tuple(types), tuple(facts), made.type)
+                c = Carry(self.values, self.implied, op, tuple(types), tuple(facts), made.type)
                 self.state(made.value, self.carried(record, c) if known else NOTHING)
         if not op.args and op.outs and op.attr.get("value", 1) == 0:
             self.of_value[op.outs[0].value] = TileEdges((), True)
@@ -133,20 +133,9 @@ class EdgeFacts:
         lo, size = (self.values.forms.form(x.value if isinstance(x, Handle) else x)
                     for x in (first, extent))
         least = self.values.least(lo)
-        return Edge(self.edge_key(lo, size), not inside and (least is None or least < 0), inside,
-                    True, lo, size, first, extent, self.position.where())
-
-    def edge_key(self, first: Form, extent: Form) -> Any:
-        return self.values.canonical(first), self.values.canonical(extent)
-
-    def scaled_edge(self, edge: Edge, n: int) -> Edge:
-        """Each element of the axis becomes n of another."""
-        if n == 1:
-            return edge
-        assert edge.first is not None and edge.extent is not None
-        first, extent = affine.scale(edge.first, n), affine.scale(edge.extent, n)
-        return replace(edge, key=self.edge_key(first, extent), first=first, extent=extent,
-                       offset=None, size=None)
+        low = not inside and (least is None or least < 0)
+        return Edge(self.values.edge_key(lo, size), low, inside, True, lo, size, first, extent,
+                    self.position.where())
 
     def shifted(self, axis: Axis, by: Form, sign: int) -> Axis:
         """The edge of an axis that begins `by` elements later (or earlier)."""
@@ -156,7 +145,7 @@ class EdgeFacts:
         assert axis.extent is not None
         least = self.values.least(first)
         low = not axis.inside and (least is None or least < 0)
-        return replace(axis, key=self.edge_key(first, axis.extent), first=first, offset=None,
+        return replace(axis, key=self.values.edge_key(first, axis.extent), first=first, offset=None,
                        low=low)
 
     # --- shared memory ------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tessera.tile.builder.value_table import ValueTable
 from tessera.tile.ir.edges import (
     NOTHING,
     WHOLE,
@@ -25,23 +26,21 @@ from tessera.tile.ir.edges import (
     meet,
     open_,
 )
-from tessera.tile.ir.ir import Const, Op
+from tessera.tile.ir.ir import Const, Op, Operand
 from tessera.tile.ir.numpy_values import array_dtype
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import TileType
-
-if TYPE_CHECKING:
-    from tessera.tile.builder.edge_facts import EdgeFacts
 
 
 @dataclass(frozen=True)
 class Carry:
     """What a rule decides from: an op, the types and facts of its operands, its result's type.
 
-    known: the facts of every value of the trace.
+    values: of the trace.  implied: conditions that hold only inside of edges.
     """
 
-    known: EdgeFacts
+    values: ValueTable
+    implied: dict[Operand, TileEdges]
     op: Op
     types: tuple[Any, ...]
     facts: tuple[TileEdges, ...]
@@ -117,11 +116,11 @@ def kept(c: Carry) -> Iterable[Axis]:
 
 def both(c: Carry) -> Iterable[Axis]:
     """and: where one operand holds only inside of an edge, so does the result."""
-    said = [c.known.implied.get(x, NOTHING) for x in c.op.args]
+    said = [c.implied.get(x, NOTHING) for x in c.op.args]
     known = [next((f.at(i) for f in said if f.at(i) is not None), None)
              for i in range(len(c.made.shape))]
     if any(a is not None for a in known):
-        c.known.implied[c.op.outs[0].value] = TileEdges(tuple(known))
+        c.implied[c.op.outs[0].value] = TileEdges(tuple(known))
     return [_within_said(a, k) for a, k in zip(elementwise(c), known, strict=True)]
 
 
@@ -134,7 +133,7 @@ def _within_said(a: Axis, said: Axis) -> Axis:
 
 def chosen(c: Carry) -> Iterable[Axis]:
     """where: behind a condition that says it, what is chosen lies inside."""
-    said = c.known.implied.get(c.op.args[0])
+    said = c.implied.get(c.op.args[0])
     if said is None or not c.facts[1].axes:
         return elementwise(c)
     axes = [_within_said(a, said.at(i)) for i, a in enumerate(c.facts[1].axes)]
@@ -181,7 +180,7 @@ def product(c: Carry) -> Iterable[Axis]:
 def masked(c: Carry) -> Iterable[Axis]:
     """edge_mask: all exist along an axis whose own edge it was."""
     axis, start, stop = c.op.attr["axis"], *c.op.args[1:]
-    key = c.known.edge_key(c.known.values.forms.form(start), c.known.values.forms.form(stop))
+    key = c.values.edge_key(c.values.forms.form(start), c.values.forms.form(stop))
     for i, a in enumerate(c.facts[0].axes):
         if i != axis:
             yield a
@@ -224,7 +223,7 @@ def _intervals(c: Carry) -> Iterable[Axis]:
         alone = wide and not any(open_(facts.at(i)) for i in inner if i != wide[0])
         to = [j for j in outer if c.made.shape[j] > 1]
         if alone and isinstance(lead, Edge) and lead.placed and len(to) == 1:
-            yield from (c.known.scaled_edge(lead, size) if j == to[0] else None for j in outer)
+            yield from (c.values.scaled_edge(lead, size) if j == to[0] else None for j in outer)
         else:
             zero = all(a.zero for a in found if open_(a))  # type: ignore[union-attr]
             gone = replace(c.cannot(), zero=zero)

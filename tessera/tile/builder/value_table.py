@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from tessera.tile.ir import affine
 from tessera.tile.ir.affine import Form, Forms
+from tessera.tile.ir.edges import Edge
 from tessera.tile.ir.ir import Const, Op, Operand, SSAValue
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Scalar, Type
@@ -61,6 +64,19 @@ class ValueTable:
                      x in self.forms.of else self.recipe(x) if isinstance(x, SSAValue) else x
                      for x in op.args)
         return op.name, op.attrs, args
+
+    # --- edges of these numbers ---------------------------------------------------------------
+    def edge_key(self, first: Form, extent: Form) -> Any:
+        return self.canonical(first), self.canonical(extent)
+
+    def scaled_edge(self, edge: Edge, n: int) -> Edge:
+        """Each element of the axis becomes n of another."""
+        if n == 1:
+            return edge
+        assert edge.first is not None and edge.extent is not None
+        first, extent = affine.scale(edge.first, n), affine.scale(edge.extent, n)
+        return replace(edge, key=self.edge_key(first, extent), first=first, extent=extent,
+                       offset=None, size=None)
 
     # --- ranges -------------------------------------------------------------------------------
     def reach(self, value: SSAValue) -> tuple[int, int] | None:

@@ -9,6 +9,8 @@ import numpy as np
 from tessera.tile.builder import rules
 from tessera.tile.builder.edge_masks import Along
 from tessera.tile.builder.op_tracer import OpTracer
+from tessera.tile.interpreter.async_copies import wide
+from tessera.tile.interpreter.sanitizer import GROUP
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
 from tessera.tile.ir.numpy_values import convert
@@ -113,9 +115,6 @@ def _added(types: Any, attrs: Any) -> list[Along]:
          effect="atomic", group=True, public=False, combines=_added, layouts="any", access="tile")
 def atomic_tile(m: Any, op: Any, target: Any, value: Any) -> Any:
     """Each element of a tile into a box; elements outside are left out."""
-    from tessera.tile.interpreter.async_copies import wide
-    from tessera.tile.interpreter.sanitizer import GROUP
-
     address, inside = target.addresses(m.groups)
     on = inside & wide(m.active_groups(), inside)
     access = m.tile_access(target, address, on, GROUP, op.where)

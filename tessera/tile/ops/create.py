@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from tessera.errors import TesseraError
 from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe, is_number
-from tessera.tile.ir.numpy_values import array_dtype, rounded
-from tessera.tile.ir.op_record import declare, macro
+from tessera.tile.ir.numpy_values import array_dtype, poison, rounded
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 
@@ -33,8 +34,6 @@ def as_dtype(t: OpTracer, dtype: Any, what: str) -> DType:
 
 
 def _numeric(t: OpTracer, dtype: Any, what: str) -> NumericType:
-    from tessera.errors import TesseraError
-
     try:
         python = {float: f32, int: i32}
         return as_type(python.get(dtype, dtype) if isinstance(dtype, type) else dtype)
@@ -134,8 +133,6 @@ def alloc_register(t: OpTracer, shape: Any, dtype: Any = None) -> Any:
 @declare(rule=lambda types, attrs: Scalar(attrs["dtype"]), attrs=("dtype",), public=False)
 def undefined(dtype: Any) -> Any:
     """A register that nothing has written: NaN, or a number nobody expects."""
-    from tessera.tile.ir.numpy_values import poison
-
     return poison((1, 1), dtype)
 
 
@@ -143,7 +140,7 @@ def undefined(dtype: Any) -> Any:
 def cast(t: OpTracer, x: Any, dtype: Any) -> Any:
     """x in another type, rounded to nearest even or as the type's policy says."""
     if isinstance(x, TensorRow) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
-        x = t.call_op(_op("load"), [x], {})
+        x = t.call_op(OPS["load"], [x], {})
     numeric = _numeric(t, dtype, "cast")
     policy = numeric.policy
     if policy.rounding == "stochastic":
@@ -160,12 +157,6 @@ def cast(t: OpTracer, x: Any, dtype: Any) -> Any:
     if not isinstance(x, Handle):
         t.fail(f"cast of {describe(x)}")
     return t.ir.cast(x, numeric.dtype, **extra)
-
-
-def _op(name: str) -> Any:
-    from tessera.tile.ir.op_record import OPS
-
-    return OPS[name]
 
 
 def _convert_builtin(name: str, dtype: DType, python: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tessera.numerics import DType, f32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.ir_builder import IRBuilder
+from tessera.tile.ir import numpy_values
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, is_number
 from tessera.tile.ir.op_record import declare
@@ -131,8 +133,6 @@ _unary("trunc", "x without its fraction.", np.trunc)
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    from math import erf
-
     return np.vectorize(erf, otypes=[np.float64])(x).astype(x.dtype)
 
 
@@ -202,9 +202,7 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
          edges=edge_rules.elementwise)
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
-    from tessera.tile.ir.numpy_values import convert as to
-
-    return to(x, dtype, rounding, saturate)
+    return numpy_values.convert(x, dtype, rounding, saturate)
 
 
 # --- forms that a call or an operator takes -----------------------------------------------------

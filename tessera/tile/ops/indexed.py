@@ -18,7 +18,7 @@ from tessera.tile.ir.errors import RaceError, RuleError
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe, is_number
 from tessera.tile.ir.ir import SSAValue
 from tessera.tile.ir.numpy_values import array_dtype, convert
-from tessera.tile.ir.op_record import declare, macro
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, GlobalTensor, TileType, Type, View
 
 MODES = ("store", "add")
@@ -254,7 +254,7 @@ class _Chosen:
 def _chosen(t: OpTracer, x: Any, index: Any, axis: Any, what: str) -> _Chosen:
     if isinstance(index, TensorRow) or isinstance(index, Handle) and isinstance(
             index.type, View | Buffer):
-        index = t.call_op(_load(), [index], {})
+        index = t.call_op(OPS["load"], [index], {})
     index = t.ir.value_of(index)
     if not isinstance(index, Handle):
         t.fail(f"{what} needs a tile of integers as its index, got {describe(index)}")
@@ -360,7 +360,7 @@ def _as_tile(t: OpTracer, value: Any, chosen: _Chosen) -> Handle:
     """What is scattered: a tile, a place (loaded), or one number everywhere."""
     if isinstance(value, TensorRow) or isinstance(value, Handle) and isinstance(
             value.type, View | Buffer):
-        value = t.call_op(_load(), [value], {})
+        value = t.call_op(OPS["load"], [value], {})
     value = t.ir.value_of(value)
     if isinstance(value, Handle) and isinstance(value.type, TileType):
         return value
@@ -371,12 +371,6 @@ def _as_tile(t: OpTracer, value: Any, chosen: _Chosen) -> Handle:
         shape, _ = shape_of(chosen.index.type.shape, chosen.attrs)
         return t.ir.emit("broadcast_to", [value], shape=shape)
     return value
-
-
-def _load() -> Any:
-    from tessera.tile.ir.op_record import OPS
-
-    return OPS["load"]
 
 
 __all__ = ["gather", "gather_of", "scatter", "shape_of"]

@@ -6,17 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
 from tessera.tile.builder import edge_rules
 from tessera.tile.builder.edge_masks import Along
 from tessera.tile.builder.op_tracer import OpTracer
+from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import MANY
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import RuleError
 from tessera.tile.ir.handles import Handle, TensorRow, describe
 from tessera.tile.ir.numpy_values import array_dtype, convert
-from tessera.tile.ir.op_record import declare, macro
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 PRECISIONS = (None, "tf32", "f32")
@@ -87,8 +89,6 @@ def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
     if not isinstance(x, MemoryBox):
         return x
     address, inside = x.addresses(m.groups)
-    from tessera.tile.interpreter.async_copies import wide
-
     access = m.tile_access(x, address, inside & wide(m.active_groups(), inside), MANY, op.where)
     if access is not None:
         m.sanitizer.read(access)
@@ -156,8 +156,6 @@ def _same_operands(t: OpTracer, what: str, a: Handle, b: Handle, precision: Any)
 
 
 def _loaded(t: OpTracer, x: Handle) -> Handle:
-    from tessera.tile.ir.op_record import OPS
-
     if isinstance(x.type, TileType):
         return x
     return t.call_op(OPS["load"], [x], {})
@@ -175,7 +173,6 @@ def mma(t: OpTracer, a: Any, b: Any, accumulator: Any = None, *, precision: Any 
 
 def _eager(a: Any, b: Any, accumulator: Any = None, **options: Any) -> Any:
     """Outside of kernels: ts.matmul of whole arrays."""
-    from tessera.errors import ArgumentError
     from tessera.tensor import OPERATORS, as_tensor
 
     if accumulator is not None or options:

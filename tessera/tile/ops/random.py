@@ -14,7 +14,7 @@ from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir import edges
 from tessera.tile.ir.errors import KernelError, RuleError
 from tessera.tile.ir.handles import Handle, is_number
-from tessera.tile.ir.op_record import declare, macro
+from tessera.tile.ir.op_record import OPS, declare, macro
 from tessera.tile.ir.types import Scalar, TileType
 from tessera.tile.passes.random_draws import DROPOUT
 
@@ -111,15 +111,9 @@ def _words(key: Any, index: np.ndarray) -> np.ndarray:
 @macro()
 def random_uniform(t: OpTracer, index: Any, seed: Any = None) -> Any:
     """Numbers in [0, 1) with 24 random bits each, at these indices of random_bits' stream."""
-    bits = t.call_op(_op("random_bits"), [index], {"seed": seed})
+    bits = t.call_op(OPS["random_bits"], [index], {"seed": seed})
     top = t.ir.arithmetic("shr", (bits, 8))
     return t.ir.arithmetic("mul", (t.ir.cast(top, f32), 2.0**-24))
-
-
-def _op(name: str) -> Any:
-    from tessera.tile.ir.op_record import OPS
-
-    return OPS[name]
 
 
 # --- dropout ----------------------------------------------------------------------------------
@@ -183,4 +177,4 @@ def dropout(t: OpTracer, x: Any, p: Any, *, seed: Any = None) -> Any:
 @macro()
 def dropout_in_kernel(t: OpTracer, x: Any, p: Any, *, seed: Any = None) -> Any:
     """As dropout."""
-    return t.call_op(_op("dropout"), [x, p], {"seed": seed})
+    return t.call_op(OPS["dropout"], [x, p], {"seed": seed})
