@@ -78,6 +78,28 @@ def test_a_dtype(rng):
     np.testing.assert_array_equal(doubled, (wide + wide).astype(ml_dtypes.float8_e3m4).astype("f4"))
 
 
+def test_a_dtypes_form_in_loops(rng):
+    """Every code decoded, and numbers encoded, by compiled loops, as ml_dtypes does."""
+    from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops
+    from tessera.graph.schedule.loop_ops import can_lower
+
+    new = additions.add_dtype()
+    same = (LoopOp("map", (0,), "f32", "{0}"),)
+    wide, = compile_loops(LoopProgram((LoopInput("fp8_e3m4"),), same, (LoopOutput(1, "f32"),)))(
+        codes().array)
+    np.testing.assert_array_equal(wide, codes().array.astype(np.float32))
+    x = np.concatenate([wide, np.nextafter(wide, 0), np.nextafter(wide, np.float32(99)),
+                        (wide[:-1] + wide[1:]) / 2, rng.standard_normal(1000).astype("f4") * 8])
+    rounded = LoopOp("round", (0,), "fp8_e3m4")
+    narrow, again = compile_loops(LoopProgram((LoopInput("f32"),), (*same, rounded), (
+        LoopOutput(1, "fp8_e3m4"), LoopOutput(2, "f32"))))(x)
+    meant = x.astype(ml_dtypes.float8_e3m4)
+    np.testing.assert_array_equal(narrow.view("u1"), meant.view("u1"))
+    np.testing.assert_array_equal(again, meant.astype("f4"))
+    (node,) = ts.jit(lambda x: ts.cast(x, new)).graph(ts.Tensor[64, ts.f32]).nodes
+    assert can_lower(node)
+
+
 def test_a_dtypes_form_in_kernels(rng):
     """Every code decoded, and numbers encoded, by what is emitted for a GPU, on NumPy."""
     from emulator import compare

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops, interpret
-from tessera.graph.cpu.interpret import MEMORY_NUMPY, philox_words
+from tessera.graph.cpu.interpret import philox_words
 from tessera.graph.cpu.layout import element_strides
-from tessera.graph.cpu.program import REGISTER_OF
+from tessera.graph.schedule.loop_dtypes import numpy_of, register_of
 
 FLOATS = ("f64", "f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2")
 INTS = ("int64", "uint64", "int32", "uint32", "int16", "uint16", "int8", "uint8")
@@ -71,7 +71,7 @@ def check(program: LoopProgram, arrays, shape=None, rtol=2e-6, atol=1e-6) -> Non
     got, want = compile_loops(program)(*arrays, shape=shape), interpret(program, arrays, shape)
     for g, w, out in zip(got, want, program.outputs, strict=True):
         assert g.dtype == w.dtype and g.shape == w.shape
-        if REGISTER_OF[out.dtype] in ("f32", "f64"):
+        if register_of(out.dtype) in ("f32", "f64"):
             unit = {"bf16": 2**-7, "f16": 2**-10, "fp8_e4m3": 2**-3, "fp8_e5m2": 2**-2}
             r = max(rtol, unit.get(out.dtype, 0) * 1.01)
             np.testing.assert_allclose(g.astype(float), w.astype(float), rtol=r, atol=atol)
@@ -80,7 +80,7 @@ def check(program: LoopProgram, arrays, shape=None, rtol=2e-6, atol=1e-6) -> Non
 
 
 def random_array(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    kind = MEMORY_NUMPY[dtype]
+    kind = numpy_of(dtype)
     if dtype == "bool_":
         return rng.random(shape) < 0.5
     if dtype in FLOATS:
@@ -94,7 +94,7 @@ def random_array(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3", "fp8_e5m2"])
 def test_every_code_decodes_as_ml_dtypes(dtype: str) -> None:
-    kind = MEMORY_NUMPY[dtype]
+    kind = numpy_of(dtype)
     codes = np.arange(2 ** (8 * kind.itemsize), dtype=f"u{kind.itemsize}").view(kind)
     program = LoopProgram(
         (LoopInput(dtype),), (op("map", (0,), expr="{0}"),), (LoopOutput(1, "f32"),)
@@ -104,7 +104,7 @@ def test_every_code_decodes_as_ml_dtypes(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3", "fp8_e5m2"])
 def test_encode_is_bit_identical_to_astype(dtype: str, rng: np.random.Generator) -> None:
-    kind = MEMORY_NUMPY[dtype]
+    kind = numpy_of(dtype)
     raw = rng.integers(0, 2**32, 1 << 18, dtype=np.uint32)
     codes = np.arange(2 ** (8 * kind.itemsize), dtype=f"u{kind.itemsize}").view(kind)
     exact = codes.astype(np.float32).view(np.uint32)
@@ -128,7 +128,7 @@ def test_encode_is_bit_identical_to_astype(dtype: str, rng: np.random.Generator)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, "bool_"])
 def test_copy_through_registers_keeps_every_type(dtype: str, rng: np.random.Generator) -> None:
     raw = rng.integers(0, 256, 8 * 1001, dtype=np.uint8)
-    x = (raw[:1001] < 128) if dtype == "bool_" else raw.view(MEMORY_NUMPY[dtype])[:1001]
+    x = (raw[:1001] < 128) if dtype == "bool_" else raw.view(numpy_of(dtype))[:1001]
     program = LoopProgram((LoopInput(dtype),), (), (LoopOutput(0, dtype),))
     (got,) = compile_loops(program)(x)
     if dtype in FLOATS:  # a NaN loses its payload, as in ml_dtypes
@@ -145,7 +145,7 @@ def test_register_casts(source: str, target: str, rng: np.random.Generator) -> N
     x = random_array(rng, source, (257,))
     if target == "uint32" and source != "bool_":
         x = np.abs(x)
-    register = REGISTER_OF[target]
+    register = register_of(target)
     program = LoopProgram(
         (LoopInput(source),), (op("map", (0,), register, "{0}"),), (LoopOutput(1, target),)
     )
@@ -358,9 +358,9 @@ INT_EXPRESSIONS = ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} & {1}", "{0} ^ {1
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32", "int16", "int8", "uint8"])
 @pytest.mark.parametrize("expr", INT_EXPRESSIONS)
 def test_integer_expressions_wrap_as_numpy(dtype, expr, rng: np.random.Generator) -> None:
-    register = REGISTER_OF[dtype]
-    bounds = np.iinfo(MEMORY_NUMPY[dtype])
-    a, b = (rng.integers(bounds.min, bounds.max, 999, dtype=MEMORY_NUMPY[dtype]) for _ in range(2))
+    register = register_of(dtype)
+    bounds = np.iinfo(numpy_of(dtype))
+    a, b = (rng.integers(bounds.min, bounds.max, 999, dtype=numpy_of(dtype)) for _ in range(2))
     program = LoopProgram(
         (LoopInput(dtype),) * 2, (op("map", (0, 1), register, expr),), (LoopOutput(2, dtype),)
     )

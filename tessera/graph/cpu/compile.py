@@ -16,7 +16,7 @@ from numba.core import compiler
 from numba.core.registry import cpu_target
 
 from . import frame  # noqa: F401  registers the instructions of the loops' frame
-from .instructions import INSTRUCTIONS, memory_access
+from .instructions import INSTRUCTIONS, memory_access, rounding
 from .maths import MATHS
 from .pipeline import LoopCompiler
 
@@ -72,7 +72,7 @@ def resolve(name: str) -> object:
     for table in (NAMES, MATHS, INSTRUCTIONS):
         if name in table:
             return table[name]
-    access = memory_access(name)
-    if access is None:
+    found = memory_access(name) or rounding(name)
+    if found is None:
         raise NameError(f"emitted source uses {name!r}, which no loop instruction defines")
-    return access
+    return found

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..schedule.loop_dtypes import register_of
 from .interpret import identity
 from .passes import LoopPasses, Pass, plan_passes
-from .program import REDUCTIONS, REGISTER_OF, LoopOp, LoopProgram
+from .program import REDUCTIONS, LoopOp, LoopProgram
 from .spell import cast, number, spell, strip
 
 # Terms summed in their own type, one after another, before that sum is added in f64: columns of a
@@ -224,7 +225,7 @@ class _Emitter:
             w(f"        store_{memory}_partial(total, j, {_add(kind, 'here', 'there')})")
             w(f"{s.name} = {self._data(s)}")
             w("for j in range(row_width(layout)):")
-            sum_text = cast(f"load_{memory}_partial(total, j)", kind, REGISTER_OF[out.dtype])
+            sum_text = cast(f"load_{memory}_partial(total, j)", kind, register_of(out.dtype))
             w(f"    store_{out.dtype}_out{s.position}({s.name}, {self._at(s)}, {sum_text})")
         w("claim(call, 2)")
         w.depth -= 1
@@ -347,7 +348,7 @@ class _Emitter:
 
     def _store(self, s: Stream, base: str, at: str) -> None:
         out = self.program.outputs[s.position]
-        value = cast(f"v{out.value}", self.program.registers[out.value], REGISTER_OF[out.dtype])
+        value = cast(f"v{out.value}", self.program.registers[out.value], register_of(out.dtype))
         self.write(f"store_{out.dtype}_out{s.position}({base}, {at}, {value})")
 
     def _add_column(self, s: Stream) -> None:

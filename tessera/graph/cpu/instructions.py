@@ -25,8 +25,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .program import REGISTER_OF
-from .storage import MEMORY_BITS, decode, encode
+from ...numerics import dtype_names, find_dtype
+from ..schedule.loop_dtypes import is_narrow, register_of
+from .storage import decode, encode, memory_bits
 
 BOOL, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -83,11 +84,11 @@ def _element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, bits: int) 
 
 
 def _make_load(name: str, memory: str, scope: str) -> object:
-    register = REGISTER_OF[memory]
+    register = register_of(memory)
 
     @instruction(name, NUMBA[register], types.int64, types.int64)
     def load(builder: ir.IRBuilder, base: ir.Value, index: ir.Value) -> ir.Value:
-        bits = MEMORY_BITS[memory]
+        bits = memory_bits(memory)
         raw = builder.load(_element(builder, base, index, bits))
         raw.align = bits // 8
         _tag(builder, raw, scope)
@@ -97,11 +98,11 @@ def _make_load(name: str, memory: str, scope: str) -> object:
 
 
 def _make_store(name: str, memory: str, scope: str) -> object:
-    register = REGISTER_OF[memory]
+    register = register_of(memory)
 
     @instruction(name, types.void, types.int64, types.int64, NUMBA[register])
     def store(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, value: ir.Value) -> None:
-        bits = MEMORY_BITS[memory]
+        bits = memory_bits(memory)
         raw = encode(builder, value, memory)
         access = builder.store(raw, _element(builder, base, index, bits))
         access.align = bits // 8
@@ -114,7 +115,7 @@ def _make_store(name: str, memory: str, scope: str) -> object:
 def memory_access(name: str) -> object | None:
     """The load or store of a name like `load_bf16`, `store_f32_out0`, `load_f32_keep1`."""
     match = re.fullmatch(r"(load|store)_(.+?)(?:_(out\d+|keep\d+|partial))?", name)
-    if match is None or match[2] not in MEMORY_BITS:
+    if match is None or match[2] not in dtype_names() or not register_of(match[2]):
         return None
     scope = match[3] or "in"
     if scope not in SCOPES:  # beyond 16 outputs the rest share one scope: slower, still right
@@ -279,14 +280,14 @@ def u64_high(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.trunc(builder.lshr(product, I64(32)), I32)
 
 
-def _declare_round(grid: str) -> None:
-    instruction(f"round_{grid}", types.float32, types.float32)(
-        lambda b, x: decode(b, encode(b, x, grid), grid)
-    )
-
-
-for _grid in ("bf16", "f16", "fp8_e4m3", "fp8_e5m2"):
-    _declare_round(_grid)
+@cache
+def rounding(name: str) -> object | None:
+    """The rounding of an f32 to the numbers of a narrow float, by a name like `round_bf16`."""
+    grid = name.removeprefix("round_")
+    if grid == name or grid not in dtype_names() or not is_narrow(find_dtype(grid)):
+        return None
+    return instruction(name, types.float32, types.float32)(
+        lambda b, x: decode(b, encode(b, x, grid), grid))
 
 
 OBJECT_HEADER = object.__basicsize__

@@ -9,25 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ...errors import ArgumentError
+from ..schedule.loop_dtypes import numpy_of, register_of
 from .expressions import ExpressionNode, literal_type, parse
-from .program import REGISTER_OF, LoopOp, LoopOutput, LoopProgram
+from .program import LoopOp, LoopOutput, LoopProgram
 from .vocabulary import FUNCTIONS
 
 REGISTER_NUMPY = {
     "f64": np.float64, "f32": np.float32, "i64": np.int64, "i32": np.int32, "u32": np.uint32,
     "bool_": np.bool_,
-}
-MEMORY_NUMPY = {
-    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32),
-    "bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16),
-    "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "int64": np.dtype(np.int64), "uint64": np.dtype(np.uint64), "int32": np.dtype(np.int32),
-    "uint32": np.dtype(np.uint32), "int16": np.dtype(np.int16), "uint16": np.dtype(np.uint16),
-    "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8), "bool_": np.dtype(np.bool_),
 }
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -47,7 +39,7 @@ def interpret(
     shape = shape or (1,)
     values: list[np.ndarray] = [
         np.broadcast_to(a, (*shape[:-1], *(a.shape[-1:] or (1,))))
-        .astype(REGISTER_NUMPY[REGISTER_OF[x.dtype]])
+        .astype(REGISTER_NUMPY[register_of(x.dtype)])
         for a, x in zip(arrays, program.inputs, strict=True)
     ]
     with np.errstate(all="ignore"):
@@ -70,7 +62,7 @@ def _value(op: LoopOp, args: list[np.ndarray], shape: tuple[int, ...]) -> np.nda
             lead[op.value] = -1
             return np.broadcast_to(index.reshape(lead), shape)
         case "round":
-            return args[0].astype(MEMORY_NUMPY[op.dtype]).astype(np.float32)
+            return args[0].astype(numpy_of(op.dtype)).astype(np.float32)
         case "random_bits":
             key = [a.flat[0] if a.size else 0 for a in args]
             return philox_words(key, int(np.prod(shape))).reshape(shape)
@@ -159,7 +151,7 @@ def _output(out: LoopOutput, value: np.ndarray, shape: tuple[int, ...]) -> np.nd
 
 def store(value: np.ndarray, dtype: str) -> np.ndarray:
     """A register value as it lies in memory: cast to the memory type's register, then encoded."""
-    return value.astype(REGISTER_NUMPY[REGISTER_OF[dtype]]).astype(MEMORY_NUMPY[dtype])
+    return value.astype(REGISTER_NUMPY[register_of(dtype)]).astype(numpy_of(dtype))
 
 
 def philox_words(key: Sequence[int], count: int) -> np.ndarray:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
+from ..schedule.loop_dtypes import numpy_of
 from . import pool
 from .emit import CALL_WORDS, Stream, emit, streams
-from .interpret import MEMORY_NUMPY
 from .layout import LoopAxis, LoopLayout, element_strides, lay_out
 from .passes import work_per_element
 from .program import REDUCTIONS, LoopProgram
@@ -188,7 +188,7 @@ class LoopKernel:
         extents = {"full": shape, "row": (*shape[:-1], 1), "column_sum": shape[-1:]}
         if out.mode not in extents:
             return np.zeros(1, np.int64)
-        return np.empty(extents[out.mode], MEMORY_NUMPY[out.dtype])
+        return np.empty(extents[out.mode], numpy_of(out.dtype))
 
 
 def _nothing(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
+from ..schedule.loop_dtypes import item_bytes
 from .emit import HEADER, Stream
-from .program import ITEM_BYTES
 
 FLAT_WIDTH = 4096  # columns of a row when the whole space is one flat line
 CHUNK_WORK = 1 << 16  # f32 additions a chunk should hold: a few microseconds
@@ -72,7 +72,7 @@ def lay_out(
     assert len(header) == len(HEADER)
     words = [*header, *(a.extent for a in reversed(leading))]
     for i, s in enumerate(streams):
-        unit = 1 if s.kind == "index" else ITEM_BYTES[s.dtype]
+        unit = 1 if s.kind == "index" else item_bytes(s.dtype)
         words += [row.strides[i], line.strides[i] * unit]
         words += [a.strides[i] * unit for a in reversed(leading)]
     pattern = "".join(_pattern(s, row, i) for i, s in enumerate(streams))

@@ -9,14 +9,8 @@ import numpy as np
 
 from ...numerics import DType, NumericType
 from ..ir import Node, Value
-from ..schedule.loop_ops import (
-    GRIDS,
-    REGISTER,
-    cast_kind,
-    column_sum_axes,
-    filled,
-    loop_reduction,
-)
+from ..schedule.loop_dtypes import is_narrow, register_of
+from ..schedule.loop_ops import cast_kind, column_sum_axes, filled, loop_reduction
 from .program import LoopInput, LoopOp, LoopOutput, LoopProgram
 
 
@@ -45,7 +39,7 @@ class _Lowering:
         if v in self.ids and word is None:
             return self.ids[v]
         if v in self.constants and word is None:
-            return self.number(self.constants[v], REGISTER[v.aval.dtype.name])
+            return self.number(self.constants[v], register_of(v.aval.dtype.name))
         return "in", self.inputs.setdefault((v, word), len(self.inputs))
 
     def number(self, value: Any, register: str) -> tuple[str, int]:
@@ -76,7 +70,7 @@ class _Lowering:
             self.ids[out] = self.push(LoopOp("map", args, self.register(out), filled(node)))  # type: ignore[arg-type]
 
     def register(self, v: Value) -> str:
-        return REGISTER[v.aval.dtype.name]
+        return register_of(v.aval.dtype.name)
 
     def cast(self, node: Node) -> tuple[str, int]:
         source, to = node.attrs["source"], node.attrs["to"]
@@ -98,7 +92,7 @@ class _Lowering:
             expr = "1 if {0} else 0"
         elif to.dtype.kind in ("int", "uint"):
             expr = _saturated(source.dtype, to.dtype)
-        return self.push(LoopOp("map", (x,), REGISTER[to.dtype.name], expr))  # type: ignore[arg-type]
+        return self.push(LoopOp("map", (x,), register_of(to.dtype.name), expr))  # type: ignore[arg-type]
 
     def clamped(self, x: tuple[str, int], register: str, to: NumericType) -> tuple[str, int]:
         """x within what `to` holds: infinities too, NaN as it is."""
@@ -196,12 +190,12 @@ def _fates(low: _Lowering, node: Node) -> list[tuple[str, tuple]]:
         return []
     x, y = low.operand(node.inputs[0]), low.ids[node.outputs[0]]
     tiny = f"abs({{0}}) < {float(to.dtype.tiny)!r} and {{0}} != 0"
-    if to.dtype.man >= source.dtype.man and to.dtype.name not in GRIDS:
+    if to.dtype.man >= source.dtype.man and not is_narrow(to.dtype):
         return [("", ()), ("", ()), (tiny, (y,))]
     full = y
     if to.policy.saturate:  # beyond the range, before it was clamped
-        full = low.push(LoopOp("round", (x,), to.dtype.name) if to.dtype.name in GRIDS  # type: ignore[arg-type]
-                        else LoopOp("map", (x,), REGISTER[to.dtype.name], "{0}"))  # type: ignore[arg-type]
+        full = low.push(LoopOp("round", (x,), to.dtype.name) if is_narrow(to.dtype)  # type: ignore[arg-type]
+                        else LoopOp("map", (x,), register_of(to.dtype.name), "{0}"))  # type: ignore[arg-type]
     held = _largest("f64" if source.dtype.name == "f64" else "f32")
     over = f"abs({{0}}) <= {held!r} and not (abs({{1}}) <= {float(to.dtype.max)!r})"
     return [(over, (x, full)), ("{0} != 0 and {1} == 0", (x, y)), (tiny, (y,))]

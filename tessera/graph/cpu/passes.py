@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import ArgumentError
+from ...numerics import DType, find_dtype
 from .expressions import cost, parse
 from .program import REDUCTIONS, LoopOp, LoopProgram
 
 RECOMPUTE_COST = 6  # f32 additions; above, storing to and loading from L1 is cheaper
 ROWS = ("row", "row_count")  # outputs with one number for each row
-DECODE_COST = {"fp8_e4m3": 4, "fp8_e5m2": 2}
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,16 @@ def own_cost(op: LoopOp) -> int:
     return {"round": 8, "random_bits": 30}.get(op.kind, 1)
 
 
+def _decode_cost(dtype: DType) -> int:
+    """f32 additions that take the time of decoding: the upper bits of an f32 or a half are one."""
+    if dtype.kind != "float" or dtype.bits != 8:
+        return 0
+    return 2 if dtype.special == "ieee" and dtype.exp in (5, 8) else 4
+
+
 def _recompute_cost(program: LoopProgram, full: tuple[bool, ...]) -> list[int]:
     """Work to compute each full value again from memory."""
-    costs = [DECODE_COST.get(x.dtype, 0) for x in program.inputs]
+    costs = [_decode_cost(find_dtype(x.dtype)) for x in program.inputs]
     for v, op in _ops(program):
         own = 0 if op.kind == "random_bits" else own_cost(op)
         costs.append(own + sum(costs[a] for a in set(op.args) if full[a]) if full[v] else 0)

@@ -22,22 +22,11 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import ArgumentError, did_you_mean
+from ...numerics import all_dtypes
+from ..schedule.loop_dtypes import is_narrow, register_of
 
 REGISTERS = ("f64", "f32", "i64", "i32", "u32", "bool_")
 
-# Memory type -> the register type it is computed in. uint64 shares i64's bits: sums, products and
-# bit operations agree; comparisons and divisions of values >= 2**63 do not.
-REGISTER_OF = {
-    "f64": "f64", "f32": "f32", "bf16": "f32", "f16": "f32", "fp8_e4m3": "f32",
-    "fp8_e5m2": "f32", "int64": "i64", "uint64": "i64", "int32": "i32", "uint32": "u32",
-    "int16": "i32", "uint16": "i32", "int8": "i32", "uint8": "i32", "bool_": "bool_",
-}
-ITEM_BYTES = {
-    "f64": 8, "f32": 4, "bf16": 2, "f16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int64": 8,
-    "uint64": 8, "int32": 4, "uint32": 4, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1,
-    "bool_": 1,
-}
-ROUND_GRIDS = ("bf16", "f16", "fp8_e4m3", "fp8_e5m2")
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 ARITY = {
     "reduce_sum": 1, "reduce_max": 1, "reduce_min": 1, "const": 0, "round": 1, "iota": 0,
@@ -111,7 +100,7 @@ class LoopProgram:
     @cached_property
     def registers(self) -> tuple[str, ...]:
         """Register type of every value."""
-        return (*(REGISTER_OF[i.dtype] for i in self.inputs), *(op.register for op in self.ops))
+        return (*(register_of(i.dtype) for i in self.inputs), *(op.register for op in self.ops))
 
     @cached_property
     def key(self) -> str:
@@ -149,15 +138,19 @@ def _number(value: object) -> object:
     return value.item() if hasattr(value, "item") else value
 
 
+def memory_types() -> tuple[str, ...]:
+    return tuple(d.name for d in all_dtypes() if register_of(d.name))
+
+
 def verify(program: LoopProgram) -> None:
     """Check names, types and that every op reads only earlier values."""
     for x in program.inputs:
-        _known(x.dtype, tuple(REGISTER_OF), "memory type of a loop input")
+        _known(x.dtype, memory_types(), "memory type of a loop input")
     first = len(program.inputs)
     for i, op in enumerate(program.ops):
         _verify_op(op, first + i)
     for out in program.outputs:
-        _known(out.dtype, tuple(REGISTER_OF), "memory type of a loop output")
+        _known(out.dtype, memory_types(), "memory type of a loop output")
         _known(out.mode, MODES, "mode of a loop output")
         _earlier(out.value, first + len(program.ops), "output")
         if out.mode in ("count", "row_count") and (
@@ -170,7 +163,7 @@ def verify(program: LoopProgram) -> None:
 
 def _verify_op(op: LoopOp, position: int) -> None:
     _known(op.kind, KINDS, "kind of a loop op")
-    grids = ROUND_GRIDS if op.kind == "round" else REGISTERS
+    grids = REGISTERS if op.kind != "round" else tuple(d.name for d in all_dtypes() if is_narrow(d))
     _known(op.dtype, grids, f"type of a loop {op.kind!r}")
     for arg in op.args:
         _earlier(arg, position, f"v{position}")

@@ -1,74 +1,85 @@
 """Memory formats of compiled loops: LLVM code that decodes to a register and encodes from one.
 
-encode agrees bit for bit with `astype` of NumPy and ml_dtypes: round to nearest even, fp8_e4m3
-overflows to NaN, fp8_e5m2 and f16 to infinity, a NaN becomes the format's canonical NaN (f16 keeps
-its payload). Imports llvmlite: only the compiler imports this module.
+encode agrees bit for bit with `astype` of NumPy and ml_dtypes: round to nearest even, a format
+without infinity overflows to NaN, the others to infinity, a NaN becomes the format's canonical NaN
+(f16 keeps its payload). Imports llvmlite: only the compiler imports this module.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from .program import ITEM_BYTES
+from ...numerics import DType, find_dtype
+from ..schedule.loop_dtypes import is_narrow, item_bytes, register_of
 
 BOOL, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-MEMORY_BITS = {name: 8 * size for name, size in ITEM_BYTES.items()}
-SIGNED = ("int64", "int32", "int16", "int8")
+
+
+def memory_bits(memory: str) -> int:
+    return 8 * item_bytes(memory)
 
 
 def decode(b: ir.IRBuilder, raw: ir.Value, memory: str) -> ir.Value:
     """The register value of the bits `raw`."""
-    match memory:
-        case "f64":
-            return b.bitcast(raw, F64)
-        case "f32":
-            return b.bitcast(raw, F32)
-        case "bf16":
-            return b.bitcast(b.shl(b.zext(raw, I32), I32(16)), F32)
-        case "f16":
-            return b.fpext(b.bitcast(raw, F16), F32)
-        case "fp8_e5m2":  # the upper byte of a half
-            return b.fpext(b.bitcast(b.shl(b.zext(raw, I16), I16(8)), F16), F32)
-        case "fp8_e4m3":
-            return _decode_e4m3(b, raw)
-        case "bool_":
-            return b.icmp_unsigned("!=", raw, I8(0))
-    register = I64 if memory in ("int64", "uint64") else I32
+    dtype = find_dtype(memory)
+    if dtype.kind == "float":
+        return _decode_narrow(b, raw, dtype) if is_narrow(dtype) else b.bitcast(
+            raw, F64 if dtype.bits == 64 else F32)
+    if dtype.kind == "bool":
+        return b.icmp_unsigned("!=", raw, I8(0))
+    register = I64 if register_of(memory) == "i64" else I32
     if raw.type == register:
         return raw
-    return b.sext(raw, register) if memory in SIGNED else b.zext(raw, register)
+    return b.sext(raw, register) if dtype.kind == "int" else b.zext(raw, register)
 
 
-def _decode_e4m3(b: ir.IRBuilder, raw: ir.Value) -> ir.Value:
-    """exponent and mantissa moved into an f32 and rescaled by 2**(127-7): exact, subnormals too."""
-    code = b.zext(raw, I32)
-    magnitude = b.and_(code, I32(0x7F))
-    scaled = b.fmul(b.bitcast(b.shl(magnitude, I32(20)), F32), F32(2.0**120))
-    nan = b.icmp_unsigned("==", magnitude, I32(0x7F))
-    bits = b.select(nan, I32(0x7FC00000), b.bitcast(scaled, I32))
-    return b.bitcast(b.or_(bits, b.shl(b.and_(code, I32(0x80)), I32(24))), F32)
+def is_upper(dtype: DType, exp: int) -> bool:
+    """Whether its code is the upper bits of an IEEE format with that many exponent bits."""
+    return dtype.special == "ieee" and dtype.exp == exp
+
+
+def _decode_narrow(b: ir.IRBuilder, raw: ir.Value, dtype: DType) -> ir.Value:
+    if is_upper(dtype, 8):
+        return b.bitcast(b.shl(b.zext(raw, I32), I32(32 - dtype.bits)), F32)
+    if is_upper(dtype, 5):  # of a half
+        wide = raw if dtype.bits == 16 else b.shl(b.zext(raw, I16), I16(16 - dtype.bits))
+        return b.fpext(b.bitcast(wide, F16), F32)
+    return _decode_rescaled(b, raw, dtype)
+
+
+def _decode_rescaled(b: ir.IRBuilder, raw: ir.Value, dtype: DType) -> ir.Value:
+    """exponent and mantissa moved into an f32 and rescaled by 2**(127 - bias): exact, subnormals
+    too. Codes beyond the largest number are infinity and NaN."""
+    code, sign = b.zext(raw, I32), 1 << dtype.sign_shift
+    magnitude = b.and_(code, I32(sign - 1))
+    moved = b.bitcast(b.shl(magnitude, I32(23 - dtype.man)), F32)
+    bits = b.bitcast(b.fmul(moved, F32(2.0 ** (127 - dtype.bias))), I32)
+    if dtype.inf_code is not None:
+        infinite = b.icmp_unsigned("==", magnitude, I32(dtype.inf_code))
+        bits = b.select(infinite, I32(0x7F800000), bits)
+        nan = b.icmp_unsigned(">", magnitude, I32(dtype.inf_code))
+    else:
+        nan = b.icmp_unsigned("==", magnitude, I32(dtype.nan_code))
+    bits = b.select(nan, I32(0x7FC00000), bits)
+    return b.bitcast(b.or_(bits, b.shl(b.and_(code, I32(sign)), I32(31 - dtype.sign_shift))), F32)
 
 
 def encode(b: ir.IRBuilder, value: ir.Value, memory: str) -> ir.Value:
     """The bits of a register value in this format."""
-    match memory:
-        case "f64":
-            return b.bitcast(value, I64)
-        case "f32":
-            return b.bitcast(value, I32)
-        case "bf16":
-            return _encode_bf16(b, value)
-        case "f16":
-            return _encode_f16(b, value)
-        case "fp8_e4m3":
-            return _encode_fp8(b, value, exp_bits=4, man_bits=3, overflow=0x7F, nan=0x7F)
-        case "fp8_e5m2":
-            return _encode_fp8(b, value, exp_bits=5, man_bits=2, overflow=0x7C, nan=0x7E)
-        case "bool_":
-            return b.zext(value, I8)
-    bits = ir.IntType(MEMORY_BITS[memory])
+    dtype = find_dtype(memory)
+    bits = ir.IntType(memory_bits(memory))
+    if dtype.kind == "float":
+        return _encode_narrow(b, value, dtype) if is_narrow(dtype) else b.bitcast(value, bits)
+    if dtype.kind == "bool":
+        return b.zext(value, I8)
     return value if value.type == bits else b.trunc(value, bits)
+
+
+def _encode_narrow(b: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
+    if dtype.bits == 16:
+        return _encode_bf16(b, value) if is_upper(dtype, 8) else _encode_f16(b, value)
+    return _encode_fp8(b, value, dtype)
 
 
 def _encode_bf16(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -92,12 +103,11 @@ def _encode_f16(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return b.select(b.fcmp_unordered("uno", value, value), nan, rounded)
 
 
-def _encode_fp8(
-    b: ir.IRBuilder, value: ir.Value, *, exp_bits: int, man_bits: int, overflow: int, nan: int
-) -> ir.Value:
+def _encode_fp8(b: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
     """Normal numbers round in the integer domain; subnormals by adding a power of two whose unit in
     the last place is the format's smallest number: the rounded code is left in the low bits."""
-    bias = 2 ** (exp_bits - 1) - 1
+    man_bits, bias, nan = dtype.man, dtype.bias, dtype.nan_code
+    overflow = nan if dtype.inf_code is None else dtype.inf_code
     cut = 23 - man_bits
     bits = b.bitcast(value, I32)
     magnitude = b.and_(bits, I32(0x7FFFFFFF))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...numerics import DType
 from ..ir import Node
+from .loop_dtypes import is_narrow
 
-REGISTER = {
-    "f64": "f64", "f32": "f32", "int64": "i64", "int32": "i32", "uint32": "u32", "bool_": "bool_",
-    "bf16": "f32", "f16": "f32", "fp8_e4m3": "f32", "fp8_e5m2": "f32",
-}
-GRIDS = frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"})
+# Integers that a loop computes with; it loads narrower ones only to convert them.
+INTEGERS = ("int64", "int32", "uint32", "bool_")
+LOADED = ("int16", "int8", "uint16", "uint8")
 REDUCTIONS = ("sum", "max", "min")  # that a loop computes along with the rest
-LOADS = frozenset(REGISTER) | {"int16", "int8", "uint16", "uint8"}
 
 
 def loop_reduction(node: Node) -> str:
@@ -41,6 +40,11 @@ def column_sum_axes(node: Node) -> tuple[int, ...] | None:
     return axis if whole and x.shape[-1] != 1 else None
 
 
+def is_computed(dtype: DType) -> bool:
+    """Whether a loop computes with elements of a dtype, narrow floats in f32."""
+    return dtype.name in ("f64", "f32", *INTEGERS) or is_narrow(dtype)
+
+
 def can_lower(node: Node) -> bool:
     """Whether a node can run inside a compiled loop."""
     if not node.outputs:
@@ -48,9 +52,8 @@ def can_lower(node: Node) -> bool:
     out = node.outputs[0].aval
     if node.op.name == "cast":
         return cast_kind(node.attrs["source"], node.attrs["to"]) is not None
-    if any(v.aval.dtype.name not in REGISTER or v.aval.dtype.name in GRIDS for v in node.inputs):
-        return False
-    if out.dtype.name not in REGISTER or out.dtype.name in GRIDS:
+    if any(is_narrow(d) or not is_computed(d)
+           for d in (*(v.aval.dtype for v in node.inputs), out.dtype)):
         return False
     if loop_reduction(node):
         if node.inputs[0].aval.dtype.kind == "bool":
@@ -80,18 +83,18 @@ def _kind_of(node: Node) -> str:
 def cast_kind(source: Any, to: Any) -> str | None:
     """How a loop converts: 'alias', 'map', 'round', or None when the codec does it."""
     a, b = source.dtype, to.dtype
-    if a.name not in LOADS or b.name not in REGISTER:
+    if not is_computed(a) and a.name not in LOADED or not is_computed(b):
         return None
     if to.policy.rounding != "nearest_even":
         return None
     if a is b:
         return "alias"
-    if b.name in GRIDS:
-        return "round" if a.name == "f32" or a.name in GRIDS else None
+    if is_narrow(b):
+        return "round" if a.name == "f32" or is_narrow(a) else None
     if b.kind == "bool":
         return "map"
     if b.kind == "float":
-        return "alias" if a.name in GRIDS and b.name == "f32" else "map"
+        return "alias" if is_narrow(a) and b.name == "f32" else "map"
     if a.kind == "float":
         return None
     return "map" if a.kind in ("int", "uint", "bool") else None
@@ -105,5 +108,5 @@ def filled(node: Node) -> str:
     return text
 
 
-__all__ = ["GRIDS", "REGISTER", "can_lower", "cast_kind", "column_sum_axes", "filled",
+__all__ = ["can_lower", "cast_kind", "column_sum_axes", "filled",
            "is_last_axis_reduction", "loop_reduction", "loop_space"]
