@@ -34,6 +34,7 @@ from .numerics import (
     unpack,
 )
 from .numerics.parse import is_type
+from .runtime import dlpack
 from .runtime.host_memory import before_write
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
@@ -242,8 +243,6 @@ class Tensor:
 
         Raises DTypeError for scaled and packed types, BufferError for another device than the host.
         """
-        from .runtime import dlpack
-
         dlpack.check_type(self.type)
         return dlpack.exported_array(self.array, self.dtype, **options)
 
@@ -538,8 +537,6 @@ def to_numpy(data: Any) -> np.ndarray:
     if isinstance(data, Tensor):
         return data.numpy()
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
-        from .runtime import dlpack
-
         try:
             return dlpack.imported(data)
         except (BufferError, RuntimeError, TypeError) as err:

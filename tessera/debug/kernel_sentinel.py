@@ -17,7 +17,7 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import user_line
 from ..graph.ops.random import get_state
-from ..numerics import decode
+from ..numerics import decode, dtype_of_numpy
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.blame import Blame, BlamedOp
 from ..tile.interpreter.memory import Memory
@@ -81,8 +81,6 @@ def _tile(a: np.ndarray, group: int) -> np.ndarray:
 
 
 def _dtype(a: np.ndarray) -> Any:
-    from ..numerics import dtype_of_numpy
-
     return dtype_of_numpy(a.dtype)
 
 

@@ -12,6 +12,7 @@ from ..errors import PolicyError
 from ..numerics import NumericType, Policy
 from ..tensor import Tensor, TensorType, need_device
 from . import functions as F
+from .ops.convert import RETYPE
 from .trace import Tracer, apply
 from .value_type import ValueType
 
@@ -68,7 +69,6 @@ def under_policy(x: Tensor, numeric: NumericType) -> Tensor:
     """The same elements under another policy: a node of the graph, no rounding."""
     if x.type == numeric:
         return x
-    from .ops.convert import RETYPE
 
     out = apply(RETYPE, x, to=numeric)
     out.scale = x.scale

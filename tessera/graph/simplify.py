@@ -12,6 +12,7 @@ from ..errors import SourceLine
 from .expand import expand
 from .ir import Graph, Node, Value, node_effects
 from .op import OPS, Aval, GraphOp, infer
+from .ops.elementwise import broadcast_shapes
 
 KEEP_EFFECTS = frozenset({"io", "state", "collective"})
 
@@ -186,8 +187,6 @@ def _drop_broadcasts(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Val
 
 
 def _stretched(avals: list[Aval]) -> tuple:
-    from .ops.elementwise import broadcast_shapes
-
     return broadcast_shapes(*(a.shape for a in avals))
 
 

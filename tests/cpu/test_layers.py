@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FLOORS: list[list[str]] = [
     ["foreign"],
     ["errors"],
-    ["hooks"],
+    ["hooks", "open_trace"],
     ["config"],
     ["numerics"],
     ["runtime"],
@@ -37,8 +37,9 @@ FLOORS: list[list[str]] = [
     ["__init__"],
     ["__main__"],
 ]
-# May name what stands above for a type checker alone: its protocols say what higher floors do.
-SPEAKS_OF_ALL = {"hooks"}
+# May name what stands above for a type checker alone: protocols say what higher floors do, and the
+# open trace is the graph's.
+SPEAKS_OF_ALL = {"hooks", "open_trace"}
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 

@@ -24,6 +24,22 @@ CIRCLES: dict[str, set[str]] = {
         {"tile.ir.ir", "tile.ir.printing"},
 }
 
+# Modules that functions import when they run, though nothing forbids it at the top, and why.
+LAZY: dict[str, set[str]] = {
+    "it stands on Numba's compiler, which takes a second to import": {
+        "tile.cuda.build", "tile.cuda.compile", "tile.cuda.emit.emitter",
+        "tile.cuda.numba_gate"},
+    "the PTX records are many, and only compiling asks for one": {"tile.cuda.ptx"},
+    "a program without a GPU needs none of it": {
+        "graph.cuda", "graph.cuda.device", "graph.cuda.levels", "runtime.device",
+        "runtime.libcuda", "runtime.target", "tile.launch.levels", "tile.launch.resident"},
+    "it stands on mpi4py or NCCL, which few need": {"mesh.ranks.mpi", "mesh.ranks.nccl"},
+    "loops for the CPU are loaded, or compiled, when the first one runs": {
+        "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},
+    "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},
+    "planning is for those who plan": {"planning.alpa", "planning.functions"},
+}
+
 # Names that public classes of several modules have, with how many when it is more than two. The
 # list is to shrink: a name here means different things in different rooms.
 REPEATED = ""
@@ -84,6 +100,46 @@ def test_modules_that_need_each_other_are_few_and_have_a_reason():
     assert not new, f"these import each other, in functions too: {new}. Move what both need into " \
         "a module below, give it as an argument, or, with a reason, add them to CIRCLES"
     assert not gone, f"no circle any more, or another one: {gone}. Change CIRCLES"
+
+
+def imports_in_functions(package: Path) -> Iterator[tuple[str, str]]:
+    """(module, module of the package that one of its functions imports when it runs)"""
+    files = {".".join(module_parts(f, package)): f for f in sorted(package.rglob("*.py"))}
+    for name, file in files.items():
+        text, parts = file.read_text(), module_parts(file, package)
+        nodes = (n for f in outermost_functions(ast.parse(text)) for n in ast.walk(f))
+        for node in (n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom | ast.Call)):
+            for dotted in imported_modules(node, parts, file.name == "__init__.py"):
+                found = (".".join(dotted), ".".join(dotted[:-1]))
+                yield from [(name, n) for n in found if n in files and n != package.name][:1]
+
+
+def outermost_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        elif isinstance(node, ast.stmt):
+            yield from outermost_functions(node)
+
+
+def test_imports_in_functions_have_a_reason():
+    reasons = set().union(*LAZY.values())
+    found = {(a.partition(".")[2], b.partition(".")[2]) for a, b in imports_in_functions(PACKAGE)}
+    plain = {(a, b) for a, b in found if not any({a, b} <= names for names in CIRCLES.values())}
+    new = sorted((a, b) for a, b in plain if b not in reasons)
+    assert not new, f"imported in a function: {new}. Import it at the top or, with a reason, add " \
+        "it to LAZY"
+    gone = reasons - {b for _, b in plain}
+    assert not gone, f"no function imports {sorted(gone)} any more: take it from LAZY"
+
+
+def test_an_import_in_a_function_is_found(tmp_path):
+    package = tmp_path / "p"
+    package.mkdir()
+    for name, text in {"__init__": "", "a": "from . import b", "b": "", "c": "",
+                       "d": "from . import b\ndef f():\n    from .c import x"}.items():
+        (package / f"{name}.py").write_text(text)
+    assert [*imports_in_functions(package)] == [("p.d", "p.c")]
 
 
 @pytest.mark.parametrize("upper, expected", [

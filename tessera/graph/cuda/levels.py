@@ -14,7 +14,7 @@ from typing import Any
 from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.interpreter.launch import Config, lanes_of
-from ...tile.ir.ir import Function
+from ...tile.ir.ir import Function, walk
 from ...tile.ir.printing import print_ir
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, image_for
@@ -176,8 +176,6 @@ def text_of(level: str, graph: Graph, target: str | None = None) -> str:
 # --- ids --------------------------------------------------------------------------------------
 def tile_ids(function: Function, launch: GroupLaunch) -> dict[int, tuple[str, ...]]:
     """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
-    from ...tile.ir.ir import walk
-
     found = {}
     for i, node in enumerate(walk(function.body)):
         file, line = (node.where.file, node.where.line) if node.where is not None else ("", 0)

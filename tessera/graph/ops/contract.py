@@ -141,8 +141,6 @@ def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
 @functools.lru_cache(maxsize=1024)
 def matmul_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericType, DType]:
     """(compute type, result type, accumulate type) of a product of these operands."""
-    from ...numerics import result_type
-
     common = result_type(a, b)
     if common.dtype.kind in ("int", "uint") and common.dtype.bits <= 8:
         compute = as_type("int32")

@@ -107,8 +107,6 @@ def _vjp(partials: Partials) -> Callable[..., Any]:
 
 def _batch(op_name: str) -> Callable[..., Any]:
     def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple[Tensor, bool]:
-        from ..op import OPS
-
         ndim = max(x.ndim - b for x, b in zip(xs, batched, strict=True))
         aligned = [
             pad_batch_axes(x, ndim) if b else x for x, b in zip(xs, batched, strict=True)

@@ -18,7 +18,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, sample
 from ..operand import convert, promote, public, store
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
@@ -97,8 +97,6 @@ def _singular(where: str, why: str = "a pivot is 0") -> NumericsError:
 def unary_batch(name: str) -> Callable[..., tuple]:
     """The batching rule of an op on the last two axes."""
     def rule(size: Any, batched: tuple, x: Tensor, **attrs: Any) -> tuple:
-        from ..op import OPS
-
         return apply(OPS[name], x, **attrs), True
 
     return rule
@@ -107,8 +105,6 @@ def unary_batch(name: str) -> Callable[..., tuple]:
 def _pair_batch(name: str) -> Callable[..., tuple]:
     """The batching rule of op(a, b) whose leading axes broadcast."""
     def rule(size: Any, batched: tuple, a: Tensor, b: Tensor, **attrs: Any) -> tuple:
-        from ..op import OPS
-
         ndim = max(a.ndim - batched[0], b.ndim - batched[1])
         left, right = (pad_batch_axes(x, ndim) if flag else x
                        for x, flag in zip((a, b), batched, strict=True))

@@ -16,7 +16,7 @@ from ..operand import convert, floating, literal, promote, public, store, to_com
 from ..trace import Tracer, apply
 from .elementwise import broadcast_shapes, exp, log, neg, where
 from .norms import row_mean
-from .reduce import MAX, accumulate_dtype, sum_ref
+from .reduce import MAX, SUM, accumulate_dtype, sum_ref
 from .softmax import row_max, row_sum
 
 F32 = as_type("f32").dtype
@@ -136,8 +136,6 @@ def mse(prediction: Any, target: Any, *, reduction: str = "mean") -> Tensor:
 
 def apply_sum(x: Tensor, accum: DType) -> Tensor:
     """Sum of all elements in the accumulate type."""
-    from .reduce import SUM
-
     axes = tuple(range(x.ndim))
     return apply(SUM, x, axis=axes, keepdims=False, accum=accum) if axes else x
 

@@ -16,7 +16,7 @@ from ...errors import ShapeError
 from ...numerics import DType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, sample
 from ..operand import convert, floating, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, neg, pad_batch_axes, rsqrt, unbroadcast
@@ -43,8 +43,6 @@ def _norm_shape(x: Aval, *weight: Aval, eps: float, accum: DType) -> Aval:
 
 def _norm_batch(name: str) -> Any:
     def rule(size: Any, batched: tuple, x: Tensor, *weight: Tensor, **attrs: Any) -> tuple:
-        from ..op import OPS
-
         if not batched[0]:
             x = F.broadcast_to(F.expand_dims(x, 0), (size, *x.shape))
         aligned = [

@@ -13,7 +13,7 @@ from ...numerics import DType, NumericType, as_type, decode, encode
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, sample
 from ..operand import (
     axes_tuple,
     axis_index,
@@ -58,8 +58,6 @@ def _shape(result: NumericType | None = None, nonempty: bool = False) -> Callabl
 
 def _batch(name: str) -> Callable[..., Any]:
     def rule(size: Any, batched: tuple, x: Tensor, axis: tuple, **attrs: Any) -> tuple:
-        from ..op import OPS
-
         return apply(OPS[name], x, axis=tuple(a + 1 for a in axis), **attrs), True
 
     return rule

@@ -25,6 +25,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
+from .elementwise import pad_batch_axes, unbroadcast
 
 
 # --- reshape ----------------------------------------------------------------------------------
@@ -222,14 +223,10 @@ def _broadcast_shape(x: Aval, shape: tuple) -> Aval:
 
 
 def _broadcast_batch(size: Any, batched: tuple, x: Tensor, shape: tuple) -> tuple:
-    from .elementwise import pad_batch_axes
-
     return broadcast_to(pad_batch_axes(x, len(shape)), (size, *shape)), True
 
 
 def _broadcast_vjp(g: Tensor, y: Tensor, x: Tensor, shape: tuple) -> tuple:
-    from .elementwise import unbroadcast
-
     return (unbroadcast(g, tuple(x.shape)),)
 
 

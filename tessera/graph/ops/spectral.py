@@ -18,7 +18,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, sample
 from ..operand import axes_tuple, axis_index, plain, public, store
 from ..trace import apply
 from .linalg import floats
@@ -67,8 +67,6 @@ def _both(re: Tensor | None, im: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def line_batch(name: str) -> Callable[..., tuple]:
     def rule(size: Any, batched: tuple, *xs: Tensor, axis: int, **attrs: Any) -> tuple:
-        from ..op import OPS
-
         full = [x if flag else F.broadcast_to(x, (size, *x.shape))
                 for x, flag in zip(xs, batched, strict=True)]
         return apply(OPS[name], *full, axis=axis + 1, **attrs), True

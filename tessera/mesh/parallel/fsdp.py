@@ -18,6 +18,7 @@ from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
 from ..layout import Layout, replicated
+from ..tensor import distribute, need_mesh
 from .matching_layouts import split_over
 
 
@@ -41,8 +42,6 @@ def fsdp(params: Any, axis: str = "dp", mesh: Mesh | None = None) -> Any:
 
 
 def _split(p: Tensor, axis: str, mesh: Mesh | None) -> Tensor:
-    from ..tensor import distribute, need_mesh
-
     layout: Layout = p.layout or replicated(need_mesh(mesh), p.ndim)
     layout = split_over(layout.unmarked(), tuple(p.shape), axis)
     if layout.dim_of(axis) is not None:

@@ -19,6 +19,7 @@ from tessera.tensor import Tensor, as_tensor
 from ..layout import Layout
 from ..sharding.constraints import LIKE
 from ..sharding.partitioned_steps import CONSTRAINTS
+from ..tensor import tensor
 
 
 def split_over(layout: Layout, shape: Sequence[int | Dim], axis: str) -> Layout:
@@ -60,8 +61,6 @@ def lie_as(x: Tensor, like: Tensor) -> Tensor:
 
 def zeros_as(like: Tensor, numeric: NumericType) -> Tensor:
     """Zeros of `like`'s shape, that lie as it does."""
-    from ..tensor import tensor
-
     if current_builder() is None and like.layout is not None:
         layout = like.layout.settled().unmarked()
         return tensor(like.shape, layout, layout.mesh, numeric)
@@ -72,8 +71,6 @@ def zeros_as(like: Tensor, numeric: NumericType) -> Tensor:
 def counter(like: Sequence[Tensor]) -> Tensor:
     """An integer that starts at 0, for a state beside these tensors: on their mesh if they have
     one, so that the state of a step lies as that of the step before."""
-    from ..tensor import tensor
-
     zero = as_tensor(0)
     layout = next((x.layout for x in like if x.layout is not None), None)
     if layout is None or current_builder() is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.ad.vmap import vmap
 from tessera.dims import show_shape, size_of
 from tessera.errors import ArgumentError, ShapeError
 from tessera.graph import functions as F
@@ -222,8 +223,6 @@ def _route(gates: Tensor, valid: Tensor | None, top_k: int, capacity: int) -> _R
 
 def _on_experts(held: Tensor, params: Any, run: Expert, place: _Place, capacity: int) -> Tensor:
     """Every expert on its slots of all groups.   [G, E C, D] -> [G, E C, Dv]"""
-    from tessera.ad import vmap
-
     G, slots, D = held.shape
     E = slots // capacity
     there = place.buffers(F.reshape(held, (G, E, capacity, D)))

@@ -25,6 +25,7 @@ from ..collectives.record import COLLECTIVES, Collective
 from ..device_mesh import Mesh
 from ..layout import Layout, Split
 from ..spec import ShardSpec
+from ..tensor import distribute, need_mesh, resolve
 from .partitioned_steps import CONSTRAINTS
 
 
@@ -58,8 +59,6 @@ def shard(x: Any, layout: Any, mesh: Any = None) -> Tensor:
     layout: as for `ts.dist.tensor`, or "replicate": the whole on every rank, as a plain tensor is
     Sends what ranks lack, nothing when they have it. Raises ArgumentError where no mesh is known.
     """
-    from ..tensor import distribute, need_mesh, resolve
-
     x = plain(x)
     builder = getattr(x, "builder", None)
     known = mesh or (x.layout.mesh if x.layout is not None else getattr(builder, "mesh", None))

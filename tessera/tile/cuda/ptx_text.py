@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from .instruction import mnemonics
+
 # (the user's file, line) of a line of the emitted source
 LineMap = Mapping[int, tuple[str, int]]
 
@@ -52,8 +54,6 @@ def relocate(ptx: str, emitted: str, lines: LineMap) -> str:
 
 def opcode_counts(ptx: str) -> dict[str, int]:
     """How often each opcode stands in a PTX text."""
-    from .instruction import mnemonics
-
     counts: dict[str, int] = {}
     for line in ptx.splitlines():
         for opcode in mnemonics(line):

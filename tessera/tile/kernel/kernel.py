@@ -10,7 +10,7 @@ from typing import Any
 from tessera import config as settings
 from tessera import hooks
 from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
-from tessera.numerics import DType, NumericType, i64
+from tessera.numerics import DType, NumericType, as_type, i64
 from tessera.open_trace import trace_state
 from tessera.runtime.ptxas import Resources
 from tessera.tensor import Tensor as Array
@@ -27,6 +27,7 @@ from tessera.tile.ir.errors import TileError
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.printing import print_ir
 from tessera.tile.ir.schedule import Schedule
+from tessera.tile.ir.types import GlobalTensor, Scalar
 from tessera.tile.kernel.launch_config import Launch, config_of, groups_of, lanes_given
 from tessera.tile.launch import levels as device_levels
 from tessera.tile.launch.first_call import call_on_gpu, form_of
@@ -476,13 +477,8 @@ class Kernel(Kernel_):
         for name, p in self.signature.parameters.items():
             kind = annotations.get(name)
             if isinstance(kind, TensorType) and kind.type is not None:
-                from tessera.tile.ir.types import GlobalTensor
-
                 bound.types[name] = GlobalTensor(kind.type, kind.shape)
             elif isinstance(kind, DType | NumericType) and not self._is_constant(name, annotations):
-                from tessera.numerics import as_type
-                from tessera.tile.ir.types import Scalar
-
                 bound.types[name] = Scalar(as_type(kind).dtype)
             elif p.default is not p.empty:
                 bound.constants[name] = p.default

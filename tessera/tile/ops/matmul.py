@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, f32, f64, i32, tf32
+from tessera.tensor import OPERATORS, as_tensor
 from tessera.tile.builder import edge_rules
 from tessera.tile.builder.edge_masks import Along
 from tessera.tile.builder.op_tracer import OpTracer
@@ -173,8 +174,6 @@ def mma(t: OpTracer, a: Any, b: Any, accumulator: Any = None, *, precision: Any 
 
 def _eager(a: Any, b: Any, accumulator: Any = None, **options: Any) -> Any:
     """Outside of kernels: ts.matmul of whole arrays."""
-    from tessera.tensor import OPERATORS, as_tensor
-
     if accumulator is not None or options:
         raise ArgumentError("tile.dot of whole arrays takes two arrays only")
     return OPERATORS["__matmul__"](as_tensor(a), as_tensor(b))

@@ -17,6 +17,7 @@ from tessera.tile.ir.ir import (
     map_operands,
     operands,
     regions,
+    walk,
     with_regions,
 )
 from tessera.tile.ir.op_record import OPS
@@ -104,8 +105,6 @@ def _sweep(nodes: tuple[Node, ...], live: set[SSAValue]) -> tuple[Node, ...]:
 
 
 def _inside(nodes: tuple[Node, ...]) -> Iterable[Node]:
-    from tessera.tile.ir.ir import walk
-
     return walk(nodes)
 
 

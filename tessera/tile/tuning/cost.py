@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tessera.tile.interpreter.arguments import Bound
+from tessera.tile.interpreter.launch import Config, extent, grid_of
 from tessera.tile.ir.ir import Function
 from tessera.tile.ir.schedule import Schedule
 from tessera.tile.ir.types import GlobalTensor
@@ -73,8 +74,6 @@ def estimate(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu = DE
 
 def explain(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu = DEFAULT) -> Estimate:
     """The estimate with its parts."""
-    from tessera.tile.interpreter.launch import Config, grid_of
-
     # How large a grid that the caller gives will be is not known: one group stands for it.
     given = Config(groups=(1, 1, 1)) if function.launch == "given" else Config()
     grid = grid_of(function, bound, given, schedule.lanes)
@@ -128,8 +127,6 @@ def shared_traffic(p: MatmulShape, warps: int, gpu: Gpu) -> float:
 
 def _tensor_bytes(function: Function, bound: Bound) -> float:
     """Each tensor argument and result once."""
-    from tessera.tile.interpreter.launch import extent
-
     total = 0.0
     for p in function.params:
         if isinstance(p.type, GlobalTensor):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tessera.errors import ArgumentError, user_line
+from tessera.runtime import timing
 from tessera.runtime.arrays import Array as DeviceArray
 from tessera.runtime.arrays import current_stream
 from tessera.runtime.device import device
@@ -64,13 +65,11 @@ class DeviceBench:
     name = "CUDA events"
 
     def __init__(self, index: int, stream: int):
-        from tessera.runtime.timing import EventTimer, is_capturing
-
-        if is_capturing(stream):
+        if timing.is_capturing(stream):
             raise ArgumentError("a tuned kernel's first call cannot be captured in a graph: it "
                                 "measures its candidates", where=user_line(),
                                 hint="call it once before the capture")
-        self.timer = EventTimer(index, stream)
+        self.timer = timing.EventTimer(index, stream)
 
     def measure(self, launch: Launch, schedule: Schedule, limit_ms: float) -> float:
         return self.timer.time(launch, limit_ms).ms

@@ -14,7 +14,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, access_width, place_of
 from tessera.tile.cuda.emit.packed_tiles import load_packed
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.shared_tiles import ThreadStart, spot_of_layout, store_buffer
+from tessera.tile.cuda.emit.shared_tiles import ThreadStart, spot_of_layout, store_buffer, width_of
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import guards_of
 from tessera.tile.cuda.emit.tiles import address, strides
@@ -110,8 +110,6 @@ def _moves(e: Emitter, target: MemoryOperand, source: MemoryOperand, layout: Reg
            spot: ThreadStart,
            axis: int) -> int:
     """Neighbours that one access surely moves on both sides."""
-    from tessera.tile.cuda.emit.shared_tiles import width_of
-
     if spot.axis != axis:
         return 1
     return min(width_of(e, target, layout, spot)[1], access_width(e, source, layout)[1])

@@ -7,12 +7,14 @@ whether an integer is unsigned its dtype says.
 from __future__ import annotations
 
 from tessera.tile.cuda.emit.emitter import Emitter, literal
+from tessera.tile.cuda.emit.layout_conversion import through_shared
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
 from tessera.tile.ir.ir import Const, Op, Operand
+from tessera.tile.ir.numpy_values import poison
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -126,8 +128,6 @@ def _constant(e: Emitter, op: Op) -> None:
 
 @emits("undefined")
 def _undefined(e: Emitter, op: Op) -> None:
-    from tessera.tile.ir.numpy_values import poison
-
     dtype = op.attr["dtype"]
     e.define(op.outs[0], literal(poison((), dtype).item(), dtype))
 
@@ -198,7 +198,6 @@ def _reshape(e: Emitter, op: Op) -> None:
     if free is not None and free.threads == after.threads and set(free.bases) == set(after.bases):
         e.define(made, reordered(e, e.name(x), free, after))
         return
-    from tessera.tile.cuda.emit.layout_conversion import through_shared
 
     e.define(made, through_shared(e, e.name(x), before, after, e.dtype(x)))
 

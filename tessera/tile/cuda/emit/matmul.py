@@ -7,6 +7,7 @@ from tessera.tile.cuda.emit.elementwise import full
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.matmul_operands import Operand_, Stores, operand_of, reader
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.shared_tiles import spot_of, width_of_run
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES, STORED, bytes_of, taken
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
@@ -168,8 +169,6 @@ def step_of(K: int) -> int:
 def element_source(e: Emitter, x: Operand_, result: RegisterLayout, k: str,
                    step: int) -> tuple[tuple, list[str]]:
     """(panel, deep, zeros, clamped, width), and base, row, column at k."""
-    from tessera.tile.cuda.emit.shared_tiles import spot_of, width_of_run
-
     place = x.place
     assert place is not None
     axis = 0 if x.side == "A" else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
-from tessera.tile.cuda.emit.shared_tiles import ThreadStart, spot_of, store_buffer
+from tessera.tile.cuda.emit.shared_tiles import ThreadStart, load_buffer, spot_of, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.intrinsics.matmul import STORED, bytes_of
 from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, Panel, stage_bytes
@@ -65,8 +65,6 @@ def operand_of(e: Emitter, x: Operand, side: str, result: RegisterLayout, stored
 
 def _unpacked(e: Emitter, place: MemoryOperand) -> tuple[RegisterLayout, str]:
     """A packed place as a fragment."""
-    from tessera.tile.cuda.emit.shared_tiles import load_buffer
-
     layout = blocked(place.shape, 1 << (e.lanes.bit_length() - 1), 8)
     name = e.fresh("unpacked")
     e.line(f"{name} = {load_buffer(e, place, layout, 0)}")

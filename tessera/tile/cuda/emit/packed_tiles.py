@@ -14,7 +14,9 @@ from typing import Any
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.layout_conversion import convert_layout
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, element_offset, product
+from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.ir.ir import Const
 from tessera.tile.ir.register_layout import RegisterLayout, bits_of, blocked
@@ -39,16 +41,12 @@ def load_packed(e: Emitter, place: MemoryOperand, layout: RegisterLayout, fill: 
     text = f"use(packed_tiles.{make}({how}, {number(fill, place.dtype)}))"
     made = e.fresh(place.name)
     e.line(f"{made} = {e.use(f'load_{place.name}', text)}({', '.join(args)})")
-    from tessera.tile.cuda.emit.layout_conversion import convert_layout
 
     return convert_layout(e, made, layout, wanted, place.dtype)
 
 
 def store_packed(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
     """Writes a fragment to a box of a packed tensor, rounded as the tensor's policy says."""
-    from tessera.tile.cuda.emit.layout_conversion import convert_layout
-    from tessera.tile.cuda.emit.random import rounding_key
-
     given, layout = layout, suited(e, place, layout)
     if layout != given:
         made = e.fresh("spread")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tessera.numerics import DType
 from tessera.tile.cuda.emit.elementwise import number
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
@@ -36,8 +37,6 @@ def _reduction(e: Emitter, op: Op) -> None:
 
 def neutral(name: str, dtype: object) -> str:
     """What changes nothing, as text in the header."""
-    from tessera.numerics import DType
-
     assert isinstance(dtype, DType)
     value = OPS[name].neutral
     assert value is not None, name

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from tessera.numerics import bf16
-from tessera.tile.cuda.emit.elementwise import number
+from tessera.tile.cuda.emit.elementwise import full, number
 from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.layout_conversion import convert_layout
 from tessera.tile.cuda.emit.memory_operands import (
     MemoryOperand,
     asked,
@@ -118,7 +119,6 @@ def converted(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayo
     """The fragment in another layout."""
     if before == after:
         return text
-    from tessera.tile.cuda.emit.layout_conversion import convert_layout
 
     given = e.fresh(place.name)
     e.line(f"{given} = {text}")
@@ -155,8 +155,6 @@ def is_rounded(e: Emitter, value: Operand) -> bool:
 
 def filled(e: Emitter, place: MemoryOperand, value: str) -> tuple[RegisterLayout, str]:
     """One number for a whole box: a layout for it, and its fragment."""
-    from tessera.tile.cuda.emit.elementwise import full
-
     threads = 1 << (e.lanes.bit_length() - 1)
     width = max(1, 128 // max(8, place.dtype.bits))
     layout = blocked(place.shape, threads, 1 << min(bits_of(width), bits_of(place.shape[-1])))

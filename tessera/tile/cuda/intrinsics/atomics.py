@@ -16,6 +16,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Operand, Operation
 from tessera.tile.cuda.intrinsics.elementwise import BODIES
 from tessera.tile.cuda.intrinsics.formats import decode, encode, kind_of
+from tessera.tile.cuda.intrinsics.narrow_floats import round_narrow
 from tessera.tile.cuda.intrinsics.shared_tiles import SharedAccess
 from tessera.tile.cuda.intrinsics.swizzle import Panel
 from tessera.tile.cuda.intrinsics.thread_elements import ADDRESS, operation
@@ -116,8 +117,6 @@ class Word:
         """The word with the element replaced by a number, rounded."""
         b, d = self.b, self.d
         if d.name == "tf32":
-            from tessera.tile.cuda.intrinsics.narrow_floats import round_narrow
-
             x = round_narrow(b, d, x)
         code = encode(b, d, [x])[0]
         if self.shift is None:

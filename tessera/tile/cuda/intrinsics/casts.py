@@ -14,7 +14,7 @@ from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics.formats import decode, encode_half
+from tessera.tile.cuda.intrinsics.formats import decode, encode_half, kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import (
     FP8,
     NAN,
@@ -36,8 +36,6 @@ def cast(source: str, to: str, rounding: str = "nearest_even", saturate: bool = 
 
     hardware: fp8 instructions may be used (narrow.has_instructions).
     """
-    from tessera.tile.cuda.intrinsics.formats import kind_of
-
     a, z = find_dtype(source), find_dtype(to)
     kind: Any = kind_of(a)
     result: Any = kind_of(z)

@@ -15,6 +15,7 @@ from typing import Any
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import access, decode, operand
 from tessera.tile.cuda.intrinsics.shared_tiles import PLACE
 from tessera.tile.cuda.intrinsics.swizzle import Addresses, Panel
@@ -112,8 +113,6 @@ class _Elements:
         return self.b.compare("<", self.b.add(self._lane_k(), self.b.i32(k)), self.b.i32(self.K))
 
     def _lane_k(self) -> LLVM:
-        from tessera.tile.cuda.instruction_names import find_instruction
-
         lane = self.b.and_(self.b.call(find_instruction("tid_x")), self.b.i32(3))
         return self.b.mul(lane, self.b.i32(self.per))
 

@@ -13,15 +13,13 @@ from typing import Any
 from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
-from tessera.tile.cuda.intrinsics.formats import access, decode, encode
+from tessera.tile.cuda.intrinsics.formats import access, decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.rounding_bits import words as random_words
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import RegisterLayout
 
 
 def _kind(dtype_name: str) -> str:
-    from tessera.tile.cuda.intrinsics.formats import kind_of
-
     return kind_of(find_dtype(dtype_name))
 
 

@@ -11,6 +11,7 @@ from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics.formats import kind_of
+from tessera.tile.cuda.intrinsics.narrow_floats import integer_field
 from tessera.tile.cuda.intrinsics.reduce import combiner, element_of, kind_of_tag
 from tessera.tile.cuda.intrinsics.thread_elements import operation
 from tessera.tile.cuda.ptx import memory, warp
@@ -107,8 +108,6 @@ def scan(dtype: str) -> Operation:
 
 def within(b: Builder, d: Any, x: LLVM) -> LLVM:
     """An integer of fewer than 32 bits as its register holds it."""
-    from tessera.tile.cuda.intrinsics.narrow_floats import integer_field
-
     return integer_field(b, d, x, 0) if d.kind in ("int", "uint") and d.bits < 32 else x
 
 

@@ -40,6 +40,7 @@ from tessera.tile.ir.register_layout import (
     warps_over,
 )
 from tessera.tile.ir.types import TileType
+from tessera.tile.ops.indexed import shape_of
 
 ACCESS_BYTES = 16  # of one lane at once
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
@@ -220,8 +221,6 @@ def is_elementwise(op: Op) -> bool:
 
 def index_layout(op: Op, layout: RegisterLayout, index: tuple[int, ...]) -> RegisterLayout:
     """The layout in which a gather or scatter of a tile in this one reads its positions."""
-    from tessera.tile.ops.indexed import shape_of
-
     _, first = shape_of(index, op.attr)
     for axis in reversed(range(len(layout.shape))):
         if not first <= axis < first + len(index):

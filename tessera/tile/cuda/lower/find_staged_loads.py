@@ -18,6 +18,7 @@ from tessera.tile.ir.ir import (
     Operand,
     SSAValue,
     definitions,
+    operands,
     regions,
     walk,
 )
@@ -66,8 +67,6 @@ class _Finder:
         self.scan(function.body, ())
 
     def scan(self, nodes: tuple[Node, ...], around: tuple[Node, ...]) -> None:
-        from tessera.tile.ir.ir import operands
-
         for node in nodes:
             self.around[id(node)] = around
             for i, x in enumerate(operands(node)):

@@ -13,7 +13,16 @@ from typing import Any
 from tessera.dims import Dim
 from tessera.runtime.generations import PipelineDefaults
 from tessera.tile.cuda.lower.warp_specialised.program import PipelineKnobs, Refused
-from tessera.tile.cuda.lower.warp_specialised.rewrite import INT, Maker, Nodes, number, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    INT,
+    Maker,
+    Nodes,
+    map_blocks,
+    number,
+    ops_in,
+    out,
+    substituted,
+)
 from tessera.tile.ir.ir import (
     Def,
     For,
@@ -194,8 +203,6 @@ def _raster(function: Function, order: Order, scalar: object,
 
 def _coordinates(nodes: Nodes, at: list[Def]) -> Nodes:
     """group_id(axis) -> the tile's coordinate."""
-    from tessera.tile.cuda.lower.warp_specialised.rewrite import map_blocks, substituted
-
     table = {out(n): at[n.attr["axis"]].value for n in ops_in(nodes, "group_id")}
     kept = map_blocks(nodes, lambda block: (
         n for n in block if not (isinstance(n, Op) and n.name == "group_id")))
