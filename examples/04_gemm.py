@@ -1,4 +1,4 @@
-"""Matrix products in six lines: C = A B^T and C = A B, for any extents.
+"""Matmuls in six lines: C = A B^T and C = A B, for any extents.
 
     python examples/04_gemm.py [--device cuda]
 

@@ -1,9 +1,9 @@
-"""Four patterns of products: a pipeline by hand, split-K, a persistent kernel, a fused epilogue.
+"""Four patterns of matmuls: a pipeline by hand, split-K, a persistent kernel, a fused epilogue.
 
     python examples/09_patterns.py [--device cuda]
 
 `pipelined` keeps two copies under way while a third block is multiplied. `split_k` shares the sum
-over K among groups, for products with few blocks. `persistent` starts a fixed number of groups, and
+over K among groups, for matmuls with few blocks. `persistent` starts a fixed number of groups, and
 each takes block after block. `fused` adds bias, activation and residual before anything is stored.
 """
 

@@ -2,7 +2,7 @@
 
     python examples/train.py                                  # some minutes on two cores
     python examples/train.py --data my.txt --out runs/mine --sample 400
-    python examples/train.py --dtype "bf16 @accum(f32)"       # what the products compute in
+    python examples/train.py --dtype "bf16 @accum(f32)"       # what the matmuls compute in
     python examples/train.py --out runs/mine --resume         # after Ctrl-C, a crash, a kill
     mpirun -n 8 python examples/train.py --mesh dp=4,tp=2     # on several processes
     python examples/train.py --mesh dp=4,tp=2                 # the same mesh, all in this process

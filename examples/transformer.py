@@ -61,7 +61,7 @@ class Config:
     weight_decay: float = flag(0.1, "AdamW's decay of matrices")
     clip: float = flag(1.0, "largest norm of the gradient")
     dropout: float = flag(0.0, "part of each block's output that is dropped")
-    dtype: str = flag("f32", 'operands of products: "bf16", "fp8_e4m3 @loss_scale(1024)", ...')
+    dtype: str = flag("f32", 'operands of matmuls: "bf16", "fp8_e4m3 @loss_scale(1024)", ...')
     seed: int = flag(0, "of the weights, the batches and everything random")
     eval_every: int = flag(250, "steps between held-out losses", later=True)
     checkpoint_every: int = flag(250, "steps between checkpoints", later=True)
@@ -96,7 +96,7 @@ class Config:
             raise ts.ArgumentError(f"--d {self.d} is no multiple of twice --heads {self.heads}",
                                    hint="rotary positions turn pairs of elements of each head")
         if ts.as_type(self.dtype).dtype.kind != "float":
-            raise ts.DTypeError(f"--dtype {self.dtype}: products with gradients need a float type")
+            raise ts.DTypeError(f"--dtype {self.dtype}: matmuls with gradients need a float type")
         if self.mesh or self.zero:
             self.need_mesh()
         if self.target == "cuda" and self.axes:

@@ -66,7 +66,7 @@ class Chosen:
     """What was chosen for one signature.
 
     specs: of each parameter, by its path   exchange_us: of all collectives of a call
-    work_us: of its products   bytes: that a rank holds at the peak   tried: assignments priced
+    work_us: of its matmuls   bytes: that a rank holds at the peak   tried: assignments priced
     least_bytes: the least that any of them holds
     """
 
@@ -80,7 +80,7 @@ class Chosen:
 
     def __str__(self) -> str:
         wide = max(map(len, self.specs), default=0)
-        lines = [f"layouts on {self.mesh}: exchanges {duration(self.exchange_us)}, products "
+        lines = [f"layouts on {self.mesh}: exchanges {duration(self.exchange_us)}, matmuls "
                  f"{duration(self.work_us)}, {amount(self.bytes, 'B')} of "
                  f"{amount(self.limit, 'B')} a rank; {self.tried} assignments priced"]
         return "\n".join([*lines, *(f"  {path:{wide}}  {show_spec(spec)}"
@@ -314,7 +314,7 @@ class _Prices:
         return Cost(exchange * 1e-6, held, work * 1e-6)
 
     def of(self, assignment: Mapping[str, ShardSpec]) -> tuple[float, float, float]:
-        """(microseconds of collectives, of products, bytes of a rank at the peak)"""
+        """(microseconds of collectives, of matmuls, bytes of a rank at the peak)"""
         mesh = self.problem.mesh
         where = dict(zip(self.graph.inputs, self.problem.layouts(assignment), strict=True))
         made = propagate(self.graph, where | self.captured, mesh)
@@ -333,20 +333,20 @@ class _Prices:
         return self.times[key]
 
     def _works(self, steps: Sequence[Step]) -> float:
-        """Of the products among steps, in held graphs too."""
+        """Of the matmuls among steps, in held graphs too."""
         runs = [s for s in steps if isinstance(s, PartitionedOp)]
         return sum(self._work(s) + s.times * sum(self._works(b.steps) for b in s.bodies)
                    for s in runs)
 
     def _work(self, step: PartitionedOp) -> float:
-        """Of a product on rank 0."""
+        """Of a matmul on rank 0."""
         if step.node.op.name != "matmul":
             return 0.0
         a, out = step.node.inputs[0], step.node.outputs[0]
         k = _local(step.ins[0], a.aval.shape, a.aval.dtype)[-1]
         count = 2.0 * prod(_local(step.outs[0], out.aval.shape, out.aval.dtype)) * k
         kind = max((self.stored.dtype(v) for v in step.node.inputs), key=lambda t: t.bits)
-        return 1e6 * count / (self.device.peak(kind) * self.device.product_part)
+        return 1e6 * count / (self.device.peak(kind) * self.device.matmul_efficiency)
 
 
 @lru_cache(maxsize=16384)

@@ -68,30 +68,30 @@ class Link:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """What a rank computes with. tflops: dense products by kind of operand, (kind, 10^12 / s)
+    """What a rank computes with. tflops: dense matmuls by kind of operand, (kind, 10^12 / s)
 
-    product_part, memory_part: of the peaks, what large products and long streams reach.
+    matmul_efficiency, memory_efficiency: of the peaks, what large matmuls and long streams reach.
     """
 
     name: str
     tflops: tuple[tuple[str, float], ...]
     memory_bytes: float
     memory_gbps: float
-    product_part: float
-    memory_part: float
+    matmul_efficiency: float
+    memory_efficiency: float
     source: str
 
     def peak(self, dtype: DType) -> float:
-        """Multiply-adds of products per second, times two, by the data sheet.
+        """Multiply-adds of matmuls per second, times two, by the data sheet.
 
-        A type that the device has no products of runs in the next wider one that it has.
+        A type that the device has no matmuls of runs in the next wider one that it has.
         """
         rates = dict(self.tflops)
         return 1e12 * next(rates[k] for k in _kinds(dtype) if k in rates)
 
 
 def _kinds(dtype: DType) -> tuple[str, ...]:
-    """What products of a type may run as, the best first."""
+    """What matmuls of a type may run as, the best first."""
     if dtype.kind in ("int", "uint", "bool"):
         return ("int8", "f32") if dtype.bits <= 8 else ("f32",)
     if dtype.name in ("f64", "tf32"):
@@ -301,7 +301,7 @@ _GB = 1e9
 
 def _device(gpu: Gpu, memory_bytes: float, tflops: tuple[tuple[str, float], ...] = (),
             name: str = "", memory_gbps: float = 0.0, source: str = "") -> DeviceModel:
-    """Products reach 0.7 of the peak: cuBLAS on H100 and H200 gives 632 to 827 of 989 TFLOP/s of
+    """Matmuls reach 0.7 of the peak: cuBLAS on H100 and H200 gives 632 to 827 of 989 TFLOP/s of
     bf16 for shapes of 4096 and more (pranjalssh/fast.cu, NVIDIA/tilus pull request 154,
     waynehacking8/blackwell-tensorcore-kernels). A copy reaches 0.9 of HBM3: 3.0 of 3.35 TB/s
     (QuACK's README)."""

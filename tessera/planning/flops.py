@@ -7,9 +7,9 @@ Both take `local`, the extents that one rank has of a value: a graph with global
 the figures of the rank with the largest parts. A multiply-add is two operations. Bytes are those of
 global memory: a fused loop reads its inputs and writes its results once, a view moves nothing.
 
-The graph says in which type an op computes: bf16 operands are widened to f32 before a product. A
-device's product reads them as they are stored, so a widening cast is free here and the product is
-one of bf16; and a product that is only read by a narrowing cast is written in the narrow type.
+The graph says in which type an op computes: bf16 operands are widened to f32 before a matmul. A
+device's matmul reads them as they are stored, so a widening cast is free here and the matmul is
+one of bf16; and a matmul that is only read by a narrowing cast is written in the narrow type.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Local = Callable[[Value], Shape]
 class UnitWork:
     """One unit of a graph on one rank.
 
-    products: operations of matrix products by the type of the operands   other: all further ones
+    matmuls: operations of matmuls by the type of the operands   other: all further ones
     bytes: read and written   times: how often it runs (in a loop)
     """
 
     name: str
-    products: tuple[tuple[DType, float], ...]
+    matmuls: tuple[tuple[DType, float], ...]
     other: float
     bytes: float
     where: SourceLine | None = None
@@ -51,7 +51,7 @@ class UnitWork:
     @property
     def flops(self) -> float:
         """All its operations, over all times that it runs."""
-        return self.times * (sum(n for _, n in self.products) + self.other)
+        return self.times * (sum(n for _, n in self.matmuls) + self.other)
 
 
 def whole(value: Value) -> Shape:
@@ -93,7 +93,7 @@ class StoredTypes:
 
 
 def storage_of(graph: Graph) -> StoredTypes:
-    """Views and widening casts lie in what they are of; see above for products."""
+    """Views and widening casts lie in what they are of; see above for matmuls."""
     made = StoredTypes({}, {}, {v for n in graph.nodes if n.op.free for v in n.outputs})
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
@@ -133,12 +133,12 @@ class _Call:
 
     @property
     def operand(self) -> DType:
-        """The wider of the types in which the two operands of a product are stored."""
+        """The wider of the types in which the two operands of a matmul are stored."""
         return max((self.stored.dtype(v) for v in self.node.inputs[:2]), key=lambda t: t.bits)
 
 
 def _operations(call: _Call) -> tuple[dict[DType, float], float]:
-    """(products by type, other operations) of one node; one for each element of an elementwise op
+    """(matmuls by type, other operations) of one node; one for each element of an elementwise op
     and of those that have no rule of their own."""
     node = call.node
     if (rule := node.op.operations) is not None:
@@ -154,11 +154,11 @@ def _opened(call: _Call) -> tuple[dict[DType, float], float]:
     node = call.node
     inner = count_graph(rule_graph(node))
     part = sum(map(prod, call.outputs)) / max(1, sum(prod(whole(v)) for v in node.outputs))
-    products: dict[DType, float] = {}
+    matmuls: dict[DType, float] = {}
     for work in inner:
-        for dtype, count in work.products:
-            products[dtype] = products.get(dtype, 0.0) + part * count
-    return products, part * sum(w.other for w in inner)
+        for dtype, count in work.matmuls:
+            matmuls[dtype] = matmuls.get(dtype, 0.0) + part * count
+    return matmuls, part * sum(w.other for w in inner)
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[Uni
             return []
     if all(map(_is_alias, nodes)):
         return []
-    products: dict[DType, float] = {}
+    matmuls: dict[DType, float] = {}
     other = 0.0
     for node in nodes:
         call = _Call(node, tuple(map(local, node.inputs)), tuple(map(local, node.outputs)),
@@ -189,8 +189,8 @@ def _unit_work(unit: FusionGroup, local: Local, stored: StoredTypes) -> list[Uni
         made, more = _operations(call)
         other += more
         for dtype, count in made.items():
-            products[dtype] = products.get(dtype, 0.0) + count
-    return [UnitWork(_name(unit), tuple(products.items()), other, _moved(unit, local, stored),
+            matmuls[dtype] = matmuls.get(dtype, 0.0) + count
+    return [UnitWork(_name(unit), tuple(matmuls.items()), other, _moved(unit, local, stored),
                      nodes[-1].where)]
 
 
@@ -217,7 +217,7 @@ def _nested(node: Node) -> list[UnitWork]:
         return max(graphs, key=lambda works: sum(w.flops for w in works))
     times = float(node.attrs["length"]) if node.op.name == "scan" else 1.0
     held = graphs if node.op.name == "while_loop" else graphs[:1]
-    return [UnitWork(w.name, w.products, w.other, w.bytes, w.where, w.times * times)
+    return [UnitWork(w.name, w.matmuls, w.other, w.bytes, w.where, w.times * times)
             for works in held for w in works]
 
 
@@ -312,11 +312,11 @@ def _busiest(lives: dict[Value, tuple[int, int]], sizes: dict[Value, int], units
 
 
 def work_us(work: UnitWork, device: DeviceModel) -> float:
-    """The longest of its products, its other arithmetic and its bytes: they overlap in a kernel."""
-    products = sum(n / (device.peak(dtype) * device.product_part) for dtype, n in work.products)
+    """The longest of its matmuls, its other arithmetic and its bytes: they overlap in a kernel."""
+    matmuls = sum(n / (device.peak(dtype) * device.matmul_efficiency) for dtype, n in work.matmuls)
     other = work.other / device.peak(f32)
-    moved = work.bytes / (1e9 * device.memory_gbps * device.memory_part)
-    return 1e6 * work.times * max(products, other, moved)
+    moved = work.bytes / (1e9 * device.memory_gbps * device.memory_efficiency)
+    return 1e6 * work.times * max(matmuls, other, moved)
 
 
 __all__ = ["PeakBytes", "Local", "StoredTypes", "UnitWork", "bytes_of", "count_graph",

@@ -79,7 +79,7 @@ class Planned:
     """The plan of a step on every rank of a mesh.
 
     memory: bytes of the rank that holds most, by role   parts: what the time of a step goes to
-    ideal_us: the step's products at the peak of all ranks   notes: what the figures assume
+    ideal_us: the step's matmuls at the peak of all ranks   notes: what the figures assume
     """
 
     title: str
@@ -114,7 +114,7 @@ class Planned:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: the model's products at the peak rate, by the step's time."""
+        """Model FLOP utilisation: the model's matmuls at the peak rate, by the step's time."""
         return self.ideal_us / self.step_us if self.step_us else 0.0
 
     def exchanged_bytes(self, axis: str | None = None) -> float:
@@ -177,15 +177,16 @@ def plan_graph(title: str, graph: Graph, roles: Mapping[Value, str], mesh: Mesh,
     works = count_graph(graph)
     held: PeakBytes = peak_memory(graph, dict(roles))
     exchanges = exchanges_of(collectives, mesh, fabric)
-    products = [w for w in works if w.products]
-    compute = sum(work_us(w, device) for w in products)
-    rest = sum(work_us(w, device) for w in works if not w.products)
+    matmuls = [w for w in works if w.matmuls]
+    compute = sum(work_us(w, device) for w in matmuls)
+    rest = sum(work_us(w, device) for w in works if not w.matmuls)
     total = sum(e.total_us for e in exchanges)
-    parts = (StepSegment("products", compute, _many(len(products), "call")),
-             StepSegment("loops", rest, _many(len(works) - len(products), "loop or copy")),
+    parts = (StepSegment("matmuls", compute, _many(len(matmuls), "call")),
+             StepSegment("loops", rest, _many(len(works) - len(matmuls), "loop or copy")),
              StepSegment("exchanges", total,
                          _many(sum(int(e.count) for e in exchanges), "collective")))
-    notes = [f"products at {device.product_part:g} of the peak, memory at {device.memory_part:g}",
+    notes = [f"matmuls at {device.matmul_efficiency:g} of the peak, memory at "
+             f"{device.memory_efficiency:g}",
              "a collective waits for all before it, and all after it for the collective; were "
              f"every one beside arithmetic, {max(compute + rest, total) / 1e3:.3g} ms",
              "results that have an argument's type are written over it"]
@@ -203,8 +204,8 @@ def _many(count: int, what: str) -> str:
 
 
 def ideal_us(works: Iterable[UnitWork], device: DeviceModel) -> float:
-    """Microseconds of the products alone, at the peak."""
-    return sum(1e6 * w.times * n / device.peak(dtype) for w in works for dtype, n in w.products)
+    """Microseconds of the matmuls alone, at the peak."""
+    return sum(1e6 * w.times * n / device.peak(dtype) for w in works for dtype, n in w.matmuls)
 
 
 def _in_order(held: Mapping[str, float]) -> dict[str, float]:

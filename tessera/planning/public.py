@@ -59,7 +59,7 @@ def alpa_shard(f: Callable, mesh: Mesh, memory_limit: float | str | None = None,
     the first argument that comes back, else argument 0. Optimizer state lies as its parameter.
     Other arguments keep the layout that they have; plain ones are whole on every rank.
     memory_limit: of a rank: bytes, or "80 GB"; None: what the fabric's device has
-    objective: "exchanges", the time of collectives first and of products second; "time", the sum
+    objective: "exchanges", the time of collectives first and of matmuls second; "time", the sum
     The result is called like f; .layouts(*args) has the ShardSpec of each parameter, .choose(*args)
     what they cost. Raises ArgumentError; when called, OutOfMemoryError where nothing fits.
     """

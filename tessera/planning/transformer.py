@@ -155,7 +155,7 @@ class Training:
     zero: 0 to 3, what dp splits: 1 optimizer state, 2 gradients too, 3 parameters too   chunks: of
     layers on each rank of the pipeline, above 1 interleaved   schedule: "1f1b" or "gpipe"
     sequence: norms split over tp along the sequence   remat: only the input of each layer is kept
-    flash: scores are not stored   dtype: of products   overlap: dp's exchanges beside arithmetic
+    flash: scores are not stored   dtype: of matmuls   overlap: dp's exchanges beside arithmetic
     """
 
     B: int = 1
@@ -290,7 +290,7 @@ def memory_of(m: Transformer, s: ModelShare, how: Training) -> dict[str, float]:
 class Times:
     """Microseconds of one microbatch on one stage: forward, backward; and of a step's update."""
 
-    products: float
+    matmuls: float
     attention: float
     loops: float
     backward: float  # of the sum, the part that is backward
@@ -298,7 +298,7 @@ class Times:
 
     @property
     def both(self) -> float:
-        return self.products + self.attention + self.loops
+        return self.matmuls + self.attention + self.loops
 
 
 def times_of(m: Transformer, s: ModelShare, how: Training, device: DeviceModel) -> Times:
@@ -307,16 +307,16 @@ def times_of(m: Transformer, s: ModelShare, how: Training, device: DeviceModel) 
     tokens, passes = s.b * m.T, 4 if how.remat else 3
     peak = device.peak(how.dtype)
     weights = s.layers * s.matrices(m) + m.d * s.vocab / s.pp
-    products = 2 * passes * tokens * weights / (peak * device.product_part)
+    matmuls = 2 * passes * tokens * weights / (peak * device.matmul_efficiency)
     scores = 4 * passes * s.layers * tokens * s.heads * m.head_d * m.T / 2
-    attention = scores / (peak * (ATTENTION_PART if device.product_part < 1 else 1.0))
+    attention = scores / (peak * (ATTENTION_PART if device.matmul_efficiency < 1 else 1.0))
     kept = s.layers * layer_activations(m, s, replace(how, remat=False))
-    stream = 1e9 * device.memory_gbps * device.memory_part
+    stream = 1e9 * device.memory_gbps * device.memory_efficiency
     logits = 4.0 * tokens * s.vocab / s.pp  # f32: written and read, their gradient too
     # What is kept is written and read forward; read, and its gradient written and read, backward.
     loops = ((5 + 2 * how.remat) * kept + 4 * logits) / stream
     update = UPDATE_BYTES * params_of_rank(m, s) / (s.dp if how.zero else 1) / stream
-    return Times(1e6 * products, 1e6 * attention, 1e6 * loops, (passes - 1) / passes, 1e6 * update)
+    return Times(1e6 * matmuls, 1e6 * attention, 1e6 * loops, (passes - 1) / passes, 1e6 * update)
 
 
 def exchanges_of(m: Transformer, s: ModelShare, how: Training, mesh: Mesh, fabric: Fabric
@@ -404,7 +404,7 @@ def _parts(s: ModelShare, how: Training, t: Times,
     busy = n * t.both + inner
     idle = bubble(s.pp, n, how.chunks)
     exposed, beside = _exposed(how, t, exchanges)
-    parts = [StepSegment("products", n * t.products, "weights by activations"),
+    parts = [StepSegment("matmuls", n * t.matmuls, "weights by activations"),
              StepSegment("attention", n * t.attention, "scores and values"),
              StepSegment("loops", n * t.loops, "norms, activations, residuals"),
              StepSegment("exchanges", inner + exposed, beside),
@@ -443,9 +443,9 @@ def _facts(m: Transformer, how: Training, plan: Planned) -> tuple[tuple[str, str
 def _notes(s: ModelShare, how: Training, device: DeviceModel) -> tuple[str, ...]:
     dp = ("dp's exchanges run beside " + ("both passes" if how.zero == 3 else
           "the backward pass of the last microbatch") if how.overlap else "dp's exchanges wait")
-    notes = [f"products at {device.product_part:g} of the peak of {how.dtype}, attention at "
+    notes = [f"matmuls at {device.matmul_efficiency:g} of the peak of {how.dtype}, attention at "
              f"{ATTENTION_PART:g} of it and half of the scores (causal), memory at "
-             f"{device.memory_part:g}",
+             f"{device.memory_efficiency:g}",
              f"tp's and pp's exchanges wait for arithmetic and it for them; {dp}",
              "weights and gradients of 2 bytes, AdamW's master and moments of 12",
              "MFU counts 6 N + 12 L d T a token, nothing computed twice"]

@@ -46,47 +46,47 @@ def graph_of(f, *types):
     return simplify(ts.jit(f).graph(*types))
 
 
-def products_of(graph) -> dict[str, float]:
+def matmuls_of(graph) -> dict[str, float]:
     found: dict[str, float] = {}
     for work in count_graph(graph):
-        for dtype, count in work.products:
+        for dtype, count in work.matmuls:
             found[dtype.name] = found.get(dtype.name, 0) + work.times * count
     return found
 
 
 # --- FLOPs and bytes of a graph ------------------------------------------------------------------
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
-def test_a_product_and_its_gradients_are_6mnk(m, k, n):
+def test_a_matmul_and_its_gradients_are_6mnk(m, k, n):
     def f(x, w):
         return ts.sum(x @ w)
 
     graph = graph_of(ts.grad(f, argnums=(0, 1)), Tensor[m, k, ts.f32], Tensor[k, n, ts.f32])
-    assert products_of(graph) == {"f32": 4.0 * m * n * k}  # the product itself is not needed
+    assert matmuls_of(graph) == {"f32": 4.0 * m * n * k}  # the matmul itself is not needed
     both = graph_of(ts.value_and_grad(lambda x, w: ts.sum(ts.square(x @ w)), argnums=(0, 1)),
                     Tensor[m, k, ts.f32], Tensor[k, n, ts.f32])
-    assert products_of(both) == {"f32": 6.0 * m * n * k}
+    assert matmuls_of(both) == {"f32": 6.0 * m * n * k}
 
 
 def test_batched_products_and_narrow_operands():
     graph = graph_of(lambda a, b: a @ b, Tensor[3, 5, 7, ts.bf16], Tensor[3, 7, 2, ts.bf16])
-    assert products_of(graph) == {"bf16": 2.0 * 3 * 5 * 7 * 2}
+    assert matmuls_of(graph) == {"bf16": 2.0 * 3 * 5 * 7 * 2}
     mixed = graph_of(lambda a, b: ts.cast(a, ts.f32) @ b, Tensor[5, 7, ts.bf16],
                      Tensor[7, 2, ts.f32])
-    assert products_of(mixed) == {"f32": 140.0}
+    assert matmuls_of(mixed) == {"f32": 140.0}
 
 
 def test_a_scan_counts_as_often_as_it_runs():
     def f(w, x):
         return ts.scan(lambda c, _: (c @ w, None), x, None, length=6)[0]
 
-    assert products_of(graph_of(f, Tensor[4, 4, ts.f32], Tensor[2, 4, ts.f32])) == {
+    assert matmuls_of(graph_of(f, Tensor[4, 4, ts.f32], Tensor[2, 4, ts.f32])) == {
         "f32": 6 * 2.0 * 2 * 4 * 4}
 
 
 def test_attention_is_counted_as_it_is_written_out():
     """Scores and values: 4 S T D for each head; causal blocks see all of a block's keys."""
     graph = graph_of(lambda q, k, v: ts.attention(q, k, v), *[Tensor[2, 3, 16, 8, ts.f32]] * 3)
-    assert products_of(graph) == {"f32": 2 * 3 * 4.0 * 16 * 16 * 8}
+    assert matmuls_of(graph) == {"f32": 2 * 3 * 4.0 * 16 * 16 * 8}
 
 
 def test_ring_attention_by_hand():
@@ -99,7 +99,7 @@ def test_ring_attention_by_hand():
             return ts.ring_attention(q, k, v, axis="sp", causal=causal)
 
         planned = ts.dist.plan_report(attend, q, q, q)
-        counted = sum(n for w in planned.works for _, n in w.products)
+        counted = sum(n for w in planned.works for _, n in w.matmuls)
         assert counted == 2 * 3 * 2.0 * 16 * 64 * 16 * (0.5 if causal else 1)
         assert planned.ideal_us == pytest.approx(1e6 * counted / planned.device.peak(ts.f32))
         assert any(e.op == "permute" and e.axes == ("sp",) for e in planned.exchanges)
@@ -136,7 +136,7 @@ def test_packed_bytes():
 
 # --- memory of a graph ---------------------------------------------------------------------------
 def test_peak_memory_by_hand():
-    """Inputs stay. At the second product h, of 64 KiB, is read last, and y, of 16 KiB, written."""
+    """Inputs stay. At the second matmul h, of 64 KiB, is read last, and y, of 16 KiB, written."""
     def f(x, w1, w2):
         return (x @ w1) @ w2
 
@@ -383,13 +383,13 @@ def test_memory_of_a_rank_is_that_of_its_parts():
 
 
 def test_work_is_divided_and_mfu_counts_the_whole():
-    """All products split over both axes: a rank has an eighth, and repeats nothing."""
+    """All matmuls split over both axes: a rank has an eighth, and repeats nothing."""
     planned = ts.dist.plan_report(mlp, *mlp_types(512, 512, 2048))
     whole = 5 * 2.0 * 512 * 512 * 2048  # x's gradient is not asked for
-    assert sum(n for w in planned.works for _, n in w.products) == whole / 8
+    assert sum(n for w in planned.works for _, n in w.matmuls) == whole / 8
     peak = planned.device.peak(ts.f32)
     assert planned.ideal_us == pytest.approx(1e6 * whole / 8 / peak)
-    assert 0 < planned.mfu < planned.device.product_part
+    assert 0 < planned.mfu < planned.device.matmul_efficiency
 
 
 def test_a_tree_of_stand_ins():
@@ -418,7 +418,7 @@ def test_uneven_extents_count_by_the_first_rank():
     x = ts.dist.stand_in((4, 16), None, mesh, "bf16")
     planned = ts.dist.plan_report(lambda w, x: x @ w, w, x)
     assert planned.memory["parameters"] == 16 * 911 * 2
-    assert planned.works[0].products == ((ts.bf16, 2.0 * 4 * 16 * 911),)
+    assert planned.works[0].matmuls == ((ts.bf16, 2.0 * 4 * 16 * 911),)
 
 
 def test_nothing_is_allocated():

@@ -3,7 +3,7 @@
 The block size is read from slices `x : x + c`, or from the bound of the range that is added to the
 name. An extent of a tensor that the kernel writes becomes a grid axis; any other (a contraction)
 becomes one serial loop around the statements from the first use to the last that depends on it,
-ended by a barrier, so that its next turn may overwrite shared memory.
+ended by a barrier, so that its next iteration may overwrite shared memory.
 """
 
 from __future__ import annotations

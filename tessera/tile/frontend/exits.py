@@ -2,7 +2,7 @@
 
 What follows an `if` that always leaves moves into its other branch: `if i >= n: return` needs no
 flag. Elsewhere a flag says that the way was left: what follows is guarded by it, and the loops that
-it leaves test it before each turn.
+it leaves test it before each iteration.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Exits:
         self.body = self.block(copy.deepcopy(tree.body), None, tail=True)
 
     def block(self, stmts: list[ast.stmt], loop: _Scope | None, tail: bool) -> list[ast.stmt]:
-        """tail: what follows the block is the end of the function (loop None) or of the turn."""
+        """tail: what follows the block is the end of the function (loop None) or of the
+        iteration."""
         out: list[ast.stmt] = []
         for i, s in enumerate(stmts):
             rest = stmts[i + 1:]
@@ -108,7 +109,7 @@ class Exits:
         return _at(ast.If(s.test, body or [_at(ast.Pass(), s)], orelse), s)
 
     def loop(self, s: ast.For | ast.While) -> list[ast.stmt]:
-        """The loop with its flags: `s.exits` are tested before each turn."""
+        """The loop with its flags: `s.exits` are tested before each iteration."""
         scope = _Scope(self.count)
         self.count += 1
         returns = _has_return(s)

@@ -32,7 +32,7 @@ from tessera.tile.ops.macros import store_tile
 SHUFFLING = frozenset({"reshape", "sort", "argsort", "cumsum", "cummax", "cumprod"})
 # Ops with numbers that say where their tile lies: operand -> axis of the tile.
 PLACED = {"causal_mask": {1: 0, 2: 1}, "drop": {2: 0, 3: 1}}
-UNIT = 16  # extents of a product are multiples of it
+UNIT = 16  # extents of a matmul are multiples of it
 
 
 class Untileable(Exception):
@@ -211,7 +211,7 @@ class BlockWriter:
             join, [total, part(step)]), scope)
 
     def padded(self, extent: int) -> AxisBlock | None:
-        """A whole axis of which products can be made: one block of a multiple of 16."""
+        """A whole axis of which matmuls can be made: one block of a multiple of 16."""
         size = -(-extent // UNIT) * UNIT
         return None if extent in (1, size) else AxisBlock(0, size, extent, self.top)
 
@@ -227,7 +227,7 @@ class BlockWriter:
         edge = self.t.facts.make_edge(step.origin, step.extent, False)
         return mask_edge(self.ir, x, axis, edge, fill)
 
-    def stream(self, extent: int, first: Handle, turn: Callable[[AxisBlock, Handle], Handle],
+    def stream(self, extent: int, first: Handle, iteration: Callable[[AxisBlock, Handle], Handle],
                scope: Scope) -> Handle:
         """A loop over steps of an axis that carries one tile."""
         inner = Scope(scope.depth + 1, [])
@@ -237,7 +237,7 @@ class BlockWriter:
             self.ir.literal(0), self.ir.literal(extent), self.ir.literal(self.plan.step))
         outer, self.ir.block = self.ir.block, inner.nodes
         step = AxisBlock(Handle(var.value, var.type), self.plan.step, extent, inner)
-        last = turn(step, Handle(total.value, total.type))
+        last = iteration(step, Handle(total.value, total.type))
         self.ir.block = outer
         self.memo = {k: h for k, h in self.memo.items()  # what the loop defines ends with it
                      if not any(c is not None and c.scope is inner for c in k[1])}
@@ -297,20 +297,20 @@ def matmul_block(w: BlockWriter, op: Op, cuts: Cuts, scope: Scope) -> Handle:
     depth = w.type_in_trace(a).shape[1]
     start = [w.operand_at(x, cuts) for x in op.args[2:]]
 
-    def turn(step: AxisBlock | None, *total: Handle) -> Handle:
+    def iteration(step: AxisBlock | None, *total: Handle) -> Handle:
         x, y = w.value(a, (cuts[0], step)), w.value(b, (step, cuts[1]))
         if step is not None:
             x, y = w.inside(a, x, 1, step, 0.0), w.inside(b, y, 0, step, 0.0)
         return w.ir.emit("matmul", [x, y, *total], **op.attr)
 
     if depth <= w.plan.step:
-        return turn(w.padded(depth), *start)
+        return iteration(w.padded(depth), *start)
     t = op.outs[0].type
     assert isinstance(t, TileType)
     zero = 0.0 if t.dtype.kind == "float" else 0
     first = start[0] if start else w.ir.emit(
         "full", [], shape=_block(t.shape, cuts), value=zero, dtype=t.dtype)
-    return w.stream(depth, first, turn, scope)
+    return w.stream(depth, first, iteration, scope)
 
 
 def neutral(reduction: str, dtype: DType) -> Any:

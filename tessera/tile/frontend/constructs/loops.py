@@ -23,7 +23,7 @@ from tessera.tile.ir.types import Buffer, GlobalTensor, Scalar, TileType, Type, 
 class Carried:
     """A name that a loop changes, the type it is carried in, and what it is before the loop.
 
-    facts: of its edges, before each turn.
+    facts: of its edges, before each iteration.
     """
 
     name: str
@@ -73,7 +73,7 @@ def while_statement(t: KernelTracer, s: ast.While) -> None:
 
 
 def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) -> None:
-    """Traces until the types of the carried names are those they have after a turn."""
+    """Traces until the types of the carried names are those they have after an iteration."""
     names = [n for n in stored_names(body) if n in t.env]
     begin, lane = snapshot(t), False
     tried: Tried = {}
@@ -155,7 +155,7 @@ def enter(t: KernelTracer, carried: list[Carried]) -> tuple[Def, ...]:
 
 def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: bool, start: Start
           ) -> tuple[Tried, dict[SSAValue, TileEdges]] | None:
-    """None when every carried type is what it is after a turn, and so are the facts of edges;
+    """None when every carried type is what it is after an iteration, and so are the facts of edges;
     else those to try, and what shared buffers hold."""
     tried: Tried = {}
     changed = False
@@ -165,7 +165,7 @@ def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: 
         if isinstance(after, Undefined):
             t.fail(after.why, "give it a value in both branches")
         before: Any = c.init if not isinstance(c.init, Handle) else Handle(c.init.value, c.type)
-        said = f"before the loop at line {t.position.where().line} and after one turn it is"
+        said = f"before the loop at line {t.position.where().line} and after one iteration it is"
         joined = join(t, c.name, before, after, said, lane)
         if isinstance(c.type, Scalar) and not c.type.uniform and isinstance(joined, Scalar):
             joined = Scalar(joined.dtype, uniform=False)
@@ -189,7 +189,7 @@ def each_iteration(t: KernelTracer) -> str:
 
 
 def around(t: KernelTracer, c: Carried, value: SSAValue, start: Start) -> TileEdges:
-    """Of a carried tile before any turn: what it was, or what it is after one."""
+    """Of a carried tile before any iteration: what it was, or what it is after one."""
     if not isinstance(c.type, TileType):
         return NOTHING
     last = t.env[c.name]
@@ -284,7 +284,7 @@ def require_bounds(t: KernelTracer, lo: Any, hi: Any, step: Any) -> None:
 
 
 def resets(s: Any) -> list[ast.stmt]:
-    """Assignments that clear a loop's continue flag at the start of a turn."""
+    """Assignments that clear a loop's continue flag at the start of an iteration."""
     made = [ast.Assign([ast.Name(f, ast.Store())], ast.Constant(False))
             for f in getattr(s, "resets", ())]
     return [ast.fix_missing_locations(ast.copy_location(m, s)) for m in made]

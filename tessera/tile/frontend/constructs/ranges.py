@@ -67,7 +67,7 @@ def range_loop(t: KernelTracer, s: Any, r: LoopRange) -> None:
 
 
 def natural_spread(t: KernelTracer, r: LoopRange, dim: str | None) -> str | None:
-    """How a range with no over= may be spread, when its turns are independent."""
+    """How a range with no over= may be spread, when its iterations are independent."""
     if not r.has_step:
         return "lanes"
     if t.depth == 0 and is_zero(r.lo) and dim_name(t, r.hi) is not None:
@@ -76,7 +76,7 @@ def natural_spread(t: KernelTracer, r: LoopRange, dim: str | None) -> str | None
 
 
 def spread_loop(t: KernelTracer, s: Any, r: LoopRange, over: str, body: list[ast.stmt]) -> None:
-    """Traced serially first: the turns are spread when they are independent."""
+    """Traced serially first: the iterations are spread when they are independent."""
     begin = snapshot(t)
     node = for_loop(t, s, r.lo, r.hi, r.step, "serial", body)
     why = why_dependent(node, t.values.forms, t.values.loop_bounds, t.values.defined_by)
@@ -86,7 +86,7 @@ def spread_loop(t: KernelTracer, s: Any, r: LoopRange, over: str, body: list[ast
         why = "it stands inside another loop"
     if why is not None:
         if r.over is not None:
-            t.fail(f"over={over!r}: the turns of this loop are not independent: {why}",
+            t.fail(f"over={over!r}: the iterations of this loop are not independent: {why}",
                    "leave out over=: the loop then runs in order")
         return
     rewind(t, begin)
@@ -166,7 +166,7 @@ def block_loop(t: KernelTracer, s: Any, r: LoopRange, dim: str, body: list[ast.s
 def until(t: KernelTracer, s: Any, r: LoopRange, body: list[ast.stmt]) -> None:
     """A range with break or return in it: a while with the counter carried."""
     if r.over in ("lanes", "groups"):
-        t.fail(f"over={r.over!r} with break or return inside: the turns depend on each "
+        t.fail(f"over={r.over!r} with break or return inside: the iterations depend on each "
                "other")
     if not isinstance(r.step, int):
         t.fail("a range with break or return inside needs a constant step")
