@@ -7,7 +7,8 @@ import contextlib
 import pytest
 
 import tessera as ts
-from kernels.corpus import Program, read
+from corpus import Program
+from kernels.corpus import read
 from tessera import config, hooks
 from tessera.tile.ir.ir import Function, Op, definitions, walk
 from tessera.tile.ir.parsing import parse_ir

@@ -10,7 +10,8 @@ import re
 import pytest
 
 import tessera as ts
-from errors.corpus import PROGRAMS, Program
+from corpus import Program
+from errors.corpus import PROGRAMS
 from tessera import errors
 
 FILE = "/programs/wrong.py"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tessera as ts
-from kernels.corpus import Program, read
+from corpus import Program
+from kernels.corpus import read
 from tessera import config
 
 WRONG, RACY, CORRECT = read("wrong"), read("racy"), read("correct")

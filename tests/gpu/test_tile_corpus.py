@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from corpus import Program
 from gpu_harness import require_gpu
-from kernels.corpus import Program, read
+from kernels.corpus import read
 from tessera import config
 from tessera.runtime.device import device
 from tessera.tile.kernel.kernel import Kernel
