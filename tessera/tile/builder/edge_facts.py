@@ -219,14 +219,14 @@ class EdgeFacts:
         return TileEdges.of((join(of(old, i), of(new, i), zero(i), how, self.position.where())
                              for i in range(len(spans))), old.zeros and new.zeros)
 
-    def added(self, op: Op, held: TileEdges, tile: TileEdges) -> TileEdges:
+    def added(self, op: Op, old: TileEdges, tile: TileEdges) -> TileEdges:
         """Of a place that a tile was added to; what lay beyond the tile's edge added nothing."""
-        rank = max(len(held.axes), len(tile.axes))
+        rank = max(len(old.axes), len(tile.axes))
         add = op.attr["kind"] == "add"
 
         def axis(i: int) -> Axis:
-            zero = add and held.zero_at(i)
-            found = meet([held.at(i), tile.at(i)], zero, "", self.position.where())
+            zero = add and old.zero_at(i)
+            found = meet([old.at(i), tile.at(i)], zero, "", self.position.where())
             return replace(found, zero=zero) if open_(found) else found  # type: ignore
 
         return TileEdges.of(map(axis, range(rank)))

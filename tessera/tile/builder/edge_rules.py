@@ -167,7 +167,7 @@ def reduced(c: Carry) -> Iterable[Axis]:
     return rest if c.op.name == "reduce_sum" else [forget_zero(a) for a in rest]
 
 
-def product(c: Carry) -> Iterable[Axis]:
+def matmul(c: Carry) -> Iterable[Axis]:
     """Rows as a's, columns as b's, and as the accumulator's."""
     a, b, *rest = c.facts
     for i, axis in enumerate((a.at(0), b.at(1))):
@@ -250,4 +250,4 @@ def grouped(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], lis
 
 
 __all__ = ["Carry", "both", "broadcast", "chosen", "elementwise", "gives_zero", "kept", "masked",
-           "new_axis", "product", "reduced", "reshaped", "reversed_axes", "same"]
+           "matmul", "new_axis", "reduced", "reshaped", "reversed_axes", "same"]

@@ -1,7 +1,7 @@
 """A whole-array function's kernel: its trace on whole tiles, cut into blocks of the result.
 
 A group asks for its block of the result, and each op asks its operands for what it needs of them: a
-product its rows of a and its columns of b, a row statistic the whole row. Long contractions and
+matmul its rows of a and its columns of b, a row statistic the whole row. Long contractions and
 reductions become loops over steps. So nothing has to fit into a group but blocks, and two uses of
 one array in different places are two loads.
 """
@@ -111,7 +111,7 @@ class BlockWriter:
                         tuple(self.top.nodes), self.t.spec.lanes)
 
     def cut(self, extent: int, size: int | None) -> AxisBlock | None:
-        """A grid axis of blocks, also of one that reaches beyond a short axis: products come in
+        """A grid axis of blocks, also of one that reaches beyond a short axis: matmuls come in
         multiples of 16. None where the axis is wanted whole, or broadcasts."""
         if size is None or extent == 1:
             return None

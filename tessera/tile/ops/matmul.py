@@ -49,7 +49,7 @@ def _contracted(types: Any, attrs: Any) -> Any:
 
 
 @declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
-         public=False, edges=edge_rules.product, combines=_contracted, layouts="any")
+         public=False, edges=edge_rules.matmul, combines=_contracted, layouts="any")
 def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any = False) -> Any:
     """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`.
 

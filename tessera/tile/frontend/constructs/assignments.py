@@ -48,9 +48,9 @@ def require_no_argument(t: KernelTracer, target: ast.expr, value: ast.expr) -> N
         for part in target.elts:
             require_no_argument(t, part, value)
         return
-    held = t.env.get(target.id) if isinstance(target, ast.Name) else None
+    known = t.env.get(target.id) if isinstance(target, ast.Name) else None
     if not isinstance(target, ast.Name) or target.id not in t.argument_names or not (
-            isinstance(held, Handle) and isinstance(held.type, GlobalTensor)):
+            isinstance(known, Handle) and isinstance(known.type, GlobalTensor)):
         return
     if not any(isinstance(n, ast.Name) and n.id == target.id for n in ast.walk(value)):
         name = target.id

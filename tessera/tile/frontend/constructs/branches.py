@@ -21,15 +21,15 @@ def branch(t: KernelTracer, test: Handle, then: Callable[[], None],
            orelse: Callable[[], None]) -> None:
     """An If: what each of the two traces, and the names that they change as its results."""
     lane = not t.ir.is_uniform(test)
-    before, taken, held = dict(t.env), set(t.ir.names.taken), dict(t.facts.contents)
+    before, taken, contents = dict(t.env), set(t.ir.names.taken), dict(t.facts.contents)
     t.ir.divergent += lane
     then_nodes, then_env = region(t, then)
     t.env = dict(before)
-    held_then, t.facts.contents = t.facts.contents, held
+    then_contents, t.facts.contents = t.facts.contents, contents
     else_nodes, else_env = region(t, orelse)
     t.ir.divergent -= lane
     t.env = before
-    t.facts.contents = t.facts.joined_contents(held_then, t.facts.contents, taken,
+    t.facts.contents = t.facts.joined_contents(then_contents, t.facts.contents, taken,
                                                edge_in_branch(t), "in two branches")
     merge(t, test, lane, (then_nodes, then_env), (else_nodes, else_env), taken)
 

@@ -94,9 +94,9 @@ def while_loop(t: KernelTracer, s: Any, test: ast.expr, body: list[ast.stmt]) ->
         again = close(t, carried, defs, lane, start)
         if again is None:
             break
-        tried, held = again
+        tried, contents = again
         rewind(t, begin)
-        t.facts.contents = held
+        t.facts.contents = contents
     yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
     t.loop_env.append(begin.env)
     leave(t, carried, defs, start, lambda: t.ir.block.append(While(
@@ -176,12 +176,12 @@ def close(t: KernelTracer, carried: list[Carried], defs: tuple[Def, ...], lane: 
         if name == RETURN and name not in tried and (isinstance(value, Handle)
                                                      or is_number(value)):
             tried[name], changed = (t.ir.type_of(value), t.facts.of(value)), True
-    held = t.facts.joined_contents(start.contents, t.facts.contents, start.taken,
-                                   each_iteration(t), "before and in a loop")
-    for root in {**held, **start.contents}:
-        a, b = held.get(root, NOTHING), start.contents.get(root, NOTHING)
+    contents = t.facts.joined_contents(start.contents, t.facts.contents, start.taken,
+                                       each_iteration(t), "before and in a loop")
+    for root in {**contents, **start.contents}:
+        a, b = contents.get(root, NOTHING), start.contents.get(root, NOTHING)
         changed |= a.axes != b.axes or edges and a != b
-    return (tried, held) if changed else None
+    return (tried, contents) if changed else None
 
 
 def each_iteration(t: KernelTracer) -> str:
@@ -261,9 +261,9 @@ def for_loop(t: KernelTracer, s: Any, lo: Any, hi: Any, step: Any, over: str,
         again = close(t, carried, defs, lane, start)
         if again is None:
             break
-        tried, held = again
+        tried, contents = again
         rewind(t, again_from)
-        t.facts.contents = held
+        t.facts.contents = contents
     yields = tuple(converted(t, t.env[c.name], c.type, nodes) for c in carried)
     node = For(var, first, last, by, defs, tuple(inits), tuple(nodes), yields, over,
                t.position.where())
