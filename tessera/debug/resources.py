@@ -44,7 +44,7 @@ class Pressure:
     def fix(self) -> str:
         """What to try against spills, or where few groups fit; empty when neither is."""
         if self.spills:
-            return ("values do not fit the registers of a lane: a smaller block, more warps to "
+            return ("values do not fit the registers of a thread: a smaller block, more warps to "
                     "share it, or fewer tiles alive at once")
         few = self.occupancy.fraction < FEW
         return _ROOM.get(self.occupancy.limit, "") if few else ""

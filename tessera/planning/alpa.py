@@ -51,7 +51,7 @@ from ..mesh.tensor import distribute, resolve
 from .fabric import DeviceModel, Fabric, bus_factor, fabric_of
 from .flops import StoredTypes, bytes_of, storage_of
 from .functions import DistStandIn, as_stand_in, roles_of
-from .search import Cost, Found, least, search
+from .search import Cost, SearchResult, least, search
 from .table_text import amount, duration
 
 OBJECTIVES = ("exchanges", "time")
@@ -216,7 +216,7 @@ class _Problem:
         specs = {p: found.assignment[g] for p, g in self.group.items()}
         return Chosen(specs, exchange, work, held, self.owner.limit, found.tried, self.mesh)
 
-    def _infeasible(self, smallest: Found) -> None:
+    def _infeasible(self, smallest: SearchResult) -> None:
         raise OutOfMemoryError(
             f"no layout of the parameters of {self.owner.f.name} on {self.mesh} fits into "
             f"{amount(self.owner.limit, 'B')} a rank; the least found needs "

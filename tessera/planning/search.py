@@ -29,7 +29,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best assignment, what it costs, how many were looked at; least_bytes: of all of them."""
 
     assignment: Mapping[str, Any]
@@ -68,7 +68,7 @@ class _Space:
 
 
 def search(choices: Mapping[str, Sequence[Hashable]], cost: Callable[[Mapping[str, Any]], Cost],
-           limit: float = float("inf")) -> Found | None:
+           limit: float = float("inf")) -> SearchResult | None:
     """The assignment of least cost that holds no more than `limit` bytes; None when none was found
     that does. The first choice of each name is where the search begins.
 
@@ -86,11 +86,12 @@ def search(choices: Mapping[str, Sequence[Hashable]], cost: Callable[[Mapping[st
     found = space.known[best]
     if found.bytes > limit:
         return None
-    return Found(space.named(best), found, len(space.known), least_bytes(space.known.values()))
+    return SearchResult(space.named(best), found, len(space.known),
+                        least_bytes(space.known.values()))
 
 
 def least(choices: Mapping[str, Sequence[Hashable]], cost: Callable[[Mapping[str, Any]], Cost]
-          ) -> Found:
+          ) -> SearchResult:
     """The assignment that holds fewest bytes."""
     def held(a: Mapping[str, Any]) -> Cost:
         c = cost(a)
@@ -133,4 +134,4 @@ def _descend(space: _Space, start: Assignment) -> Assignment:
     return here
 
 
-__all__ = ["Cost", "Found", "least", "search"]
+__all__ = ["Cost", "SearchResult", "least", "search"]

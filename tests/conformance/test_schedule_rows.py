@@ -524,7 +524,7 @@ def test_tiles_that_do_not_fit_registers_are_skipped(rng):
     gemm(*operands(rng))
     reasons = {t.schedule.block: t.reason for t in gemm.tuning_trace if t.status == "skipped"}
     assert set(reasons) == {(256, 512)}
-    assert "need 1024 registers of each lane, which has 255" in reasons[256, 512]
+    assert "need 1024 registers of each thread, which has 255" in reasons[256, 512]
 
 
 @pytest.mark.row("SCHED-28")

@@ -333,7 +333,7 @@ def ones(*shape):
                                      schedule=Schedule(unit="mma"))),
     ("given twice", lambda: refusal(
         gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), facts=Known(shared=True))),
-    ("registers of a lane", lambda: refusal(
+    ("registers of a thread", lambda: refusal(
         gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), BM=256, BN=256)),
     ("a tile of A has 320 rows", lambda: refusal(
         gemm_nt, ones(640, 64), ones(256, 64), ones(640, 256), BM=320)),

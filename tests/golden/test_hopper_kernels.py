@@ -73,7 +73,7 @@ def test_a_matmul_is_one_chain_of_wgmma(kernel, a, b):
     found = counts(built)
     assert found["HGMMA.64x256x16.F32.BF16"] == 4 and total(found, "UTMALDG") in (2, 5, 6)
     assert total(found, "USETMAXREG") == 2 and total(found, "R2UR") < 15
-    # 128 x 256 of 384 threads, 16 bytes a lane; and what a warp does that met a NaN
+    # 128 x 256 of 384 threads, 16 bytes a thread; and what a warp does that met a NaN
     assert total(found, "STG.E.128") == 2 * 16
     maps = [(p.name, p.box) for p in emitted.parameters if p.kind == "map"]
     assert [name for name, _ in maps] == ["A", "B"] and all(box[-1] == 64 for _, box in maps)

@@ -6,7 +6,7 @@ from ...kernels.softmax import LONGEST
 from ...numerics import NumericType
 from ...tile.ir.schedule import Schedule
 
-LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each lane
+LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
 IDS = 1024  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
@@ -34,7 +34,7 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
 
 
 def for_rows(extents: tuple[int, ...]) -> Schedule:
-    """32 elements in each lane; short rows share a group, long ones are passed over."""
+    """32 elements in each thread; short rows share a group, long ones are passed over."""
     n = extents[-1] if extents[-1] <= LONGEST else STEP
     wide = power(n)
     m = min(power(extents[-2]), max(1, 1024 // wide))

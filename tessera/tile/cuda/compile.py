@@ -53,7 +53,7 @@ class CompiledKernel:
         spilled = self.built.resources.spill_store_bytes
         if not spilled:
             return self.emitted.notes
-        return (*self.emitted.notes, f"{spilled} bytes of registers a lane are kept in memory: "
+        return (*self.emitted.notes, f"{spilled} bytes of registers a thread are kept in memory: "
                 "take more warps or smaller tiles")
 
 

@@ -139,7 +139,7 @@ class LlvmBuilder:
             ir.Function(module, kind, name)
         return self._llvm.call(module.globals[name], args)
 
-    # --- arrays of a lane -----------------------------------------------------------------------
+    # --- arrays of a thread -----------------------------------------------------------------------
     def array(self, name: str, kind: str, count: int) -> Value:
         """Memory of `count` numbers private to a lane; one for each name in a kernel. Where all
         indices turn out to be constants it becomes registers."""

@@ -28,7 +28,7 @@ from tessera.tile.ir.types import GlobalTensor, TileType
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeArrayTrace:
     """The trace of a function on whole tiles. loads: the parameter that a value was loaded from."""
 
     ops: dict[SSAValue, Op]
@@ -37,7 +37,7 @@ class Whole:
     batch: int | None
 
 
-def trace_whole(source: KernelSource, fn: Callable, spec: KernelSpec) -> Whole:
+def trace_whole(source: KernelSource, fn: Callable, spec: KernelSpec) -> WholeArrayTrace:
     """The dag of a function for these shapes. Raises TileError at what is no pure op on whole
     tiles."""
     t = KernelTracer(source, fn, replace(spec, result=None))
@@ -58,7 +58,7 @@ def trace_whole(source: KernelSource, fn: Callable, spec: KernelSpec) -> Whole:
         else:
             ops |= {d.value: node for d in node.outs}
     batch = int(batches[0].dim) if batches else None
-    return Whole(ops, loads, result, batch)
+    return WholeArrayTrace(ops, loads, result, batch)
 
 
 def matrix_axes(t: KernelTracer, kind: GlobalTensor) -> tuple[int, ...]:
@@ -97,4 +97,4 @@ def refuse(where: SourceLine | None, what: str) -> NoReturn:
                     hint="write a @ts.kernel with blocks, loads and stores")
 
 
-__all__ = ["Whole", "matrix_axes", "trace_whole"]
+__all__ = ["WholeArrayTrace", "matrix_axes", "trace_whole"]

@@ -20,7 +20,7 @@ from tessera.tile.frontend.parameters import declare, parameter
 from tessera.tile.frontend.source import KernelSource
 from tessera.tile.frontend.trace_kernel import plain
 from tessera.tile.frontend.tracer import KernelTracer
-from tessera.tile.frontend.whole_array import Whole, matrix_axes
+from tessera.tile.frontend.whole_array import WholeArrayTrace, matrix_axes
 from tessera.tile.ir.handles import AxisSlice, Handle
 from tessera.tile.ir.ir import Def, For, Function, GridAxis, Node, Op, SSAValue
 from tessera.tile.ir.op_record import OPS
@@ -88,7 +88,7 @@ def block_rule(name: str) -> Callable[[Rule], Rule]:
 class BlockWriter:
     """Writes the kernel of one block of the result."""
 
-    def __init__(self, t: KernelTracer, dag: Whole, plan: BlockPlan, annotated: Any):
+    def __init__(self, t: KernelTracer, dag: WholeArrayTrace, plan: BlockPlan, annotated: Any):
         self.t, self.ir, self.dag, self.plan = t, t.ir, dag, plan
         self.annotated = annotated
         self.memo: dict[tuple[SSAValue, Cuts], Handle] = {}
@@ -337,7 +337,7 @@ def result_type(annotated: Any, spec: KernelSpec, t: TileType) -> NumericType:
     return as_type(max(floats, key=lambda d: (d.bits, d.man)))
 
 
-def trace_block(source: KernelSource, fn: Callable, spec: KernelSpec, dag: Whole,
+def trace_block(source: KernelSource, fn: Callable, spec: KernelSpec, dag: WholeArrayTrace,
                 schedule: Schedule) -> Function:
     """The kernel for blocks of a schedule: block=(m, n), k the step; those left open are whole.
 

@@ -13,7 +13,7 @@ from tessera.errors import ArgumentError, ShapeError, user_line
 from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
 from tessera.tile.builder.kernel_spec import KernelSpec
-from tessera.tile.frontend.whole_array import Whole, trace_whole
+from tessera.tile.frontend.whole_array import WholeArrayTrace, trace_whole
 from tessera.tile.frontend.whole_array_blocks import trace_block
 from tessera.tile.interpreter.arguments import Bound, Tile
 from tessera.tile.interpreter.launch import Config
@@ -44,7 +44,7 @@ class AutoKernel(Kernel):
         super().__init__(fn, schedule=schedule)
         self.batched = batched
         self._variants: dict[frozenset[str], AutoKernel] = {batched: self}
-        self._dags: dict[KernelSpec, Whole] = {}
+        self._dags: dict[KernelSpec, WholeArrayTrace] = {}
 
     @property
     def annotations(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class AutoKernel(Kernel):
             function = run_pass(function)
         return function
 
-    def _dag(self, spec: KernelSpec) -> Whole:
+    def _dag(self, spec: KernelSpec) -> WholeArrayTrace:
         key = KernelSpec(spec.params, spec.constants, None, Schedule(), fixed_dims=spec.fixed_dims)
         if key not in self._dags:
             self._dags[key] = trace_whole(self.source, self.fn, spec)

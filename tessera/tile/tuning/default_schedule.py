@@ -225,7 +225,7 @@ def _by_tile(subject: Subject) -> Schedule:
     extra = {"vector": _vector(subject)} if "vector_" in subject.read else {}
     return _noted(Schedule(warps=warps, **extra, source="auto"),
                   f"{warps} warps for a largest tile of {'x'.join(map(str, largest))}: "
-                  f"{-(-size // (32 * warps))} elements of it in each lane")
+                  f"{-(-size // (32 * warps))} elements of it in each thread")
 
 
 def _share(subject: Subject) -> int:
@@ -233,7 +233,7 @@ def _share(subject: Subject) -> int:
 
     One 16-byte access where tiles only stream through; more where lanes reduce, because a barrier
     costs the less the fewer warps meet at it. Kernels of examples/ over group sizes, H200,
-    2026-11-21: copies of f32 reach 0.97 of memcpy with one access a lane and 0.90 with eight; a
+    2026-11-21: copies of f32 reach 0.97 of memcpy with one access a thread and 0.90 with eight; a
     softmax of 4096 bf16 is fastest with four.
     """
     if subject.matmuls or any(isinstance(n, Op) and OPS[n.name].neutral is not None

@@ -45,7 +45,7 @@ def require_legal(function: Function, schedule: Schedule, bound: Bound, gpu: Gpu
     limit = min(top.thread_registers, top.registers // lanes)
     need = -(-register_bytes(function) // (4 * lanes))
     if need > limit:
-        raise ArgumentError(f"the tiles that its loops carry need {need} registers of each lane, "
+        raise ArgumentError(f"the tiles that its loops carry need {need} registers of each thread, "
                             f"which has {limit} among {lanes} lanes on {gpu.name}")
     _require_head(schedule, bound)
 

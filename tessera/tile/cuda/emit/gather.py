@@ -1,6 +1,6 @@
 """gather and scatter: the place along one axis comes from a tile (intrinsics/gather.py).
 
-A row of a table is read 16 bytes a lane where its alignment is proved; positions outside of the
+A row of a table is read 16 bytes a thread where its alignment is proved; positions outside of the
 tensor are no access at all.
 """
 

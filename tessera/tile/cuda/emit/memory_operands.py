@@ -74,7 +74,7 @@ def _allocate(e: Emitter, op: Op) -> None:
         if t.space == "shared" else e.spelled[made.value]
     if t.space == "register":
         # Private to each thread: named by its value, made where it is first used.
-        e.note(f"{made.value.name}: {prod(t.shape)} numbers in each lane")
+        e.note(f"{made.value.name}: {prod(t.shape)} numbers in each thread")
     e.places[made.value] = MemoryOperand(t.space, made.value.name, t.numeric, t.shape,
                                          tuple(map(str, t.shape)), (ZERO,) * rank,
                                          tuple(range(rank)),

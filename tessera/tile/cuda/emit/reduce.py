@@ -1,4 +1,4 @@
-"""Reductions: within the registers of a lane, over the lanes of a warp, over the warps."""
+"""Reductions: within the registers of a thread, over the lanes of a warp, over the warps."""
 
 from __future__ import annotations
 

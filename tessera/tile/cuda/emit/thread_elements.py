@@ -1,4 +1,4 @@
-"""One element for each lane: loads and stores of tensors, shared buffers and arrays of a lane.
+"""One element for each thread: loads and stores of tensors, shared buffers and arrays of a thread.
 
 What all lanes do alike is written once per group, by its first thread. In checked builds an index
 out of range is reported and its access left out; otherwise indices are trusted.

@@ -44,7 +44,7 @@ def _store(e: Emitter, op: Op) -> None:
 def _intrinsic(e: Emitter, what: str, place: MemoryOperand, width: int, **options: bool) -> str:
     dtype = place.dtype
     if place.space == "register":
-        raise UnsupportedTargetError(f"{what}_vector of an array of a lane", where=e.where,
+        raise UnsupportedTargetError(f"{what}_vector of an array of a thread", where=e.where,
                                      hint="index its elements")
     if dtype.packed:
         return intrinsic(f"vectors.{what}_packed_row", place.space, dtype.name, width)

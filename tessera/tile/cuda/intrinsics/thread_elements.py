@@ -1,4 +1,4 @@
-"""Intrinsics of accesses by single lanes: one element or a few neighbours, and arrays of a lane."""
+"""Intrinsics of accesses by single threads: one element or some neighbours, arrays of a thread."""
 
 from __future__ import annotations
 
@@ -175,17 +175,17 @@ def swizzled(panel: tuple) -> Operation:
                      (Operand("d", "i32"),), body)
 
 
-# --- arrays of a lane -----------------------------------------------------------------------------
+# --- arrays of a thread -------------------------------------------------------------------------
 @functools.cache
 def read(name: str, kind: Kind, count: int) -> Operation:
-    """(index) -> the number of a lane's array there."""
+    """(index) -> the number of a thread's array there."""
     return operation(f"read_{name}", (Operand("i", "i32"),), (Operand("d", kind),),
                      lambda b, i: b.read(b.array(name, kind, count), i))
 
 
 @functools.cache
 def write(name: str, kind: Kind, count: int) -> Operation:
-    """(index, x): sets a number of a lane's array."""
+    """(index, x): sets a number of a thread's array."""
     return operation(f"write_{name}", (Operand("i", "i32"), Operand("x", kind)), (),
                      lambda b, i, x: b.write(b.array(name, kind, count), i, x))
 

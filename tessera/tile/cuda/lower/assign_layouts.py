@@ -142,7 +142,7 @@ class _Chooser:
         return accumulator(shape, warps_over(shape, down, across))
 
     def in_memory(self, value: SSAValue, bits: int, vector: int | None = None) -> RegisterLayout:
-        """16 bytes a lane along the last axis, fewer when the tile is small; or as many as are
+        """16 bytes a thread along the last axis, fewer when the tile is small; or as many as are
         asked for: `vector`.
 
         bits: of an element in memory, where the tile may be held in a wider type.

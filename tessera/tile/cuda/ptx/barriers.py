@@ -54,7 +54,7 @@ Instruction("fence_tensormap_acquire", "at:i64",
 
 @family({"registers": 40, "how": "dec"}, {"registers": 232, "how": "inc"})
 def set_registers(registers: int, how: str) -> Instruction:
-    """This warpgroup's registers a lane from now on; "dec" gives back, "inc" waits for free ones.
+    """This warpgroup's registers a thread from now on; "dec" gives back, "inc" waits for free ones.
 
     Only in a kernel with launch bounds, once, in one branch per warpgroup (else C7508).
     """

@@ -1,4 +1,4 @@
-"""Plain loads and stores, 1 to 16 bytes a lane, with cache hints and guards.
+"""Plain loads and stores, 1 to 16 bytes a thread, with cache hints and guards.
 
 Addresses: a global one is 64 bits, a shared one 32 bits in the shared window (of this block, or
 with space "shared::cluster" of the block that `mapa` named).

@@ -35,7 +35,7 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     tiles = pressure(sink_loads(function.body), maker, groups) + (packed if rotated else 0)
     room = form.most_registers[groups] - form.defaults.other_registers
     if tiles > room:
-        raise Refused(f"its tiles take {tiles} registers of a lane, there is room for {room}")
+        raise Refused(f"its tiles take {tiles} registers of a thread, there is room for {room}")
     fits = tiles + held <= room and rows == form.rows * groups
     chosen: dict[str, Any] = {
         "stages": form.defaults.stages[rotated], "overlap": rotated, "split": True,

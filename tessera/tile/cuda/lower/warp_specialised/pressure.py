@@ -1,4 +1,4 @@
-"""How many registers of a lane tiles take at once, before roles are split.
+"""How many registers of a thread tiles take at once, before roles are split.
 
 Results of elementwise ops count nothing: they are made register by register out of what they read,
 which is counted, and mostly take its place.

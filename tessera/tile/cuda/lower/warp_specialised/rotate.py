@@ -46,7 +46,7 @@ def overlap(nodes: Nodes, maker: Maker, nonempty: object) -> Nodes:
 
 
 @dataclass(frozen=True)
-class Parts:
+class LoopSections:
     """A loop cut in three; by_tail: carried value -> what the tail makes it."""
 
     loop: For
@@ -69,7 +69,7 @@ def _in_order(node: Node) -> list[SSAValue]:
     return [d.value for d in outs if d.value in found]
 
 
-def _parts(loop: For) -> Parts | None:
+def _parts(loop: For) -> LoopSections | None:
     """None where the loop has no such shape."""
     body = loop.body
     matmuls = [n for n in body if is_op(n, "async_matmul")]
@@ -88,8 +88,7 @@ def _parts(loop: For) -> Parts | None:
     middle = tuple(n for n in body if n not in head and n not in tail)
     if any(y == d.value for d, y in zip(loop.carried, loop.yields, strict=True)):
         return None
-    parts = Parts(loop, tuple(n for n in body if n in head), middle, tail,
-                  by_tail)
+    parts = LoopSections(loop, tuple(n for n in body if n in head), middle, tail, by_tail)
     slots = {v for n in body if is_op(n, "ring_wait", "slot_tile") for v in made_by(n)}
     return None if slots & set(parts.crossing) else parts
 
@@ -120,7 +119,7 @@ def _needing(matmul: Node, body: Nodes, head: list[Node]) -> Nodes:
     return tuple(n for n in body if n in tail)
 
 
-def _halves(parts: Parts) -> tuple[Nodes, Nodes, Nodes]:
+def _halves(parts: LoopSections) -> tuple[Nodes, Nodes, Nodes]:
     """(early, late, meeting) of the middle.
 
     meeting begins with the first node that reads what the tail makes. Packed operands that only the
@@ -145,7 +144,7 @@ def _halves(parts: Parts) -> tuple[Nodes, Nodes, Nodes]:
     return early, (*packs, *tests), tuple(n for n in middle[at:] if n not in packs)
 
 
-def _rotated(parts: Parts, maker: Maker) -> list[Node]:
+def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
     loop, crossing = parts.loop, parts.crossing
     early, late, meeting = _halves(parts)
     types = {v: maker.type(v) for v in crossing}
@@ -175,7 +174,7 @@ def _known(table: dict[SSAValue, Operand], x: Operand) -> Operand:
     return table.get(x, x) if isinstance(x, SSAValue) else x
 
 
-def _waits(parts: Parts, table: dict[SSAValue, Operand], maker: Maker
+def _waits(parts: LoopSections, table: dict[SSAValue, Operand], maker: Maker
            ) -> tuple[list[Op], dict[SSAValue, Operand]]:
     """Markers for what the tail makes, in front of the nodes that meet it."""
     made: list[Op] = []
