@@ -32,7 +32,14 @@ from .ranks.group import find_group
 from .ranks.ledger import agree, call
 from .sharding.reshard import plan, reshard
 from .spec import Distribution, spec_of
-from .world import is_here, mesh_rank, need_computable, need_playable, transport
+from .world import (
+    is_here,
+    mesh_rank,
+    need_computable,
+    need_playable,
+    own_ranks,
+    transport,
+)
 
 
 class DistTensor(Tensor):
@@ -159,7 +166,7 @@ def held_ranks(mesh: Mesh) -> tuple[int, ...]:
     if transport().size == 1 and mesh.world_size > 1:
         need_playable(mesh.world_size, str(mesh))
         return tuple(range(mesh.size()))
-    return (mesh_rank(mesh),) if is_here(mesh) else ()
+    return own_ranks(mesh)
 
 
 # --- making --------------------------------------------------------------------------------------

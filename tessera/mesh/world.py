@@ -160,6 +160,13 @@ def _warn_of_play(mesh: Mesh) -> None:
                   stacklevel=2)
 
 
+def own_ranks(mesh: Mesh) -> tuple[int, ...]:
+    """This rank's number in the mesh, none where it is not in it. Raises MeshError as need_world
+    does."""
+    here = need_world(mesh)
+    return (mesh.world_ranks.index(here.rank),) if mesh.has(here.rank) else ()
+
+
 def is_here(mesh: Mesh) -> bool:
     """Whether this rank is one of the mesh. Raises MeshError as need_world does."""
     return mesh.has(need_world(mesh).rank)
