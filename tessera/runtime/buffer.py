@@ -65,6 +65,16 @@ class DeviceBuffer:
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 
+def copy_bytes(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copy memory to other memory of the device, behind what was launched on the stream."""
+    check(driver().cuMemcpyDtoDAsync(target, source, nbytes, stream), "copy on the GPU")
+
+
+def fill_bytes(target: int, byte: int, nbytes: int, stream: int) -> None:
+    """Set every byte, behind what was launched on the stream."""
+    check(driver().cuMemsetD8Async(target, byte, nbytes, stream), "fill memory")
+
+
 class PooledBuffer(DeviceBuffer):
     """Memory of the driver's pool, which keeps what is freed: quick to make, often. A few small
     ones of each size are kept here, which is quicker still.

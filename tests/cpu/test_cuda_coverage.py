@@ -52,7 +52,6 @@ REFUSED: dict[str, str] = {
                      "replicated", "ring_attention", "ring_attention_back", "shard", "shard_like",
                      "zero_split"),
                     MESH),
-    "kernel": "the lowering of the user's kernels launches them",
     "product": "int64 matmuls accumulate in int32",
     **dict.fromkeys((
         "add_along", "take_along", "argmax", "argmin", "argsort", "top_k_index", "searchsorted",

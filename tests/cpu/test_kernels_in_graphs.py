@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
 from tessera import Tensor, bf16, f32, i32, stdlib
 from tessera.errors import ArgumentError, GradError, TraceError
+from tessera.graph.cuda import CudaProgram, text_of
+from tessera.graph.cuda.device import DeviceExecutable
 
 tile = ts.tile
 
@@ -482,3 +486,149 @@ def test_both_rules_of_a_kernel(x):
     np.testing.assert_allclose(ts.grad(lambda x: ts.sum(k(x)))(x).numpy(), want, rtol=1e-6)
     np.testing.assert_allclose(ts.jvp(lambda x: k(x), (x,), (ts.ones(x.shape),))[1].numpy(), want,
                                rtol=1e-6)
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+@ts.kernel
+def patch(x: Tensor["N"], y: Tensor["N"]):
+    i = tile.linear_id()
+    if i < N // 2:
+        y[i] += x[i]
+
+
+def scaled_row_sums(x):
+    m = ts.reshape(x, (4, 5)) * 2.0
+    return _sums(m) + 1.0
+
+
+def both_parts(x):
+    s, c = ts.zeros(x.shape), ts.ones(x.shape)
+    two(x, s, c)
+    return s * c
+
+
+def partly(x):
+    """What is not written keeps what was there: zeros, ones, and elements of x."""
+    made = []
+    for y in (ts.zeros(x.shape), ts.ones(x.shape), x * 1.0):
+        patch(x, y)
+        made.append(y)
+    return tuple(made)
+
+
+def by_rows(x):
+    return ts.vmap(ts.vmap(lambda x: written(x) + cubed(x)))(ts.reshape(x, (2, 2, 5)))
+
+
+def total_of(x):
+    @ts.kernel
+    def total(x: Tensor["N", f32]) -> f32:
+        return tile.reduce_sum(tile.load(x[0:N]))
+
+    return total(x) * 2.0
+
+
+def differentiated(x):
+    k = with_rule(cube)
+    k.defvjp(lambda x, y, a: ((k(x, y, a), y)[1], (x, a)),
+             lambda saved, g: (g * 3.0 * saved[0] * saved[0] * saved[1], None))
+
+    def loss(x):
+        y = ts.zeros(x.shape)
+        k(x * 2.0, y, a=0.5)
+        return ts.sum(y * y)
+
+    return ts.grad(loss)(x)
+
+
+STEPS = [written, cubed, scaled_row_sums, both_parts, partly, by_rows, total_of, differentiated,
+         lambda x: stdlib.stable_softmax(x), lambda x: written(written(x, add_one_to), cube)]
+
+
+@ts.kernel
+def add_one_to(x: Tensor["N"], y: Tensor["N"]):
+    i = tile.linear_id()
+    if i < N:
+        y[i] = x[i] + 1.0
+
+
+def results(f, *xs):
+    made = ts.jit(f)(*xs)
+    return [y.numpy() for y in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.mark.parametrize("f", STEPS, ids=[getattr(f, "__name__", "") for f in STEPS])
+def test_as_steps_of_a_program_for_gpus(f, x, gpu):
+    """On memory full of NaN: the interpreter's run of the program, then a pretended driver's."""
+    graph, want = ts.jit(f).graph(x), results(f, x)
+    program = CudaProgram(graph)
+    executable = DeviceExecutable(graph)
+    for got in (program.run([x.array]), executable.run([x.array]), executable.run([x.array])):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_numbers_that_are_data_are_read_by_the_step(x, gpu):
+    def f(x, a):
+        y = ts.zeros(x.shape)
+        cube(x, y, a * 2.0)
+        return y
+
+    a = ts.tensor(1.5)
+    graph = ts.jit(f).graph(x, a)
+    executable = DeviceExecutable(graph)
+    for number in (1.5, -2.0):
+        (got,) = executable.run([x.array, np.float32(number)])
+        np.testing.assert_allclose(got, 2 * number * x.numpy().astype(float) ** 3, rtol=1e-6)
+    text = text_of("tile", graph, "sm_90a")
+    assert "%a: f32 = load_element(%a_data, 0:int32)" in text
+
+    def by_data(x, n):
+        @ts.kernel
+        def upto(x: Tensor["N"], y: Tensor["N"], n: i32):
+            i = tile.linear_id()
+            if i < n:
+                y[i] = x[i]
+
+        y = ts.zeros(x.shape)
+        upto(x, y, n)
+        return y
+
+    with pytest.raises(ts.UnsupportedTargetError, match=r"grid of upto depends on n, which is data"
+                                                        r"[\s\S]*upto\[groups\]"):
+        CudaProgram(ts.jit(by_data).graph(x, ts.tensor(3, "int32")))
+
+
+def test_the_schedule_shows_the_users_kernel(x):
+    graph = ts.jit(lambda x: written(x * 2.0)).graph(x)
+    text = text_of("schedule", graph, "sm_90a")
+    group = text[text.index("g1 launch over [20]"):]
+    assert "call cube()" in group and "= kernel(v2, 0.0)" in group and "kernel(x, y)" not in group
+    assert "test_kernels_in_graphs.py" in group
+    source = text_of("target", graph, "sm_90a")
+    assert "def cube(" in source and "cube(" in text_of("ptx", graph, "sm_90a")
+
+
+def test_draws_on_a_gpu_are_those_of_the_cpu(gpu):
+    x = ts.ones((64,))
+    f = ts.jit(lambda x: written(x, dropped))
+    ts.random.seed(3)
+    want = [f(x).numpy() for _ in range(2)]
+    program = CudaProgram(f.graph(x))
+    ts.random.seed(3)
+    for y in want:
+        assert np.array_equal(program.run([x.array])[0], y)
+
+
+def test_packed_types_are_refused_on_gpus(x):
+    @ts.kernel
+    def narrow(x: Tensor["N"], z: Tensor["N", ts.fp4_e2m1]):
+        z[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16])
+
+    def f(x):
+        z = ts.zeros(x.shape, "fp4_e2m1")
+        narrow(x, z)
+        return ts.cast(z, f32)
+
+    with pytest.raises(ts.UnsupportedTargetError, match="keeps fp4_e2m1 unpacked"):
+        CudaProgram(ts.jit(f).graph(x))

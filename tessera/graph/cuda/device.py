@@ -21,6 +21,7 @@ from ...tile.launch.resident import Resident
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, Transfer, aligned
 from ..schedule.offload import waits
+from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 
 
@@ -77,6 +78,7 @@ class Workspace:
 
     def __init__(self, program: CudaProgram, on: Device):
         self.program, self.device = program, on
+        self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         given = {program.base(n) for n in program.plan.results}
         self.drawn = Drawn([b for b in program.plan.buffers
@@ -125,9 +127,9 @@ class Workspace:
         free = self.program.lowered.released if config.poison else {}
         for i, (step, copy) in enumerate(zip(self.program.steps, waits(plan.steps, plan.region),
                                              strict=True)):
-            if isinstance(step, GroupLaunch):
+            if isinstance(step, GroupLaunch | NodeLaunch):
                 found += [partial(copies.wait, copy)] if copies and copy is not None else []
-                found.append(self._launch(step, stream))
+                found += self._launch(step, stream)
             elif copies:
                 found.append(self._copy(step, copies, begun))
                 leaving.append((plan.region(step.on_device), begun))
@@ -142,11 +144,19 @@ class Workspace:
             found.append(partial(copies.wait, count - 1))
         return found
 
-    def _launch(self, launch: GroupLaunch, stream: int) -> Callable[[], Any]:
+    def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int) -> list[Callable[[], Any]]:
+        if isinstance(launch, NodeLaunch):
+            return launch.steps(lambda name: self._at(name)[0], self._key, self.device.index,
+                                stream)
         arguments = [self._argument(n, shape) for n, shape in launch.arguments]
         if stream == DEFAULT:
-            return partial(launch.shared, *arguments)
-        return partial(launch.shared.launch, *arguments, stream=stream)
+            return [partial(launch.shared, *arguments)]
+        return [partial(launch.shared.launch, *arguments, stream=stream)]
+
+    def _key(self, name: str) -> tuple[int, int]:
+        """The words of a key that this call drew."""
+        words = self.words[name].reshape(-1)
+        return int(words[0]), int(words[1])
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
         pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]
@@ -175,7 +185,7 @@ class Workspace:
 
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         lowered = self.program.lowered
-        drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
+        self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
         given: list[tuple[str, Tensor | np.ndarray]] = [
             *zip(lowered.inputs, leaves, strict=True), *lowered.captures.items(),
             *((n, a) for n, a in drawn.items() if n not in self.drawn.places)]

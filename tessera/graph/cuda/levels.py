@@ -13,13 +13,13 @@ from typing import Any
 
 from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
-from ...tile.interpreter.launch import Config, lanes_of
 from ...tile.ir.ir import Function, walk
 from ...tile.ir.printing import print_ir
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest, image_for
 from ..ir import Graph
 from .kernel_text import Origin, mark
+from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
@@ -69,7 +69,7 @@ def tile_lines(program: CudaProgram) -> list[LevelLine]:
 _LINK = re.compile(r"  // (.*):(\d+)$")
 
 
-def _linked(launch: GroupLaunch, text: str, comment: str) -> LevelLine:
+def _linked(launch: GroupLaunch | NodeLaunch, text: str, comment: str) -> LevelLine:
     found = _LINK.search(text)
     if found is None:
         return LevelLine(text, at=launch.group.name)
@@ -78,7 +78,7 @@ def _linked(launch: GroupLaunch, text: str, comment: str) -> LevelLine:
                      origin.ops, launch.group.name)
 
 
-def origin_of(launch: GroupLaunch, file: str, line: int) -> Origin:
+def origin_of(launch: GroupLaunch | NodeLaunch, file: str, line: int) -> Origin:
     """The ops that a line of a kernel does: of the library's own lines those of the anchor; of
     lines that say where the group works, all of the group's."""
     if file != launch.source.file:
@@ -87,27 +87,26 @@ def origin_of(launch: GroupLaunch, file: str, line: int) -> Origin:
     return launch.source.origins.get(line) or Origin(launch.group.ops, None)
 
 
-def _shown(launch: GroupLaunch, origin: Origin) -> str:
+def _shown(launch: GroupLaunch | NodeLaunch, origin: Origin) -> str:
     if origin.where is None and origin.ops == launch.group.ops:
         return launch.group.name
     return mark(origin.ops, origin.where)
 
 
 # --- target -----------------------------------------------------------------------------------
-def request_of(launch: GroupLaunch, target: Target) -> CompileRequest:
+def request_of(launch: GroupLaunch | NodeLaunch, target: Target) -> CompileRequest:
     """What the compiler may know: extents by 16, and arrays that begin where allocators put them.
     """
     function = launch.kernel.function()
-    lanes = lanes_of(function, Config(), launch.group.schedule.lanes)
     tensors = [p for p in function.params if isinstance(p.type, GlobalTensor)]
     extents = {str(d): n for p, (_, shape) in zip(tensors, launch.arguments, strict=True)
                for d, n in zip(p.type.dims, shape, strict=True)}  # type: ignore[union-attr]
     divisible = {d for d, n in extents.items() if n % 16 == 0 and not d.isdigit()}
-    return CompileRequest(lanes, launch.group.schedule, target, frozenset(divisible),
+    return CompileRequest(launch.lanes, launch.group.schedule, target, frozenset(divisible),
                           frozenset(p.value.name for p in tensors))
 
 
-def emitted_of(launch: GroupLaunch, target: Target) -> Any:
+def emitted_of(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
     """The source that a kernel becomes, without compiling it."""
     from ...tile.cuda.compile import emit_kernel
     from ...tile.cuda.emit.emitter import ArgumentFacts
@@ -130,7 +129,8 @@ def target_lines(program: CudaProgram) -> list[LevelLine]:
     return out
 
 
-def _emitted_line(launch: GroupLaunch, text: str, at: tuple[str, int] | None) -> LevelLine:
+def _emitted_line(launch: GroupLaunch | NodeLaunch, text: str,
+                  at: tuple[str, int] | None) -> LevelLine:
     if at is None:
         return LevelLine(text, at=launch.group.name)
     origin = origin_of(launch, *at)
@@ -157,7 +157,7 @@ def _compiled(program: CudaProgram, read: Callable[[Any], str]) -> Iterator[Leve
             yield LevelLine(text, at=name)
 
 
-def compiled_of(launch: GroupLaunch, target: Target) -> Any:
+def compiled_of(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
     """The compiler's own record of a group's kernel."""
     return image_for(launch.kernel.function(), request_of(launch, target)).compiled
 
@@ -174,7 +174,7 @@ def text_of(level: str, graph: Graph, target: str | None = None) -> str:
 
 
 # --- ids --------------------------------------------------------------------------------------
-def tile_ids(function: Function, launch: GroupLaunch) -> dict[int, tuple[str, ...]]:
+def tile_ids(function: Function, launch: GroupLaunch | NodeLaunch) -> dict[int, tuple[str, ...]]:
     """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
     found = {}
     for i, node in enumerate(walk(function.body)):

@@ -26,6 +26,7 @@ from .copy_kernels import moves_of
 from .gathers import around
 from .host_keys import Draws, split_draws
 from .matmul_form import matmul_form
+from .node_kernels import launch_of
 from .prepare import prepare
 from .spell import COMBINE, template
 from .target import CUDA
@@ -222,6 +223,17 @@ class _KernelSchedule(ScheduleBuilder):
         self.add(group.kind, target, reads, [write], [self.step(node, shape=target)], schedule,
                   grid)
 
+    def launch(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        made = launch_of(node, self.numbers)
+        filled = {node.inputs[made.operands.index(n)] for n, _ in made.fills}
+        reads = [self.operand(v) for v in node.inputs if v not in filled]
+        writes = [self.operand(v) for v in node.outputs]
+        step = self.step(node, tuple(self.numbers[v] if v in filled else self.buffer_name(v)
+                                     for v in node.inputs))
+        self.add("launch", group.space, reads, writes, [step], made.work.schedule, made.work.grid,
+                 call=made)
+
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
 
@@ -259,6 +271,6 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
 
 MAKERS: dict[str, Callable[[_KernelSchedule, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                             "gather", "segments")}
+                                             "gather", "segments", "launch")}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

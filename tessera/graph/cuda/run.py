@@ -14,11 +14,13 @@ import numpy as np
 
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tensor import Tensor
+from ...tile.interpreter.launch import Config, lanes_of
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .generate_kernels import kernel_of, source_of
 from .kernel_text import GroupKernel, KernelText, compiled
 from .lower import LoweredGraph, lower
+from .node_kernels import NodeLaunch
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,10 @@ class GroupLaunch:
         names = [o.name for o in (*group.reads, *group.writes)]
         return GroupLaunch(group, shared, tuple(zip(names, source.shapes, strict=True)))
 
+    @property
+    def lanes(self) -> int:
+        return lanes_of(self.kernel.function(), Config(), self.group.schedule.lanes)
+
     @functools.cached_property
     def source(self) -> KernelText:
         """Its own text, with the names and lines of its ops."""
@@ -49,6 +55,10 @@ class GroupLaunch:
         return compiled(self.source, self.group)
 
 
+def _launch(group: ScheduledGroup) -> GroupLaunch | NodeLaunch:
+    return NodeLaunch(group) if group.kind == "launch" else GroupLaunch.of(group)
+
+
 class CudaProgram:
     """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
@@ -56,7 +66,7 @@ class CudaProgram:
         self.target = parse_target(target)
         self.lowered: LoweredGraph = lower(graph, self.target)
         self.plan: GraphSchedule = self.lowered.plan
-        self.steps = tuple(GroupLaunch.of(s) if isinstance(s, ScheduledGroup) else s
+        self.steps = tuple(_launch(s) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -68,6 +78,9 @@ class CudaProgram:
                 memory[step.target][...] = memory[self.base(step.source)].reshape(
                     self.plan.buffer(step.target).shape)
                 continue
+            if isinstance(step, NodeLaunch):
+                step.run(lambda name: memory[self.base(name)])
+                continue
             given = [Tensor(memory[self.base(name)].reshape(shape), types[name])
                      for name, shape in step.arguments]
             step.shared(*given)
@@ -75,9 +88,9 @@ class CudaProgram:
                 for name in self.plan.results]
 
     @property
-    def launches(self) -> tuple[GroupLaunch, ...]:
+    def launches(self) -> tuple[GroupLaunch | NodeLaunch, ...]:
         """The steps that are kernels."""
-        return tuple(s for s in self.steps if isinstance(s, GroupLaunch))
+        return tuple(s for s in self.steps if isinstance(s, GroupLaunch | NodeLaunch))
 
     def base(self, name: str) -> str:
         return self.plan.base(name)

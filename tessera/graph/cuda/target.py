@@ -4,12 +4,14 @@
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
+    launch    a kernel that is a node of the graph (node_kernels.py)
 """
 
 from __future__ import annotations
 
 from ..ir import Node
 from ..op import FLAT_VIEW, FRESH, ResultMemory
+from ..ops.kernel import KERNEL
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
@@ -17,6 +19,7 @@ from ..schedule.loop_ops import column_sum_axes, loop_space
 from ..schedule.target import ScheduleTarget, Space
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
+from .node_kernels import kernel_group
 from .spell import COMBINE, is_stored, no_kernel, template
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
@@ -51,6 +54,8 @@ def _from_node(node: Node) -> list[FusionGroup]:
     if node.op.effects or node.op.graph_attrs:
         raise no_kernel(node)
     space = _concrete(node)
+    if node.op is KERNEL:
+        return [kernel_group(node)]
     if kind := _kind_of(node, space):
         anchor = node if node.op.name in ANCHORS else None
         return [FusionGroup(kind, space, [node], anchor=anchor)]

@@ -110,13 +110,21 @@ class KernelCall:
         return returned + [given[n].array for n in self.written]
 
 
+    def run_rows(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """One launch for each row of the batch."""
+        return _run_rows(self, arrays)
+
+
 # --- the op ------------------------------------------------------------------------------------
 def _shape(*avals: Aval, call: KernelCall) -> tuple[Aval, ...]:
     return call.results(avals)
 
 
 def _run(*arrays: np.ndarray, call: KernelCall) -> tuple[np.ndarray, ...]:
-    """One launch for each row of the batch."""
+    return call.run_rows(arrays)
+
+
+def _run_rows(call: KernelCall, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     types = call.results([Aval(a.shape, t) for a, t in zip(arrays, _types(call), strict=True)])
     out = [np.empty(t.shape, t.dtype.numpy) for t in types]
     for row in itertools.product(*map(range, call.batch)):

@@ -177,7 +177,7 @@ def fuse(graph: Graph, target: ScheduleTarget) -> list[FusionGroup]:
     for entry in _in_order(_Fuser(graph, target).run()):
         groups += _groups_of(entry, target)
     for group in groups:
-        if group.kind != "call":
+        if not group.writes_all:
             group.connect(count)
     return recompute_small(join_epilogues(groups, count, target), count, target)
 

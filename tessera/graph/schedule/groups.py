@@ -16,6 +16,7 @@ class FusionGroup:
     kind: "loop", a loop over `space` that computes all of them, or another kind of the target's:
     "call" of one op (a library's or NumPy's), and those of the kernels for GPUs.
     anchor: the node whose kernel takes in the nodes behind it, such as a matmul.
+    writes_all: all results of its node are written, whether something reads them or not.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class FusionGroup:
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     anchor: Node | None = None
+    writes_all: bool = False
 
     @property
     def call(self) -> Node | None:
@@ -57,7 +59,7 @@ class FusionGroup:
 
 def call_group(node: Node) -> FusionGroup:
     """A call of one op. All its results are written, whether something reads them or not."""
-    return FusionGroup("call", (), [node], list(node.inputs), list(node.outputs))
+    return FusionGroup("call", (), [node], list(node.inputs), list(node.outputs), writes_all=True)
 
 
 __all__ = ["FusionGroup", "call_group"]

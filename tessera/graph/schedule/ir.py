@@ -107,7 +107,7 @@ class ScheduleLine:
 class ScheduledGroup:
     """Ops that run as one kernel.
 
-    kind: loop | rows | columns | gemm | attention | move | gather | segments.
+    kind: loop | rows | columns | gemm | attention | move | gather | segments | launch.
     space: what its grid covers.
     schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
     """

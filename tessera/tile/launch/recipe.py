@@ -156,14 +156,15 @@ class Recipe:
 
     # --- running it -----------------------------------------------------------------------------
     def run(self, stream: int, values: Sequence[Any], objects: Sequence[Any],
-            foreign: bool = False) -> Any:
-        """Any launch. foreign: the stream is not the current one of the arrays' library."""
+            foreign: bool = False, key: tuple[int, int] | None = None) -> Any:
+        """Any launch. foreign: the stream is not the current one of the arrays' library. key: by
+        which it draws, else that of the kernel's next launch."""
         flags.error_flags(self.device).check()
         captured = (self._waits or self._prints or self._pins or self._kind == "scalar"
                     ) and self._is_captured(stream)
         call = PendingLaunch(stream, values, self._outputs(stream, foreign, captured), captured)
         if self._draws:
-            call.key = next_launch(self._kernel or self.image.function.name)
+            call.key = key or next_launch(self._kernel or self.image.function.name)
             call.replays = Replays(self.device) if captured else None
         if self._start is not None:
             given = [source(call) for source in self._sources] if self._sources else values
