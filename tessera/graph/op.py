@@ -15,6 +15,7 @@ from typing import Any
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, TesseraError
 from ..numerics import DType, NumericType
+from .element import Element
 from .flops import Flops, none, per_operand
 
 
@@ -161,6 +162,8 @@ class GraphOp:
             they cost follow from it
     tile    the expression in the tile language where it follows from no loop: a text, or a rule
             (**attrs) -> text or None (see graph/cuda/spell.py for the names it may use)
+    element  (*avals, **attrs) -> Element, how one element of the result follows from elements of
+            the operands: of an op that moves elements, or adds them where they meet
     reduction  how elements along attribute axis combine: sum | max | min | prod | any | all; "" of
             what is no reduction (with attributes axis and keepdims)
     makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it
@@ -207,6 +210,7 @@ class GraphOp:
     doc: str = ""
     out: bool = False  # ref takes out=, a buffer to write into
     memory: ResultMemory | Callable[..., ResultMemory] = FRESH
+    element: Callable[..., Element] | None = None
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
     reduction: str = ""
     makes: str = ""

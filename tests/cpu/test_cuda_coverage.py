@@ -54,11 +54,10 @@ REFUSED: dict[str, str] = {
                     MESH),
     "product": "int64 matmuls accumulate in int32",
     **dict.fromkeys((
-        "add_along", "take_along", "argmax", "argmin", "argsort", "top_k_index", "searchsorted",
-        "cast_stochastic", "csr_rows", "cumsum", "cumprod", "cumargmax", "cumargmin",
-        "logcumsumexp", "linear_recurrence", "diagonal", "diagonal_embed", "dynamic_slice",
-        "dynamic_update_slice", "fill_slots", "read_slots", "fold", "unfold", "fold_in", "pad",
-        "reduce_all", "reduce_any", "scatter_set", "segment_max", "segment_min"), KERNEL),
+        "argmax", "argmin", "argsort", "top_k_index", "searchsorted", "cast_stochastic",
+        "csr_rows", "cumsum", "cumprod", "cumargmax", "cumargmin", "logcumsumexp",
+        "linear_recurrence", "fold_in", "reduce_all", "reduce_any", "scatter_set", "segment_max",
+        "segment_min"), KERNEL),
 }
 
 

@@ -19,6 +19,7 @@ import pytest
 import tessera as ts
 from tessera.dims import Dim
 from tessera.errors import ArgumentError, TesseraError
+from tessera.graph.element import evaluate
 from tessera.graph.ir import Graph
 from tessera.graph.op import DIFFERENTIABLE_DRAWS, OPS, Arg, Aval, GraphOp, NoRule, Sample, infer
 from tessera.graph.trace import apply
@@ -298,6 +299,16 @@ ANY_EXTENT = frozenset(  # ops that must take symbolic extents on every sample
     "transpose", "broadcast_to", "flip", "concatenate", "matmul", "reduce_sum",
     "reduce_max", "cumsum",
 }
+
+
+@pytest.mark.parametrize(("op", "s"), [p for p in CASES if p.values[0].element is not None])
+def test_an_element_is_what_the_op_gives(op: GraphOp, s: Sample, rng: np.random.Generator) -> None:
+    xs = [Draws(rng)(a) for a in s.args]
+    arrays = [x.array for x in xs]
+    (aval,) = infer(op, tuple(Aval(x.shape, x.type) for x in xs), s.attrs)
+    assert op.element is not None
+    made = evaluate(op.element(*(Aval(x.shape, x.type) for x in xs), **s.attrs), aval.shape, arrays)
+    assert_close(made, op.ref(*arrays, **s.attrs), dtype=aval.dtype.name, n=8)
 
 
 # --- eager and compiled -----------------------------------------------------------------------

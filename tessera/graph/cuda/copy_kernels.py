@@ -7,13 +7,11 @@ source, axis by axis. One or two axes are those of tiles, the others are the gri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from ..ir import Node, Value
+from ..ir import Node
 from ..schedule.ir import ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import literal, no_kernel
 
 
 @dataclass(frozen=True)
@@ -21,13 +19,11 @@ class RegionCopy:
     """region: extents that are moved.  offset: of the region in the result, per axis.
 
     axes: per axis of the source, (axis of the region or -1, start, step).
-    fill: what is read beyond the source; without a source it is everywhere.
     """
 
     region: tuple[int, ...]
     offset: tuple[int, ...]
     axes: tuple[tuple[int, int, int], ...]
-    fill: Any = 0
 
     def tile_axes(self) -> tuple[int, ...]:
         """The axes of the tile, at most two: where elements are neighbours in the result, and
@@ -44,60 +40,43 @@ class RegionCopy:
         return tuple(sorted(found[:2]))
 
 
-def moves_of(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
-    """(operand, result, move) for each part of a structural op; no operand: a number.
-
-    numbers: values that are known. Raises UnsupportedTargetError.
-    """
-    return MOVES[node.op.name](node, numbers)
+def moves_of(node: Node) -> list[tuple[int, int, RegionCopy]]:
+    """(operand, result, move) for each part of a structural op."""
+    return MOVES[node.op.name](node)
 
 
-def _from_one(node: Node, axes: tuple) -> list[tuple[int | None, int, RegionCopy]]:
+def _from_one(node: Node, axes: tuple) -> list[tuple[int, int, RegionCopy]]:
     shape = extents_of(node.outputs[0])
     return [(0, 0, RegionCopy(shape, (0,) * len(shape), axes))]
 
 
-def _transposed(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
+def _transposed(node: Node) -> list[tuple[int, int, RegionCopy]]:
     places = node.attrs["axes"]
     return _from_one(node, tuple((places.index(a), 0, 1) for a in range(len(places))))
 
 
-def _sliced(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
+def _sliced(node: Node) -> list[tuple[int, int, RegionCopy]]:
     spans = zip(node.attrs["starts"], node.attrs["steps"], strict=True)
     return _from_one(node, tuple((a, s, k) for a, (s, k) in enumerate(spans)))
 
 
-def _flipped(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
+def _flipped(node: Node) -> list[tuple[int, int, RegionCopy]]:
     shape, flipped = extents_of(node.outputs[0]), node.attrs["axis"]
     return _from_one(node, tuple((a, n - 1, -1) if a in flipped else (a, 0, 1)
                                  for a, n in enumerate(shape)))
 
 
-def _padded(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
-    """The number everywhere, then what it surrounds: a block that reaches over the end of that
-    writes the number there again."""
-    x, shape = extents_of(node.inputs[0]), extents_of(node.outputs[0])
-    before = tuple(node.attrs["before"])
-    if any(node.attrs["holes"]) or node.inputs[1] not in numbers:
-        raise no_kernel(node, "with holes, or with a number that is computed")
-    if min((*before, *node.attrs["after"]), default=0) < 0:
-        raise no_kernel(node, "of less than nothing")
-    fill, plain = numbers[node.inputs[1]], tuple((a, 0, 1) for a in range(len(x)))
-    return [(None, 0, RegionCopy(shape, (0,) * len(shape), (), fill)),
-            *([] if 0 in x else [(0, 0, RegionCopy(x, before, plain, fill))])]
-
-
-def _stretched(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
+def _stretched(node: Node) -> list[tuple[int, int, RegionCopy]]:
     x, shape = node.inputs[0].aval.shape, node.outputs[0].aval.shape
     lead = len(shape) - len(x)
     return _from_one(node, tuple((a + lead, 0, 1) if n == shape[a + lead] else (-1, 0, 1)
                                  for a, n in enumerate(x)))
 
 
-def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int, RegionCopy]]:
+def _parts(node: Node) -> list[tuple[int, int, RegionCopy]]:
     """concatenate and split: runs of one axis."""
     axis, at = node.attrs["axis"], 0
-    out: list[tuple[int | None, int, RegionCopy]] = []
+    out: list[tuple[int, int, RegionCopy]] = []
     joins = node.op.name == "concatenate"
     for i, v in enumerate(node.inputs if joins else node.outputs):
         shape = extents_of(v)
@@ -112,15 +91,14 @@ def _parts(node: Node, numbers: dict[Value, Any]) -> list[tuple[int | None, int,
 
 
 MOVES = {"transpose": _transposed, "broadcast_to": _stretched, "slice": _sliced, "flip": _flipped,
-         "split": _parts, "concatenate": _parts, "pad": _padded}
+         "split": _parts, "concatenate": _parts}
 
 
 def move_source(group: ScheduledGroup) -> KernelText:
     """A part that reaches over its end into the next is overwritten by it: parts go in order."""
     w = KernelWriter(group)
-    move = RegionCopy(group.attr("region"), group.attr("offset"), group.attr("from"),
-                      group.attr("fill"))
-    (step,), (y,) = group.steps, group.writes
+    move = RegionCopy(group.attr("region"), group.attr("offset"), group.attr("from"))
+    (step,), (x,), (y,) = group.steps, group.reads, group.writes
     tiles, s = group.attr("tile"), group.schedule
     sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
     for i, o in enumerate(range(len(move.region))):
@@ -129,14 +107,11 @@ def move_source(group: ScheduledGroup) -> KernelText:
     source = [_from(move, a, sizes) for a in range(len(move.axes))]
     target = [_span(_sum(f"i{o}", at), sizes.get(o)) for o, at in enumerate(move.offset)]
     Y = f"{capital(y.name)}[{', '.join(target) or '0'}]"
-    text = literal(move.fill, y.type.dtype.kind)
-    for x in group.reads:
-        X = f"{capital(x.name)}[{', '.join(source) or '0'}]"
-        text = _value(move, tiles, sizes, X, text)
-    w.line(f"{Y} = {text}", step)
-    shapes = [o.shape or (1,) for o in (*group.reads, y)]
+    X = f"{capital(x.name)}[{', '.join(source) or '0'}]"
+    w.line(f"{Y} = {_value(move, tiles, sizes, X)}", step)
+    shapes = [o.shape or (1,) for o in (x, y)]
     texts = [f"{capital(o.name)}: {w.annotation(o, d)}"
-             for o, d in zip((*group.reads, y), shapes, strict=True)]
+             for o, d in zip((x, y), shapes, strict=True)]
     return w.finish(texts, f"(grid={group.grid})", shapes)
 
 
@@ -157,13 +132,12 @@ def _from(move: RegionCopy, axis: int, sizes: dict[int, int]) -> str:
     return f"{start} - i{o}" if step == -1 else f"{start} + {step} * i{o}"
 
 
-def _value(move: RegionCopy, tiles: tuple[int, ...], sizes: dict[int, int], place: str,
-           fill: str) -> str:
+def _value(move: RegionCopy, tiles: tuple[int, ...], sizes: dict[int, int], place: str) -> str:
     """The tile as the result has it: axes turned, and repeated where the source has none."""
     held = [o for o, _, _ in move.axes if o in tiles]
     if not held:
         return place
-    text = f"tile.load({place}, fill={fill})" if move.fill else f"tile.load({place})"
+    text = f"tile.load({place})"
     if len(tiles) < 2:
         return text
     if len(held) == 2:

@@ -23,6 +23,7 @@ from ..schedule.op_ids import id_of, number
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
+from .elements import schedule_elements
 from .gathers import around
 from .host_keys import Draws, split_draws
 from .matmul_form import matmul_form
@@ -180,20 +181,18 @@ class _KernelSchedule(ScheduleBuilder):
 
     def move(self, group: FusionGroup) -> None:
         (node,) = group.nodes
-        for i, j, move in moves_of(node, self.numbers):
-            reads = [] if i is None else [self.operand(node.inputs[i])]
+        for i, j, move in moves_of(node):
+            x = self.operand(node.inputs[i])
             y = self.operand(node.outputs[j])
             tiles = move.tile_axes()
             s = choose_schedule.for_move(move.region, tiles)
             sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
             grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
                          for o, n in enumerate(move.region))
-            args = tuple(r.name for r in reads) or (move.fill,)
-            step = self.step(node, args, y.shape)
+            step = self.step(node, (x.name,), y.shape)
             step = GroupStep(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
-            self.add("move", move.region, reads, [y], [step], s, grid or (1,), tile=tiles,
-                      region=move.region, offset=move.offset, fill=move.fill,
-                      **{"from": move.axes})
+            self.add("move", move.region, [x], [y], [step], s, grid or (1,), tile=tiles,
+                      region=move.region, offset=move.offset, **{"from": move.axes})
 
     def gather(self, group: FusionGroup) -> None:
         (node,) = group.nodes
@@ -269,8 +268,9 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
         where=node.where, hint='run the function with target="cpu"')
 
 
-MAKERS: dict[str, Callable[[_KernelSchedule, FusionGroup], None]] = {
+MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch")}
+MAKERS["elements"] = schedule_elements
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

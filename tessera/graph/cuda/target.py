@@ -1,6 +1,6 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
-    loop | rows | columns | gemm | attention | move | gather | segments    a kernel
+    loop | rows | columns | gemm | attention | move | gather | segments | elements    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -83,7 +83,17 @@ def _kind_of(node: Node, space: Space) -> str:
         return "move"
     if kind := indexed_kind(node):
         _check_indexed(node)
-    return kind
+        return kind
+    if node.op.element is not None:
+        _check_stored(node)
+        return "elements"
+    return ""
+
+
+def _check_stored(node: Node) -> None:
+    for v in (*node.inputs, *node.outputs):
+        if not is_stored(v.aval.dtype):
+            raise no_kernel(node, f"of {v.aval.type}")
 
 
 def _concrete(node: Node) -> Space:

@@ -18,6 +18,7 @@ from ...errors import ArgumentError, ShapeError
 from ...tensor import Tensor, as_tensor
 from .. import flops
 from .. import functions as F
+from ..element import Element, places
 from ..op import Aval, GraphOp, sample
 from ..operand import convert, public, store, to_compute
 from ..trace import apply
@@ -98,6 +99,29 @@ def _lead_axes(lead: int, rank: int, before: int) -> str:
     return f"{names}{'_' * (before * rank)}->{names}{'_' * ((3 - before) * rank)}"
 
 
+def _unfold_element(x: Aval, window: tuple, stride: tuple, dilation: tuple,
+                    padding: Pairs) -> Element:
+    rank = len(window)
+    lead = x.ndim - rank
+    at = [f"o{lead + rank + i} * {s} + o{lead + i} * {d} - {before}" for i, (s, d, (before, _)) in
+          enumerate(zip(stride, dilation, padding, strict=True))]
+    return Element(f"x0[{places([*range(lead), *at])}]")
+
+
+def _fold_element(x: Aval, spatial: tuple, stride: tuple, dilation: tuple,
+                  padding: Pairs) -> Element:
+    """Over the places of the window: of each the window that has this element there."""
+    rank = len(spatial)
+    lead = x.ndim - 2 * rank
+    at = []
+    for i, (s, d, (before, _)) in enumerate(zip(stride, dilation, padding, strict=True)):
+        first = f"(o{lead + i} + {before} - r{i} * {d})"
+        at.append(f"where(({first} >= 0) & ({first} % {s} == 0), {first} // {s}, -1)"
+                  if s > 1 else first)
+    window = [f"r{i}" for i in range(rank)]
+    return Element(f"x0[{places([*range(lead), *window, *at])}]", over=x.shape[lead:lead + rank])
+
+
 UNFOLD = GraphOp(
     "unfold",
     shape=_unfold_shape,
@@ -113,6 +137,7 @@ UNFOLD = GraphOp(
                padding=((0, 0), (1, 0))),
     ),
     flops=flops.none,
+    element=_unfold_element,
     doc="windows of the last axes: [lead, spatial] -> [lead, window, places]",
 )
 
@@ -132,6 +157,7 @@ FOLD = GraphOp(
         sample((2, 2, 3, 2, 3), spatial=(5, 6), stride=(2, 1), dilation=(1, 2),
                padding=((0, 0), (1, 0))),
     ),
+    element=_fold_element,
     doc="windows added up where they overlap: the adjoint of unfold",
 )
 

@@ -18,6 +18,7 @@ from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
+from ..element import Element, IndexBound, places
 from ..op import Aval, GraphOp, Indexed, sample
 from ..operand import (
     axis_index,
@@ -385,6 +386,23 @@ def _add_along_shape(u: Aval, ids: Aval, axis: int, extent: Any) -> Aval:
     return Aval((*u.shape[:axis], extent, *u.shape[axis + 1:]), u.type)
 
 
+def _along_element(x: Aval, ids: Aval, axis: int) -> Element:
+    at, n = f"x1[{places(range(x.ndim))}]", x.shape[axis]
+    wrapped = f"where({at} < 0, {at} + {n}, {at})"
+    place = places([wrapped if a == axis else a for a in range(x.ndim)])
+    return Element(f"x0[{place}]", bounds=(IndexBound(at, n, wrap=True),))
+
+
+def _add_along_element(u: Aval, ids: Aval, axis: int, extent: Any) -> Element:
+    """Of all elements of a line those that go here."""
+    own = [("r0" if a == axis else a) for a in range(u.ndim)]
+    at = f"x1[{places(own)}]"
+    hit = f"where(({at} == o{axis}) | ({at} == o{axis} - {extent}), r0, -1)"
+    place = places([hit if a == axis else a for a in range(u.ndim)])
+    return Element(f"x0[{place}]", over=(u.shape[axis],),
+                   bounds=(IndexBound(at, extent, wrap=True),))
+
+
 TAKE_ALONG = GraphOp(
     "take_along",
     shape=_along_shape,
@@ -404,6 +422,7 @@ TAKE_ALONG = GraphOp(
     flops=flops.none,
     picks=True,
     indexed=Indexed(reads=True, along=True),
+    element=_along_element,
     doc="y[i, j] = x[i, ids[i, j]] along an axis",
 )
 
@@ -425,6 +444,7 @@ ADD_ALONG = GraphOp(
              sample((5, 2), ((5, 2), "index:3"), axis=0, extent=3)),
     flops=flops.per_operand,
     indexed=Indexed(reads=False, along=True),
+    element=_add_along_element,
     doc="y[i, ids[i, j]] += u[i, j] along an axis, from zeros: the adjoint of take_along",
 )
 

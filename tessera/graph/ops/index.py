@@ -11,6 +11,7 @@ from ...errors import AxisError, DTypeError, ShapeError, TraceError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
+from ..element import Element, places
 from ..op import VIEW, Aval, GraphOp, sample
 from ..operand import axis_index, named, plain, public
 from ..trace import Tracer, apply
@@ -227,6 +228,19 @@ def _rest_names(shape: tuple, axis1: int, axis2: int) -> tuple[str, str]:
     return full, full.replace("_", "")
 
 
+def _diagonal_element(x: Aval, offset: int, axis1: int, axis2: int) -> Element:
+    last = x.ndim - 2
+    rest = iter(range(last))
+    at = {axis1: f"o{last} + {max(-offset, 0)}", axis2: f"o{last} + {max(offset, 0)}"}
+    return Element(f"x0[{places([at.get(a) or next(rest) for a in range(x.ndim)])}]")
+
+
+def _embed_element(x: Aval, offset: int, axis1: int, axis2: int, extents: tuple) -> Element:
+    rest = [a for a in range(x.ndim + 1) if a not in (axis1, axis2)]
+    along = f"where(o{axis2} - o{axis1} == {offset}, o{axis1} - {max(-offset, 0)}, -1)"
+    return Element(f"x0[{places([*rest, along])}]")
+
+
 DIAGONAL = GraphOp(
     "diagonal",
     shape=_diagonal_shape,
@@ -241,6 +255,7 @@ DIAGONAL = GraphOp(
         apply(DIAGONAL, x, offset=offset, axis1=axis1 + 1, axis2=axis2 + 1), True
     ),
     memory=VIEW,
+    element=_diagonal_element,
     drops=(0,),
     samples=(
         sample((3, 3), offset=0, axis1=0, axis2=1),
@@ -265,6 +280,7 @@ DIAGONAL_EMBED = GraphOp(
         apply(DIAGONAL_EMBED, x, offset=offset, axis1=axis1 + 1, axis2=axis2 + 1,
               extents=extents), True,
     ),
+    element=_embed_element,
     samples=(
         sample((3,), offset=0, axis1=0, axis2=1, extents=(3, 3)),
         sample((2, 3), offset=1, axis1=2, axis2=0, extents=(3, 4)),

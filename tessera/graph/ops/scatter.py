@@ -17,6 +17,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
+from ..element import Element, IndexBound, places
 from ..op import Arg, Aval, GraphOp, ResultMemory, Sample, sample
 from ..operand import (
     axis_index,
@@ -284,6 +285,12 @@ def _dynamic_slice_batch(size: Any, batched: tuple, x: Tensor, starts: Tensor,
     return gather_axes(x, tuple(range(x.ndim)), grid), True
 
 
+def _slice_element(x: Aval, starts: Aval, sizes: tuple) -> Element:
+    bounds = tuple(IndexBound(f"x1[{a}]", n - size + 1)
+                   for a, (n, size) in enumerate(zip(x.shape, sizes, strict=True)))
+    return Element(f"x0[{places([f'o{a} + x1[{a}]' for a in range(x.ndim)])}]", bounds=bounds)
+
+
 DYNAMIC_SLICE = GraphOp(
     "dynamic_slice",
     shape=_dynamic_shape,
@@ -302,6 +309,7 @@ DYNAMIC_SLICE = GraphOp(
     ),
     flops=flops.none,
     picks=True,
+    element=_slice_element,
     doc="`sizes` elements from `starts` on, an integer tensor with one entry per axis",
 )
 
@@ -339,6 +347,18 @@ def _update_batch(size: Any, batched: tuple, x: Tensor, u: Tensor, starts: Tenso
     return F.reshape(out, x.shape), True
 
 
+def _update_element(x: Aval, u: Aval, starts: Aval) -> Element:
+    axes = range(x.ndim)
+    bounds = tuple(IndexBound(f"x2[{a}]", n - size + 1)
+                   for a, (n, size) in enumerate(zip(x.shape, u.shape, strict=True)))
+    if not x.ndim:
+        return Element("x1[()]")
+    hit = " & ".join(f"(o{a} >= x2[{a}]) & (o{a} < x2[{a}] + {n})"
+                     for a, n in enumerate(u.shape))
+    new = places([f"o{a} - x2[{a}]" for a in axes])
+    return Element(f"where({hit}, x1[{new}], x0[{places(axes)}])", bounds=bounds)
+
+
 DYNAMIC_UPDATE_SLICE = GraphOp(
     "dynamic_update_slice",
     out=True,
@@ -361,6 +381,7 @@ DYNAMIC_UPDATE_SLICE = GraphOp(
         Sample((Arg((5,)), Arg((3,)), Arg((1,), "index:3", False))),
         Sample((Arg((4, 6)), Arg((2, 3)), Arg((2,), "index:3", False))),
     ),
+    element=_update_element,
     flops=flops.none,
     doc="x with the block at `starts` replaced by an update",
 )

@@ -12,6 +12,7 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...tensor import OPERATORS, Tensor
 from .. import flops
 from .. import functions as F
+from ..element import Element, places
 from ..op import FLAT_VIEW, VIEW, Aval, GraphOp, sample
 from ..operand import (
     axes_tuple,
@@ -410,6 +411,16 @@ def _pad_letters(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple
     return f"{own},->{own}"
 
 
+def _pad_element(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple) -> Element:
+    at, inside = [], []
+    for a, (n, lo, h) in enumerate(zip(x.shape, before, holes, strict=True)):
+        shifted = f"(o{a} - {lo})"
+        at.append(f"{shifted} // {h + 1}" if h else shifted)
+        inside += [f"({shifted} >= 0)", f"({shifted} < {(n - 1) * (h + 1) + 1 if n else 0})"]
+        inside += [f"({shifted} % {h + 1} == 0)"] * (h > 0)
+    return Element(f"where({' & '.join(inside)}, x0[{places(at)}], x1[()])" if at else "x0[()]")
+
+
 PAD = GraphOp(
     "pad",
     shape=_pad_shape,
@@ -431,6 +442,7 @@ PAD = GraphOp(
         sample((4,), (), before=(-2,), after=(-1,), holes=(1,)),
     ),
     flops=flops.none,
+    element=_pad_element,
     doc="surround with a value, and put `holes` of it between neighbours",
 )
 

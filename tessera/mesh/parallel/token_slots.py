@@ -14,6 +14,7 @@ import numpy as np
 
 from tessera.dims import show_shape
 from tessera.errors import ShapeError
+from tessera.graph.element import Element, places
 from tessera.graph.op import Aval, GraphOp, sample
 from tessera.graph.ops.gather import add_rows, stretch
 from tessera.graph.trace import apply
@@ -58,6 +59,18 @@ def _read_ref(y: np.ndarray, slots: np.ndarray) -> np.ndarray:
     return found.reshape(shape)
 
 
+def _fill_element(v: Aval, slots: Aval, extent: Any) -> Element:
+    """Of all rows of its group those that go to this slot, in their order."""
+    lead = v.ndim - 3
+    hit = f"where(x1[{places([*range(lead), 'r0', 'r1'])}] == o{lead}, r0, -1)"
+    return Element(f"x0[{places([*range(lead), hit, 'r1', lead + 1])}]", over=slots.shape[-2:])
+
+
+def _read_element(y: Aval, slots: Aval) -> Element:
+    at = f"x1[{places(range(slots.ndim))}]"
+    return Element(f"x0[{places([*range(y.ndim - 2), at, slots.ndim])}]")
+
+
 FILL = GraphOp(
     "fill_slots",
     shape=_fill_shape,
@@ -72,6 +85,7 @@ FILL = GraphOp(
     drops=(0,),
     samples=(sample((4, 2, 3), ((4, 2), "index:9"), extent=8),
              sample((2, 5, 1, 3), ((2, 5, 1), "index:7"), extent=6)),
+    element=_fill_element,
     doc="rows added up into numbered slots; rows of slots that do not exist are left out",
 )
 READ = GraphOp(
@@ -85,6 +99,7 @@ READ = GraphOp(
     axes="..._d,...sk->...skd",
     drops=(0,),
     samples=(sample((8, 3), ((4, 2), "index:9")), sample((2, 6, 3), ((2, 5, 1), "index:7"))),
+    element=_read_element,
     doc="the rows of numbered slots; 0 for slots that do not exist",
 )
 

@@ -1,0 +1,234 @@
+"""Kernels of ops that say how one element follows from elements of the operands (graph/element.py).
+
+All tensors are seen as vectors. A block takes a run of elements of the result: their places follow
+from their numbers, and each read is a gather, of nothing where the place is outside.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import astuple, dataclass, field
+from math import prod
+from typing import Any
+
+from ...numerics import DType, as_type
+from ..element import Element, IndexBound
+from ..schedule.build_schedule import ScheduleBuilder
+from ..schedule.groups import FusionGroup
+from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from .choose_schedule import blocks, for_loop
+from .group_statements import CHAIN
+from .kernel_text import KernelText, KernelWriter, capital
+from .spell import literal
+
+LONG = 1 << 30  # from here on numbers of elements are 64 bits wide
+BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//",
+                           ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|"}
+COMPARE: dict[type, str] = {ast.Eq: "==", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A part of the text. least, most: of an integer that is known to lie between them.
+    varies: whether it is a tile, one number for each element of the block."""
+
+    text: str
+    varies: bool = False
+    least: int | None = None
+    most: int | None = None
+
+
+@dataclass
+class _Spelled:
+    """An element's text as statements of a kernel; what was computed has a name."""
+
+    w: KernelWriter
+    step: GroupStep
+    shape: tuple[int, ...]
+    operands: list[GroupOperand | Any]  # or a number
+    block: int
+    kind: str  # of places: int32 or int64
+    named: dict[str, _Term] = field(default_factory=dict)
+    count: int = 0
+    placing: bool = False  # whether an integer that is read is a place
+
+    def spell(self, text: str) -> _Term:
+        return self.visit(ast.parse(text, mode="eval").body)
+
+    def bound(self, text: str) -> _Term:
+        """An integer that is a place."""
+        return self.places(ast.parse(text, mode="eval").body)[0]
+
+    def visit(self, e: ast.AST) -> _Term:
+        match e:
+            case ast.Constant(value=int() as n):
+                return _Term(str(n), False, n, n)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as n)):
+                return _Term(f"({-n})", False, -n, -n)
+            case ast.Name(id=name):
+                return self.named[name] if name in self.named else self.place(int(name[1:]))
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.binary(BINARY[type(op)], self.visit(left), self.visit(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self.binary(COMPARE[type(op)], *self.places(left, right))
+            case ast.Call(args=args):
+                return self.where(*(self.visit(a) for a in args))
+            case ast.Subscript(value=ast.Name(id=name), slice=at):
+                parts = at.elts if isinstance(at, ast.Tuple) else [at]
+                return self.read(int(name[1:]), self.places(*parts))
+        raise AssertionError(ast.dump(e))
+
+    def places(self, *parts: ast.AST) -> list[_Term]:
+        before, self.placing = self.placing, True
+        made = [self.visit(p) for p in parts]
+        self.placing = before
+        return made
+
+    def name(self, letter: str, text: str, varies: bool = True, **known: Any) -> _Term:
+        if text not in self.named:
+            made = f"{letter}{self.count}"
+            self.count += 1
+            self.w.line(f"{made} = {text}", self.step)
+            self.named[text] = _Term(made, varies, **known)
+        return self.named[text]
+
+    def place(self, axis: int) -> _Term:
+        """The place of an element along an axis of the result."""
+        n, stride = self.shape[axis], prod(self.shape[axis + 1:])
+        if n == 1:
+            return _Term("0", False, 0, 0)
+        text = f"p // {stride}" if stride > 1 else "p"
+        text = f"{text} % {n}" if prod(self.shape[:axis]) > 1 else text
+        # Beyond the last element of the result the first axis goes on.
+        return self.name("o", text, least=0, most=n - 1)
+
+    def binary(self, op: str, a: _Term, b: _Term) -> _Term:
+        least, most = _range(op, a, b)
+        return _Term(f"({a.text} {op} {b.text})", a.varies or b.varies, least, most)
+
+    def where(self, condition: _Term, x: _Term, y: _Term) -> _Term:
+        least = None if x.least is None or y.least is None else min(x.least, y.least)
+        most = None if x.most is None or y.most is None else max(x.most, y.most)
+        if not condition.varies:
+            condition = self.name("c", f"tile.broadcast({condition.text}, ({self.block},))")
+        return self.name("w", f"tile.where({condition.text}, {x.text}, {y.text})", least=least,
+                         most=most)
+
+    def read(self, i: int, at: list[_Term]) -> _Term:
+        x = self.operands[i]
+        if not isinstance(x, GroupOperand):
+            return _Term(literal(x.value, x.kind))
+        X, place = capital(x.name), self.placing
+        flat, inside, varies = "", [], any(t.varies for t in at)
+        for t, n in zip(at, x.shape, strict=True):
+            flat = f"({flat}) * {n} + {t.text}" if flat else t.text
+            inside += [f"({t.text} >= 0)"] * (t.least is None or t.least < 0)
+            inside += [f"({t.text} < {n})"] * (t.most is None or t.most >= n)
+        flat = flat or "0"
+        if not varies and not inside:
+            made = self.name("x", f"{X}[{flat}]", varies=False)
+            return self.index(made) if place else made
+        if not varies:
+            flat = f"tile.broadcast(tile.cast({flat}, {self.kind}), ({self.block},))"
+        if inside:
+            flat = self.name("f", f"tile.where({' & '.join(inside)}, {flat}, -1)").text
+        made = self.name("x", f"tile.gather({X}, {flat})")
+        return self.index(made) if place else made
+
+    def index(self, raw: _Term) -> _Term:
+        """An integer operand as a place: where it is far outside it stays there."""
+        text = f"tile.maximum(tile.minimum({raw.text}, {LONG}), {-LONG})"
+        text = raw.text if self.kind == "int64" else text
+        return self.name("i", f"tile.cast({text}, {self.kind})", varies=raw.varies)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """An operand that is known."""
+
+    value: Any
+    kind: str
+
+
+def _range(op: str, a: _Term, b: _Term) -> tuple[int | None, int | None]:
+    if None in (a.least, a.most, b.least, b.most):
+        return None, None
+    assert a.least is not None and a.most is not None
+    assert b.least is not None and b.most is not None
+    if op == "+":
+        return a.least + b.least, a.most + b.most
+    if op == "-":
+        return a.least - b.most, a.most - b.least
+    if op in ("*", "//") and b.least == b.most and b.least > 0:
+        return (a.least * b.least, a.most * b.least) if op == "*" else (
+            a.least // b.least, a.most // b.least)
+    return None, None
+
+
+def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    (node,) = group.nodes
+    assert node.op.element is not None
+    element = node.op.element(*(v.aval for v in node.inputs), **node.attrs)
+    reads = [builder.operand(v) for v in builder.reads(group)]
+    y = builder.operand(node.outputs[0])
+    s = for_loop((prod(y.shape),), y.type.dtype.bits)
+    builder.add("elements", y.shape, reads, [y], [builder.step(node)], s,
+                (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
+                bounds=tuple(map(astuple, element.bounds)),
+                kinds=tuple(v.aval.dtype.kind for v in node.inputs))
+
+
+def element_source(group: ScheduledGroup) -> KernelText:
+    w, (step,), (y,), BN = KernelWriter(group), group.steps, group.writes, group.schedule.n
+    bounds = tuple(IndexBound(*b) for b in group.attr("bounds"))
+    element = Element(group.attr("element"), group.attr("over"), bounds)
+    reads = {r.name: r for r in group.reads}
+    size = max(prod(o.shape) for o in (*group.reads, y))
+    kind = w.type(as_type("int64" if size >= LONG else "int32"))
+    operands = [reads[a] if isinstance(a, str) else _Number(a, k)
+                for a, k in zip(step.args, group.attr("kinds"), strict=True)]
+    w.line(f"n = tile.group_id(0) * {BN}")
+    w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
+    s = _Spelled(w, step, y.shape, operands, BN, kind)
+    made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
+    w.line(f"{capital(y.name)}[n:n+{BN}] = {made}", step)
+    names = {o.name: o for o in (*group.reads, y)}
+    texts = [f"{capital(o.name)}: {w.annotation(o, (prod(o.shape),))}" for o in names.values()]
+    return w.finish(texts, f"(grid={group.grid})", [(prod(o.shape),) for o in names.values()])
+
+
+def _single(s: _Spelled, element: Element) -> str:
+    _check(s, element)
+    return s.spell(element.text).text
+
+
+def _check(s: _Spelled, element: Element) -> None:
+    for b in element.bounds:
+        s.w.check_index(s.bound(b.text).text, b.extent, s.step, b.wrap)
+
+
+def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
+    """Terms one after another in order, each sum rounded to the type of the result; more than CHAIN
+    of them in f64, rounded once."""
+    w, name = s.w, s.step.name
+    wide = dtype.name == "f32" and prod(element.over) > CHAIN
+    kept = w.type(as_type("f64")) if wide else w.type(s.step.type)
+    w.line(f"{name} = tile.full(({s.block},), {literal(0, dtype.kind)}, {kept})", s.step)
+    for a in range(len(s.shape)):
+        s.place(a)
+    with w.block(f"for r in range(0, {prod(element.over)}):"):
+        for i, n in enumerate(element.over):
+            inner, outer = prod(element.over[i + 1:]), prod(element.over[:i])
+            text = "r" if inner == 1 else f"(r // {inner})"
+            text = text if outer == 1 else f"({text} % {n})"
+            s.named[f"r{i}"] = _Term(text, False, 0, n - 1)
+        _check(s, element)
+        term = s.spell(element.text).text
+        term = f"tile.cast({term}, {kept})" if wide else term
+        narrow = dtype.kind == "float" and dtype.compute is not dtype
+        total = f"{name} + {term}"
+        w.line(f"{name} = " + (f"tile.cast({total}, {kept})" if narrow else total), s.step)
+    return f"tile.cast({name}, {w.type(s.step.type)})" if wide else name
+
+
+__all__ = ["element_source", "schedule_elements"]
