@@ -23,7 +23,7 @@ from ..tensor import FUNCTIONS, Tensor, as_tensor
 from . import functions as F
 from .op import name_operands
 from .signature import show_call
-from .trace import LITERAL, Tracer
+from .trace import LITERAL, Tracer, apply, current_builder
 from .weak_numbers import Number, fitting, is_number, weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -241,6 +241,27 @@ def store(y: Tensor, numeric: NumericType) -> Tensor:
     if isinstance(out, Tracer):
         out.builder.unrounded[out.value] = y
     return out
+
+
+def as_stored(x: Tensor) -> tuple[Tensor, float]:
+    """(z, factor) with x = factor z, where a trace shows that x was widened from the narrow type of
+    z: through views, and multiplications by a number, which commute with it. Else (x, 1)."""
+    if not isinstance(x, Tracer) or x.builder is not current_builder():
+        return x, 1.0
+    node = x.builder.makers.get(x.value)
+    if node is None or not node.inputs or node.op.multi:
+        return x, 1.0
+    inner = Tracer(x.builder, node.inputs[0])
+    if node.op.converts and inner.dtype.kind == x.dtype.kind and inner.dtype.bits < x.dtype.bits:
+        return inner, 1.0
+    if node.op.view and inner.type == x.type:
+        z, factor = as_stored(inner)
+        return (apply(node.op, z, **node.attrs), factor) if z is not inner else (x, 1.0)
+    number = x.builder.makers.get(node.inputs[1]) if node.op.name == "mul" else None
+    if number is not None and number.op.name == "constant":
+        z, factor = as_stored(inner)
+        return (z, factor * float(number.attrs["value"])) if z is not inner else (x, 1.0)
+    return x, 1.0
 
 
 def need_float(x: Tensor, what: str) -> None:

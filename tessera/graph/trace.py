@@ -106,6 +106,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.captures: dict[int, tuple[Value, Tensor]] = {}
         self.literals: dict[Any, Value] = {}
+        self.makers: dict[Value, Node] = {}
         self.rng: Any = None  # keys of a body that is an attribute of an op; see ops/random.py
         self.streams = 0  # random streams drawn so far
         self.written: list[tuple[Value, Value, SourceLine | None]] = []  # old, new, by a kernel
@@ -144,6 +145,7 @@ class GraphBuilder:
                 Node(hooks.constant.get(), (), {"value": number, "type": x.type}, (value,), None)
             )
             self.literals[key] = value
+            self.makers[value] = self.nodes[-1]
         return self.literals[key]
 
     def emit(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
@@ -157,6 +159,7 @@ class GraphBuilder:
         if trace_state.hints and where is not None and not where.hints:
             where = replace(where, hints=trace_state.hints)
         self.nodes.append(Node(op, inputs, attrs, outputs, where))
+        self.makers.update(dict.fromkeys(outputs, self.nodes[-1]))
         made = tuple(Tracer(self, v) for v in outputs)
         return made if op.multi else made[0]
 

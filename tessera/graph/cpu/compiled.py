@@ -31,6 +31,7 @@ from . import blas
 from .kernel import compile_loops
 from .lower import LoweredLoop, lower
 from .target import CPU
+from .widen_products import widen_products
 
 Step = Callable[[list], None]
 NO_LIMIT = contextlib.nullcontext()
@@ -41,7 +42,8 @@ class CompiledGraph:
     """Steps over an environment: a list with one array per value."""
 
     def __init__(self, graph: Graph):
-        self.known, self.graph = fold_constants(graph)
+        self.known, graph = fold_constants(widen_products(graph))
+        self.graph = graph
         self.units = _keep_small_apart(fuse(self.graph, CPU))
         self.plan: MemoryPlan = plan_memory(self.graph, self.units, self.known, CPU)
         self.slot: dict[Value, int] = {}

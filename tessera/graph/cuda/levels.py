@@ -21,6 +21,7 @@ from ..ir import Graph
 from .kernel_text import Origin, mark
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
+from .target import ANCHORS
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
 
@@ -116,6 +117,29 @@ def emitted_of(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
     return emit_kernel(function, r.lanes, target, facts, schedule=r.schedule).emitted
 
 
+@dataclass(frozen=True)
+class MatmulLaunch:
+    """A launch that multiplies matrices. group: its name in the schedule.  operands: the types of
+    both.  forms: what computes it: wgmma | mma | threads; attention has more than one matmul."""
+
+    group: str
+    kind: str
+    operands: tuple[str, str]
+    forms: tuple[str, ...]
+
+
+def matmul_launches(program: CudaProgram) -> list[MatmulLaunch]:
+    """Every launch of a program that multiplies matrices, as its target computes it."""
+    out = []
+    for launch in program.launches:
+        group = launch.group
+        if group.kind in ANCHORS.values():
+            a, b = (str(o.type.dtype) for o in group.reads[:2])
+            out.append(MatmulLaunch(group.name, group.kind, (a, b),
+                                    emitted_of(launch, program.target).matmul_forms))
+    return out
+
+
 def target_lines(program: CudaProgram) -> list[LevelLine]:
     """The emitted Numba-CUDA source of each group, below what was decided."""
     out: list[LevelLine] = []
@@ -183,5 +207,5 @@ def tile_ids(function: Function, launch: GroupLaunch | NodeLaunch) -> dict[int, 
     return found
 
 
-__all__ = ["LEVELS", "LevelLine", "compiled_of", "emitted_of", "program_of", "request_of",
-           "target_named", "text_of", "tile_ids"]
+__all__ = ["LEVELS", "LevelLine", "MatmulLaunch", "compiled_of", "emitted_of", "matmul_launches",
+           "program_of", "request_of", "target_named", "text_of", "tile_ids"]

@@ -36,29 +36,30 @@ def _others(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, own: int,
 
 def gemm_source(group: ScheduledGroup) -> KernelText:
     """The library's loop over K. The extents of one matrix stay open, so that a kernel serves all
-    products of its kind; those of a batch are constants."""
+    products of its kind; those of a batch, and extents from which the compiler is to see that rows
+    are of 16 bytes, are constants."""
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     w.scope |= {"product": product}
     anchor, (A, B) = group.steps[0], group.reads[:2]
-    s, layout, batch = group.schedule, group.attr("layout"), group.attr("batch")
-    origin = "tile.group_id({}) * {}" if batch else "tile_{}"
-    if batch:
-        w.line("z = tile.group_id(0)")
-        w.line(f"m = {origin.format(1, s.m)}")
-        w.line(f"n = {origin.format(2, s.n)}")
-    m, n = ("m", "n") if batch else ("tile_m", "tile_n")
+    s, layout, batch, open_ = (group.schedule, group.attr("layout"), group.attr("batch"),
+                               group.attr("open"))
+    if not open_:
+        for i, name in enumerate(("z", "m", "n") if batch else ("m", "n")):
+            size = {"m": f" * {s.m}", "n": f" * {s.n}"}.get(name, "")
+            w.line(f"{name} = tile.group_id({i}){size}")
+    m, n = ("tile_m", "tile_n") if open_ else ("m", "n")
     b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
                    {r.name: r for r in group.reads[2:]})
     sums = w.type(anchor.type)
     indices = ", ".join(batch or ("None", "None"))
     w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_})"
     _behind(w, b, group, anchor, w_call)
-    dims = [o.shape if batch else tuple(names if way == "n" else names[::-1])
+    dims = [tuple(names if way == "n" else names[::-1]) if open_ else o.shape
             for o, way, names in zip((A, B), layout, ("MK", "KN"), strict=True)]
-    texts, shapes = _others(w, b, group, 2, {} if batch else {0: "M", 1: "N"})
+    texts, shapes = _others(w, b, group, 2, {0: "M", 1: "N"} if open_ else {})
     own = [f"{name}: {w.annotation(o, d)}" for name, o, d in zip("AB", (A, B), dims, strict=True)]
-    grid = f"(grid={group.grid})" if batch else ""
-    return w.finish([*own, *texts], grid, [A.shape, B.shape, *shapes])
+    return w.finish([*own, *texts], "" if open_ else f"(grid={group.grid})",
+                    [A.shape, B.shape, *shapes])
 
 
 def attention_source(group: ScheduledGroup) -> KernelText:

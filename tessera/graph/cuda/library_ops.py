@@ -1,7 +1,7 @@
 """Ops that library kernels do as a whole: they replace what they stand for in a lowered graph.
 
-A product takes in the casts and transpositions of its operands; attention is recognised before its
-softmax is opened.
+A product takes in the transpositions of its operands; attention is recognised before its softmax is
+opened.
 """
 
 from __future__ import annotations
@@ -51,12 +51,10 @@ def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
 
 # --- products ---------------------------------------------------------------------------------
 def match_product(users: Makers, node: Node) -> Node | None:
-    """matmul of operands as they lie in memory: narrow types and transposed matrices included."""
+    """matmul of operands as they lie in memory: transposed matrices included."""
     if node.op.name != "matmul":
         return None
     sides = [_operand(users, v) for v in node.inputs]
-    if sides[0].value.aval.dtype is not sides[1].value.aval.dtype:
-        sides = [_Side(v, False, []) for v in node.inputs]
     attrs = {"layout": "".join("t" if s.transposed else "n" for s in sides), **node.attrs}
     parts = [*sides[0].parts, *sides[1].parts, node]
     return Node(PRODUCT, tuple(s.value for s in sides), attrs, node.outputs,
@@ -72,15 +70,10 @@ class _Side:
 
 def _operand(users: Makers, v: Value) -> _Side:
     transposed, parts = False, list[Node]()
-    while True:
-        if (cast := users.made_by(v, "cast")) and _widens(cast):
-            parts.append(cast)
-            v = cast.inputs[0]
-        elif (turn := users.made_by(v, "transpose")) and _swaps_last(turn.attrs["axes"]):
-            parts.append(turn)
-            v, transposed = turn.inputs[0], not transposed
-        else:
-            return _Side(v, transposed, parts)
+    while (turn := users.made_by(v, "transpose")) and _swaps_last(turn.attrs["axes"]):
+        parts.append(turn)
+        v, transposed = turn.inputs[0], not transposed
+    return _Side(v, transposed, parts)
 
 
 def _widens(cast: Node) -> bool:

@@ -138,7 +138,7 @@ class _KernelSchedule(ScheduleBuilder):
         own = [self.operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
                                                            strict=True)]
         self._anchored("gemm", group, frame, own, form.schedule, form.grid, layout=form.layout,
-                       batch=form.batch)
+                       batch=form.batch, open=form.open)
 
     def attention(self, group: FusionGroup) -> None:
         anchor = group.anchor

@@ -29,12 +29,14 @@ class MatmulForm:
     [M, K] or [K, N], "t" of one whose matrices lie transposed.
 
     batch: of each operand, which matrix belongs to matrix z of the result; empty where there is
-    one matrix, whose extents the kernel takes at each call.
+    one matrix.
+    open: whether the kernel takes the extents at each call; else they are constants of it.
     """
 
     operands: tuple[Extents, Extents]
     layout: str
     batch: tuple[str, ...]
+    open: bool
     schedule: Schedule  # its notes say why
     grid: Extents
 
@@ -49,19 +51,31 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     batch = tuple(_matrix_index(lead, s[:-2]) for s in shapes) if lead else ()
     schedule = _schedule(anchor.inputs[0].aval.type, extents[-2], extents[-1], shared_bytes,
                          _pressure(group, frame))
-    schedule = schedule.with_notes(*_operand_notes(anchor, lead), *schedule.notes)
-    return MatmulForm((a, b), anchor.attrs["layout"], batch, schedule,
+    eights = _rows_of_eight(anchor, a, b)
+    schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
+    return MatmulForm((a, b), anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))
 
 
-def _operand_notes(anchor: Node, lead: Extents) -> list[str]:
+def _rows_of_eight(anchor: Node, a: Extents, b: Extents) -> bool:
+    """Whether rows are of 16 bytes, as TMA needs them, and it takes their extents to see it: open
+    extents are known to the compiler as multiples of 16 elements or not at all."""
+    bits = anchor.inputs[0].aval.dtype.bits
+    rows = (a[-1], b[-1])
+    return bits <= 16 and any(n % 16 for n in rows) and not any(n * bits % 128 for n in rows)
+
+
+def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
     names = [n for n, way in zip("ab", anchor.attrs["layout"], strict=True) if way == "t"]
     notes = [f"{' and '.join(names)} read transposed, as they lie" if len(names) > 1 else
              f"{names[0]} is read transposed, as it lies"] if names else []
     types = [v.aval.dtype.name for v in anchor.inputs]
     wide = anchor.attrs["accum"].name
     notes += [f"operands of {types[0]}, sums in {wide}"] if types[0] != wide else []
-    return notes + ([f"{prod(lead)} matrices: extents are constants of the kernel"] if lead else [])
+    if lead:
+        return [*notes, f"{prod(lead)} matrices: extents are constants of the kernel"]
+    return notes + ["extents are constants of the kernel, which show that rows are of 16 bytes"
+                    ] * eights
 
 
 def _schedule(numeric: NumericType, M: int, N: int, shared_bytes: int, pressure: str) -> Schedule:

@@ -10,13 +10,21 @@ import numpy as np
 from ... import hooks, wide_arrays
 from ...dims import show_shape, size_of
 from ...errors import DTypeError, ShapeError
-from ...numerics import DType, NumericType, as_type, decode, encode, result_type
+from ...numerics import (
+    DType,
+    NumericType,
+    as_type,
+    decode,
+    dtype_of_numpy,
+    encode,
+    result_type,
+)
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
 from ..cpu import blas
-from ..op import Aval, GraphOp, Sample, sample
-from ..operand import compute_type, convert, public, store, to_compute
+from ..op import Arg, Aval, GraphOp, Sample, sample
+from ..operand import as_stored, compute_type, convert, public, store, to_compute
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
 
@@ -35,7 +43,21 @@ def _matmul_shape(a: Aval, b: Aval, accum: DType) -> Aval:
             hint=_matmul_hint(a.shape, b.shape),
         )
     lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return Aval((*lead, a.shape[-2], b.shape[-1]), a.type)
+    sums = wide_type(a.dtype) if is_multiplied_as_stored(a.dtype) else a.type
+    return Aval((*lead, a.shape[-2], b.shape[-1]), sums)
+
+
+def is_multiplied_as_stored(dtype: DType) -> bool:
+    """Whether a matmul takes elements of this narrow type as they lie: two of them multiply exactly
+    in the wide type. Packed ones, and integers that tensor cores do not take, are widened first."""
+    if dtype.kind == "float":
+        return dtype.bits <= 16 and not dtype.packed
+    return dtype.name == "int8"
+
+
+def wide_type(dtype: DType) -> NumericType:
+    """In which products of elements of a narrow type are exact, and added up."""
+    return as_type("int32") if dtype.kind == "int" else as_type(dtype.compute)
 
 
 def _matmul_hint(a: tuple, b: tuple) -> str:
@@ -49,7 +71,9 @@ def _matmul_hint(a: tuple, b: tuple) -> str:
 
 
 def matmul_ref(a: np.ndarray, b: np.ndarray, accum: DType, out: np.ndarray | None = None) -> Any:
-    """BLAS in the operands' type; integers exactly; a narrow accumulate type step by step."""
+    """BLAS in the operands' type, narrow ones widened; integers exactly; a narrow accumulate type
+    step by step."""
+    a, b = widened_array(a), widened_array(b)
     if a.dtype.kind in "iu":
         return _integer_matmul(a, b)
     if accum.kind == "float" and accum.bits < 32:
@@ -61,6 +85,20 @@ def matmul_ref(a: np.ndarray, b: np.ndarray, accum: DType, out: np.ndarray | Non
         return blas.multiply(a, b)
     blas.whole(a, b, out)
     return out
+
+
+def widened_array(x: np.ndarray) -> np.ndarray:
+    """Elements of a narrow type in that of their products; others as they are."""
+    dtype = dtype_of_numpy(x.dtype)
+    if not is_multiplied_as_stored(dtype):
+        return x
+    wide = wide_type(dtype).dtype.numpy
+    return x.astype(wide) if dtype.kind == "int" else decode(x, dtype).astype(wide, copy=False)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Elements of a narrow type in that of their products; others as they are."""
+    return convert(x, wide_type(x.dtype)) if is_multiplied_as_stored(x.dtype) else x
 
 
 def _integer_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -86,15 +124,24 @@ def _mT(x: Tensor) -> Tensor:
     return F.swapaxes(x, -1, -2)
 
 
+def _product(a: Tensor, b: Tensor, accum: DType) -> Tensor:
+    """a b in a derivative: of elements of a narrow type where both are such, as a cotangent is that
+    was rounded behind the forward matmul; else in the wide type."""
+    (x, i), (y, j) = as_stored(a), as_stored(b)
+    if x.dtype is not y.dtype or not is_multiplied_as_stored(x.dtype):
+        return apply(MATMUL, to_compute(a), to_compute(b), accum=accum)
+    out = apply(MATMUL, x, y, accum=accum)
+    return out if i * j == 1.0 else out * (i * j)
+
+
 def _matmul_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> tuple:
-    da = apply(MATMUL, g, _mT(b), accum=accum)
-    db = apply(MATMUL, _mT(a), g, accum=accum)
+    da, db = _product(g, _mT(b), accum), _product(_mT(a), g, accum)
     return unbroadcast(da, tuple(a.shape)), unbroadcast(db, tuple(b.shape))
 
 
 def _matmul_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> Tensor | None:
-    left = None if ts[0] is None else apply(MATMUL, ts[0], b, accum=accum)
-    right = None if ts[1] is None else apply(MATMUL, a, ts[1], accum=accum)
+    left = None if ts[0] is None else _product(ts[0], b, accum)
+    right = None if ts[1] is None else _product(a, ts[1], accum)
     return right if left is None else left if right is None else left + right
 
 
@@ -120,17 +167,21 @@ MATMUL = GraphOp(
         sample((2, 3, 4), (2, 4, 2), accum=_F32),
         sample((2, 1, 3, 4), (3, 4, 2), accum=_F32),
         Sample(sample(((2, 3), "int"), ((3, 2), "int")).args, {"accum": as_type("int32").dtype}),
+        *(Sample((Arg((2, 3, 4), f"type:{narrow}", False), Arg((2, 4, 2), f"type:{narrow}", False)),
+                 {"accum": as_type("int32" if narrow == "int8" else "f32").dtype})
+          for narrow in ("bf16", "f16", "fp8_e4m3", "int8")),
     ),
     flops=flops.matmul,
     matmul=True,
     hint="a product or sum beyond the range of the type",
-    doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast",
+    doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast; operands of 16 bits or "
+    "fewer keep their type, and the result is wide",
     out=True,
 )
 
 
 def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
-    """matmul of operands in one compute type; a 2-D right operand makes it one 2-D product."""
+    """matmul of operands of one type; a 2-D right operand makes it one 2-D product."""
     if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[-2]:
         flat = F.reshape(a, (size_of(a.shape[:-1]), a.shape[-1]))
         out = apply(MATMUL, flat, b, accum=accum)
@@ -140,14 +191,18 @@ def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def matmul_type(a: NumericType, b: NumericType) -> tuple[NumericType, NumericType, DType]:
-    """(compute type, result type, accumulate type) of a product of these operands."""
+    """(type of the operands, result type, accumulate type) of a product of these operands.
+
+    Those of a type that is multiplied as it is stored keep it; others are computed in the wide one.
+    """
     common = result_type(a, b)
     if common.dtype.kind in ("int", "uint") and common.dtype.bits <= 8:
-        compute = as_type("int32")
-        return compute, compute, as_type("int32").dtype
+        wide = as_type("int32")
+        return common if is_multiplied_as_stored(common.dtype) else wide, wide, wide.dtype
     compute = compute_type(common)
-    accum = common.policy.accum or compute.dtype
-    return compute, common, accum
+    plain = is_multiplied_as_stored(common.dtype) and not (
+        common.policy.scaled or common.policy.custom or common.policy.per_channel is not None)
+    return common if plain else compute, common, common.policy.accum or compute.dtype
 
 
 def matmul_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]:
@@ -162,10 +217,17 @@ def matmul_operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, DType]
     return pair[0], pair[1], result, accum
 
 
-def _product_operand(x: Tensor, compute: NumericType, result: NumericType) -> Tensor:
+def _product_operand(x: Tensor, numeric: NumericType, result: NumericType) -> Tensor:
     if result.dtype.name == "tf32" and x.dtype.name != "tf32":
         x = convert(to_compute(x), as_type("tf32"))
-    return convert(to_compute(x), compute)
+    return operand_as(x, numeric)
+
+
+def operand_as(x: Tensor, numeric: NumericType) -> Tensor:
+    """x in the type of a product's operands; elements of that type stay as they are."""
+    if x.scale is None and x.dtype is numeric.dtype:
+        return x
+    return convert(to_compute(x), numeric)
 
 
 @public

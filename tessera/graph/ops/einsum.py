@@ -18,9 +18,9 @@ from ...errors import ArgumentError, AxisError, ShapeError
 from ...numerics import DType, NumericType
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import axis_index, convert, promote, public, store, to_compute
+from ..operand import axis_index, promote, public, store, to_compute
 from ..trace import apply
-from .contract import matmul_compute, matmul_type
+from .contract import matmul_compute, matmul_type, operand_as, widened
 from .index import DIAGONAL
 from .reduce import SUM
 
@@ -117,7 +117,7 @@ def _sum_out(x: Tensor, letters: str, gone: str, accum: DType) -> Labelled:
     axes = tuple(i for i, c in enumerate(letters) if c in gone)
     if not axes:
         return x, letters
-    total = apply(SUM, x, axis=axes, keepdims=False, accum=accum)
+    total = apply(SUM, widened(x), axis=axes, keepdims=False, accum=accum)
     return total, "".join(c for c in letters if c not in gone)
 
 
@@ -136,6 +136,8 @@ def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelle
     summed = "".join(c for c in both if c not in keep)
     m = "".join(c for c in left if c not in right)
     n = "".join(c for c in right if c not in left)
+    if x.dtype is not y.dtype:  # a sum by now, and an operand
+        x, y = widened(x), widened(y)
     if not summed:
         return _product(x, left, y, right, batch + m + n), batch + m + n
     if batch and not m and not n:  # many short dot products: a loop, not a matmul for each
@@ -160,7 +162,7 @@ def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
             shape.append(next(it) if c in letters else 1)
         return F.reshape(t, shape)
 
-    return F.multiply(spread(x, left), spread(y, right))
+    return F.multiply(spread(widened(x), left), spread(widened(y), right))
 
 
 # --- order ------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def contraction_path(spec: EinsumSpec, sizes: dict[str, Any],
 
 
 def _operands(tensors: Sequence[Any]) -> tuple[list[Tensor], NumericType, DType]:
-    """Operands in one compute type, the result's type and the accumulate type."""
+    """Operands in one type, as matmul takes them, the result's type and the accumulate type."""
     xs = [as_tensor(t) for t in tensors]
     if any(x.scale is not None for x in xs):
         xs = [to_compute(x) for x in xs]
@@ -192,7 +194,7 @@ def _operands(tensors: Sequence[Any]) -> tuple[list[Tensor], NumericType, DType]
     compute, result, accum = matmul_type(xs[0].type, xs[1].type)
     for x in xs[2:]:
         compute, result, accum = matmul_type(result, x.type)
-    return [convert(to_compute(x), compute) for x in xs], result, accum
+    return [operand_as(x, compute) for x in xs], result, accum
 
 
 @public

@@ -23,7 +23,7 @@ from ..op import Aval, GraphOp, sample
 from ..operand import convert, plain, public, store, to_compute
 from ..trace import Tracer, apply
 from ..tree import register_tree
-from .contract import matmul_operands
+from .contract import matmul_operands, widened
 from .gather import CHECK_INDEX, SEGMENT_SUM, TAKE, index_operand
 
 __all__ = ["COO", "CSR"]
@@ -277,6 +277,7 @@ def _product(a: Any, x: Any, transpose: bool, ndim: int) -> Tensor:
         want = f"[{n}]" if ndim == 1 else f"[{n}, K]"
         raise ShapeError(f"a sparse [{m}, {n}] times {show_shape(x.shape)}: {want} is needed")
     left, right, numeric, accum = matmul_operands(values, x)
+    left, right = widened(left), widened(right)
     if accum.bits < left.dtype.bits:
         raise DTypeError(f"sums of sparse products run in {left.dtype} or wider, not {accum}")
     left, right = convert(left, as_type(accum)), convert(right, as_type(accum))

@@ -109,7 +109,10 @@ class EmittedLine:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A source text and what it takes."""
+    """A source text and what it takes.
+
+    matmul_forms: what computes its matmuls: wgmma | mma | threads, each at most once.
+    """
 
     name: str
     source: str
@@ -118,6 +121,7 @@ class Emitted:
     lines: dict[int, tuple[str, int]]
     notes: tuple[str, ...]
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
+    matmul_forms: tuple[str, ...] = ()
 
 
 class Emitter:
@@ -143,6 +147,7 @@ class Emitter:
         self.depth, self.loops = 1, 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
+        self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
         self.memo: dict[str, object] = {}  # what a family found out about the function
@@ -397,7 +402,8 @@ class Emitter:
         if len(self.lines) + len(self.top) == 0:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
-                       self.shared_bytes, lines, tuple(self.notes), tuple(self.sites))
+                       self.shared_bytes, lines, tuple(self.notes), tuple(self.sites),
+                       tuple(self.matmul_forms))
 
 
 def literal(value: object, dtype: DType) -> str:

@@ -52,6 +52,7 @@ def of_taken(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
     """The matmuls of one step of k, whose fragments are registers already."""
     x, y, acc = op.args
     result, K = e.layout(op.outs[0].value), e.type(x).shape[1]  # type: ignore[union-attr]
+    e.matmul_forms["mma"] = None
     e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}")
     text = (f"use(matmul.matmul({kinds}, {result.text!r}, {result.shape}, {K}, "
             f"{taken(result, 'A')}, {taken(result, 'B')}, False))")
@@ -111,6 +112,7 @@ def by_tensor_cores(e: Emitter, op: Op, kinds: tuple[str, str]) -> str:
     unit = e.generation.warp_matmul
     small = unit.step_bytes < STEP_BYTES
     longest = f", {unit.longest_sum}" if kinds[0] in unit.short_sums else ""
+    e.matmul_forms["mma"] = None
     e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by mma.sync {kinds[0]}: "
            f"A from {readers[0][0]}, B from {readers[1][0]}")
     text = (f"use(matmul.matmul({kinds}, {result.text!r}, {result.shape}, {K}, {readers[0]}, "
@@ -141,6 +143,7 @@ def by_threads(e: Emitter, op: Op) -> str:
         args += place
     make = e.use("multiply_add", f"use(thread_matmul.matmul({kind!r}, {result.text!r}, "
                  f"{result.shape}, {step}, {specs[0]}, {specs[1]}))")
+    e.matmul_forms["threads"] = None
     e.note(f"matmul {result.shape[0]}x{result.shape[1]}x{K} by threads in {kind}")
     e.line(f"{k} = i32(0)")
     with e.block(f"while {k} < {K}"):

@@ -327,6 +327,7 @@ def _async_matmul(e: Emitter, op: Op) -> None:
     total = "f32" if attr["dtype"].kind == "float" else "s32"
     settings = ", ".join(f"{key}={value!r}" for key, value in options.items())
     kind = form.operands[e.type(a).dtype.name].name
+    e.matmul_forms["wgmma"] = None
     make = e.use("dot", f"use(ptx.wgmma.matmul({n}, {kind!r}, {total!r}, {settings}))")
     args = [*map(e.name, accumulator), x, descriptor(h, b, "b", attr["b_major"])]
     e.define(made, f"{make}({', '.join(args)})")

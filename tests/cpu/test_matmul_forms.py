@@ -1,0 +1,106 @@
+"""What computes each matmul of a lowered graph: tensor cores for all operands of 16 bits or fewer.
+
+Models as users write them, forward and backward, lowered without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tessera as ts
+from tessera import Tensor
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.levels import matmul_launches
+from tessera.numerics import as_type
+
+TARGETS = {"sm_90a": "wgmma", "sm_80": "mma"}
+PRODUCTS = "bf16 @accum(f32)"
+
+
+def forms(fn: Any, *args: Any, target: str) -> Counter:
+    """(bits of the operands, form) -> launches that multiply so."""
+    made = CudaProgram(ts.jit(fn).graph(*args), target)
+    return Counter((as_type(m.operands[0]).dtype.bits, form)
+                   for m in matmul_launches(made) for form in m.forms)
+
+
+def narrow_by_others(found: Counter, target: str) -> Counter:
+    """The launches of operands of 16 bits or fewer that are not by tensor cores."""
+    return Counter({k: n for k, n in found.items() if k[0] <= 16 and k[1] != TARGETS[target]})
+
+
+# --- a GPT-2 block, as written by hand ------------------------------------------------------------
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return ts.cast(ts.cast(x, PRODUCTS) @ ts.cast(w, PRODUCTS), "f32") + b
+
+
+def attention(x: Tensor, p: dict, heads: int) -> Tensor:
+    B, T, d = x.shape
+    q, k, v = (ts.transpose(ts.reshape(ts.cast(t, PRODUCTS), (B, T, heads, d // heads)),
+                            (0, 2, 1, 3))
+               for t in ts.split(linear(x, p["qkv"], p["qkv_bias"]), 3, axis=-1))
+    y = ts.transpose(ts.attention(q, k, v, causal=True), (0, 2, 1, 3))
+    return linear(ts.reshape(y, (B, T, d)), p["out"], p["out_bias"])
+
+
+def gpt2(p: dict, tokens: Tensor, targets: Tensor, heads: int) -> Tensor:
+    x = ts.embedding(p["table"], tokens) + p["positions"]
+    x = x + attention(ts.layernorm(x, p["g1"], p["b1"]), p, heads)
+    h = ts.gelu(linear(ts.layernorm(x, p["g2"], p["b2"]), p["up"], p["up_bias"]))
+    x = x + linear(h, p["down"], p["down_bias"])
+    logits = ts.cast(x, PRODUCTS) @ ts.transpose(ts.cast(p["table"], PRODUCTS))
+    return ts.cross_entropy(logits, targets)
+
+
+def gpt2_types(vocabulary: int, T: int, d: int) -> dict:
+    sizes = {"table": (vocabulary, d), "positions": (T, d), "qkv": (d, 3 * d), "qkv_bias": (3 * d,),
+             "out": (d, d), "up": (d, 4 * d), "up_bias": (4 * d,), "down": (4 * d, d)}
+    ones = ("g1", "b1", "g2", "b2", "out_bias", "down_bias")
+    return {n: ts.zeros(s) for n, s in (sizes | {n: (d,) for n in ones}).items()}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("vocabulary", [50304, 50257])
+def test_a_gpt2_block_and_its_gradient(target, vocabulary):
+    p, tokens = gpt2_types(vocabulary, 64, 128), ts.zeros((2, 64), "int32")
+    found = forms(lambda p, t, u: ts.value_and_grad(lambda p: gpt2(p, t, u, 2))(p), p, tokens,
+                  tokens, target=target)
+    assert found[16, TARGETS[target]] >= 15  # five products, each with two derivatives
+    # rows of 50257 elements are not of 16 bytes, which TMA needs: two products read such a matrix
+    others = {(16, "mma"): 2} if target == "sm_90a" and vocabulary % 8 else {}
+    assert narrow_by_others(found, target) == others
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3 @loss_scale(1024)"])
+def test_the_model_of_train_py(dtype, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    transformer = __import__("transformer")
+    c = transformer.Config(layers=1, T=64, B=2, dtype=dtype)
+    (run,) = transformer.stages_of(c)
+    tokens = ts.zeros((c.B, c.T), "int32")
+    params = transformer.init_params(c)
+    found = forms(lambda p, t, u: ts.value_and_grad(
+        lambda p: transformer.loss_of(run(p, t), u))(p), params, tokens, tokens, target="sm_90a")
+    kind = as_type(dtype).dtype
+    assert sum(n for (bits, _), n in found.items() if bits == kind.bits) >= 15
+    others = narrow_by_others(found, "sm_90a")
+    assert set(others) <= ({(8, "mma")} if kind.bits == 8 else set())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_mixture_of_experts(target):
+    def loss(x, gates, w1, w2):
+        """Every expert on every token, weighted by its gate.   x: [N, D]   w1: [E, D, F]"""
+        weights = ts.softmax(ts.cast(ts.cast(x, PRODUCTS) @ ts.cast(gates, PRODUCTS), "f32"))
+        h = ts.gelu(ts.einsum("nd,edf->enf", ts.cast(x, PRODUCTS), ts.cast(w1, PRODUCTS)))
+        y = ts.einsum("enf,efd->end", h, ts.cast(w2, PRODUCTS))
+        return ts.mean(ts.sum(ts.cast(y, "f32") * ts.transpose(weights)[:, :, None], axis=0) ** 2)
+
+    args = [ts.zeros(s) for s in ((64, 128), (128, 8), (8, 128, 256), (8, 256, 128))]
+    found = forms(lambda *a: ts.grad(loss, argnums=(0, 1, 2, 3))(*a), *args, target=target)
+    assert found[16, TARGETS[target]] >= 9
+    assert not narrow_by_others(found, target)
