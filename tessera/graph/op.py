@@ -164,6 +164,10 @@ class GraphOp:
             (**attrs) -> text or None (see graph/cuda/spell.py for the names it may use)
     element  (*avals, **attrs) -> Element, how one element of the result follows from elements of
             the operands: of an op that moves elements, or adds them where they meet
+    lines   of an op on whole lines along attribute axis (the last where it has none): the positions
+            in their "order" and the first of them, "top"; the place of the "largest" or "smallest";
+            where a value stands in it, "search"; or a running sum, prod, largest, smallest (their
+            places), logsumexp or recurrence
     reduction  how elements along attribute axis combine: sum | max | min | prod | any | all; "" of
             what is no reduction (with attributes axis and keepdims)
     makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it
@@ -211,6 +215,7 @@ class GraphOp:
     out: bool = False  # ref takes out=, a buffer to write into
     memory: ResultMemory | Callable[..., ResultMemory] = FRESH
     element: Callable[..., Element] | None = None
+    lines: str = ""
     graph_attrs: tuple[str, ...] = ()  # attrs that hold graphs (scan, cond, ...)
     reduction: str = ""
     makes: str = ""

@@ -54,9 +54,9 @@ REFUSED: dict[str, str] = {
                     MESH),
     "product": "int64 matmuls accumulate in int32",
     **dict.fromkeys((
-        "argmax", "argmin", "argsort", "top_k_index", "searchsorted", "cast_stochastic",
+        "cast_stochastic",
         "csr_rows", "cumsum", "cumprod", "cumargmax", "cumargmin", "logcumsumexp",
-        "linear_recurrence", "fold_in", "reduce_all", "reduce_any", "scatter_set", "segment_max",
+        "linear_recurrence", "fold_in", "scatter_set", "segment_max",
         "segment_min"), KERNEL),
 }
 

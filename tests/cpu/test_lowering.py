@@ -70,9 +70,7 @@ def test_without_a_gpu_the_target_is_refused():
 
 # --- what has no kernel -------------------------------------------------------------------------
 @pytest.mark.parametrize("name, fn, shape", [
-    ("argsort", lambda x: ts.sort(x), (4, 8)),
-    ("cumsum", lambda x: ts.cumsum(x, axis=1), (4, 8)),
-    ("argmax", lambda x: ts.argmax(x), (4, 8)),
+    ("cholesky", lambda x: ts.cholesky(x), (4, 4)),
     ("scan", lambda x: ts.scan(lambda c, y: (c + y, c), 0.0, x)[1], (8,)),
     ("rfft", lambda x: ts.rfft(x)[0], (8,)),
 ])

@@ -14,15 +14,20 @@ from ...numerics import NumericType
 from ..schedule.ir import ScheduledGroup, canonical_group
 from .copy_kernels import move_source
 from .elements import element_source
+from .extrema import position_source
 from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
+from .searches import search_source
+from .sorting import merge_source, sort_source
 
 WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
     "attention": attention_source, "move": move_source, "gather": gather_source,
     "segments": segments_source, "elements": element_source,
+    "search": search_source, "sort": sort_source, "merge": merge_source,
+    "position": position_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

@@ -24,11 +24,14 @@ from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
 from .elements import schedule_elements
+from .extrema import schedule_position
 from .gathers import around
 from .host_keys import Draws, split_draws
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
+from .searches import schedule_search
+from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .target import CUDA
 
@@ -271,6 +274,7 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch")}
-MAKERS["elements"] = schedule_elements
+MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
+           "merge": schedule_merge, "position": schedule_position}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...numerics import as_type
 from ..expand import expand, expand_held
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .host_keys import open_keys
 from .library_ops import match_attention, match_product, replace_calls
+from .sorting import open_sorts
 from .spell import COMBINE
 from .target import indexed_kind
 
@@ -38,6 +40,27 @@ def split_reductions(graph: Graph) -> Graph:
         if node.attrs["keepdims"]:
             return out
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return rebuild(graph, visit)
+
+
+def open_reductions(graph: Graph) -> Graph:
+    """Reductions of no elements are numbers, those of bools are extrema of integers."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        way = node.op.reduction
+        if not way or not all(isinstance(d, int) for d in inputs[0].aval.shape):
+            return None
+        (x,), out = inputs, node.outputs[0].aval
+        if 0 in x.aval.shape:
+            value = rw.emit("constant", value=EMPTY[way], type=out.type)
+            return rw.emit("broadcast_to", value, shape=out.shape)
+        if x.aval.dtype.kind != "bool":
+            return None
+        wide = rw.emit("cast", x, source=x.aval.type, to=INT32)
+        extremum = "reduce_max" if way in ("any", "max") else "reduce_min"
+        made = rw.emit(extremum, wide, axis=node.attrs["axis"], keepdims=node.attrs["keepdims"])
+        return rw.emit("cast", made, source=INT32, to=out.type)
 
     return rebuild(graph, visit)
 
@@ -73,6 +96,9 @@ def find_products(graph: Graph) -> Graph:
     return replace_calls(graph, match_product)
 
 
+EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
+INT32 = as_type("int32")
+
 PIPELINE: list[Pass] = [
     remove_dead,
     expand_held,
@@ -87,6 +113,8 @@ PIPELINE: list[Pass] = [
     canonicalize,
     merge_common,
     remove_dead,
+    open_sorts,
+    open_reductions,
     split_reductions,
     narrow_ids,
 ]

@@ -1,6 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
-    loop | rows | columns | gemm | attention | move | gather | segments | elements    a kernel
+    loop | rows | columns | gemm | attention | move | gather | segments | elements | sort |
+    merge | search | position    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -20,9 +21,13 @@ from ..schedule.target import ScheduleTarget, Space
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
 from .node_kernels import kernel_group
+from .sorting import KINDS
 from .spell import COMBINE, is_stored, no_kernel, template
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
+
+# The kind of what an op does with whole lines.
+LINES = {"search": "search", "largest": "position", "smallest": "position"}
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------
@@ -83,6 +88,9 @@ def _kind_of(node: Node, space: Space) -> str:
         return "move"
     if kind := indexed_kind(node):
         _check_indexed(node)
+        return kind
+    if kind := LINES.get(node.op.lines, "") or KINDS.get(node.op, ""):
+        _check_stored(node)
         return kind
     if node.op.element is not None:
         _check_stored(node)

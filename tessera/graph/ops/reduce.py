@@ -183,9 +183,10 @@ MAX = _extremum("max", np.max, "largest element; NaN propagates; ties share the 
 MIN = _extremum("min", np.min, "smallest element; NaN propagates; ties share the gradient")
 
 
-def _arg(name: str, ref: Callable) -> GraphOp:
+def _arg(name: str, ref: Callable, way: str) -> GraphOp:
     return GraphOp(
         name,
+        lines=way,
         shape=_shape(INT64, nonempty=True),
         ref=lambda x, axis, keepdims: ref(x, axis=axis[0], keepdims=keepdims),
         batch=_batch(name),
@@ -198,7 +199,8 @@ def _arg(name: str, ref: Callable) -> GraphOp:
     )
 
 
-ARGMAX, ARGMIN = _arg("argmax", np.argmax), _arg("argmin", np.argmin)
+ARGMAX = _arg("argmax", np.argmax, "largest")
+ARGMIN = _arg("argmin", np.argmin, "smallest")
 
 
 def _logical(way: str, ref: Callable, doc: str) -> GraphOp:

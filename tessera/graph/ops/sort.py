@@ -40,6 +40,7 @@ ARGSORT = GraphOp(
         apply(ARGSORT, x, axis=axis + 1, descending=descending), True
     ),
     axes=lambda x, axis, descending: line_axes(x, axis),
+    lines="order",
     differentiable=False,
     drops_inf=(0,),
     samples=(
@@ -87,6 +88,7 @@ TOP_K_INDEX = GraphOp(
     ref=_top_ref,
     batch=lambda size, batched, x, **attrs: (apply(TOP_K_INDEX, x, **attrs), True),
     axes="..._->..._",
+    lines="top",
     differentiable=False,
     drops_inf=(0,),
     samples=(sample(((5,), "distinct"), k=2, largest=True),
@@ -140,6 +142,7 @@ SEARCHSORTED = GraphOp(
     ref=_search_ref,
     batch=_search_batch,
     axes=_search_letters,
+    lines="search",
     differentiable=False,
     drops_inf=(0, 1),
     samples=(sample(((5,), "sorted"), (2, 3), side="left", lines=0),

@@ -1,0 +1,100 @@
+"""What kernels do with whole lines: order, searches, running sums, positions of extrema."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram, sorting
+
+KINDS = ["f32", "f64", "bf16", "int64", "int32", "uint8", "bool_"]
+
+
+def lowered(fn, *arrays):
+    """The results of the kernels, and of NumPy node by node."""
+    inputs = [a if isinstance(a, ts.Tensor) else ts.tensor(a) for a in arrays]
+    made = CudaProgram(ts.jit(fn).graph(*inputs)).run([x.array for x in inputs])
+    want = fn(*inputs)
+    want = want if isinstance(want, tuple) else (want,)
+    return made, [y.array for y in want]
+
+
+def line_of(kind, shape, rng, ties=6):
+    """Numbers that tie, with NaN, infinities and both zeros among the floats."""
+    x = rng.integers(0, 2 if kind == "bool_" else ties, shape).astype(np.float64)
+    if kind in ("f32", "f64", "bf16"):
+        special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0])
+        x = np.where(rng.random(shape) < 0.3, rng.choice(special, shape), x - 2)
+    elif kind.startswith("int"):
+        x -= 3
+    return ts.cast(ts.tensor(x), kind)
+
+
+def assert_same(made, want):
+    for got, w in zip(made, want, strict=True):
+        assert got.dtype == w.dtype and got.shape == w.shape
+        np.testing.assert_array_equal(got.astype(np.float64), np.asarray(w).astype(np.float64))
+
+
+# --- order ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("descending", [False, True])
+def test_order_with_ties_and_nan(kind, descending, rng):
+    x = line_of(kind, (3, 13), rng)
+    assert_same(*lowered(lambda x: (ts.argsort(x, -1, descending), ts.sort(x, 0, descending)), x))
+
+
+@pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 33])
+@pytest.mark.parametrize("kind", ["f32", "int64"])
+def test_long_lines_are_runs_that_are_merged(n, kind, rng, monkeypatch):
+    monkeypatch.setattr(sorting, "RUN", 4)
+    x = line_of(kind, (3, n), rng)
+    made, want = lowered(lambda x: (ts.argsort(x), ts.argsort(x, 1, True),
+                                    ts.top_k(x, min(n, 3))[1]), x)
+    assert_same(made, want)
+
+
+def test_a_long_line_takes_a_merge_for_each_doubling():
+    program = CudaProgram(ts.jit(lambda x: ts.argsort(x)).graph(ts.Tensor[20000, ts.f32]))
+    assert [g.kind for g in program.plan.groups] == ["sort", "merge", "merge", "merge"]
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
+def test_order_of_nothing(shape):
+    assert_same(*lowered(lambda x: ts.argsort(x, 0), np.zeros(shape, np.float32)))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 8, 9])
+def test_searches(side, n, rng):
+    line = np.sort(rng.integers(0, 5, n).astype(np.float32))
+    values = np.array([-1, 0, 1.5, 2, 4, 9, np.nan, np.inf], np.float32)
+    assert_same(*lowered(lambda a, b: ts.searchsorted(a, b, side), line, values))
+
+
+# --- positions and reductions -----------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape, axis", [((3, 13), 1), ((5, 7), 0), ((2, 9, 3), 1), ((1, 1), 0)])
+def test_positions_of_extrema(kind, shape, axis, rng):
+    x = line_of(kind, shape, rng)
+    assert_same(*lowered(lambda x: (ts.argmax(x, axis), ts.argmin(x, axis)), x))
+
+
+def test_positions_in_lines_longer_than_a_block(rng):
+    x = rng.integers(0, 50, (2, 70_000)).astype(np.float32)
+    x[1, 69_000] = np.nan
+    assert_same(*lowered(lambda x: (ts.argmax(x, 1), ts.argmin(x, 1)), x))
+
+
+@pytest.mark.parametrize("axis", [0, 1, (0, 2), None])
+def test_any_and_all(axis, rng):
+    x = rng.random((3, 5, 2)) < 0.6
+    assert_same(*lowered(lambda x: (ts.any(x, axis), ts.all(x, axis, keepdims=True)), x))
+
+
+@pytest.mark.parametrize("shape, axis", [((0,), 0), ((3, 0), 1), ((0, 3), 0), ((2, 0, 3), (0, 1))])
+def test_reductions_of_nothing(shape, axis):
+    made = lowered(lambda x: (ts.sum(x, axis), ts.prod(x, axis), ts.any(x > 0, axis),
+                              ts.all(x > 0, axis)), np.zeros(shape, np.float32))
+    assert_same(*made)
