@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
+    from .runtime.sentinel_words import BadElements
     from .tensor import Tensor
     from .tile.interpreter.arguments import Bound
     from .tile.interpreter.blame import Blame
@@ -262,6 +263,14 @@ class KernelSentinel(Protocol):
                  ) -> AbstractContextManager[Blame | None]: ...
 
 
+class BadElementsObserver(Protocol):
+    """Told what launches on GPUs have counted. again: runs the launch under the interpreter, with
+    its sentinels, and says whether what it wrote was bad; None: it cannot be run again."""
+
+    def __call__(self, found: Sequence[BadElements], again: Callable[[], bool] | None, /
+                 ) -> None: ...
+
+
 eager_ops: Hooks[EagerObserver] = Hooks()
 nodes: Hooks[NodeObserver] = Hooks()
 sentinels: Hooks[Sentinel] = Hooks()
@@ -271,6 +280,7 @@ runs: Hooks[RunObserver] = Hooks()
 compiled: Hooks[CompiledObserver] = Hooks()
 kernel_runs: Hooks[KernelRun] = Hooks()
 kernel_sentinels: Hooks[KernelSentinel] = Hooks()
+bad_elements: Hooks[BadElementsObserver] = Hooks()
 region_calls: Hooks[RegionObserver] = Hooks()
 gradient: Hook[Gradient] = Hook("gradient", "debug.inspect")
 

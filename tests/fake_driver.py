@@ -28,6 +28,7 @@ from tessera.runtime import (
     libcuda,
     memory_pools,
     module,
+    sentinel_words,
     staging,
     tensormap,
     timing,
@@ -302,6 +303,7 @@ def driver(monkeypatch):
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})
+    monkeypatch.setattr(sentinel_words, "_words", {})
     yield fake
     for made in kept:
         made.cache_clear()

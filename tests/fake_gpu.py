@@ -21,16 +21,21 @@ from fake_driver import Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.dims import Dim
+from tessera.numerics import decode
 from tessera.runtime import arrays
+from tessera.runtime.flags import ReportSite
 from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
+from tessera.runtime.sentinel_words import SITE_WORDS
 from tessera.tile.cuda.emit.emitter import Parameter, kind_of
 from tessera.tile.interpreter.machine import Machine
 from tessera.tile.interpreter.memory import Memory, MemoryBox
-from tessera.tile.ir.ir import Function
+from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.ir.numpy_values import constant
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.launch import machine_code
+from tessera.tile.passes.written_arguments import written_parameters
 
 
 class Compiler:
@@ -47,6 +52,7 @@ class Compiler:
         self.seen: dict[str, Any] = {}  # values of the extra parameters of the last launch
         self.after: Any = None  # called with the values by name, when the kernel has run
         self._programs: dict[str, tuple[Function, tuple[Parameter, ...], int]] = {}
+        self._sites: dict[str, tuple] = {}
         self._numbers = itertools.count()
         driver.run = self.run
 
@@ -54,16 +60,19 @@ class Compiler:
                 image: machine_code.Image | None = None) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
-        parameters = (*parameters_of(function), *self.extra)
+        sites = sites_of(function, request.watched) if request.watched else self.sites
+        words = [Parameter("sentinels", "sentinels", "i64")] if request.watched else []
+        parameters = (*parameters_of(function), *words, *self.extra)
         code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
                     threads=request.lanes)
         self.driver.formats[name.encode()] = "".join(
             {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}[p.abi] for p in parameters)
         self._programs[name] = (function, parameters, request.lanes)
+        self._sites[name] = sites
         built = SimpleNamespace(kernel=code, resources=Resources(32, 0, 0, 0, 0, 1), ptx="the ptx",
                                 file="source.py", warnings=("a warning",), sass=lambda: "the sass")
         return SimpleNamespace(built=built, parameters=parameters, grid=self.grid,
-                               function=function, emitted=SimpleNamespace(sites=self.sites),
+                               function=function, emitted=SimpleNamespace(sites=sites),
                                notes=("a note",), source=f"source for {request.target}",
                                lanes=request.lanes)
 
@@ -78,8 +87,34 @@ class Compiler:
         groups = np.arange(prod(axes), dtype=np.int64)
         with np.errstate(all="ignore"):
             Machine(groups, lanes, tuple(axes), env, key=(0, 0)).run(function.body)
+        if ("sentinels", "sentinels") in values:
+            count(env, self._sites[launch.f.decode()], values["sentinels", "sentinels"])
         if self.after is not None:
             self.after(values)
+
+
+def sites_of(function: Function, watched: frozenset[str]) -> tuple[ReportSite, ...]:
+    """A place for each watched tensor that is stored to, at the first line that does so."""
+    names = {p.value.name for p in function.params} & watched & written_parameters(function)
+    dtypes = {p.value.name: p.type.dtype.name for p in function.params}
+    lines = [n.where for n in walk(function.body)
+             if isinstance(n, Op) and OPS[n.name].effect == "write"]
+    return tuple(ReportSite(lines[0], n, "numerics", ("store", dtypes[n], "inf"))
+                 for n in sorted(names))
+
+
+def count(env: dict[Any, Any], sites: tuple[ReportSite, ...], pointer: int) -> None:
+    """What sentinels would have counted: here, of all that lies in the written tensors."""
+    held = {box.memory.name: box.memory for box in env.values() if isinstance(box, MemoryBox)}
+    words = memory(pointer, (len(sites), SITE_WORDS), np.uint64)
+    for site, row in zip(sites, words, strict=True):
+        found = held[site.message]
+        values = decode(found.flat, found.numeric.dtype).astype(np.float32)
+        row[0] += np.uint64(np.isnan(values).sum())
+        row[1] += np.uint64(np.isinf(values).sum())
+        if not np.isfinite(values).all():
+            at = int(np.argmax(~np.isfinite(values)))
+            row[3] = min(int(row[3]), at << 32 | int(values[at:at + 1].view(np.uint32)[0]))
 
 
 def parameters_of(function: Function) -> tuple[Parameter, ...]:

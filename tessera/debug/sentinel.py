@@ -41,11 +41,13 @@ from ..graph.op import GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
 from ..numerics import CastCounts, DType
+from ..runtime.sentinel_words import BadElements, collect_all
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.blame import Blame
 from ..tile.interpreter.memory import Memory
 from ..tile.ir.ir import Function
+from .device_sentinel import DeviceFinding, findings
 from .findings import BadValue, Flags, describe_operands, values_of
 from .kernel_sentinel import follow
 
@@ -113,6 +115,7 @@ def _switch(mode: str | None) -> None:
     _set(hooks.exits, observe_exit, on)
     _set(hooks.sending, observe_sending, on)
     _set(hooks.kernel_sentinels, observe_kernel, on or mode is None)
+    _set(hooks.bad_elements, observe_bad_elements, on)
 
 
 def _set(observers: list, observer: Any, there: bool) -> None:
@@ -132,7 +135,9 @@ def _resolve(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
 
 def flags(clear: bool = True) -> Flags:
     """What was counted since the last call, and the first bad value; clears both. What was raised
-    as a NumericsError is not counted: it has been reported."""
+    as a NumericsError is not counted: it has been reported. Waits for kernels on GPUs."""
+    for finding in findings(collect_all(), _local.run):
+        _count_finding(finding)
     with _lock:
         counts = {at: c + CastCounts() for at, c in _counts.items()}
         out = Flags(_first[0] if _first else None, counts)
@@ -202,6 +207,25 @@ def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory]
 
     with follow(function, bound, outputs, counts, _local.run) as blame:
         yield blame
+
+
+def observe_bad_elements(found: Sequence[BadElements], again: Callable[[], bool] | None) -> None:
+    """A launch on a GPU has counted bad elements. Where it can be run again, the interpreter says
+    what counts; what it does not see at all was the GPU's."""
+    told = findings(found, _local.run)
+    if again is not None and any(f.bad is not None for f in told) and again():
+        return
+    for finding in told:
+        _count_finding(finding)
+
+
+def _count_finding(finding: DeviceFinding) -> None:
+    if finding.lost.total:
+        with _lock:
+            _counts.setdefault(finding.cast, CastCounts()).add(overflow=finding.lost.overflow)
+    bad = finding.bad
+    if bad is not None and (bad.origin or not _first):
+        _count(bad)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     emulator.compare(kernel, *args)                   all threads of a block at once
     emulator.compare(kernel, *args, lockstep=False)   one thread at a time
     emulator.printed(kernel, *args)                   the lines that its threads print
+    emulator.counted(kernel, *args)                   the bad elements that its sentinels count
     emulator.run(emitted, threads, grid, arrays, values)   a launch on raw arrays
     Builder(Block(threads)).call(instruction, ...)    an intrinsic by itself
 
@@ -27,10 +28,10 @@ reports; it is slower, and sees no missing barrier.
 from __future__ import annotations
 
 from .block import Block
-from .launch import Emulated, compare, printed, run
+from .launch import Emulated, compare, counted, printed, run
 from .memory import GlobalMemory
 from .registers import KINDS, Builder, register
 from .threads import Thread, ThreadBuilder
 
 __all__ = ["KINDS", "Block", "Builder", "Emulated", "GlobalMemory", "Thread", "ThreadBuilder",
-           "compare", "printed", "register", "run"]
+           "compare", "counted", "printed", "register", "run"]

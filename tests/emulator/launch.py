@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import tile_gpu
 from tessera.numerics import decode, pack, unpack
 from tessera.runtime.flags import LINES, WORDS, Failure, ReportSite
+from tessera.runtime.sentinel_words import CLEAN, SITE_WORDS, BadElements, WatchedLaunch
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.compile import emit
 from tessera.tile.interpreter.arguments import allocate
@@ -102,6 +103,20 @@ def printed(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     return [ReportSite(*call.emitted.sites[f.site]).text(f.values) for f in found if f is not None]
 
 
+def counted(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
+            target: str = "sm_80", **kwargs: Any) -> dict[tuple[str, int], BadElements]:
+    """What the sentinels of the tensors of a call count, by (what and tensor, line)."""
+    call = _prepared(kernel, args, kwargs, groups, lanes, target, None, None, watched=True)
+    words = np.tile(CLEAN, len(call.emitted.sites)).view(np.int64)
+    run(call.emitted, call.threads, call.grid, call.arrays | {"sentinels": words}, call.values,
+        lockstep=False)
+    sites = [ReportSite(*s) for s in call.emitted.sites]
+    launch = WatchedLaunch(kernel.__name__, sites, {n: m.shape for n, m in call.memories.items()})
+    rows = words.view(np.uint64).reshape(-1, SITE_WORDS)
+    return {(f"{s.formats[0]} {s.message}", s.where.line): BadElements.of(launch, s, row)
+            for s, row in zip(sites, rows, strict=True) if (row != CLEAN).any()}
+
+
 def run(emitted: Any, threads: int, grid: tuple[int, ...], arrays: dict[str, np.ndarray],
         values: dict[Any, Any], lockstep: bool = True) -> dict[str, int]:
     """Executes all blocks, one after the other, on raw arrays, changed in place.
@@ -138,7 +153,7 @@ def _blocks(emitted: Any, threads: int, grid: tuple[int, ...], number: int, memo
 
 
 def _value(p: Any, memory: GlobalMemory, values: dict[Any, Any], grid: tuple[int, ...]) -> Any:
-    if p.kind in ("tensor", "count", "lines"):
+    if p.kind in ("tensor", "count", "lines", "sentinels"):
         return memory.pointers[p.name]
     if p.kind == "axis":
         return grid[p.axis]
@@ -148,11 +163,13 @@ def _value(p: Any, memory: GlobalMemory, values: dict[Any, Any], grid: tuple[int
 
 
 def _prepared(kernel: Any, args: tuple, kwargs: dict[str, Any], groups: Any, lanes: int | None,
-              target: str, schedule: Any, facts: Any) -> Prepared:
+              target: str, schedule: Any, facts: Any, watched: bool = False) -> Prepared:
     bound, function, config, count, grid, _ = tile_gpu.prepare(
         kernel, copy.deepcopy(args), kwargs, groups, lanes)
-    lowered, emitted = emit(function, count, parse_target(target),
-                            facts or tile_gpu.facts_of(function, bound), False, schedule)
+    facts = facts or tile_gpu.facts_of(function, bound)
+    if watched:
+        facts = replace(facts, watched=frozenset(facts.aligned))
+    lowered, emitted = emit(function, count, parse_target(target), facts, False, schedule)
     memories = {p.value.name: _memory(p, bound) for p in function.params
                 if isinstance(p.type, GlobalTensor)}
     values: dict[Any, Any] = {}

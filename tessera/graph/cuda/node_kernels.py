@@ -224,8 +224,9 @@ class NodeLaunch:
         bound = made.bound
         bound.place = Placement(index)
         target = LaunchTarget(index, made.work.grid, "")
-        image = image_for(made.work.function, request_for(made.work, bound, arrays, target),
-                          made.call.kernel.images)
+        kernel = made.call.kernel
+        image = image_for(made.work.function,
+                          request_for(kernel, made.work, bound, arrays, target), kernel.images)
         varying = tuple(arrays)
         recipe = Recipe(image, bound, target, varying, ())
         values = [a.pointer for a in arrays.values()]

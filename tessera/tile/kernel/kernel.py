@@ -33,6 +33,7 @@ from tessera.tile.launch import levels as device_levels
 from tessera.tile.launch.first_call import call_on_gpu, form_of
 from tessera.tile.launch.machine_code import Image
 from tessera.tile.launch.placement import place_call, reader_for
+from tessera.tile.launch.sentinels import watched_tensors
 from tessera.tile.passes import PIPELINE
 from tessera.tile.tuning.default_schedule import propose
 from tessera.tile.tuning.legality import require_shared
@@ -156,6 +157,10 @@ class Kernel(Kernel_):
         """
         self.rule = hooks.graph_kernels.get().jvp_rule(self, rule)
         return rule
+
+    def watched_tensors(self, function: Function) -> frozenset[str]:
+        """The tensors that sentinels on a GPU look at."""
+        return watched_tensors(function)
 
     def typed(self, bound: Bound) -> Function:
         """The Tile IR for arguments of which only types are known: what it returns and writes."""

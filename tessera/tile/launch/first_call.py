@@ -20,6 +20,7 @@ from tessera.tile.launch import reports as reports  # makes errors of kernels th
 from tessera.tile.launch.machine_code import CompileRequest, Image, image_for
 from tessera.tile.launch.recipe import LaunchTarget, Recipe, as_signed
 from tessera.tile.launch.repeated_call import ALIGNMENT_BYTES, Launcher, grid_names
+from tessera.tile.launch.sentinels import RunAgain
 from tessera.tile.passes.written_arguments import require_writable, written_parameters
 
 if TYPE_CHECKING:
@@ -38,16 +39,21 @@ def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
     written = written_parameters(function)
     require_writable(kernel.__name__, written,
                      ((n, a.writable, a.library) for n, a in arrays.items()))
-    target = LaunchTarget(place.device, work.grid, _library(arrays), bool(settings.debug))
-    request = request_for(work, bound, arrays, target)
+    target = LaunchTarget(place.device, work.grid, _library(arrays), bool(settings.debug),
+                          settings.numerics)
+    request = request_for(kernel, work, bound, arrays, target)
     image = image_for(function, request, kernel.images)
-    if place.staged:
-        return _run_staged(image, bound, target, arrays, written, stream)
     names = (*list(kernel.signature.parameters)[:len(args)], *kwargs)
+
+    def again(given: dict[str, Any], key: tuple[int, int]) -> Any:
+        return kernel.run(config, (), given, target="cpu", key=key)
+
+    if place.staged:
+        return _run_staged(image, bound, target, arrays, written, stream, again)
     objects = (*args, *kwargs.values())
     decides = scalars_in_grid(function, bound) if config.groups is None else frozenset()
     launcher = _launcher(kernel, config, args, kwargs, names, bound, decides)
-    recipe = Recipe(image, bound, target, launcher.varying, names)
+    recipe = Recipe(image, bound, target, launcher.varying, names, again)
     if written.intersection(arrays) and not request.shared:
         recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
         recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
@@ -64,7 +70,7 @@ def arrays_of(bound: Bound) -> dict[str, Array]:
     return {n: read_array(bound.given[n], n) if staged else bound.values[n] for n in names}
 
 
-def request_for(work: Specialisation, bound: Bound, arrays: dict[str, Array],
+def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict[str, Array],
                 target: LaunchTarget) -> CompileRequest:
     """What the compiler may know of these arguments.
 
@@ -78,7 +84,9 @@ def request_for(work: Specialisation, bound: Bound, arrays: dict[str, Array],
     shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
         written_parameters(work.function).isdisjoint(arrays)
     return CompileRequest(work.lanes, work.schedule, device(target.index).target,
-                          frozenset(divisible), frozenset(aligned), shared, target.debug)
+                          frozenset(divisible), frozenset(aligned), shared, target.debug,
+                          frozenset() if target.numerics == "off" else
+                          kernel.watched_tensors(work.function))
 
 
 def nbytes(array: Array) -> int:
@@ -135,12 +143,12 @@ def form_of(args: tuple, kwargs: dict[str, Any]) -> tuple:
 
 # --- host arrays ------------------------------------------------------------------------------
 def _run_staged(image: Image, bound: Bound, target: LaunchTarget, arrays: dict[str, Array],
-                written: frozenset[str], stream: Any) -> Any:
+                written: frozenset[str], stream: Any, again: RunAgain) -> Any:
     """Host arrays are copied there, the kernel is waited for, and what it wrote is copied back."""
     at = 0 if stream is None else stream_pointer(stream)
     numbers = [n for n, t in bound.types.items() if isinstance(t, Scalar)]
     varying = (*arrays, *numbers)
-    recipe = Recipe(image, bound, target, varying, tuple(bound.given))
+    recipe = Recipe(image, bound, target, varying, tuple(bound.given), again)
     staged = Staging(list(enumerate(arrays.values())), target.index, at,
                      {i for i, name in enumerate(arrays) if name in written})
     values = _values(varying, bound, arrays)

@@ -41,13 +41,15 @@ class CompileRequest:
     aligned: frozenset[str] = frozenset()
     shared: bool = False
     checked: bool = False
+    watched: frozenset[str] = frozenset()  # tensors whose bad elements are counted
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
         return content_name(
             print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
             f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
-            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked}", fingerprint())
+            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked}",
+            " ".join(sorted(self.watched)), fingerprint())
 
 
 def _file(function: Function) -> str:
@@ -136,7 +138,8 @@ def compile_request(function: Function, request: CompileRequest, image: Image | 
         image.ptx, image.code.cubin, image.file, image.resources, image.warnings)
     return compile_function(
         function, request.lanes, schedule=request.schedule, target=request.target,
-        facts=ArgumentFacts(request.divisible, request.aligned, request.shared),
+        facts=ArgumentFacts(request.divisible, request.aligned, request.shared,
+                            request.watched),
         checked=request.checked, code=code)
 
 

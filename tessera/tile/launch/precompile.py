@@ -23,8 +23,9 @@ def prepare(kernel: Kernel, bound: Bound, config: Config) -> None:
     if bound.place.on_host:
         return
     work = kernel.specialised(bound, config)
-    target = LaunchTarget(bound.place.device, work.grid, "", bool(settings.debug))
-    request = request_for(work, bound, arrays_of(bound), target)
+    target = LaunchTarget(bound.place.device, work.grid, "", bool(settings.debug),
+                          settings.numerics)
+    request = request_for(kernel, work, bound, arrays_of(bound), target)
     image_for(work.function, request, kernel.images)
 
 

@@ -31,6 +31,7 @@ from tessera.tile.interpreter.launch import extent
 from tessera.tile.ir.types import GlobalTensor
 from tessera.tile.launch.machine_code import Image, Slot
 from tessera.tile.launch.results import NAN_BYTE, WAITED_FOR, Maker, maker, numbers
+from tessera.tile.launch.sentinels import LaunchSentinels, RunAgain
 from tessera.tile.passes.random_draws import draws
 
 MOST_BLOCKS = 2**31 - 1  # CUDA C++ Programming Guide, table of compute capabilities, x of a grid
@@ -60,6 +61,7 @@ class LaunchTarget:
     grid: tuple[int, ...]
     library: str
     debug: bool = False
+    numerics: str = "off"
 
 
 class Recipe:
@@ -80,7 +82,7 @@ class Recipe:
     twin: Recipe | None = None
 
     def __init__(self, image: Image, bound: Bound, target: LaunchTarget, varying: tuple[str, ...],
-                 objects: tuple[str, ...]):
+                 objects: tuple[str, ...], run_again: RunAgain | None = None):
         self.image, self.target, self.device = image, target, target.index
         self.shared = image.request.shared
         self.current = stream_of(target.library)
@@ -94,6 +96,9 @@ class Recipe:
         kinds = {s.kind for s in image.slots}
         self._waits = target.debug and "claim" in kinds
         self._prints = "lines" in kinds
+        self._sentinels = LaunchSentinels(
+            image, bound, self.device, target.numerics == "raise", objects, run_again
+        ) if "sentinels" in kinds else None
         self._pins = bool(kinds & {"map", "counter", "replays"})
         self._kernel, self._draws = bound.kernel, draws(image.function)
         self._start = self._prepare(bound, varying)
@@ -160,20 +165,25 @@ class Recipe:
         """Any launch. foreign: the stream is not the current one of the arrays' library. key: by
         which it draws, else that of the kernel's next launch."""
         flags.error_flags(self.device).check()
+        looked = self._sentinels if self._sentinels and self._sentinels.waits() else None
         captured = (self._waits or self._prints or self._pins or self._kind == "scalar"
-                    ) and self._is_captured(stream)
+                    or looked is not None) and self._is_captured(stream)
         call = PendingLaunch(stream, values, self._outputs(stream, foreign, captured), captured)
         if self._draws:
             call.key = key or next_launch(self._kernel or self.image.function.name)
             call.replays = Replays(self.device) if captured else None
+        looked = None if captured else looked
+        kept = looked.before(objects) if looked else {}
         if self._start is not None:
             given = [source(call) for source in self._sources] if self._sources else values
             self._start(stream, *given)
         if call.replays is not None:
             call.replays.advance(stream)
-        if self._kind == "scalar" or (not captured and (self._waits or self._prints or (
+        if self._kind == "scalar" or (not captured and (self._waits or self._prints or looked or (
                 self._kind == "tensor" and self.target.library in WAITED_FOR))):
             self.wait(stream)
+        if looked is not None:
+            looked.after(objects, kept, call.key)
         return self._result(call, objects)
 
     def _is_captured(self, stream: int) -> bool:
@@ -323,9 +333,16 @@ class Counters:
 _captured: list[DeviceBuffer] = []
 
 
+def _sentinels(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
+    assert recipe._sentinels is not None
+    sentinels = recipe._sentinels
+    return lambda call: sentinels.words()
+
+
 def _counter(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> Source:
     return Counters(recipe.device).take
 
 
 SOURCES: Mapping[str, Callable[[Recipe, Slot, Bound, tuple[str, ...]], Source]] = {
-    "tensor": _output, "map": _map, "seed": _seed, "replays": _replays, "counter": _counter}
+    "tensor": _output, "map": _map, "seed": _seed, "replays": _replays, "counter": _counter,
+    "sentinels": _sentinels}

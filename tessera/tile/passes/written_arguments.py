@@ -12,6 +12,27 @@ from tessera.tile.ir.types import GlobalTensor, View
 
 def written_parameters(function: Function) -> frozenset[str]:
     """Names of the tensors that a store or an atomic reaches, through views and loops too."""
+    found: frozenset[str] = frozenset()
+    places = _places(function)
+    for node in walk(function.body):
+        if isinstance(node, Op) and OPS[node.name].effect in ("write", "atomic"):
+            found |= _of(places, node.args[:1])
+    return found
+
+
+def read_parameters(function: Function) -> frozenset[str]:
+    """Names of the tensors whose elements an op may use: all but those that are only stored to."""
+    found: frozenset[str] = frozenset()
+    places = _places(function)
+    for node in walk(function.body):
+        if isinstance(node, Op) and not any(isinstance(d.type, View) for d in node.outs):
+            first = 1 if OPS[node.name].effect == "write" else 0
+            found |= _of(places, node.args[first:])
+    return found
+
+
+def _places(function: Function) -> dict[SSAValue, frozenset[str]]:
+    """The tensors to which each tensor and view leads."""
     places: dict[SSAValue, frozenset[str]] = {
         p.value: frozenset({p.value.name}) for p in function.params
         if isinstance(p.type, GlobalTensor)}
@@ -21,12 +42,7 @@ def written_parameters(function: Function) -> frozenset[str]:
         for node in nodes:
             _follow(node, places)
         if sum(map(len, places.values())) == before:
-            break
-    found: frozenset[str] = frozenset()
-    for node in nodes:
-        if isinstance(node, Op) and OPS[node.name].effect in ("write", "atomic"):
-            found |= _of(places, node.args[:1])
-    return found
+            return places
 
 
 def require_writable(kernel: str, written: frozenset[str], arrays: Iterable[tuple[str, bool, str]]

@@ -10,10 +10,12 @@ from tessera.tile.cuda.emit import tiles
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic, literal
 from tessera.tile.cuda.emit.memory_operands import access_width, place_of
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.sentinels import watch_element, watch_store
 from tessera.tile.cuda.emit.shared_tiles import spot_of_layout
 from tessera.tile.cuda.emit.thread_elements import (
     address,
     checked,
+    conditions,
     first_lane,
     guard,
     once_per_group,
@@ -51,6 +53,9 @@ def _emit(e: Emitter, op: Op, name: str, values: tuple[Operand, ...], index: tup
     call = e.use(f"atomic_{kind}" if kind else name, text)
     numbers = ", ".join(e.name(x) for x in values)
     update = f"{call}({address(e, place, index)}, {numbers})"
+    if options.get("kind") == "add":
+        watch_element(e, place, address(e, place, index), values[0],
+                      conditions(e, first_lane(e), ok) if alone else ok)
     if alone:
         _once(e, made, update, read, ok)
         return
@@ -84,6 +89,8 @@ def _atomic_tile(e: Emitter, op: Op) -> None:
                          attr["scope"], layout.text, layout.shape, axis, width, guards,
                          owner is not None)
         where = [tiles.address(e, place, layout), *tiles.strides(e, place, layout, axis)]
+        if attr["kind"] == "add":
+            watch_store(e, place, layout, value)
     args = [e.name(value), *where, *bounds, *([owner] if owner else [])]
     e.line(f"{e.use('atomic_' + attr['kind'], text)}({', '.join(args)})")
 

@@ -78,11 +78,13 @@ class ArgumentFacts:
 
     divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
     shared: some arguments share memory and one is written: any parameters may be the same memory.
+    watched: tensors whose bad elements are counted, see emit/sentinels.py.
     """
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
     shared: bool = False
+    watched: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Parameter:
     """One launch parameter. kind: 'tensor' its pointer | 'dim' an extent, by its text | 'scalar' |
     'axis' the extent of the launch grid along `axis` | 'groups' the number of groups | 'claim',
     'report' of the error flags | 'count', 'lines' of printed lines |
-    'kernel' the launch's number in reports | 'seed' word `axis` of the key by which the launch
-    draws | 'replays' where a captured launch finds the number of its replay, else 0 |
-    'map' a TMA descriptor of a tensor for `box`."""
+    'kernel' the launch's number in reports | 'sentinels' the words of its sentinels |
+    'seed' word `axis` of the key by which the launch draws | 'replays' where a captured launch
+    finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box`."""
 
     kind: str
     name: str

@@ -15,6 +15,7 @@ from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, plac
 from tessera.tile.cuda.emit.random import drawn
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.reports import report
+from tessera.tile.cuda.emit.sentinels import watch_element
 from tessera.tile.cuda.intrinsics.casts import same_register
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.narrow_floats import has_instructions
@@ -196,6 +197,7 @@ def _load(e: Emitter, op: Op) -> None:
                                                  guarded=ok is not None,
                                                  hardware=hardware(e, place.dtype)))
     e.define(made, f"{call}({address(e, place, index)}{_last(ok)})")
+    watch_element(e, place, address(e, place, index), made.value, ok, "load")
 
 
 @emits("store_element")
@@ -214,6 +216,7 @@ def _store(e: Emitter, op: Op) -> None:
         return
     if once_per_group(e, value, *index):
         ok = conditions(e, first_lane(e), ok)
+    watch_element(e, place, address(e, place, index), value, ok)
     options, random = rounding(e, place, index)
     name = "thread_elements.store_packed" if place.dtype.packed else "thread_elements.store"
     call = e.use(f"store_{place.name}", intrinsic(name, place.space, place.dtype.name,

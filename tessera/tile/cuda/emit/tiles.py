@@ -19,6 +19,7 @@ from tessera.tile.cuda.emit.memory_operands import (
 from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.sentinels import watch_fill, watch_load, watch_store
 from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
@@ -54,6 +55,7 @@ def _load(e: Emitter, op: Op) -> None:
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
     call = f"{e.use(f'load_{place.name}', text)}({args})"
     e.define(made, converted(e, call, layout, wanted, place))
+    watch_load(e, place, wanted, e.name(made.value))
 
 
 @emits("store_tile")
@@ -62,9 +64,11 @@ def _store(e: Emitter, op: Op) -> None:
     place = checked(e, place_of(e, target))
     if isinstance(e.type(value), TileType):
         layout, x = e.layout(value), unrounded(e, value, place)
+        watch_store(e, place, layout, value)
         exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
     else:
         (layout, x), exact = filled(e, place, e.name(value)), False
+        watch_fill(e, place, layout, value, x)
     if place.space == "shared":
         store_buffer(e, place, layout, x)
     elif place.dtype.packed:

@@ -94,7 +94,7 @@ class _Access:
         return b.compare("<", b.add(start, b.i32(base)), extent, unsigned=True)
 
 
-def _access(layout: str, shape: tuple[int, ...], axis: int, width: int,
+def access_groups(layout: str, shape: tuple[int, ...], axis: int, width: int,
             guards: tuple[str, ...]) -> _Access:
     return _Access(RegisterLayout.parse(layout, shape), axis, width, guards)
 
@@ -105,7 +105,7 @@ def load(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int,
          hardware: bool = False) -> Operation:
     """(address, strides..., bounds...) -> the fragment; elements outside are `fill`."""
     kind, d = _kind(dtype), find_dtype(dtype)
-    how = _access(layout, shape, axis, width, guards)
+    how = access_groups(layout, shape, axis, width, guards)
     address = "i64" if space == "global" else "i32"
     element, vector = access(d, width)
     args = how.arguments(address)
@@ -134,7 +134,7 @@ def store(space: str, dtype: str, layout: str, shape: tuple[int, ...], axis: int
     """(fragment, address, strides..., bounds... [, base, key, key] [, owner]): elements outside
     are left out. For stochastic rounding the tensor's base and the two words of the key."""
     kind, d = _kind(dtype), find_dtype(dtype)
-    how = _access(layout, shape, axis, width, guards)
+    how = access_groups(layout, shape, axis, width, guards)
     address = "i64" if space == "global" else "i32"
     element, vector = access(d, width)
     draws = rounding == "stochastic"

@@ -1,0 +1,91 @@
+"""What sentinels in kernels on a GPU have counted, as findings.
+
+The words of a launch say where it stored bad elements, and whether it loaded some. So, as under the
+interpreter: NaN that was loaded came in with the data, and an infinity is deliberate where one was
+loaded or the kernel writes one down. What tensor cores read through shared memory is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..dims import show_shape
+from ..errors import PACKAGE_DIR, SourceLine
+from ..graph.ops.random import get_state
+from ..numerics import CastCounts
+from ..runtime.sentinel_words import BadElements, WatchedLaunch
+from ..tile.ir.ir import Const, Function, Op, walk
+from .findings import BadValue
+
+
+@dataclass(frozen=True)
+class DeviceFinding:
+    """One place of a launch. lost: by a cast; cast: what it is counted under."""
+
+    bad: BadValue | None
+    lost: CastCounts
+    cast: tuple[str, str]
+
+
+def findings(found: Sequence[BadElements], run: int) -> list[DeviceFinding]:
+    """In the order of the launches. run: as in BadValue."""
+    launches: dict[WatchedLaunch, list[BadElements]] = {}
+    for f in found:
+        launches.setdefault(f.launch, []).append(f)
+    return [finding for launch, places in launches.items()
+            for finding in _of_launch(launch, places, run)]
+
+
+def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
+               ) -> Iterator[DeviceFinding]:
+    loads = [p for p in places if p.what == "load"]
+    nan_came, inf_came = any(p.nan for p in loads), any(p.inf for p in loads)
+    meant = inf_came or _writes_infinity(launch.function)
+    for p in places:
+        if p.what == "load":
+            continue
+        lost = CastCounts(overflow=p.overflow)
+        made = p.nan > 0 or (p.inf > 0 and not meant) or (p.bad > p.nan + p.inf)
+        bad = _bad_value(p, loads, nan_came and p.nan > 0, run) if made else None
+        yield DeviceFinding(bad, lost, (f"cast to {p.site.formats[1]} in kernel {launch.name}",
+                                  str(_line(p))))
+
+
+def _writes_infinity(function: Function | None) -> bool:
+    """Whether a kernel has an infinity written down."""
+    if function is None:
+        return False
+    return any(_infinite(x) for node in walk(function.body) if isinstance(node, Op)
+               for x in (*(a.value for a in node.args if isinstance(a, Const)),
+                         *node.attr.values()))
+
+
+def _infinite(x: Any) -> bool:
+    return isinstance(x, float) and math.isinf(x)
+
+
+def _bad_value(p: BadElements, loads: list[BadElements], came: bool, run: int) -> BadValue:
+    kind = "nan" if p.nan or p.site.formats[2] == "nan" and not p.inf else "inf"
+    tensor, dtype = p.site.message, p.site.formats[1]
+    operands = tuple(f"loaded from {f.site.message} at {list(f.index or ())}: {f.value}"
+                     for f in loads)
+    return BadValue(
+        op=f"kernel {p.launch.name}", where=_line(p), kind=kind, value=p.value,
+        index=p.index or (), count=p.bad, size=math.prod(p.shape),
+        result=f"{tensor}, {dtype}{show_shape(p.shape)}, on the GPU", operands=operands,
+        origin=not came, graph=None, run=run, step=get_state().step)
+
+
+def _line(p: BadElements) -> SourceLine | None:
+    """The user's line: of the kernel, or of the call where the kernel is the library's."""
+    where = p.site.where
+    if where is None or Path(where.file).is_relative_to(PACKAGE_DIR):
+        return p.launch.where
+    return where
+
+
+__all__ = ["DeviceFinding", "findings"]

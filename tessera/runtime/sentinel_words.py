@@ -1,0 +1,191 @@
+"""What sentinels in kernels count: words of device memory for each launch and each place in it.
+
+    site k, four words of 64 bits:   NaNs   infinities   overflows of casts   first element
+    first element: its number in the tensor in the upper half, its value as an f32 in the lower; the
+    least is kept, so the report does not depend on which thread came first
+
+Kernels get the address of their words as a parameter; looking at them takes one copy of all words
+of a device, behind the kernels that write them. Nothing is here unless TESSERA_NUMERICS is on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import SourceLine
+from .buffer import DeviceBuffer
+from .device import device
+from .flags import ReportSite
+
+SITE_WORDS, WORD_BYTES = 4, 8
+SITE_BYTES = SITE_WORDS * WORD_BYTES
+FIRST = 3
+INDEX_BITS = 32
+SITES_OF_CHUNK = 1024
+CLEAN = np.array([0, 0, 0, ~np.uint64(0)], np.uint64)
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedLaunch:
+    """Whose words they are. shapes: of the tensors, by name. where: the line of the call that was
+    the first. function: its Tile IR. owner, part: what launched it and which of its launches it
+    is, where that was not the user: see `owned`."""
+
+    name: str
+    sites: Sequence[ReportSite]
+    shapes: dict[str, tuple[int, ...]]
+    where: SourceLine | None = None
+    function: Any = field(default=None, repr=False)
+    owner: Any = None
+    part: Any = None
+
+
+@dataclass(frozen=True)
+class BadElements:
+    """What one place of a launch has counted. index: of the first element in its tensor, or None
+    where its number does not fit."""
+
+    launch: WatchedLaunch
+    site: ReportSite
+    nan: int
+    inf: int
+    overflow: int
+    index: tuple[int, ...] | None
+    value: float
+
+    @property
+    def bad(self) -> int:
+        """NaNs and infinities, those too that a cast made of numbers beyond its range."""
+        return self.nan + self.inf + (self.overflow if self.site.formats[2] != "max" else 0)
+
+    @property
+    def what(self) -> str:
+        """'load' or 'store'."""
+        return self.site.formats[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.launch.shapes.get(self.site.message, ())
+
+    @staticmethod
+    def of(launch: WatchedLaunch, site: ReportSite, words: np.ndarray) -> BadElements:
+        nan, inf, overflow, first = (int(n) for n in words)
+        number, bits = first >> INDEX_BITS, first & ((1 << INDEX_BITS) - 1)
+        value = float(np.array([bits], np.uint32).view(np.float32)[0])
+        shape = launch.shapes.get(site.message, ())
+        known = number < int(np.prod(shape, dtype=object))
+        index = tuple(int(i) for i in np.unravel_index(number, shape)) if known else None
+        return BadElements(launch, site, nan, inf, overflow, index, value)
+
+
+@dataclass
+class _Chunk:
+    """Words of many launches side by side."""
+
+    memory: DeviceBuffer
+    launches: list[tuple[int, WatchedLaunch]] = field(default_factory=list)  # by first site
+    taken: int = 0
+
+
+class SentinelWords:
+    """The words of one device. They stay with the process: a captured launch may be replayed."""
+
+    def __init__(self, index: int):
+        self.device = device(index)
+        self._chunks: list[_Chunk] = []
+        self._found: list[BadElements] = []  # of owners who have not asked yet
+        self._lock = threading.Lock()
+
+    def take(self, launch: WatchedLaunch) -> int:
+        """The address of a launch's words."""
+        count = len(launch.sites)
+        with self._lock:
+            if not self._chunks or self._chunks[-1].taken + count > self._room(self._chunks[-1]):
+                self._chunks.append(self._new(max(count, SITES_OF_CHUNK)))
+            chunk = self._chunks[-1]
+            chunk.launches.append((chunk.taken, launch))
+            chunk.taken += count
+            return chunk.memory.pointer + SITE_BYTES * (chunk.taken - count)
+
+    @staticmethod
+    def _room(chunk: _Chunk) -> int:
+        return chunk.memory.nbytes // SITE_BYTES
+
+    def _new(self, sites: int) -> _Chunk:
+        made = _Chunk(DeviceBuffer(SITE_BYTES * sites, self.device))
+        made.memory.write(np.tile(CLEAN, sites))
+        return made
+
+    def collect(self, owner: Any = None) -> list[BadElements]:
+        """What launches of an owner (None: of the user) counted since the last time, in the order
+        in which they were first seen. Waits for the device."""
+        with self._lock:
+            if not self._chunks:
+                return []
+            self.device.synchronize()
+            for chunk in self._chunks:
+                self._found += self._collected(chunk)
+            mine = [f for f in self._found if f.launch.owner is owner]
+            self._found = [f for f in self._found if f.launch.owner is not owner]
+            return mine
+
+    def _collected(self, chunk: _Chunk) -> list[BadElements]:
+        words = np.empty((chunk.taken, SITE_WORDS), np.uint64)
+        chunk.memory.read(words)
+        if (words == CLEAN).all():
+            return []
+        chunk.memory.write(np.tile(CLEAN, chunk.taken))
+        return [BadElements.of(launch, site, words[start + i])
+                for start, launch in chunk.launches for i, site in enumerate(launch.sites)
+                if (words[start + i] != CLEAN).any()]
+
+
+_words: dict[int, SentinelWords] = {}
+_lock = threading.Lock()
+
+
+def sentinel_words(index: int = 0) -> SentinelWords:
+    """Those of a device."""
+    with _lock:
+        if index not in _words:
+            _words[index] = SentinelWords(index)
+        return _words[index]
+
+
+def collect_all() -> list[BadElements]:
+    """What the user's launches counted on all devices; none is started that was not used."""
+    return [found for words in list(_words.values()) for found in words.collect()]
+
+
+# --- who launches -------------------------------------------------------------------------------
+class _Local(threading.local):
+    owner: tuple[Any, Any] = (None, None)
+
+
+_local = _Local()
+
+
+def owner() -> tuple[Any, Any]:
+    """What launches kernels in this thread and looks at their words itself (None: the user does),
+    and which of its launches this is."""
+    return _local.owner
+
+
+@contextmanager
+def owned(by: Any, part: Any) -> Iterator[None]:
+    """Launches inside are `by`'s: they have words of their own, and nobody waits for them."""
+    before, _local.owner = _local.owner, (by, part)
+    try:
+        yield
+    finally:
+        _local.owner = before
+
+
+__all__ = ["BadElements", "SentinelWords", "WatchedLaunch", "collect_all", "owned", "owner",
+           "sentinel_words"]

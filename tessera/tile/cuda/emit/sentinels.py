@@ -1,0 +1,150 @@
+"""Sentinels: the elements of watched tensors are looked at where a kernel reads or writes them.
+
+Written beside the access, with its guards, so that what a tile holds beyond the edges of its tensor
+never counts. What a cast makes is looked at before it, where it shows what is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tessera.errors import SourceLine
+from tessera.numerics import DType
+from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
+from tessera.tile.cuda.emit.memory_operands import (
+    MemoryOperand,
+    bytes_of,
+    element_offset,
+    product,
+)
+from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
+from tessera.tile.cuda.intrinsics.formats import kind_of
+from tessera.tile.cuda.intrinsics.sentinels import limit_of
+from tessera.tile.ir.ir import Const, Operand, SSAValue
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import TileType
+
+
+@dataclass(frozen=True)
+class WatchedValue:
+    """What is looked at: numbers of a format, of which those from a limit on are lost and become
+    "inf", "nan" or the largest number, "max". what: 'load' or 'store'."""
+
+    what: str
+    text: str
+    dtype: DType
+    where: SourceLine | None
+    limit: float = math.inf
+    becomes: str = ""
+
+
+def is_watched(e: Emitter, place: MemoryOperand) -> bool:
+    """Formats below a byte have neither NaN nor infinity."""
+    return place.space == "global" and place.name in e.facts.watched \
+        and place.dtype.kind == "float" and not place.dtype.packed
+
+
+def watch_load(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
+    """Elements that a tile was given."""
+    if is_watched(e, place):
+        _tile(e, place, layout, WatchedValue("load", x, place.dtype, e.where))
+
+
+def watch_store(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: Operand) -> None:
+    """Elements of a tile that is about to be written there."""
+    if is_watched(e, place):
+        _tile(e, place, layout, _stored(e, place, value))
+
+
+def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: Operand,
+               fragment: str) -> None:
+    """A tile of one number, unless that is written down: then it is meant."""
+    if is_watched(e, place) and not isinstance(value, Const):
+        stored = _stored(e, place, value)
+        made = e.fresh("filled")
+        e.line(f"{made} = {fragment}")
+        _tile(e, place, layout, WatchedValue("store", made, e.dtype(value), stored.where,
+                                             *_losses(e.dtype(value), place)))
+
+
+def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok: str | None,
+                  what: str = "store") -> None:
+    """One element that a thread writes to an address (what="load": has read there) where `ok`."""
+    if not is_watched(e, place) or isinstance(value, Const):
+        return
+    x = _stored(e, place, value) if what == "store" else \
+        WatchedValue(what, e.name(value), e.dtype(value), e.where)
+    text = intrinsic("sentinels.element", _site(e, place, x), place.dtype.bits // 8,
+                     kind_of(x.dtype), _Number(x.limit), guarded=ok is not None)
+    args = [x.text, at, place.base, _words(e), *([ok] if ok else [])]
+    e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
+
+
+# --- what is stored -----------------------------------------------------------------------------
+def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue:
+    """What a stored value was cast from, at the line of the cast; else the value, which the store
+    rounds."""
+    made = e.made_by.get(value) if isinstance(value, SSAValue) else None
+    if made is None or made.name != "convert" or not _alike(e, value, made.args[0]):
+        source = e.dtype(value)
+        return WatchedValue("store", e.name(value), source, e.where, *_losses(source, place))
+    before, to = made.args[0], e.dtype(value)
+    rounding, saturate = made.attr.get("rounding", "nearest_even"), made.attr.get("saturate", False)
+    limit = limit_of(e.dtype(before), to, rounding)
+    return WatchedValue("store", e.name(before), e.dtype(before), made.where or e.where, limit,
+                        _fate(to, rounding, saturate))
+
+
+def _alike(e: Emitter, value: Operand, before: Operand) -> bool:
+    """Whether the operand of a cast is held as its result is."""
+    if isinstance(before, Const) or e.dtype(before).kind != "float":
+        return False
+    tiles = [isinstance(e.type(x), TileType) for x in (before, value)]
+    return tiles == [False, False] or (
+        all(tiles) and e.layout(before).text == e.layout(value).text)
+
+
+def _losses(source: DType, place: MemoryOperand) -> tuple[float, str]:
+    rounding, saturate = rounding_of(place)
+    return limit_of(source, place.dtype, rounding), _fate(place.dtype, rounding, saturate)
+
+
+def _fate(to: DType, rounding: str, saturate: bool) -> str:
+    """What becomes of a number beyond the range of a format."""
+    if saturate or rounding == "toward_zero":
+        return "max"
+    return {"ieee": "inf", "fn": "nan"}.get(to.special, "max")
+
+
+# --- the text -----------------------------------------------------------------------------------
+def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedValue) -> None:
+    guards, bounds = guards_of(e, place, layout)
+    owner = e.owner(layout)
+    text = intrinsic("sentinels.tile", _site(e, place, x), place.dtype.bits // 8, kind_of(x.dtype),
+                     layout.text, layout.shape, guards, _Number(x.limit), owner=owner is not None)
+    steps = [bytes_of(place.dtype, product(place.stride(place.axes[a])))
+             for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
+    offset = element_offset(e, place, parts_of(e, place, layout))
+    at = f"{place.base} + {bytes_of(place.dtype, offset)}"
+    args = [x.text, at, *steps, *bounds, place.base, _words(e), *([owner] if owner else [])]
+    e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
+
+
+class _Number(float):
+    """A limit as the header of an emitted text writes it."""
+
+    def __repr__(self) -> str:
+        return float.__repr__(self).replace("inf", "INF")
+
+
+def _site(e: Emitter, place: MemoryOperand, x: WatchedValue) -> int:
+    e.sites.append((x.where, place.name, "numerics", (x.what, place.dtype.name, x.becomes)))
+    return len(e.sites) - 1
+
+
+def _words(e: Emitter) -> str:
+    return e.param("sentinels", "sentinels", "i64")
+
+
+__all__ = ["is_watched", "watch_element", "watch_fill", "watch_load", "watch_store"]

@@ -1,0 +1,133 @@
+"""Intrinsics of sentinels: what a thread reads or writes is looked at, and bad elements counted.
+
+A bad element is a NaN, an infinity, or a number that the cast on its way to memory cannot hold. The
+look costs a compare for each element; only a thread that saw one goes on to count, so that nothing
+is known of the others of its warp. Words are those of tessera.runtime.sentinel_words.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.numerics import DType
+from tessera.runtime.sentinel_words import FIRST, INDEX_BITS, SITE_BYTES, WORD_BYTES
+from tessera.tile.cuda.builder import Builder
+from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.instruction_names import find_instruction
+from tessera.tile.cuda.intrinsics.tiles import access_groups
+from tessera.tile.cuda.ptx import atomics
+
+LLVM = Any
+KINDS = ("nan", "inf", "overflow")  # of bad elements, in the order of their words
+
+
+def limit_of(source: DType, to: DType, rounding: str) -> float:
+    """Numbers of `source` below this, without their sign, fit `to`; inf where all finite ones do.
+
+    A number overflows where it would round beyond the largest one: at half a unit above it, or a
+    whole one towards zero (IEEE 754-2019, 7.4). Stochastic rounding may do so anywhere above it;
+    it is counted from half a unit on.
+    """
+    if source.kind != "float" or to.kind != "float" or source.max <= to.max:
+        return math.inf
+    largest = float(to.max)
+    unit = largest - to.value_of(to.max_code - 1)
+    beyond = largest + (unit if rounding == "toward_zero" else unit / 2)
+    kept = rounding != "toward_zero" and to.max_code % 2 == 0  # a tie goes to the even code
+    if beyond > source.max:
+        return math.inf
+    number = np.float64 if source.bits == 64 else np.float32
+    return float(np.nextafter(number(beyond), number(np.inf))) if kept else beyond
+
+
+@functools.cache
+def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...],
+         guards: tuple[str, ...], limit: float, owner: bool = False) -> Operation:
+    """(fragment, address, strides..., bounds..., base of the tensor, words [, owner]): as the store
+    of a fragment, whose elements are looked at where it writes them."""
+    how = access_groups(layout, shape, -1, 1, guards)
+    args = (Operand("x", kind, how.layout.count), *how.arguments("i64"),  # type: ignore[arg-type]
+            Operand("base", "i64"), Operand("words", "i64"),
+            *([Operand("owner", "i32")] if owner else []))
+
+    def body(b: Builder, x: list[LLVM], *values: LLVM) -> None:
+        first = b.true(values[-1]) if owner else None
+        *rest, base, words = values[:-1] if owner else values
+        found = [(at, _bad(b, x[p], limit, condition), x[p])
+                 for at, condition, (p,) in how.run(b, rest, "i64", itemsize, first)]
+        _count(b, found, base, words, site, itemsize)
+
+    form = InstructionForm(args, (), body)
+    return Operation("count_bad", len(args), lambda *_: form)
+
+
+@functools.cache
+def element(site: int, itemsize: int, kind: str, limit: float, guarded: bool = False) -> Operation:
+    """(x, address, base of the tensor, words [, if]): one element, where the condition holds."""
+    args = (Operand("x", kind), Operand("at", "i64"), Operand("base", "i64"),  # type: ignore[arg-type]
+            Operand("words", "i64"), *([Operand("if", "i32")] if guarded else []))
+
+    def body(b: Builder, x: LLVM, at: LLVM, base: LLVM, words: LLVM, *given: LLVM) -> None:
+        condition = b.true(given[0]) if guarded else None
+        _count(b, [(at, _bad(b, x, limit, condition), x)], base, words, site, itemsize)
+
+    form = InstructionForm(args, (), body)
+    return Operation("count_bad", len(args), lambda *_: form)
+
+
+def _bad(b: Builder, x: LLVM, limit: float, condition: LLVM | None) -> LLVM:
+    """Whether an element is there and no number below the limit: a NaN is below none."""
+    fits = b.to_int(b.compare("<", _size(b, x), b.like(x, limit)))
+    there = b.i32(1) if condition is None else b.to_int(condition)
+    return b.compare("<", fits, there, unsigned=True)
+
+
+def _size(b: Builder, x: LLVM) -> LLVM:
+    return b.library("__nv_fabsf" if b.bits(x) == 32 else "__nv_fabs", x)
+
+
+Found = Sequence[tuple[LLVM, LLVM, LLVM]]  # address, whether it is bad, the element
+
+
+def _count(b: Builder, found: Found, base: LLVM, words: LLVM, site: int, itemsize: int) -> None:
+    """Adds what a thread saw to the site's words, and offers its first element."""
+    seen = functools.reduce(b.or_, [bad for _, bad, _ in found])
+    with b.when(seen):
+        at = b.add(words, b.const("i64", SITE_BYTES * site))
+        total: list[LLVM] = [b.i32(0)] * len(KINDS)
+        first = b.const("i64", -1)
+        for address, bad, x in found:
+            kinds = _kinds(b, x)
+            total = [b.add(n, b.select(b.and_(bad, k), b.i32(1), b.i32(0)))
+                     for n, k in zip(total, kinds, strict=True)]
+            mine = b.select(bad, _packed(b, address, base, x, itemsize), b.const("i64", -1))
+            first = b.select(b.compare("<", mine, first, unsigned=True), mine, first)
+        add, least = atomics.red("add", "u64"), atomics.red("min", "u64")
+        for i, n in enumerate(total):
+            b.call(add, b.add(at, b.const("i64", WORD_BYTES * i)), b.zext(n, "i64"))
+        b.call(least, b.add(at, b.const("i64", WORD_BYTES * FIRST)), first)
+
+
+def _kinds(b: Builder, x: LLVM) -> list[LLVM]:
+    """Whether a bad element is each of KINDS."""
+    infinite = b.compare("==", _size(b, x), b.like(x, math.inf))
+    finite = b.compare("<", _size(b, x), b.like(x, math.inf))
+    return [b.compare("!=", x, x), infinite, finite]
+
+
+def _packed(b: Builder, address: LLVM, base: LLVM, x: LLVM, itemsize: int) -> LLVM:
+    """Number in the tensor, above the element as an f32: the least of them is the first element."""
+    number = b.lshr(b.sub(address, base), b.const("i64", itemsize.bit_length() - 1))
+    most = b.const("i64", (1 << INDEX_BITS) - 2)
+    number = b.select(b.compare("<", number, most, unsigned=True), number, most)
+    value = x if b.bits(x) == 32 else b.call(find_instruction("f64_to_f32_rn"), x)
+    bits = b.zext(b.bitcast(value, "i32"), "i64")
+    return b.or_(b.shl(number, b.const("i64", 64 - INDEX_BITS)), bits)
+
+
+__all__ = ["KINDS", "element", "limit_of", "tile"]

@@ -1,0 +1,231 @@
+"""Sentinels in kernels for GPUs: what emitted code counts, and what a launch makes of it."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import emulator
+import tessera as ts
+from fake_gpu import Torch, filled
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
+from tessera.numerics import CastCounts, as_type, encode
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.intrinsics.sentinels import limit_of
+from tessera.tile.launch.machine_code import CompileRequest
+
+tile = ts.tile
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def clean(fresh_config):
+    ts.debug.flags()
+    yield
+    ts.debug.flags()
+
+
+@ts.kernel
+def logs(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = tile.log(t) * 2.0  # stored
+
+
+@ts.kernel
+def casts(x: Tensor["N", f32], y: Tensor["N", f16]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16]) * 2.0
+    y[i:i + 16] = tile.cast(t, f16)  # stored
+
+
+@ts.kernel
+def clamps(x: Tensor["N", f32], y: Tensor["N", fp8_e4m3 @ saturate]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = t  # stored
+
+
+@ts.kernel
+def threads(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.linear_id()
+    if i < N:  # noqa: F821
+        y[i] = 1.0 / x[i]  # stored
+
+
+@ts.kernel
+def adds(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.linear_id()
+    if i < N:  # noqa: F821
+        tile.atomic_add(y, i, tile.log(x[i]))  # stored
+
+
+@ts.kernel
+def in_place(x: Tensor["N", f32]):
+    i = tile.group_id() * 16
+    x[i:i + 16] = tile.sqrt(tile.load(x[i:i + 16])) - 3.0  # stored
+
+
+@ts.kernel
+def masked(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = tile.where(t > 0.0, t, -float("inf"))
+
+
+@ts.kernel
+def made(x: Tensor["N", f32]) -> Tensor["N", f32]:
+    t = tile.load(x[tile_n:tile_n + 16])  # noqa: F821
+    return tile.exp(t)
+
+
+def line_of(kernel, mark="# stored"):
+    lines, start = inspect.getsourcelines(kernel.fn)
+    return start + next(i for i, text in enumerate(lines) if mark in text)
+
+
+def ones(n, **elements):
+    x = np.ones(n, np.float32)
+    for at, value in elements.items():
+        x[int(at[1:])] = value
+    return x
+
+
+# --- emitted code ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("kernel", [logs, adds], ids=["tile", "atomic"])
+def test_kinds_first_element_and_line(kernel, target):
+    x = ones(37, _21=-1.0, _30=0.0, _33=-5.0)
+    found = emulator.counted(kernel, x, np.zeros(37, np.float32), groups=3, lanes=32,
+                             target=target)
+    assert list(found) == [("store y", line_of(kernel))]  # log(0) beyond the end does not count
+    bad = found["store y", line_of(kernel)]
+    assert (bad.nan, bad.inf, bad.overflow, bad.index) == (2, 1, 0, (21,)) and np.isnan(bad.value)
+
+
+def test_elements_of_threads():
+    found = emulator.counted(threads, ones(37, _5=0.0), np.zeros(37, np.float32), groups=2,
+                             lanes=32)
+    bad = found["store y", line_of(threads)]
+    assert (bad.nan, bad.inf, bad.index, bad.value) == (0, 1, (5,), INF)
+
+
+def test_loads_tell_what_came_in():
+    found = emulator.counted(logs, ones(32, _9=NAN), np.zeros(32, np.float32), groups=2, lanes=32)
+    assert {what for what, _ in found} == {"load x", "store y"}
+    assert all(f.nan == 1 and f.index == (9,) for f in found.values())
+
+
+def test_a_clean_run_counts_nothing():
+    for kernel in (logs, casts, threads, adds):
+        out = np.zeros(37, np.float16 if kernel is casts else np.float32)
+        assert emulator.counted(kernel, ones(37), out, groups=3, lanes=32) == {}
+
+
+@pytest.mark.parametrize(("kernel", "to", "becomes"), [(casts, f16, "inf"),
+                                                       (clamps, fp8_e4m3, "max")])
+def test_a_cast_counts_what_it_loses(kernel, to, becomes):
+    x = ones(37, _4=1e6, _7=-1e6, _36=INF)
+    y = np.zeros(37, as_type(to).dtype.numpy)
+    found = emulator.counted(kernel, x, y, groups=3, lanes=32)
+    bad = found["store y", line_of(kernel)]
+    assert (bad.nan, bad.inf, bad.overflow, bad.index) == (0, 1, 2, (4,))
+    assert bad.site.formats == ("store", as_type(to).dtype.name, becomes)
+
+
+@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+@pytest.mark.parametrize("to", [f16, bf16, fp8_e4m3, fp8_e5m2, f32], ids=str)
+@pytest.mark.parametrize("source", [f32, f64], ids=str)
+def test_the_limit_is_where_casts_begin_to_overflow(source, to, rounding):
+    """Against the casts of tessera.numerics, whose own tests have ml_dtypes."""
+    limit = limit_of(source, to, rounding)
+    number = source.numpy.type
+    assert (limit < INF) == (source is f64 or (to, rounding) not in (
+        (f32, "nearest_even"), (f32, "toward_zero"), (bf16, "toward_zero")))
+    for x, lost in ((np.nextafter(number(limit), number(0)), 0), (number(limit), limit < INF)):
+        counts = CastCounts()
+        encode(np.array([x, -x]), to, rounding=rounding, counts=counts)
+        assert counts.overflow == 2 * lost, x
+
+
+def test_machine_code_has_the_words_only_when_it_is_asked_for():
+    x, y = ones(64), np.zeros(64, np.float32)
+    plain, watched = (logs.lower(x, y), frozenset({"x", "y"}))
+    off = CompileRequest(32, ts.Schedule(), parse_target("sm_90a"))
+    on = CompileRequest(32, ts.Schedule(), parse_target("sm_90a"), watched=watched)
+    assert off.key(plain) != on.key(plain)
+
+
+# --- launches -------------------------------------------------------------------------------------
+def fresh(kernel):
+    """One without machine code of another test."""
+    return ts.kernel(kernel.fn)
+
+
+def test_raise_names_the_op_and_the_line(gpu, driver):
+    kernel = fresh(logs)
+    x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))
+    with ts.debug.numerics("raise"):
+        for _ in range(2):  # the long way, and the short one
+            with pytest.raises(ts.NumericsError, match="log in kernel logs: nan") as e:
+                kernel[2](Torch(x), Torch(y))
+            assert e.value.where.line == line_of(logs)
+        x[21] = 1.0
+        kernel[2](Torch(x), Torch(y))
+    assert not ts.debug.flags()
+
+
+def test_raise_knows_what_was_there_before_the_kernel_wrote(gpu):
+    x = filled(ones(32, _21=-1.0))
+    with ts.debug.numerics("raise"):
+        with pytest.raises(ts.NumericsError, match="sqrt in kernel in_place") as e:
+            fresh(in_place)[2](Torch(x))
+    assert e.value.where.line == line_of(in_place)
+
+
+def test_raise_of_a_result_that_the_call_makes(gpu):
+    with ts.debug.numerics("raise"):
+        with pytest.raises(ts.NumericsError, match="exp in kernel made: inf"):
+            fresh(made)(Torch(filled(ones(32, _3=1000.0))))
+
+
+def test_flag_collects_until_it_is_asked(gpu, driver):
+    kernel = fresh(logs)
+    x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))
+    with ts.debug.numerics("flag"):
+        kernel[2](Torch(x), Torch(y))
+        waits = driver.waits
+        kernel[2](Torch(x), Torch(y))
+        assert driver.waits == waits
+        found = ts.debug.flags()
+    assert found.nan == 2 and found.first.where.line == line_of(logs)
+    assert found.first.op == "kernel logs" and found.first.index == (21,)
+    assert "y, f32[32]" in str(found.first)
+    assert not ts.debug.flags()
+
+
+@pytest.mark.parametrize("mode", ["flag", "raise"])
+def test_an_infinity_that_was_written_down_is_silent(gpu, mode):
+    x, y = filled(ones(32, _4=-1.0)), filled(np.zeros(32, np.float32))
+    with ts.debug.numerics(mode):
+        fresh(masked)[2](Torch(x), Torch(y))
+        assert not ts.debug.flags()
+    assert y[4] == -INF
+
+
+def test_off_has_no_words(gpu):
+    kernel = fresh(logs)
+    x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))
+    kernel[2](Torch(x), Torch(y))
+    assert gpu.requests[-1].watched == frozenset()
+    with ts.debug.numerics("flag"):
+        kernel[2](Torch(x), Torch(y))
+    assert gpu.requests[-1].watched == {"x", "y"}
+    assert ts.debug.flags().nan == 1
+    count = len(gpu.requests)
+    kernel[2](Torch(x), Torch(y))
+    assert len(gpu.requests) == count and not ts.debug.flags()
