@@ -166,8 +166,8 @@ class GraphOp:
             the operands: of an op that moves elements, or adds them where they meet
     lines   of an op on whole lines along attribute axis (the last where it has none): the positions
             in their "order" and the first of them, "top"; the place of the "largest" or "smallest";
-            where a value stands in it, "search"; or a running sum, prod, largest, smallest (their
-            places), logsumexp or recurrence
+            where a value stands in it, "search"; or "running" sum, prod, largest, smallest (their
+            places), logsumexp, recurrence
     reduction  how elements along attribute axis combine: sum | max | min | prod | any | all; "" of
             what is no reduction (with attributes axis and keepdims)
     makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it

@@ -55,8 +55,7 @@ REFUSED: dict[str, str] = {
     "product": "int64 matmuls accumulate in int32",
     **dict.fromkeys((
         "cast_stochastic",
-        "csr_rows", "cumsum", "cumprod", "cumargmax", "cumargmin", "logcumsumexp",
-        "linear_recurrence", "fold_in", "scatter_set", "segment_max",
+        "csr_rows", "fold_in", "scatter_set", "segment_max",
         "segment_min"), KERNEL),
 }
 

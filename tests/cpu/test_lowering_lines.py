@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import CudaProgram, sorting
+from tessera.graph.cuda import CudaProgram, scans, sorting
+from tolerance import assert_close
 
 KINDS = ["f32", "f64", "bf16", "int64", "int32", "uint8", "bool_"]
 
@@ -98,3 +99,55 @@ def test_reductions_of_nothing(shape, axis):
     made = lowered(lambda x: (ts.sum(x, axis), ts.prod(x, axis), ts.any(x > 0, axis),
                               ts.all(x > 0, axis)), np.zeros(shape, np.float32))
     assert_same(*made)
+
+
+# --- running sums and their kin ---------------------------------------------------------------
+RUNNING = {
+    "cumsum": ts.cumsum, "cumprod": ts.cumprod, "cummax": ts.cummax, "cummin": ts.cummin,
+    "logcumsumexp": ts.logcumsumexp,
+    "linear_recurrence": lambda x, axis: ts.linear_recurrence(x, ts.flip(x, axis), axis),
+}
+
+
+@pytest.fixture(params=["a thread for a line", "a group for a line"])
+def form(request, monkeypatch):
+    """Both forms, on lines that are longer than a block."""
+    monkeypatch.setattr(scans, "BLOCK", 8)
+    if request.param == "a group for a line":
+        monkeypatch.setattr(scans, "SHORT", 0)
+    return request.param
+
+
+@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("shape, axis", [((29,), 0), ((3, 1), 1), ((2, 17, 3), 1), ((9, 2), 0)])
+def test_running(name, shape, axis, form, rng):
+    x = rng.standard_normal(shape).astype(np.float32)
+    program = CudaProgram(ts.jit(lambda x: RUNNING[name](x, axis)).graph(x))
+    assert [g.attr("walked") for g in program.plan.groups if g.kind == "scan"] == \
+        [form == "a thread for a line"]
+    wide = RUNNING[name](ts.tensor(x.astype(np.float64)), axis).array
+    assert_close(program.run([x])[0], wide, "f32", n=30)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "f64", "bf16"])
+def test_running_types(name, kind, form, rng):
+    x = ts.cast(ts.tensor(rng.integers(1, 3, (2, 11))), kind)
+    (got,), (want,) = lowered(lambda x: RUNNING[name](x, 1), x)
+    assert got.dtype == want.dtype
+    assert_close(got, want, kind, n=11)
+
+
+def test_running_extrema_of_nan_and_ties(form, rng):
+    x = line_of("f32", (4, 23), rng)
+    assert_same(*lowered(lambda x: (ts.cummax(x, 1), ts.cummin(x, 1)), x))
+
+
+def test_running_sums_of_infinities(form):
+    inf = np.inf
+    x = np.array([[-inf, -inf, 1, inf, 2], [-inf, 0, 0, -inf, np.nan]], np.float32)
+    (got,), (want,) = lowered(lambda x: ts.logcumsumexp(x, 1), x)
+    assert_close(got, want, "f32", n=5)
+    first = np.array([np.nan, 0.5, inf, 2], np.float32)  # nothing stands before the first element
+    (got,), (want,) = lowered(lambda a: ts.linear_recurrence(a, np.ones(4, np.float32)), first)
+    np.testing.assert_array_equal(got, want)

@@ -19,6 +19,7 @@ from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
+from .scans import scan_source
 from .searches import search_source
 from .sorting import merge_source, sort_source
 
@@ -27,7 +28,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "attention": attention_source, "move": move_source, "gather": gather_source,
     "segments": segments_source, "elements": element_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
-    "position": position_source,
+    "position": position_source, "scan": scan_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

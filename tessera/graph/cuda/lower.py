@@ -30,6 +30,7 @@ from .host_keys import Draws, split_draws
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
+from .scans import schedule_scan
 from .searches import schedule_search
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
@@ -275,6 +276,6 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
-           "merge": schedule_merge, "position": schedule_position}
+           "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

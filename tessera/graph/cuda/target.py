@@ -1,7 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | sort |
-    merge | search | position    a kernel
+    merge | search | position | scan    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -21,13 +21,15 @@ from ..schedule.target import ScheduleTarget, Space
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
 from .node_kernels import kernel_group
+from .scans import SCANS
 from .sorting import KINDS
 from .spell import COMBINE, is_stored, no_kernel, template
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
 
 # The kind of what an op does with whole lines.
-LINES = {"search": "search", "largest": "position", "smallest": "position"}
+LINES = {"search": "search", "largest": "position", "smallest": "position",
+         **dict.fromkeys(SCANS, "scan")}
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------

@@ -86,6 +86,7 @@ LINEAR_RECURRENCE = GraphOp(
     jvp=_recurrence_jvp,
     batch=_recurrence_batch,
     axes=lambda a, b, axis: line_axes(a, axis, 2),
+    lines="running recurrence",
     samples=(sample((4,), (4,), axis=0), sample((2, 3), (2, 3), axis=1)),
     flops=lambda ins, outs, **attrs: 2.0 * math.prod(outs[0]),
     doc="h_t = a_t h_(t-1) + b_t along an axis, h_(-1) = 0",
@@ -101,6 +102,7 @@ CUMPROD = GraphOp(
     ),
     batch=lambda size, batched, x, axis: (apply(CUMPROD, x, axis=axis + 1), True),
     axes=line_axes,
+    lines="running prod",
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
     flops=flops.per_operand,
     doc="running products along an axis; the derivative divides by nothing, so zeros are exact",
@@ -120,9 +122,10 @@ def _reached(x: np.ndarray, axis: int, extremum: np.ufunc, beyond: np.ufunc) -> 
     return np.moveaxis(np.maximum.accumulate(places, axis=-1), -1, axis)
 
 
-def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> GraphOp:
+def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str, way: str) -> GraphOp:
     return GraphOp(
         name,
+        lines=f"running {way}",
         shape=lambda x, axis: Aval(x.shape, INT64),
         ref=lambda x, axis: _reached(x, axis, extremum, beyond),
         batch=lambda size, batched, x, axis: (apply(OPS[name], x, axis=axis + 1), True),
@@ -135,8 +138,8 @@ def _running(name: str, extremum: np.ufunc, beyond: np.ufunc, word: str) -> Grap
     )
 
 
-CUMARGMAX = _running("cumargmax", np.maximum, np.greater, "maximum")
-CUMARGMIN = _running("cumargmin", np.minimum, np.less, "minimum")
+CUMARGMAX = _running("cumargmax", np.maximum, np.greater, "maximum", "largest")
+CUMARGMIN = _running("cumargmin", np.minimum, np.less, "minimum", "smallest")
 
 # --- log of running sums of exponentials ------------------------------------------------------
 def _lcse_ref(x: np.ndarray, axis: int) -> np.ndarray:
@@ -170,6 +173,7 @@ LOGCUMSUMEXP = GraphOp(
     jvp=_lcse_jvp,
     batch=lambda size, batched, x, axis: (apply(LOGCUMSUMEXP, x, axis=axis + 1), True),
     axes=line_axes,
+    lines="running logsumexp",
     drops_inf=(0,),
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
     doc="log of the running sums of exp(x) along an axis",

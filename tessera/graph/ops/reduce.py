@@ -237,6 +237,7 @@ CUMSUM = GraphOp(
     axes=lambda x, axis: "{0}->{0}".format(
         "".join("_" if d == axis else c for d, c in enumerate("abcdefgh"[: x.ndim]))),
     linear="joint",
+    lines="running sum",
     samples=(sample((4,), axis=0), sample((2, 3), axis=1)),
     flops=flops.per_operand,
     doc="running sums along an axis",
