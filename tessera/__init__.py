@@ -39,6 +39,7 @@ from .foreign import FUNCTIONS as _FOREIGN
 from .graph import functions as _functions
 from .graph import random as random
 from .graph import sparse as sparse
+from .graph.devices import to as to
 from .graph.jit import jit as jit
 from .graph.regions import Region as Region
 from .graph.regions import read as read

@@ -34,6 +34,7 @@ from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .graph import random as random
 from .graph import sparse as sparse
+from .graph.devices import to as to
 from .graph.jit import jit as jit
 from .graph.regions import Region as Region
 from .graph.regions import read as read

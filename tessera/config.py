@@ -59,6 +59,13 @@ def integer(least: int, below: int | None = None) -> Kind:
                 convert)
 
 
+def _convert_device(value: Any) -> str:
+    family, colon, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value in ("auto", "cpu", "gpu", "cuda") or (family == "cuda" and number.isdecimal()):
+        return str(value)
+    raise ValueError
+
+
 def _convert_bool(value: Any) -> bool:
     word = str(value).lower() if isinstance(value, int | str) else ""
     if word not in _BOOLS:
@@ -77,6 +84,7 @@ def _convert_path(value: Any) -> Path:
 
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True,
           "0": False, "false": False, "no": False, "off": False}
+DEVICE = Kind("auto | cpu | gpu | cuda | cuda:N", _convert_device)
 BOOL = Kind("1 | 0 | true | false | yes | no | on | off", _convert_bool)
 PATH = Kind("a path", _convert_path)
 FOLDER = Kind("a folder", lambda value: None if value is None else _convert_path(value))
@@ -318,8 +326,10 @@ def off_or_raise_in_debug() -> str:
 Setting("numerics", "TESSERA_NUMERICS", one_of("off", "flag", "raise"), off_or_raise_in_debug,
         "NaN/Inf sentinels")
 Setting("debug", "TESSERA_DEBUG", BOOL, False, "tile kernels are checked while they run, slower")
-Setting("device", "TESSERA_DEVICE", one_of("auto", "cpu", "cuda"), "auto",
-        "where kernels run: with their arrays, or host arrays on the GPU too")
+Setting("device", "TESSERA_DEVICE", DEVICE, "auto",
+        "auto: arrays decide where what is computed of them runs, new tensors lie in host memory; "
+        "cuda, cuda:N: new tensors lie on that GPU, what is computed of host arrays runs there; "
+        "gpu: as cuda, and as auto on a machine without one; cpu: on the host alone")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,

@@ -113,10 +113,10 @@ OPTIM: Mapping[str, str] = {
 
 # x.<word> of a tensor
 METHODS: Mapping[str, str] = {
-    "to": "x.astype(dtype)", "type_as": "ts.cast_like(x, like)", "float": "x.astype(ts.f32)",
+    "type_as": "ts.cast_like(x, like)", "float": "x.astype(ts.f32)",
     "half": "x.astype(ts.f16)", "double": "x.astype(ts.f64)", "long": "x.astype(ts.int64)",
     "bfloat16": "x.astype(ts.bf16)", "int": "x.astype(ts.int32)", "bool": "x.astype(ts.bool_)",
-    "cpu": "x.numpy()", "detach": "ts.stop_gradient(x)", "clone": "x.copy()",
+    "detach": "ts.stop_gradient(x)", "clone": "x.copy()",
     "requires_grad": "ts.param(data), and ts.grad(f)",
     "requires_grad_": "ts.param(data), and ts.grad(f)",
     "grad": "ts.grad(f)(x)", "backward": "ts.grad(f)(x)", "block_until_ready": "x.numpy()",

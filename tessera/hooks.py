@@ -79,6 +79,24 @@ class NextKey(Protocol):
     def __call__(self) -> Tensor: ...
 
 
+class PlaceNew(Protocol):
+    """A tensor that was just made, where the setting `device` wants it."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class OnGpu(Protocol):
+    """What is computed at once of tensors on a GPU, or where the setting `device` names one."""
+
+    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any], /) -> Any:
+        """One op."""
+
+    def call(self, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any], /) -> Any:
+        """A function of ops."""
+
+
+place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
+on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.jit")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
 constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph

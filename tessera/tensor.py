@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import wide_arrays
+from . import hooks, wide_arrays
 from .dims import Dim, bind_shape, show_shape, size_of
 from .errors import (
     ArgumentError,
@@ -35,6 +35,7 @@ from .numerics import (
 )
 from .numerics.parse import is_type
 from .runtime import dlpack
+from .runtime.arrays import HOST
 from .runtime.host_memory import before_write
 
 OPERATORS: dict[str, Callable] = {}  # method name -> function; filled by the graph layer
@@ -112,6 +113,8 @@ class Tensor:
     __array_priority__ = 1000
     type: NumericType
     layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
+    memory: Any = None  # device memory, of a tensor that lies on a GPU
+    place = HOST  # the number of that GPU
 
     def __init__(
         self,
@@ -508,9 +511,18 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     """A tensor from nested lists, numbers, NumPy, anything with DLPack or `__array__`.
 
     Python floats become f32, integers int64 and bools bool_ unless `dtype` says otherwise; arrays
-    keep their type (f64 ones as the setting f64_arrays says). The buffer is a copy.
+    keep their type (f64 ones as the setting f64_arrays says). The buffer is a copy, on the device
+    that the setting `device` chooses; that of a tensor on a GPU stays there.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
+    if isinstance(data, Tensor) and data.place != HOST:
+        made = data.copy() if dtype is None else OPERATORS["astype"](data, dtype)
+        made.is_param, made.name = False, name
+        return made
+    return hooks.place_new.get()(_on_host(data, dtype, name))
+
+
+def _on_host(data: Any, dtype: Any, name: str | None) -> Tensor:
     array = to_numpy(data)
     if dtype is None:
         weak = not hasattr(data, "dtype") and array.dtype == np.float64
@@ -518,17 +530,12 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
         numeric = data.type if isinstance(data, Tensor) else as_type("f32" if weak else array.dtype)
     else:
         numeric = as_type(dtype)
-    if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
+    policy = numeric.policy
+    if policy.custom is not None or policy.scaled or policy.per_channel is not None:
         return OPERATORS["quantize"](array, numeric)
     out = Tensor(np.array(encode_value(array, numeric), order="C"), numeric, name=name)
-    if dtype is None and (not isinstance(data, Tensor) or wide_arrays.is_unstated(data)):
-        wide_arrays.remember(out)
-    return out
-
-
-def _per_channel(numeric: NumericType) -> bool:
-    return numeric.policy.per_channel is not None
-
+    stated = dtype is not None or (isinstance(data, Tensor) and not wide_arrays.is_unstated(data))
+    return out if stated else wide_arrays.remember(out)
 
 def to_numpy(data: Any) -> np.ndarray:
     """Anything array-like on the host as a NumPy array, without a copy where possible."""
@@ -583,11 +590,9 @@ def as_tensor(value: Any) -> Tensor:
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
-    return tensor(value)
+    return _on_host(value, None, None)
 
 
 # How a Python value reaches a traced function as a constant.
 STATIC_HINT = 'declare it after *: def f(x, *, k), called f(x, k=3); or ts.jit(static=("k",))'
-
-
 Shape = Sequence[int | Dim]

@@ -232,6 +232,10 @@ class Driver:
 
     cuMemcpyDtoDAsync = cuMemcpyDtoHAsync
 
+    def cuMemcpyPeer(self, target, target_context, source, source_context, nbytes):
+        self.cuCtxSynchronize()  # it comes behind the work of both contexts
+        return self.cuMemcpyDtoHAsync(target, source, nbytes, 0)
+
     def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
         """What lies in pageable memory is read before this returns, on the default stream."""
         if stream:

@@ -175,6 +175,22 @@ def gpu(driver, monkeypatch, tmp_path):
         yield made
 
 
+class Copies:
+    """Counts bytes between host and device."""
+
+    def __init__(self, driver: Any, monkeypatch: Any):
+        self.to_device = self.to_host = 0
+        for name, counter in (("cuMemcpyHtoDAsync", "to_device"), ("cuMemcpyDtoHAsync", "to_host")):
+            monkeypatch.setattr(driver, name, self._counted(getattr(driver, name), counter))
+
+    def _counted(self, call: Any, counter: str) -> Any:
+        def counted(target: int, source: int, nbytes: int, stream: int) -> tuple:
+            setattr(self, counter, getattr(self, counter) + nbytes)
+            return call(target, source, nbytes, stream)
+
+        return counted
+
+
 # --- arrays of other libraries -------------------------------------------------------------------
 class TorchType:
     """A torch.dtype."""
@@ -304,5 +320,5 @@ def filled(x: np.ndarray, offset: int = 0) -> np.ndarray:
     return out
 
 
-__all__ = ["Compiler", "Cupy", "Foreign", "Parameter", "Torch", "aligned", "driver", "filled",
-           "gpu"]
+__all__ = ["Compiler", "Copies", "Cupy", "Foreign", "Parameter", "Torch", "aligned", "driver",
+           "filled", "gpu"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import hooks, wide_arrays
+from .. import config, hooks, wide_arrays
 from ..dims import Dim
 from ..errors import (
     ArgumentError,
@@ -19,14 +19,20 @@ from ..errors import (
     UnsupportedTargetError,
     did_you_mean,
 )
+from ..runtime.arrays import HOST
 from ..runtime.device import has_gpu
 from ..tensor import PLAIN, Tensor, TensorType
+from ..tile.launch.placement import gpu_number
+from ..tile.launch.resident import adopted
 from . import tree
 from .annotate import fit_argument, fit_result, tensor_annotations
 from .decorator import Decorator
+from .devices import target_of
 from .execute import Executable
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
+from .op import GraphOp
+from .operand import describe
 from .regions.call import RegionCall, Update, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
 from .signature import (
@@ -50,11 +56,32 @@ from .value_type import ValueType
 from .weak_numbers import number_of, number_type
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-# By target, (graph, capture) -> what runs it. Filled by need_target.
-EXECUTORS: dict[str, Callable[[Graph, bool], Any]] = {
-    "cpu": lambda graph, capture: Executable(graph)}
-# What a target makes of a leaf of its arguments, by the parameter's name.
-ARGUMENTS: dict[str, Callable[[Any, str], Any]] = {"cpu": lambda leaf, name: leaf}
+
+
+def executor(graph: Graph, target: str, capture: bool = False) -> Any:
+    """What runs a graph on "cpu" or "cuda:0"."""
+    if target == "cpu":
+        return Executable(graph)
+    from .cuda.device import DeviceExecutable  # loads what compiles kernels
+
+    return DeviceExecutable(graph, gpu_number(target), capture)
+
+
+class _OnGpu:
+    """What is computed at once on a GPU, in graph/cuda/eager.py: loaded where there is one."""
+
+    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+        from .cuda.eager import run_op
+
+        return run_op(op, args, attrs)
+
+    def call(self, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        from .cuda.eager import call
+
+        return call(name, fn, args, kwargs)
+
+
+hooks.on_gpu.fill(_OnGpu())
 
 
 def _lowered(level: str, traced: TracedSignature) -> str:
@@ -101,7 +128,7 @@ class TracedSignature:
 
     @functools.cached_property
     def executable(self) -> Any:
-        return EXECUTORS[self.target](self.graph, self.capture)
+        return executor(self.graph, self.target, self.capture)
 
     @functools.cached_property
     def program(self) -> Any:
@@ -140,12 +167,13 @@ class JitFunction:
     """
 
     def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
-                 target: str = "cpu", allowed: frozenset[str] | None = None, cast: bool = False,
-                 capture_graph: bool = False):
+                 target: str | None = None, allowed: frozenset[str] | None = None,
+                 cast: bool = False, capture_graph: bool = False):
         if not callable(fn):
             raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
         functools.update_wrapper(self, fn, updated=())
-        self.fn, self.name, self.target = fn, name or callable_name(fn), need_target(target)
+        self.fn, self.name = fn, name or callable_name(fn)
+        self.target = target if target is None else need_target(target)
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
@@ -185,7 +213,8 @@ class JitFunction:
         for a in args:
             if type(a) not in PLAIN or a.scale is not None:
                 return None
-            key += (a._shape, id(a.type), a.is_param)
+            key += (a._shape, id(a.type), a.is_param, a.place)
+        key.append(config.device)
         traced = self._cache.fast.get(tuple(key))
         if traced is None:
             return None
@@ -197,7 +226,8 @@ class JitFunction:
         if not self._groups and all(
                 type(a) in PLAIN and a.scale is None for a in args):
             key = [look() for look in hooks.surroundings]
-            key += [k for a in args for k in (a._shape, id(a.type), a.is_param)]
+            key += [k for a in args for k in (a._shape, id(a.type), a.is_param, a.place)]
+            key.append(config.device)
             self._cache.remember(tuple(key), [a.type for a in args], traced)
 
     # --- signatures ---------------------------------------------------------------------------
@@ -253,12 +283,21 @@ class JitFunction:
                 statics[i] = Static(leaf)
                 key.append(hashable(statics[i], self.name, name))
                 continue
-            for t in leaf_tensors(ARGUMENTS[self.target](leaf, name)):
+            for t in leaf_tensors(adopted(leaf, name)):
                 leaves.append(t)
                 key.append((tuple(t.shape), t.type, t.layout, number_type(t)))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
         here = self._surroundings(leaves)
-        return leaves, statics, (treedef, tuple(key), tuple(statics), here)
+        where = self._where(leaves, treedef, statics)
+        return leaves, statics, (treedef, tuple(key), tuple(statics), here, where)
+
+    def _where(self, leaves: list[Tensor], treedef: tree.TreeDef, statics: dict) -> str:
+        """Where a call with these leaves runs: "cpu", "cuda:0"."""
+        if self.target in (None, "cpu") and config.device in ("auto", "cpu") and not any(
+                x.place != HOST for x in leaves) or current_builder() is not None:
+            return "cpu"
+        names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
+        return target_of(self.name, _named(names, leaves), self.target)
 
     def _surroundings(self, leaves: list[Tensor]) -> tuple:
         here = tuple(look() for look in hooks.surroundings)
@@ -273,7 +312,7 @@ class JitFunction:
         more = tuple(g for g in hooks.together.get().groups(traced.graph) if g not in known)
         if more:
             self._groups[here] = known + more
-            key = (*key[:3], self._surroundings(leaves))
+            key = (*key[:3], self._surroundings(leaves), key[4])
         self._cache.keep(key, traced)
         return traced
 
@@ -315,8 +354,16 @@ class JitFunction:
             tell(self)
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
-        return TracedSignature(graph, box["tree"], box["rebuild"], self.target, box["arguments"],
+        names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
+        target = self._with_captures(graph, key[4], _named(names, leaves))
+        return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],
                                box["updates"], layouts, self.capture_graph)
+
+    def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
+        """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are
+        copied where it runs."""
+        there = [(f"the captured {describe(t)}", t) for _, t in graph.captures if t.place != HOST]
+        return target_of(self.name, [*named, *there], self.target) if there else where
 
     def _call(self, bound: dict[str, Any]) -> Any:
         if self.signature is None:
@@ -434,7 +481,7 @@ class JitFunction:
         """Whether calls replay a CUDA graph, `jit(capture_graph=True)`, and if not, why."""
         if not self.capture_graph:
             return "off"
-        if self.target == "cpu":
+        if (self._last.target if self._last is not None else self.target) == "cpu":
             return "off: the target cpu launches nothing that could be captured"
         what = self._last.executable.captured if self._last is not None else ""
         return f"on: {what} in one launch" if what else "on: from the second call of a signature"
@@ -460,6 +507,13 @@ class JitFunction:
         return f"<{type(self).__name__} {self.name}>"
 
 
+def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """Each leaf with its name; the scale of a scaled tensor stands behind it."""
+    scales = {id(x.scale) for x in leaves if x.scale is not None}
+    it = iter(names)
+    return [(next(it), x) for x in leaves if id(x) not in scales]
+
+
 def _need_level(level: str) -> None:
     if level in INSPECTORS:
         return
@@ -469,23 +523,19 @@ def _need_level(level: str) -> None:
 
 def need_target(target: str) -> str:
     """`target` when graphs can run on it. Raises UnsupportedTargetError naming those that exist."""
-    if target == "cuda" and has_gpu():
-        from ..tile.launch.resident import adopted
-        from .cuda.device import DeviceExecutable
-
-        EXECUTORS["cuda"] = lambda graph, capture: DeviceExecutable(graph, capture=capture)
-        ARGUMENTS["cuda"] = adopted
+    if target == "cpu":
         return target
-    if target in EXECUTORS and target != "cuda":
-        return target
-    exist = ", ".join(t for t in EXECUTORS if t != "cuda")
-    if target == "cuda":
-        raise UnsupportedTargetError(f"target 'cuda' cannot run here; targets that can: {exist}",
+    family, colon, number = target.partition(":")
+    if family != "cuda" or (colon and not number.isdecimal()):
+        raise UnsupportedTargetError(
+            f"target {target!r} is not supported; targets that can run here: "
+            f"cpu{', cuda' * has_gpu()}",
+            hint="tessera runs on the CPU and on NVIDIA GPUs: target='cpu' or target='cuda'")
+    if not has_gpu():
+        raise UnsupportedTargetError(f"target {target!r} cannot run here; targets that can: cpu",
                                      hint="python -m tessera doctor says what it needs")
-    raise UnsupportedTargetError(
-        f"target {target!r} is not supported; targets that can run here: {exist}",
-        hint="tessera runs on the CPU and on NVIDIA GPUs: target='cpu' or target='cuda'",
-    )
+    gpu_number(target)
+    return target
 
 
 def check_effects(graph: Graph, allowed: frozenset[str] | None) -> None:
@@ -510,16 +560,19 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
 
     static=("name", 2): parameters that are constants of the trace; keyword-only Python values,
     strings and bools are static anyway. Tuples, lists, dicts and registered classes pass through.
-    target="cpu" (the default) or another that `EXECUTORS` has. cast=True: arguments of another
-    numeric type than their annotation's are cast, where it is a DTypeError otherwise.
-    capture_graph=True: with target="cuda", calls of a signature after its first are one launch, of
-    a CUDA graph with the new arguments; f.capture says whether they are.
-    Raises UnsupportedTargetError, TraceError where the function needs a value that is only traced.
+    target: by default where the arguments lie, all on the host or all on one GPU; "cpu", "cuda" or
+    "cuda:1" say it, and then arguments on the host are copied to the GPU at each call.
+    cast=True: arguments of another numeric type than their annotation's are cast, where it is a
+    DTypeError otherwise. capture_graph=True: on a GPU, calls of a signature after its first are one
+    launch, of a CUDA graph with the new arguments; f.capture says whether they are.
+    Raises ArgumentError where arguments lie in several places, UnsupportedTargetError at an op that
+    the target does not have, TraceError where the function needs a value that is only traced.
     """
     known = ("static", "name", "target", "cast", "capture_graph")
     for option in options.keys() - set(known):
         raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
     if fn is None:
-        need_target(options.get("target", "cpu"))
+        if options.get("target") is not None:
+            need_target(options["target"])
         return Decorator(functools.partial(JitFunction, **options), "jit(...)")
     return JitFunction(fn, **options)

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import hooks, wide_arrays
+from .. import config, hooks, wide_arrays
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, AxisError, DTypeError, TesseraError
 from ..foreign import keyword_instead
 from ..numerics import NumericType, as_type, result_type
+from ..open_trace import trace_state
+from ..runtime.arrays import HOST
 from ..tensor import FUNCTIONS, Tensor, as_tensor
 from . import functions as F
 from .op import name_operands
@@ -39,7 +41,7 @@ def public(fn: Function) -> Function:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            out = fn(*args, **kwargs)
+            out = _run(f"ts.{fn.__name__}", fn, args, kwargs)
         except TesseraError as err:
             name_operands(err, f"ts.{fn.__name__}", _tensor_arguments(signature, args, kwargs))
             raise
@@ -63,6 +65,27 @@ def public(fn: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+def _run(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The call: traced, now on the host, or now on the GPU where its operands lie."""
+    if trace_state.builder is None and _elsewhere(args, kwargs):
+        return hooks.on_gpu.get().call(name, fn, args, kwargs)
+    return fn(*args, **kwargs)
+
+
+def _elsewhere(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is computed on a GPU: an operand lies there, or the setting says so."""
+    if config.device not in ("auto", "cpu"):
+        return True
+    for a in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(a, Tensor):
+            if a.place != HOST:
+                return True
+        elif isinstance(a, tuple | list) and any(
+                isinstance(x, Tensor) and x.place != HOST for x in a):
+            return True
+    return False
+
+
 def states_type(fn: Function) -> Function:
     """Decorator below `public`: the call states the type of its result."""
     fn.states_type = True  # type: ignore[attr-defined]
@@ -78,7 +101,7 @@ def named(name: str) -> Callable[[Function], Function]:
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return fn(*args, **kwargs)
+                return _run(name, fn, args, kwargs)
             except TesseraError as err:
                 name_operands(err, name, _tensor_arguments(signature, args, kwargs))
                 raise

@@ -16,6 +16,7 @@ from .. import hooks
 from ..dims import size_of
 from ..errors import OutOfMemoryError, SourceLine, TraceError, user_line
 from ..open_trace import trace_state
+from ..runtime.arrays import HOST
 from ..tensor import STATIC_HINT, Tensor, as_tensor, need_device
 from .ir import Graph, Node, Value
 from .op import Aval, GraphOp, infer
@@ -223,6 +224,8 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
             )
     if any(a.layout is not None for a in args):
         return hooks.distributed.get().run_op(op, args, attrs)
+    if any(a.place != HOST for a in args):
+        return hooks.on_gpu.get().run_op(op, args, attrs)
     avals = infer(op, tuple(Aval(a.shape, a.type) for a in args), attrs)
     if hooks.sending and "collective" in op.effects:
         for show in hooks.sending:

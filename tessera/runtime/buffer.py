@@ -20,6 +20,7 @@ from .device import Device, check, device, driver, outside_capture
 from .memory_pools import LIVE, SPARE, allocate, keep_freed
 
 DEFAULT = 0  # the stream on which kernels run that were given none
+DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY is the same one
 
 
 class DeviceBuffer:
@@ -39,10 +40,16 @@ class DeviceBuffer:
         check(driver().cuMemcpyHtoDAsync(self.pointer, array.ctypes.data, array.nbytes, DEFAULT),
               "copy to the GPU")
 
-    def copy(self, other: DeviceBuffer) -> None:
-        """Copy another buffer's bytes to this one, behind what was launched before."""
-        check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer, self.nbytes, DEFAULT),
+    def copy(self, other: DeviceBuffer, at: int = 0) -> None:
+        """Fill this buffer with another's bytes from byte `at` on, behind what was launched before.
+        """
+        check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer + at, self.nbytes, DEFAULT),
               "copy on the GPU")
+
+    def copy_across(self, other: DeviceBuffer) -> None:
+        """Copy a buffer of another device, behind what was launched before on either."""
+        check(driver().cuMemcpyPeer(self.pointer, self.device.context, other.pointer,
+                                    other.device.context, self.nbytes), "copy between GPUs")
 
     def fill(self, byte: int, at: int, nbytes: int, stream: int = DEFAULT) -> None:
         """Set `nbytes` bytes from byte `at` on, behind what was launched before on the stream."""
@@ -102,12 +109,32 @@ class PooledBuffer(DeviceBuffer):
 
 
 class Borrowed(DeviceBuffer):
-    """Memory of somebody else, who is kept alive."""
+    """Memory of somebody else, who is kept alive. stream: the one on which the owner works.
 
-    __slots__ = ("owner",)
+    What was launched there comes first, and what the owner launches after `give_back` comes behind
+    what was launched here.
+    """
 
-    def __init__(self, pointer: int, nbytes: int, on: Device, owner: Any):
+    __slots__ = ("owner", "stream")
+
+    def __init__(self, pointer: int, nbytes: int, on: Device, owner: Any, stream: int = DEFAULT):
         self.pointer, self.nbytes, self.device, self.owner = pointer, nbytes, on, owner
+        self.stream = stream
+        if stream not in DEFAULT_STREAMS:
+            follow(on, DEFAULT, stream)
+
+    def give_back(self) -> None:
+        if self.stream not in DEFAULT_STREAMS:
+            follow(self.device, self.stream, DEFAULT)
+
+
+def follow(on: Device, stream: int, first: int) -> None:
+    """What is launched on a stream from here on comes behind what was launched on the first."""
+    with on.current():
+        event = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
+        check(driver().cuEventRecord(event, first), "record an event")
+        check(driver().cuStreamWaitEvent(stream, event, 0), "wait for another stream")
+        check(driver().cuEventDestroy(event), "free an event")
 
 
 _SMALL_BYTES, _MOST_SPARE = 1 << 20, 64

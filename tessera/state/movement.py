@@ -24,26 +24,18 @@ OVERLAPS = ("compute", "none")
 
 @contextmanager
 def placed(name: str) -> Iterator[None]:
-    """`with device(gpu):` where kernels that get host arrays run.
+    """`with device("cuda"):` new tensors lie there, and what is computed inside runs there.
 
-    gpu: on this process's GPU, and where there is none, under the interpreter. cpu: under the
-    interpreter. cuda:0, which is gpu[0]: there; UnsupportedTargetError where it is missing.
-    Graph functions run on the CPU in either.
+    cuda:1, which is gpu[1]: on that GPU; cuda: on the first; UnsupportedTargetError where it is
+    missing. gpu: on this process's GPU, and where there is none, on the host. cpu: on the host.
     """
-    family = name.partition(":")[0]
-    if family not in ("gpu", "cuda", "cpu"):
+    family, _, number = name.partition(":")
+    if family not in ("gpu", "cuda", "cpu") or (number and not number.isdecimal()):
         raise UnsupportedTargetError(f"with device({name!r}): there is no such device",
                                      hint="gpu, gpu[0], cpu")
-    if family == "cuda" and name != "cuda":
-        number = int(name.partition(":")[2])
-        find_device(number)  # raises where there is none
-        if number:
-            raise UnsupportedTargetError(f"with device({name!r}): host arrays go to cuda:0",
-                                         hint="arrays that lie on a GPU stay there; or choose with "
-                                              "CUDA_VISIBLE_DEVICES")
     if family == "cuda":
-        find_device(0)
-    where = "cpu" if family == "cpu" else "cuda" if family == "cuda" or has_gpu() else "auto"
+        find_device(int(number or 0))  # raises where there is none
+    where = "auto" if family == "gpu" and not has_gpu() else "cuda" if family == "gpu" else name
     with config.scope(device=where):
         yield
 

@@ -25,8 +25,9 @@ SAMPLES = {
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
 }
-REFUSED = {"numerics": "loud", "debug": "2", "device": "gpu", "cache_dir": None, "num_threads": "0",
-           "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16", "seed": "-1",
+REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
+           "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
+           "seed": "-1",
            "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None}
 
 

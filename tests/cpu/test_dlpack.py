@@ -209,11 +209,18 @@ def test_the_memory_of_a_result_is_kept(driver):  # noqa: F811
 
 
 def test_other_streams_wait_for_the_gpu(driver, monkeypatch):  # noqa: F811
-    y, waits = Resident((3,), as_type("f32"), 0), []
-    monkeypatch.setattr(type(y.memory.device), "synchronize", lambda self: waits.append(1))
+    """By an event; and what they may still read when they give it back is waited for."""
+    y, waits, given = Resident((3,), as_type("f32"), 0), [], []
+    monkeypatch.setattr(driver, "cuStreamWaitEvent", lambda stream, event, flags: waits.append(
+        (stream, driver.events[event][0])) or (0,))
     for stream, count in ((None, 0), (1, 0), (-1, 0), (2, 1), (4711, 2)):
-        y.__dlpack__(stream=stream)
-        assert len(waits) == count
+        given.append(y.__dlpack__(stream=stream))
+        assert len(waits) == count and driver.waits == 0
+    assert waits == [(2, 0), (4711, 0)]
+    del given[:3]
+    assert driver.waits == 0
+    del given[:]
+    assert driver.waits == 2
 
 
 def test_refusals_on_a_gpu(driver):  # noqa: F811

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import tessera as ts
-from fake_gpu import Cupy, Torch, filled
+from fake_gpu import Copies, Cupy, Torch, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
@@ -23,22 +21,6 @@ pytestmark = pytest.mark.usefixtures("gpu", "apart")
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return ts.tensor(rng.standard_normal(shape).astype(np.float32))
-
-
-class Copies:
-    """Counts bytes between host and device."""
-
-    def __init__(self, driver: Any, monkeypatch: Any):
-        self.to_device = self.to_host = 0
-        for name, counter in (("cuMemcpyHtoDAsync", "to_device"), ("cuMemcpyDtoHAsync", "to_host")):
-            monkeypatch.setattr(driver, name, self._counted(getattr(driver, name), counter))
-
-    def _counted(self, call: Any, counter: str) -> Any:
-        def counted(target: int, source: int, nbytes: int, stream: int) -> tuple:
-            setattr(self, counter, getattr(self, counter) + nbytes)
-            return call(target, source, nbytes, stream)
-
-        return counted
 
 
 def test_a_training_loop_copies_what_is_new(driver, monkeypatch, rng):
@@ -94,7 +76,7 @@ def test_it_is_a_tensor_like_any_other(rng):
     y = f(x)
     assert isinstance(y, Resident) and (y.shape, y.type, y.nbytes) == (x.shape, x.type, x.nbytes)
     np.testing.assert_array_equal((y + 1.0).array, 2 * x.array + 1)
-    assert (y + 1.0).device == "cpu" and x.device == "cpu"
+    assert (y + 1.0).device == "cuda:0" and x.device == "cpu"
     assert f(x[:1, :1])[0, 0].item() == 2 * x[0, 0].item()
     assert repr(y).startswith("Tensor[3, 4] f32 on cuda:0")
     np.testing.assert_array_equal(ts.jit(lambda v: v * 0.5)(y).array, x.array)
@@ -104,7 +86,7 @@ def test_it_is_a_tensor_like_any_other(rng):
     host = y.numpy()
     host[...] = 0.0  # a copy
     assert y.array[1].tolist() == [3.0] * 4
-    assert ts.param(y).is_param and ts.param(y).device == "cpu"
+    assert ts.param(y).is_param and ts.param(y).device == "cuda:0"
 
 
 def test_kernels_take_them_where_they_lie(driver, monkeypatch, rng):

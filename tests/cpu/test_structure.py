@@ -31,8 +31,8 @@ LAZY: dict[str, set[str]] = {
         "tile.cuda.numba_gate"},
     "the PTX records are many, and only compiling asks for one": {"tile.cuda.ptx"},
     "a program without a GPU needs none of it": {
-        "graph.cuda", "graph.cuda.device", "graph.cuda.levels", "runtime.device",
-        "runtime.libcuda", "runtime.target", "tile.launch.levels", "tile.launch.resident"},
+        "graph.cuda", "graph.cuda.device", "graph.cuda.eager", "graph.cuda.levels",
+        "runtime.device", "runtime.libcuda", "runtime.target", "tile.launch.levels"},
     "it stands on mpi4py or NCCL, which few need": {"mesh.ranks.mpi", "mesh.ranks.nccl"},
     "loops for the CPU are loaded, or compiled, when the first one runs": {
         "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},

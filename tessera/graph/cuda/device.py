@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,13 +13,16 @@ import numpy as np
 
 from ... import config
 from ...kernels.routine import ForeignArray
-from ...runtime.buffer import DEFAULT, own_stream
+from ...runtime.arrays import HOST
+from ...runtime.buffer import DEFAULT, Borrowed, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
+from ...runtime.host_memory import keep
 from ...tensor import Tensor
-from ...tile.launch.resident import Resident
+from ...tile.launch.resident import Resident, on_gpu
+from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, Transfer, aligned
 from ..schedule.offload import waits
@@ -28,10 +33,12 @@ from .run import CudaProgram, GroupLaunch
 class DeviceExecutable:
     """A graph compiled for a GPU: `tensors(leaves) -> tensors`, results in new memory there.
 
-    Arguments and captured tensors on the host are copied to the GPU at each call, those that lie
-    there are read there. One call runs at a time, behind what was launched before; nothing waits
-    for it but what reads a result on the host. Raises UnsupportedTargetError at an op without a
-    kernel.
+    Kernels read arguments and captured tensors that lie on the GPU where they are, and write into
+    the memory of the results: nothing is copied. Arguments on the host are copied to the GPU at
+    each call, captured tensors there once, and again when they were written. With `capture` they
+    are copied to and from memory that does not change. One call runs at a time, behind what was
+    launched before; nothing waits for it but what reads a result on the host. Raises
+    UnsupportedTargetError at an op without a kernel.
     """
 
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False):
@@ -56,7 +63,7 @@ class DeviceExecutable:
     def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         with self._lock:
             if self._workspace is None:
-                self._workspace = Workspace(self.program, self.device)
+                self._workspace = Workspace(self.program, self.device, fixed=self._capture)
             results = self._workspace.run(leaves)
             if self._capture and self._workspace.recorded is None:
                 self._workspace.record()  # when all kernels are loaded
@@ -73,19 +80,27 @@ class DeviceExecutable:
 
 
 class Workspace:
-    """Memory of a program: one block for temporaries, one for each other buffer; and the arguments
-    of every launch and copy, made once."""
+    """Memory of a program: one block for temporaries, and one for each buffer whose memory is not
+    that of an argument or a result; and the arguments of every launch and copy, made once.
 
-    def __init__(self, program: CudaProgram, on: Device):
-        self.program, self.device = program, on
+    fixed: every buffer has memory of its own, which a recorded graph needs.
+    """
+
+    def __init__(self, program: CudaProgram, on: Device, fixed: bool = False):
+        self.program, self.device, self.fixed = program, on, fixed
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
+        self.arrays: dict[str, list[ForeignArray]] = {}  # of launches, by buffer
+        self.own: dict[str, Any] = {}  # memory for what is copied there
+        self.captured: dict[str, HostCopy] = {}
+        self.arguments = [] if fixed else [b.name for b in program.plan.buffers
+                                           if b.kind in ("input", "capture", "result")]
         given = {program.base(n) for n in program.plan.results}
         self.drawn = Drawn([b for b in program.plan.buffers
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
         self.steps = self._steps(DEFAULT)
-        self.results = [(program.plan.buffer(n), self._at(n)[1]) for n in program.plan.results]
+        self.results = self._result_buffers()
         self.recorded: DeviceGraph | None = None
 
     @property
@@ -104,6 +119,8 @@ class Workspace:
                 self.memory[b.name] = held.pointer, held
             elif b.name in self.drawn.places:
                 self.memory[b.name] = self.drawn.at(b.name), self.drawn.memory
+            elif b.kind in ("input", "capture", "result") and not self.fixed:
+                self.memory[b.name] = 0, None  # given at each call
             elif b.kind != "view":
                 own = Memory(b.nbytes, self.device)
                 self.memory[b.name] = own.pointer, own
@@ -159,18 +176,59 @@ class Workspace:
         return int(words[0]), int(words[1])
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
-        pointer, held = self._at(step.on_device)[0], self.memory[step.on_host][1]
+        held = self.memory[step.on_host][1]
         if step.kind == "offload":
-            return partial(copies.to_host, number, pointer, held)
-        return partial(copies.to_device, number, held, pointer)
+            return lambda: copies.to_host(number, self._at(step.on_device)[0], held)
+        return lambda: copies.to_device(number, held, self._at(step.on_device)[0])
 
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
 
     def _argument(self, name: str, shape: tuple[int, ...]) -> ForeignArray:
-        pointer, owner = self._at(name)
-        dtype = self.program.plan.buffer(self.program.base(name)).type.dtype
-        return ForeignArray(pointer, shape, dtype, self.device.index, owner)
+        base = self.program.base(name)
+        pointer, owner = self.memory[base]
+        dtype = self.program.plan.buffer(base).type.dtype
+        made = ForeignArray(pointer, shape, dtype, self.device.index, owner)
+        self.arrays.setdefault(base, []).append(made)
+        return made
+
+    def _bind(self, name: str, memory: Memory) -> None:
+        """From here on a buffer lies in this memory."""
+        self.memory[name] = memory.pointer, memory
+        for array in self.arrays.get(name, ()):
+            array.pointer = memory.pointer
+
+    def _give(self, name: str, x: Tensor | np.ndarray) -> None:
+        """An input for this call: where it lies, else a copy."""
+        if self._reads(x):
+            self._bind(name, x.memory)  # type: ignore[union-attr]
+            return
+        self._bind_own(name)
+        self._load(name, x)
+
+    def _give_capture(self, name: str, x: Tensor) -> None:
+        """A captured tensor: where it lies, else a copy, which is made again after a write."""
+        if x.place != HOST:
+            return self._give(name, x)
+        self._bind_own(name)
+        held = self.captured.get(name)
+        if held is None:
+            tell_copied(self.program.plan.name, x, self.device.index)
+        if held is None or held.may_differ(x):
+            self._load(name, x)
+            self.captured[name] = HostCopy(x)
+
+    def _reads(self, x: Tensor | np.ndarray) -> bool:
+        """Whether kernels read it where it lies."""
+        return not self.fixed and isinstance(x, Resident) and (
+            x.memory.device is self.device and not x.dtype.packed)
+
+    def _bind_own(self, name: str) -> None:
+        """A buffer for what lies elsewhere: made when it is first needed, and kept."""
+        if name not in self.own:
+            self.own[name] = self.memory[name][1] if self.fixed else Memory(
+                self.program.plan.buffer(name).nbytes, self.device)
+        self._bind(name, self.own[name])
 
     def _load(self, name: str, x: Tensor | np.ndarray) -> None:
         """Give an input, capture or constant its elements."""
@@ -184,33 +242,105 @@ class Workspace:
             memory.load(array)
 
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            with self.device.current():
+                return self._run(leaves)
+        finally:
+            self._forget()
+
+    def _run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         lowered = self.program.lowered
         self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
-        given: list[tuple[str, Tensor | np.ndarray]] = [
-            *zip(lowered.inputs, leaves, strict=True), *lowered.captures.items(),
-            *((n, a) for n, a in drawn.items() if n not in self.drawn.places)]
-        with self.device.current():
-            for name, x in given:
-                self._load(name, x)
-            self.drawn.load(drawn)
-            if self.recorded is not None:
-                self.recorded.launch(DEFAULT)
-            else:
-                _all(self.steps)
-            return [self._result(*r) for r in self.results]
+        for name, x in zip(lowered.inputs, leaves, strict=True):
+            self._give(name, x)
+        for name, x in lowered.captures.items():
+            self._give_capture(name, x)
+        for name, a in drawn.items():
+            if name not in self.drawn.places:
+                self._load(name, a)
+        self.drawn.load(drawn)
+        made = [self._new_result(r) for r in self.results]
+        if self.recorded is not None:
+            self.recorded.launch(DEFAULT)
+        else:
+            _all(self.steps)
+        out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
+        for x in (*leaves, *lowered.captures.values()):
+            if isinstance(x.memory, Borrowed):
+                x.memory.give_back()
+        return out
 
-    def _result(self, b: PlannedBuffer, memory: Memory) -> Tensor:
-        """A result in memory of its own; of packed types, which graphs keep unpacked, on the host.
-        """
-        if b.type.dtype.packed:
-            out = np.empty(b.shape, b.type.dtype.numpy)
+    def _result_buffers(self) -> list[ResultBuffer]:
+        """The first result of a buffer that kernels write takes its memory, others are copied."""
+        plan, taken, found = self.program.plan, set[str](), []
+        for name in plan.results:
+            b, base = plan.buffer(name), plan.base(name)
+            own = (not self.fixed and plan.buffer(base).kind == "result" and base not in taken
+                   and not b.type.dtype.packed)
+            taken |= {base} if own else set()
+            found.append(ResultBuffer(b, base, own))
+        for base in {r.base for r in found} - taken:
+            if not self.fixed and plan.buffer(base).kind == "result":
+                self._bind_own(base)
+        return found
+
+    def _new_result(self, r: ResultBuffer) -> Resident | None:
+        """The memory of a result; of packed types, which graphs keep unpacked, none yet."""
+        if r.buffer.type.dtype.packed:
+            return None
+        made = Resident(r.buffer.shape, r.buffer.type, self.device.index)
+        if r.own:
+            self._bind(r.base, made.memory)
+        return made
+
+    def _finished(self, r: ResultBuffer, made: Resident | None) -> Tensor:
+        memory = self.memory[r.base][1]
+        if made is None:
+            out = np.empty(r.buffer.shape, r.buffer.type.dtype.numpy)
             self.device.synchronize()
             memory.read(out)
-            return Tensor(out, b.type)
-        made = Resident(b.shape, b.type, self.device.index)
-        if made.memory.nbytes:
+            return on_gpu(Tensor(out, r.buffer.type), self.device.index)
+        if made.memory.nbytes and not r.own:
             made.memory.copy(memory)
         return made
+
+    def _forget(self) -> None:
+        """Whose memory arguments and results are is no business of a workspace after a call."""
+        for name in self.arguments:
+            self.memory[name] = 0, self.own.get(name)
+
+
+@dataclass(frozen=True)
+class ResultBuffer:
+    """A result, the buffer in which it lies, and whether that is its own memory."""
+
+    buffer: PlannedBuffer
+    base: str
+    own: bool
+
+
+class HostCopy:
+    """What a captured tensor held on the host when it was copied to the GPU."""
+
+    __slots__ = ("_buffer", "__weakref__")
+
+    def __init__(self, x: Tensor):
+        self._buffer = x._buffer
+        keep(self)  # what is written into x from here on gives this one a copy of its own
+
+    def may_differ(self, x: Tensor) -> bool:
+        """Whether x was written since, or may be: somebody else has its memory as an array."""
+        return self._buffer is not x._buffer or _shared(self._buffer)
+
+
+def _shared(array: np.ndarray) -> bool:
+    """Whether anybody has an array beside a tensor and its HostCopy, or what it is a view of."""
+    known = 4  # the tensor, the copy, the parameter here, that of getrefcount
+    while isinstance(array, np.ndarray):
+        if sys.getrefcount(array) > known:
+            return True
+        array, known = array.base, 3  # type: ignore[assignment]  # the view, `array`, getrefcount
+    return array is not None
 
 
 class Drawn:

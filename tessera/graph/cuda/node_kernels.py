@@ -37,7 +37,7 @@ from ..ir import Node, Value
 from ..op import Aval
 from ..ops.kernel import KernelCall
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import GroupOperand, ScheduledGroup
+from ..schedule.ir import ALIGN_BYTES, GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from .kernel_text import KernelText
 from .spell import no_kernel
@@ -198,18 +198,18 @@ class NodeLaunch:
     # --- on a GPU -------------------------------------------------------------------------------
     def steps(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
               index: int, stream: int) -> list[Callable[[], Any]]:
-        """Copies of what it writes, then one launch for each row of the batch. key: the words of a
-        buffer that the host filled for this call."""
+        """Copies of what it writes, then one launch for each row of the batch. pointer: where a
+        buffer lies in the call under way. key: the words of a buffer that the host filled for it.
+        """
         found: list[Callable[[], Any]] = []
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
         for name in self.shared.call.written:
             o = results[name]
             nbytes = prod(o.shape) * o.type.dtype.numpy.itemsize
             if nbytes and name in fills:
-                found.append(partial(fill_bytes, pointer(o.name), fills[name], nbytes, stream))
+                found.append(partial(_fill, pointer, o.name, fills[name], nbytes, stream))
             elif nbytes:
-                source = pointer(operands[name].name)
-                found.append(partial(copy_bytes, pointer(o.name), source, nbytes, stream))
+                found.append(partial(_copy, pointer, o.name, operands[name].name, nbytes, stream))
         for row in itertools.product(*map(range, self.shared.call.batch)):
             found.append(self._launch(row, pointer, key, index, stream))
         return found
@@ -217,23 +217,31 @@ class NodeLaunch:
     def _launch(self, row: tuple[int, ...], pointer: Callable[[str], int],
                 key: Callable[[str], tuple[int, int]], index: int,
                 stream: int) -> Callable[[], Any]:
+        tensors = [(n, b, self._offset(n, row)) for n, b, _ in self._tensors()]
+        recipes: dict[tuple[int, ...], Recipe] = {}  # by how the arrays are aligned
+        drawn = self.group.reads[-1].name if self.shared.call.drawn else ""
+
+        def launch() -> None:
+            values = [pointer(b) + offset for _, b, offset in tensors]
+            aligned = tuple(v % ALIGN_BYTES for v in values)
+            if aligned not in recipes:
+                recipes[aligned] = self._recipe(values, index)
+            recipes[aligned].run(stream, values, (), stream != 0, *([key(drawn)] if drawn else ()))
+
+        return launch
+
+    def _recipe(self, values: list[int], index: int) -> Recipe:
+        """How it is launched on arrays that begin there."""
         made = self.shared
-        arrays = {n: Array(pointer(b) + self._offset(n, row), shape, dense_strides(shape),
-                           made.bound.types[n].dtype, index, "", None)
-                  for n, b, shape in self._tensors()}
-        bound = made.bound
-        bound.place = Placement(index)
+        arrays = {n: Array(at, shape, dense_strides(shape), made.bound.types[n].dtype, index, "",
+                           None)
+                  for at, (n, _, shape) in zip(values, self._tensors(), strict=True)}
+        made.bound.place = Placement(index)
         target = LaunchTarget(index, made.work.grid, "")
         kernel = made.call.kernel
         image = image_for(made.work.function,
-                          request_for(kernel, made.work, bound, arrays, target), kernel.images)
-        varying = tuple(arrays)
-        recipe = Recipe(image, bound, target, varying, ())
-        values = [a.pointer for a in arrays.values()]
-        if not made.call.drawn:
-            return partial(recipe.run, stream, values, (), stream != 0)
-        drawn = self.group.reads[-1].name
-        return lambda: recipe.run(stream, values, (), stream != 0, key(drawn))
+                          request_for(kernel, made.work, made.bound, arrays, target), kernel.images)
+        return Recipe(image, made.bound, target, tuple(arrays), ())
 
     def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         shapes = self.shared.shapes()
@@ -252,6 +260,14 @@ class NodeLaunch:
         for i, n, mine in zip(row, call.batch, has, strict=True):
             at = at * n + i if mine else at
         return at * size * made.bound.types[name].dtype.numpy.itemsize
+
+
+def _fill(pointer: Callable[[str], int], name: str, byte: int, nbytes: int, stream: int) -> None:
+    fill_bytes(pointer(name), byte, nbytes, stream)
+
+
+def _copy(pointer: Callable[[str], int], name: str, source: str, nbytes: int, stream: int) -> None:
+    copy_bytes(pointer(name), pointer(source), nbytes, stream)
 
 
 __all__ = ["NodeKernel", "NodeLaunch", "kernel_group", "launch_of"]

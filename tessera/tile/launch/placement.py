@@ -5,7 +5,8 @@
                                       the first GPU and, when written, back
     anything mixed                    an error that says where each lies
 
-The setting `device` and `k.launch(target=...)` take 'auto', 'cpu' and 'cuda'.
+The setting `device` and `k.launch(target=...)` take 'auto', 'cpu', 'cuda' and 'cuda:1', the setting
+also 'gpu'. Graph functions and ops follow the same rule, see graph/devices.py.
 """
 
 from __future__ import annotations
@@ -19,29 +20,50 @@ from tessera import config
 from tessera.errors import ArgumentError, user_line
 from tessera.numerics import NumericType, as_type
 from tessera.runtime.arrays import HOST, Array, place_of, read_array
+from tessera.runtime.device import device, has_gpu
 from tessera.tile.interpreter.arguments import Placement
 
-TARGETS = ("auto", "cpu", "cuda")
+TARGETS = ("auto", "cpu", "cuda", "cuda:N")
+
+
+def gpu_number(target: str) -> int:
+    """The GPU that 'cuda' or 'cuda:1' names. Raises ArgumentError, UnsupportedTargetError where it
+    is missing."""
+    return device(int(target.partition(":")[2] or 0)).index
+
+
+def chosen_gpu() -> int | None:
+    """The GPU that the setting `device` chooses, None for the host."""
+    wanted = config.device
+    if wanted in ("auto", "cpu") or (wanted == "gpu" and not has_gpu()):
+        return None
+    return gpu_number(wanted)
 
 
 def place_call(kernel: str, arguments: Mapping[str, Any], target: str | None = None) -> Placement:
     """Where a call with these arguments runs. Raises ArgumentError for arrays in several places."""
     wanted = config.device if target is None else _target(target)
+    if wanted == "gpu":
+        wanted = "cuda" if has_gpu() else "auto"
     places = {name: where for name, value in arguments.items()
               if not _is_number(value) and (where := place_of(value)) is not None}
     found = set(places.values())
     if len(found) > 1:
         raise ArgumentError(
-            f"{kernel}: {_listing(places)}: a kernel runs where all its arrays are",
+            f"{kernel}: {listing(places)}: a kernel runs where all its arrays are",
             hint="move them to one place: x.cuda() and cupy.asarray(x) go to the GPU, x.cpu() and "
                  "x.get() to the host", where=user_line())
     where = found.pop() if found else HOST
     if where != HOST and wanted == "cpu":
         raise ArgumentError(
-            f"{kernel} is to run on the CPU, but {_listing(places)}",
+            f"{kernel} is to run on the CPU, but {listing(places)}",
             hint="pass host arrays (x.cpu(), x.get()), or leave device='auto'", where=user_line())
-    if where == HOST and wanted == "cuda":
-        return Placement(0, staged=True)
+    if wanted.startswith("cuda:") and where not in (HOST, gpu_number(wanted)):
+        raise ArgumentError(f"{kernel} is to run on {wanted}, but {listing(places)}",
+                            hint=f'x.to("{wanted}") moves an array, or leave the target out',
+                            where=user_line())
+    if where == HOST and wanted.startswith("cuda"):
+        return Placement(gpu_number(wanted), staged=True)
     return Placement(where)
 
 
@@ -51,13 +73,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _target(target: str) -> str:
-    if target not in TARGETS:
+    if target not in TARGETS[:3] and not (
+            target.startswith("cuda:") and target[5:].isdecimal()):
         raise ArgumentError(f"target={target!r} of a launch", where=user_line(),
                             hint=f"one of {', '.join(TARGETS)}")
     return target
 
 
-def _listing(places: Mapping[str, int]) -> str:
+def listing(places: Mapping[str, int]) -> str:
     """`x and z lie on cuda:0, y lies in host memory`."""
     parts = []
     for where in dict.fromkeys(places.values()):

@@ -1,8 +1,9 @@
 """Tensors in the memory of a GPU: what functions and kernels there give back.
 
-    y = f(x)                        # f compiled with target="cuda": y lies on the GPU
-    f(y), kernel(y)                 # taken as it lies
-    y.numpy(), y + 1, y.item()      # the elements are copied to the host, anew each time
+    x = ts.tensor(data).to("cuda")  # the elements are copied to the GPU
+    y = f(x)                        # x lies on the GPU: f runs there, and so y lies there
+    f(y), kernel(y), y + 1          # taken as it lies
+    y.numpy(), y.item(), print(y)   # the elements are copied to the host, anew each time
 
 Other libraries take one without a copy, through DLPack: torch.from_dlpack(y), cupy.from_dlpack(y),
 jax.dlpack.from_dlpack(y), also of bf16 and fp8 where they have them; types that NumPy has also
@@ -18,10 +19,18 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, row_bytes
+from tessera.open_trace import trace_state
 from tessera.runtime import dlpack
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
-from tessera.runtime.buffer import Borrowed, DeviceBuffer, PooledBuffer
-from tessera.runtime.device import check, device, driver
+from tessera.runtime.buffer import (
+    DEFAULT,
+    DEFAULT_STREAMS,
+    Borrowed,
+    DeviceBuffer,
+    PooledBuffer,
+    follow,
+)
+from tessera.runtime.device import device, driver, outside_capture
 from tessera.tensor import PLAIN, Tensor
 
 
@@ -41,6 +50,10 @@ class Resident(Tensor):
         self.memory = memory or PooledBuffer(stored_bytes(shape, numeric.dtype), device(index))
 
     @property
+    def place(self) -> int:  # type: ignore[override]
+        return self.memory.device.index
+
+    @property
     def device(self) -> str:
         return f"cuda:{self.memory.device.index}"
 
@@ -55,6 +68,41 @@ class Resident(Tensor):
         if out.size:
             self.memory.read(out)
         return out
+
+    def copy(self) -> Resident:
+        made = Resident(self._shape, self.type, self.memory.device.index)
+        with self.memory.device.current():
+            if made.memory.nbytes:
+                made.memory.copy(self.memory)
+        made.scale = None if self.scale is None else self.scale.copy()
+        made.is_param, made.name = self.is_param, self.name
+        return made
+
+    def __getitem__(self, index: Any) -> Tensor:
+        rows = self._row_range(index)
+        if rows is None:
+            return super().__getitem__(index)
+        begin, end = rows
+        rest = self._shape[1:]
+        made = Resident(rest if isinstance(index, int) else (end - begin, *rest), self.type,
+                        self.memory.device.index)
+        with self.memory.device.current():
+            if made.memory.nbytes:
+                made.memory.copy(self.memory, begin * stored_bytes(rest, self.dtype))
+        return made
+
+    def _row_range(self, index: Any) -> tuple[int, int] | None:
+        """The rows that x[3] and x[4:8] select, which one copy takes; None of other indices."""
+        if trace_state.builder is not None or self.dtype.packed or self.scale is not None or not (
+                self._shape) or isinstance(index, bool):
+            return None
+        if isinstance(index, int) and -self._shape[0] <= index < self._shape[0]:
+            return index % self._shape[0], index % self._shape[0] + 1
+        if isinstance(index, slice) and index.step in (None, 1) and all(
+                isinstance(i, int | None) for i in (index.start, index.stop)):
+            begin, end, _ = index.indices(self._shape[0])
+            return begin, max(begin, end)
+        return None
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """As of any tensor; the whole of it is copied to the host and back."""
@@ -86,8 +134,8 @@ class Resident(Tensor):
         """The elements for another library, on the GPU where they lie; a copy on the host where
         `dl_device` asks for one.
 
-        stream: on which the other library reads them: None and 1, the default stream, see what was
-        launched before; -1 waits for nothing. For any other stream the GPU is waited for.
+        stream: on which the other library reads them: there it comes behind what was launched
+        here, except for -1. None and 1 are the default stream.
         """
         dlpack.check_type(self.type)
         here = (dlpack.CUDA, self.memory.device.index)
@@ -96,12 +144,14 @@ class Resident(Tensor):
                 raise BufferError(f"the tensor lies on {self.device}, not on DLPack device "
                                   f"{tuple(dl_device)}" + " without a copy" * (copy is False))
             return dlpack.exported_array(self.array, self.dtype, max_version=max_version)
-        if stream not in (None, 1, -1):
-            self.memory.device.synchronize()
-        memory = self.memory
+        memory: Any = self.memory
         if copy:
             memory = PooledBuffer(self.memory.nbytes, self.memory.device)
-            memory.copy(self.memory)
+            with memory.device.current():
+                memory.copy(self.memory)
+        if stream not in (None, -1, *DEFAULT_STREAMS):
+            follow(self.memory.device, stream, DEFAULT)
+            memory = ReadOnStream(memory)
         given = dlpack.ExportedMemory(memory.pointer, self._shape, dense_strides(self._shape),
                                       self.dtype,
                                       here, copied=bool(copy))
@@ -116,6 +166,42 @@ class Resident(Tensor):
 
 
 PLAIN.add(Resident)
+
+
+class ReadOnStream:
+    """Keeps memory that another library reads on a stream of its own. When it drops it, its work
+    may still be under way there: that is waited for before the memory is used again."""
+
+    def __init__(self, memory: DeviceBuffer):
+        self.memory, self.pointer = memory, memory.pointer
+
+    def __del__(self) -> None:
+        on = self.memory.device
+        with on.current(), outside_capture():
+            driver().cuCtxSynchronize()  # a lost context has nothing under way
+
+
+def on_gpu(x: Tensor, index: int) -> Resident:
+    """A copy of a tensor in the memory of a GPU; the tensor itself when it lies there."""
+    if isinstance(x, Resident) and x.memory.device.index == index:
+        return x
+    made = Resident(x.shape, x.type, index)
+    with made.memory.device.current():
+        if made.memory.nbytes and isinstance(x, Resident):
+            made.memory.copy_across(x.memory)
+        elif made.memory.nbytes:
+            made.memory.load(np.ascontiguousarray(x.buffer))
+    made.scale = None if x.scale is None else on_gpu(x.scale, index)
+    made.is_param, made.name = x.is_param, x.name
+    return made
+
+
+def on_host(x: Tensor) -> Tensor:
+    """A copy of a tensor in host memory; the tensor itself when it lies there."""
+    if not isinstance(x, Resident):
+        return x
+    scale = None if x.scale is None else on_host(x.scale)
+    return Tensor(x.array, x.type, scale=scale, is_param=x.is_param, name=x.name)
 
 
 def stored_bytes(shape: tuple[int, ...], dtype: DType) -> int:
@@ -140,15 +226,13 @@ def adopted(value: Any, name: str) -> Any:
     if face is None or face.place(value) == HOST:
         return value
     array = face.read(value, name)
-    stream = stream_of(array.library)(array.device)
-    if stream:  # what is on its way there was not asked of the default stream
-        check(driver().cuStreamSynchronize(stream), "wait for an argument")
     if not array.contiguous:
         raise ArgumentError(f"argument {name} has shape {array.shape} and strides {array.strides}: "
                             "functions on a GPU take contiguous arrays", hint="pass a copy")
     size = prod(array.shape) * array.dtype.numpy.itemsize
-    memory = Borrowed(array.pointer, size, device(array.device), array)
+    memory = Borrowed(array.pointer, size, device(array.device), array,
+                      stream_of(array.library)(array.device))
     return Resident(array.shape, as_type(array.dtype), array.device, memory)
 
 
-__all__ = ["Resident", "adopted", "stored_bytes"]
+__all__ = ["Resident", "adopted", "on_gpu", "on_host", "stored_bytes"]
