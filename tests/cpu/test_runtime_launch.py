@@ -169,12 +169,9 @@ def test_machine_code_of_another_generation_is_refused_before_the_driver_sees_it
 def test_a_build_without_a_target_is_for_the_device(driver, monkeypatch, tmp_path, needs, target):
     asked = []
 
-    def compiled(source, file, name, parameters, target, *rest):
+    def compiled(source, name, parameters, target, *rest):
         asked.append(str(target))
-        resources = dict.fromkeys(("registers", "spill_store_bytes", "spill_load_bytes",
-                                   "stack_bytes", "shared_bytes", "barriers"), 0)
-        return building.CacheEntry({"resources": resources, "warnings": []},
-                              {"ptx": b"ptx", "cubin": b"cubin"})
+        return building.MachineCode("ptx", b"cubin", "k.py", Resources(0, 0, 0, 0, 0, 0), ())
 
     monkeypatch.setattr(building, "_compile", compiled)
     driver.formats[b"k"] = "i"

@@ -342,3 +342,20 @@ def test_a_lost_edge_is_found(monkeypatch, rng):
                         lambda b, record, args, attrs: args)
     with pytest.raises(TileIRError, match="reduce_sum sees elements beyond an edge along axis 1"):
         kernel(LOAD, STORE)(x, o, 1, 0)
+
+
+def test_rows_gathered_by_positions_beyond_the_edge_stay_out_of_matmuls(rng):
+    """Positions beyond the edge are read as 0, so that the row gathered there is the first."""
+    k = build("""@ts.kernel
+def k(x: Tensor["M", "N", f32], w: Tensor[4, 8, f32], at: Tensor["M", ts.int32],
+      z: Tensor["G", 16, 8, f32]):
+    t = tile.gather(x[:, 0:16], tile.load(at[tile_m:tile_m + 4]))
+    z[tile_m // 4, :, :] = tile.dot(t.T, tile.load(w[0:4, 0:8]), precision="f32")
+""")["k"]
+    x, w = rng.standard_normal((7, 16)), rng.standard_normal((4, 8))
+    at, z = rng.integers(0, 7, 7).astype(np.int32), np.full((2, 16, 8), np.nan, np.float32)
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    k(x, w, at, z)
+    for g in range(2):
+        rows = x[at[4 * g:4 * g + 4]].astype(np.float64)
+        np.testing.assert_allclose(z[g], rows.T @ w[:len(rows)], rtol=1e-5, atol=1e-5)

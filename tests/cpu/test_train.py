@@ -378,7 +378,7 @@ def test_a_file_that_cannot_be_trained_on_is_named(train, tmp_path, capsys, size
     (["--steps", "0"], "--steps must be at least 1"),
     (["--eval-every", "0"], "--eval-every must be at least 1"),
     (["--dtype", "bf17"], "bf17"),
-    (["--dtype", "int8"], "--dtype int8: products with gradients need a float type"),
+    (["--dtype", "int8"], "--dtype int8: matmuls with gradients need a float type"),
     (["--dtype", "bf16 @acum(f32)"], "acum"),
     (["--lr", "-1"], "CosineSchedule"),
     (["--dropout", "1.0"], "dropout needs 0 <= p < 1"),

@@ -13,7 +13,7 @@ from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.interpreter.async_copies import wide
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.interpreter.sanitizer import GROUP, MANY
-from tessera.tile.ir.edges import Edge, Listed, Mixed, TileEdges, open_
+from tessera.tile.ir.edges import Edge, Listed, Mixed, TileEdges, forget_zero, open_
 from tessera.tile.ir.errors import RaceError, RuleError
 from tessera.tile.ir.handles import AxisSlice, Handle, TensorRow, TensorSlice, describe, is_number
 from tessera.tile.ir.ir import SSAValue
@@ -225,11 +225,14 @@ def gather_of(t: OpTracer, x: Any, index: Any, axis: Any = 0, fill: Any = 0) -> 
                     fill=fill, **chosen.attrs)
     before, after = chosen.edges
     of_index = t.facts.of(chosen.index).axes or (None,) * len(chosen.index.type.shape)  # type: ignore
+    # a position that does not exist is 0 where it was read: what is gathered there is x[0]
+    of_index = tuple(map(forget_zero, of_index))
     if isinstance(of_index[0], Listed) and (before or after):
         gone = Mixed("was reshaped, and rows gathered by it", where=t.position.where())
         of_index = (gone,) * len(of_index)
     if open_(chosen.along):
-        gone = Mixed("was gathered along an axis that has an edge", chosen.along.zero,
+        zero = chosen.along.zero and not any(map(open_, of_index))
+        gone = Mixed("was gathered along an axis that has an edge", zero,
                      where=t.position.where())
         of_index = (gone,) * len(of_index)
     t.facts.declare(out.value, TileEdges.of((*before, *of_index, *after)))
