@@ -565,9 +565,10 @@ def test_attention_score(shape, rng):
     q, k = (rng.standard_normal((n, 64)).astype(np.float32) for n in (s, t))
     got = names["attention_score"](q, k)
     want = q.astype(np.float64) @ k.T.astype(np.float64) / 8
-    assert_close(got, want, dtype="f32", n=64)
+    # one score may cancel: the error is that of sums of 64 products of numbers of size 1
+    assert_close(got, want, dtype="f32", n=64, scale=1.0)
     eager = ts.matmul(ts.tensor(q), ts.tensor(k.T)) / 8.0
-    assert_close(got, eager.numpy(), dtype="f32", n=64)
+    assert_close(got, eager.numpy(), dtype="f32", n=64, scale=1.0)
     with pytest.raises(ts.NumericsError, match="100"):
         names["attention_score"](np.full((8, 64), 1e3, np.float32), np.ones((8, 64), np.float32))
 

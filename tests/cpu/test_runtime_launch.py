@@ -16,6 +16,7 @@ from tessera import config
 from tessera.errors import ArgumentError, DeviceError, OutOfMemoryError, UnsupportedTargetError
 from tessera.runtime import arrays, buffer, device, libcuda, module, staging, tensormap
 from tessera.runtime.module import LoadedKernel
+from tessera.runtime.ptxas import Resources
 from tessera.runtime.target import Target, parse_target
 from tessera.tile.cuda import build as building
 

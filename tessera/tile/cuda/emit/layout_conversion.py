@@ -9,7 +9,6 @@ memory, at addresses that are linear in the index bits and conflict-free on both
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from tessera.numerics import DType
 from tessera.tile.cuda.emit.emitter import Emitter
@@ -17,18 +16,10 @@ from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.op_record import declare
 from tessera.tile.ir.register_layout import RegisterLayout
 
 MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
 POOL_BYTES = 32768  # of one round through shared memory
-
-
-@declare(rule=lambda types, attrs: types[0], name="convert_layout", public=False,
-         layouts="any", moves=True)
-def _same(x: Any) -> Any:
-    """The tile; only where its elements lie changes. Put in by lower/assign_layouts.py."""
-    return x
 
 
 @emits("convert_layout")

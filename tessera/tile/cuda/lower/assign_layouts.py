@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tessera.runtime.generations import Generation
 from tessera.tile.cuda.lower.choose_matmul_unit import format_of
@@ -31,7 +32,7 @@ from tessera.tile.ir.ir import (
     definitions,
     walk,
 )
-from tessera.tile.ir.op_record import OPS
+from tessera.tile.ir.op_record import OPS, declare
 from tessera.tile.ir.register_layout import (
     RegisterLayout,
     accumulator,
@@ -44,6 +45,12 @@ from tessera.tile.ops.indexed import shape_of
 
 ACCESS_BYTES = 16  # of one lane at once
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
+
+
+@declare(rule=lambda types, attrs: types[0], public=False, layouts="any", moves=True)
+def convert_layout(x: Any) -> Any:
+    """The tile; only where its elements lie changes."""
+    return x
 
 
 @dataclass(frozen=True)
