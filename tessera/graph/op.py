@@ -174,6 +174,8 @@ class GraphOp:
             is deliberate) | "range" | "key" | "bits"
     converts  between numeric types, attributes source and to: what it loses is counted
     indexed  which operand is indexed by which, of takes and sums at places
+    meets   of an op that writes slices at places that operand 1 holds, what stays of those that go
+            to one place: the "max" | "min" | "last"
     picks   it reads as many elements of operand 0 as it gives
     flops   its operations, a rule of graph/flops.py. Without: none of a view, those of `expand`,
             as many as elements of operand 0 of a reduction, else one for each element of a result
@@ -221,6 +223,7 @@ class GraphOp:
     makes: str = ""
     converts: bool = False
     indexed: Indexed | None = None
+    meets: str = ""
     picks: bool = False
     flops: Flops | None = None
     matmul: bool = False

@@ -56,8 +56,7 @@ REFUSED: dict[str, str] = {
     "product": "int64 matmuls accumulate in int32",
     **dict.fromkeys((
         "cast_stochastic",
-        "csr_rows", "fold_in", "scatter_set", "segment_max",
-        "segment_min"), KERNEL),
+        "csr_rows", "fold_in"), KERNEL),
 }
 
 

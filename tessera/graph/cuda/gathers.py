@@ -7,13 +7,14 @@ assertion of the kernel.
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
+from typing import Any
 
-from ...numerics import as_type
+from ...numerics import DType, as_type
 from ..schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import literal
+from .spell import COMBINE, literal
 
 
 def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int, int]:
@@ -43,11 +44,12 @@ def gather_source(group: ScheduledGroup) -> KernelText:
 
 def segments_source(group: ScheduledGroup) -> KernelText:
     """y[a, s, c] = sum of u[a, i, c] over the i with ids[i] = s, in the order of i, each sum
-    rounded to the type of y: the bits that the CPU gives, and the same at each run.
+    rounded to the type of y: the bits that the CPU gives, and the same at each run. Or the largest
+    or smallest of them.
 
     A group looks through all ids, a block at a time: it writes where those of its segment stand
-    into shared memory, then adds their slices. Behind the last stands T: what is read there is 0,
-    which changes no sum that began at 0.
+    into shared memory, then adds their slices. Behind the last stands T: what is read there is what
+    the total began with, and changes nothing.
     """
     w, s = KernelWriter(group), group.schedule
     (step,), (u, ids), (y,) = group.steps, group.reads, group.writes
@@ -57,9 +59,10 @@ def segments_source(group: ScheduledGroup) -> KernelText:
     w.line(f"s = tile.group_id({int(bool(lead))})")
     w.line(f"n = tile.group_id({1 + bool(lead)}) * {BN}")
     w.line(f"found = tile.alloc_shared(({chunk + ahead},), {count})", step)
-    zero = literal(0, y.type.dtype.kind)
-    w.line(f"{step.name} = tile.full((1, {BN}), {zero}, {kind})", step)
-    many = y.type.dtype.name == "f32" and T > CHAIN
+    way = group.attr("way")
+    none = literal(nothing(y.type.dtype, way), y.type.dtype.kind)
+    w.line(f"{step.name} = tile.full((1, {BN}), {none}, {kind})", step)
+    many = way == "sum" and y.type.dtype.name == "f32" and T > CHAIN
     if many:
         w.line(f"{step.name}_w = tile.full((1, {BN}), 0.0, {w.type(as_type('f64'))})", step)
         w.line("seen = 0", step)
@@ -77,7 +80,7 @@ def segments_source(group: ScheduledGroup) -> KernelText:
             w.line(f"tile.scatter(found, tile.arange(0, {ahead}) + count, {T})", step)
             w.line("tile.barrier()", step)
             with w.block(f"for j in range(0, count, {ahead}):"):
-                _add_slices(w, group, lead, ahead, kind, many)
+                _add_slices(w, group, lead, ahead, kind, many, none)
             if many:
                 w.line("seen = seen + count", step)
             w.line("tile.barrier()", step)
@@ -89,19 +92,30 @@ def segments_source(group: ScheduledGroup) -> KernelText:
 
 
 def _add_slices(w: KernelWriter, group: ScheduledGroup, lead: str, ahead: int, kind: str,
-                many: bool) -> None:
+                many: bool, none: str) -> None:
     """The slices at found[j], found[j + 1] ...: all are read, then added one after another."""
+    fill = "" if group.attr("way") == "sum" else f", fill={none}"
+    combine = COMBINE[group.attr("way")][0]
     (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
     for r in range(ahead):
         w.line(f"p{r} = found[j + {r}]", step)
     for r in range(ahead):
-        w.line(f"r{r} = tile.load({U}[{lead}p{r}:p{r}+1, n:n+{BN}])", step)
-    narrow = step.type.dtype.compute is not step.type.dtype
+        w.line(f"r{r} = tile.load({U}[{lead}p{r}:p{r}+1, n:n+{BN}]{fill})", step)
+    narrow = step.type.dtype.compute is not step.type.dtype or step.type.dtype.bits < 32
     for r in range(ahead):
-        total = f"{step.name} + r{r}"
+        total = combine.format(step.name, f"r{r}")
         w.line(f"{step.name} = " + (f"tile.cast({total}, {kind})" if narrow else total), step)
         if many:
             w.line(f"{step.name}_w = {step.name}_w + tile.cast(r{r}, f64)", step)
+
+
+def nothing(dtype: DType, way: str) -> Any:
+    """What a segment without elements has."""
+    if way == "sum":
+        return 0
+    if dtype.kind == "float":
+        return -inf if way == "max" else inf
+    return int(dtype.min if way == "max" else dtype.max)
 
 
 def _lead(w: KernelWriter, A: int) -> str:
@@ -121,4 +135,4 @@ def _finished(w: KernelWriter, group: ScheduledGroup, shapes: list[tuple[int, ..
     return w.finish(texts, f"(grid={group.grid})", shapes)
 
 
-__all__ = ["around", "gather_source", "segments_source"]
+__all__ = ["around", "gather_source", "nothing", "segments_source"]

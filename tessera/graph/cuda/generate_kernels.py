@@ -20,6 +20,7 @@ from .kernel_text import GroupKernel, KernelText, compiled
 from .library_kernels import attention_source, gemm_source
 from .loop_kernels import columns_source, loop_source, rows_source
 from .scans import scan_source
+from .scatters import last_source
 from .searches import search_source
 from .sorting import merge_source, sort_source
 
@@ -29,6 +30,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "segments": segments_source, "elements": element_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "position": position_source, "scan": scan_source,
+    "last": last_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

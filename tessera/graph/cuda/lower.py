@@ -31,6 +31,7 @@ from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
 from .scans import schedule_scan
+from .scatters import schedule_last
 from .searches import schedule_search
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
@@ -223,8 +224,9 @@ class _KernelSchedule(ScheduleBuilder):
         x, ids = node.inputs
         reads = [self.operand(x, source), self.operand(ids, (prod(extents_of(ids)),))]
         write = self.operand(node.outputs[0], target)
+        attrs = {"way": node.op.meets or "sum"} if group.kind == "segments" else {}
         self.add(group.kind, target, reads, [write], [self.step(node, shape=target)], schedule,
-                  grid)
+                  grid, **attrs)
 
     def launch(self, group: FusionGroup) -> None:
         (node,) = group.nodes
@@ -276,6 +278,7 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
-           "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan}
+           "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
+           "last": schedule_last}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

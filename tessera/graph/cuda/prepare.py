@@ -14,8 +14,10 @@ from ..expand import expand, expand_held
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
+from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import match_attention, match_product, replace_calls
+from .scatters import open_writes
 from .sorting import open_sorts
 from .spell import COMBINE
 from .target import indexed_kind
@@ -45,17 +47,20 @@ def split_reductions(graph: Graph) -> Graph:
 
 
 def open_reductions(graph: Graph) -> Graph:
-    """Reductions of no elements are numbers, those of bools are extrema of integers."""
+    """Reductions and segments of no elements are numbers, reductions of bools extrema of integers.
+    """
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        way = node.op.reduction
-        if not way or not all(isinstance(d, int) for d in inputs[0].aval.shape):
+        way, out = node.op.reduction, node.outputs[0].aval
+        segments = indexed_kind(node) == "segments"
+        if not (way or segments) or not all(isinstance(d, int) for d in inputs[0].aval.shape):
             return None
-        (x,), out = inputs, node.outputs[0].aval
-        if 0 in x.aval.shape:
-            value = rw.emit("constant", value=EMPTY[way], type=out.type)
+        x = inputs[0]
+        if 0 in x.aval.shape and 0 not in out.shape:
+            none = nothing(out.dtype, node.op.meets or "sum") if segments else EMPTY[way]
+            value = rw.emit("constant", value=none, type=out.type)
             return rw.emit("broadcast_to", value, shape=out.shape)
-        if x.aval.dtype.kind != "bool":
+        if segments or x.aval.dtype.kind != "bool":
             return None
         wide = rw.emit("cast", x, source=x.aval.type, to=INT32)
         extremum = "reduce_max" if way in ("any", "max") else "reduce_min"
@@ -114,6 +119,7 @@ PIPELINE: list[Pass] = [
     merge_common,
     remove_dead,
     open_sorts,
+    open_writes,
     open_reductions,
     split_reductions,
     narrow_ids,

@@ -1,7 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | sort |
-    merge | search | position | scan    a kernel
+    merge | search | position | scan | last    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -18,11 +18,11 @@ from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import column_sum_axes, loop_space
 from ..schedule.target import ScheduleTarget, Space
+from . import scatters, sorting
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
 from .node_kernels import kernel_group
 from .scans import SCANS
-from .sorting import KINDS
 from .spell import COMBINE, is_stored, no_kernel, template
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
@@ -30,6 +30,7 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of eac
 # The kind of what an op does with whole lines.
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
+OWN = sorting.KINDS | scatters.KINDS  # of ops that passes put into a graph
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------
@@ -91,7 +92,7 @@ def _kind_of(node: Node, space: Space) -> str:
     if kind := indexed_kind(node):
         _check_indexed(node)
         return kind
-    if kind := LINES.get(node.op.lines, "") or KINDS.get(node.op, ""):
+    if kind := LINES.get(node.op.lines, "") or OWN.get(node.op, ""):
         _check_stored(node)
         return kind
     if node.op.element is not None:
@@ -126,6 +127,8 @@ def _check_anchor(node: Node) -> None:
 
 def indexed_kind(node: Node) -> str:
     """The kind of group that an op on indexed slices becomes; "" when it is none."""
+    if node.op.meets in ("max", "min"):
+        return "segments"
     indexed = node.op.indexed
     if indexed is None or indexed.along:
         return ""
@@ -136,8 +139,6 @@ def _check_indexed(node: Node) -> None:
     x, ids = (v.aval for v in node.inputs)
     if not is_stored(x.dtype):
         raise no_kernel(node, f"of {x.type}")
-    if indexed_kind(node) == "segments" and x.dtype.kind != "float" and x.dtype.bits < 32:
-        raise no_kernel(node, f"sums in {x.dtype}")
     if 0 in (*x.shape, *ids.shape):
         raise no_kernel(node, "no elements")
 

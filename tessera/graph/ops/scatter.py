@@ -145,6 +145,7 @@ SCATTER_SET = GraphOp(
         sample((3,), ((), "index:3"), (), axis=0),
     ),
     flops=flops.per_operand,
+    meets="last",
     doc="x with the slices at ids replaced; of repeated ids the last one stays",
 )
 

@@ -71,6 +71,7 @@ def _segment(name: str, extremum: np.ufunc, word: str) -> GraphOp:
         axes=SEGMENT_SUM.axes,
         reduces=name.removeprefix("segment_"),
         smooth=False,
+        meets=name.removeprefix("segment_"),
         samples=(
             sample(((4, 3), "distinct"), ((4,), "onto:3"), axis=0, extent=3),
             sample(((2, 3, 2, 4), "distinct"), ((3, 2), "onto:5"), axis=1, extent=5),
