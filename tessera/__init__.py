@@ -66,6 +66,9 @@ from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
 from .tile.kernel.decorator import kernel as kernel
+from .tile.launch.resident import as_bytes as as_bytes
+from .tile.launch.resident import from_bytes as from_bytes
+from .tile.launch.resident import from_dlpack as from_dlpack
 
 allreduce = all_reduce
 from .graph.functions import *  # noqa: E402, F403  after all that declare some

@@ -61,6 +61,9 @@ from .tile.interpreter.arguments import Tile as Tile
 from .tile.ir.schedule import Schedule as Schedule
 from .tile.ir.schedule import block as block
 from .tile.kernel.decorator import kernel as kernel
+from .tile.launch.resident import as_bytes as as_bytes
+from .tile.launch.resident import from_bytes as from_bytes
+from .tile.launch.resident import from_dlpack as from_dlpack
 from .tensor import TensorType as TensorType
 
 INF: float

@@ -85,6 +85,12 @@ class PlaceNew(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
+class Adopt(Protocol):
+    """An array that another library has on a GPU as a tensor there; anything else as it is."""
+
+    def __call__(self, value: Any, name: str, /) -> Any: ...
+
+
 class OnGpu(Protocol):
     """What is computed at once of tensors on a GPU, or where the setting `device` names one."""
 
@@ -95,6 +101,7 @@ class OnGpu(Protocol):
         """A function of ops."""
 
 
+adopt: Hook[Adopt] = Hook("adopt", "tile.launch.resident")
 place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.jit")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")

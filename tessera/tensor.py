@@ -515,6 +515,7 @@ def tensor(data: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
     that the setting `device` chooses; that of a tensor on a GPU stays there.
     Raises DTypeError for element types without a numeric type, ArgumentError for ragged lists.
     """
+    data = data if isinstance(data, Tensor | np.ndarray) else hooks.adopt.get()(data, "data")
     if isinstance(data, Tensor) and data.place != HOST:
         made = data.copy() if dtype is None else OPERATORS["astype"](data, dtype)
         made.is_param, made.name = False, name
@@ -590,7 +591,8 @@ def as_tensor(value: Any) -> Tensor:
         return wide_arrays.remember(Tensor(array, as_type(array.dtype)))
     if isinstance(value, TensorType | type | str) or callable(value):
         raise DTypeError(f"expected a tensor, an array or a number, got {value!r}")
-    return _on_host(value, None, None)
+    there = hooks.adopt.get()(value, "x")
+    return there if isinstance(there, Tensor) else _on_host(value, None, None)
 
 
 # How a Python value reaches a traced function as a constant.

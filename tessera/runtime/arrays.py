@@ -20,13 +20,15 @@ import numpy as np
 
 from ..errors import ArgumentError, DTypeError, ShapeError
 from ..numerics import DType, dtype_of_numpy, find_dtype
+from . import dlpack
 
 HOST = -1  # device number of host memory
 
 
 @dataclass(slots=True)
 class Array:
-    """Where an array lies. strides are in elements; `device` is a GPU's number or HOST."""
+    """Where an array lies. strides are in elements; `device` is a GPU's number or HOST; stream: the
+    one on which its elements are made, where the array says it."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -36,6 +38,7 @@ class Array:
     library: str
     owner: Any
     writable: bool = True
+    stream: int = 0
 
     @property
     def contiguous(self) -> bool:
@@ -224,18 +227,18 @@ def read_interface(x: Any, name: str) -> Array:
     strides = _element_strides(facts.get("strides"), shape, dtype.itemsize, name)
     return Array(pointer, shape, strides,
                  _numpy_type(dtype, name), device_of_pointer(pointer), type(x).__module__, x,
-                 not read_only)
+                 not read_only, facts.get("stream") or 0)
 
 
 def read_dlpack(x: Any, name: str) -> Array:
-    """DLPack, through cuda-core's view of it; the producer is asked not to synchronise."""
-    from cuda.core.utils import StridedMemoryView
-
-    view = StridedMemoryView.from_dlpack(x, stream_ptr=-1)
-    strides = view.strides or dense_strides(view.shape)
-    number = view.device_id if view.is_device_accessible else HOST
-    return Array(view.ptr, tuple(view.shape), tuple(strides), _numpy_type(view.dtype, name),
-                 number, type(x).__module__, (x, view), not view.readonly)
+    """DLPack; on a GPU behind what the producer launched before, for work on the default stream."""
+    if _place_of_dlpack(x) == HOST:
+        array = read_numpy(dlpack.imported(x), name)
+        array.library, array.owner = type(x).__module__, (x, array.owner)
+        return array
+    m = dlpack.imported_memory(x)
+    return Array(m.pointer, m.shape, m.strides, m.dtype, m.device[1], type(x).__module__,
+                 (x, m.owner), not m.read_only)
 
 
 # Type of the device: DLPack 1.1, DLDeviceType kDLCUDA and kDLCUDAManaged; others are the host's.

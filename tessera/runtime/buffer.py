@@ -27,12 +27,22 @@ class DeviceBuffer:
     """`nbytes` of device memory, freed with the object."""
 
     __slots__ = ("pointer", "nbytes", "device", "__weakref__")
+    stream, waits = DEFAULT, False  # see Borrowed
 
     def __init__(self, nbytes: int, on: Device):
         made = allocate(nbytes, on, lambda: driver().cuMemAlloc(max(nbytes, 1)))
         self.pointer, self.nbytes, self.device = made, nbytes, on
         LIVE[on.index, made] = nbytes
         weakref.finalize(self, _free, made, on.index).atexit = False
+
+    def give_back(self) -> None:
+        """What was asked of it has been launched."""
+
+    def lend(self, nbytes: int) -> Borrowed:
+        """The first bytes as another's memory, which keeps this one."""
+        made = Borrowed(self.pointer, nbytes, self.device, self)
+        made.stream, made.waits = self.stream, self.waits
+        return made
 
     def load(self, array: np.ndarray) -> None:
         """Copy a contiguous array's bytes to the buffer, behind what was launched before; the
@@ -112,19 +122,22 @@ class Borrowed(DeviceBuffer):
     """Memory of somebody else, who is kept alive. stream: the one on which the owner works.
 
     What was launched there comes first, and what the owner launches after `give_back` comes behind
-    what was launched here.
+    what was launched here. waits: its other streams are unknown, so `give_back` waits.
     """
 
-    __slots__ = ("owner", "stream")
+    __slots__ = ("owner", "stream", "waits")
 
-    def __init__(self, pointer: int, nbytes: int, on: Device, owner: Any, stream: int = DEFAULT):
+    def __init__(self, pointer: int, nbytes: int, on: Device, owner: Any, stream: int = DEFAULT,
+                 waits: bool = False):
         self.pointer, self.nbytes, self.device, self.owner = pointer, nbytes, on, owner
-        self.stream = stream
+        self.stream, self.waits = stream, waits
         if stream not in DEFAULT_STREAMS:
             follow(on, DEFAULT, stream)
 
     def give_back(self) -> None:
-        if self.stream not in DEFAULT_STREAMS:
+        if self.waits:
+            check(driver().cuStreamSynchronize(DEFAULT), "give an argument back")
+        elif self.stream not in DEFAULT_STREAMS:
             follow(self.device, self.stream, DEFAULT)
 
 

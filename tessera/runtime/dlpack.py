@@ -2,6 +2,7 @@
 
     capsule = exported(memory, owner, max_version)    # for __dlpack__
     array = imported(x)                               # anything with __dlpack__ in host memory
+    memory = imported_memory(x)                       # and on a GPU
 
 Both go through the structures themselves, because NumPy's own exchange knows neither bf16 nor fp8.
 Layouts and codes: dlpack.h of DLPack 1.1, github.com/dmlc/dlpack.
@@ -24,6 +25,7 @@ from ..numerics import DType, NumericType, find_dtype
 CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 HOST_DEVICES = (CPU, 3)  # kDLCUDAHost too
 VERSION = (1, 1)
+DEFAULT_STREAM = 1  # of CUDA, as DLPack has it: the legacy one
 READ_ONLY, COPIED = 1, 2  # flags of a versioned tensor
 READ_ONLY_WORDS = ("the tensor is read-only, which the library's DLPack (before 1.0) cannot say: "
                    "give it a copy")
@@ -105,7 +107,7 @@ def code_of(dtype: DType) -> tuple[int, int]:
         return SPECIAL[dtype.name], dtype.bits
     if dtype.packed or dtype.numpy.kind not in "biuf":
         raise DTypeError(f"DLPack has no {dtype} of whole bytes",
-                         hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes")
+                         hint="exchange ts.cast(x, ts.f32), or ts.as_bytes(x), the bytes as uint8")
     return CODES[dtype.kind], 8 * dtype.numpy.itemsize
 
 
@@ -165,7 +167,7 @@ def check_type(numeric: NumericType) -> None:
     if scaled or numeric.dtype.packed:
         what = "packed, below a byte an element" if numeric.dtype.packed else "a scaled type"
         raise DTypeError(f"{numeric} cannot be given to other libraries: it is {what}",
-                         hint="exchange ts.cast(x, ts.f32), or x.buffer, the raw bytes")
+                         hint="exchange ts.cast(x, ts.f32), or ts.as_bytes(x), the bytes as uint8")
 
 
 # --- taking -----------------------------------------------------------------------------------
@@ -177,17 +179,58 @@ def imported(x: Any) -> np.ndarray:
     kind, _ = x.__dlpack_device__()
     if kind not in HOST_DEVICES:
         raise BufferError(f"its memory is that of a device (DLPack kind {kind})")
+    made, dtype, address = _taken(x)
+    return _viewed(made.tensor, dtype, made, address, _read_only(made))
+
+
+@dataclass(frozen=True)
+class ImportedMemory:
+    """Memory of another library on a GPU. strides in elements; owner: gives it back in the end."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: tuple[int, int]
+    read_only: bool
+    owner: Any
+
+
+class _Owner:
+    """Calls the deleter of what another library gave, with the last who reads it."""
+
+
+def imported_memory(x: Any, stream: int = DEFAULT_STREAM) -> ImportedMemory:
+    """The memory of anything with `__dlpack__` on a GPU, behind what its library launched before,
+    for work on a stream. Raises DTypeError for a type that is none of ours."""
+    made, dtype, address = _taken(x, stream=stream)
+    tensor: _Tensor = made.tensor
+    shape = tuple(tensor.shape[:tensor.ndim])
+    strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides and tensor.ndim else tuple(
+        int(np.prod(shape[i + 1:])) for i in range(len(shape)))
+    owner = _Owner()
+    if made.deleter:
+        weakref.finalize(owner, made.deleter, address)
+    return ImportedMemory(tensor.data + tensor.byte_offset, shape, strides, dtype,
+                          (tensor.device_type, tensor.device_id), _read_only(made), owner)
+
+
+def _taken(x: Any, **options: Any) -> tuple[Any, DType, int]:
+    """What `__dlpack__` gives, its type and address. The capsule is ours from here on."""
     try:
-        capsule = x.__dlpack__(max_version=VERSION)
+        capsule = x.__dlpack__(max_version=VERSION, **options)
     except TypeError:  # from before DLPack 1.0
-        capsule = x.__dlpack__()
+        capsule = x.__dlpack__(**options)
     name = NEW if _api.PyCapsule_IsValid(id(capsule), NEW) else OLD
     address = _api.PyCapsule_GetPointer(id(capsule), name)
     made = (_Versioned if name == NEW else _Managed).from_address(address)
-    tensor: _Tensor = made.tensor
-    dtype = _dtype(tensor)  # before the capsule is ours: one that is refused frees itself
+    dtype = _dtype(made.tensor)  # before the capsule is ours: one that is refused frees itself
     _api.PyCapsule_SetName(capsule, USED[name])
-    return _viewed(tensor, dtype, made, address, name == NEW and bool(made.flags & READ_ONLY))
+    return made, dtype, address
+
+
+def _read_only(made: Any) -> bool:
+    return isinstance(made, _Versioned) and bool(made.flags & READ_ONLY)
 
 
 def _dtype(tensor: _Tensor) -> DType:
@@ -227,4 +270,4 @@ def _viewed(tensor: _Tensor, dtype: DType, made: Any, address: int, read_only: b
 
 
 __all__ = ["CPU", "CUDA", "ExportedMemory", "SPECIAL", "VERSION", "check_type", "exported",
-           "exported_array", "imported"]
+           "exported_array", "imported", "imported_memory"]

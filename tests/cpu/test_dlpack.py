@@ -142,7 +142,7 @@ def test_copies_and_other_devices():
     with pytest.raises(BufferError, match=r"not on DLPack device \(2, 0\)"):
         x.__dlpack__(dl_device=(2, 0))
     with pytest.raises(ts.DTypeError, match="does not pass DLPack: its memory is that of a device"):
-        ts.tensor(Exporter(x, device=(2, 0)))
+        ts.tensor(Exporter(x, device=(10, 0)))
 
 
 def test_scaled_and_packed_types_are_refused_in_words():
@@ -167,6 +167,34 @@ def test_kernels_take_bf16_of_other_libraries(rng):
     x, y = rng.standard_normal(4).astype(ml_dtypes.bfloat16), np.zeros(4, np.float32)
     doubled(Exporter(Tensor(x, as_type("bf16"))), y)
     np.testing.assert_array_equal(y, 2 * x.astype(np.float32))
+
+
+# --- types that others do not have, as bytes ----------------------------------------------------
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("shape", [(3, 5), (4, 8), (), (2, 0)])
+@pytest.mark.parametrize("dtype", ["fp4_e2m1", "fp6_e3m2", "int4", "bf16", "f32", "bool_"])
+def test_bytes_there_and_back(dtype, shape, place, driver, rng):  # noqa: F811
+    x = ts.tensor(rng.integers(0, 4, shape).astype(np.float32), dtype).to(place)
+    raw = ts.as_bytes(x)
+    assert raw.type == as_type("uint8") and raw.nbytes == x.nbytes and raw.device == x.device
+    assert raw.shape[:-1] == shape[:-1] and raw.array.tobytes() == x.buffer.tobytes()
+    back = ts.from_bytes(raw, dtype, shape)
+    assert back.type == x.type and back.shape == shape and back.device == x.device
+    assert back.buffer.tobytes() == x.buffer.tobytes()
+    if x.nbytes:
+        assert (back.memory.pointer == x.memory.pointer if place == "cuda" else
+                np.shares_memory(back.buffer, x.buffer))
+    assert np.from_dlpack(raw.cpu()).tobytes() == raw.array.tobytes()
+
+
+def test_bytes_that_do_not_fit():
+    with pytest.raises(ts.ArgumentError, match=r"int4\[2, 3\] takes 4 bytes, got 5"):
+        ts.from_bytes(np.zeros(5, np.uint8), "int4", (2, 3))
+    with pytest.raises(ts.ArgumentError, match="takes uint8, got f32"):
+        ts.from_bytes(np.zeros(4, np.float32), "int4", (2, 3))
+    with pytest.raises(ts.DTypeError) as info:
+        ts.ones((2, 4), "fp4_e2m1").__dlpack__()
+    assert "ts.as_bytes(x)" in info.value.hint
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
@@ -259,3 +287,58 @@ def test_jax(dtype, rng):
     assert np.asarray(t).tobytes() == x.array.tobytes()
     back = ts.tensor(t)
     assert back.type == as_type(dtype) and back.array.tobytes() == x.array.tobytes()
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("dtype", NUMPY_HAS + OURS)
+def test_arrays_on_a_gpu_come_without_a_copy(dtype, versioned, driver, monkeypatch,  # noqa: F811
+                                             rng):
+    host = drawn(rng, dtype)
+    theirs = host.to("cuda")
+    memory, asked = weakref.ref(theirs.memory), []
+    exporter = Exporter(theirs, versioned, (2, 0))
+    if versioned:
+        give = theirs.__dlpack__
+        exporter.x = type("Asked", (), {"__dlpack__": lambda self, **o: asked.append(o) or give(
+            **o)})()
+    else:
+        monkeypatch.setattr(Exporter, "__dlpack__", lambda self, stream=None: self.x.__dlpack__(
+            stream=stream))
+    x = ts.from_dlpack(exporter)
+    assert x.memory.pointer == theirs.memory.pointer and x.device == "cuda:0"
+    assert x.type == as_type(dtype) and x.array.tobytes() == host.array.tobytes()
+    assert not asked or (asked[0]["stream"], asked[0]["max_version"]) == (1, dlpack.VERSION)
+    copy = ts.tensor(exporter, as_type(dtype))
+    assert copy.device == "cuda:0" and copy.memory.pointer != x.memory.pointer
+    assert copy.array.tobytes() == host.array.tobytes()
+    exporter = theirs = give = None
+    gc.collect()
+    assert memory() is not None
+    del x
+    gc.collect()
+    assert memory() is None
+
+
+def test_on_the_host_it_is_the_same_memory(rng):
+    a = rng.standard_normal((3, 4)).astype(np.float32)
+    x = ts.from_dlpack(a)
+    x[0, 0] = 7.0
+    assert a[0, 0] == 7.0 and ts.from_dlpack(x) is x
+
+
+def test_the_stream_of_the_interface_comes_first(driver, monkeypatch, rng):  # noqa: F811
+    """And a library whose streams are not known gets its memory back when it has been read."""
+    there, waits = rng.standard_normal(4).astype(np.float32), []
+
+    class Theirs:
+        __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "version": 3, "strides": None,
+                                    "data": (there.ctypes.data, False), "stream": 42}
+
+    monkeypatch.setattr(driver, "cuStreamWaitEvent", lambda stream, event, flags: waits.append(
+        (stream, driver.events[event][0])) or (0,))
+    x = ts.from_dlpack(Theirs())
+    assert waits == [(0, 42)] and driver.waits == 0
+    np.testing.assert_array_equal(x.array, there)
+    before = driver.waits
+    x.memory.give_back()
+    assert driver.waits == before + 1

@@ -275,7 +275,8 @@ def test_a_call_keeps_no_memory_of_its_arguments(rng: np.random.Generator) -> No
 
 @on_gpu
 @pytest.mark.parametrize("late", ["", "kernels"])
-def test_arrays_of_side_streams_are_ordered(late: str, driver: Any, gpu: Any,
+@pytest.mark.parametrize("how", ["jit", "copy", "rows", "op"])
+def test_arrays_of_side_streams_are_ordered(how: str, late: str, driver: Any,
                                             rng: np.random.Generator) -> None:
     """Behind the work of the stream on which torch made it, and before what torch does next."""
     import sys
@@ -283,10 +284,13 @@ def test_arrays_of_side_streams_are_ordered(late: str, driver: Any, gpu: Any,
     f, x = ts.jit(lambda x: x * 2.0), normal(rng, 4)
     sys.modules["torch"].streams[0] = 9
     f(Torch(filled(x.array)))
+    take = {"jit": lambda t: f(t), "copy": lambda t: f(ts.tensor(t)), "rows": lambda t: f(
+        ts.from_dlpack(t)[0:4]), "op": lambda t: ts.from_dlpack(t) * 2.0}[how]
+    take(Torch(filled(x.array)))
     driver.late = late
     there, waits = Torch(filled(np.zeros(4, np.float32))), driver.waits
     driver._do(9, lambda: there.x.__setitem__(slice(None), x.array), True)
-    y = f(there)
+    y = take(there)
     driver._flush(9)
     driver._do(9, lambda: there.x.fill(0), True)  # torch uses the memory again
     assert driver.waits == waits  # the host waits for none

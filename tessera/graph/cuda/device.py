@@ -14,7 +14,7 @@ import numpy as np
 from ... import config
 from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
-from ...runtime.buffer import DEFAULT, Borrowed, own_stream
+from ...runtime.buffer import DEFAULT, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
@@ -266,7 +266,7 @@ class Workspace:
             _all(self.steps)
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
         for x in (*leaves, *lowered.captures.values()):
-            if isinstance(x.memory, Borrowed):
+            if x.place != HOST:
                 x.memory.give_back()
         return out
 

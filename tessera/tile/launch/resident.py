@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera import hooks
 from tessera.errors import ArgumentError
 from tessera.numerics import DType, NumericType, as_type, row_bytes
 from tessera.open_trace import trace_state
@@ -31,7 +32,7 @@ from tessera.runtime.buffer import (
     follow,
 )
 from tessera.runtime.device import device, driver, outside_capture
-from tessera.tensor import PLAIN, Tensor
+from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
 
 
 class Resident(Tensor):
@@ -74,6 +75,7 @@ class Resident(Tensor):
         with self.memory.device.current():
             if made.memory.nbytes:
                 made.memory.copy(self.memory)
+                self.memory.give_back()
         made.scale = None if self.scale is None else self.scale.copy()
         made.is_param, made.name = self.is_param, self.name
         return made
@@ -89,6 +91,7 @@ class Resident(Tensor):
         with self.memory.device.current():
             if made.memory.nbytes:
                 made.memory.copy(self.memory, begin * stored_bytes(rest, self.dtype))
+                self.memory.give_back()
         return made
 
     def _row_range(self, index: Any) -> tuple[int, int] | None:
@@ -189,6 +192,7 @@ def on_gpu(x: Tensor, index: int) -> Resident:
     with made.memory.device.current():
         if made.memory.nbytes and isinstance(x, Resident):
             made.memory.copy_across(x.memory)
+            x.memory.give_back()
         elif made.memory.nbytes:
             made.memory.load(np.ascontiguousarray(x.buffer))
     made.scale = None if x.scale is None else on_gpu(x.scale, index)
@@ -222,7 +226,9 @@ def read_resident(x: Any, name: str) -> Array:
 def adopted(value: Any, name: str) -> Any:
     """An array that another library has on a GPU as a tensor on the same memory; anything else as
     it is. Raises ArgumentError for one with gaps."""
-    face = None if isinstance(value, Tensor | np.ndarray) else face_of(type(value))
+    if isinstance(value, Tensor | np.ndarray):
+        return value
+    face = face_of(type(value))
     if face is None or face.place(value) == HOST:
         return value
     array = face.read(value, name)
@@ -230,9 +236,73 @@ def adopted(value: Any, name: str) -> Any:
         raise ArgumentError(f"argument {name} has shape {array.shape} and strides {array.strides}: "
                             "functions on a GPU take contiguous arrays", hint="pass a copy")
     size = prod(array.shape) * array.dtype.numpy.itemsize
-    memory = Borrowed(array.pointer, size, device(array.device), array,
-                      stream_of(array.library)(array.device))
+    stream = array.stream or stream_of(array.library)(array.device)
+    memory = Borrowed(array.pointer, size, device(array.device), array, stream,
+                      waits=array.library not in KNOWN_STREAMS)
     return Resident(array.shape, as_type(array.dtype), array.device, memory)
 
 
-__all__ = ["Resident", "adopted", "on_gpu", "on_host", "stored_bytes"]
+KNOWN_STREAMS = ("torch", "cupy", "view")  # libraries that say on which stream they work
+hooks.adopt.fill(adopted)
+
+
+# --- bytes --------------------------------------------------------------------------------------
+def as_bytes(x: Tensor) -> Tensor:
+    """The memory of a tensor as uint8, on the same memory: [..., n] as [..., bytes of a row].
+
+    For types that other libraries do not have, packed ones (two fp4 or int4 to a byte, the first in
+    the low bits) and the codes of scaled ones; x.scale is a tensor of its own. A write into one is
+    seen in the other. Raises ArgumentError for anything but a tensor with data.
+    """
+    if type(x) not in PLAIN:
+        raise ArgumentError(f"as_bytes takes a tensor with data, got {type(x).__name__}")
+    shape = (*x.shape[:-1], stored_bytes(x.shape[-1:], x.dtype))
+    uint8 = as_type("uint8")
+    if isinstance(x, Resident):
+        on = x.memory.device
+        return Resident(shape, uint8, on.index, x.memory.lend(x.memory.nbytes))
+    raw = np.ascontiguousarray(x.buffer).reshape(-1).view(np.uint8)
+    return Tensor(raw.reshape(shape), uint8)
+
+
+def from_bytes(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of a type whose memory holds these bytes, on the same memory: of `as_bytes`.
+
+    raw: uint8, a tensor or an array of any library with a GPU or on the host, as many bytes as the
+    type takes for the shape. Raises ArgumentError for another number of them, DTypeError.
+    """
+    numeric, extents = as_type(dtype), tuple(shape)
+    x = adopted(raw, "raw")
+    x = x if isinstance(x, Tensor) else as_tensor(to_numpy(x))
+    if x.dtype.name != "uint8" or type(x) not in PLAIN:
+        raise ArgumentError(f"from_bytes takes uint8, got {x.type}", hint="ts.as_bytes(x)")
+    if x.size != stored_bytes(extents, numeric.dtype):
+        raise ArgumentError(f"{numeric}{list(extents)} takes "
+                            f"{stored_bytes(extents, numeric.dtype)} bytes, got {x.size}")
+    if isinstance(x, Resident):
+        on = x.memory.device
+        return Resident(extents, numeric, on.index, x.memory.lend(x.size))
+    flat = np.ascontiguousarray(x.array).reshape(-1)
+    if not numeric.dtype.packed:
+        return Tensor(flat.view(numeric.dtype.numpy).reshape(extents), numeric)
+    made = Tensor(np.zeros(extents, numeric.dtype.numpy), numeric)
+    made._buffer = flat.reshape(made._buffer.shape)
+    return made
+
+
+def from_dlpack(x: Any) -> Tensor:
+    """An array of another library as a tensor on the same memory, on the host or on a GPU, of every
+    type that both have, bf16 and fp8 too. A write into one is seen in the other.
+
+    On a GPU what the other library launched before comes first. Raises DTypeError for types that
+    are none of ours, ArgumentError for strides on a GPU.
+    """
+    made = adopted(x, "x")
+    if isinstance(made, Tensor):
+        return made
+    array = to_numpy(made)
+    return Tensor(array, as_type(array.dtype))
+
+
+__all__ = ["Resident", "adopted", "as_bytes", "from_bytes", "from_dlpack", "on_gpu", "on_host",
+           "stored_bytes"]
