@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,35 +61,51 @@ REFUSED: dict[str, str] = {
 
 
 # --- graphs of a sample -------------------------------------------------------------------------
-def _traced(fn: Callable[..., Any], xs: list) -> Graph:
-    """A function of no arguments is called once, and traced by that."""
-    made = ts.jit(fn)
-    if not xs:
-        made()
-    return made.graph(*xs)
+class Walk(NamedTuple):
+    """A function of a sample, and its arguments."""
+
+    fn: Callable[..., Any]
+    xs: list
+
+    @property
+    def graph(self) -> Graph:
+        """A function of no arguments is called once, and traced by that."""
+        made = ts.jit(self.fn)
+        if not self.xs:
+            made()
+        return made.graph(*self.xs)
+
+    @property
+    def expected(self) -> list[np.ndarray]:
+        """Op by op, in NumPy."""
+        return [y.array for y in _flat(self.fn(*self.xs))]
 
 
-def _forward(op: GraphOp, s: Sample, rng: np.random.Generator) -> tuple[Graph, list]:
+def _flat(made: Any) -> list:
+    return [y for part in made for y in _flat(part)] if isinstance(made, tuple) else [made]
+
+
+def _forward(op: GraphOp, s: Sample, rng: np.random.Generator) -> Walk:
     xs = [Draws(rng)(a) for a in s.args]
-    return _traced(lambda *a: tuple(outputs(op, apply(op, *a, **s.attrs))), xs), xs
+    return Walk(lambda *a: tuple(outputs(op, apply(op, *a, **s.attrs))), xs)
 
 
-def _vjp(op: GraphOp, s: Sample, rng: np.random.Generator) -> tuple[Graph, list]:
+def _vjp(op: GraphOp, s: Sample, rng: np.random.Generator) -> Walk:
     case = Derivable(op, s, rng)
     cotangents = [case.like(y) for y in case.fn(*case.xs)]
     n = len(case.xs)
     xs = [*case.xs, *cotangents]
-    return _traced(lambda *a: ts.vjp(case.fn, *a[:n])[1](a[n:]), xs), xs
+    return Walk(lambda *a: ts.vjp(case.fn, *a[:n])[1](a[n:]), xs)
 
 
-def _jvp(op: GraphOp, s: Sample, rng: np.random.Generator) -> tuple[Graph, list]:
+def _jvp(op: GraphOp, s: Sample, rng: np.random.Generator) -> Walk:
     case = Derivable(op, s, rng)
     n = len(case.xs)
     xs = [*case.xs, *(case.like(x) for x in case.xs)]
-    return _traced(lambda *a: ts.jvp(case.fn, a[:n], a[n:]), xs), xs
+    return Walk(lambda *a: ts.jvp(case.fn, a[:n], a[n:]), xs)
 
 
-def _vmap(op: GraphOp, s: Sample, rng: np.random.Generator) -> tuple[Graph, list]:
+def _vmap(op: GraphOp, s: Sample, rng: np.random.Generator) -> Walk:
     """Every operand with a batch axis but keys, of which there is one for all."""
     draws = Draws(rng)
     single = [refuses(op, i, a) for i, a in enumerate(s.args)]
@@ -99,7 +115,7 @@ def _vmap(op: GraphOp, s: Sample, rng: np.random.Generator) -> tuple[Graph, list
           for r, one in zip(rows, single, strict=True)]
     fn = lambda *a: tuple(outputs(op, apply(op, *a, **s.attrs)))  # noqa: E731
     axes = tuple(None if one else 0 for one in single)
-    return _traced(lambda *a: ts.vmap(fn, in_axes=axes)(*a), xs), xs
+    return Walk(lambda *a: ts.vmap(fn, in_axes=axes)(*a), xs)
 
 
 WALKS = {"forward": (_forward, CASES), "vjp": (_vjp, DERIVABLE), "jvp": (_jvp, DERIVABLE),
@@ -124,7 +140,7 @@ def test_every_op_is_lowered(mode: str, rng: np.random.Generator, capsys: Any) -
     total, missing, wrong = Counter[str](), Counter[str](), []
     for op, s in (p.values for p in cases if ours(p.values[0].shape)):
         total[op.name] += 1
-        if name := refused_by(build(op, s, rng)[0]):
+        if name := refused_by(build(op, s, rng).graph):
             missing[op.name] += 1
             wrong += [f"{op.name} {s.attrs}: {name}"] * (name not in REFUSED)
     with capsys.disabled():
@@ -134,22 +150,51 @@ def test_every_op_is_lowered(mode: str, rng: np.random.Generator, capsys: Any) -
 
 def test_the_table_holds_what_is_refused_alone(rng: np.random.Generator) -> None:
     """What has a form now leaves the table."""
-    refused = {refused_by(build(op, s, rng)[0]) for build, cases in WALKS.values()
+    refused = {refused_by(build(op, s, rng).graph) for build, cases in WALKS.values()
                for op, s in (p.values for p in cases if ours(p.values[0].shape))}
     assert set(REFUSED) <= refused, "these have a form now: take them out of the table"
 
 
 # --- what it computes ---------------------------------------------------------------------------
-@pytest.mark.parametrize(("op", "s"), CASES)
-def test_kernels_compute_what_the_op_means(op: GraphOp, s: Sample, rng: Any) -> None:
-    """The generated kernels under the interpreter, on memory filled with NaN first."""
-    graph, xs = _forward(op, s, rng)
-    if refused_by(graph) or op.effects:
-        pytest.skip(REFUSED.get(op.name, "its results are drawn once"))
-    want = outputs(op, op.ref(*[x.array for x in xs], **s.attrs))
-    made = CudaProgram(graph, TARGET).run([x.array for x in xs])
+SAMPLES = [pytest.param(mode, *p.values, id=f"{mode}-{p.id}")
+           for mode, (_, cases) in WALKS.items() for p in cases
+           if p.values[0].name not in REFUSED and not p.values[0].effects]
+
+
+@pytest.mark.parametrize(("mode", "op", "s"), SAMPLES)
+def test_kernels_compute_what_the_op_means(mode: str, op: GraphOp, s: Sample, rng: Any) -> None:
+    """The generated kernels under the interpreter, on memory filled with NaN first. Derivatives are
+    those of f64."""
+    walk = WALKS[mode][0](op, s, rng)
+    graph = walk.graph
+    if name := refused_by(graph):
+        pytest.skip(f"{name}: {REFUSED[name]}")
+    made = CudaProgram(graph, TARGET).run([x.array for x in walk.xs])
+    want = walk.expected
     assert len(made) == len(want)
-    for got, w in zip(made, want, strict=True):
-        w = np.asarray(w)
+    for got, w, v in zip(made, want, graph.outputs, strict=True):
         assert got.dtype == w.dtype and got.shape == w.shape
-        assert_close(got, w, graph.outputs[0].aval.dtype.name, n=16)
+        assert_close(got, w, v.aval.dtype.name, n=16)
+
+
+@pytest.mark.parametrize("kind", ["fp4_e2m1", "fp6_e3m2", "int4"])
+def test_packed_types_are_refused(kind: str) -> None:
+    """Graphs keep them an element in a byte, which no kernel reads."""
+    x = ts.cast(ts.ones((2, 3)), kind)
+    for fn in (ts.transpose, lambda x: x[1], lambda x: ts.concatenate([x, x]), ts.flip,
+               lambda x: ts.take(x, ts.tensor([1])), lambda x: ts.cast(x, "f32"), ts.argmax):
+        with pytest.raises(UnsupportedTargetError, match="no kernel for GPUs"):
+            lower(ts.jit(fn).graph(x), TARGET)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "uint8", "uint32"])
+@pytest.mark.parametrize("fn", [ts.sign, ts.abs, lambda x: x // 3, lambda x: x % 3, lambda x: x**2,
+                                lambda x: ts.max(x, (0, 1)), lambda x: ts.prod(x, 0), ts.sqrt],
+                         ids="sign abs // % square max prod sqrt".split())
+def test_integers(kind: str, fn: Any, rng: Any) -> None:
+    low = 0 if kind[0] == "u" else -5
+    x = ts.cast(ts.tensor(rng.integers(low, 6, (3, 4)) if fn is not ts.sqrt else
+                          rng.integers(0, 6, (3, 4))), kind)
+    (got,), want = CudaProgram(ts.jit(fn).graph(x), TARGET).run([x.array]), fn(x).array
+    assert got.dtype == want.dtype
+    assert_close(got, want, want.dtype, n=1)

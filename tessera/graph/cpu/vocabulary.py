@@ -24,6 +24,7 @@ class LoopFunction:
 
     tile     the expression in the tile language over {0}, {1}, ...; None where kernels have none
     numbers  whether `tile` is for floats alone ("float") or for every type ("any")
+    whole    the expressions for signed and unsigned integers where they are others
     """
 
     name: str
@@ -33,20 +34,22 @@ class LoopFunction:
     cost: int = 1
     tile: str | None = None
     numbers: str = "float"
+    whole: tuple[str, str] | None = None
 
 
 FUNCTIONS: dict[str, LoopFunction] = {}
 
 
 def function(name: str, arity: int, meaning: Callable, result: str = "same", cost: int = 1, *,
-             tile: str | None = "", numbers: str = "float") -> None:
+             tile: str | None = "", numbers: str = "float",
+             whole: tuple[str, str] | None = None) -> None:
     """Register a name; `tile` is the tile op of the name unless it says otherwise. Raises
     ArgumentError for a second of that name."""
     if name in FUNCTIONS:
         raise ArgumentError(f"loop function {name!r} is declared twice")
     if tile == "":
         tile = f"tile.{name}({', '.join(f'{{{i}}}' for i in range(arity))})"
-    FUNCTIONS[name] = LoopFunction(name, arity, meaning, result, cost, tile, numbers)
+    FUNCTIONS[name] = LoopFunction(name, arity, meaning, result, cost, tile, numbers, whole)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -100,7 +103,8 @@ function("sqrt", 1, np.sqrt, "float", 6)
 function("rsqrt", 1, _rsqrt, "float", 10)
 function("abs", 1, np.abs, numbers="any")
 function("sign", 1, np.sign, "same", 2,
-         tile="tile.where({0} > 0.0, 1.0, tile.where({0} < 0.0, -1.0, {0}))")
+         tile="tile.where({0} > 0.0, 1.0, tile.where({0} < 0.0, -1.0, {0}))",
+         whole=("tile.maximum(tile.minimum({0}, 1), -1)", "tile.minimum({0}, 1)"))
 function("floor", 1, np.floor, "float")
 function("ceil", 1, np.ceil, "float")
 function("trunc", 1, np.trunc, "float")

@@ -225,7 +225,7 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
         _check(s, element)
         term = s.spell(element.text).text
         term = f"tile.cast({term}, {kept})" if wide else term
-        narrow = dtype.kind == "float" and dtype.compute is not dtype
+        narrow = dtype.compute is not dtype or dtype.bits < 32
         total = f"{name} + {term}"
         w.line(f"{name} = " + (f"tile.cast({total}, {kept})" if narrow else total), s.step)
     return f"tile.cast({name}, {w.type(s.step.type)})" if wide else name

@@ -53,8 +53,11 @@ def _plain(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
 
 
 def _widened(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
-    wide = _wide(dtype)
-    return xs if wide is dtype else [f"tile.cast({x}, {w.type(as_type(wide.name))})" for x in xs]
+    return xs if _wide(dtype) is dtype else _in_f64(w, dtype, xs, at)
+
+
+def _in_f64(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
+    return [f"tile.cast({x}, {w.type(as_type('f64'))})" for x in xs]
 
 
 def _add_exponentials(dtype: DType, a: State, b: State) -> State:
@@ -96,7 +99,7 @@ SCANS: dict[str, Scan] = {
         kept=lambda d: (d,), none=lambda d: [literal(1, d.kind)],
         combine=lambda d, a, b: [f"({a[0]} * {b[0]})"], lift=_plain),
     "running logsumexp": Scan(
-        kept=lambda d: (F64,), none=lambda d: ["-inf"], combine=_add_exponentials, lift=_widened),
+        kept=lambda d: (F64,), none=lambda d: ["-inf"], combine=_add_exponentials, lift=_in_f64),
     "running recurrence": Scan(
         kept=lambda d: (_wide(d), _wide(d)), combine=_recur, lift=_factor_and_term,
         none=lambda d: [literal(1, d.kind), literal(0, d.kind)], part=1),

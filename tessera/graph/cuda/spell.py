@@ -88,6 +88,8 @@ def _operator(e: Expression, parts: list[str], kind: str) -> str | None:
 
 def _call(e: Expression, parts: list[str], kind: str) -> str | None:
     function = FUNCTIONS[e.value]
+    if function.whole is not None and kind in ("int", "uint"):
+        return function.whole[kind == "uint"].format(*parts)
     if function.tile is None or (kind != "float" and function.numbers == "float"):
         return None
     plain = re.fullmatch(r"tile\.\w+\([{}\d, ]*\)", function.tile)

@@ -64,7 +64,10 @@ def _from_node(node: Node) -> list[FusionGroup]:
     space = _concrete(node)
     if node.op is KERNEL:
         return [kernel_group(node)]
-    if kind := _kind_of(node, space):
+    kind = _kind_of(node, space)
+    if kind not in ("view", "empty", "saved"):
+        _check_stored(node)
+    if kind:
         anchor = node if node.op.name in ANCHORS else None
         return [FusionGroup(kind, space, [node], anchor=anchor)]
     if node.op.reduction in COMBINE:
@@ -93,12 +96,8 @@ def _kind_of(node: Node, space: Space) -> str:
         _check_indexed(node)
         return kind
     if kind := LINES.get(node.op.lines, "") or OWN.get(node.op, ""):
-        _check_stored(node)
         return kind
-    if node.op.element is not None:
-        _check_stored(node)
-        return "elements"
-    return ""
+    return "elements" if node.op.element is not None else ""
 
 
 def _check_stored(node: Node) -> None:
@@ -137,8 +136,6 @@ def indexed_kind(node: Node) -> str:
 
 def _check_indexed(node: Node) -> None:
     x, ids = (v.aval for v in node.inputs)
-    if not is_stored(x.dtype):
-        raise no_kernel(node, f"of {x.type}")
     if 0 in (*x.shape, *ids.shape):
         raise no_kernel(node, "no elements")
 
