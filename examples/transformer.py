@@ -103,9 +103,6 @@ class Config:
             raise ts.ArgumentError(
                 "--target cuda is for one process: tensors of a mesh lie in host memory",
                 hint="without --mesh and mpirun, or --target cpu")
-        if self.target == "cuda" and self.numerics != "off":
-            raise ts.ArgumentError(f"--numerics {self.numerics} watches what the CPU computes",
-                                   hint="--target cpu, or --numerics off")
 
     def need_mesh(self) -> None:
         """Raise ArgumentError for a mesh that this program, or the other settings, do not fit."""

@@ -128,7 +128,9 @@ def parameters_of(function: Function) -> tuple[Parameter, ...]:
             numbers.append(Parameter(kind, p.value.name, kind_of(p.type.dtype)))
     count = max(1, len(function.grid)) if function.launch == "axes" else 1
     if function.launch == "given":
-        count = 2
+        asked = [n.attr.get("axis") or 0 for n in walk(function.body)
+                 if isinstance(n, Op) and n.name in ("group_id", "num_groups")]
+        count = max([1, *asked]) + 1
     axes = [Parameter("axis", f"groups_{a}", "i32", a) for a in range(count)]
     return (*numbers[::-1], *tensors[::-1], *axes)
 

@@ -62,7 +62,9 @@ class BadValue:
 
     def error(self) -> NumericsError:
         hint = self.hint if self.origin else "look at the arguments and captured tensors"
-        return NumericsError(str(self), hint=hint or None, where=self.where)
+        error = NumericsError(str(self), hint=hint or None, where=self.where)
+        error.located = self.where is not None  # in a kernel that is a node: its own line
+        return error
 
 
 def describe_operand(name: str, array: np.ndarray, dtype: DType, index: tuple[int, ...],

@@ -13,8 +13,9 @@ from .ir import Graph, Node, Value
 from .trace import at_line
 
 
-def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The meaning of a graph: every node in order, shown to the observers."""
+def interpret(graph: Graph, arrays: Sequence[np.ndarray],
+              *also: hooks.NodeObserver) -> list[np.ndarray]:
+    """The meaning of a graph: every node in order, shown to the observers, `also` first."""
     env: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
     env.update((v, t.array) for v, t in graph.captures)
     with np.errstate(all="ignore"):
@@ -25,7 +26,7 @@ def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
                     show(node.op, node.where, node.inputs, inputs)
             made = call_node(node, inputs)
             env.update(zip(node.outputs, made, strict=True))
-            for observe in (*hooks.nodes, *(s.observe for s in hooks.sentinels)):
+            for observe in (*also, *hooks.nodes, *(s.observe for s in hooks.sentinels)):
                 observe(node, inputs, made)
     given = [*arrays, *(t.array for _, t in graph.captures)]
     return list(own(map(env.__getitem__, graph.outputs), given))

@@ -74,6 +74,23 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
         _local.tally = None
 
 
+def blame(graph: Graph, arrays: Sequence[np.ndarray]) -> set[Value]:
+    """Run a graph op by op, shown to the sentinels: they say which op made what is bad. Gives the
+    values that held something bad, meant or not."""
+    bad: set[Value] = set()
+
+    def observe(node: Node, inputs: tuple, made: tuple) -> None:
+        bad.update(v for v, a in zip(node.outputs, made, strict=True)
+                   if _holds(v) and not is_clean(a, "any"))
+
+    _local.tally = Tally(bad=True, blaming=True)
+    try:
+        interpret(graph, arrays, observe)
+    finally:
+        _local.tally = None
+    return bad
+
+
 # --- what is looked at ------------------------------------------------------------------------
 def checked_values(graph: Graph) -> dict[Value, str]:
     """Values in which something bad may be hidden by what reads them, or leaves: "any", or "nan"
@@ -213,4 +230,4 @@ def losses(attrs: dict[str, Any], inputs: Sequence[Any]) -> CastCounts:
     return CastCounts(counts.overflow, counts.underflow, dropped, 0, counts.subnormal)
 
 
-__all__ = ["Watched", "checked_values", "is_clean", "losses", "run_watched"]
+__all__ = ["Watched", "blame", "checked_values", "is_clean", "losses", "run_watched"]

@@ -43,7 +43,7 @@ class WatchedLaunch:
     where: SourceLine | None = None
     function: Any = field(default=None, repr=False)
     owner: Any = None
-    part: Any = None
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,20 +165,20 @@ def collect_all() -> list[BadElements]:
 
 # --- who launches -------------------------------------------------------------------------------
 class _Local(threading.local):
-    owner: tuple[Any, Any] = (None, None)
+    owner: tuple[Any, int] = (None, 0)
 
 
 _local = _Local()
 
 
-def owner() -> tuple[Any, Any]:
+def owner() -> tuple[Any, int]:
     """What launches kernels in this thread and looks at their words itself (None: the user does),
     and which of its launches this is."""
     return _local.owner
 
 
 @contextmanager
-def owned(by: Any, part: Any) -> Iterator[None]:
+def owned(by: Any, part: int) -> Iterator[None]:
     """Launches inside are `by`'s: they have words of their own, and nobody waits for them."""
     before, _local.owner = _local.owner, (by, part)
     try:

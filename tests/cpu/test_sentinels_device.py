@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import emulator
+import fake_gpu
 import tessera as ts
-from fake_gpu import Torch, filled
+from fake_gpu import Torch, count, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowering_cases import CASES, arrays
+from lowering_cases import apart as apart
+from sentinel_cases import CASES as BAD
+from sentinel_cases import QUIET, positive, spoiled
 from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
+from tessera.debug.sentinel import observe_run
+from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.execute import Executable
 from tessera.numerics import CastCounts, as_type, encode
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.intrinsics.sentinels import limit_of
@@ -86,6 +97,13 @@ def made(x: Tensor["N", f32]) -> Tensor["N", f32]:
 def line_of(kernel, mark="# stored"):
     lines, start = inspect.getsourcelines(kernel.fn)
     return start + next(i for i, text in enumerate(lines) if mark in text)
+
+
+def load_train(monkeypatch):
+    """examples/train.py as a module, with its neighbours."""
+    monkeypatch.syspath_prepend(str(Path(ts.__file__).parents[1] / "examples"))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    return importlib.import_module("train")
 
 
 def ones(n, **elements):
@@ -229,3 +247,113 @@ def test_off_has_no_words(gpu):
     count = len(gpu.requests)
     kernel[2](Torch(x), Torch(y))
     assert len(gpu.requests) == count and not ts.debug.flags()
+
+
+# --- graph programs -------------------------------------------------------------------------------
+def on_gpu(f, *args):
+    """What running a graph function on a pretended GPU finds: the first, and the counters."""
+    return found_by(DeviceExecutable, f, *args)
+
+
+def found_by(executable, f, *args):
+    ts.debug.flags()
+    graph = ts.jit(f).graph(*args)
+    run = executable(graph)
+    with ts.debug.numerics("flag"), observe_run(graph) as show:
+        run.run([x.array for x in args])
+        show([])
+        found = ts.debug.flags()
+    first = found.first
+    return (first and (first.op, first.where, first.kind, first.index, first.count, first.operands,
+                       first.origin, first.step), found.nan, found.inf)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_verdict_is_that_of_the_cpu(name, rng, gpu, apart):
+    case = CASES[name]
+    inputs = arrays(case, rng)
+    assert on_gpu(case.fn, *inputs) == found_by(Executable, case.fn, *inputs)
+
+
+@pytest.mark.parametrize("name", [n for n in BAD if not n.startswith("hidden")])
+def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng, gpu, apart):
+    fn, value = BAD[name]
+    x = spoiled(positive(rng), value)
+    try:
+        got = on_gpu(fn, x)
+    except ts.UnsupportedTargetError as refused:
+        pytest.skip(str(refused))
+    assert got == found_by(Executable, fn, x)
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_meant_is_silent(name, rng, gpu, apart):
+    x = positive(rng)
+    try:
+        assert on_gpu(QUIET[name], x)[0] is None
+    except ts.UnsupportedTargetError as refused:
+        pytest.skip(str(refused))
+
+
+def test_a_compiled_function_raises_at_the_users_line(gpu, apart):
+    @ts.jit(target="cuda", capture_graph=True)
+    def f(x):
+        return ts.sum(ts.log(x @ x), axis=-1)  # logs
+
+    good, wrong = ts.ones((32, 32)), spoiled(ts.ones((32, 32)), -100.0)
+    for _ in range(2):  # launch by launch, then as one graph
+        with ts.debug.numerics("raise"):
+            f(good)
+            with pytest.raises(ts.NumericsError, match="log: nan in f32") as e:
+                f(wrong)
+        assert "# logs" in e.value.where.text
+        f(wrong)
+    assert not ts.debug.flags()
+
+
+def test_a_kernel_inside_of_a_function_is_blamed(gpu, apart):
+    kernel = fresh(logs)
+
+    def f(x):
+        y = ts.zeros(x.shape)
+        kernel[2](x * 2.0, y)
+        return ts.sum(y)
+
+    graph = ts.jit(f).graph(ts.ones(32))
+    executable = DeviceExecutable(graph)
+    with ts.debug.numerics("raise"):
+        executable.run([ones(32)])
+        with pytest.raises(ts.NumericsError, match="log in kernel logs: nan") as e:
+            executable.run([ones(32, _7=-1.0)])
+    assert e.value.where.line == line_of(logs)
+
+
+def test_what_the_host_does_not_see_is_told_as_the_gpu_counted_it(gpu, apart, monkeypatch):
+    """A pretended driver that writes NaN where nothing makes one."""
+    x = ts.ones((40, 50))
+    graph = ts.jit(lambda x: ts.exp(x) * 2.0).graph(x)  # exps
+
+    def spoiled_first(env, sites, pointer):
+        for box in env.values():
+            if box.memory.written:
+                box.memory.flat[57] = NAN
+        count(env, sites, pointer)
+
+    monkeypatch.setattr(fake_gpu, "count", spoiled_first)
+    executable = DeviceExecutable(graph)
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as e:
+        executable.run([x.array])
+    assert "exp mul" in str(e.value) and "at [1, 7]" in str(e.value)
+    assert "# exps" in e.value.where.text
+
+
+def test_train_is_silent_and_blames_on_the_gpu(gpu, apart, tmp_path, capsys, monkeypatch):
+    """examples/train.py, masked, dropped out and in bf16."""
+    train, text = load_train(monkeypatch), tmp_path / "text.txt"
+    text.write_bytes(b"tile tensor graph mesh policy kernel " * 3000)
+    flags = ["--d", "8", "--layers", "1", "--heads", "1", "--T", "8", "--B", "2", "--steps", "2",
+             "--warmup", "0", "--sample", "0", "--eval-every", "2", "--data", str(text),
+             "--target", "cuda", "--numerics", "raise", "--dropout", "0.1", "--dtype", "bf16"]
+    assert train.main([*flags, "--out", str(tmp_path / "a")]) == 0, capsys.readouterr().err
+    assert train.main([*flags, "--lr", "1e38", "--clip", "1e30", "--out", str(tmp_path / "b")]) == 1
+    assert "E_NAN_INF" in capsys.readouterr().err

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from sentinel_cases import CASES, QUIET, SHAPE, positive, spoiled
 from tessera import hooks
 from tessera.graph import execute, run_with_sentinels
 from tessera.graph.cpu import LoopInput, LoopOp, LoopOutput, LoopProgram, compile_loops, interpret
-
-SHAPE = (64, 96)  # large enough for compiled loops
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +56,6 @@ def findings(f, *args):
     first = found.first
     return (first and (first.op, first.where, first.kind, first.index, first.count, first.operands,
                        first.origin, first.step), found.counts)
-
-
-def positive(rng, *shape):
-    return ts.tensor(rng.uniform(0.5, 2.0, shape or SHAPE).astype(np.float32))
-
-
-def spoiled(x, value, at=(3, 5)):
-    y = x.copy()
-    y[at] = value
-    return y
 
 
 # --- counts in loops --------------------------------------------------------------------------
@@ -125,22 +114,6 @@ def test_rows_count_once(rng):
 
 
 # --- what is found ----------------------------------------------------------------------------
-CASES = {
-    "log": (lambda x: ts.sum(ts.log(x - 0.25) * 3.0), -1.0),
-    "hidden by a division": (lambda x: 1.0 / ts.exp(x * 100.0), 50.0),
-    "hidden by a comparison": (lambda x: ts.cast(ts.log(x) < 1.0, "f32"), -1.0),
-    "hidden by rsqrt": (lambda x: ts.rsqrt(ts.exp(x * 100.0)) + x, 50.0),
-    "through a product": (lambda x: ts.tanh(ts.sqrt(x) @ ts.ones((96, 64))), -1.0),
-    "a sum over rows": (lambda x: ts.sum(ts.exp(x * 60.0), 0), 50.0),
-    "a softmax": (lambda x: ts.softmax(x * 1e38 * 1e38), 2.0),
-    "a gradient": (ts.grad(lambda x: ts.sum(ts.sqrt(x - x) * x)), 1.0),
-    "data": (lambda x: ts.sum(x * 2.0), np.nan),
-    "in the body of a scan": (
-        lambda x: ts.scan(lambda c, r: (c + ts.log(r), c), ts.zeros(96), x)[0], -1.0),
-    "a constant": (lambda x: x + ts.log(ts.full(SHAPE, -1.0)), 1.0),
-}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_blame_is_that_of_running_op_by_op(name, rng):
     fn, value = CASES[name]
@@ -151,26 +124,6 @@ def test_the_blame_is_that_of_running_op_by_op(name, rng):
     with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError) as info:
         f(x)
     assert info.value.where == want[0][1]
-
-
-def attention(q, k, v):
-    mask = ts.tensor(np.tril(np.ones((64, 64), bool)))
-    scores = ts.where(mask, (q @ k.T) * 0.1, -np.inf)
-    return ts.softmax_safe(scores) @ v
-
-
-QUIET = {
-    "masked attention": lambda x: attention(x, x, x),
-    "its gradient": ts.grad(lambda x: ts.sum(attention(x, x, x) ** 2)),
-    "attention": lambda x: ts.attention(x[None, None], x[None, None], x[None, None], causal=True),
-    "in bf16": lambda x: attention(*[ts.cast(x, "bf16")] * 3),
-    "dropout": lambda x: ts.random.dropout(ts.tanh(x), 0.3),
-    "a branch not chosen": lambda x: ts.where(x > 1.0, ts.log(x - 1.0), 0.0) + x,
-    "a maximum of logs": lambda x: ts.maximum(ts.log(x - x), -5.0) * x,
-    "logsumexp": lambda x: ts.logsumexp(ts.where(x > 5.0, x, -np.inf)),
-    "cross entropy": lambda x: ts.cross_entropy(x, ts.zeros((64,), "int64")),
-    "a loop": lambda x: ts.scan(lambda c, r: (ts.tanh(c + r), c), ts.zeros(96), x)[0],
-}
 
 
 @pytest.mark.parametrize("name", QUIET)

@@ -537,7 +537,6 @@ def test_the_benchmark_of_its_speed_runs():
 
 @pytest.mark.parametrize("flags, words", [
     (["--mesh", "dp=2"], "--target cuda is for one process"),
-    (["--numerics", "raise"], "--numerics raise watches what the CPU computes"),
 ])
 def test_what_a_gpu_cannot_do_is_refused(train, flags, words, capsys):
     assert train.main([*TINY, "--target", "cuda", *flags]) != 0

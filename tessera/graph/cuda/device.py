@@ -20,6 +20,7 @@ from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...runtime.host_memory import keep
+from ...runtime.sentinel_words import owned
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident, on_gpu
 from ..devices import tell_copied
@@ -28,6 +29,7 @@ from ..schedule.ir import ByteRange, PlannedBuffer, Transfer, aligned
 from ..schedule.offload import waits
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
+from .watched import run_watched
 
 
 class DeviceExecutable:
@@ -62,11 +64,14 @@ class DeviceExecutable:
 
     def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         with self._lock:
-            if self._workspace is None:
-                self._workspace = Workspace(self.program, self.device, fixed=self._capture)
-            results = self._workspace.run(leaves)
-            if self._capture and self._workspace.recorded is None:
-                self._workspace.record()  # when all kernels are loaded
+            space = self._workspace
+            watched = config.numerics != "off"
+            if space is None or space.watched != watched:
+                space = self._workspace = Workspace(self.program, self.device, self._capture,
+                                                    watched)
+            results = run_watched(self.graph, space, leaves) if watched else space.run(leaves)
+            if self._capture and space.recorded is None:
+                space.record()  # when all kernels are loaded
             return results
 
     @property
@@ -83,11 +88,14 @@ class Workspace:
     """Memory of a program: one block for temporaries, and one for each buffer whose memory is not
     that of an argument or a result; and the arguments of every launch and copy, made once.
 
-    fixed: every buffer has memory of its own, which a recorded graph needs.
+    fixed: every buffer has memory of its own, which a recorded graph needs. watched: its kernels
+    count bad elements.
     """
 
-    def __init__(self, program: CudaProgram, on: Device, fixed: bool = False):
+    def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
+                 watched: bool = False):
         self.program, self.device, self.fixed = program, on, fixed
+        self.watched, self.owner = watched, object()  # whose the words of its launches are
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
         self.arrays: dict[str, list[ForeignArray]] = {}  # of launches, by buffer
@@ -162,6 +170,18 @@ class Workspace:
         return found
 
     def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int) -> list[Callable[[], Any]]:
+        steps = self._plain(launch, stream)
+        if not self.watched:
+            return steps
+        part = self.program.launches.index(launch)
+        return [partial(self._owned, part, step) for step in steps]
+
+    def _owned(self, part: int, step: Callable[[], Any]) -> None:
+        """A launch whose sentinels count for this program."""
+        with owned(self.owner, part):
+            step()
+
+    def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int) -> list[Callable[[], Any]]:
         if isinstance(launch, NodeLaunch):
             return launch.steps(lambda name: self._at(name)[0], self._key, self.device.index,
                                 stream)

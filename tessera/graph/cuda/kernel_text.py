@@ -18,6 +18,7 @@ from ...tile import MODULE as tile
 from ...tile.builder.kernel_spec import KernelSpec
 from ...tile.ir.ir import Function
 from ...tile.kernel.kernel import Kernel
+from ...tile.passes.written_arguments import written_parameters
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 
 
@@ -128,6 +129,10 @@ class GroupKernel(Kernel):
     def keep(self, spec: KernelSpec, sizes: dict[str, int], function: Function) -> None:
         super().keep(spec, sizes, function)
         self._untold.discard(id(function))
+
+    def watched_tensors(self, function: Function) -> frozenset[str]:
+        """What it writes: whose its operands were has been looked at there."""
+        return super().watched_tensors(function) & written_parameters(function)
 
     def function(self) -> Function:
         """Its Tile IR, which follows from the annotations."""

@@ -45,11 +45,12 @@ class LoweredGraph:
     temporaries' block, (offset, size), that nothing reads any more.
     constants: by buffer.  captures: tensors of the surrounding program, read at each call.
     draws: what the host computes at each call, and `drawn` the buffers that take it.
+    names: of the values, those of their buffers where they have one.
     """
 
     def __init__(self, builder: _KernelSchedule, plan: GraphSchedule, draws: Draws):
         names, behind = builder.names, builder.behind
-        self.plan, self.draws = plan, draws
+        self.plan, self.draws, self.names = plan, draws, names
         self.graph, self.groups, self.memory = builder.graph, builder.groups, builder.memory
         self.released = {behind[i]: ranges for i, ranges in self.memory.released.items()
                          if behind[i] >= 0}

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import config
 from ...dims import Dim
 from ...errors import UnsupportedTargetError
 from ...runtime.arrays import Array, dense_strides
@@ -237,7 +238,7 @@ class NodeLaunch:
                            None)
                   for at, (n, _, shape) in zip(values, self._tensors(), strict=True)}
         made.bound.place = Placement(index)
-        target = LaunchTarget(index, made.work.grid, "")
+        target = LaunchTarget(index, made.work.grid, "", numerics=config.numerics)
         kernel = made.call.kernel
         image = image_for(made.work.function,
                           request_for(kernel, made.work, made.bound, arrays, target), kernel.images)

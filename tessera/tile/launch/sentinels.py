@@ -57,7 +57,7 @@ class LaunchSentinels:
     def words(self) -> int:
         """Where this launch counts: of each owner's launch elsewhere."""
         by, part = owner()
-        key = id(by), id(part)
+        key = id(by), part
         if key not in self._pointers:
             launch = WatchedLaunch(self.image.function.name, self.image.sites, self._shapes,
                                    self._line, self.image.function, by, part)

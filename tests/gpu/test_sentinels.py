@@ -1,0 +1,183 @@
+"""Sentinels on a GPU: what kernels count there, whom it is blamed on; training is silent."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from gpu_harness import require_gpu
+from sentinel_cases import CASES, QUIET, positive, spoiled
+from tessera import Tensor, f16, f32, fp8_e4m3, saturate
+from tessera.debug.sentinel import observe_run
+from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.execute import Executable
+
+tile = ts.tile
+require_gpu()
+
+
+@pytest.fixture(autouse=True)
+def clean(fresh_config):
+    ts.debug.flags()
+    yield
+    ts.debug.flags()
+
+
+@ts.kernel
+def logs(x: Tensor["N", f32], y: Tensor["N", f32]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16])
+    y[i:i + 16] = tile.log(t) * 2.0  # stored
+
+
+@ts.kernel
+def casts(x: Tensor["N", f32], y: Tensor["N", f16]):
+    i = tile.group_id() * 16
+    t = tile.load(x[i:i + 16]) * 2.0
+    y[i:i + 16] = tile.cast(t, f16)  # cast
+
+
+@ts.kernel
+def clamps(x: Tensor["N", f32], y: Tensor["N", fp8_e4m3 @ saturate]):
+    i = tile.group_id() * 16
+    y[i:i + 16] = tile.load(x[i:i + 16])
+
+
+@ts.kernel
+def products(a: Tensor["M", "K", f16], b: Tensor["K", "N", f16], c: Tensor["M", "N", f16]):
+    total = tile.full((64, 64), 0.0, f32)
+    for k in range(0, K, 64):  # noqa: F821
+        total = tile.dot(tile.load(a[tile_m:tile_m + 64, k:k + 64]),  # noqa: F821
+                         tile.load(b[k:k + 64, tile_n:tile_n + 64]), total)  # noqa: F821
+    c[tile_m:tile_m + 64, tile_n:tile_n + 64] = tile.cast(total, f16)  # noqa: F821
+
+
+def device(x, numeric=None):
+    """On the GPU."""
+    x = ts.tensor(np.asarray(x)) if numeric is None else ts.tensor(np.asarray(x), numeric)
+    return ts.jit(lambda x: x, target="cuda")(x)
+
+
+def ones(n, **elements):
+    x = np.ones(n, np.float32)
+    for at, value in elements.items():
+        x[int(at[1:])] = value
+    return x
+
+
+# --- kernels --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", [32, 37, 5000])
+def test_a_kernel_counts_elements_once(n):
+    x, y = device(ones(n, _21=-1.0, _30=0.0, _3=-4.0)), device(np.zeros(n, np.float32))
+    with ts.debug.numerics("flag"):
+        for _ in range(2):
+            logs[-(-n // 16)](x, y)
+        found = ts.debug.flags()
+    assert (found.nan, found.inf) == (4, 2)
+    assert found.first.index == (3,) and "# stored" in found.first.where.text
+    logs[-(-n // 16)](x, y)
+    assert not ts.debug.flags()
+
+
+def test_raise_names_the_op_of_the_kernel():
+    x, y = device(ones(64, _21=-1.0)), device(np.zeros(64, np.float32))
+    with ts.debug.numerics("raise"):
+        for _ in range(2):
+            with pytest.raises(ts.NumericsError, match="log in kernel logs: nan") as e:
+                logs[4](x, y)
+            assert "# stored" in e.value.where.text
+        logs[4](device(ones(64)), y)
+
+
+def test_a_cast_that_overflows():
+    x = device(ones(64, _5=40000.0, _6=-40000.0))
+    with ts.debug.numerics("flag"):
+        casts[4](x, device(np.zeros(64, np.float16)))
+        found = ts.debug.flags()
+        assert found.overflow == 2 and found.first.kind == "inf" and found.first.index == (5,)
+        assert "# cast" in found.first.where.text
+        clamps[4](x, device(np.zeros(64, np.float32), fp8_e4m3))
+        found = ts.debug.flags()
+        assert found.overflow == 2 and found.first is None  # a policy, counted
+
+
+def test_a_warp_specialised_matmul_counts_in_its_epilogue():
+    a = np.ones((256, 256), np.float16)
+    a[100, 3] = 60000.0
+    b, c = np.ones((256, 256), np.float16), np.zeros((256, 256), np.float16)
+    b[3] = 2.0
+    with ts.debug.numerics("flag"):
+        products[4, 4](device(a), device(b), device(c))
+        found = ts.debug.flags()
+    assert found.overflow == 256 and found.first.index == (100, 0)
+
+
+# --- graph functions ------------------------------------------------------------------------------
+def found_by(executable, f, x):
+    ts.debug.flags()
+    graph = ts.jit(f).graph(x)
+    run = executable(graph)
+    with ts.debug.numerics("flag"), observe_run(graph) as show:
+        run.run([x.array])
+        show([])
+        found = ts.debug.flags()
+    first = found.first
+    return (first and (first.op, first.where, first.kind, first.index, first.count, first.origin),
+            found.nan, found.inf)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng):
+    fn, value = CASES[name]
+    x = spoiled(positive(rng), value)
+    try:
+        got = found_by(DeviceExecutable, fn, x)
+    except ts.UnsupportedTargetError as refused:
+        pytest.skip(str(refused))
+    assert got == found_by(Executable, fn, x)
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_meant_is_silent(name, rng):
+    x = positive(rng)
+    try:
+        assert found_by(DeviceExecutable, QUIET[name], x)[0] is None
+    except ts.UnsupportedTargetError as refused:
+        pytest.skip(str(refused))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (13, 7), (63, 95)])
+@pytest.mark.parametrize("step", [1, 3])
+def test_step_and_element(step, at):
+    f = ts.jit(lambda x: ts.sum(ts.log(x) * 2.0, axis=-1), target="cuda", capture_graph=True)
+    with ts.debug.numerics("raise"):
+        for i in range(5):
+            x = ts.ones((64, 96))
+            if i == step:
+                x[at] = -1.0
+                with pytest.raises(ts.NumericsError, match="log: nan") as e:
+                    f(x)
+                assert f"at {list(at)}" in str(e.value) and f"call {i + 1}" in str(e.value)
+            else:
+                f(x)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_e4m3 @loss_scale(1024)"])
+def test_training_is_silent(dtype, tmp_path, capsys, monkeypatch):
+    """examples/train.py, masked and dropped out: 200 steps."""
+    monkeypatch.syspath_prepend(str(Path(ts.__file__).parents[1] / "examples"))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    train, text = importlib.import_module("train"), tmp_path / "text.txt"
+    text.write_bytes(b"tile tensor graph mesh policy kernel " * 4000)
+    flags = ["--d", "64", "--layers", "2", "--heads", "2", "--T", "64", "--B", "8", "--sample",
+             "0", "--data", str(text), "--target", "cuda", "--numerics", "raise"]
+    assert train.main([*flags, "--steps", "200", "--dropout", "0.1", "--dtype", dtype, "--out",
+                       str(tmp_path / "a")]) == 0, capsys.readouterr().err
+    assert train.main([*flags, "--steps", "5", "--lr", "1e38", "--clip", "1e30", "--warmup", "0",
+                       "--out", str(tmp_path / "b")]) == 1
+    assert "E_NAN_INF" in capsys.readouterr().err
