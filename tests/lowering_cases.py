@@ -130,6 +130,17 @@ def gradient(w, x):
     return ts.grad(loss)(w, x)
 
 
+def recurrent(w, xs, h):
+    """A gated cell over a sequence: (a loss, the states)."""
+    def step(h, x):
+        z = ts.sigmoid(x @ w + h @ w)
+        h = (1.0 - z) * h + z * ts.tanh(x @ w + z * h)
+        return h, h
+
+    h, states = ts.scan(step, h, xs)
+    return ts.sum(h * h) + ts.mean(states), states
+
+
 CASES: dict[str, Case] = {
     # elementwise
     "other bases": Case(lambda x: ts.log2(ts.exp2(x) + 1.0) * ts.log10(2.0 + ts.hypot(x, 0.5)),
@@ -286,6 +297,25 @@ CASES: dict[str, Case] = {
     "gradients of dropout": Case(dropout_gradients, ((20, 30), (30, 50)), draws=True, terms=100,
                                  scale=0.3),
     "heads": Case(heads, ((2, 9, 32), (32, 96)), terms=32, axes=4),
+    # control flow
+    "a recurrent cell": Case(recurrent, ((8, 8), (6, 4, 8), (4, 8)), terms=64, scale=0.5, axes=3),
+    "gradients of a recurrent cell": Case(
+        lambda w, xs, h: ts.grad(lambda w, xs, h: recurrent(w, xs, h)[0], (0, 1, 2))(w, xs, h),
+        ((8, 8), (6, 4, 8), (4, 8)), terms=256, scale=0.5, axes=3),
+    "a scan from the end": Case(lambda x: ts.scan(lambda c, r: (c * 0.5 + r, c), ts.zeros((7,)), x,
+                                                  reverse=True), ((5, 7),), terms=5),
+    "a choice": Case(lambda x, y: ts.cond(ts.sum(x) > ts.sum(y), lambda x, y: (x * 2.0, y),
+                                          lambda x, y: (ts.exp(y), x), x, y), ((5, 7), (5, 7)),
+                     terms=35),
+    "gradient of a choice": Case(
+        lambda x: ts.grad(lambda x: ts.sum(ts.cond(ts.sum(x) > 0.0, ts.sin, ts.exp, x)))(x),
+        ((5, 7),), terms=35),
+    "draws in a loop": Case(lambda x: ts.scan(
+        lambda c, _: (c + ts.random.normal(c.shape), ts.sum(c)), x, None, length=3), ((4, 6),),
+        terms=24, draws=True),
+    "a map": Case(lambda x: ts.map(lambda r: ts.softmax(r), x), ((4, 9),), terms=9),
+    "a counted loop": Case(lambda x: ts.fori_loop(0, 4, lambda i, c: c * 0.5 + i, x), ((3, 5),),
+                           terms=4),
 }
 UNARY = {
     "normal": ("exp", "expm1", "sin", "cos", "tan", "atan", "tanh", "sigmoid", "erf", "relu",

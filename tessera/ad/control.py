@@ -222,10 +222,17 @@ def _cond_samples() -> tuple[Sample, ...]:
     return (Sample((Arg((), "bool", False), Arg((3,)), Arg(())), {"on_true": a, "on_false": b}),)
 
 
+def _cond_unroll(p: Tensor, *xs: Tensor, on_true: Graph, on_false: Graph) -> tuple[Tensor, ...]:
+    """Both branches, and of each element the one that was meant."""
+    return tuple(apply(OPS["where"], F.reshape(p, (1,) * a.ndim), a, b)
+                 for a, b in zip(evaluate(on_true, xs), evaluate(on_false, xs), strict=True))
+
+
 COND = GraphOp(
     "cond",
     shape=_cond_shape,
     ref=_cond_ref,
+    unroll=_cond_unroll,
     vjp=_cond_vjp,
     jvp=lambda ts, y, *xs, **attrs: _cond_push(ts, *xs, **attrs)[1],
     push=_cond_push,

@@ -20,10 +20,12 @@ import numpy as np
 
 from ..graph import functions as F
 from ..graph import tree
+from ..graph.expand import need_short
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, Sample
-from ..graph.trace import apply, aval_of
+from ..graph.operand import literal
+from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor
 from .batching import batch_graph, stretch
@@ -297,10 +299,28 @@ def _sample() -> tuple[Sample, ...]:
     return tuple(Sample(args, Loop(body, 1, 1, 3, backwards).attrs) for backwards in (False, True))
 
 
+def _unroll(*xs: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+    """The body again and again, its results stacked."""
+    loop = Loop(**attrs)
+    carry, seqs, consts = loop.split(xs)
+    length = int(loop.length)
+    need_short(loop.body, length, "a scan")
+    rows: list[list[Tensor]] = [[]] * length
+    for i in range(length - 1, -1, -1) if loop.reverse else range(length):
+        index = literal(i, INDEX.type)
+        made = evaluate(loop.body, [index, *carry, *(s[i] for s in seqs), *consts])
+        carry, rows[i] = made[:loop.n_carry], made[loop.n_carry:]
+    outs = loop.body.outputs[loop.n_carry:]
+    if not length:
+        return (*carry, *(F.zeros((0, *v.aval.shape), v.aval.type) for v in outs))
+    return (*carry, *(F.stack([row[j] for row in rows]) for j in range(len(outs))))
+
+
 SCAN = GraphOp(
     "scan",
     shape=_shape,
     ref=_ref,
+    unroll=_unroll,
     vjp=_vjp,
     jvp=lambda ts, y, *xs, **attrs: _push(ts, *xs, **attrs)[1],
     push=_push,

@@ -15,40 +15,51 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..errors import SourceLine
+from ..errors import SourceLine, UnsupportedTargetError
 from ..tensor import Tensor
 from .ir import Graph, Node, Value
-from .trace import apply, at_line, evaluate, trace
+from .trace import apply, at_line, current_line, evaluate, trace
+
+Rule = Callable[..., Any]
+MOST_UNROLLED = 20_000  # ops of a graph without loops: planning takes about a second
 
 
 def expand(graph: Graph) -> Graph:
     """The graph with every op that has an `expand` rule replaced by that rule's ops."""
-    return _expanded(graph, lambda node: node.op.expand is not None)
+    return _expanded(graph, lambda node: node.op.expand)
 
 
 def expand_held(graph: Graph) -> Graph:
     """The graph with the ops that hold a graph replaced by it, each of its ops on its own line."""
-    return _expanded(graph, lambda node: node.op.expand is not None and bool(node.op.graph_attrs))
+    return _expanded(graph, lambda node: node.op.expand if node.op.graph_attrs else None)
 
 
-def _expanded(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
-    while any(map(chosen, graph.nodes)):
+def expand_control(graph: Graph) -> Graph:
+    """As `expand_held`, and loops of known length are repeated, branches chosen from element by
+    element. Raises UnsupportedTargetError for a graph that would be too large."""
+    return _expanded(graph, lambda node: (node.op.expand or node.op.unroll)
+                     if node.op.graph_attrs else None)
+
+
+def _expanded(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
+    while any(chosen(node) is not None for node in graph.nodes):
         graph = _expand_once(graph, chosen)
     return graph
 
 
-def _expand_once(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
+def _expand_once(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
     """Nodes that are not chosen stay the nodes that they are."""
     env: dict[Value, Value] = {}
     nodes: list[Node] = []
     captures = list(graph.captures)
     for node in graph.nodes:
         inputs = tuple(env.get(v, v) for v in node.inputs)
-        if not chosen(node):
+        rule = chosen(node)
+        if rule is None:
             nodes.append(node if inputs == node.inputs else
                          Node(node.op, inputs, node.attrs, node.outputs, node.where))
             continue
-        inner = rule_graph(node)
+        inner = rule_graph(node, rule)
         given: dict[Value, Value] = dict(zip(inner.inputs, inputs, strict=True))
         captures += inner.captures
         nodes += [Node(n.op, tuple(given.get(v, v) for v in n.inputs), n.attrs, n.outputs,
@@ -58,12 +69,14 @@ def _expand_once(graph: Graph, chosen: Callable[[Node], bool]) -> Graph:
     return Graph(graph.name, graph.inputs, tuple(captures), tuple(nodes), outputs)
 
 
-def rule_graph(node: Node) -> Graph:
-    """What the `expand` rule of a node's op records, on the node's line."""
+def rule_graph(node: Node, rule: Rule | None = None) -> Graph:
+    """What a rule records, by default the `expand` of the node's op, on the node's line."""
+    rule = rule or node.op.expand
+
     def body(*xs: Any) -> list:
-        assert node.op.expand is not None
+        assert rule is not None
         with at_line(node.where):
-            made = node.op.expand(*xs, **node.attrs)
+            made = rule(*xs, **node.attrs)
         return list(made) if node.op.multi else [made]
 
     return trace(body, [v.aval for v in node.inputs], node.op.name)
@@ -75,6 +88,15 @@ def _line_inside(outer: SourceLine | None, inner: SourceLine | None) -> SourceLi
     if outer is None or inner is None:
         return inner or outer
     return replace(outer, **{f.name: getattr(inner, f.name) for f in fields(SourceLine)})
+
+
+def need_short(graph: Graph, times: int, name: str) -> None:
+    """Raises UnsupportedTargetError where a body that is repeated becomes too many ops."""
+    if times * len(graph.nodes) > MOST_UNROLLED:
+        raise UnsupportedTargetError(
+            f"{name} of length {times} over {len(graph.nodes)} ops is repeated on this target, "
+            f"{MOST_UNROLLED} ops at most", where=current_line(),
+            hint='run it with target="cpu", or make the loop shorter by doing more in each step')
 
 
 def inline(graph: Graph, args: Sequence[Tensor]) -> tuple[Tensor, ...]:

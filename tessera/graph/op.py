@@ -144,6 +144,9 @@ class GraphOp:
                               The derivative rules above are those of the whole op
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
+    unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again
+                              and again, both branches of a choice. Targets that have no loops of
+                              their own take it
     axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
             A letter of operands alone is reduced, so its shards give partial results; one of the
             result alone is an extent that attributes give; "1" has extent 1; "_" is an axis that
@@ -197,6 +200,7 @@ class GraphOp:
     spread: Callable[..., Any] | None = None
     residual: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
+    unroll: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
     axes: str | Callable[..., str] | None = None
     reduces: str = ""

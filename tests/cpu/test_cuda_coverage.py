@@ -46,7 +46,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("cholesky", "det", "eig", "eigh", "inv", "lu", "pinv", "qr", "slogdet",
                      "solve", "svd", "triangular_solve", "cofactor", "matrix_exp", "dct", "fft",
                      "rfft", "irfft"), LIBRARY),
-    **dict.fromkeys(("scan", "cond", "while_loop"), CONTROL),
+    "while_loop": CONTROL,
     **dict.fromkeys(("print", "move", "state", "verify_numerics", "check_fits"), EFFECT),
     **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast",
                      "permute", "reduce_scatter", "along_sequence", "constrain", "lie_as",

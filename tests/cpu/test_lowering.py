@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
-from lowering_cases import CASES, arrays, check, expected
+from lowering_cases import CASES, arrays, check, expected, recurrent
 from lowering_cases import apart as apart
 from tessera import Tensor, bf16, f32
 from tessera.errors import UnsupportedTargetError
@@ -71,7 +71,7 @@ def test_without_a_gpu_the_target_is_refused():
 # --- what has no kernel -------------------------------------------------------------------------
 @pytest.mark.parametrize("name, fn, shape", [
     ("cholesky", lambda x: ts.cholesky(x), (4, 4)),
-    ("scan", lambda x: ts.scan(lambda c, y: (c + y, c), 0.0, x)[1], (8,)),
+    ("while_loop", lambda x: ts.while_loop(lambda c: ts.sum(c) < 9.0, lambda c: c + 1.0, x), (8,)),
     ("rfft", lambda x: ts.rfft(x)[0], (8,)),
 ])
 def test_an_op_without_a_kernel_is_an_error_at_its_line(name, fn, shape):
@@ -262,3 +262,16 @@ def test_other_types_and_numbers_are_other_kernels():
         np.testing.assert_array_equal(got, f(x.array, y.array))
     assert kernels(lambda x, y: x * 2.0, lambda x, y: x * 3.0) == 2
     assert kernels(lambda x, y: ts.cast(x, "bf16"), lambda x, y: ts.cast(x, "f16")) == 2
+
+
+def test_a_loop_that_would_become_too_many_kernels_is_refused(rng):
+    with pytest.raises(ts.UnsupportedTargetError, match=r"a scan of length 30000 over 2 ops is "
+                                                        r"repeated[\s\S]*test_lowering.py"):
+        program(lambda x: ts.scan(lambda c, _: (c * 2.0, c), x, None, length=30000)[0], ts.ones(3))
+
+
+def test_iterations_of_a_loop_share_their_kernels(rng):
+    xs = ts.tensor(rng.standard_normal((30, 4, 8)).astype(np.float32))
+    w = ts.tensor(rng.standard_normal((8, 8)).astype(np.float32))
+    made = program(lambda w, xs: recurrent(w, xs, ts.zeros((4, 8)))[0], w, xs)
+    assert len({launch.shared for launch in made.launches}) < 20 < 60 < len(made.launches)

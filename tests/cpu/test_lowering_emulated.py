@@ -11,6 +11,7 @@ import tessera as ts
 from emulator import compare
 from kernels.build import build
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.run import run_of
 
 
 def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) -> None:
@@ -19,8 +20,8 @@ def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) 
     memory = program._host_memory([x.array for x in inputs])
     types = {b.name: b.type for b in program.plan.buffers}
     for launch in program.launches:
-        given = [ts.Tensor(memory[program.base(n)].reshape(shape), types[n])
-                 for n, shape in launch.arguments]
+        given = [ts.Tensor(run_of(memory[program.base(n)], shape, at), types[n])
+                 for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
         compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
                 schedule=launch.group.schedule, **options)
         launch.kernel(*given)

@@ -7,6 +7,7 @@ source, axis by axis. One or two axes are those of tiles, the others are the gri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ..ir import Node
 from ..schedule.ir import ScheduledGroup
@@ -25,6 +26,16 @@ class RegionCopy:
     offset: tuple[int, ...]
     axes: tuple[tuple[int, int, int], ...]
 
+    def run_in_result(self, shape: tuple[int, ...]) -> int | None:
+        """The element at which the region begins where it is a run of a result's elements."""
+        return _run(self.offset, self.region, shape)
+
+    def run_in_source(self, shape: tuple[int, ...]) -> int | None:
+        """The same of the source, where it is copied as it lies."""
+        if [(a, step) for a, _, step in self.axes] != [(a, 1) for a in range(len(self.region))]:
+            return None
+        return _run(tuple(start for _, start, _ in self.axes), self.region, shape)
+
     def tile_axes(self) -> tuple[int, ...]:
         """The axes of the tile, at most two: where elements are neighbours in the result, and
         where they are in the source."""
@@ -38,6 +49,16 @@ class RegionCopy:
             if o in plain and o not in found:
                 found.append(o)
         return tuple(sorted(found[:2]))
+
+
+def _run(start: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...]) -> int | None:
+    """Behind axes of one element an axis of which a part is taken, and whole axes: the number of
+    the first element. None where the elements lie apart."""
+    partly = [a for a in range(len(shape)) if region[a] != shape[a]]
+    first = partly[0] if partly else 0
+    if any(a != first for a in partly) or prod(region[:first]) != 1:
+        return None
+    return sum(n * prod(shape[a + 1:]) for a, n in enumerate(start))
 
 
 def moves_of(node: Node) -> list[tuple[int, int, RegionCopy]]:

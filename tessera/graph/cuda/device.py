@@ -98,7 +98,8 @@ class Workspace:
         self.watched, self.owner = watched, object()  # whose the words of its launches are
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
-        self.arrays: dict[str, list[ForeignArray]] = {}  # of launches, by buffer
+        # of launches, by buffer, and the byte of it at which each begins
+        self.arrays: dict[str, list[tuple[ForeignArray, int]]] = {}
         self.own: dict[str, Any] = {}  # memory for what is copied there
         self.captured: dict[str, HostCopy] = {}
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
@@ -185,7 +186,8 @@ class Workspace:
         if isinstance(launch, NodeLaunch):
             return launch.steps(lambda name: self._at(name)[0], self._key, self.device.index,
                                 stream)
-        arguments = [self._argument(n, shape) for n, shape in launch.arguments]
+        arguments = [self._argument(n, shape, at)
+                     for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
         if stream == DEFAULT:
             return [partial(launch.shared, *arguments)]
         return [partial(launch.shared.launch, *arguments, stream=stream)]
@@ -204,19 +206,21 @@ class Workspace:
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
 
-    def _argument(self, name: str, shape: tuple[int, ...]) -> ForeignArray:
+    def _argument(self, name: str, shape: tuple[int, ...], offset: int) -> ForeignArray:
+        """offset: the element of the buffer at which it begins."""
         base = self.program.base(name)
         pointer, owner = self.memory[base]
         dtype = self.program.plan.buffer(base).type.dtype
-        made = ForeignArray(pointer, shape, dtype, self.device.index, owner)
-        self.arrays.setdefault(base, []).append(made)
+        at = offset * dtype.numpy.itemsize
+        made = ForeignArray(pointer + at, shape, dtype, self.device.index, owner)
+        self.arrays.setdefault(base, []).append((made, at))
         return made
 
     def _bind(self, name: str, memory: Memory) -> None:
         """From here on a buffer lies in this memory."""
         self.memory[name] = memory.pointer, memory
-        for array in self.arrays.get(name, ()):
-            array.pointer = memory.pointer
+        for array, at in self.arrays.get(name, ()):
+            array.pointer = memory.pointer + at
 
     def _give(self, name: str, x: Tensor | np.ndarray) -> None:
         """An input for this call: where it lies, else a copy."""

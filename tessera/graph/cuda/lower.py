@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -190,6 +191,13 @@ class _KernelSchedule(ScheduleBuilder):
         for i, j, move in moves_of(node):
             x = self.operand(node.inputs[i])
             y = self.operand(node.outputs[j])
+            # runs of elements are passed alone, so that one kernel copies all of them
+            if (at := move.run_in_result(y.shape)) is not None:
+                y = replace(y, shape=move.region, offset=at)
+                move = replace(move, offset=(0,) * len(move.region))
+            if (at := move.run_in_source(x.shape)) is not None:
+                x = replace(x, shape=move.region, offset=at)
+                move = replace(move, axes=tuple((a, 0, 1) for a in range(len(move.region))))
             tiles = move.tile_axes()
             s = choose_schedule.for_move(move.region, tiles)
             sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...numerics import as_type
-from ..expand import expand, expand_held
+from ..expand import expand, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
@@ -106,7 +106,7 @@ INT32 = as_type("int32")
 
 PIPELINE: list[Pass] = [
     remove_dead,
-    expand_held,
+    expand_control,
     remove_dead,
     find_attention,  # as it was written: later passes merge its transpositions with others
     remove_dead,

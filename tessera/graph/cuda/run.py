@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class GroupLaunch:
         shared, source = kernel_of(group)
         names = [o.name for o in (*group.reads, *group.writes)]
         return GroupLaunch(group, shared, tuple(zip(names, source.shapes, strict=True)))
+
+    @property
+    def offsets(self) -> list[int]:
+        """The element of its buffer at which each argument begins."""
+        return [o.offset for o in (*self.group.reads, *self.group.writes)]
 
     @property
     def lanes(self) -> int:
@@ -81,8 +87,8 @@ class CudaProgram:
             if isinstance(step, NodeLaunch):
                 step.run(lambda name: memory[self.base(name)])
                 continue
-            given = [Tensor(memory[self.base(name)].reshape(shape), types[name])
-                     for name, shape in step.arguments]
+            given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])
+                     for (name, shape), at in zip(step.arguments, step.offsets, strict=True)]
             step.shared(*given)
         return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
                 for name in self.plan.results]
@@ -107,10 +113,15 @@ class CudaProgram:
         return memory
 
 
+def run_of(memory: np.ndarray, shape: tuple[int, ...], offset: int) -> np.ndarray:
+    """The elements of a buffer from one on, as a kernel is given them."""
+    return memory.reshape(-1)[offset:offset + prod(shape)].reshape(shape)
+
+
 def poisoned(b: PlannedBuffer) -> np.ndarray:
     """NaN, or the largest integer's bits."""
     raw = np.full(max(b.nbytes, 1), 0xFF, np.uint8)[:b.nbytes]
     return raw.view(b.type.dtype.numpy).reshape(b.shape)
 
 
-__all__ = ["GroupLaunch", "CudaProgram"]
+__all__ = ["GroupLaunch", "CudaProgram", "run_of"]

@@ -59,14 +59,19 @@ class PlannedBuffer:
 
 @dataclass(frozen=True)
 class GroupOperand:
-    """What a group reads or writes, with the extents it has in the group's space."""
+    """What a group reads or writes, with the extents it has in the group's space.
+
+    offset: the element of the buffer at which it begins, for a run of its elements.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: NumericType
+    offset: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}{show_shape(self.shape)}"
+        at = f" from {self.offset}" if self.offset else ""
+        return f"{self.name}: {self.type}{show_shape(self.shape)}{at}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def canonical_group(group: ScheduledGroup) -> ScheduledGroup:
         return names.setdefault(name, f"v{len(names)}")
 
     def operands(found: tuple[GroupOperand, ...]) -> tuple[GroupOperand, ...]:
-        return tuple(replace(o, name=renamed(o.name)) for o in found)
+        return tuple(replace(o, name=renamed(o.name), offset=0) for o in found)
 
     reads = operands(group.reads)
     steps = tuple(
