@@ -69,7 +69,7 @@ class Arrays:
     @staticmethod
     def get(x: Any) -> np.ndarray:
         """An array of any device in f64, for the check."""
-        if hasattr(x, "cpu"):  # torch
+        if type(x).__module__.startswith("torch"):
             x = x.float().cpu()
         elif type(x).__module__.startswith("cupy"):
             x = x.get()

@@ -33,7 +33,7 @@ def effects(*allowed: str) -> Callable[[Callable], Any]:
         if isinstance(fn, JitFunction):
             return JitFunction(fn.fn, static=tuple(fn.static), name=fn.name, target=fn.target,
                                allowed=frozenset(allowed), cast=fn.cast,
-                               capture_graph=fn.capture_graph)
+                               capture_graph=fn.capture_graph, donate=tuple(fn.donate))
         return JitFunction(fn, allowed=frozenset(allowed))
 
     return decorate

@@ -75,7 +75,7 @@ def _moved(leaf: Any, place: int) -> Any:
         raise TraceError("a traced tensor is moved to another device",
                          hint="a compiled function runs where its arguments lie: move those",
                          where=user_line())
-    if type(x) not in PLAIN:
+    if type(x) not in PLAIN and x.device:  # which a donated tensor refuses, with its reason
         raise ArgumentError(f"a {type(x).__name__} is not moved by to()", where=user_line(),
                             hint="its mesh says where the parts of a distributed tensor lie")
     return on_host(x) if place == HOST else on_gpu(x, place)

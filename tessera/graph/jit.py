@@ -28,6 +28,7 @@ from . import tree
 from .annotate import fit_argument, fit_result, tensor_annotations
 from .decorator import Decorator
 from .devices import target_of
+from .donation import check_donated, use_up
 from .execute import Executable
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
@@ -58,13 +59,13 @@ from .weak_numbers import number_of, number_type
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def executor(graph: Graph, target: str, capture: bool = False) -> Any:
-    """What runs a graph on "cpu" or "cuda:0"."""
+def executor(graph: Graph, target: str, capture: bool = False, donated: Sequence[int] = ()) -> Any:
+    """What runs a graph on "cpu" or "cuda:0". donated: inputs whose memory results may take."""
     if target == "cpu":
         return Executable(graph)
     from .cuda.device import DeviceExecutable  # loads what compiles kernels
 
-    return DeviceExecutable(graph, gpu_number(target), capture)
+    return DeviceExecutable(graph, gpu_number(target), capture, donated)
 
 
 class _OnGpu:
@@ -111,9 +112,11 @@ class TracedSignature:
 
     def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
-                 layouts: tuple | None = None, capture: bool = False):
+                 layouts: tuple | None = None, capture: bool = False,
+                 donated: Sequence[int] = ()):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
+        self.donated = tuple(donated)
         self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
@@ -128,7 +131,7 @@ class TracedSignature:
 
     @functools.cached_property
     def executable(self) -> Any:
-        return executor(self.graph, self.target, self.capture)
+        return executor(self.graph, self.target, self.capture, self.donated)
 
     @functools.cached_property
     def program(self) -> Any:
@@ -168,7 +171,8 @@ class JitFunction:
 
     def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
                  target: str | None = None, allowed: frozenset[str] | None = None,
-                 cast: bool = False, capture_graph: bool = False):
+                 cast: bool = False, capture_graph: bool = False,
+                 donate: str | int | Sequence[str | int] = ()):
         if not callable(fn):
             raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
         functools.update_wrapper(self, fn, updated=())
@@ -177,7 +181,9 @@ class JitFunction:
         self.allowed, self.cast, self.capture_graph = allowed, cast, capture_graph
         self.signature = find_signature(fn)
         self._names = positional_names(self.signature)
-        self.static = self._static_names(static)
+        self.static = self._parameters("static", static)
+        self.donate = self._parameters(
+            "donated", (donate,) if isinstance(donate, str | int) else donate)
         self._cache = Signatures(self.name)
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
         self._last: TracedSignature | None = None
@@ -203,11 +209,17 @@ class JitFunction:
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
             return traced.result(evaluate(traced.graph, leaves), call)
-        return traced.run(leaves, call)
+        if not traced.donated:
+            return traced.run(leaves, call)
+        named = [n for i, n in enumerate(tree.paths(key[0])) if i not in statics]
+        check_donated(leaves, traced.donated, [n for n, _ in _named(named, leaves)], self.name)
+        out = traced.run(leaves, call)
+        use_up(leaves, traced.donated, self.name)
+        return out
 
     def _fast_call(self, args: tuple) -> Any:
         """The hot path: positional plain tensors of a known signature."""
-        if self._groups:
+        if self._groups or self.donate:
             return None
         key: list[Any] = [look() for look in hooks.surroundings]
         for a in args:
@@ -231,16 +243,16 @@ class JitFunction:
             self._cache.remember(tuple(key), [a.type for a in args], traced)
 
     # --- signatures ---------------------------------------------------------------------------
-    def _static_names(self, static: Sequence[str | int]) -> frozenset[str]:
+    def _parameters(self, what: str, chosen: Sequence[str | int]) -> frozenset[str]:
         params = list(self.signature.parameters) if self.signature else []
         names = set()
-        for s in static:
+        for s in chosen:
             if isinstance(s, int) and s < len(params):
                 names.add(params[s])
             elif isinstance(s, str) and (s in params or not params):
                 names.add(s)
             else:
-                raise ArgumentError(f"static argument {s!r} is not a parameter of {self.name}",
+                raise ArgumentError(f"{what} argument {s!r} is not a parameter of {self.name}",
                                     hint=did_you_mean(str(s), params))
         return frozenset(names)
 
@@ -356,8 +368,10 @@ class JitFunction:
         layouts = tuple(held) if any(x is not None for x in held) else None
         names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
         target = self._with_captures(graph, key[4], _named(names, leaves))
+        donated = [i for i, (n, x) in enumerate(_named(names, leaves))
+                   if n.partition(".")[0] in self.donate and x.layout is None and x.ndim]
         return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],
-                               box["updates"], layouts, self.capture_graph)
+                               box["updates"], layouts, self.capture_graph, donated)
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are
@@ -508,10 +522,13 @@ class JitFunction:
 
 
 def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """Each leaf with its name; the scale of a scaled tensor stands behind it."""
-    scales = {id(x.scale) for x in leaves if x.scale is not None}
+    """Each leaf with its name, which the scale behind a scaled tensor shares."""
+    found: list[tuple[str, Tensor]] = []
     it = iter(names)
-    return [(next(it), x) for x in leaves if id(x) not in scales]
+    for x in leaves:
+        behind = bool(found) and found[-1][1].scale is x
+        found.append((found[-1][0] + ".scale" if behind else next(it), x))
+    return found
 
 
 def _need_level(level: str) -> None:
@@ -565,10 +582,12 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     cast=True: arguments of another numeric type than their annotation's are cast, where it is a
     DTypeError otherwise. capture_graph=True: on a GPU, calls of a signature after its first are one
     launch, of a CUDA graph with the new arguments; f.capture says whether they are.
+    donate=("params", 1): arguments that a call uses up. On a GPU a result takes their memory where
+    it is read no more; on the host it is freed. Reading one afterwards is an ArgumentError.
     Raises ArgumentError where arguments lie in several places, UnsupportedTargetError at an op that
     the target does not have, TraceError where the function needs a value that is only traced.
     """
-    known = ("static", "name", "target", "cast", "capture_graph")
+    known = ("static", "name", "target", "cast", "capture_graph", "donate")
     for option in options.keys() - set(known):
         raise ArgumentError(f"jit has no option {option!r}", hint=did_you_mean(option, known))
     if fn is None:

@@ -64,7 +64,7 @@ def put(library: str, x: Any) -> Any:
 
 def get(x: Any) -> Any:
     """An array of any of them, in f64."""
-    if hasattr(x, "cpu"):
+    if type(x).__module__.startswith("torch"):
         x = x.double().cpu()
     elif type(x).__module__.startswith("cupy"):
         x = x.get()

@@ -14,7 +14,7 @@ import numpy as np
 from ... import config
 from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
-from ...runtime.buffer import DEFAULT, own_stream
+from ...runtime.buffer import DEFAULT, Borrowed, own_stream
 from ...runtime.buffer import DeviceBuffer as Memory
 from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
@@ -25,7 +25,7 @@ from ...tensor import Tensor
 from ...tile.launch.resident import Resident, on_gpu
 from ..devices import tell_copied
 from ..ir import Graph
-from ..schedule.ir import ByteRange, PlannedBuffer, Transfer, aligned
+from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import waits
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
@@ -43,8 +43,10 @@ class DeviceExecutable:
     UnsupportedTargetError at an op without a kernel.
     """
 
-    def __init__(self, graph: Graph, index: int = 0, capture: bool = False):
+    def __init__(self, graph: Graph, index: int = 0, capture: bool = False,
+                 donated: Sequence[int] = ()):
         self.graph, self.device, self._capture = graph, device(index), capture
+        self.donated = tuple(donated)  # inputs whose memory results may take
         self.program = CudaProgram(graph, self.device.target)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
@@ -68,7 +70,7 @@ class DeviceExecutable:
             watched = config.numerics != "off"
             if space is None or space.watched != watched:
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
-                                                    watched)
+                                                    watched, self.donated)
             results = run_watched(self.graph, space, leaves) if watched else space.run(leaves)
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
@@ -93,7 +95,7 @@ class Workspace:
     """
 
     def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
-                 watched: bool = False):
+                 watched: bool = False, donated: Sequence[int] = ()):
         self.program, self.device, self.fixed = program, on, fixed
         self.watched, self.owner = watched, object()  # whose the words of its launches are
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
@@ -109,7 +111,7 @@ class Workspace:
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
         self.steps = self._steps(DEFAULT)
-        self.results = self._result_buffers()
+        self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
 
     @property
@@ -283,7 +285,7 @@ class Workspace:
             if name not in self.drawn.places:
                 self._load(name, a)
         self.drawn.load(drawn)
-        made = [self._new_result(r) for r in self.results]
+        made = [self._new_result(r, leaves) for r in self.results]
         if self.recorded is not None:
             self.recorded.launch(DEFAULT)
         else:
@@ -294,28 +296,42 @@ class Workspace:
                 x.memory.give_back()
         return out
 
-    def _result_buffers(self) -> list[ResultBuffer]:
+    def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
         """The first result of a buffer that kernels write takes its memory, others are copied."""
         plan, taken, found = self.program.plan, set[str](), []
+        left = [] if self.fixed else list(donated)
         for name in plan.results:
             b, base = plan.buffer(name), plan.base(name)
             own = (not self.fixed and plan.buffer(base).kind == "result" and base not in taken
                    and not b.type.dtype.packed)
             taken |= {base} if own else set()
-            found.append(ResultBuffer(b, base, own))
+            given = next((i for i in left if own and may_overwrite(
+                self.program, self.program.lowered.inputs[i], base)), None)
+            left = [i for i in left if i != given]
+            found.append(ResultBuffer(b, base, own, given))
         for base in {r.base for r in found} - taken:
             if not self.fixed and plan.buffer(base).kind == "result":
                 self._bind_own(base)
         return found
 
-    def _new_result(self, r: ResultBuffer) -> Resident | None:
+    def _new_result(self, r: ResultBuffer, leaves: Sequence[Tensor]) -> Resident | None:
         """The memory of a result; of packed types, which graphs keep unpacked, none yet."""
         if r.buffer.type.dtype.packed:
             return None
-        made = Resident(r.buffer.shape, r.buffer.type, self.device.index)
+        memory = None if r.given is None else self._free_memory(leaves[r.given])
+        made = Resident(r.buffer.shape, r.buffer.type, self.device.index, memory)
         if r.own:
             self._bind(r.base, made.memory)
         return made
+
+    def _free_memory(self, x: Tensor) -> Memory | None:
+        """The memory of a donated argument, where it is ours and nobody else has it: no other
+        library, no tensor of its bytes, nothing captured."""
+        if not self._reads(x) or isinstance(x.memory, Borrowed):
+            return None
+        captured = any(t.memory is x.memory for t in self.program.lowered.captures.values())
+        # the tensor, the buffer that was bound, and the argument of getrefcount
+        return None if captured or sys.getrefcount(x.memory) > 3 else x.memory
 
     def _finished(self, r: ResultBuffer, made: Resident | None) -> Tensor:
         memory = self.memory[r.base][1]
@@ -336,11 +352,43 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ResultBuffer:
-    """A result, the buffer in which it lies, and whether that is its own memory."""
+    """A result, the buffer in which it lies, and whether that is its own memory.
+
+    given: the donated argument whose memory it takes.
+    """
 
     buffer: PlannedBuffer
     base: str
     own: bool
+    given: int | None = None
+
+
+def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
+    """Whether a result may be written where an input lies: of the same size, after all have read
+    the input; or by the last who does, where it reads each element once and then writes it: a loop,
+    or the epilogue of a matmul, whose kernels store behind all loads of a block."""
+    plan = program.plan
+    if plan.buffer(name).nbytes != plan.buffer(result).nbytes or any(
+            plan.base(r) == name for r in plan.results):
+        return False
+    reads, writes = [-1], list[int]()
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, Transfer):
+            if name in (plan.base(step.on_device), plan.base(step.on_host)):
+                return False
+            continue
+        if any(plan.base(o.name) == name for o in step.reads):
+            reads.append(i)
+        if any(plan.base(o.name) == result for o in step.writes):
+            writes.append(i)
+    if not writes or reads[-1] != writes[0]:
+        return bool(writes) and reads[-1] < writes[0]
+    last = plan.steps[writes[0]]
+    assert isinstance(last, ScheduledGroup)
+    own = [o for o in (*last.reads, *last.writes) if plan.base(o.name) in (name, result)]
+    anchored = last.steps[0].args if last.kind == "gemm" else ()
+    return last.kind in ("loop", "gemm") and all(
+        o.shape == last.space and o.name not in anchored for o in own)
 
 
 class HostCopy:
