@@ -69,8 +69,9 @@ class DeviceExecutable:
             space = self._workspace
             watched = config.numerics != "off"
             if space is None or space.watched != watched:
+                donated = () if watched else self.donated  # a failing call is run again
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
-                                                    watched, self.donated)
+                                                    watched, donated)
             results = run_watched(self.graph, space, leaves) if watched else space.run(leaves)
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
