@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import NoRule
 from ..graph.trace import at_line, replay
 from ..tensor import Tensor
-from .reverse import no_derivative
+from .reverse import no_derivative, opens
 
 
 def push_forward(
@@ -47,6 +48,9 @@ def _push_node(node: Node, env: dict[Value, Tensor], tan: dict[Value, Any]) -> N
 
 def _tangents(node: Node, ts: tuple, out: Any, inputs: list) -> Any:
     op = node.op
+    if opens(op, op.jvp, op.no_jvp):
+        tangents = push_forward(rule_graph(node), inputs, ts)[1]
+        return tuple(tangents) if op.multi else tangents[0]
     if op.jvp is None:
         why = op.no_jvp or NoRule("", "use reverse mode (ts.grad), ts.stop_gradient, or "
                                       "ts.custom_jvp")

@@ -15,8 +15,9 @@ from .. import hooks
 from ..errors import GradError
 from ..graph import functions as F
 from ..graph import tree
+from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
-from ..graph.op import NoRule
+from ..graph.op import GraphOp, NoRule
 from ..graph.operand import compute_type
 from ..graph.trace import at_line, replay, run_nodes
 from ..runtime.host_memory import keep
@@ -130,8 +131,16 @@ def _accumulate(ct: dict[Value, Tensor], v: Value, g: Tensor) -> None:
     ct[v] = g if before is None else before + g
 
 
+def opens(op: GraphOp, rule: Any, refusal: NoRule | None) -> bool:
+    """Whether an op without this derivative rule has that of the ops that it stands for."""
+    return rule is None and refusal is None and op.expand is not None
+
+
 def _pull_back(node: Node, grads: tuple, tape: Tape, wanted: tuple[bool, ...]) -> tuple:
     op, env = node.op, tape.values
+    if opens(op, op.vjp, op.no_vjp):
+        inner = rule_graph(node)
+        return tuple(backward(forward(inner, [env[v] for v in node.inputs]), grads, inner.inputs))
     if op.vjp is None:
         why = op.no_vjp or NoRule("", "use forward mode (ts.jvp), ts.stop_gradient, or "
                                       "ts.custom_vjp")

@@ -141,7 +141,8 @@ class GraphOp:
                               reversed; vjp then gets saved=
     push(ts, *xs, **attrs) -> (y, tangents): op and jvp in one pass, when given
     expand(*xs, **attrs) -> y in smaller ops, when given: what a compiled graph runs, and fuses.
-                              The derivative rules above are those of the whole op
+                              The derivative rules above are those of the whole op; one that is
+                              missing is that of the smaller ops
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again

@@ -33,6 +33,20 @@ def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
 
     group: query heads that read one head of K and V.  ahead: keys before the first query's own.
     """
+    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack)
+    return o / z
+
+
+@kernel
+def attend_saved(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
+    """The same, and each query's log2 of its sum of exp2(scores), for the gradient."""
+    o, m, z = attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack)
+    return o / z, m + tile.log2(z)
+
+
+@kernel
+def attend_sums(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
+    """Sums of weights times values relative to the maximum m, and sums z of the weights."""
     q = tile.load(Q[head, q0:q0+BM, :])
     m = tile.full((BM,), -math.inf)
     z = tile.zeros((BM,))
@@ -48,7 +62,7 @@ def attend(Q, K, V, head, group, q0, keys, ahead, scale, BM, BN, causal, slack):
         v = tile.load(V[head // group, k0:k0+BN, :])
         o = tile.dot(p, v, o * alpha)          # p is rounded to v's type
         m = m_new
-    return o / z
+    return o, m, z
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))

@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from derivatives import assert_derivatives
 from tessera.errors import ArgumentError, DTypeError, ShapeError
-from tessera.graph.ops import attention as module
+from tessera.graph.ops import attention_blocks as module
 from tolerance import assert_close
 
 RUNS = pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])

@@ -176,8 +176,9 @@ def test_record_is_complete(op: GraphOp) -> None:
     assert op.samples, "an op without samples is an op without tests"
     assert op.doc or hasattr(np, op.name) or hasattr(math, op.name), "say what it computes"
     if op.differentiable:
-        assert op.vjp or op.no_vjp, "a rule, a reason why there is none, or differentiable=False"
-        assert op.jvp or op.no_jvp, "a rule, a reason why there is none, or differentiable=False"
+        need = "a rule, one of smaller ops, a reason for none, or differentiable=False"
+        assert op.vjp or op.no_vjp or op.expand, need
+        assert op.jvp or op.no_jvp or op.expand, need
     if any(s.args for s in op.samples) and not op.effects:
         assert op.batch is not None, "vmap needs a rule"
 

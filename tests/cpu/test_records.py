@@ -22,7 +22,7 @@ from op_names import Table, compared, op_tables
 from ptx_harness import require_compiler
 from registries import restored
 from tessera.graph.cpu.target import CPU
-from tessera.graph.cuda import CudaProgram, host_keys, library_ops
+from tessera.graph.cuda import CudaProgram, attention_kernels, host_keys, library_ops
 from tessera.graph.cuda.spell import expression
 from tessera.graph.op import OPS
 from tessera.graph.ops.elementwise import elementwise, public_unary
@@ -38,8 +38,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tessera"
 FILES = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.py"))}
 # Kernels have ops and rules of their own; records of the graph are free to name each other.
 OUTSIDE = {rel: p for rel, p in FILES.items() if not rel.startswith(("tile/", "graph/ops/"))}
-CALLS = {call.name for module in (library_ops, host_keys, offload) for call in vars(module).values()
-         if isinstance(call, library_ops.LibraryCall)}
+CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, offload)
+         for call in vars(module).values() if isinstance(call, library_ops.LibraryCall)}
 
 # Rewrites that match particular ops, and rules that one room has for particular ops.
 RULES = {
@@ -60,6 +60,7 @@ OTHERS = {
     "graph/numpy_calls.py": "functions of NumPy that take a tensor",
     "graph/weak_numbers.py": "operators of Python",
     "graph/cuda/generate_kernels.py:WRITERS": "kinds of groups, some called as an op is",
+    "graph/cuda/lower.py:MAKERS": "kinds of groups, some called as an op is",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",

@@ -133,10 +133,12 @@ def matmul_launches(program: CudaProgram) -> list[MatmulLaunch]:
     out = []
     for launch in program.launches:
         group = launch.group
-        if group.kind in ANCHORS.values():
+        if group.kind not in (*ANCHORS.values(), "launch"):
+            continue
+        forms = emitted_of(launch, program.target).matmul_forms
+        if forms:
             a, b = (str(o.type.dtype) for o in group.reads[:2])
-            out.append(MatmulLaunch(group.name, group.kind, (a, b),
-                                    emitted_of(launch, program.target).matmul_forms))
+            out.append(MatmulLaunch(group.name, group.kind, (a, b), forms))
     return out
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...kernels.attention import SLACK, attend
+from dataclasses import replace
+
+from ...kernels.attention import SLACK, attend, attend_saved
 from ...kernels.gemm import product
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
@@ -65,18 +67,27 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
 def attention_source(group: ScheduledGroup) -> KernelText:
     """The library's loop over keys, for a block of queries of one head."""
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
-    w.scope |= {"attend": attend}
+    saves = group.attr("saves")
+    w.scope |= {"attend_saved": attend_saved} if saves else {"attend": attend}
     anchor, (Q, K, V) = group.steps[0], group.reads[:3]
     s, S, T = group.schedule, Q.shape[1], K.shape[1]
     w.line("head = tile.group_id(1)")
     w.line(f"m = tile.group_id(0) * {s.m}")
     b = FrameBlock(frame, f"m:m+{s.m}", f"0:{V.shape[2]}", ("head",), s.m, V.shape[2],
                    {r.name: r for r in group.reads[3:]})
-    call = (f"attend(Q, K, V, head, {group.attr('group')}, m, {T}, {T - S}, "
-            f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK})")
-    _behind(w, b, group, anchor, call)
+    given = (f"(Q, K, V, head, {group.attr('group')}, m, {T}, {T - S}, "
+             f"{group.attr('scale')!r}, {s.m}, {s.n}, {group.attr('causal')}, {SLACK})")
+    if saves:
+        sums = group.writes[-1]
+        group = replace(group, writes=group.writes[:-1])
+        w.line(f"rows, sums = attend_saved{given}", anchor)
+        w.line(f"{capital(sums.name)}[head, m:m+{s.m}] = sums", anchor)
+    _behind(w, b, group, anchor, "rows" if saves else f"attend{given}")
     own = [f"{name}: {w.annotation(o, o.shape)}" for name, o in zip("QKV", (Q, K, V), strict=True)]
     texts, shapes = _others(w, b, group, 3, {})
+    if saves:
+        texts.append(f"{capital(sums.name)}: {w.annotation(sums, (Q.shape[0], S))}")
+        shapes.append((Q.shape[0], S))
     return w.finish([*own, *texts], f"(grid={group.grid})",
                     [Q.shape, K.shape, V.shape, *shapes])
 

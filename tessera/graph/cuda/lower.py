@@ -161,7 +161,8 @@ class _KernelSchedule(ScheduleBuilder):
                                  self.shared_bytes)
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
-                       scale=scale, causal=anchor.attrs["causal"], group=repeats)
+                       scale=scale, causal=anchor.attrs["causal"], group=repeats,
+                       saves=len(anchor.outputs) > 1 and anchor.outputs[1] in group.outputs)
 
     def _anchored(self, kind: str, group: FusionGroup, frame: Frame, own: list[GroupOperand],
                   schedule: Any, grid: tuple[int, ...], /, **attrs: Any) -> None:
@@ -175,7 +176,9 @@ class _KernelSchedule(ScheduleBuilder):
         inner = [n for n in nodes if n.op.name != "reshape"]
         reads = [self.operand(v) for v in self.reads(group)
                  if any(v in n.inputs for n in inner)]
-        writes = [self.operand(v, _in_space(v, frame)) for v in group.outputs]
+        own_shapes = {v: extents_of(v) for v in anchor.outputs[1:]}
+        results = sorted(group.outputs, key=lambda v: v in own_shapes)
+        writes = [self.operand(v, own_shapes.get(v) or _in_space(v, frame)) for v in results]
         first = self.step(anchor, tuple(o.name for o in own))
         views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
         steps = [first, *(self.step(n) for n in inner)]

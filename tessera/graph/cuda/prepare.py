@@ -14,9 +14,10 @@ from ..expand import expand, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
+from .attention_kernels import use_attention_kernels
 from .gathers import nothing
 from .host_keys import open_keys
-from .library_ops import match_attention, match_product, replace_calls
+from .library_ops import match_product, replace_calls
 from .scatters import open_writes
 from .sorting import open_sorts
 from .spell import COMBINE
@@ -93,10 +94,6 @@ def narrow_ids(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
-def find_attention(graph: Graph) -> Graph:
-    return replace_calls(graph, match_attention)
-
-
 def find_products(graph: Graph) -> Graph:
     return replace_calls(graph, match_product)
 
@@ -108,10 +105,9 @@ PIPELINE: list[Pass] = [
     remove_dead,
     expand_control,
     remove_dead,
-    find_attention,  # as it was written: later passes merge its transpositions with others
-    remove_dead,
     canonicalize,
     merge_common,
+    use_attention_kernels,
     expand,
     canonicalize,
     merge_common,

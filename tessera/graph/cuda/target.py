@@ -25,7 +25,8 @@ from .node_kernels import kernel_group
 from .scans import SCANS
 from .spell import COMBINE, is_stored, no_kernel, template
 
-ANCHORS = {"product": "gemm", "flash_attention": "attention"}  # the kind of each
+ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
+           "flash_attention_saved": "attention"}
 
 # The kind of what an op does with whole lines.
 LINES = {"search": "search", "largest": "position", "smallest": "position",

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
+from ... import wide_arrays
 from ...dims import divide, show_shape
 from ...errors import ArgumentError, DTypeError, ShapeError
-from ...numerics import DType
+from ...numerics import NumericType, result_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import convert, literal, promote, public, store, to_compute
-from .contract import matmul_compute
-from .elementwise import broadcast_shapes, where
+from ..operand import compute_type, convert, public, store, to_compute
+from ..trace import apply
+from .attention_blocks import AttentionRule, in_blocks
+from .attention_op import ATTENTION
+from .contract import matmul_type, operand_as
+from .elementwise import broadcast_shapes
 from .reduce import accumulate_dtype
-from .softmax import softmax_compute
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
 # scale=, mask=, dropout=, key=). Filled by state.
 HELD: dict[type, Callable[..., Tensor]] = {}
-BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """What is the same for every block of queries."""
-
-    scale: float
-    causal: bool
-    dropout: float
-    key: Any
-    accum: DType
 
 
 @public
@@ -51,14 +42,32 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     More than 512 queries go in blocks of 512, so the scores take [B, H, 512, T] of memory.
     Raises ShapeError, DTypeError.
     """
-    (a, b, c), numeric = promote(q, k, v)
-    if numeric.dtype.kind != "float":
-        raise DTypeError(f"attention needs floats, got {numeric}")
+    a, b, c, numeric = _operands(q, k, v)
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
-    rule = _Rule(scale, bool(causal), dropout, key, accumulate_dtype(numeric))
+    accum = accumulate_dtype(numeric)
+    if mask is None and not dropout:
+        y = apply(ATTENTION, a, b, c, scale=scale, causal=bool(causal), accum=accum)
+        return store(y, numeric)
+    rule = AttentionRule(scale, bool(causal), accum, dropout, key)
     hidden = None if mask is None else _mask_operand(mask, a, b)
-    return store(_in_blocks(a, b, c, hidden, rule), numeric)
+    return store(in_blocks(a, b, c, hidden, rule), numeric)
+
+
+def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:
+    """Queries, keys and values in one type, as they are stored where matmuls take them so, and the
+    type of the result."""
+    xs = [as_tensor(x) for x in given]
+    numeric = functools.reduce(result_type, (x.type for x in xs))
+    if numeric.dtype.kind != "float":
+        raise DTypeError(f"attention needs floats, got {numeric}")
+    if numeric.dtype.bits == 64 and wide_arrays.UNSTATED:
+        wide_arrays.check_widening(xs)
+    operand = matmul_type(numeric, numeric)[0]
+    if any(x.scale is not None for x in xs):
+        operand = compute_type(numeric)
+    q, k, v = (operand_as(x, operand) for x in xs)
+    return q, k, v, numeric
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -77,84 +86,15 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _mask_operand(mask: Any, q: Tensor, k: Tensor) -> Tensor:
-    """bool_, or floats in q's type; as many axes as q."""
+    """bool_, or floats in the type of the scores; as many axes as q."""
     m = as_tensor(mask)
     want = (*q.shape[:-1], k.shape[-2])
     if m.dtype.kind not in ("bool", "float"):
         raise DTypeError(f"a mask holds bools (seen) or floats (added), got {m.type}")
     if m.ndim > q.ndim or broadcast_shapes(tuple(m.shape), want) != want:
         raise ShapeError(f"mask {show_shape(m.shape)} does not broadcast to {show_shape(want)}")
-    m = m if m.dtype.kind == "bool" else convert(to_compute(m), q.type)
+    m = m if m.dtype.kind == "bool" else convert(to_compute(m), compute_type(q.type))
     return F.reshape(m, (1,) * (q.ndim - m.ndim) + tuple(m.shape))
-
-
-def _in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule) -> Tensor:
-    """All queries at once when they are few, else by blocks; a causal block reads only the keys
-    that it sees."""
-    S, T = q.shape[-2], k.shape[-2]
-    if not isinstance(S, int) or not isinstance(T, int) or S <= BLOCK_ROWS:
-        return _attend(q, k, v, mask, rule, T - S)
-    starts = range(0, S, BLOCK_ROWS)
-    sizes = [min(BLOCK_ROWS, S - i) for i in starts]
-    parts = []
-    for start, rows in zip(starts, F.split(q, sizes, axis=-2), strict=True):
-        stop = start + rows.shape[-2]
-        seen = max(min(T, stop + T - S), 0) if rule.causal else T
-        part = mask if mask is None or mask.shape[-2] == 1 else mask[..., start:stop, :]
-        part = part if part is None or part.shape[-1] == 1 else part[..., :seen]
-        keys, values = (x if seen == T else x[..., :seen, :] for x in (k, v))
-        own = rule if rule.key is None else replace(rule, key=F.fold_in(rule.key, start))
-        parts.append(_attend(rows, keys, values, part, own, start + T - S))
-    return F.concatenate(parts, axis=-2)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule,
-            last: Any) -> Tensor:
-    """One block of queries; the first of them sees the keys up to `last` when causal."""
-    S, T = q.shape[-2], k.shape[-2]
-    groups: Any = divide(q.shape[1], k.shape[1]) if q.ndim == 4 else 1
-    lead: tuple = tuple(q.shape[:-2])
-    rows: Any = S
-    if groups != 1:  # the queries of a group are further rows of one product
-        lead, rows = (q.shape[0], k.shape[1], groups), groups * S
-        q = F.reshape(q, (*lead[:2], rows, q.shape[-1]))
-        mask = None if mask is None else _group_mask(mask, lead)
-    scores = matmul_compute(q, F.swapaxes(k, -1, -2), rule.accum)
-    scores = F.reshape(scores, (*lead, S, T))
-    p = _weights(scores, mask, rule, last)  # [..., S, T]
-    p = F.dropout(p, rule.dropout, key=rule.key)
-    y = matmul_compute(F.reshape(p, (*k.shape[:-2], rows, T)), v, rule.accum)
-    heads = (lead[0], lead[1] * groups) if groups != 1 else lead
-    return F.reshape(y, (*heads, S, v.shape[-1]))
-
-
-def _group_mask(mask: Tensor, lead: tuple) -> Tensor:
-    """[B, H or 1, S, T] as [B, Hk, G, S, T]"""
-    B, H, S, T = mask.shape
-    return F.reshape(mask, (B, 1, 1, S, T) if H == 1 else (B, *lead[1:], S, T))
-
-
-def _weights(scores: Tensor, mask: Tensor | None, rule: _Rule, last: Any) -> Tensor:
-    """Softmax of the scaled and masked scores: one chain of elementwise ops and row reductions."""
-    s = scores * rule.scale
-    if mask is not None and mask.dtype.kind == "float":
-        s, mask = s + mask, None
-        safe = True
-    else:
-        safe = mask is not None
-    if rule.causal:
-        seen = _causal(scores.shape[-2], scores.shape[-1], last)
-        mask = seen if mask is None else F.logical_and(mask, seen)
-        safe = True
-    if mask is not None:
-        s = where(mask, s, literal(-math.inf, s))
-    return softmax_compute(s, s.ndim - 1, safe, rule.accum)
-
-
-def _causal(S: Any, T: Any, last: Any) -> Tensor:
-    """Whether query i sees key j: j <= i + last.   [S, T] bool_"""
-    rows = F.arange(S, dtype="int32") + last
-    return F.less_equal(F.arange(T, dtype="int32"), F.expand_dims(rows, -1))
 
 
 @public

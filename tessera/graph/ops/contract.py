@@ -124,7 +124,7 @@ def _mT(x: Tensor) -> Tensor:
     return F.swapaxes(x, -1, -2)
 
 
-def _product(a: Tensor, b: Tensor, accum: DType) -> Tensor:
+def stored_product(a: Tensor, b: Tensor, accum: DType) -> Tensor:
     """a b in a derivative: of elements of a narrow type where both are such, as a cotangent is that
     was rounded behind the forward matmul; else in the wide type."""
     (x, i), (y, j) = as_stored(a), as_stored(b)
@@ -135,13 +135,13 @@ def _product(a: Tensor, b: Tensor, accum: DType) -> Tensor:
 
 
 def _matmul_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> tuple:
-    da, db = _product(g, _mT(b), accum), _product(_mT(a), g, accum)
+    da, db = stored_product(g, _mT(b), accum), stored_product(_mT(a), g, accum)
     return unbroadcast(da, tuple(a.shape)), unbroadcast(db, tuple(b.shape))
 
 
 def _matmul_jvp(ts: tuple, y: Tensor, a: Tensor, b: Tensor, accum: DType) -> Tensor | None:
-    left = None if ts[0] is None else _product(ts[0], b, accum)
-    right = None if ts[1] is None else _product(a, ts[1], accum)
+    left = None if ts[0] is None else stored_product(ts[0], b, accum)
+    right = None if ts[1] is None else stored_product(a, ts[1], accum)
     return right if left is None else left if right is None else left + right
 
 

@@ -1,0 +1,98 @@
+"""Attention and its gradient by the library's kernels, which keep no scores in memory.
+
+Where a graph has both, the result's kernel saves what that of the gradient makes weights from.
+Operands that the kernels do not take are left to the composition.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ...kernels.attention_backward import attention_keys, attention_queries, backward_block
+from ...numerics import as_type
+from ...tensor import Tensor
+from .. import functions as F
+from ..ir import Graph, Node, Value
+from ..op import Aval
+from ..operand import convert, to_compute
+from ..ops.attention_op import ATTENTION, ATTENTION_VJP
+from ..schedule.library_call import library_call
+
+F32 = as_type("f32")
+WIDEST = 256  # of a head that the kernels take
+
+
+def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
+              causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Two kernels. The result's own row sums are taken of it as it is stored."""
+    (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
+    heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
+    delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
+    Q, G = F.reshape(q, (heads, S, D)), F.reshape(convert(g, q.type), (heads, S, E))
+    K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
+    sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
+    dQ, dK, dV = F.zeros(Q.shape), F.zeros(K.shape), F.zeros(V.shape)
+    m, n = backward_block(q.dtype, max(D, E))
+    common: dict[str, Any] = {"group": heads // keys, "BM": m, "BN": n, "causal": causal}
+    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **common)
+    attention_queries(Q, K, V, G, *sums, dQ, scale, **common)
+    return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
+
+
+FLASH = library_call("flash_attention")
+FLASH_SAVED = library_call("flash_attention_saved", multi=True)  # and log2 of the sums of exp2
+FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
+
+
+def use_attention_kernels(graph: Graph) -> Graph:
+    """The graph with the attention that the kernels take as their calls."""
+    wanted = {_key(n) for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n)}
+    saved: dict[Any, tuple[Value, Value]] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op not in (ATTENTION, ATTENTION_VJP) or not _is_taken(node):
+            nodes.append(node)
+            continue
+        key = _key(node)
+        if node.op is ATTENTION and key not in wanted:
+            nodes.append(_call(FLASH, node, node.outputs))
+            continue
+        if node.op is ATTENTION or key not in saved:
+            q, v = node.inputs[-3], node.inputs[-1]
+            y = node.outputs[0] if node.op is ATTENTION else Value(
+                Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
+            saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
+            nodes.append(_call(FLASH_SAVED, node, saved[key]))
+        if node.op is ATTENTION_VJP:
+            attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"]}
+            nodes.append(Node(FLASH_GRADIENT, (node.inputs[0], *saved[key], *node.inputs[1:]),
+                              attrs, node.outputs, node.where))
+    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
+
+
+def _call(op: Any, node: Node, outputs: tuple[Value, ...]) -> Node:
+    q, k, v = node.inputs[-3:]
+    heads, keys = q.aval.shape[-3], k.aval.shape[-3]
+    attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
+             "group": heads // keys, "shape": tuple(outputs[0].aval.shape)}
+    return Node(op, (q, k, v), attrs, outputs, node.where)
+
+
+def _key(node: Node) -> Any:
+    """What the result and the gradient of one attention have in common."""
+    return (*node.inputs[-3:], repr(node.attrs["scale"]), node.attrs["causal"])
+
+
+def _is_taken(node: Node) -> bool:
+    q, k, v = (x.aval for x in node.inputs[-3:])
+    extents = (*q.shape, *k.shape, *v.shape)
+    if not all(isinstance(n, int) and n for n in extents) or q.ndim < 3:
+        return False
+    if node.attrs["causal"] and q.shape[-2] > k.shape[-2]:
+        return False  # the first queries see no key: 0, where a kernel divides by the sum of none
+    width: Any = max(q.shape[-1], v.shape[-1])
+    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST
+
+
+__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "use_attention_kernels"]

@@ -1,0 +1,108 @@
+"""The gradient of attention by the library's kernels: under the interpreter, against f64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.simplify import simplify
+from tolerance import assert_close
+
+HEADS = {  # extents of queries, of keys, width of values
+    "heads": ((2, 3, 40, 32), (2, 3, 40, 32), 32),
+    "cross": ((2, 33, 16), (2, 70, 16), 24),
+    "groups": ((1, 4, 37, 32), (1, 2, 37, 32), 16),
+    "more queries than keys": ((1, 40, 16), (1, 24, 16), 16),
+    "wide heads": ((1, 1, 36, 256), (1, 1, 36, 256), 256),
+    "odd width": ((2, 30, 80), (2, 30, 80), 80),
+}
+
+
+def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool) -> list:
+    """The result and the cotangents of q, k and v."""
+    groups = q.shape[-3] // k.shape[-3]
+    keys, values = (np.repeat(x, groups, -3) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[-1])
+    s = q @ keys.swapaxes(-1, -2) * scale
+    if causal:
+        s = np.where(np.tril(np.ones(s.shape[-2:], bool), s.shape[-1] - s.shape[-2]), s, -np.inf)
+    m = s.max(-1, keepdims=True)
+    e = np.exp(s - np.where(np.isfinite(m), m, 0))
+    z = e.sum(-1, keepdims=True)
+    p = e / np.where(z == 0, 1, z)
+    dp = g @ values.swapaxes(-1, -2)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
+
+    def over_groups(x: np.ndarray) -> np.ndarray:
+        return x.reshape(*k.shape[:-2], groups, *x.shape[-2:]).sum(-3)
+
+    return [p @ values, ds @ keys, over_groups(ds.swapaxes(-1, -2) @ q),
+            over_groups(p.swapaxes(-1, -2) @ g)]
+
+
+def both(causal: bool) -> Any:
+    """The result, and the cotangents of q, k and v."""
+    def f(q, k, v, g):
+        y, pull = ts.vjp(lambda *xs: ts.attention(*xs, causal=causal), q, k, v)
+        return y, *pull(g)
+
+    return f
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", HEADS)
+def test_against_f64(name, causal, dtype, rng):
+    q, k, E = HEADS[name]
+    shapes = (q, k, (*k[:-1], E), (*q[:-1], E))
+    xs = [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
+    want = attention64(*(np.asarray(ts.cast(x, "f64")) for x in xs), causal)
+    made = CudaProgram(ts.jit(both(causal)).graph(*xs), "sm_90a")
+    kinds = [g.kind for g in made.plan.groups]
+    if not (causal and q[-2] > k[-2]):  # else the first queries see no key, and give 0
+        assert kinds.count("attention") == 1 and kinds.count("launch") == 2 and "gemm" not in kinds
+    for got, w in zip(made.run([x.array for x in xs]), want, strict=True):
+        assert_close(np.asarray(got, np.float64), w, dtype, n=k[-2])
+    for got, w in zip(both(causal)(*xs), want, strict=True):  # and on the CPU
+        assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=k[-2])
+
+
+def test_a_gradient_without_the_result_in_its_graph(rng):
+    """The sums of the weights are made where they are needed."""
+    q, g = (ts.tensor(rng.standard_normal((2, 20, 16)).astype(np.float32)) for _ in range(2))
+
+    def f(q, g):
+        loss = ts.checkpoint(lambda q: ts.sum(ts.attention(q, q, q) * g))
+        return ts.grad(loss)(q)
+
+    (got,) = CudaProgram(ts.jit(f).graph(q, g), "sm_90a").run([q.array, g.array])
+    _, *want = attention64(*(np.asarray(x, np.float64) for x in (q, q, q, g)), False)
+    assert_close(got, sum(want), "f32", n=64)
+
+
+def test_what_the_kernels_do_not_take_is_computed_by_others(rng):
+    """f64, masks and dropout: the composition, on GPUs too."""
+    q = ts.tensor(rng.standard_normal((1, 2, 9, 8)))
+    f = lambda q: ts.grad(lambda q: ts.sum(ts.attention(q, q, q, causal=True) ** 2))(q)  # noqa: E731
+    made = CudaProgram(ts.jit(f).graph(q), "sm_90a")
+    assert "attention" not in [g.kind for g in made.plan.groups]
+    assert_close(made.run([q.array])[0], f(q).array, "f64", n=64)
+
+
+def test_second_derivatives_are_those_of_the_composition(rng):
+    q = ts.tensor(rng.standard_normal((2, 5, 4)))
+    once = ts.grad(lambda q: ts.sum(ts.attention(q, q, q) ** 2))
+    assert ts.gradcheck(once, (q,))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_both_run_their_common_ops_once(causal):
+    """On a CPU the gradient reads the weights that the result made."""
+    graph = ts.jit(both(causal)).graph(*(ts.zeros((2, 8, 4)) for _ in range(4)))
+    names = [n.op.name for n in simplify(graph).nodes]
+    assert names.count("matmul") == 6 and names.count("exp") == 1
