@@ -171,9 +171,13 @@ class PrivilegeError(TesseraError, PermissionError):
 
 
 class NumericsError(TesseraError, FloatingPointError):
-    """A NaN, infinity or bound violation found by a sentinel or by `verify.numerics`."""
+    """A NaN, infinity or bound violation found by a sentinel or by `verify.numerics`.
+
+    finding: the sentinel's report, a ts.debug.BadValue, which ts.debug.replay takes; else None
+    """
 
     default_code = "E_NAN_INF"
+    finding: Any = None
 
 
 class UnknownNameError(TesseraError, AttributeError):

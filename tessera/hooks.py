@@ -282,10 +282,11 @@ class KernelRun(Protocol):
 
 class KernelSentinel(Protocol):
     """A context around a run of a kernel by the interpreter that says whose bad values are to be
-    followed, or None; at its end it looks at what was written. outputs: what the kernel returns."""
+    followed, or None; at its end it looks at what was written. outputs: what the kernel returns.
+    again: runs the same launch on other arguments, and gives what it returns."""
 
-    def __call__(self, function: TileFunction, bound: Bound, outputs: dict[str, Memory], /
-                 ) -> AbstractContextManager[Blame | None]: ...
+    def __call__(self, function: TileFunction, bound: Bound, outputs: dict[str, Memory],
+                 again: Callable[[Bound], Any], /) -> AbstractContextManager[Blame | None]: ...
 
 
 class BadElementsObserver(Protocol):

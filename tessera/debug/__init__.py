@@ -2,6 +2,7 @@
 
     with ts.debug.numerics("raise"): ...       the first NaN or infinity, with op, line and operands
     ts.debug.flags()                           what was counted in flag mode
+    ts.debug.replay(error)                     the op or kernel of a report, run again
     ts.debug.print("x = {}", x)                values inside compiled functions
     with ts.debug.trace() as program: ...      every op that ran, with shapes
     with ts.debug.profile() as p: ...          p.chrome_trace(), p.flamegraph(), p.memory_timeline()
@@ -35,6 +36,8 @@ from .profiling import named_range as range
 from .profiling import profile as profile
 from .record import Record as Record
 from .record import program_trace as trace
+from .replaying import Replay as Replay
+from .replaying import replay as replay
 from .resources import Pressure as Pressure
 from .resources import register_pressure as register_pressure
 from .rooflines import Roofline as Roofline
@@ -48,8 +51,9 @@ from .switches import enable as enable
 
 __all__ = [
     "BadValue", "BankReport", "Flags", "FunctionLowering", "Lowering", "MemoryTimeline",
-    "Picture", "Pressure", "Profile", "RaceReport", "Record", "Roofline", "SectorReport",
-    "bank_conflicts", "bounds", "coalescing", "enable", "flags", "inspect_ir", "lowering",
-    "memory_timeline", "numerics", "print", "profile", "race_check", "range",
-    "register_pressure", "roofline", "show_sharding", "trace", "verify",
+    "Picture", "Pressure", "Profile", "RaceReport", "Record", "Replay", "Roofline",
+    "SectorReport", "bank_conflicts", "bounds", "coalescing", "enable", "flags",
+    "inspect_ir", "lowering", "memory_timeline", "numerics", "print", "profile",
+    "race_check", "range", "register_pressure", "replay", "roofline", "show_sharding",
+    "trace", "verify",
 ]

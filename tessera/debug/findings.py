@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..dims import show_shape
 from ..errors import NumericsError, SourceLine
+from ..mesh.ranks.launcher import rank_of_program
 from ..numerics import CastCounts, DType, decode
+from ..tensor import Tensor
 
 
 def values_of(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Stored elements as numbers NumPy can test."""
     return decode(array, dtype) if dtype.kind == "float" else array
+
+
+@dataclass(frozen=True, eq=False)
+class SavedCall:
+    """An op or kernel with what it was given. run: of inputs by name, results by name."""
+
+    name: str
+    inputs: dict[str, Tensor]
+    run: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+    def kept(self) -> SavedCall:
+        """With inputs that nobody else writes."""
+        return replace(self, inputs={n: Tensor(t.array.copy(), t.type)
+                                     for n, t in self.inputs.items()})
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,7 @@ class BadValue:
     run      how many calls of compiled functions this thread had begun with a sentinel on
     step     of ts.random
     hint     what the op's record advises
+    rank     of a program of several processes, else 0
     """
 
     op: str
@@ -44,6 +61,8 @@ class BadValue:
     run: int
     step: int
     hint: str = ""
+    rank: int = field(default_factory=rank_of_program)
+    saved: SavedCall | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:
@@ -58,11 +77,13 @@ class BadValue:
             cause = "no operand held nan" if self.kind == "nan" else "all operands were finite"
         place = f"in {self.graph}, call {self.run}" if self.graph else "outside compiled functions"
         lines = [f"{head}; {cause}", *(f"  {line}" for line in self.operands)]
-        return "\n".join([*lines, f"  {place}, random step {self.step}"])
+        rank = f", rank {self.rank}" if self.rank else ""
+        return "\n".join([*lines, f"  {place}, random step {self.step}{rank}"])
 
     def error(self) -> NumericsError:
         hint = self.hint if self.origin else "look at the arguments and captured tensors"
         error = NumericsError(str(self), hint=hint or None, where=self.where)
+        error.finding = self
         error.located = self.where is not None  # in a kernel that is a node: its own line
         return error
 

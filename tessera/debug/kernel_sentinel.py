@@ -8,8 +8,9 @@ none either; a NaN that only came through is said to have come in with the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import user_line
 from ..graph.ops.random import get_state
-from ..numerics import decode, dtype_of_numpy
+from ..numerics import as_type, decode, dtype_of_numpy
+from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.blame import Blame, BlamedOp
 from ..tile.interpreter.memory import Memory
 from ..tile.ir.ir import Function
-from .findings import BadValue, describe_operands
+from .findings import BadValue, SavedCall, describe_operands
 
 
 def kind_of(memory: Memory) -> str | None:
@@ -38,9 +40,10 @@ def kind_of(memory: Memory) -> str | None:
 
 @contextmanager
 def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: Any,
-           run: int) -> Iterator[Blame]:
+           run: int, again: Callable[[Bound], Any]) -> Iterator[Blame]:
     """Around a run: what it wrote is looked at when it has ended. count(BadValue): a finding."""
     given = {n: m for n, m in bound.values.items() if isinstance(m, Memory)}
+    saved = _saved(function, bound, given, again)
     before = {n: kind_of(m) for n, m in given.items()}
     unwritten = [m for m in given.values() if not m.written]
     blame = Blame()
@@ -52,11 +55,28 @@ def follow(function: Function, bound: Bound, outputs: dict[str, Memory], count: 
             continue
         source = blame.by.get(memory)
         if source is not None:
-            count(_made(function, source, run))
+            count(replace(_made(function, source, run), saved=saved))
             return
         if kind == "nan" and "nan" in before.values() and before.get(name) != "nan":
-            count(_came_in(function, memory, given, run))
+            count(replace(_came_in(function, memory, given, run), saved=saved))
             return
+
+
+def _saved(function: Function, bound: Bound, given: dict[str, Memory],
+           again: Callable[[Bound], Any]) -> SavedCall:
+    """A launch with copies of its tensors, as they are before it."""
+    def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        memories = {n: Memory(n, t.shape, t.type, t.array.reshape(-1).copy())
+                    for n, t in inputs.items()}
+        out = again(replace(bound, values={**bound.values, **memories}, storage={}))
+        made = {n: Tensor(m.flat.reshape(m.shape), m.numeric) for n, m in memories.items()
+                if m.written}
+        if function.result[0] == "tensor":
+            made["result"] = out if isinstance(out, Tensor) else Tensor(out, as_type(out.dtype))
+        return made
+
+    tensors = {n: Tensor(m.flat.reshape(m.shape).copy(), m.numeric) for n, m in given.items()}
+    return SavedCall(f"kernel {function.name}", tensors, run)
 
 
 def _made(function: Function, source: BlamedOp, run: int) -> BadValue:

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from ..graph.ir import Graph, Node, Value, subgraphs
 from ..graph.op import GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
-from ..numerics import CastCounts, DType
+from ..numerics import CastCounts, DType, as_type
 from ..runtime.sentinel_words import BadElements, collect_all
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
@@ -48,7 +48,7 @@ from ..tile.interpreter.blame import Blame
 from ..tile.interpreter.memory import Memory
 from ..tile.ir.ir import Function
 from .device_sentinel import DeviceFinding, findings
-from .findings import BadValue, Flags, describe_operands, values_of
+from .findings import BadValue, Flags, SavedCall, describe_operands, values_of
 from .kernel_sentinel import follow
 
 
@@ -189,14 +189,14 @@ def observe_sending(op: GraphOp, where: SourceLine | None, operands: Sequence[An
         if suspect is not None and suspect.live:
             _count(suspect.bad)
         elif suspect is None and _kind(s) == "nan":
-            came_in = _judge(op, lambda: where, ins, s, "nan")
-            if came_in is not None:
-                _count(came_in)
+            came_in = _judge(op, {}, lambda: where, ins, s, "nan")
+            if came_in is not None:  # nothing to run again: other ranks would take part
+                _count(replace(came_in, saved=None))
 
 
 @contextmanager
-def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory]
-                   ) -> Iterator[Blame | None]:
+def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory],
+                   again: Callable[[Bound], Any]) -> Iterator[Blame | None]:
     """A kernel runs under the interpreter: what it writes counts when it has ended."""
     if config.get("numerics") == "off":  # with the first op after a change of settings
         yield None
@@ -205,7 +205,7 @@ def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory]
         if bad.origin or not _first:
             _count(bad)
 
-    with follow(function, bound, outputs, counts, _local.run) as blame:
+    with follow(function, bound, outputs, counts, _local.run, again) as blame:
         yield blame
 
 
@@ -291,7 +291,7 @@ def _check(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins
     within = {id(v) for v in inner}
     held += [suspect for key, suspect in suspects.items() if key in within]  # the oldest first
     for s, kind in bad:
-        found = held[0].bad if held else _judge(op, where, ins, s, kind)
+        found = held[0].bad if held else _judge(op, attrs, where, ins, s, kind)
         if found is not None:
             suspects.setdefault(id(s.key), Suspect(s.key, found)).live = True
 
@@ -305,8 +305,8 @@ def _kind(s: Seen) -> str | None:
     return "nan" if np.isnan(s.array).any() else "inf"
 
 
-def _judge(op: GraphOp, where: Callable[[], SourceLine | None], ins: list[Seen], out: Seen,
-           kind: str) -> BadValue | None:
+def _judge(op: GraphOp, attrs: dict, where: Callable[[], SourceLine | None], ins: list[Seen],
+           out: Seen, kind: str) -> BadValue | None:
     """Rules 1 to 4 for a bad result of operands that are not suspect."""
     before = {k for s in ins if (k := _kind(s)) is not None}
     if kind == "inf" and before:
@@ -323,8 +323,22 @@ def _judge(op: GraphOp, where: Callable[[], SourceLine | None], ins: list[Seen],
         count=int(mask.sum()), size=mask.size, result=f"{out.dtype}{show_shape(mask.shape)}",
         operands=describe_operands([(s.array, s.dtype) for s in ins], index, mask.shape),
         origin=origin, graph=frame.graph, run=_local.run, step=get_state().step,
-        hint=op.hint,
+        hint=op.hint, saved=_saved(op, attrs, ins, out),
     )
+
+
+def _saved(op: GraphOp, attrs: dict, ins: list[Seen], out: Seen) -> SavedCall:
+    """An op as it was called."""
+    def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        with np.errstate(all="ignore"):
+            made = op.ref(*(t.array for t in inputs.values()), **attrs)
+        arrays = [np.asarray(a) for a in (made if op.multi else (made,))]
+        return {f"result {i}": Tensor(a, as_type(
+            out.dtype if a.dtype == out.array.dtype else a.dtype)) for i, a in enumerate(arrays)}
+
+    given = {f"operand {i}": Tensor(np.asarray(s.array), as_type(s.dtype))
+             for i, s in enumerate(ins)}
+    return SavedCall(op.name, given, run)
 
 
 def _count_suspects(results: Iterable[Any]) -> None:
@@ -341,13 +355,17 @@ def _count(bad: BadValue) -> None:
     frame = _local.frames[-1]
     if config.numerics == "raise":
         frame.suspects.clear()
-        raise bad.error()
+        raise _kept(bad).error()
     frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
     with _lock:
         counts = _counts.setdefault((bad.label, str(bad.where)), CastCounts())
         counts.add(**{bad.kind: bad.count})
         if not _first:
-            _first.append(bad)
+            _first.append(_kept(bad))
+
+
+def _kept(bad: BadValue) -> BadValue:
+    return bad if bad.saved is None else replace(bad, saved=bad.saved.kept())
 
 
 def observe_lost(node: Node, counts: CastCounts) -> None:

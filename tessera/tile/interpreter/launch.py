@@ -270,7 +270,9 @@ def run_grid(function: Function, bound: Bound, lanes: int, grid: tuple[int, ...]
             watched.enter_context(watch(name))
         blame = None
         for sentinel in hooks.kernel_sentinels:
-            blame = watched.enter_context(sentinel(function, bound, outputs))
+            blame = watched.enter_context(sentinel(
+                function, bound, outputs,
+                lambda other: run_grid(function, other, lanes, grid, name, key=key)[0]))
         run_groups(function, order, env, functools.partial(
             Machine, lanes=lanes, axes=grid, sanitizer=sanitizer, report=report, key=key,
             raise_nan=config.numerics == "raise", blame=blame), lanes, name)
