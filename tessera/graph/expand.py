@@ -26,22 +26,24 @@ MOST_UNROLLED = 20_000  # ops of a graph without loops: planning takes about a s
 
 def expand(graph: Graph) -> Graph:
     """The graph with every op that has an `expand` rule replaced by that rule's ops."""
-    return _expanded(graph, lambda node: node.op.expand)
+    return expand_by(graph, lambda node: node.op.expand)
 
 
 def expand_held(graph: Graph) -> Graph:
     """The graph with the ops that hold a graph replaced by it, each of its ops on its own line."""
-    return _expanded(graph, lambda node: node.op.expand if node.op.graph_attrs else None)
+    return expand_by(graph, lambda node: node.op.expand if node.op.graph_attrs else None)
 
 
 def expand_control(graph: Graph) -> Graph:
     """As `expand_held`, and loops of known length are repeated, branches chosen from element by
     element. Raises UnsupportedTargetError for a graph that would be too large."""
-    return _expanded(graph, lambda node: (node.op.expand or node.op.unroll)
+    return expand_by(graph, lambda node: (node.op.expand or node.op.unroll)
                      if node.op.graph_attrs else None)
 
 
-def _expanded(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
+def expand_by(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
+    """The graph with every node for which there is a rule replaced by what that records, until
+    there is none."""
     while any(chosen(node) is not None for node in graph.nodes):
         graph = _expand_once(graph, chosen)
     return graph

@@ -143,6 +143,8 @@ class GraphOp:
     expand(*xs, **attrs) -> y in smaller ops, when given: what a compiled graph runs, and fuses.
                               The derivative rules above are those of the whole op; one that is
                               missing is that of the smaller ops
+                              The derivative rules above are those of the whole op
+    expand_gpu(*xs, **attrs) -> y in ops that have kernels, of an op that one call does on a CPU
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again
@@ -202,6 +204,7 @@ class GraphOp:
     residual: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     unroll: Callable[..., Any] | None = None
+    expand_gpu: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
     axes: str | Callable[..., str] | None = None
     reduces: str = ""

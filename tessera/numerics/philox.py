@@ -15,16 +15,16 @@ import numpy as np
 
 from tessera.errors import ArgumentError
 
-_FACTOR_0, _FACTOR_1 = 0xD2511F53, 0xCD9E8D57
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(_FACTOR_0), np.uint64(_FACTOR_1)
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85  # golden ratio, sqrt(3) - 1
+FACTOR_0, FACTOR_1 = 0xD2511F53, 0xCD9E8D57
+_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(FACTOR_0), np.uint64(FACTOR_1)
+WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85  # golden ratio, sqrt(3) - 1
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_ROUNDS = 10
+ROUNDS = 10
 _CHUNK = 1 << 14  # counters per pass: the working set stays in a 1 MiB second-level cache
 
 # Word 2 of the counter separates key derivation from the streams, which leave it 0.
-_FOLD_DOMAIN = 1
+FOLD_DOMAIN = 1
 
 
 def as_key(key: Any) -> np.ndarray:
@@ -62,7 +62,7 @@ def _rounds(words: Sequence[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
     """The ten rounds on four uint64 [N] columns that hold 32-bit values."""
     c0, c1, c2, c3 = words
     k0, k1 = int(key[0]), int(key[1])
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         product_0 = c0 * _MULTIPLIER_0
         product_1 = c2 * _MULTIPLIER_1
         c0 = (product_1 >> _HALF) ^ c1
@@ -73,8 +73,8 @@ def _rounds(words: Sequence[np.ndarray], key: np.ndarray) -> list[np.ndarray]:
         c1 &= _LOW
         c3 = product_0
         c3 &= _LOW
-        k0 = (k0 + _WEYL_0) & 0xFFFFFFFF
-        k1 = (k1 + _WEYL_1) & 0xFFFFFFFF
+        k0 = (k0 + WEYL_0) & 0xFFFFFFFF
+        k1 = (k1 + WEYL_1) & 0xFFFFFFFF
     return [c0, c1, c2, c3]
 
 
@@ -127,19 +127,19 @@ def fold_in(key: Any, data: int) -> np.ndarray:
     The first two words of philox((lo(data), hi(data), 1, 0), key); data counts modulo 2^64.
     """
     data = int(data)
-    counter = [data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, _FOLD_DOMAIN, 0]
+    counter = [data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, FOLD_DOMAIN, 0]
     return philox4x32(np.array(counter, np.uint32), key)[:2].copy()
 
 
 def fold_words(key: tuple[int, int], data: int) -> tuple[int, int]:
     """fold_in on Python's integers: ten times as fast for one key."""
-    c0, c1, c2, c3 = data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, _FOLD_DOMAIN, 0
+    c0, c1, c2, c3 = data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF, FOLD_DOMAIN, 0
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        product_0, product_1 = c0 * _FACTOR_0, c2 * _FACTOR_1
+    for _ in range(ROUNDS):
+        product_0, product_1 = c0 * FACTOR_0, c2 * FACTOR_1
         c0, c1 = (product_1 >> 32) ^ c1 ^ k0, product_1 & 0xFFFFFFFF
         c2, c3 = (product_0 >> 32) ^ c3 ^ k1, product_0 & 0xFFFFFFFF
-        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
+        k0, k1 = (k0 + WEYL_0) & 0xFFFFFFFF, (k1 + WEYL_1) & 0xFFFFFFFF
     return c0, c1
 
 

@@ -54,9 +54,7 @@ REFUSED: dict[str, str] = {
                      "zero_split"),
                     MESH),
     "product": "int64 matmuls accumulate in int32",
-    **dict.fromkeys((
-        "cast_stochastic",
-        "csr_rows", "fold_in"), KERNEL),
+    **dict.fromkeys(("cast_stochastic", "csr_rows"), KERNEL),
 }
 
 

@@ -14,7 +14,6 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera import Tensor
-from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.ir import Graph
 from tessera.graph.tree import flatten
@@ -145,12 +144,6 @@ def test_keys_are_values(gpu, apart, rng):
         assert there == [y.array.tobytes() for y in ts.jit(both)(x)]
 
 
-def test_a_key_folded_from_an_argument_has_no_kernel():
-    key = ts.zeros((2,), "uint32")
-    with pytest.raises(UnsupportedTargetError, match=r"fold_in\(uint32\[2\], int64\[\]\)"):
-        CudaProgram(ts.jit(lambda k: ts.random.normal((3,), key=k)).graph(key))
-
-
 # --- a step of training ---------------------------------------------------------------------------
 def reference(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
     from tessera.graph.execute import Executable
@@ -188,3 +181,19 @@ def test_a_step_of_the_example(rate, rng):
         else:  # Adam's first step is the gradient's sign: the loss and the norm, and all finite
             assert_close(np.stack(got[-2:]), np.stack(want[-2:]), "f32", 64)
             assert all(np.isfinite(a).all() for a in got)
+
+
+@pytest.mark.parametrize("number", [0, 5, -3, 2**40 + 7])
+def test_keys_from_numbers_of_the_device(number):
+    key = ts.tensor(np.array([123456789, 4000000000], np.uint32))
+    data = ts.tensor(np.int64(number))
+    made = CudaProgram(ts.jit(lambda k, n: ts.random.fold_in(k, n)).graph(key, data))
+    np.testing.assert_array_equal(made.run([key.array, data.array])[0],
+                                  ts.random.fold_in(key, data).array)
+
+
+def test_draws_by_a_key_that_is_an_argument():
+    key, x = ts.tensor(np.array([7, 9], np.uint32)), ts.ones((5, 3))
+    fn = lambda k, x: x + ts.random.normal((5, 3), key=k)  # noqa: E731
+    made = CudaProgram(ts.jit(fn).graph(key, x))
+    assert_close(made.run([key.array, x.array])[0], fn(key, x).array, "f32")

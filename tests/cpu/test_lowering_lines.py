@@ -7,6 +7,8 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram, scans, sorting
+from tessera.graph.op import OPS
+from tessera.graph.trace import apply
 from tolerance import assert_close
 
 KINDS = ["f32", "f64", "bf16", "int64", "int32", "uint8", "bool_"]
@@ -150,4 +152,28 @@ def test_running_sums_of_infinities(form):
     assert_close(got, want, "f32", n=5)
     first = np.array([np.nan, 0.5, inf, 2], np.float32)  # nothing stands before the first element
     (got,), (want,) = lowered(lambda a: ts.linear_recurrence(a, np.ones(4, np.float32)), first)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shape, axis", [((40,), 0), ((3, 21), 1), ((21, 2), 0), ((2, 19, 3), 1)])
+def test_sums_at_places_of_long_lines(shape, axis, monkeypatch, rng):
+    """The gradient of a sort, and of reads that repeat and leave out places."""
+    monkeypatch.setattr(sorting, "LONG_LINE", 4)
+    x = rng.standard_normal(shape).astype(np.float32)
+    ids = rng.choice([0, 3, -1, 5], shape)
+
+    def gradients(x, ids):
+        return (ts.grad(lambda x: ts.sum(ts.sort(x, axis) ** 3))(x),
+                ts.grad(lambda x: ts.sum(ts.take_along_axis(x, ids, axis) * x))(x))
+
+    for got, want in zip(*lowered(gradients, x, ids), strict=True):
+        assert_close(got, want, "f32", n=20)
+    made = CudaProgram(ts.jit(gradients).graph(ts.tensor(x), ts.tensor(ids)))
+    assert {"sort", "scan", "search"} <= {g.kind for g in made.plan.groups}
+
+
+def test_sums_at_places_of_integers(monkeypatch, rng):
+    monkeypatch.setattr(sorting, "LONG_LINE", 4)
+    x, ids = rng.integers(0, 99, (2, 9)), rng.integers(0, 5, (2, 9))
+    (got,), (want,) = lowered(lambda x, i: apply(OPS["add_along"], x, i, axis=1, extent=5), x, ids)
     np.testing.assert_array_equal(got, want)

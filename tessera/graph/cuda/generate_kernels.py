@@ -15,6 +15,7 @@ from ..schedule.ir import ScheduledGroup, canonical_group
 from .copy_kernels import move_source
 from .elements import element_source
 from .extrema import position_source
+from .fold_keys import key_source
 from .gathers import gather_source, segments_source
 from .kernel_text import GroupKernel, KernelText, compiled
 from .library_kernels import attention_source, gemm_source
@@ -30,7 +31,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "segments": segments_source, "elements": element_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "position": position_source, "scan": scan_source,
-    "last": last_source,
+    "last": last_source, "key": key_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

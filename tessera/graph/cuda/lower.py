@@ -26,6 +26,7 @@ from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
 from .elements import schedule_elements
 from .extrema import schedule_position
+from .fold_keys import schedule_key
 from .gathers import around
 from .host_keys import Draws, split_draws
 from .matmul_form import matmul_form
@@ -291,6 +292,6 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "gather", "segments", "launch")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last}
+           "last": schedule_last, "key": schedule_key}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

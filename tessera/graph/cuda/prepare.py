@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...numerics import as_type
-from ..expand import expand, expand_control
+from ..expand import expand, expand_by, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
@@ -19,7 +19,7 @@ from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import match_product, replace_calls
 from .scatters import open_writes
-from .sorting import open_sorts
+from .sorting import long_sums, open_sorts
 from .spell import COMBINE
 from .target import indexed_kind
 
@@ -94,6 +94,11 @@ def narrow_ids(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
+def expand_for_kernels(graph: Graph) -> Graph:
+    """Ops that one call does on a CPU, in ops that have kernels."""
+    return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu)
+
+
 def find_products(graph: Graph) -> Graph:
     return replace_calls(graph, match_product)
 
@@ -109,6 +114,7 @@ PIPELINE: list[Pass] = [
     merge_common,
     use_attention_kernels,
     expand,
+    expand_for_kernels,
     canonicalize,
     merge_common,
     canonicalize,

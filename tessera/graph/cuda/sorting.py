@@ -7,23 +7,30 @@ elements keep their order, NaN is the largest, so the result is the one of the C
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from ...numerics import as_type
+from ...tensor import Tensor
+from .. import functions as F
 from ..ir import Graph, Node, Value
 from ..op import Aval, GraphOp
+from ..ops.gather import CHECK_INDEX
+from ..ops.sort import SEARCHSORTED
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild
+from ..trace import apply
 from .choose_schedule import blocks, chosen, for_loop, power
 from .extrema import compared
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG, count_before, less
 
 RUN = 4096  # elements that a group sorts in shared memory
+LONG_LINE = 1024  # elements that each element of a sum at places looks through
 INT64 = as_type("int64")
 SORT_RUNS = library_call("sort_runs")  # x -> positions that sort each run of `width`
 MERGE_RUNS = library_call("merge_runs")  # x, positions -> of pairs of runs of `width`
@@ -55,6 +62,35 @@ def open_sorts(graph: Graph) -> Graph:
     return rebuild(graph, visit)
 
 
+# --- sums at places of long lines -------------------------------------------------------------
+def long_sums(node: Node) -> Callable[..., Tensor] | None:
+    """The rule of sums at places along a line where the line is long: each element of the result
+    would look through all of it."""
+    indexed = node.op.indexed
+    if indexed is None or indexed.reads or not indexed.along:
+        return None
+    length = node.inputs[1].aval.shape[node.attrs["axis"]]
+    return _sums_of_runs if isinstance(length, int) and length > LONG_LINE else None
+
+
+def _sums_of_runs(u: Tensor, ids: Tensor, axis: int, extent: int) -> Tensor:
+    """Places in order, so that equal ones are runs; running sums that begin anew with each run; of
+    each place the sum at the end of its run."""
+    places = F.moveaxis(apply(CHECK_INDEX, ids, extent=extent, wrap=True), axis, -1)
+    order = F.argsort(places)
+    at, rows = (F.take_along_axis(x, order, -1) for x in (places, F.moveaxis(u, axis, -1)))
+    again = F.cast(F.equal(at[..., 1:], at[..., :-1]), rows.type)
+    goes_on = F.concatenate([F.zeros((*at.shape[:-1], 1), rows.type), again], axis=-1)
+    sums = F.linear_recurrence(goes_on, rows, -1)
+    wanted = F.broadcast_to(F.arange(extent), (*at.shape[:-1], extent))
+    begin, end = (apply(SEARCHSORTED, at, wanted, side=side, lines=at.ndim - 1)
+                  for side in ("left", "right"))
+    last = F.take_along_axis(sums, F.maximum(end - 1, 0), -1)
+    zero = F.zeros((), u.type)
+    return F.moveaxis(F.where(F.greater(end, begin), last, zero), -1, axis)
+
+
+# --- sorts ------------------------------------------------------------------------------------
 def _order(rw: Rewriter, x: Value, descending: bool) -> Value:
     def call(op: GraphOp, *inputs: Value, **attrs: int) -> Value:
         made = Value(Aval(x.aval.shape, INT64))

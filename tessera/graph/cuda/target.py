@@ -1,7 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | sort |
-    merge | search | position | scan | last    a kernel
+    merge | search | position | scan | last | key    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -86,6 +86,8 @@ def _kind_of(node: Node, space: Space) -> str:
         return "view"
     if 0 in space:
         return "empty"
+    if node.op.makes == "key" and node.inputs:
+        return "key"
     if name == "saved":
         return name
     if name in ANCHORS:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.dims import show_shape
+from tessera.dims import show_shape, size_of
 from tessera.errors import ShapeError
+from tessera.graph import functions as F
 from tessera.graph.element import Element, places
 from tessera.graph.op import Aval, GraphOp, sample
-from tessera.graph.ops.gather import add_rows, stretch
+from tessera.graph.ops.gather import SEGMENT_SUM, add_rows, stretch
 from tessera.graph.trace import apply
 from tessera.tensor import Tensor
 
@@ -59,11 +60,17 @@ def _read_ref(y: np.ndarray, slots: np.ndarray) -> np.ndarray:
     return found.reshape(shape)
 
 
-def _fill_element(v: Aval, slots: Aval, extent: Any) -> Element:
-    """Of all rows of its group those that go to this slot, in their order."""
-    lead = v.ndim - 3
-    hit = f"where(x1[{places([*range(lead), 'r0', 'r1'])}] == o{lead}, r0, -1)"
-    return Element(f"x0[{places([*range(lead), hit, 'r1', lead + 1])}]", over=slots.shape[-2:])
+def _fill_segments(v: Tensor, slots: Tensor, extent: Any) -> Tensor:
+    """A segment for each slot of each group, and one for the rows that are left out."""
+    lead, width = v.shape[:-3], v.shape[-1]
+    groups, each = size_of(lead), slots.shape[-2] * slots.shape[-1]
+    wide = v if v.dtype.kind != "float" or v.dtype.bits >= 32 else F.cast(v, "f32")
+    places = F.reshape(F.minimum(slots, extent), (groups, each))
+    first = F.reshape(F.arange(groups) * (extent + 1), (groups, 1))
+    rows, ids = F.reshape(wide, (groups * each, width)), F.reshape(places + first, (groups * each,))
+    total = apply(SEGMENT_SUM, rows, ids, axis=0, extent=groups * (extent + 1))
+    made = F.reshape(total, (groups, extent + 1, width))[:, :extent]
+    return F.cast(F.reshape(made, (*lead, extent, width)), v.type)
 
 
 def _read_element(y: Aval, slots: Aval) -> Element:
@@ -85,7 +92,7 @@ FILL = GraphOp(
     drops=(0,),
     samples=(sample((4, 2, 3), ((4, 2), "index:9"), extent=8),
              sample((2, 5, 1, 3), ((2, 5, 1), "index:7"), extent=6)),
-    element=_fill_element,
+    expand_gpu=_fill_segments,
     doc="rows added up into numbered slots; rows of slots that do not exist are left out",
 )
 READ = GraphOp(
