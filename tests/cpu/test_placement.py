@@ -103,7 +103,6 @@ MAKE = {"tensor": lambda: ts.tensor([1.0, 2.0]), "param": lambda: ts.param([1.0]
 
 
 @on_gpu
-@pytest.mark.row("PLACE-01", "PLACE-02")
 @pytest.mark.parametrize("name", MAKE)
 def test_new_tensors_lie_where_the_block_says(name: str) -> None:
     ts.random.seed(5)
