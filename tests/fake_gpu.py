@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+from contextlib import nullcontext
 from math import prod
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -172,6 +173,7 @@ def gpu(driver, monkeypatch, tmp_path):
     monkeypatch.setattr(arrays, "_by_class", {})
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setitem(sys.modules, "cupyx", fake_cupyx())
     monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
     with config.scope(cache_dir=tmp_path):
         yield made
@@ -294,8 +296,20 @@ def fake_torch() -> ModuleType:
 def fake_cupy() -> ModuleType:
     made: Any = ModuleType("cupy")
     made.cuda = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=80 + device),
-                                Device=_Within, ExternalStream=_Within)
+                                Device=_Within, ExternalStream=_Within,
+                                Stream=SimpleNamespace(null=_Within(0)),
+                                UnownedMemory=lambda pointer, nbytes, owner, device: pointer,
+                                MemoryPointer=lambda pointer, offset: pointer + offset)
     made.empty = lambda shape, dtype: Cupy(poisoned(shape, dtype))
+    made.ndarray = lambda shape, dtype, pointer: memory(pointer, shape, dtype)
+    for name in ("linalg", "fft", "zeros_like", "complex64", "complex128"):
+        setattr(made, name, getattr(np, name))
+    return made
+
+
+def fake_cupyx() -> ModuleType:
+    made: Any = ModuleType("cupyx")
+    made.errstate = lambda linalg: nullcontext()
     return made
 
 

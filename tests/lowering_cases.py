@@ -130,6 +130,21 @@ def gradient(w, x):
     return ts.grad(loss)(w, x)
 
 
+def mirrored(a):
+    return ts.swapaxes(a, -1, -2)
+
+
+def factorizations(a, b):
+    """What has one sign: of a positive definite matrix, and of sums that signs leave alone."""
+    spd = a @ mirrored(a) + 4.0 * ts.eye(5)
+    q, r = ts.qr(spd)
+    u, s, v = ts.svd(spd)
+    values, vectors = ts.eigh(spd)
+    return (ts.cholesky(spd), ts.solve(spd, b), ts.inv(spd), ts.slogdet(spd)[1], q @ r,
+            (u * s[..., None, :]) @ v, s, values,
+            (vectors * values[..., None, :]) @ mirrored(vectors))
+
+
 def recurrent(w, xs, h):
     """A gated cell over a sequence: (a loss, the states)."""
     def step(h, x):
@@ -297,6 +312,14 @@ CASES: dict[str, Case] = {
     "gradients of dropout": Case(dropout_gradients, ((20, 30), (30, 50)), draws=True, terms=100,
                                  scale=0.3),
     "heads": Case(heads, ((2, 9, 32), (32, 96)), terms=32, axes=4),
+    # vendors' libraries
+    "transforms": Case(lambda x: (*ts.fft((x, x * 2.0)), *ts.rfft(x),
+                                  ts.irfft(ts.rfft(x + 1.0), 16)), ((3, 16),), terms=16),
+    "gradient through a transform": Case(lambda x: ts.grad(lambda x: ts.sum(
+        ts.irfft(ts.rfft(x), 16) ** 3))(x), ((3, 16),), terms=64),
+    "factorizations": Case(factorizations, ((2, 5, 5), (2, 5, 3)), terms=256),
+    "gradient of a solution": Case(lambda a, b: ts.grad(lambda a, b: ts.sum(ts.solve(
+        a @ mirrored(a) + 4.0 * ts.eye(5), b)), (0, 1))(a, b), ((2, 5, 5), (2, 5, 3)), terms=256),
     # control flow
     "a recurrent cell": Case(recurrent, ((8, 8), (6, 4, 8), (4, 8)), terms=64, scale=0.5, axes=3),
     "gradients of a recurrent cell": Case(

@@ -112,6 +112,19 @@ class Indexed:
 
 
 @dataclass(frozen=True)
+class VendorLibrary:
+    """A vendor's library that does an op on GPUs as a whole.
+
+    run(module, *arrays, **attrs) -> array(s): module has NumPy's names and these arrays (NumPy on
+    a host, CuPy on a GPU). Where there is no result it raises LinAlgError, or gives what ref does
+    not: both are errors of the user's line
+    """
+
+    name: str
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class NoRule:
     """Why an op has no derivative in one mode, and what to use instead.
 
@@ -186,6 +199,7 @@ class GraphOp:
     flops   its operations, a rule of graph/flops.py. Without: none of a view, those of `expand`,
             as many as elements of operand 0 of a reduction, else one for each element of a result
     matmul  its operations are those of matmuls, at the rate of the type of its operands
+    library  what does the op on GPUs in place of kernels of ours
     hint    what to do about a NaN or an infinity that it made
     memory  where the results lie: a ResultMemory, or a rule(**attrs) -> ResultMemory. Who owns a
             buffer follows from it alone; graph/schedule/check_memory_plan.py proves it of every
@@ -235,6 +249,7 @@ class GraphOp:
     picks: bool = False
     flops: Flops | None = None
     matmul: bool = False
+    library: VendorLibrary | None = None
     hint: str = ""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import config
+from ...errors import UnsupportedTargetError
 from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
 from ...runtime.buffer import DEFAULT, Borrowed, own_stream
@@ -27,6 +28,7 @@ from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import waits
+from .library_steps import LibraryStep, need_cupy
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 from .watched import run_watched
@@ -142,6 +144,12 @@ class Workspace:
 
     def record(self) -> None:
         """The steps as one graph of the driver's."""
+        for step in self.program.steps:
+            if isinstance(step, LibraryStep):
+                raise UnsupportedTargetError(
+                    f"{step.callee.node.op.name} runs in {step.callee.record.name}, which cannot "
+                    "be captured in a CUDA graph", where=step.callee.node.where,
+                    hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
             steps = self._steps(stream)
             self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
@@ -159,6 +167,11 @@ class Workspace:
             if isinstance(step, GroupLaunch | NodeLaunch):
                 found += [partial(copies.wait, copy)] if copies and copy is not None else []
                 found += self._launch(step, stream)
+            elif isinstance(step, LibraryStep):
+                found += [partial(copies.wait, copy)] if copies and copy is not None else []
+                need_cupy(step.callee)
+                found.append(partial(step.launch, lambda name: self._at(name)[0],
+                                     self.device.index, stream))
             elif copies:
                 found.append(self._copy(step, copies, begun))
                 leaving.append((plan.region(step.on_device), begun))

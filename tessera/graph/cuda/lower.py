@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import UnsupportedTargetError
 from ...runtime.target import Target
 from ...tensor import Tensor
+from ...tile.ir.schedule import Schedule
 from ..ir import Graph, Node, Value
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
@@ -29,6 +30,7 @@ from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
 from .host_keys import Draws, split_draws
+from .library_steps import LibraryCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
@@ -252,6 +254,14 @@ class _KernelSchedule(ScheduleBuilder):
         self.add("launch", group.space, reads, writes, [step], made.work.schedule, made.work.grid,
                  call=made)
 
+    def library(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        reads = [self.operand(v) for v in node.inputs]
+        writes = [self.operand(v) for v in node.outputs]
+        step = self.step(node, tuple(o.name for o in reads))
+        self.add("library", group.space, reads, writes, [step], Schedule(), (1,),
+                 calls=LibraryCallee(node))
+
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
 
@@ -289,7 +299,7 @@ def _effects(graph: Graph) -> UnsupportedTargetError:
 
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                             "gather", "segments", "launch")}
+                                             "gather", "segments", "launch", "library")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key}

@@ -6,6 +6,7 @@
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
     launch    a kernel that is a node of the graph (node_kernels.py)
+    library   a vendor's library, through CuPy (library_steps.py)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..schedule.target import ScheduleTarget, Space
 from . import scatters, sorting
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
+from .library_steps import library_group
 from .node_kernels import kernel_group
 from .scans import SCANS
 from .spell import COMBINE, is_stored, no_kernel, template
@@ -65,6 +67,8 @@ def _from_node(node: Node) -> list[FusionGroup]:
     space = _concrete(node)
     if node.op is KERNEL:
         return [kernel_group(node)]
+    if node.op.library is not None and 0 not in space:
+        return [library_group(node)]
     kind = _kind_of(node, space)
     if kind not in ("view", "empty", "saved"):
         _check_stored(node)

@@ -9,7 +9,7 @@ import numpy as np
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import Aval, GraphOp, VendorLibrary, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import INV, floats, mT, need_square, square_shape, unary_batch
@@ -65,6 +65,7 @@ DET = GraphOp(
     "det",
     shape=_scalar_shape,
     ref=np.linalg.det,
+    library=VendorLibrary("cuSOLVER", lambda module, a: module.linalg.det(a)),
     vjp=lambda g, y, a: (_over_matrix(g) * apply(COFACTOR, a),),
     jvp=lambda ts, y, a: _inner(apply(COFACTOR, a), ts[0]),
     batch=unary_batch("det"),
@@ -78,6 +79,7 @@ SLOGDET = GraphOp(
     "slogdet",
     shape=lambda a: (_scalar_shape(a),) * 2,
     ref=lambda a: tuple(np.linalg.slogdet(a)),
+    library=VendorLibrary("cuSOLVER", lambda module, a: tuple(module.linalg.slogdet(a))),
     vjp=lambda g, y, a: (None if g[1] is None else _over_matrix(g[1]) * mT(apply(INV, a)),),
     jvp=lambda ts, y, a: (None, _inner(mT(apply(INV, a)), ts[0])),
     batch=unary_batch("slogdet"),

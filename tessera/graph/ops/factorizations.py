@@ -19,7 +19,7 @@ from ...errors import NumericsError, ShapeError
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Arg, Aval, GraphOp, NoRule, Sample, sample
+from ..op import Arg, Aval, GraphOp, NoRule, Sample, VendorLibrary, sample
 from ..operand import public, store
 from ..trace import apply
 from .index import DIAGONAL, DIAGONAL_EMBED
@@ -97,6 +97,11 @@ def _symmetric_part(a: np.ndarray) -> np.ndarray:
     return half * a + half * np.swapaxes(a, -1, -2)
 
 
+def _half_sum(a: Any) -> Any:
+    """The symmetric part, of arrays of any library."""
+    return 0.5 * (a + a.swapaxes(-1, -2))
+
+
 # --- Cholesky ---------------------------------------------------------------------------------
 def _cholesky_ref(a: np.ndarray) -> np.ndarray:
     full = _symmetric_part(a)
@@ -130,6 +135,7 @@ CHOLESKY = GraphOp(
     "cholesky",
     shape=square_shape,
     ref=_cholesky_ref,
+    library=VendorLibrary("cuSOLVER", lambda module, a: module.linalg.cholesky(_half_sum(a))),
     vjp=_cholesky_vjp,
     jvp=_cholesky_jvp,
     batch=unary_batch("cholesky"),
@@ -177,6 +183,7 @@ QR = GraphOp(
     "qr",
     shape=_qr_shape,
     ref=lambda a: tuple(np.linalg.qr(a)),
+    library=VendorLibrary("cuSOLVER", lambda module, a: tuple(module.linalg.qr(a))),
     vjp=_qr_vjp,
     jvp=_qr_jvp,
     batch=unary_batch("qr"),
@@ -238,6 +245,8 @@ SVD = GraphOp(
     "svd",
     shape=_svd_shape,
     ref=lambda a: tuple(_iterate(lambda x: np.linalg.svd(x, full_matrices=False), a)),
+    library=VendorLibrary("cuSOLVER", lambda module, a: tuple(module.linalg.svd(
+        a, full_matrices=False))),
     vjp=_svd_vjp,
     jvp=_svd_jvp,
     batch=unary_batch("svd"),
@@ -278,6 +287,7 @@ EIGH = GraphOp(
     "eigh",
     shape=_eigh_shape,
     ref=lambda a: tuple(_iterate(np.linalg.eigh, _symmetric_part(a))),
+    library=VendorLibrary("cuSOLVER", lambda module, a: tuple(module.linalg.eigh(_half_sum(a)))),
     vjp=_eigh_vjp,
     jvp=_eigh_jvp,
     batch=unary_batch("eigh"),

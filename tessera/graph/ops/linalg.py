@@ -18,7 +18,7 @@ from ...numerics import NumericType, as_type
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import OPS, Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, VendorLibrary, sample
 from ..operand import convert, promote, public, store
 from ..trace import apply
 from .elementwise import broadcast_shapes, pad_batch_axes, unbroadcast
@@ -227,6 +227,7 @@ SOLVE = GraphOp(
     "solve",
     shape=_solve_shape,
     ref=_solve_ref,
+    library=VendorLibrary("cuSOLVER", lambda module, a, b: module.linalg.solve(a, b)),
     vjp=_solve_vjp,
     jvp=_solve_jvp,
     batch=_pair_batch("solve"),
@@ -243,6 +244,7 @@ INV = GraphOp(
     "inv",
     shape=square_shape,
     ref=_inv_ref,
+    library=VendorLibrary("cuSOLVER", lambda module, a: module.linalg.inv(a)),
     vjp=lambda g, y, a: (-(mT(y) @ g @ mT(y)),),
     jvp=lambda ts, y, a: -(y @ ts[0] @ y),
     batch=unary_batch("inv"),

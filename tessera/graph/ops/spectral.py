@@ -18,7 +18,7 @@ from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import OPS, Aval, GraphOp, sample
+from ..op import OPS, Aval, GraphOp, VendorLibrary, sample
 from ..operand import axes_tuple, axis_index, plain, public, store
 from ..trace import apply
 from .linalg import floats
@@ -86,10 +86,29 @@ def _fft_ref(re: np.ndarray, im: np.ndarray, axis: int, inverse: bool, norm: str
     return _parts(run(_complex(re, im), axis=axis, norm=norm))  # type: ignore[arg-type]
 
 
+def _joined(module: Any, re: Any, im: Any) -> Any:
+    """A complex array of another library's."""
+    z = module.zeros_like(re, module.complex64 if re.dtype == np.float32 else module.complex128)
+    z.real, z.imag = re, im
+    return z
+
+
+def _fft_in(module: Any, re: Any, im: Any, axis: int, inverse: bool, norm: str) -> tuple:
+    run = module.fft.ifft if inverse else module.fft.fft
+    z = run(_joined(module, re, im), axis=axis, norm=norm)
+    return z.real, z.imag
+
+
+def _rfft_in(module: Any, x: Any, axis: int, norm: str) -> tuple:
+    z = module.fft.rfft(x, axis=axis, norm=norm)
+    return z.real, z.imag
+
+
 FFT = GraphOp(
     "fft",
     shape=_fft_shape,
     ref=_fft_ref,
+    library=VendorLibrary("cuFFT", _fft_in),
     vjp=lambda g, y, re, im, axis, inverse, norm: apply(
         FFT, *_both(*g), axis=axis, inverse=not inverse, norm=ADJOINT_NORM[norm]
     ),
@@ -138,6 +157,7 @@ RFFT = GraphOp(
     "rfft",
     shape=_rfft_shape,
     ref=lambda x, axis, norm: _parts(np.fft.rfft(x, axis=axis, norm=norm)),
+    library=VendorLibrary("cuFFT", _rfft_in),
     vjp=_rfft_vjp,
     jvp=lambda ts, y, x, **a: apply(RFFT, ts[0], **a),
     batch=line_batch("rfft"),
@@ -168,6 +188,8 @@ IRFFT = GraphOp(
     "irfft",
     shape=_irfft_shape,
     ref=lambda re, im, axis, n, norm: np.fft.irfft(_complex(re, im), n, axis, norm),
+    library=VendorLibrary("cuFFT", lambda module, re, im, axis, n, norm: module.fft.irfft(
+        _joined(module, re, im), n, axis, norm)),
     vjp=_irfft_vjp,
     jvp=lambda ts, y, re, im, **a: apply(IRFFT, *_both(*ts), **a),
     batch=line_batch("irfft"),

@@ -112,7 +112,8 @@ class ScheduleLine:
 class ScheduledGroup:
     """Ops that run as one kernel.
 
-    kind: loop | rows | columns | gemm | attention | move | gather | segments | launch.
+    kind: loop | rows | columns | gemm | attention | move | gather | segments | launch |
+    library, and others of the target's.
     space: what its grid covers.
     schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
     """
