@@ -17,12 +17,14 @@ import numpy as np
 from ..dims import show_shape
 from ..errors import CheckpointError
 from ..graph import random, tree
+from ..graph.devices import to
 from ..mesh.domain import Rect
 from ..mesh.ranks.messages import raised_on_all, share, together
 from ..mesh.tensor import DistTensor
 from ..mesh.world import transport
 from ..numerics import NumericType, unpack
 from ..tensor import Tensor
+from ..tile.launch.resident import Resident
 from .layout import (
     FORMAT,
     MANIFEST,
@@ -53,8 +55,8 @@ class Checkpoint:
     @together("Checkpoint.tree")
     def tree(self, like: Any, *, part: bool = False) -> Any:
         """The tensors in the structure of `like`, whose shapes and numeric types must agree;
-        distributed ones where `like` has them, however they were saved. On several ranks all of
-        them call it; what they ask for may differ.
+        distributed ones, or on a GPU, where `like` has them, however they were saved. On several
+        ranks all of them call it; what they ask for may differ.
 
         part: `like` may ask for some of the tensors only
 
@@ -64,6 +66,7 @@ class Checkpoint:
             paths, leaves, structure = named_leaves(like)
             self._need_fit(dict(zip(paths, leaves, strict=True)), part)
             found = [self.tensors.parts(p, leaf) if isinstance(leaf, DistTensor)
+                     else to(self.tensors[p], leaf.device) if isinstance(leaf, Resident)
                      else self.tensors[p] for p, leaf in zip(paths, leaves, strict=True)]
             self.tensors.forget()
         return tree.unflatten(structure, found)

@@ -229,6 +229,55 @@ def test_captured_host_tensors_are_copied_once(driver: Any, monkeypatch: Any,
     np.testing.assert_array_equal(f(x).array, want)
 
 
+# --- what is built on ops -----------------------------------------------------------------------
+def network(p: Any, x: ts.Tensor) -> ts.Tensor:
+    return ts.mean(ts.square(ts.tanh(x @ p["w"]) + p["b"]))
+
+
+@on_gpu
+@pytest.mark.parametrize("form", ["ops", "jit", "donated"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_optimizer_keeps_its_state_where_the_parameters_lie(dtype: str, form: str,
+                                                               rng: np.random.Generator) -> None:
+    """Narrow parameters have master copies there."""
+    opt = ts.optim.AdamW()
+
+    def step(params: Any, state: Any, x: ts.Tensor, lr: float) -> Any:
+        loss, grads = ts.value_and_grad(network)(params, x)
+        grads = ts.optim.clip_by_global_norm(grads, 1.0)[0]
+        return *opt.update(params, grads, state, lr), loss
+
+    params = {"w": ts.param(normal(rng, 8, 4), dtype), "b": ts.param(normal(rng, 4), dtype)}
+    there = ts.to(params, "cuda")
+    state, held = opt.init(params), opt.init(there)
+    assert {m.device for k in ("m", "v", "master") for m in held[k].values()} == {"cuda:0"}
+    run = {"ops": step, "jit": ts.jit(step), "donated": ts.jit(step, donate=(0, 1))}[form]
+    for i in range(3):
+        x = normal(rng, 16, 8, dtype=dtype)
+        params, state, loss = step(params, state, x, 0.1 / (i + 1))
+        there, held, got = run(there, held, x.cuda(), 0.1 / (i + 1))
+        assert_close(got.array, loss.array, dtype, 16, scale=4.0)
+    assert there["w"].is_param and there["w"].device == held["m"]["w"].device == "cuda:0"
+    if dtype == "f32":
+        assert_close(there["w"].array, params["w"].array, "f32", 256, scale=4.0)
+
+
+@on_gpu
+def test_custom_rules_and_checkpoints(tmp_path: Any, rng: np.random.Generator) -> None:
+    @ts.custom_vjp
+    def twice(x: ts.Tensor) -> ts.Tensor:
+        return x * 2.0
+
+    twice.defvjp(lambda x: (x * 2.0, None), lambda saved, g: (g * 2.0,))
+    x = normal(rng, 5)
+    there = x.cuda()
+    assert twice(there).device == ts.grad(lambda x: ts.sum(twice(x)))(there).device == "cuda:0"
+    ts.checkpoints.save(tmp_path / "c", {"x": there})
+    for like in (x, there):
+        found = ts.checkpoints.load(tmp_path / "c").tree({"x": like})["x"]
+        assert found.device == like.device and found.array.tobytes() == x.array.tobytes()
+
+
 # --- nothing is copied that is there ------------------------------------------------------------
 @on_gpu
 def test_kernels_read_arguments_and_write_results_where_they_lie(driver: Any, monkeypatch: Any,

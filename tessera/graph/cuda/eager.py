@@ -85,7 +85,7 @@ def call(name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     arrays = [(path, as_tensor(x)) for path, x in paths if isinstance(x, Tensor | np.ndarray)]
     if all(x.place == HOST and not x.ndim for _, x in arrays):
         return _made(fn, args, kwargs)
-    target = target_of(name, arrays)
+    target = target_of("a call", arrays)
     if target == "cpu":
         return fn(*args, **kwargs)
     index = gpu_number(target)

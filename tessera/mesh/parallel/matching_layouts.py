@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tessera.dims import Dim
 from tessera.graph import functions as F
+from tessera.graph.devices import to
 from tessera.graph.op import VIEW, GraphOp, sample
 from tessera.graph.ops.gather import stretch
 from tessera.graph.trace import apply, current_builder
@@ -60,12 +61,14 @@ def lie_as(x: Tensor, like: Tensor) -> Tensor:
 
 
 def zeros_as(like: Tensor, numeric: NumericType) -> Tensor:
-    """Zeros of `like`'s shape, that lie as it does."""
+    """Zeros of `like`'s shape, that lie as it does: on its GPU, or in parts on its mesh."""
     if current_builder() is None and like.layout is not None:
         layout = like.layout.settled().unmarked()
         return tensor(like.shape, layout, layout.mesh, numeric)
     zeros = F.zeros(like.shape, numeric)
-    return apply(LIKE, zeros, like) if is_distributed(like) else zeros
+    if is_distributed(like):
+        return apply(LIKE, zeros, like)
+    return zeros if current_builder() is not None else to(zeros, like.device)
 
 
 def counter(like: Sequence[Tensor]) -> Tensor:
