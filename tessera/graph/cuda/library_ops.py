@@ -1,39 +1,23 @@
-"""Ops that library kernels do as a whole: they replace what they stand for in a lowered graph.
+"""Matmuls as calls of the library's kernel, on operands as they lie in memory.
 
-A product takes in the transpositions of its operands. Of attention see attention_kernels.py.
+Transpositions of operands and of results go into the call. Of attention see attention_kernels.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import SourceLine
+from ...runtime.generations import WarpgroupMatmul
 from ..ir import Graph, Node, Value
+from ..op import OPS, Aval
 from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.op_ids import OpLine, id_of
+from ..simplify import Rewriter, rebuild, remove_dead
 
 PRODUCT = library_call("product")
-
-
-class Makers:
-    """Who makes each value of a graph."""
-
-    def __init__(self, graph: Graph):
-        self.maker: dict[Value, Node] = {v: n for n in graph.nodes for v in n.outputs}
-
-    def made_by(self, v: Value, *names: str) -> Node | None:
-        node = self.maker.get(v)
-        return node if node is not None and node.op.name in names else None
-
-Matcher = Callable[[Makers, Node], Node | None]
-
-
-def replace_calls(graph: Graph, match: Matcher) -> Graph:
-    """The graph with each node for which `match` gives a call replaced by it."""
-    users = Makers(graph)
-    nodes = [match(users, node) or node for node in graph.nodes]
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
 def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
@@ -44,36 +28,105 @@ def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
     return replace(where, id=" ".join(ids))
 
 
-# --- products ---------------------------------------------------------------------------------
-def match_product(users: Makers, node: Node) -> Node | None:
-    """matmul of operands as they lie in memory: transposed matrices included."""
-    if node.op.name != "matmul":
-        return None
-    sides = [_operand(users, v) for v in node.inputs]
-    attrs = {"layout": "".join("t" if s.transposed else "n" for s in sides), **node.attrs}
-    parts = [*sides[0].parts, *sides[1].parts, node]
-    return Node(PRODUCT, tuple(s.value for s in sides), attrs, node.outputs,
-                joined(node.where, parts))
+# --- results ----------------------------------------------------------------------------------
+def transpose_operands(graph: Graph) -> Graph:
+    """A matmul whose result, or that rounded, is only read transposed as that of its operands
+    transposed, which a kernel reads as they lie: (a b)' = b' a'."""
+    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "transpose" or not swaps_last(node.attrs["axes"]):
+            return None
+        cast = rw.made_by(inputs[0], "cast")
+        made = rw.made_by(inputs[0] if cast is None else cast.inputs[0], "matmul")
+        read = [node.inputs[0]] if cast is None else [node.inputs[0], cast.inputs[0]]
+        if made is None or any(count[v] > 1 for v in read):
+            return None
+        rw.where = joined(node.where, [made, *([] if cast is None else [cast]), node])
+        b, a = (rw.emit("transpose", v, axes=_swapped(v)) for v in reversed(made.inputs))
+        out = rw.emit("matmul", b, a, **made.attrs)
+        return out if cast is None else rw.emit("cast", out, **cast.attrs)
+
+    return remove_dead(rebuild(graph, visit))
 
 
-@dataclass(frozen=True)
-class _Side:
-    value: Value
-    transposed: bool
-    parts: list[Node]
+def _swapped(v: Value) -> tuple[int, ...]:
+    n = v.aval.ndim
+    return (*range(n - 2), n - 1, n - 2)
 
 
-def _operand(users: Makers, v: Value) -> _Side:
-    transposed, parts = False, list[Node]()
-    while (turn := users.made_by(v, "transpose")) and _swaps_last(turn.attrs["axes"]):
-        parts.append(turn)
-        v, transposed = turn.inputs[0], not transposed
-    return _Side(v, transposed, parts)
-
-
-def _swaps_last(axes: tuple[int, ...]) -> bool:
+def swaps_last(axes: tuple[int, ...]) -> bool:
     n = len(axes)
     return n >= 2 and axes == (*range(n - 2), n - 1, n - 2)
 
 
-__all__ = ["PRODUCT", "LibraryCall", "Makers", "joined", "match_product", "replace_calls"]
+# --- calls ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Side:
+    """An operand as it lies. copied: made so by a copy, because the instruction reads no other."""
+
+    value: Value
+    transposed: bool
+    parts: list[Node]
+    copied: bool = False
+
+
+class _Calls:
+    """The nodes of a graph, its matmuls as calls. chip: how warpgroups multiply, if they do."""
+
+    def __init__(self, graph: Graph, chip: WarpgroupMatmul | None):
+        self.maker = {v: n for n in graph.nodes for v in n.outputs}
+        self.chip, self.nodes = chip, list[Node]()
+        self.copies: dict[Value, Value] = {}
+
+    def add(self, node: Node) -> None:
+        if node.op.name != "matmul":
+            self.nodes.append(node)
+            return
+        a, b = map(self.side, node.inputs)
+        where = joined(node.where, [*a.parts, *b.parts, node])
+        if self.reads_rows_alone(a.value, node):
+            a = self.along(a, False, where)
+            b = self.along(b, True, where)
+        attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
+                 "copied": "".join(n for n, s in zip("ab", (a, b), strict=True) if s.copied),
+                 **node.attrs}
+        self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
+
+    def side(self, v: Value) -> _Side:
+        transposed, parts = False, list[Node]()
+        while (turn := self.maker.get(v)) is not None and turn.op.name == "transpose" and (
+                swaps_last(turn.attrs["axes"])):
+            parts.append(turn)
+            v, transposed = turn.inputs[0], not transposed
+        return _Side(v, transposed, parts)
+
+    def reads_rows_alone(self, v: Value, node: Node) -> bool:
+        """Whether wgmma reads both operands along the contracted axis alone, and TMA brings such
+        rows: of multiples of 16 bytes."""
+        operand = None if self.chip is None else self.chip.operands.get(v.aval.dtype.name)
+        depth: Any = node.inputs[0].aval.shape[-1]
+        return operand is not None and not operand.any_major and isinstance(depth, int) and (
+            depth * v.aval.dtype.bits % 128 == 0)
+
+    def along(self, side: _Side, transposed: bool, where: SourceLine | None) -> _Side:
+        """The operand with rows along the contracted axis, copied where it lies otherwise."""
+        if side.transposed == transposed:
+            return side
+        v, axes = side.value, _swapped(side.value)
+        if v not in self.copies:
+            made = Value(Aval(tuple(v.aval.shape[i] for i in axes), v.aval.type))
+            self.nodes.append(Node(OPS["transpose"], (v,), {"axes": axes}, (made,), where))
+            self.copies[v] = made
+        return _Side(self.copies[v], transposed, side.parts, True)
+
+
+def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
+    """The graph with its matmuls as calls of the library's kernel."""
+    calls = _Calls(graph, chip)
+    for node in graph.nodes:
+        calls.add(node)
+    return Graph(graph.name, graph.inputs, graph.captures, tuple(calls.nodes), graph.outputs)
+
+
+__all__ = ["PRODUCT", "LibraryCall", "call_products", "joined", "transpose_operands"]

@@ -70,7 +70,7 @@ def lower(graph: Graph, target: Target) -> LoweredGraph:
     if graph.effects - {"random"}:
         raise _effects(graph)
     numbered = number(graph)
-    prepared, known = prepare(numbered)
+    prepared, known = prepare(numbered, target.generation)
     rest, draws = split_draws(prepared, known, "random" in graph.effects)
     groups = place_saved(fuse(rest, CUDA), rest)
     memory = plan_memory(rest, groups, known, CUDA, draws.values)

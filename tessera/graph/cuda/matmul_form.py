@@ -70,6 +70,9 @@ def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
     notes = [f"{' and '.join(names)} read transposed, as they lie" if len(names) > 1 else
              f"{names[0]} is read transposed, as it lies"] if names else []
     types = [v.aval.dtype.name for v in anchor.inputs]
+    if copied := anchor.attrs["copied"]:
+        notes.append(f"copy of {' and '.join(copied)}, because wgmma reads {types[0]} only along "
+                     "the contracted axis")
     wide = anchor.attrs["accum"].name
     notes += [f"operands of {types[0]}, sums in {wide}"] if types[0] != wide else []
     if lead:
@@ -86,6 +89,8 @@ def _schedule(numeric: NumericType, M: int, N: int, shared_bytes: int, pressure:
     or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
     """
     m, n, k = default_block(numeric, M, N)
+    if numeric.dtype.kind == "float" and numeric.dtype.bits == 8:
+        pressure = f"short sums of {numeric.dtype} are added up beside those of the tensor cores"
     notes = []
     if pressure and n > 128:
         n = 128

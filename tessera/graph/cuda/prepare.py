@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...numerics import as_type
+from ...runtime.generations import Generation
 from ..expand import expand, expand_by, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
@@ -17,7 +18,7 @@ from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dea
 from .attention_kernels import use_attention_kernels
 from .gathers import nothing
 from .host_keys import open_keys
-from .library_ops import match_product, replace_calls
+from .library_ops import call_products, transpose_operands
 from .scatters import open_writes
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
@@ -99,10 +100,6 @@ def expand_for_kernels(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu)
 
 
-def find_products(graph: Graph) -> Graph:
-    return replace_calls(graph, match_product)
-
-
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
@@ -125,15 +122,16 @@ PIPELINE: list[Pass] = [
     open_reductions,
     split_reductions,
     narrow_ids,
+    transpose_operands,
 ]
 
 
-def prepare(graph: Graph) -> tuple[Graph, dict[Value, np.ndarray]]:
+def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:
     """The graph after every pass, and the values that depend on nothing but constants."""
     for step in PIPELINE:
         graph = step(graph)
     known, graph = fold_constants(graph)
-    return remove_dead(find_products(open_keys(graph))), known
+    return remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul)), known
 
 
 __all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]
