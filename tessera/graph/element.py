@@ -28,11 +28,14 @@ class IndexBound:
 @dataclass(frozen=True)
 class Element:
     """text: of one element.  over: extents of r0, r1, ..., the sum over which is the element, in
-    row-major order.  bounds: what fails where an integer lies outside."""
+    row-major order.  bounds: what fails where an integer lies outside.
+    into: where operand 0 is written over, the places in it of the elements o0, o1, ... of operand
+    1; the others stay as they are."""
 
     text: str
     over: tuple[Any, ...] = ()
     bounds: tuple[IndexBound, ...] = ()
+    into: tuple[str, ...] | None = None
 
 
 def places(axes: Sequence[int | str], letter: str = "o") -> str:

@@ -13,6 +13,7 @@ from tessera.graph.cuda import CudaProgram
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.trace import apply
 from tessera.tile.ir.errors import KernelAssertionError
+from tolerance import assert_close
 
 
 def program(fn: Any, *inputs: ts.Tensor) -> CudaProgram:
@@ -157,3 +158,24 @@ def test_a_place_outside_is_an_error_at_its_line():
     x, ids = ts.zeros((4, 3)), ts.tensor(np.array([0, 4]))
     with pytest.raises(ts.TesseraError, match="outside of -4..3"):
         program(fn, x, ids).run([x.array, ids.array])
+
+
+@pytest.mark.parametrize("shape, size", [((7,), (3,)), ((4, 6), (2, 3)), ((4, 6), (4, 1))])
+def test_a_block_is_written_over_an_operand_that_nobody_reads_again(shape, size, rng):
+    """The rest of the operand is not moved."""
+    x, u = (rng.standard_normal(s).astype(np.float32) for s in (shape, size))
+    starts = np.array([n - m for n, m in zip(shape, size, strict=True)], np.int64)
+
+    def once(x, u, starts):
+        return ts.dynamic_update_slice(ts.exp(x), u, starts) + ts.sum(u)
+
+    def kept(x, u, starts):
+        y = ts.exp(x)
+        return ts.dynamic_update_slice(y, u, starts) * y
+
+    given = [ts.tensor(a) for a in (x, u, starts)]
+    for fn, kind, count in ((once, "update", 1), (kept, "elements", 1)):
+        made, want = lowered(fn, *given)
+        assert_close(made[0], want[0], "f32", n=2)
+        kinds = [g.kind for g in program(fn, *given).plan.groups]
+        assert kinds.count(kind) == count, kinds

@@ -12,10 +12,11 @@ from math import prod
 from typing import Any
 
 from ...numerics import DType, as_type
-from ..element import Element, IndexBound
+from ..element import Element, IndexBound, places
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
+from ..schedule.loop_axes import extents_of
 from .choose_schedule import blocks, for_loop
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
@@ -171,6 +172,8 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
     element = node.op.element(*(v.aval for v in node.inputs), **node.attrs)
     reads = [builder.operand(v) for v in builder.reads(group)]
     y = builder.operand(node.outputs[0])
+    if builder.memory.places[node.outputs[0]].kind == "view":
+        return _schedule_update(builder, group, element, reads, y)
     s = for_loop((prod(y.shape),), y.type.dtype.bits)
     builder.add("elements", y.shape, reads, [y], [builder.step(node)], s,
                 (blocks(prod(y.shape), s.n),), element=element.text, over=element.over,
@@ -178,21 +181,64 @@ def schedule_elements(builder: ScheduleBuilder, group: FusionGroup) -> None:
                 kinds=tuple(v.aval.dtype.kind for v in node.inputs))
 
 
+def _schedule_update(builder: ScheduleBuilder, group: FusionGroup, element: Element,
+                     reads: list[GroupOperand], y: GroupOperand) -> None:
+    """The result lies where operand 0 does: what is written over it alone is moved."""
+    (node,) = group.nodes
+    assert element.into is not None
+    space, x = extents_of(node.inputs[1]), builder.buffer_name(node.inputs[0])
+    s = for_loop((prod(space),), y.type.dtype.bits)
+    builder.add("update", space, [r for r in reads if r.name != x], [y], [builder.step(node)], s,
+                (blocks(prod(space), s.n),), into=element.into,
+                bounds=tuple(map(astuple, element.bounds)),
+                kinds=tuple(v.aval.dtype.kind for v in node.inputs))
+
+
 def element_source(group: ScheduledGroup) -> KernelText:
-    w, (step,), (y,), BN = KernelWriter(group), group.steps, group.writes, group.schedule.n
-    bounds = tuple(IndexBound(*b) for b in group.attr("bounds"))
-    element = Element(group.attr("element"), group.attr("over"), bounds)
+    w, (step,), (y,) = KernelWriter(group), group.steps, group.writes
+    element = Element(group.attr("element"), group.attr("over"), _bounds(group))
+    s = _started(w, group, y.shape)
+    made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
+    w.line(f"{capital(y.name)}[n:n+{s.block}] = {made}", step)
+    return _finished(w, group)
+
+
+def update_source(group: ScheduledGroup) -> KernelText:
+    """The elements of operand 1 to their places in the result."""
+    w, (step,), (y,) = KernelWriter(group), group.steps, group.writes
+    s = _started(w, group, group.space)
+    for b in _bounds(group):
+        w.check_index(s.bound(b.text).text, b.extent, step, b.wrap)
+    flat = ""
+    for text, extent in zip(group.attr("into"), y.shape, strict=True):
+        at = s.bound(text).text
+        flat = f"({flat}) * {extent} + {at}" if flat else at
+    there = f"tile.where(p < {prod(group.space)}, {flat or 'p'}, -1)"
+    value = s.spell(f"x1[{places(range(len(group.space)))}]")
+    made = value.text if value.varies else f"tile.broadcast({value.text}, ({s.block},))"
+    w.line(f"tile.scatter({capital(y.name)}, {there}, {made})", step)
+    return _finished(w, group)
+
+
+def _bounds(group: ScheduledGroup) -> tuple[IndexBound, ...]:
+    return tuple(IndexBound(*b) for b in group.attr("bounds"))
+
+
+def _started(w: KernelWriter, group: ScheduledGroup, shape: tuple[int, ...]) -> _Spelled:
+    """The block's elements of a space."""
+    (step,), (y,), BN = group.steps, group.writes, group.schedule.n
     reads = {r.name: r for r in group.reads}
     size = max(prod(o.shape) for o in (*group.reads, y))
     kind = w.type(as_type("int64" if size >= LONG else "int32"))
-    operands = [reads[a] if isinstance(a, str) else _Number(a, k)
+    operands = [reads.get(a) if isinstance(a, str) else _Number(a, k)
                 for a, k in zip(step.args, group.attr("kinds"), strict=True)]
     w.line(f"n = tile.group_id(0) * {BN}")
     w.line(f"p = tile.arange(0, {BN}, {kind}) + n")
-    s = _Spelled(w, step, y.shape, operands, BN, kind)
-    made = _summed(s, element, y.type.dtype) if element.over else _single(s, element)
-    w.line(f"{capital(y.name)}[n:n+{BN}] = {made}", step)
-    names = {o.name: o for o in (*group.reads, y)}
+    return _Spelled(w, step, shape, operands, BN, kind)
+
+
+def _finished(w: KernelWriter, group: ScheduledGroup) -> KernelText:
+    names = {o.name: o for o in (*group.reads, *group.writes)}
     texts = [f"{capital(o.name)}: {w.annotation(o, (prod(o.shape),))}" for o in names.values()]
     return w.finish(texts, f"(grid={group.grid})", [(prod(o.shape),) for o in names.values()])
 
@@ -231,4 +277,4 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
     return f"tile.cast({name}, {w.type(s.step.type)})" if wide else name
 
 
-__all__ = ["element_source", "schedule_elements"]
+__all__ = ["element_source", "schedule_elements", "update_source"]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ...numerics import NumericType
 from ..schedule.ir import ScheduledGroup, canonical_group
 from .copy_kernels import move_source
-from .elements import element_source
+from .elements import element_source, update_source
 from .extrema import position_source
 from .fold_keys import key_source
 from .gathers import gather_source, segments_source
@@ -29,6 +29,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
     "attention": attention_source, "move": move_source, "gather": gather_source,
     "segments": segments_source, "elements": element_source,
+    "update": update_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "position": position_source, "scan": scan_source,
     "last": last_source, "key": key_source,

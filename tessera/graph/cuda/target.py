@@ -1,6 +1,6 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
-    loop | rows | columns | gemm | attention | move | gather | segments | elements | sort |
+    loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
     merge | search | position | scan | last | key    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
@@ -163,7 +163,11 @@ def _reduction(node: Node) -> list[FusionGroup]:
 
 # --- memory ---------------------------------------------------------------------------------------
 def _memory(group: FusionGroup) -> ResultMemory:
-    """Kernels write buffers of their own; strides are copied (copy_kernels.py)."""
+    """Kernels write buffers of their own, or over an operand that nobody reads again; strides are
+    copied (copy_kernels.py)."""
+    if group.kind == "elements":
+        lies = group.nodes[0].op.lies(group.nodes[0].attrs)
+        return lies if lies.kind == "donated" else FRESH
     return FLAT_VIEW if group.kind == "view" else FRESH
 
 

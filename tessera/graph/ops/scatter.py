@@ -357,7 +357,8 @@ def _update_element(x: Aval, u: Aval, starts: Aval) -> Element:
     hit = " & ".join(f"(o{a} >= x2[{a}]) & (o{a} < x2[{a}] + {n})"
                      for a, n in enumerate(u.shape))
     new = places([f"o{a} - x2[{a}]" for a in axes])
-    return Element(f"where({hit}, x1[{new}], x0[{places(axes)}])", bounds=bounds)
+    return Element(f"where({hit}, x1[{new}], x0[{places(axes)}])", bounds=bounds,
+                   into=tuple(f"o{a} + x2[{a}]" for a in axes))
 
 
 DYNAMIC_UPDATE_SLICE = GraphOp(
