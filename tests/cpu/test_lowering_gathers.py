@@ -179,3 +179,18 @@ def test_a_block_is_written_over_an_operand_that_nobody_reads_again(shape, size,
         assert_close(made[0], want[0], "f32", n=2)
         kinds = [g.kind for g in program(fn, *given).plan.groups]
         assert kinds.count(kind) == count, kinds
+
+
+@pytest.mark.parametrize("fn, at, bounds", [
+    (lambda x, i: ts.take_along_axis(x, ts.reshape(i, (1, 2)), 0), [0, 5], "-5..4"),
+    (lambda x, i: ts.take_along_axis(x, ts.reshape(i, (1, 2)), 0), [-6, 0], "-5..4"),
+    (lambda x, i: ts.dynamic_slice(x, i, (3, 2)), [3, 0], "0..2"),
+    (lambda x, i: ts.dynamic_update_slice(x, ts.ones((5, 1)), i), [0, 2], "0..1"),
+    (lambda x, i: ts.dynamic_update_slice(x * 2.0, ts.ones((5, 1)), i) + 1.0, [-1, 0], "0..0"),
+    (lambda x, i: ts.grad(lambda x: ts.sum(ts.take_along_axis(x, ts.reshape(i, (1, 2)), 0)))(x),
+     [0, 5], "-5..4"),
+])
+def test_an_index_outside_is_an_error_with_its_bounds(fn, at, bounds):
+    x, ids = ts.zeros((5, 2)), ts.tensor(np.array(at))
+    with pytest.raises(ts.TesseraError, match=f"outside of {bounds}"):
+        program(fn, x, ids).run([x.array, ids.array])
