@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -278,6 +281,28 @@ def test_custom_rules_and_checkpoints(tmp_path: Any, rng: np.random.Generator) -
         assert found.device == like.device and found.array.tobytes() == x.array.tobytes()
 
 
+@on_gpu
+def test_regions_are_written_where_they_lie() -> None:
+    @ts.jit
+    def doubled(x: ts.Region[ts.write], y: ts.Region[ts.read]) -> None:
+        x[:2] = y[:2] * 2.0
+
+    x, y = ts.zeros(4).cuda(), ts.ones(4).cuda()
+    pointer = x.memory.pointer
+    doubled(x, y)
+    assert x.tolist() == [2.0, 2.0, 0.0, 0.0] and x.memory.pointer == pointer
+
+
+@on_gpu
+def test_several_threads_call_one_function(rng: np.random.Generator) -> None:
+    f = ts.jit(lambda x: ts.tanh(x) * 2.0)
+    xs = [normal(rng, 64).cuda() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for x, y in zip(xs, pool.map(f, xs), strict=True):
+                assert_close(y.array, 2 * np.tanh(x.array), "f32", 2)
+
+
 # --- nothing is copied that is there ------------------------------------------------------------
 @on_gpu
 def test_kernels_read_arguments_and_write_results_where_they_lie(driver: Any, monkeypatch: Any,
@@ -310,8 +335,6 @@ def test_results_share_no_memory(fn: Any, rng: np.random.Generator) -> None:
 
 @on_gpu
 def test_a_call_keeps_no_memory_of_its_arguments(rng: np.random.Generator) -> None:
-    import weakref
-
     f = ts.jit(lambda x: x + 1.0)
     x = normal(rng, 4).cuda()
     gone = weakref.ref(x.memory)
@@ -327,8 +350,6 @@ def test_a_call_keeps_no_memory_of_its_arguments(rng: np.random.Generator) -> No
 def test_arrays_of_side_streams_are_ordered(how: str, late: str, driver: Any,
                                             rng: np.random.Generator) -> None:
     """Behind the work of the stream on which torch made it, and before what torch does next."""
-    import sys
-
     f, x = ts.jit(lambda x: x * 2.0), normal(rng, 4)
     sys.modules["torch"].streams[0] = 9
     f(Torch(filled(x.array)))
