@@ -61,7 +61,7 @@ class Compiler:
                 image: machine_code.Image | None = None) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
-        sites = sites_of(function, request.watched) if request.watched else self.sites
+        sites = sites_of(function, request) if request.watched else self.sites
         words = [Parameter("sentinels", "sentinels", "i64")] if request.watched else []
         parameters = (*parameters_of(function), *words, *self.extra)
         code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
@@ -87,30 +87,45 @@ class Compiler:
         env = environment(function, values)
         groups = np.arange(prod(axes), dtype=np.int64)
         with np.errstate(all="ignore"):
-            Machine(groups, lanes, tuple(axes), env, key=(0, 0)).run(function.body)
+            machine = Machine(groups, lanes, tuple(axes), env, key=(0, 0))
+            machine.run(function.body)
         if ("sentinels", "sentinels") in values:
-            count(env, self._sites[launch.f.decode()], values["sentinels", "sentinels"])
+            count(machine, function, self._sites[launch.f.decode()],
+                  values["sentinels", "sentinels"])
         if self.after is not None:
             self.after(values)
 
 
-def sites_of(function: Function, watched: frozenset[str]) -> tuple[ReportSite, ...]:
-    """A place for each watched tensor that is stored to, at the first line that does so."""
-    names = {p.value.name for p in function.params} & watched & written_parameters(function)
+def sites_of(function: Function, request: Any) -> tuple[ReportSite, ...]:
+    """A place for each watched tensor that is stored to, at the first line that does so, and one
+    for each held line."""
+    written = written_parameters(function)
+    names = {p.value.name for p in function.params} & request.watched & written
     dtypes = {p.value.name: p.type.dtype.name for p in function.params}
     lines = [n.where for n in walk(function.body)
              if isinstance(n, Op) and OPS[n.name].effect == "write"]
-    return tuple(ReportSite(lines[0], n, "numerics", ("store", dtypes[n], "inf"))
-                 for n in sorted(names))
+    held = {n.where.line: n.where for n in walk(function.body)
+            if n.where is not None and n.where.line in dict(request.held)}
+    return (*(ReportSite(lines[0], n, "numerics", ("store", dtypes[n], "inf"))
+              for n in sorted(names)),
+            *(ReportSite(where, "", "numerics", ("held", "f32", "")) for where in held.values()))
 
 
-def count(env: dict[Any, Any], sites: tuple[ReportSite, ...], pointer: int) -> None:
-    """What sentinels would have counted: here, of all that lies in the written tensors."""
-    held = {box.memory.name: box.memory for box in env.values() if isinstance(box, MemoryBox)}
+def count(machine: Machine, function: Function, sites: tuple[ReportSite, ...],
+          pointer: int) -> None:
+    """What sentinels would have counted: here, of all that lies in the written tensors, and of
+    whole values."""
+    held = {box.memory.name: box.memory for box in machine.env.values()
+            if isinstance(box, MemoryBox)}
+    made = {n.where.line: machine.env[n.outs[0].value] for n in walk(function.body)
+            if isinstance(n, Op) and n.outs and n.where is not None}
     words = memory(pointer, (len(sites), SITE_WORDS), np.uint64)
     for site, row in zip(sites, words, strict=True):
-        found = held[site.message]
-        values = decode(found.flat, found.numeric.dtype).astype(np.float32)
+        if site.formats[0] == "held":
+            values = np.asarray(made[site.where.line], np.float32).reshape(-1)
+        else:
+            found = held[site.message]
+            values = decode(found.flat, found.numeric.dtype).astype(np.float32)
         row[0] += np.uint64(np.isnan(values).sum())
         row[1] += np.uint64(np.isinf(values).sum())
         if not np.isfinite(values).all():

@@ -22,11 +22,13 @@ from sentinel_cases import CASES as BAD
 from sentinel_cases import QUIET, positive, spoiled
 from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
 from tessera.debug.sentinel import observe_run
+from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.numerics import CastCounts, as_type, encode
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.intrinsics.sentinels import limit_of
+from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.launch.machine_code import CompileRequest
 
 tile = ts.tile
@@ -275,7 +277,7 @@ def test_the_verdict_is_that_of_the_cpu(name, rng, gpu, apart):
     assert on_gpu(case.fn, *inputs) == found_by(Executable, case.fn, *inputs)
 
 
-@pytest.mark.parametrize("name", [n for n in BAD if not n.startswith("hidden")])
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng, gpu, apart):
     fn, value = BAD[name]
     x = spoiled(positive(rng), value)
@@ -293,6 +295,20 @@ def test_what_is_meant_is_silent(name, rng, gpu, apart):
         assert on_gpu(QUIET[name], x)[0] is None
     except ts.UnsupportedTargetError as refused:
         pytest.skip(str(refused))
+
+
+@pytest.mark.parametrize("name", [n for n in BAD if n.startswith("hidden")])
+def test_kernels_of_functions_count_what_they_hide(name, rng):
+    fn, value = BAD[name]
+    x = spoiled(ts.ones((3, 50)) * 0.25, value, (1, 7))
+    (launch,) = CudaProgram(ts.jit(fn).graph(x)).launches
+    given = [x.array.reshape(launch.arguments[0][1]),
+             np.zeros(launch.arguments[1][1], np.float32)]
+    found = emulator.counted(launch.shared, *given, groups=launch.group.grid, lanes=32)
+    bad = next(f for (what, _), f in found.items() if what.startswith("held"))
+    assert bad.nan + bad.inf == 1 and bad.index is None
+    clean = [np.full_like(given[0], 0.25), given[1]]
+    assert not emulator.counted(launch.shared, *clean, groups=launch.group.grid, lanes=32)
 
 
 def test_a_compiled_function_raises_at_the_users_line(gpu, apart):
@@ -333,11 +349,11 @@ def test_what_the_host_does_not_see_is_told_as_the_gpu_counted_it(gpu, apart, mo
     x = ts.ones((40, 50))
     graph = ts.jit(lambda x: ts.exp(x) * 2.0).graph(x)  # exps
 
-    def spoiled_first(env, sites, pointer):
-        for box in env.values():
-            if box.memory.written:
+    def spoiled_first(machine, *rest):
+        for box in machine.env.values():
+            if isinstance(box, MemoryBox) and box.memory.written:
                 box.memory.flat[57] = NAN
-        count(env, sites, pointer)
+        count(machine, *rest)
 
     monkeypatch.setattr(fake_gpu, "count", spoiled_first)
     executable = DeviceExecutable(graph)

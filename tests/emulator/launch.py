@@ -168,7 +168,7 @@ def _prepared(kernel: Any, args: tuple, kwargs: dict[str, Any], groups: Any, lan
         kernel, copy.deepcopy(args), kwargs, groups, lanes)
     facts = facts or tile_gpu.facts_of(function, bound)
     if watched:
-        facts = replace(facts, watched=frozenset(facts.aligned))
+        facts = replace(facts, watched=frozenset(facts.aligned), held=kernel.held_lines)
     lowered, emitted = emit(function, count, parse_target(target), facts, False, schedule)
     memories = {p.value.name: _memory(p, bound) for p in function.params
                 if isinstance(p.type, GlobalTensor)}

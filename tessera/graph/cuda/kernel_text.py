@@ -19,6 +19,7 @@ from ...tile.builder.kernel_spec import KernelSpec
 from ...tile.ir.ir import Function
 from ...tile.kernel.kernel import Kernel
 from ...tile.passes.written_arguments import written_parameters
+from ..op import OPS, GraphOp
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 
 
@@ -154,7 +155,36 @@ def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     scope = {"__name__": "tessera_kernel", "__file__": source.file, "kernel": kernel,
              **source.scope}
     exec(compile(source.text, source.file, "exec"), scope)  # noqa: S102
-    return scope[source.name]
+    made = scope[source.name]
+    made.held_lines = frozenset(hidden_lines(source, group).items())
+    return made
+
+
+def hidden_lines(source: KernelText, group: ScheduledGroup) -> dict[int, str]:
+    """Lines of values that stay inside, and that a step behind them may hide when they are bad,
+    though it should not: "any", or "nan" where infinities are no harm."""
+    stored, hidden = {o.name for o in group.writes}, dict[str, str]()
+    inside = {s.name: s for s in group.steps if s.name not in stored
+              and s.type.dtype.kind == "float" and s.type.dtype.special != "none"}
+    for step in group.steps:
+        op = OPS.get(step.op)
+        if op is None:  # a call of the library: what it makes of bad values shows
+            continue
+        for k, a in enumerate(step.args):
+            if a not in inside or op.may_drop(k, "nan") or _carried(op, step, k):
+                continue
+            kind = "nan" if op.may_drop(k, "inf") else "any"
+            hidden[a] = "any" if "any" in (kind, hidden.get(a)) else "nan"
+    lines = enumerate(source.text.splitlines(), 1)
+    return {n: hidden[name] for n, text in lines
+            if (name := text.strip().split(" = ")[0]) in hidden}
+
+
+def _carried(op: GraphOp, step: GroupStep, k: int) -> bool:
+    if not op.converts:
+        return op.carries(k)
+    to = step.type
+    return to.dtype.kind == "float" and to.dtype.special != "none" and not to.policy.saturate
 
 
 __all__ = ["GroupKernel", "Origin", "KernelText", "KernelWriter", "capital", "compiled", "mark"]

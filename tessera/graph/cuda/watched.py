@@ -1,10 +1,11 @@
 """Graph functions on a GPU with sentinels on: what their kernels counted, and whose it is.
 
-Every kernel counts the bad elements that it stores (tile/cuda/emit/sentinels.py). After a call the
-words are read; where a value was bad that could be hidden or leaves (`checked_values`), the call is
-run again on the host from its arguments, op by op, which says what the CPU's sentinels would have:
-the op that made it, its line and operands, or nothing where it is meant. What the host does not see
-at all was made on the GPU alone, and is told as its kernel counted it.
+Every kernel counts the bad elements that it stores, and those that it could hide inside
+(tile/cuda/emit/sentinels.py). After a call the words are read; where a value was bad that could be
+hidden or leaves (`checked_values`), the call is run again on the host from its arguments, op by op,
+which says what the CPU's sentinels would have: the op that made it, its line and operands, or
+nothing where it is meant. What the host does not see at all was made on the GPU alone, and is told
+as its kernel counted it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...tensor import Tensor
 from ..ir import Graph
 from ..run_with_sentinels import blame, checked_values
 from ..schedule.op_ids import value_ids
+from .kernel_text import hidden_lines
 from .node_kernels import NodeLaunch
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
     program, checked = space.program, checked_buffers(space.program)
     bad = [f for f in found if _counts(program, checked, f)]
     if not bad:
-        _tell([placed(program, f) for f in found if f.overflow])
+        _tell([placed(program, f) for f in found if f.overflow and f.what == "store"])
         return results
     after = get_state()
     try:
@@ -51,7 +53,8 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
     ids = value_ids(graph)
     known = {ids[v] for v in seen}
     _tell([placed(program, f) for f in bad
-           if known.isdisjoint(program.launches[f.launch.part].group.ops)])
+           if f.what == "store"
+           and known.isdisjoint(program.launches[f.launch.part].group.ops)])
     return results
 
 
@@ -80,10 +83,14 @@ def checked_buffers(program: CudaProgram) -> dict[str, str]:
 
 
 def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements) -> bool:
-    if found.what != "store" or not found.bad:
+    launch = program.launches[found.launch.part]
+    if found.what == "load" or not found.bad:
         return False
-    buffer = _buffer(program.launches[found.launch.part], found)
-    kind = checked.get(program.base(buffer))
+    if found.what == "held":
+        assert found.site.where is not None and not isinstance(launch, NodeLaunch)
+        kind = hidden_lines(launch.source, launch.group).get(found.site.where.line)
+    else:
+        kind = checked.get(program.base(_buffer(launch, found)))
     return kind == "any" or (kind == "nan" and (found.nan > 0 or found.site.formats[2] == "nan"))
 
 

@@ -63,6 +63,8 @@ class Kernel(Kernel_):
 
     key: Any = None  # what schedules depend on besides types, extents and constants
 
+    held_lines: frozenset[tuple[int, str]] = frozenset()  # values that sentinels look at too
+
     rule: Any = None  # its derivative, see defvjp and defjvp
 
     def __init__(self, fn: Any, *, schedule: Schedule | None = None, grid: Any = None,

@@ -83,10 +83,12 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
     shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
         written_parameters(work.function).isdisjoint(arrays)
+    watched, held = frozenset[str](), frozenset[tuple[int, str]]()
+    if target.numerics != "off":
+        watched, held = kernel.watched_tensors(work.function), kernel.held_lines
     return CompileRequest(work.lanes, work.schedule, device(target.index).target,
                           frozenset(divisible), frozenset(aligned), shared, target.debug,
-                          frozenset() if target.numerics == "off" else
-                          kernel.watched_tensors(work.function))
+                          watched, held)
 
 
 def nbytes(array: Array) -> int:

@@ -42,6 +42,7 @@ class CompileRequest:
     shared: bool = False
     checked: bool = False
     watched: frozenset[str] = frozenset()  # tensors whose bad elements are counted
+    held: frozenset[tuple[int, str]] = frozenset()  # and values, by line
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
@@ -49,7 +50,7 @@ class CompileRequest:
             print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
             f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
             " ".join(sorted(self.aligned)), f"{self.shared} {self.checked}",
-            " ".join(sorted(self.watched)), fingerprint())
+            " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))), fingerprint())
 
 
 def _file(function: Function) -> str:
@@ -139,7 +140,7 @@ def compile_request(function: Function, request: CompileRequest, image: Image | 
     return compile_function(
         function, request.lanes, schedule=request.schedule, target=request.target,
         facts=ArgumentFacts(request.divisible, request.aligned, request.shared,
-                            request.watched),
+                            request.watched, request.held),
         checked=request.checked, code=code)
 
 

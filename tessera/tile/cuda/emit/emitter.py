@@ -21,7 +21,7 @@ from tessera.errors import SourceLine, UnsupportedTargetError
 from tessera.numerics import DType
 from tessera.runtime.target import Target
 from tessera.tile.cuda import intrinsics
-from tessera.tile.cuda.emit.registry import load_all
+from tessera.tile.cuda.emit.registry import AFTER, load_all
 from tessera.tile.cuda.instruction import Kind
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.ir.ir import (
@@ -78,13 +78,15 @@ class ArgumentFacts:
 
     divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
     shared: some arguments share memory and one is written: any parameters may be the same memory.
-    watched: tensors whose bad elements are counted, see emit/sentinels.py.
+    watched: tensors whose bad elements are counted, see emit/sentinels.py.  held: (line of the
+    kernel, "any" or "nan"): values that are looked at beside a stored tile that is held alike.
     """
 
     divisible: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
     shared: bool = False
     watched: frozenset[str] = frozenset()
+    held: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,8 @@ class Emitter:
                     raise UnsupportedTargetError(
                         f"ts.tile.{node.name} is not there on {self.target}", where=node.where)
                 emit(self, node)
+                for look in AFTER:
+                    look(self, node)
             elif isinstance(node, If):
                 self.branch(node)
             else:

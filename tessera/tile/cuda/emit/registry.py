@@ -26,6 +26,15 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
     return register
 
 
+AFTER: list[Emit] = []  # what looks at each op behind its emission
+
+
+def after_each(f: Emit) -> Emit:
+    """Registers what is called behind the emission of every op."""
+    AFTER.append(f)
+    return f
+
+
 def load_all() -> None:
     """Imports the families, which register themselves."""
     import importlib

@@ -18,10 +18,11 @@ from tessera.tile.cuda.emit.memory_operands import (
     element_offset,
     product,
 )
+from tessera.tile.cuda.emit.registry import after_each
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.sentinels import limit_of
-from tessera.tile.ir.ir import Const, Operand, SSAValue
+from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -29,7 +30,7 @@ from tessera.tile.ir.types import TileType
 @dataclass(frozen=True)
 class WatchedValue:
     """What is looked at: numbers of a format, of which those from a limit on are lost and become
-    "inf", "nan" or the largest number, "max". what: 'load' or 'store'."""
+    "inf", "nan" or the largest number, "max". what: 'load', 'store' or 'held'."""
 
     what: str
     text: str
@@ -66,6 +67,60 @@ def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: 
         e.line(f"{made} = {fragment}")
         _tile(e, place, layout, WatchedValue("store", made, e.dtype(value), stored.where,
                                              *_losses(e.dtype(value), place)))
+
+
+def watch_held(e: Emitter, op: Op, place: MemoryOperand, layout: RegisterLayout) -> None:
+    """Values of the kernel's that are looked at where a tile like them is stored: with its guards,
+    for what lies beyond the edges of the tensor is nobody's."""
+    if not e.facts.held or not is_watched(e, place):
+        return
+    for made in _held_before(e).get(id(op), ()):
+        t = made.type
+        if made.value in _marks(e) and isinstance(t, TileType) and t.shape == layout.shape and \
+                e.layout(made.value).text == layout.text:
+            marks, kind = _marks(e)[made.value]
+            where = e.made_by[made.value].where
+            _tile(e, place, layout, WatchedValue("held", marks, t.dtype, where), kind)
+
+
+@after_each
+def _mark(e: Emitter, op: Op) -> None:
+    """The bad elements of a held line's value as bits: its registers need not be kept."""
+    kind = dict(e.facts.held).get(op.where.line) if e.facts.held and op.where else None
+    if kind is None or not op.outs:
+        return
+    value, t = op.outs[0].value, op.outs[0].type
+    if isinstance(t, TileType) and t.dtype.kind == "float" and t.layout is not None:
+        text = intrinsic("sentinels.marks", kind_of(t.dtype), e.layout(value).count, kind)
+        marks = e.fresh("marks")
+        e.line(f"{marks} = {e.use('mark_bad', text)}({e.name(value)})")
+        _marks(e)[value] = marks, kind
+
+
+def _marks(e: Emitter) -> dict[SSAValue, tuple[str, str]]:
+    """The variable with a value's bits, and what counts as bad."""
+    return e.memo.setdefault("marks", {})  # type: ignore[return-value]
+
+
+def _held_before(e: Emitter) -> dict[int, tuple[Def, ...]]:
+    """By store: the values of held lines that are there when it runs; of a line the last."""
+    if "held" not in e.memo:
+        found: dict[int, tuple[Def, ...]] = {}
+        _follow(e.function.body, frozenset(n for n, _ in e.facts.held), {}, found)
+        e.memo["held"] = found
+    return e.memo["held"]  # type: ignore[return-value]
+
+
+def _follow(nodes: tuple[Node, ...], lines: frozenset[int], there: dict[int, Def],
+            found: dict[int, tuple[Def, ...]]) -> None:
+    there = dict(there)
+    for node in nodes:
+        if isinstance(node, Op):
+            found[id(node)] = tuple(there.values())
+            if node.where is not None and node.where.line in lines and node.outs:
+                there[node.where.line] = node.outs[0]
+        for inner in regions(node):
+            _follow(inner, lines, there, found)
 
 
 def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok: str | None,
@@ -118,11 +173,14 @@ def _fate(to: DType, rounding: str, saturate: bool) -> str:
 
 
 # --- the text -----------------------------------------------------------------------------------
-def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedValue) -> None:
+def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedValue,
+          marked: str = "") -> None:
+    """marked: x is the bits of what is bad, "any" or "nan"."""
     guards, bounds = guards_of(e, place, layout)
     owner = e.owner(layout)
-    text = intrinsic("sentinels.tile", _site(e, place, x), place.dtype.bits // 8, kind_of(x.dtype),
-                     layout.text, layout.shape, guards, _Number(x.limit), owner=owner is not None)
+    held = repr(f"marked {marked}" if marked else kind_of(x.dtype))
+    text = f"use(sentinels.tile({_site(e, place, x)}, {place.dtype.bits // 8}, {held}, " \
+           f"{layout.text!r}, {layout.shape}, {guards}, {_Number(x.limit)!r}, {owner is not None}))"
     steps = [bytes_of(place.dtype, product(place.stride(place.axes[a])))
              for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
     offset = element_offset(e, place, parts_of(e, place, layout))
@@ -147,4 +205,5 @@ def _words(e: Emitter) -> str:
     return e.param("sentinels", "sentinels", "i64")
 
 
-__all__ = ["is_watched", "watch_element", "watch_fill", "watch_load", "watch_store"]
+__all__ = ["is_watched", "watch_element", "watch_fill", "watch_held",
+           "watch_load", "watch_store"]

@@ -19,7 +19,7 @@ from tessera.tile.cuda.emit.memory_operands import (
 from tessera.tile.cuda.emit.packed_tiles import load_packed, store_packed
 from tessera.tile.cuda.emit.random import rounding_key
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.sentinels import watch_fill, watch_load, watch_store
+from tessera.tile.cuda.emit.sentinels import watch_fill, watch_held, watch_load, watch_store
 from tessera.tile.cuda.emit.shared_tiles import load_buffer, store_buffer
 from tessera.tile.cuda.emit.thread_elements import checked
 from tessera.tile.cuda.emit.tile_access import PLAIN, guards_of, parts_of, rounding_of
@@ -65,6 +65,7 @@ def _store(e: Emitter, op: Op) -> None:
     if isinstance(e.type(value), TileType):
         layout, x = e.layout(value), unrounded(e, value, place)
         watch_store(e, place, layout, value)
+        watch_held(e, op, place, layout)
         exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
     else:
         (layout, x), exact = filled(e, place, e.name(value)), False

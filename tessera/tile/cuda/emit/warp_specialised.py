@@ -14,7 +14,7 @@ from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import INDENT, ArgumentFacts, Emitted, EmittedLine, Emitter
 from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
 from tessera.tile.cuda.emit.registry import emits
-from tessera.tile.cuda.emit.sentinels import watch_store
+from tessera.tile.cuda.emit.sentinels import watch_held, watch_store
 from tessera.tile.cuda.emit.tile_access import parts_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
@@ -409,6 +409,7 @@ def _store_rows(e: Emitter, op: Op) -> None:
     target, value = op.args
     place, layout = place_of(e, target), e.layout(value)
     watch_store(e, place, layout, value)
+    watch_held(e, op, place, layout)
     row_axis, column_axis = place.axes
     make = _specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
                            place.dtype.name)

@@ -49,21 +49,59 @@ def limit_of(source: DType, to: DType, rounding: str) -> float:
 def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...],
          guards: tuple[str, ...], limit: float, owner: bool = False) -> Operation:
     """(fragment, address, strides..., bounds..., base of the tensor, words [, owner]): as the store
-    of a fragment, whose elements are looked at where it writes them."""
+    of a fragment, whose elements are looked at where it writes them. kind: of its registers, or
+    "marked any", "marked nan": `marks` of a fragment of that layout; then threads are counted, and
+    no first element is kept."""
     how = access_groups(layout, shape, -1, 1, guards)
-    args = (Operand("x", kind, how.layout.count), *how.arguments("i64"),  # type: ignore[arg-type]
-            Operand("base", "i64"), Operand("words", "i64"),
+    marked = kind.startswith("marked")
+    x = Operand("x", "i32", _words(how.layout.count)) if marked else \
+        Operand("x", kind, how.layout.count)  # type: ignore[arg-type]
+    args = (x, *how.arguments("i64"), Operand("base", "i64"), Operand("words", "i64"),
             *([Operand("owner", "i32")] if owner else []))
 
     def body(b: Builder, x: list[LLVM], *values: LLVM) -> None:
         first = b.true(values[-1]) if owner else None
         *rest, base, words = values[:-1] if owner else values
-        found = [(at, _bad(b, x[p], limit, condition), x[p])
-                 for at, condition, (p,) in how.run(b, rest, "i64", itemsize, first)]
+        runs = how.run(b, rest, "i64", itemsize, first)
+        if marked:
+            _count_threads(b, [_marked(b, x[p // 32], p % 32, condition)
+                               for _, condition, (p,) in runs],
+                           words, WORD_BYTES * KINDS.index("nan" if "nan" in kind else "inf"), site)
+            return
+        found = [(at, _bad(b, x[p], limit, condition), x[p]) for at, condition, (p,) in runs]
         _count(b, found, base, words, site, itemsize)
 
     form = InstructionForm(args, (), body)
     return Operation("count_bad", len(args), lambda *_: form)
+
+
+@functools.cache
+def marks(kind: str, count: int, what: str) -> Operation:
+    """(fragment) -> words with a bit for each register: a NaN, or, "any", an infinity too."""
+    def body(b: Builder, x: list[LLVM]) -> list[LLVM]:
+        out = []
+        for start in range(0, count, 32):
+            word = b.i32(0)
+            for i, v in enumerate(x[start:start + 32]):
+                fine = b.compare("==", v, v) if what == "nan" else \
+                    b.compare("<", _size(b, v), b.like(v, math.inf))
+                bit = b.i32(1 << i if i < 31 else -(1 << 31))
+                word = b.or_(word, b.select(fine, b.i32(0), bit))
+            out.append(word)
+        return out
+
+    args = (Operand("x", kind, count),)  # type: ignore[arg-type]
+    form = InstructionForm(args, (Operand("d", "i32", _words(count)),), body)
+    return Operation("mark_bad", 1, lambda _: form)
+
+
+def _words(count: int) -> int:
+    return -(-count // 32)
+
+
+def _marked(b: Builder, word: LLVM, bit: int, condition: LLVM | None) -> LLVM:
+    here = b.and_(b.lshr(word, b.i32(bit)), b.i32(1))
+    return b.true(here if condition is None else b.and_(here, b.to_int(condition)))
 
 
 @functools.cache
@@ -113,6 +151,12 @@ def _count(b: Builder, found: Found, base: LLVM, words: LLVM, site: int, itemsiz
         b.call(least, b.add(at, b.const("i64", WORD_BYTES * FIRST)), first)
 
 
+def _count_threads(b: Builder, bad: Sequence[LLVM], words: LLVM, word: int, site: int) -> None:
+    with b.when(functools.reduce(b.or_, bad)):
+        b.call(atomics.red("add", "u64"), b.add(words, b.const("i64", SITE_BYTES * site + word)),
+               b.const("i64", 1))
+
+
 def _kinds(b: Builder, x: LLVM) -> list[LLVM]:
     """Whether a bad element is each of KINDS."""
     infinite = b.compare("==", _size(b, x), b.like(x, math.inf))
@@ -130,4 +174,4 @@ def _packed(b: Builder, address: LLVM, base: LLVM, x: LLVM, itemsize: int) -> LL
     return b.or_(b.shl(number, b.const("i64", 64 - INDEX_BITS)), bits)
 
 
-__all__ = ["KINDS", "element", "limit_of", "tile"]
+__all__ = ["KINDS", "element", "limit_of", "marks", "tile"]
