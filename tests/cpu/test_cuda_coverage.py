@@ -53,7 +53,7 @@ REFUSED: dict[str, str] = {
                      "zero_split"),
                     MESH),
     "product": "int64 matmuls accumulate in int32",
-    **dict.fromkeys(("cast_stochastic", "csr_rows"), KERNEL),
+    "cast_stochastic": KERNEL,
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import tessera as ts
 from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
+from tessera.graph.op import OPS
 from tessera.graph.ops.gather import SEGMENT_SUM
 from tessera.graph.trace import apply
 from tessera.tile.ir.errors import KernelAssertionError
@@ -194,3 +195,13 @@ def test_an_index_outside_is_an_error_with_its_bounds(fn, at, bounds):
     x, ids = ts.zeros((5, 2)), ts.tensor(np.array(at))
     with pytest.raises(ts.TesseraError, match=f"outside of {bounds}"):
         program(fn, x, ids).run([x.array, ids.array])
+
+
+@pytest.mark.parametrize("indptr", [[0, 2, 1, 4], [1, 2, 3, 4], [0, 1, 2, 3]])
+def test_rows_of_a_sparse_matrix_are_checked(indptr):
+    """indptr must rise from 0 to the number of values."""
+    rows = ts.jit(lambda p: apply(OPS["csr_rows"], p, nnz=4))
+    made = CudaProgram(rows.graph(ts.tensor(np.array([0, 1, 1, 4]))))
+    np.testing.assert_array_equal(made.run([np.array([0, 1, 1, 4])])[0], [0, 2, 2, 2])
+    with pytest.raises(ts.TesseraError, match="outside of"):
+        made.run([np.array(indptr)])

@@ -25,6 +25,7 @@ from ..trace import Tracer, apply
 from ..tree import register_tree
 from .contract import matmul_operands, widened
 from .gather import CHECK_INDEX, SEGMENT_SUM, TAKE, index_operand
+from .sort import SEARCHSORTED
 
 __all__ = ["COO", "CSR"]
 INT64 = as_type("int64")
@@ -50,11 +51,24 @@ def _rows_ref(indptr: np.ndarray, nnz: int) -> np.ndarray:
     return out
 
 
+def _rows_by_search(indptr: Tensor, nnz: int) -> Tensor:
+    """How many rows begin at or before each value. What is checked is 0 where it is right."""
+    lead = tuple(indptr.shape[:-1])
+    steps = apply(CHECK_INDEX, indptr[..., 1:] - indptr[..., :-1], extent=nnz + 1, wrap=False)
+    ends = [apply(CHECK_INDEX, x, extent=1, wrap=False)
+            for x in (indptr[..., :1], indptr[..., -1:] - nnz)]
+    falls = F.sum(F.minimum(steps, 0), axis=-1, keepdims=True)
+    values = F.broadcast_to(F.arange(nnz), (*lead, nnz))
+    begun = apply(SEARCHSORTED, indptr, values, side="right", lines=len(lead))
+    return begun - 1 + falls + ends[0] + ends[1]
+
+
 CSR_ROWS = GraphOp(
     "csr_rows",
     shape=_rows_shape,
     ref=_rows_ref,
     batch=lambda size, batched, indptr, nnz: (apply(CSR_ROWS, indptr, nnz=nnz), True),
+    expand_gpu=_rows_by_search,
     axes=lambda indptr, nnz: f"{'abcdefgh'[:len(indptr.shape) - 1]}_->"
                                   f"{'abcdefgh'[:len(indptr.shape) - 1]}_",
     differentiable=False,
