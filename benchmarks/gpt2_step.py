@@ -16,6 +16,7 @@ import numpy as np
 import record
 
 import tessera as ts
+from tessera.runtime.device import device
 
 BF16 = "bf16 @accum(f32)"
 
@@ -93,6 +94,7 @@ def main() -> None:
     ms = 1e3 * float(np.median(times))
     schedule = step.inspect_ir("schedule")
     record.write("gpt2_step", {
+        "device": device().name,
         "model": vars(a), "ms": ms, "tokens_per_second": 1e3 * a.B * a.T / ms,
         "first_call_s": cold, "loss_first": first, "loss_last": last,
         "launches": sum(" over [" in line for line in schedule.splitlines())})
