@@ -373,3 +373,20 @@ def test_train_is_silent_and_blames_on_the_gpu(gpu, apart, tmp_path, capsys, mon
     assert train.main([*flags, "--out", str(tmp_path / "a")]) == 0, capsys.readouterr().err
     assert train.main([*flags, "--lr", "1e38", "--clip", "1e30", "--out", str(tmp_path / "b")]) == 1
     assert "E_NAN_INF" in capsys.readouterr().err
+
+
+def test_ops_outside_of_functions_on_a_gpu(gpu, apart):
+    x = ts.tensor(np.array([1.0, -1.0, 2.0], np.float32)).to("cuda")
+    with ts.debug.numerics("flag"):
+        ts.log(x + 3.0)
+        assert not ts.debug.flags()
+        ts.log(x) * 2.0  # here
+        found = ts.debug.flags()
+        assert found.nan == 1 and found.first.index == (1,) and "# here" in found.first.where.text
+        ts.where(x > 0.0, x, -np.inf) + 1.0
+        assert not ts.debug.flags()
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError, match="log: nan") as e:
+        ts.log(x)  # there
+    assert "# there" in e.value.where.text
+    ts.log(x)
+    assert not ts.debug.flags()

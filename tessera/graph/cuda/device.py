@@ -66,7 +66,8 @@ class DeviceExecutable:
         leaves = [Tensor(a, v.aval.type) for a, v in zip(arrays, self.graph.inputs, strict=True)]
         return [y.array for y in self.tensors(leaves)]
 
-    def tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def tensors(self, leaves: Sequence[Tensor], blamed: Graph | None = None) -> list[Tensor]:
+        """blamed: the graph whose lines a sentinel names, where it is not this one's."""
         with self._lock:
             space = self._workspace
             watched = config.numerics != "off"
@@ -74,7 +75,8 @@ class DeviceExecutable:
                 donated = () if watched else self.donated  # a failing call is run again
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
                                                     watched, donated)
-            results = run_watched(self.graph, space, leaves) if watched else space.run(leaves)
+            results = run_watched(blamed or self.graph, space, leaves) if watched \
+                else space.run(leaves)
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
             return results
