@@ -49,9 +49,14 @@ def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
         if p.what == "load":
             continue
         lost = CastCounts(overflow=p.overflow)
-        made = p.nan > 0 or (p.inf > 0 and not meant) or (p.bad > p.nan + p.inf)
-        bad = _bad_value(p, loads, nan_came and p.nan > 0, run) if made else None
-        yield DeviceFinding(bad, lost, (f"cast to {p.site.formats[1]} in kernel {launch.name}",
+        cut = {p.site.formats[2]: p.overflow}
+        counts = {"nan": p.nan + cut.get("nan", 0),
+                  "inf": (0 if meant else p.inf) + cut.get("inf", 0)}
+        made = [_bad_value(p, kind, n, loads, nan_came and kind == "nan", run)
+                for kind, n in counts.items() if n]
+        for bad in made:
+            yield DeviceFinding(bad, CastCounts(), ("", ""))
+        yield DeviceFinding(None, lost, (f"cast to {p.site.formats[1]} in kernel {launch.name}",
                                   str(_line(p))))
 
 
@@ -68,14 +73,14 @@ def _infinite(x: Any) -> bool:
     return isinstance(x, float) and math.isinf(x)
 
 
-def _bad_value(p: BadElements, loads: list[BadElements], came: bool, run: int) -> BadValue:
-    kind = "nan" if p.nan or p.site.formats[2] == "nan" and not p.inf else "inf"
+def _bad_value(p: BadElements, kind: str, count: int, loads: list[BadElements], came: bool,
+               run: int) -> BadValue:
     tensor, dtype = p.site.message, p.site.formats[1]
     operands = tuple(f"loaded from {f.site.message} at {list(f.index or ())}: {f.value}"
                      for f in loads)
     return BadValue(
         op=f"kernel {p.launch.name}", where=_line(p), kind=kind, value=p.value,
-        index=p.index or (), count=p.bad, size=math.prod(p.shape),
+        index=p.index or (), count=count, size=math.prod(p.shape),
         result=f"{tensor}, {dtype}{show_shape(p.shape)}, on the GPU", operands=operands,
         origin=not came, graph=None, run=run, step=get_state().step)
 

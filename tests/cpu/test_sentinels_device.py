@@ -215,14 +215,14 @@ def test_raise_of_a_result_that_the_call_makes(gpu):
 
 def test_flag_collects_until_it_is_asked(gpu, driver):
     kernel = fresh(logs)
-    x, y = filled(ones(32, _21=-1.0)), filled(np.zeros(32, np.float32))
+    x, y = filled(ones(32, _21=-1.0, _30=0.0)), filled(np.zeros(32, np.float32))
     with ts.debug.numerics("flag"):
         kernel[2](Torch(x), Torch(y))
         waits = driver.waits
         kernel[2](Torch(x), Torch(y))
         assert driver.waits == waits
         found = ts.debug.flags()
-    assert found.nan == 2 and found.first.where.line == line_of(logs)
+    assert (found.nan, found.inf) == (2, 2) and found.first.where.line == line_of(logs)
     assert found.first.op == "kernel logs" and found.first.index == (21,)
     assert "y, f32[32]" in str(found.first)
     assert not ts.debug.flags()
