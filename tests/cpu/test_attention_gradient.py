@@ -67,9 +67,9 @@ def test_against_f64(name, causal, dtype, rng):
     if not (causal and q[-2] > k[-2]):  # else the first queries see no key, and give 0
         assert kinds.count("attention") == 1 and kinds.count("launch") == 2 and "gemm" not in kinds
     for got, w in zip(made.run([x.array for x in xs]), want, strict=True):
-        assert_close(np.asarray(got, np.float64), w, dtype, n=k[-2])
+        assert_close(np.asarray(got, np.float64), w, dtype, n=k[-2] + q[-1])
     for got, w in zip(both(causal)(*xs), want, strict=True):  # and on the CPU
-        assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=k[-2])
+        assert_close(np.asarray(ts.cast(got, "f64")), w, dtype, n=k[-2] + q[-1])
 
 
 def test_a_gradient_without_the_result_in_its_graph(rng):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from fake_driver import driver as driver
 from kernels import seeds
 from kernels.build import build
 from tessera import config
@@ -442,7 +443,7 @@ def k(x: Tensor["n", f32]):
 
 
 # --- benches ----------------------------------------------------------------------------------
-def test_only_a_gpu_or_a_function_measures(monkeypatch):
+def test_only_a_gpu_or_a_function_measures(driver):
     bound = seeds.saxpy.bind((np.zeros(3, np.float32), np.zeros(3, np.float32), 1.0), {})
     assert bench_for(bound, None) is None
     assert isinstance(bench_for(bound, lambda launch, s: 1.0), FunctionBench)

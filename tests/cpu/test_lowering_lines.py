@@ -177,3 +177,12 @@ def test_sums_at_places_of_integers(monkeypatch, rng):
     x, ids = rng.integers(0, 99, (2, 9)), rng.integers(0, 5, (2, 9))
     (got,), (want,) = lowered(lambda x, i: apply(OPS["add_along"], x, i, axis=1, extent=5), x, ids)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("fn, kind, number", [
+    (lambda x: ts.cumprod(x, 1), "uint8", 3), (lambda x: ts.cumsum(x, 1), "int8", 100),
+    (lambda x: ts.segment_sum(x, ts.tensor([0, 1, 0]), 2), "int8", 100),
+    (lambda x: ts.segment_sum(x, ts.tensor([0, 1, 0]), 2), "uint16", 40000)])
+def test_sums_of_narrow_integers_wrap(fn, kind, number):
+    x = ts.full((3, 11), number, kind)
+    assert_same(*lowered(fn, x))

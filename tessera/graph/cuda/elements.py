@@ -20,7 +20,7 @@ from ..schedule.loop_axes import extents_of
 from .choose_schedule import blocks, for_loop
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import literal
+from .spell import literal, stored_as
 
 LONG = 1 << 30  # from here on numbers of elements are 64 bits wide
 BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//",
@@ -273,7 +273,7 @@ def _summed(s: _Spelled, element: Element, dtype: DType) -> str:
         term = f"tile.cast({term}, {kept})" if wide else term
         narrow = dtype.compute is not dtype or dtype.bits < 32
         total = f"{name} + {term}"
-        w.line(f"{name} = " + (f"tile.cast({total}, {kept})" if narrow else total), s.step)
+        w.line(f"{name} = " + (stored_as(total, dtype, kept) if narrow else total), s.step)
     return f"tile.cast({name}, {w.type(s.step.type)})" if wide else name
 
 

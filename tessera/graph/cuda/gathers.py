@@ -14,7 +14,7 @@ from ...numerics import DType, as_type
 from ..schedule.ir import ScheduledGroup
 from .group_statements import CHAIN
 from .kernel_text import KernelText, KernelWriter, capital
-from .spell import COMBINE, literal
+from .spell import COMBINE, literal, stored_as
 
 
 def around(shape: tuple[int, ...], axis: int, count: int = 1) -> tuple[int, int, int]:
@@ -104,7 +104,8 @@ def _add_slices(w: KernelWriter, group: ScheduledGroup, lead: str, ahead: int, k
     narrow = step.type.dtype.compute is not step.type.dtype or step.type.dtype.bits < 32
     for r in range(ahead):
         total = combine.format(step.name, f"r{r}")
-        w.line(f"{step.name} = " + (f"tile.cast({total}, {kind})" if narrow else total), step)
+        w.line(f"{step.name} = " + (
+            stored_as(total, step.type.dtype, kind) if narrow else total), step)
         if many:
             w.line(f"{step.name}_w = {step.name}_w + tile.cast(r{r}, f64)", step)
 

@@ -21,7 +21,7 @@ from .extrema import beyond, compared, compared_type, least
 from .gathers import around
 from .kernel_text import KernelText, KernelWriter, capital
 from .searches import LONG
-from .spell import literal
+from .spell import literal, stored_as
 
 LINES = 2048  # from so many on each is a thread's
 SHORT = 256  # elements of a line that a thread walks down in any case
@@ -141,14 +141,16 @@ class _Writer:
         (self.step,), self.scan = self.group.steps, SCANS[self.group.attr("scan")]
         self.dtype = {o.name: o for o in self.group.reads}[self.step.args[0]].type.dtype
         kept = self.scan.kept(self.dtype)
+        self.kept = kept
         self.types = [self.w.type(as_type(d.name)) for d in kept]
         self.narrow = [d.compute is not d or d.bits < 32 for d in kept]
 
     def let(self, names: State, texts: State) -> None:
         """All at once: what is on the right is read before."""
         new = [f"{n}_new" for n in names]
-        for n, t, kind, narrow in zip(new, texts, self.types, self.narrow, strict=True):
-            self.w.line(f"{n} = " + (f"tile.cast({t}, {kind})" if narrow else t), self.step)
+        for n, t, kind, dtype, narrow in zip(new, texts, self.types, self.kept, self.narrow,
+                                             strict=True):
+            self.w.line(f"{n} = " + (stored_as(t, dtype, kind) if narrow else t), self.step)
         for n, t in zip(names, new, strict=True):
             self.w.line(f"{n} = {t}", self.step)
 

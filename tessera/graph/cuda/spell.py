@@ -130,6 +130,16 @@ def no_kernel(node: Node, why: str = "") -> UnsupportedTargetError:
         hint='run the function with target="cpu", or write this part as a @ts.kernel')
 
 
+def stored_as(text: str, dtype: DType, kind: str) -> str:
+    """A number in a narrower type, called `kind` in the text: integers wrap, as NumPy's arrays do,
+    where a kernel's conversion would keep the largest one."""
+    if dtype.kind in ("int", "uint") and dtype.bits < 32:
+        bits, half = (1 << dtype.bits) - 1, 1 << dtype.bits - 1
+        text = f"(({text}) & {bits})" if dtype.kind == "uint" else \
+            f"((({text}) + {half}) & {bits}) - {half}"
+    return f"tile.cast({text}, {kind})"
+
+
 def literal(value: Any, kind: str) -> str:
     """A number as the kernel's text has it."""
     if kind == "float":
@@ -137,5 +147,5 @@ def literal(value: Any, kind: str) -> str:
     return repr(bool(value)) if kind == "bool" else repr(int(value))
 
 
-__all__ = ["COMBINE", "expression", "is_light", "is_stored", "literal", "no_kernel",
+__all__ = ["COMBINE", "expression", "is_light", "is_stored", "literal", "no_kernel", "stored_as",
            "template"]
