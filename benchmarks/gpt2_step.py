@@ -3,7 +3,7 @@
     python benchmarks/gpt2_step.py                    # 124M: 12 layers, d 768, B 32, T 1024, bf16
     python benchmarks/gpt2_step.py --layers 2 --B 4
 
-Weights and moments are f32, matmuls bf16 with f32 sums. The loss comes from the host's last step.
+Weights and moments are f32, matmuls bf16 with f32 sums. A step ends when its loss is on the host.
 """
 
 from __future__ import annotations

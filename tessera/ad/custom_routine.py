@@ -6,10 +6,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
-
 from ..graph import functions as F
-from ..graph.ops.kernel import record
+from ..graph.ops.kernel import is_tensor, record
 from ..kernels.routine import Routine, RoutineArray, RoutineLauncher
 from ..numerics import NumericType
 from ..open_trace import trace_state
@@ -81,7 +79,7 @@ class RoutineFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self.__signature__.bind(*args, **kwargs)
         for name, x in bound.arguments.items():
-            if _is_array(x):
+            if is_tensor(x):
                 t = as_tensor(x)
                 bound.arguments[name] = GraphArray(t, tuple(t.shape), t.type)
         self.given = {n: x for n, x in bound.arguments.items() if isinstance(x, GraphArray)}
@@ -98,11 +96,6 @@ class RoutineFunction:
         """What the last call returned, then what it wrote."""
         many = self.returned if isinstance(self.returned, tuple) else (self.returned,)
         return (*many, *self.written.values())
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.ndim > 0) or (
-        not isinstance(x, np.ndarray | np.generic) and hasattr(x, "__dlpack__"))
 
 
 _tracing = threading.local()  # whether a rule below is being traced: its routine runs without

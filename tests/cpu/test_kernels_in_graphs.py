@@ -632,3 +632,37 @@ def test_packed_types_are_refused_on_gpus(x):
 
     with pytest.raises(ts.UnsupportedTargetError, match="keeps fp4_e2m1 unpacked"):
         CudaProgram(ts.jit(f).graph(x))
+
+
+def test_a_grid_that_is_data_is_refused_on_gpus(x):
+    @ts.kernel(grid=lambda n: (n,))
+    def first(x: Tensor["N"], y: Tensor["N"], n: i32):
+        i = tile.group_id(0)
+        y[i] = x[i] + n
+
+    def f(x, n):
+        y = ts.zeros(x.shape)
+        first(x, y, n)
+        return y
+
+    n = ts.tensor(7, "int32")
+    assert ts.jit(f)(x, n).numpy()[:8].tolist() == [*(x.numpy()[:7] + 7), 0]
+    with pytest.raises(ts.UnsupportedTargetError, match="grid of first depends on n"):
+        CudaProgram(ts.jit(f).graph(x, n))
+
+
+FACTOR = 2.0
+
+
+def test_a_global_that_changed_is_an_error_of_a_compiled_program(x, gpu, monkeypatch):
+    @ts.kernel
+    def times(x: Tensor["N"], y: Tensor["N"]):
+        y[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16]) * FACTOR
+
+    executable = DeviceExecutable(ts.jit(lambda x: written(x, times)).graph(x))
+    np.testing.assert_allclose(executable.run([x.array])[0], 2 * x.numpy(), rtol=1e-6)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    for _ in range(2):  # also behind a call that traced the kernel anew
+        with pytest.raises(TraceError, match="kernel times reads a global or closure variable"):
+            executable.run([x.array])
+        np.testing.assert_allclose(written(x, times).numpy(), 3 * x.numpy(), rtol=1e-6)

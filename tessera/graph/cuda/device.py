@@ -68,6 +68,7 @@ class DeviceExecutable:
 
     def tensors(self, leaves: Sequence[Tensor], blamed: Graph | None = None) -> list[Tensor]:
         """blamed: the graph whose lines a sentinel names, where it is not this one's."""
+        self.program.require_unchanged()
         with self._lock:
             space = self._workspace
             watched = config.numerics != "off"

@@ -17,15 +17,12 @@ import numpy as np
 
 from ... import config
 from ...dims import Dim
-from ...errors import UnsupportedTargetError
+from ...errors import TraceError, UnsupportedTargetError, user_line
 from ...runtime.arrays import Array, dense_strides
 from ...runtime.buffer import copy_bytes, fill_bytes
 from ...tile.interpreter.arguments import Bound, Placement
 from ...tile.interpreter.launch import (
-    Config,
     Specialisation,
-    grid_of,
-    lanes_of,
     scalars_in_grid,
 )
 from ...tile.ir.ir import Function
@@ -33,6 +30,7 @@ from ...tile.ir.types import GlobalTensor, Scalar
 from ...tile.launch.first_call import request_for
 from ...tile.launch.machine_code import image_for
 from ...tile.launch.recipe import LaunchTarget, Recipe
+from ...tile.launch.repeated_call import grid_names
 from ...tile.passes.graph_arguments import held_in, with_given_results, with_loaded_numbers
 from ..ir import Node, Value
 from ..op import Aval
@@ -56,28 +54,33 @@ class NodeKernel:
     operands: tuple[str, ...]
     results: tuple[str, ...]
     numbers: frozenset[str]
+    changes: int  # of what the kernel reads from outside, when it was compiled
     fills: tuple[tuple[str, int], ...] = ()
 
     @staticmethod
     def of(call: KernelCall, avals: Sequence[Aval]) -> NodeKernel:
         """For operands of these types. Raises UnsupportedTargetError for a grid that is data."""
-        bound = call.bound(avals)
-        kernel, config = call.kernel, call.config
-        schedule = kernel.choose(bound, config)
-        function = kernel.specialise(bound, schedule, kernel.grid is not None)
+        bound, kernel = call.bound(avals), call.kernel
+        work = kernel.specialised(bound, call.config)
         numbers = frozenset(n for n in call.names if isinstance(bound.types[n], Scalar))
-        if kernel.grid is not None and config.groups is None:
-            config = Config(kernel.grid_for(bound, schedule), config.lanes)
-        lanes = lanes_of(function, config, schedule.lanes)
-        if config.groups is None and (data := scalars_in_grid(function, bound) & numbers):
+        asked = scalars_in_grid(work.function, bound) | grid_names(kernel.grid)
+        if call.config.groups is None and (data := asked & numbers):
             raise UnsupportedTargetError(
                 f"the grid of {kernel.__name__} depends on {', '.join(sorted(data))}, which is "
                 "data of the graph", hint=f"choose the grid: {kernel.__name__}[groups](...)")
-        grid = grid_of(function, bound, config, lanes)
-        made = with_loaded_numbers(with_given_results(function), numbers)
-        return NodeKernel(call, Specialisation(schedule, made, lanes, grid), _of_step(made, bound),
+        made = with_loaded_numbers(with_given_results(work.function), numbers)
+        return NodeKernel(call, replace(work, function=made), _of_step(made, bound),
                           tuple(held_in(n) if n in numbers else n for n in call.names),
-                          (*call.returned, *call.written), numbers)
+                          (*call.returned, *call.written), numbers, kernel.changes)
+
+    def require_unchanged(self) -> None:
+        """Raises TraceError when what the kernel reads from outside has changed since."""
+        kernel = self.call.kernel
+        if kernel.changes != self.changes or not kernel.unchanged():
+            raise TraceError(f"kernel {kernel.__name__} reads a global or closure variable that "
+                             "has changed since the function around it was compiled",
+                             where=user_line(),
+                             hint="pass the value as an argument, or make the function anew")
 
     def __str__(self) -> str:
         return f"{self.call} {self.work.function.content_hash[:8]}"

@@ -22,7 +22,7 @@ from .generate_kernels import kernel_of, source_of
 from .kernel_text import GroupKernel, KernelText, compiled
 from .library_steps import LibraryStep
 from .lower import LoweredGraph, lower
-from .node_kernels import NodeLaunch
+from .node_kernels import NodeKernel, NodeLaunch
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,15 @@ class CudaProgram:
             step.shared(*given)
         return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
                 for name in self.plan.results]
+
+    def require_unchanged(self) -> None:
+        """Raises TraceError when a kernel among its steps would not be compiled so any more."""
+        for kernel in self.node_kernels:
+            kernel.require_unchanged()
+
+    @functools.cached_property
+    def node_kernels(self) -> tuple[NodeKernel, ...]:
+        return tuple(s.shared for s in self.steps if isinstance(s, NodeLaunch))
 
     @property
     def launches(self) -> tuple[GroupLaunch | NodeLaunch, ...]:

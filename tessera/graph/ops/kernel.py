@@ -242,7 +242,7 @@ def record(kernel: Kernel, config: Config, arguments: dict[str, Any], explicit: 
 
     Raises TraceError for extents that are not numbers and for what cannot be written.
     """
-    tensors = {n: _operand(kernel, n, v) for n, v in arguments.items() if _is_tensor(v)}
+    tensors = {n: _operand(kernel, n, v) for n, v in arguments.items() if is_tensor(v)}
     others = tuple((n, v) for n, v in arguments.items() if n not in tensors)
     call = KernelCall(kernel, config, tuple(tensors), tuple(x.type for x in tensors.values()),
                       others, explicit)
@@ -266,7 +266,8 @@ def _completed(call: KernelCall, avals: list[Aval]) -> tuple[Function, KernelCal
                              written=tuple(n for n in call.names if n in written))
 
 
-def _is_tensor(x: Any) -> bool:
+def is_tensor(x: Any) -> bool:
+    """Whether an argument of a kernel is an array, of any library; one without axes is a number."""
     return isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.ndim > 0) or (
         not isinstance(x, np.ndarray | np.generic) and hasattr(x, "__dlpack__"))
 
@@ -297,4 +298,4 @@ def _require_own(kernel: Kernel, name: str, x: Any) -> None:
                      hint="write into a value made inside, ts.zeros(...), and return it")
 
 
-__all__ = ["KERNEL", "KernelCall", "KernelResults", "record"]
+__all__ = ["KERNEL", "KernelCall", "KernelResults", "is_tensor", "record"]

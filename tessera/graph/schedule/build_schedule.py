@@ -7,6 +7,7 @@ A target's lowering is a `ScheduleBuilder` that adds the groups with their block
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from .op_ids import fates, id_of, line_of
 BUFFERS = {"arena": "temporary", "fresh": "result", "known": "constant"}
 
 
-class ScheduleBuilder:
+class ScheduleBuilder(ABC):
     """The Schedule IR of a graph while it grows.
 
     drawn: values that the host computes at each call.  behind: of each group the number of the last
@@ -50,9 +51,9 @@ class ScheduleBuilder:
         self._group_count, self._copy_count = itertools.count(), itertools.count()
         self._name_values()
 
+    @abstractmethod
     def write(self, group: FusionGroup) -> None:
         """Add the steps of a group (`add`, `transfer`)."""
-        raise NotImplementedError
 
     def attributes(self, node: Node) -> dict[str, Any]:
         """What a step says of its node beside operands and types."""

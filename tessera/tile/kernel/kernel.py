@@ -87,6 +87,7 @@ class Kernel(Kernel_):
         self.report = SanitizerReport()
         self.last: Function | None = None
         self._captured = self.source.captured
+        self.changes = 0  # how often what it reads from outside has changed
         self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
         self._check_signature()
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
@@ -403,8 +404,13 @@ class Kernel(Kernel_):
         return groups_of(self.grid(*(known[n] for n in names))) or (1,)
 
     # --- compilation --------------------------------------------------------------------------
+    def unchanged(self) -> bool:
+        """Whether all that the body reads from outside is what it was when it was traced."""
+        return self._captured.unchanged()
+
     def forget(self) -> None:
         """Something that the body reads from outside has changed: all that was made of it goes."""
+        self.changes += 1
         self._retired.append((dict(self._cache), dict(self.images)))
         for ready in self.launchers.values():
             ready.clear()
