@@ -75,11 +75,11 @@ class Walk(NamedTuple):
     @property
     def expected(self) -> list[np.ndarray]:
         """Op by op, in NumPy."""
-        return [y.array for y in _flat(self.fn(*self.xs))]
+        return [y.array for y in flat(self.fn(*self.xs))]
 
 
-def _flat(made: Any) -> list:
-    return [y for part in made for y in _flat(part)] if isinstance(made, tuple) else [made]
+def flat(made: Any) -> list:
+    return [y for part in made for y in flat(part)] if isinstance(made, tuple) else [made]
 
 
 def _forward(op: GraphOp, s: Sample, rng: np.random.Generator) -> Walk:

@@ -81,3 +81,19 @@ def note(request):
             with open(Path(folder) / "runtime_smoke.jsonl", "a") as file:
                 file.write(json.dumps({"test": request.node.name, **figures}) + "\n")
     return write
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Of the walk over the registry: how many of each mode's samples and ops ran and agreed."""
+    for mode in ("forward", "vjp", "jvp", "vmap"):
+        kinds = {kind: [r.nodeid.partition(f"[{mode}-")[2][:-1]
+                        for r in terminalreporter.stats.get(kind, ())
+                        if f"test_registry_walk.py::test_an_op_computes_what_it_means[{mode}-"
+                        in r.nodeid] for kind in ("passed", "failed", "skipped", "error")}
+        every = [n for found in kinds.values() for n in found]
+        wrong = {n.rpartition("-")[0] for k, found in kinds.items() if k != "passed" for n in found}
+        ops = {n.rpartition("-")[0] for n in every}
+        if every:
+            terminalreporter.write_line(
+                f"{mode}: {len(kinds['passed'])} of {len(every)} samples, {len(ops - wrong)} of "
+                f"{len(ops)} ops{'; without ' if wrong else ''}{', '.join(sorted(wrong))}")
