@@ -2,6 +2,7 @@
 
     python benchmarks/gpt2_step.py                    # 124M: 12 layers, d 768, B 32, T 1024, bf16
     python benchmarks/gpt2_step.py --layers 2 --B 4
+    python benchmarks/gpt2_step.py --profile          # and one more step, launch by launch
 
 Weights and moments are f32, matmuls bf16 with f32 sums. A step ends when its loss is on the host.
 """
@@ -66,6 +67,7 @@ def main() -> None:
     for name, value in (("layers", 12), ("d", 768), ("heads", 12), ("B", 32), ("T", 1024),
                         ("vocabulary", 50304), ("steps", 10)):
         flags.add_argument(f"--{name}", type=int, default=value)
+    flags.add_argument("--profile", action="store_true")
     a = flags.parse_args()
     rng = np.random.default_rng(0)
     params = parameters(a.vocabulary, a.T, a.d, a.layers, rng)
@@ -92,6 +94,12 @@ def main() -> None:
         last = float(value.item())
         times.append(time.perf_counter() - begin)
     ms = 1e3 * float(np.median(times))
+    if a.profile:
+        with ts.debug.profile() as p:
+            value, params, state = step(params, state, x, y)
+        print(p.launches.table())
+        record.write("gpt2_profile", {"device": device().name, "model": vars(a), "ms": ms,
+                                      **p.launches.figures()}, shown=False)
     schedule = step.inspect_ir("schedule")
     record.write("gpt2_step", {
         "device": device().name,

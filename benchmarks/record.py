@@ -47,11 +47,12 @@ def context() -> dict[str, Any]:
     }
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """benchmarks/results/<name>.json with the context and the figures; printed too."""
+def write(name: str, figures: dict[str, Any], shown: bool = True) -> Path:
+    """benchmarks/results/<name>.json with the context and the figures; printed too if shown."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     text = json.dumps({**context(), **figures}, indent=2)
     path.write_text(text + "\n")
-    print(text)
+    if shown:
+        print(text)
     return path

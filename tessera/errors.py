@@ -32,12 +32,14 @@ class SourceLine:
     """A line of the user's program: `file:line` and its text (empty when the source is gone).
 
     hints: what the program asked for around this line (ts.overlap); not part of the text
+    part: of a step, that the line is in: "backward", "optimizer"; "" of what the program computes
     """
 
     file: str
     line: int
     text: str = ""
     hints: tuple[str, ...] = field(default=(), compare=False)
+    part: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         where = f"{short_path(self.file)}:{self.line}"

@@ -29,6 +29,7 @@ from .graph import functions as F
 from .graph import tree
 from .graph.operand import compute_type, convert
 from .graph.signature import is_data
+from .graph.trace import in_part
 from .mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from .numerics import as_type
 from .tensor import Tensor, as_tensor
@@ -166,6 +167,13 @@ def _stepped(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, A
              moments: Sequence[str], rates: Callable[[Tensor], tuple[Tensor, ...]]
              ) -> tuple[Any, dict[str, Any]]:
     """(params, state) after optimizer._leaf has moved each parameter, or its master copy."""
+    with in_part("optimizer"):
+        return _step(optimizer, params, grads, state, moments, rates)
+
+
+def _step(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any],
+          moments: Sequence[str], rates: Callable[[Tensor], tuple[Tensor, ...]]
+          ) -> tuple[Any, dict[str, Any]]:
     named = named_params(params)
     slopes = _matching_grads(named, grads)
     _check_state(type(optimizer).__name__, named, state, moments)
@@ -229,11 +237,12 @@ def global_norm(grads: Any) -> Tensor:
     leaves = [as_tensor(g) for g in tree.flatten(grads)[0]]
     if not leaves:
         raise ArgumentError("the norm of a tree without tensors")
-    squares = [F.sum(F.square(convert(g, compute_type(g.type)))) for g in leaves]
-    total = squares[0]
-    for s in squares[1:]:
-        total = total + s
-    return F.sqrt(total)
+    with in_part("optimizer"):
+        squares = [F.sum(F.square(convert(g, compute_type(g.type)))) for g in leaves]
+        total = squares[0]
+        for s in squares[1:]:
+            total = total + s
+        return F.sqrt(total)
 
 
 def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:
@@ -247,8 +256,9 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any
     if not limit > 0:
         raise ArgumentError(f"clip_by_global_norm: the limit must be positive, got {limit}")
     norm = global_norm(grads) if norm is None else as_tensor(norm)
-    scale = F.where(norm > limit, limit / norm, 1.0)
-    return tree.map_tree(lambda g: g * scale, grads), norm
+    with in_part("optimizer"):
+        scale = F.where(norm > limit, limit / norm, 1.0)
+        return tree.map_tree(lambda g: g * scale, grads), norm
 
 
 @dataclass(frozen=True)

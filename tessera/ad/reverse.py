@@ -19,7 +19,7 @@ from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
 from ..graph.op import GraphOp, NoRule
 from ..graph.operand import compute_type
-from ..graph.trace import at_line, replay, run_nodes
+from ..graph.trace import at_line, in_part, replay, run_nodes
 from ..runtime.host_memory import keep
 from ..tensor import PLAIN, Tensor
 
@@ -108,7 +108,7 @@ def backward(
         if all(g is None for g in grads) or not any(v in active for v in node.inputs):
             continue
         wanted = tuple(v in active for v in node.inputs)
-        with at_line(node.where):
+        with at_line(node.where), in_part("backward"):
             for v, g in zip(node.inputs, _pull_back(node, grads, tape, wanted), strict=True):
                 if g is not None and v in active:
                     _accumulate(ct, v, g)

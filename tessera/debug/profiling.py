@@ -16,7 +16,9 @@ from typing import Any
 from .. import hooks
 from ..errors import ArgumentError
 from ..graph.ir import Graph, Node, Value
+from ..runtime.step_times import StepEvent, step_observers
 from ..runtime.timeline import EventTimeline, KernelEvent
+from .launch_profile import LaunchTable
 from .record import Recorder, current_path, inside
 
 
@@ -69,12 +71,21 @@ class Profile:
 
     Compiled functions run node by node while they are profiled: an op's time is its NumPy
     meaning's, not that of a fused loop. Ops outside compiled functions count with 0 ns. Kernels
-    run as always: `.kernels` says when each did on its stream, once the block has ended.
+    run as always: `.kernels` says when each did on its stream, once the block has ended. What
+    compiled functions do on a GPU is in `.launches`, step by step, with operations and bytes.
     """
 
     recorder: Recorder = field(default_factory=Recorder)
     spans: list[Span] = field(default_factory=list)
     timeline: EventTimeline = field(default_factory=EventTimeline)
+    launches: LaunchTable = field(default_factory=LaunchTable)
+
+    def _step(self, event: StepEvent) -> None:
+        """A step of a compiled function on a GPU."""
+        self.launches.see(event)
+        if event.what.part in ("kernel", "library"):
+            self.timeline.add(KernelEvent(self.launches.records[-1].work.name, event.device,
+                                          event.stream, event.start_ns, event.end_ns))
 
     @property
     def records(self) -> list:
@@ -154,6 +165,7 @@ def profile() -> Iterator[Profile]:
     made = Profile()
     made.recorder.start()
     made.timeline.start()
+    step_observers.append(made._step)
     if not _open_profiles:
         hooks.kernel_runs.append(_interpreted)
     _open_profiles.append(made)
@@ -161,6 +173,7 @@ def profile() -> Iterator[Profile]:
         yield made
     finally:
         _open_profiles.remove(made)
+        step_observers.remove(made._step)
         if not _open_profiles:
             hooks.kernel_runs.remove(_interpreted)
         made.recorder.stop()

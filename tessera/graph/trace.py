@@ -159,6 +159,8 @@ class GraphBuilder:
         where = trace_state.where or user_line()
         if trace_state.hints and where is not None and not where.hints:
             where = replace(where, hints=trace_state.hints)
+        if trace_state.part and where is not None and not where.part:
+            where = replace(where, part=trace_state.part)
         self.nodes.append(Node(op, inputs, attrs, outputs, where))
         self.makers.update(dict.fromkeys(outputs, self.nodes[-1]))
         made = tuple(Tracer(self, v) for v in outputs)
@@ -319,6 +321,21 @@ class hinted:
 def current_hints() -> tuple[str, ...]:
     """The hints of the open blocks: what a trace depends on beside its arguments."""
     return trace_state.hints
+
+
+class in_part:
+    """While active, the lines of recorded nodes say of which part of a step they are, where they do
+    not yet: "backward", "optimizer"."""
+
+    def __init__(self, part: str):
+        self.part = part
+
+    def __enter__(self) -> None:
+        self.before = trace_state.part
+        trace_state.part = self.before or self.part
+
+    def __exit__(self, *exc: object) -> None:
+        trace_state.part = self.before
 
 
 class at_line:

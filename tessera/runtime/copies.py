@@ -42,30 +42,30 @@ class CopyQueue:
     """Up to `count` numbered copies, each begun once between two synchronisations of the device.
 
     They start in the order in which they are asked for. One stream serves both directions: what is
-    fetched first has been offloaded last. beside: the stream of the kernels.
+    fetched first has been offloaded last. beside: the stream of the kernels; stream: its own.
     """
 
     def __init__(self, on: Device, count: int, beside: int = 0):
         self.device, self.beside = on, beside
-        self._stream = new_stream(on)
+        self.stream = new_stream(on)
         with on.current(), outside_capture():
             self._kernels, *self._done = (
                 check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")
                 for _ in range(1 + count))
-        weakref.finalize(self, _close, self._stream, (self._kernels, *self._done),
+        weakref.finalize(self, _close, self.stream, (self._kernels, *self._done),
                          on.index).atexit = False
 
     def to_host(self, number: int, source: int, target: PinnedMemory) -> None:
         """Begin copy `number`, of what the kernels launched so far leave at a device pointer."""
         self._after_kernels()
-        check(driver().cuMemcpyDtoHAsync(target.pointer, source, target.nbytes, self._stream),
+        check(driver().cuMemcpyDtoHAsync(target.pointer, source, target.nbytes, self.stream),
               "copy from the GPU")
         self._end(number)
 
     def to_device(self, number: int, source: PinnedMemory, target: int) -> None:
         """Begin copy `number`, to where the kernels launched so far have done their work."""
         self._after_kernels()
-        check(driver().cuMemcpyHtoDAsync(target, source.pointer, source.nbytes, self._stream),
+        check(driver().cuMemcpyHtoDAsync(target, source.pointer, source.nbytes, self.stream),
               "copy to the GPU")
         self._end(number)
 
@@ -75,10 +75,10 @@ class CopyQueue:
 
     def _after_kernels(self) -> None:
         check(driver().cuEventRecord(self._kernels, self.beside), "record an event")
-        check(driver().cuStreamWaitEvent(self._stream, self._kernels, 0), "wait for kernels")
+        check(driver().cuStreamWaitEvent(self.stream, self._kernels, 0), "wait for kernels")
 
     def _end(self, number: int) -> None:
-        check(driver().cuEventRecord(self._done[number], self._stream), "record an event")
+        check(driver().cuEventRecord(self._done[number], self.stream), "record an event")
 
 
 def _close(stream: int, events: tuple[int, ...], index: int) -> None:

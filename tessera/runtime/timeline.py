@@ -20,6 +20,7 @@ from . import device as devices
 from . import module
 from .device import check, device
 from .libcuda import LaunchConfig
+from .step_times import is_timing
 from .timing import is_capturing
 
 
@@ -74,7 +75,7 @@ class EventTimeline:
         """The driver's launch of a kernel, between two events."""
         def timed(config: Any, function: Any, addresses: Any, extra: Any) -> int:
             stream = LaunchConfig.from_address(config.value).stream or 0
-            if is_capturing(stream):
+            if is_timing() or is_capturing(stream):
                 return launch(config, function, addresses, extra)
             self._base(index)
             begin = self._record(index, stream)

@@ -13,6 +13,7 @@ from ...kernels.attention_backward import attention_keys, attention_queries, bac
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
+from ..flops import Shapes
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..operand import convert, to_compute
@@ -40,8 +41,17 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
 
-FLASH = library_call("flash_attention")
-FLASH_SAVED = library_call("flash_attention_saved", multi=True)  # and log2 of the sums of exp2
+def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
+    """Two matmuls of each query with the keys that it sees: of a causal one, those up to its own.
+    """
+    (*heads, S, D), (T, E) = ins[0], ins[2][-2:]
+    seen = S * (T - (S - 1) / 2) if causal else S * T
+    return 2.0 * prod(heads) * seen * (D + E)
+
+
+FLASH = library_call("flash_attention", flops=_flops, matmul=True)
+FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
+                           flops=_flops, matmul=True)
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
 
 

@@ -22,12 +22,14 @@ from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...runtime.host_memory import keep
 from ...runtime.sentinel_words import owned
+from ...runtime.step_times import TimedStep, run_timed, step_observers
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident, on_gpu
 from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import waits
+from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
@@ -116,7 +118,8 @@ class Workspace:
         self.drawn = Drawn([b for b in program.plan.buffers
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
-        self.steps = self._steps(DEFAULT)
+        self.timed = self._steps(DEFAULT)
+        self.steps = [s.run for s in self.timed]
         self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
 
@@ -154,62 +157,70 @@ class Workspace:
                     "be captured in a CUDA graph", where=step.callee.node.where,
                     hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
-            steps = self._steps(stream)
+            steps = [s.run for s in self._steps(stream)]
             self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
 
-    def _steps(self, stream: int) -> list[Callable[[], Any]]:
+    def _steps(self, stream: int) -> list[TimedStep]:
         """What a call does, in order: kernels go to a stream, copies to one beside it."""
-        found: list[Callable[[], Any]] = []
+        found: list[TimedStep] = []
         count = len(self.program.plan.transfers)
         copies = CopyQueue(self.device, count, stream) if count else None
         begun, leaving = 0, list[tuple[ByteRange, int]]()  # copies out of memory
         plan = self.program.plan
         free = self.program.lowered.released if config.poison else {}
+        program = self.program
+
+        def add(part: str, run: Callable[[], Any], step: Any = None, on: int = stream) -> None:
+            found.append(TimedStep(run, StepLabel(program, step, part), on))
+
         for i, (step, copy) in enumerate(zip(self.program.steps, waits(plan.steps, plan.region),
                                              strict=True)):
+            if copies and copy is not None and not isinstance(step, Transfer):
+                add("wait", partial(copies.wait, copy))
             if isinstance(step, GroupLaunch | NodeLaunch):
-                found += [partial(copies.wait, copy)] if copies and copy is not None else []
-                found += self._launch(step, stream)
+                for part, run in self._launch(step, stream):
+                    add(part, run, step)
             elif isinstance(step, LibraryStep):
-                found += [partial(copies.wait, copy)] if copies and copy is not None else []
                 need_cupy(step.callee)
-                found.append(partial(step.launch, lambda name: self._at(name)[0],
-                                     self.device.index, stream))
+                add("library", partial(step.launch, lambda name: self._at(name)[0],
+                                       self.device.index, stream), step)
             elif copies:
-                found.append(self._copy(step, copies, begun))
+                add("transfer", self._copy(step, copies, begun), step, copies.stream)
                 leaving.append((plan.region(step.on_device), begun))
                 begun += 1
             for offset, size in free.get(i, ()):
                 at = ByteRange("temporaries", offset, offset + size)
                 pending = [n for r, n in leaving if r.meets(at)]
                 if copies and pending:
-                    found.append(partial(copies.wait, max(pending)))
-                found.append(partial(self.block.fill, 0xFF, offset, size, stream))
+                    add("wait", partial(copies.wait, max(pending)))
+                add("poison", partial(self.block.fill, 0xFF, offset, size, stream))
         if copies:  # the next call finds all places free
-            found.append(partial(copies.wait, count - 1))
+            add("wait", partial(copies.wait, count - 1))
         return found
 
-    def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int) -> list[Callable[[], Any]]:
+    def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int
+                ) -> list[tuple[str, Callable[[], Any]]]:
         steps = self._plain(launch, stream)
         if not self.watched:
             return steps
-        part = self.program.launches.index(launch)
-        return [partial(self._owned, part, step) for step in steps]
+        number = self.program.launches.index(launch)
+        return [(part, partial(self._owned, number, step)) for part, step in steps]
 
     def _owned(self, part: int, step: Callable[[], Any]) -> None:
         """A launch whose sentinels count for this program."""
         with owned(self.owner, part):
             step()
 
-    def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int) -> list[Callable[[], Any]]:
+    def _plain(self, launch: GroupLaunch | NodeLaunch, stream: int
+               ) -> list[tuple[str, Callable[[], Any]]]:
         if isinstance(launch, NodeLaunch):
             return launch.steps(lambda name: self._at(name)[0], self._key, self.device.index,
                                 stream)
         arguments = [self._argument(n, shape, at)
                      for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
         if stream == DEFAULT:
-            return [partial(launch.shared, *arguments)]
-        return [partial(launch.shared.launch, *arguments, stream=stream)]
+            return [("kernel", partial(launch.shared, *arguments))]
+        return [("kernel", partial(launch.shared.launch, *arguments, stream=stream))]
 
     def _key(self, name: str) -> tuple[int, int]:
         """The words of a key that this call drew."""
@@ -303,7 +314,9 @@ class Workspace:
                 self._load(name, a)
         self.drawn.load(drawn)
         made = [self._new_result(r, leaves) for r in self.results]
-        if self.recorded is not None:
+        if step_observers:
+            run_timed(self.device.index, self.timed)
+        elif self.recorded is not None:
             self.recorded.launch(DEFAULT)
         else:
             _all(self.steps)

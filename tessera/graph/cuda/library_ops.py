@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ...errors import SourceLine
 from ...runtime.generations import WarpgroupMatmul
+from ..flops import Shapes
 from ..ir import Graph, Node, Value
 from ..op import OPS, Aval
 from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
 
-PRODUCT = library_call("product")
+
+def _product_flops(ins: Shapes, outs: Shapes, *, layout: str, **attrs: Any) -> float:
+    """2 m n k."""
+    return 2.0 * prod(outs[0]) * ins[0][-1 if layout[0] == "n" else -2]
+
+
+PRODUCT = library_call("product", flops=_product_flops, matmul=True)
 
 
 def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:

@@ -186,9 +186,7 @@ class _KernelSchedule(ScheduleBuilder):
         views = tuple(i for n in nodes if n.op.name == "reshape" for i in id_of(n).split())
         steps = [first, *(self.step(n) for n in inner)]
         if views:
-            steps[0] = GroupStep(first.name, first.op, first.args, first.attrs, first.shape,
-                                 first.type,
-                                 (*views, *first.ops), first.where)
+            steps[0] = replace(first, ops=(*views, *first.ops))
         self.add(kind, frame.space, [*own, *reads], writes, steps, schedule, grid,
                   axes=frame.members, **attrs)
 

@@ -201,21 +201,24 @@ class NodeLaunch:
 
     # --- on a GPU -------------------------------------------------------------------------------
     def steps(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
-              index: int, stream: int) -> list[Callable[[], Any]]:
-        """Copies of what it writes, then one launch for each row of the batch. pointer: where a
-        buffer lies in the call under way. key: the words of a buffer that the host filled for it.
+              index: int, stream: int) -> list[tuple[str, Callable[[], Any]]]:
+        """Copies of what it writes, then one launch for each row of the batch, with what each is:
+        fill | copy | kernel. pointer: where a buffer lies in the call under way. key: the words of
+        a buffer that the host filled for it.
         """
-        found: list[Callable[[], Any]] = []
+        found: list[tuple[str, Callable[[], Any]]] = []
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
         for name in self.shared.call.written:
             o = results[name]
             nbytes = prod(o.shape) * o.type.dtype.numpy.itemsize
             if nbytes and name in fills:
-                found.append(partial(_fill, pointer, o.name, fills[name], nbytes, stream))
+                fill = partial(_fill, pointer, o.name, fills[name], nbytes, stream)
+                found.append(("fill", fill))
             elif nbytes:
-                found.append(partial(_copy, pointer, o.name, operands[name].name, nbytes, stream))
+                copy = partial(_copy, pointer, o.name, operands[name].name, nbytes, stream)
+                found.append(("copy", copy))
         for row in itertools.product(*map(range, self.shared.call.batch)):
-            found.append(self._launch(row, pointer, key, index, stream))
+            found.append(("kernel", self._launch(row, pointer, key, index, stream)))
         return found
 
     def _launch(self, row: tuple[int, ...], pointer: Callable[[str], int],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,8 @@ class ScheduleBuilder(ABC):
                          tuple(map(self.argument, node.inputs)) if args is None else args,
                          tuple(sorted(self.attributes(node).items())),
                          extents_of(out) if shape is None else shape,
-                         out.aval.type, tuple(id_of(node).split()), line_of(node.where))
+                         out.aval.type, tuple(id_of(node).split()), line_of(node.where),
+                         node_flops(node), node.op.picks)
 
     def add(self, kind: str, space: tuple[int, ...], reads: Sequence[GroupOperand],
             writes: Sequence[GroupOperand], steps: Sequence[GroupStep], schedule: Schedule,
@@ -173,4 +175,12 @@ class ScheduleBuilder(ABC):
                              BUFFERS.get(place.kind, place.kind), of, place.offset, ops)
 
 
-__all__ = ["ScheduleBuilder"]
+def node_flops(node: Node) -> float:
+    """Its operations: by the rule of its record, else one for each element of its results."""
+    outs = [extents_of(v) for v in node.outputs]
+    if node.op.operations is None:
+        return float(sum(map(prod, outs)))
+    return node.op.operations([extents_of(v) for v in node.inputs], outs, **node.attrs)
+
+
+__all__ = ["ScheduleBuilder", "node_flops"]

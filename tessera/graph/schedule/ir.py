@@ -76,7 +76,10 @@ class GroupOperand:
 
 @dataclass(frozen=True)
 class GroupStep:
-    """One op inside a group. args: names of values, or numbers."""
+    """One op inside a group. args: names of values, or numbers.
+
+    flops: its operations.  picks: it reads as many elements of its first operand as it gives.
+    """
 
     name: str
     op: str
@@ -86,6 +89,8 @@ class GroupStep:
     type: NumericType
     ops: tuple[str, ...] = ()
     where: SourceLine | None = field(default=None, compare=False)
+    flops: float = field(default=0.0, compare=False)
+    picks: bool = field(default=False, compare=False)
 
     @property
     def reduction(self) -> str:

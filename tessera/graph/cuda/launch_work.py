@@ -1,0 +1,104 @@
+"""What each step of a program for GPUs computes and moves, by the records of its schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ...tile.passes.operation_counts import count, rate_of
+from ..schedule.ir import ScheduledGroup, Transfer
+from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
+from .library_steps import LibraryStep
+from .node_kernels import NodeKernel, NodeLaunch
+
+if TYPE_CHECKING:
+    from .run import CudaProgram, GroupLaunch
+
+# The sort of work that each kind of group is; of a user's or the library's kernel see `_sort`.
+SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
+         "columns": "reduction", "move": "move", "elements": "move", "update": "move",
+         "gather": "index", "segments": "index", "last": "index", "sort": "sort", "merge": "sort",
+         "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
+         "library": "library"}
+
+
+@dataclass(frozen=True, eq=False)
+class StepLabel:
+    """What runs between two events: a part of a step of a program.
+
+    part: kernel | library | transfer | copy, of what a kernel writes | fill | wait, for a copy |
+    poison
+    """
+
+    program: CudaProgram
+    step: GroupLaunch | NodeLaunch | LibraryStep | Transfer | None
+    part: str
+
+    @property
+    def work(self) -> LaunchWork:
+        if isinstance(self.step, Transfer):
+            return transfer_work(self.step)
+        if self.step is None:
+            return LaunchWork(self.part, "copy", "", None, "", 0, 0)
+        group = self.step.group
+        if self.part in ("copy", "fill"):
+            nbytes = operand_bytes(group.writes)
+            return LaunchWork(f"{group.kernel} {self.part}", "copy", part_of(group.where),
+                              group.where, _shapes(group), nbytes * (self.part == "copy"), nbytes)
+        return group_work(group)
+
+
+def transfer_work(step: Transfer) -> LaunchWork:
+    return LaunchWork(f"{step.name} {step.kind}", "copy", part_of(step.where), step.where,
+                      f"{step.nbytes} bytes", step.nbytes, step.nbytes)
+
+
+def group_work(group: ScheduledGroup) -> LaunchWork:
+    """One launch of a group."""
+    if group.kind == "launch":
+        return _kernel_work(group)
+    anchored = group.kind in ("gemm", "attention")
+    matmuls = group.steps[0].flops if anchored else 0.0
+    rate = rate_of(group.reads[0].type.dtype, None) if anchored else "f32"
+    sort, part = SORTS[group.kind], part_of(group.where)
+    if not anchored and part_of(group.steps[-1].where) == "optimizer":  # behind a cast, say
+        part = "optimizer"
+    if part == "optimizer" and sort in ("elementwise", "reduction", "move"):
+        sort = part
+    return LaunchWork(group.kernel, sort, part, group.where, _shapes(group), read_bytes(group),
+                      written_bytes(group), sum(s.flops for s in group.steps), matmuls, rate)
+
+
+def _kernel_work(group: ScheduledGroup) -> LaunchWork:
+    """Counted from the kernel's Tile IR."""
+    made: NodeKernel = group.attr("call")
+    flops, matmuls, rate = _counted(made)
+    launches = prod(made.call.batch)
+    module = made.call.kernel.fn.__module__
+    library = module.startswith("tessera.kernels.")
+    sort = "kernel" if not library else "attention" if "attention" in module else (
+        "matmul" if matmuls else "reduction")
+    return LaunchWork(group.kernel, sort, part_of(group.where), group.where, _shapes(group),
+                      operand_bytes(group.reads), operand_bytes(group.writes), launches * flops,
+                      launches * matmuls, rate)
+
+
+@lru_cache(maxsize=256)
+def _counted(made: NodeKernel) -> tuple[float, float, str]:
+    """Operations of one launch, those of its matmuls, and at which rate these are."""
+    work, groups = made.work, prod(made.work.grid)
+    counted = count(work.function, made.bound.sizes, work.lanes, work.grid)
+    rates = {p.kind for p in counted.matmuls} or {"f32"}
+    return groups * counted.flops, groups * counted.matmul_flops, min(rates)
+
+
+def _shapes(group: ScheduledGroup) -> str:
+    def text(operands: Any) -> str:
+        return " ".join(f"{o.type.dtype}[{', '.join(map(str, o.shape))}]" for o in operands)
+
+    return f"{text(group.reads)} -> {text(group.writes)}"
+
+
+__all__ = ["SORTS", "StepLabel", "group_work", "transfer_work"]
