@@ -140,3 +140,31 @@ def test_routines_of_the_library(name, s, rng):
     bits = tensors[0].dtype.bits
     same_on_both(lambda *xs: routine(*xs, **options), *tensors,
                  rtol=1e-4 if bits == 32 else 2e-2 if bits == 16 else 0.1)
+
+
+@pytest.mark.row("AD-27")
+def test_a_batch_is_one_launch_with_the_bits_of_its_rows(rng):
+    """Nested vmaps, an operand that all rows share, a matmul in its form for warpgroups, and its
+    gradient by a rule of the kernel."""
+    def rows(a, b):
+        return ts.vmap(ts.vmap(lambda a: matmul(a, b)))(a)
+
+    a, b = (ts.tensor(rng.standard_normal(s).astype(np.float32), "bf16")
+            for s in ((3, 2, 256, 128), (128, 256)))
+    f = ts.jit(rows, target="cuda")
+    got, one = f(a, b).numpy(), ts.jit(matmul, target="cuda")
+    for i in range(3):
+        for j in range(2):
+            assert np.array_equal(got[i, j], one(a[i, j], b).numpy())
+    x = ts.tensor(rng.uniform(0.5, 1.5, (7, 1000)).astype(np.float32))
+    slope = ts.jit(ts.vmap(ts.grad(lambda x: ts.sum(into_zeros(cube, x)))), target="cuda")(x)
+    np.testing.assert_allclose(slope.numpy(), 3 * x.numpy().astype(float) ** 2, rtol=1e-5)
+
+
+def test_rows_draw_by_their_own_keys():
+    x, made = ts.ones((5, 640)), []
+    for target in ("cpu", "cuda"):
+        ts.random.seed(9)
+        f = ts.jit(lambda x: ts.vmap(lambda x: into_zeros(dropped, x))(x), target=target)
+        made.append([f(x).numpy() for _ in range(2)])
+    assert np.array_equal(*made) and len({r.tobytes() for r in made[0][0]}) == 5

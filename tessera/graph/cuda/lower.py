@@ -244,11 +244,11 @@ class _KernelSchedule(ScheduleBuilder):
     def launch(self, group: FusionGroup) -> None:
         (node,) = group.nodes
         made = launch_of(node, self.numbers)
-        filled = {node.inputs[made.operands.index(n)] for n, _ in made.fills}
-        reads = [self.operand(v) for v in node.inputs if v not in filled]
+        filled = {made.operands.index(n) for n, _ in made.fills}
+        reads = [self.operand(v) for i, v in enumerate(node.inputs) if i not in filled]
         writes = [self.operand(v) for v in node.outputs]
-        step = self.step(node, tuple(self.numbers[v] if v in filled else self.buffer_name(v)
-                                     for v in node.inputs))
+        step = self.step(node, tuple(self.numbers.get(v, "-") if i in filled else
+                                     self.buffer_name(v) for i, v in enumerate(node.inputs)))
         self.add("launch", group.space, reads, writes, [step], made.work.schedule, made.work.grid,
                  call=made)
 

@@ -1,12 +1,12 @@
 """Kernels that are nodes of the graph, as steps of its program: the user's and the library's.
 
 A kernel gets its operands and results where the plan put them. What it writes is a value of its
-own: it begins as a copy of the operand.
+own: it begins as a copy of the operand, where the kernel does not surely write all of it. Under
+vmap it is one launch, whose grid has the axes of the batch in front.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,23 +21,25 @@ from ...errors import TraceError, UnsupportedTargetError, user_line
 from ...runtime.arrays import Array, dense_strides
 from ...runtime.buffer import copy_bytes, fill_bytes
 from ...tile.interpreter.arguments import Bound, Placement
-from ...tile.interpreter.launch import (
-    Specialisation,
-    scalars_in_grid,
-)
+from ...tile.interpreter.launch import Specialisation, run_grid, scalars_in_grid
+from ...tile.interpreter.memory import Memory
 from ...tile.ir.ir import Function
 from ...tile.ir.types import GlobalTensor, Scalar
 from ...tile.launch.first_call import request_for
 from ...tile.launch.machine_code import image_for
 from ...tile.launch.recipe import LaunchTarget, Recipe
 from ...tile.launch.repeated_call import grid_names
+from ...tile.passes.batch_axes import KEY, batch_extent, with_batch_axes, with_key
 from ...tile.passes.graph_arguments import held_in, with_given_results, with_loaded_numbers
-from ..ir import Node, Value
+from ...tile.passes.overwritten_arguments import overwritten_parameters
+from ...tile.passes.random_draws import draws
+from ..ir import Graph, Node, Value
 from ..op import Aval
-from ..ops.kernel import KernelCall
+from ..ops.kernel import KERNEL, KernelCall
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES, GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
+from ..simplify import Rewriter, rebuild, remove_dead
 from .kernel_text import KernelText
 from .spell import no_kernel
 
@@ -45,23 +47,26 @@ from .spell import no_kernel
 @dataclass(frozen=True, eq=False)
 class NodeKernel:
     """What a kernel's node launches. operands: the tensor parameters in the order of the node's
-    inputs; results: those in the order of its outputs; numbers: the parameters that are data;
-    fills: the byte of which what it writes is full before, where that is known."""
+    inputs; results: those in the order of its outputs.
+
+    fills: what is written and need not be copied: the byte of which it is full before, or None
+    where the kernel writes all of it.
+    """
 
     call: KernelCall
     work: Specialisation
     bound: Bound
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    numbers: frozenset[str]
     changes: int  # of what the kernel reads from outside, when it was compiled
-    fills: tuple[tuple[str, int], ...] = ()
+    fills: tuple[tuple[str, int | None], ...] = ()
 
     @staticmethod
     def of(call: KernelCall, avals: Sequence[Aval]) -> NodeKernel:
         """For operands of these types. Raises UnsupportedTargetError for a grid that is data."""
         bound, kernel = call.bound(avals), call.kernel
         work = kernel.specialised(bound, call.config)
+        whole = _overwritten(work, bound)
         numbers = frozenset(n for n in call.names if isinstance(bound.types[n], Scalar))
         asked = scalars_in_grid(work.function, bound) | grid_names(kernel.grid)
         if call.config.groups is None and (data := asked & numbers):
@@ -69,9 +74,25 @@ class NodeKernel:
                 f"the grid of {kernel.__name__} depends on {', '.join(sorted(data))}, which is "
                 "data of the graph", hint=f"choose the grid: {kernel.__name__}[groups](...)")
         made = with_loaded_numbers(with_given_results(work.function), numbers)
-        return NodeKernel(call, replace(work, function=made), _of_step(made, bound),
-                          tuple(held_in(n) if n in numbers else n for n in call.names),
-                          (*call.returned, *call.written), numbers, kernel.changes)
+        operands = tuple(held_in(n) if n in numbers else n for n in call.names)
+        results = (*call.returned, *call.written)
+        batch = Batch.of(call, operands, results)
+        if batch.sizes and call.drawn:
+            made, operands = with_key(made), (*operands, KEY)
+            _require_no_rounding(made)
+        at = _of_step(made, bound)
+        if batch.sizes:
+            made = with_batch_axes(made, len(batch.sizes), batch.has, len(work.grid))
+            at = _of_step(made, at)
+            at.sizes = at.sizes | {batch_extent(i): n for i, n in enumerate(batch.sizes)}
+        work = replace(work, function=made, grid=(*batch.sizes, *work.grid))
+        return NodeKernel(call, work, at, operands, results, kernel.changes,
+                          tuple((n, None) for n in call.written if n in whole))
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is given a key at each launch."""
+        return draws(self.work.function)
 
     def require_unchanged(self) -> None:
         """Raises TraceError when what the kernel reads from outside has changed since."""
@@ -87,8 +108,32 @@ class NodeKernel:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The extents of each tensor parameter in one launch."""
-        return {n: tuple(_extent(d, self.bound) for d in t.dims)
-                for n, t in self.bound.types.items() if isinstance(t, GlobalTensor)}
+        return _shapes(self.bound)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The axes of a batch as few as they can be: those that the same parameters have are one.
+
+    sizes: their extents; has: for each tensor parameter, which of them it has.
+    """
+
+    sizes: tuple[int, ...]
+    has: dict[str, tuple[bool, ...]]
+
+    @staticmethod
+    def of(call: KernelCall, operands: Sequence[str], results: Sequence[str]) -> Batch:
+        names = (*operands, KEY) if call.drawn else tuple(operands)
+        sizes: list[int] = []
+        flags: list[tuple[bool, ...]] = []
+        for n, mine in zip(call.batch, call.batched, strict=True):
+            if flags and flags[-1] == mine:
+                sizes[-1] *= n
+            else:
+                sizes.append(n)
+                flags.append(mine)
+        has = {n: tuple(f[i] for f in flags) for i, n in enumerate(names)}
+        return Batch(tuple(sizes), has | dict.fromkeys(results, (True,) * len(sizes)))
 
 
 def _of_step(function: Function, bound: Bound) -> Bound:
@@ -99,9 +144,26 @@ def _of_step(function: Function, bound: Bound) -> Bound:
                  texts={"1": 1, **bound.texts}, explicit=bound.explicit, kernel=bound.kernel)
 
 
+def _overwritten(work: Specialisation, bound: Bound) -> frozenset[str]:
+    return overwritten_parameters(work.function, work.grid, work.lanes, _shapes(bound),
+                                  bound.sizes)
+
+
+def _shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(_extent(d, bound) for d in t.dims)
+            for n, t in bound.types.items() if isinstance(t, GlobalTensor)}
+
+
 def _extent(d: Any, bound: Bound) -> int:
     size = d.bind(bound.sizes) if isinstance(d, Dim) else d
     return bound.texts[str(d)] if isinstance(size, Dim) else int(size)
+
+
+def _require_no_rounding(function: Function) -> None:
+    if draws(function):
+        raise UnsupportedTargetError(
+            f"kernel {function.name} rounds stochastically where it stores, under vmap",
+            hint="let it store f32, and round behind it with ts.cast")
 
 
 # --- as a group -----------------------------------------------------------------------------------
@@ -114,14 +176,38 @@ def kernel_group(node: Node) -> FusionGroup:
                        list(node.outputs), writes_all=True)
 
 
+def drop_overwritten(graph: Graph) -> Graph:
+    """What a kernel writes whole need not be computed before: zeros stand for it, which nobody
+    fills in."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Any:
+        if node.op is not KERNEL:
+            return None
+        call = node.attrs["call"]
+        bound = call.bound([v.aval for v in node.inputs])
+        whole = _overwritten(call.kernel.specialised(bound, call.config), bound)
+        given = list(inputs)
+        for i, (name, v) in enumerate(zip(call.names, inputs, strict=False)):
+            if name in whole & set(call.written):
+                zero = rw.emit("constant", value=0, type=v.aval.type)
+                given[i] = rw.emit("broadcast_to", zero, shape=v.aval.shape)
+        rw.add(Node(node.op, tuple(given), node.attrs, node.outputs, node.where))
+        rw.env |= {v: v for v in node.outputs}
+        return node.outputs[0]
+
+    return remove_dead(rebuild(graph, visit))
+
+
 def launch_of(node: Node, numbers: Mapping[Value, Any]) -> NodeKernel:
     """numbers: values that are one number repeated."""
     try:
         made = NodeKernel.of(node.attrs["call"], [v.aval for v in node.inputs])
-        fills = tuple((name, byte) for name, v in zip(made.operands, node.inputs, strict=False)
-                      if name in made.call.written and v in numbers
-                      and (byte := _byte(v, numbers[v])) is not None)
-        return replace(made, fills=fills)
+        fills = dict(made.fills)
+        for name, v in zip(made.operands, node.inputs, strict=False):
+            if name in made.call.written and name not in fills and v in numbers and (
+                    byte := _byte(v, numbers[v])) is not None:
+                fills[name] = byte
+        return replace(made, fills=tuple(fills.items()))
     except UnsupportedTargetError as error:
         error.where = error.where or node.where
         raise
@@ -174,7 +260,7 @@ class NodeLaunch:
         return found | {n: o.name for n, o in self._results().items()}
 
     def _operands(self) -> dict[str, GroupOperand]:
-        """By parameter; what is filled has none."""
+        """By parameter; what is filled or written whole has none."""
         made = self.shared
         filled = dict(made.fills)
         return dict(zip((n for n in made.operands if n not in filled), self.group.reads,
@@ -185,51 +271,54 @@ class NodeLaunch:
 
     def run(self, read: Callable[[str], np.ndarray]) -> None:
         """On host memory, under the interpreter. read: the memory of a buffer."""
-        call, operands, results = self.shared.call, self._operands(), self._results()
-        fills = dict(self.shared.fills)
-        given: list[np.ndarray] = []
-        for name in self.shared.operands:
-            o = results[name] if name in fills else operands[name]
-            array = read(o.name).reshape(o.shape)
-            if name in fills:
-                array.view(np.uint8)[...] = fills[name]
-            given.append(array)
-        if call.drawn:
-            given.append(read(self.group.reads[-1].name))
-        for o, y in zip(results.values(), call.run_rows(given), strict=True):
-            read(o.name).reshape(o.shape)[...] = y
+        made, operands = self.shared, self._operands()
+        for name in made.call.written:
+            o = self._results()[name]
+            whole = read(o.name).reshape(o.shape)
+            if name not in (fills := dict(made.fills)):
+                whole[...] = read(operands[name].name).reshape(o.shape)
+            elif (byte := fills[name]) is not None:
+                whole.view(np.uint8)[...] = byte
+        types = {p.value.name: p.type for p in made.work.function.params
+                 if isinstance(p.type, GlobalTensor)}
+        memories = {n: Memory(n, shape, types[n].numeric, read(buffer).reshape(-1)[:prod(shape)])
+                    for n, buffer, shape in self._tensors()}
+        bound = replace(made.bound, values=made.bound.values | memories,
+                        given={n: m.flat for n, m in memories.items()})
+        words = read(self.group.reads[-1].name).reshape(-1) if made.drawn else None
+        key = None if words is None else (int(words[0]), int(words[1]))
+        run_grid(made.work.function, bound, made.work.lanes, made.work.grid,
+                 made.call.kernel.__name__, key=key)
 
     # --- on a GPU -------------------------------------------------------------------------------
     def steps(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
               index: int, stream: int) -> list[tuple[str, Callable[[], Any]]]:
-        """Copies of what it writes, then one launch for each row of the batch, with what each is:
-        fill | copy | kernel. pointer: where a buffer lies in the call under way. key: the words of
-        a buffer that the host filled for it.
+        """Copies of what it writes, then the launch, with what each is: fill | copy | kernel.
+        pointer: where a buffer lies in the call under way. key: the words of a buffer that the
+        host filled for it.
         """
         found: list[tuple[str, Callable[[], Any]]] = []
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
         for name in self.shared.call.written:
             o = results[name]
             nbytes = prod(o.shape) * o.type.dtype.numpy.itemsize
-            if nbytes and name in fills:
-                fill = partial(_fill, pointer, o.name, fills[name], nbytes, stream)
-                found.append(("fill", fill))
-            elif nbytes:
+            if not nbytes:
+                continue
+            if name not in fills:
                 copy = partial(_copy, pointer, o.name, operands[name].name, nbytes, stream)
                 found.append(("copy", copy))
-        for row in itertools.product(*map(range, self.shared.call.batch)):
-            found.append(("kernel", self._launch(row, pointer, key, index, stream)))
-        return found
+            elif (byte := fills[name]) is not None:
+                found.append(("fill", partial(_fill, pointer, o.name, byte, nbytes, stream)))
+        return [*found, ("kernel", self._launch(pointer, key, index, stream))]
 
-    def _launch(self, row: tuple[int, ...], pointer: Callable[[str], int],
-                key: Callable[[str], tuple[int, int]], index: int,
-                stream: int) -> Callable[[], Any]:
-        tensors = [(n, b, self._offset(n, row)) for n, b, _ in self._tensors()]
+    def _launch(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
+                index: int, stream: int) -> Callable[[], Any]:
+        buffers = [b for _, b, _ in self._tensors()]
         recipes: dict[tuple[int, ...], Recipe] = {}  # by how the arrays are aligned
-        drawn = self.group.reads[-1].name if self.shared.call.drawn else ""
+        drawn = self.group.reads[-1].name if self.shared.drawn else ""
 
         def launch() -> None:
-            values = [pointer(b) + offset for _, b, offset in tensors]
+            values = [pointer(b) for b in buffers]
             aligned = tuple(v % ALIGN_BYTES for v in values)
             if aligned not in recipes:
                 recipes[aligned] = self._recipe(values, index)
@@ -251,22 +340,10 @@ class NodeLaunch:
         return Recipe(image, made.bound, target, tuple(arrays), ())
 
     def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """(parameter, buffer, extents) of each tensor parameter."""
         shapes = self.shared.shapes()
         for name, buffer in self.buffers().items():
             yield name, buffer, shapes[name]
-
-    def _offset(self, name: str, row: tuple[int, ...]) -> int:
-        """Where one launch's part of a parameter begins, in bytes."""
-        made = self.shared
-        call, size = made.call, prod(made.shapes()[name])
-        if name in made.results:
-            has = [True] * len(call.batch)
-        else:
-            has = [b[made.operands.index(name)] for b in call.batched]
-        at = 0
-        for i, n, mine in zip(row, call.batch, has, strict=True):
-            at = at * n + i if mine else at
-        return at * size * made.bound.types[name].dtype.numpy.itemsize
 
 
 def _fill(pointer: Callable[[str], int], name: str, byte: int, nbytes: int, stream: int) -> None:
@@ -277,4 +354,4 @@ def _copy(pointer: Callable[[str], int], name: str, source: str, nbytes: int, st
     copy_bytes(pointer(name), pointer(source), nbytes, stream)
 
 
-__all__ = ["NodeKernel", "NodeLaunch", "kernel_group", "launch_of"]
+__all__ = ["NodeKernel", "NodeLaunch", "drop_overwritten", "kernel_group", "launch_of"]

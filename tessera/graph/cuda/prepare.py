@@ -19,6 +19,7 @@ from .attention_kernels import use_attention_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
+from .node_kernels import drop_overwritten
 from .scatters import open_writes
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
@@ -110,6 +111,7 @@ PIPELINE: list[Pass] = [
     canonicalize,
     merge_common,
     use_attention_kernels,
+    drop_overwritten,
     expand,
     expand_for_kernels,
     canonicalize,

@@ -3,6 +3,7 @@ element index)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -90,8 +91,12 @@ def _check_runs(index: np.ndarray, where: Any) -> None:
                           where=where, hint="leave runs out")
 
 
-def _keyed(index: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The words at [G, ...] indices, of each group's own key: [G, 1] or [1, 1] words."""
+def _keyed(index: np.ndarray, low: np.ndarray, high: np.ndarray,
+           of: Callable[[Any], Any] = as_key) -> np.ndarray:
+    """The words at [G, ...] indices, of each group's own key: [G, 1] or [1, 1] words.
+
+    of: the stream that a key is for.
+    """
     keys = np.concatenate(np.broadcast_arrays(low, high), axis=1)  # [G, 2]
     groups = max(len(keys), len(index))
     keys = np.broadcast_to(keys, (groups, 2))
@@ -99,7 +104,7 @@ def _keyed(index: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     out = np.empty(index.shape, np.uint32)
     for key in np.unique(keys, axis=0):
         mine = (keys == key).all(axis=1)
-        out[mine] = _words(key, index[mine])
+        out[mine] = _words(of(key), index[mine])
     return out
 
 
@@ -140,10 +145,14 @@ def drop(m: Any, op: Any, x: Any, batch: Any, row: Any, col: Any, rows: Any, col
                                    for v in (batch, row, col, rows, cols))
     r = row + np.arange(x.shape[1])[None, :, None] if x.ndim == 3 else row
     c = col + np.arange(x.shape[-1])
-    if words:
-        seed = np.array([int(w.flat[0]) for w in words], np.uint32)
-    key = fold_in(as_key(m.launch_key if seed is None else seed), DROPOUT)
-    kept = _words(key, (batch * rows + r) * cols + c) >= np.uint32(min(p * 2.0**32, 2.0**32 - 1))
+    index = (batch * rows + r) * cols + c
+
+    def stream(key: Any) -> Any:
+        return fold_in(as_key(key), DROPOUT)
+
+    drawn = _keyed(index, words[0], words[1], of=stream) if words else _words(
+        stream(m.launch_key if seed is None else seed), index)
+    kept = drawn >= np.uint32(min(p * 2.0**32, 2.0**32 - 1))
     return np.where(kept, x * x.dtype.type(1 / (1 - p)), x.dtype.type(0))
 
 
