@@ -318,4 +318,12 @@ class Synchronised(Protocol):
     def __call__(self, index: int, /) -> None: ...
 
 
+class Reported(Protocol):
+    """Told the number of a device on which a kernel failed, and is done, before that is raised. It
+    raises what came first, of which the failure is a consequence."""
+
+    def __call__(self, index: int, /) -> None: ...
+
+
 synchronised: Hooks[Synchronised] = Hooks()
+reported: Hooks[Reported] = Hooks()

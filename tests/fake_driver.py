@@ -111,6 +111,10 @@ class Driver:
         self.events[event] = stream, self.begun.get(stream, 0)
         return (0,)
 
+    def cuEventSynchronize(self, event):
+        self._flush(*self.events[event])
+        return (0,)
+
     def cuStreamWaitEvent(self, stream, event, flags):
         if self.recording is None:
             self._flush(*self.events[event])

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..dims import show_shape
-from ..errors import ArgumentError, DTypeError, ShapeError
+from ..errors import ArgumentError, DTypeError, ShapeError, UnsupportedTargetError
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.interpret import own
-from ..graph.ir import Graph
+from ..graph.ir import Graph, node_effects
 from ..graph.op import OPS, Arg, Aval, GraphOp, Sample
 from ..graph.signature import callable_name
+from ..graph.simplify import KEEP_EFFECTS
 from ..graph.trace import apply, aval_of, evaluate
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
@@ -223,7 +224,14 @@ def _cond_samples() -> tuple[Sample, ...]:
 
 
 def _cond_unroll(p: Tensor, *xs: Tensor, on_true: Graph, on_false: Graph) -> tuple[Tensor, ...]:
-    """Both branches, and of each element the one that was meant."""
+    """Both branches, and of each element the one that was meant. Raises UnsupportedTargetError for
+    branches that do more than compute."""
+    for node in (n for g in (on_true, on_false) for n in g.nodes):
+        if node_effects(node) & KEEP_EFFECTS:
+            raise UnsupportedTargetError(
+                f"{node.op.name} in a branch of cond: both branches run here, and it would be done "
+                "whichever is meant", where=node.where,
+                hint='do it outside of the branch, or run the function with target="cpu"')
     return tuple(apply(OPS["where"], F.reshape(p, (1,) * a.ndim), a, b)
                  for a, b in zip(evaluate(on_true, xs), evaluate(on_false, xs), strict=True))
 

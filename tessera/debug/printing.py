@@ -72,6 +72,7 @@ PRINT = GraphOp(
     ref=_print_ref,
     batch=_print_batch,
     effects=frozenset({"io"}),
+    host="now",
     multi=True,  # no result; a recomputation does not run an op all of whose results it has
     differentiable=False,
     samples=(Sample(sample((2, 3)).args, {"fmt": "{}", "names": ("0",), "fixed": (),

@@ -133,6 +133,7 @@ CHECK = GraphOp(
     ref=_check_ref,
     batch=_check_batch,
     effects=frozenset({"io"}),
+    host="now",
     multi=True,
     differentiable=False,
     samples=(

@@ -200,6 +200,8 @@ class GraphOp:
             as many as elements of operand 0 of a reduction, else one for each element of a result
     matmul  its operations are those of matmuls, at the rate of the type of its operands
     library  what does the op on GPUs in place of kernels of ours
+    host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
+            it is part of returns, or "later", when that call is waited for, of what only raises
     hint    what to do about a NaN or an infinity that it made
     memory  where the results lie: a ResultMemory, or a rule(**attrs) -> ResultMemory. Who owns a
             buffer follows from it alone; graph/schedule/check_memory_plan.py proves it of every
@@ -250,6 +252,7 @@ class GraphOp:
     flops: Flops | None = None
     matmul: bool = False
     library: VendorLibrary | None = None
+    host: str = ""
     hint: str = ""
 
     def __post_init__(self) -> None:

@@ -76,7 +76,8 @@ def run_watched(graph: Graph, watched: Callable[[], Watched], arrays: Sequence[n
 
 def blame(graph: Graph, arrays: Sequence[np.ndarray]) -> set[Value]:
     """Run a graph op by op, shown to the sentinels: they say which op made what is bad. Gives the
-    values that held something bad, meant or not."""
+    values that held something bad, meant or not. What the graph does beside computing, such as
+    printing, has been done and is left out."""
     bad: set[Value] = set()
 
     def observe(node: Node, inputs: tuple, made: tuple) -> None:
@@ -85,10 +86,22 @@ def blame(graph: Graph, arrays: Sequence[np.ndarray]) -> set[Value]:
 
     _local.tally = Tally(bad=True, blaming=True)
     try:
-        interpret(graph, arrays, observe)
+        interpret(_computing(graph), arrays, observe)
     finally:
         _local.tally = None
     return bad
+
+
+def _computing(graph: Graph) -> Graph:
+    """The graph without nodes that have no result, in the graphs that nodes hold, too."""
+    nodes = tuple(Node(n.op, n.inputs, {k: _held(v) if k in n.op.graph_attrs else v
+                                        for k, v in n.attrs.items()}, n.outputs, n.where)
+                  for n in graph.nodes if n.outputs)
+    return Graph(graph.name, graph.inputs, graph.captures, nodes, graph.outputs)
+
+
+def _held(held: Graph | tuple[Graph, ...]) -> Graph | tuple[Graph, ...]:
+    return tuple(map(_computing, held)) if isinstance(held, tuple) else _computing(held)
 
 
 # --- what is looked at ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..numerics import DType, NumericType, as_type, weak_result
 from ..tensor import OPERATORS, Tensor, as_tensor
-from .op import Arg, GraphOp, Sample
+from .op import FLAT_VIEW, Arg, GraphOp, Sample
 from .trace import Tracer, apply
 
 F32, F64, INT64 = as_type("f32"), as_type("f64"), as_type("int64")
@@ -84,7 +84,7 @@ def fitting(x: Number, dtype: DType) -> Tensor:
 def _check_fits(x: np.ndarray, dtype: DType) -> np.ndarray:
     for value in x.reshape(-1):
         weak_result(dtype, int(value))
-    return x.copy()
+    return x
 
 
 CHECK_FITS = GraphOp(
@@ -94,6 +94,8 @@ CHECK_FITS = GraphOp(
     batch=lambda size, batched, x, dtype: (apply(CHECK_FITS, x, dtype=dtype), True),
     axes="...->...",
     differentiable=False,
+    memory=FLAT_VIEW,
+    host="now",
     samples=(Sample((Arg((), "int", False),), {"dtype": as_type("int8").dtype}),),
     doc="an integer that must lie within the range of an integer type; an ArgumentError otherwise",
 )

@@ -11,10 +11,14 @@ neither.
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from math import prod
+
+import numpy as np
 
 from . import libcuda
-from .buffer import new_stream
+from .buffer import DEFAULT, new_stream
 from .device import Device, check, device, driver, outside_capture
 
 
@@ -32,10 +36,45 @@ class PinnedMemory:
         self.nbytes = nbytes
         weakref.finalize(self, _free_host, self.pointer, on.index).atexit = False
 
+    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """The memory as an array, which does not keep it."""
+        raw = (ctypes.c_char * self.nbytes).from_address(self.pointer) if self.nbytes else b""
+        return np.frombuffer(raw, dtype).reshape(shape)
+
 
 def _free_host(pointer: int, index: int) -> None:
     with device(index).current(), outside_capture():
         driver().cuMemFreeHost(pointer)  # a lost context has freed it already
+
+
+class CopiedOut:
+    """What a value held when the device got here: copied to page-locked memory of its own, behind
+    what was launched before, and read when the copy is done."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, on: Device):
+        self.shape, self.dtype, self.device = shape, dtype, on
+        self.memory = PinnedMemory(prod(shape) * dtype.itemsize, on)
+        with on.current(), outside_capture():
+            self._done = check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING),
+                               "make an event")
+        weakref.finalize(self, _close, 0, (self._done,), on.index).atexit = False
+
+    def begin(self, pointer: int, stream: int) -> None:
+        if self.memory.nbytes:
+            check(driver().cuMemcpyDtoHAsync(self.memory.pointer, pointer, self.memory.nbytes,
+                                             stream), "copy from the GPU")
+        if stream == DEFAULT:  # a recorded stream has no events for the host
+            self.mark(stream)
+
+    def mark(self, stream: int) -> None:
+        """The copy is done when what was launched on a stream so far is."""
+        check(driver().cuEventRecord(self._done, stream), "record an event")
+
+    def array(self) -> np.ndarray:
+        """The elements, where they lie until the next copy."""
+        with self.device.current():
+            check(driver().cuEventSynchronize(self._done), "wait for a copy")
+        return self.memory.array(self.shape, self.dtype)
 
 
 class CopyQueue:
@@ -85,7 +124,8 @@ def _close(stream: int, events: tuple[int, ...], index: int) -> None:
     with device(index).current(), outside_capture():
         for event in events:
             driver().cuEventDestroy(event)
-        driver().cuStreamDestroy(stream)
+        if stream != DEFAULT:
+            driver().cuStreamDestroy(stream)
 
 
-__all__ = ["CopyQueue", "PinnedMemory"]
+__all__ = ["CopiedOut", "CopyQueue", "PinnedMemory"]

@@ -137,6 +137,8 @@ class ErrorFlags:
         if failure is None:
             return
         self.clear()
+        for explain in hooks.reported:
+            explain(self.index)
         name, sites = (_tables if kernels is None else kernels)[failure.kernel]
         site = sites[failure.site]
         raise ERRORS[site.kind](name, site, failure)

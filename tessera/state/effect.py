@@ -44,6 +44,7 @@ STATE = GraphOp(
     ref=_append_ref,
     batch=_batch("state"),
     effects=frozenset({"state"}),
+    host="later",
     multi=True,  # no result; a recomputation does not run an op all of whose results it has
     differentiable=False,
     samples=(Sample(sample(((), "index:3")).args, {"verb": "append", "more": 2, "capacity": 8}),),

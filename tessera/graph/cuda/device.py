@@ -29,6 +29,7 @@ from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import waits
+from .host_steps import HostCalls, HostStep
 from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .node_kernels import NodeLaunch
@@ -118,6 +119,7 @@ class Workspace:
         self.drawn = Drawn([b for b in program.plan.buffers
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
+        self.host_calls = HostCalls(on)
         self.timed = self._steps(DEFAULT)
         self.steps = [s.run for s in self.timed]
         self.results = self._result_buffers(donated)
@@ -157,6 +159,7 @@ class Workspace:
                     "be captured in a CUDA graph", where=step.callee.node.where,
                     hint="ts.jit without capture=True")
         with own_stream(self.device) as stream:
+            self.host_calls = HostCalls(self.device)
             steps = [s.run for s in self._steps(stream)]
             self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
 
@@ -184,6 +187,9 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
+            elif isinstance(step, HostStep):
+                for run in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
+                    add("host", run, step)
             elif copies:
                 add("transfer", self._copy(step, copies, begun), step, copies.stream)
                 leaving.append((plan.region(step.on_device), begun))
@@ -303,6 +309,7 @@ class Workspace:
             self._forget()
 
     def _run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        self.host_calls.settle()
         lowered = self.program.lowered
         self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
         for name, x in zip(lowered.inputs, leaves, strict=True):
@@ -320,6 +327,7 @@ class Workspace:
             self.recorded.launch(DEFAULT)
         else:
             _all(self.steps)
+        self.host_calls.finish(self.recorded is not None)
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
         for x in (*leaves, *lowered.captures.values()):
             if x.place != HOST:

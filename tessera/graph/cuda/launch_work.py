@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
+from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .node_kernels import NodeKernel, NodeLaunch
 
@@ -21,19 +22,19 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "columns": "reduction", "move": "move", "elements": "move", "update": "move",
          "gather": "index", "segments": "index", "last": "index", "sort": "sort", "merge": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
-         "library": "library"}
+         "library": "library", "host": "copy"}
 
 
 @dataclass(frozen=True, eq=False)
 class StepLabel:
     """What runs between two events: a part of a step of a program.
 
-    part: kernel | library | transfer | copy, of what a kernel writes | fill | wait, for a copy |
+    part: kernel | library | host, a copy for it | transfer | copy, of what a kernel writes | fill | wait, for a copy |
     poison
     """
 
     program: CudaProgram
-    step: GroupLaunch | NodeLaunch | LibraryStep | Transfer | None
+    step: GroupLaunch | NodeLaunch | LibraryStep | HostStep | Transfer | None
     part: str
 
     @property

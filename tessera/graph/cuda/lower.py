@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnsupportedTargetError
+from ...numerics import as_type
 from ...runtime.target import Target
 from ...tensor import Tensor
 from ...tile.ir.schedule import Schedule
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Node, Value, subgraphs
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
@@ -21,7 +22,7 @@ from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep
 from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, plan_memory
 from ..schedule.offload import place_saved
-from ..schedule.op_ids import id_of, number
+from ..schedule.op_ids import id_of, line_of, number
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .copy_kernels import moves_of
@@ -30,6 +31,7 @@ from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
 from .host_keys import Draws, split_draws
+from .host_steps import HostCallee
 from .library_steps import LibraryCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
@@ -67,8 +69,7 @@ class LoweredGraph:
 def lower(graph: Graph, target: Target) -> LoweredGraph:
     """The Schedule IR of a graph for a GPU. Raises UnsupportedTargetError, with op and line, where
     something has no kernel."""
-    if graph.effects - {"random"}:
-        raise _effects(graph)
+    _need_effects(graph)
     numbered = number(graph)
     prepared, known = prepare(numbered, target.generation)
     rest, draws = split_draws(prepared, known, "random" in graph.effects)
@@ -260,6 +261,13 @@ class _KernelSchedule(ScheduleBuilder):
         self.add("library", group.space, reads, writes, [step], Schedule(), (1,),
                  calls=LibraryCallee(node))
 
+    def host(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        reads = [self.operand(v) for v in node.inputs]
+        step = GroupStep("", node.op.name, tuple(o.name for o in reads), (), (), as_type("bool_"),
+                         tuple(id_of(node).split()), line_of(node.where))
+        self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
+
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
 
@@ -287,17 +295,22 @@ def _in_space(v: Value, frame: Frame) -> tuple[int, ...]:
     return shape if frame.pattern(shape) is not None else frame.space
 
 
-def _effects(graph: Graph) -> UnsupportedTargetError:
-    node = next(n for n in graph.nodes if n.op.effects - {"random"} or n.op.graph_attrs)
-    kinds = ", ".join(sorted(graph.effects - {"random"}))
-    return UnsupportedTargetError(
-        f"{node.op.name} has the effect {kinds}, which kernels for GPUs do not have",
-        where=node.where, hint='run the function with target="cpu"')
+def _need_effects(graph: Graph) -> None:
+    """Raise UnsupportedTargetError at a node with an effect that a GPU's program has no step for.
+    Of random numbers the host draws the keys, and a movement is a hint."""
+    for node in graph.nodes:
+        for inner in subgraphs(node):
+            _need_effects(inner)
+        kinds = node.op.effects - {"random", "movement"}
+        if kinds and not node.op.host:
+            raise UnsupportedTargetError(
+                f"{node.op.name} has the effect {', '.join(sorted(kinds))}, which kernels for GPUs "
+                "do not have", where=node.where, hint='run the function with target="cpu"')
 
 
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                             "gather", "segments", "launch", "library")}
+                                             "gather", "segments", "launch", "library", "host")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key}

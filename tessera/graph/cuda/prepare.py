@@ -54,11 +54,11 @@ def open_reductions(graph: Graph) -> Graph:
     """
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        way, out = node.op.reduction, node.outputs[0].aval
+        way = node.op.reduction
         segments = indexed_kind(node) == "segments"
         if not (way or segments) or not all(isinstance(d, int) for d in inputs[0].aval.shape):
             return None
-        x = inputs[0]
+        x, out = inputs[0], node.outputs[0].aval
         if 0 in x.aval.shape and 0 not in out.shape:
             none = nothing(out.dtype, node.op.meets or "sum") if segments else EMPTY[way]
             value = rw.emit("constant", value=none, type=out.type)

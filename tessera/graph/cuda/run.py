@@ -20,6 +20,7 @@ from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .generate_kernels import kernel_of, source_of
 from .kernel_text import GroupKernel, KernelText, compiled
+from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .lower import LoweredGraph, lower
 from .node_kernels import NodeKernel, NodeLaunch
@@ -62,9 +63,11 @@ class GroupLaunch:
         return compiled(self.source, self.group)
 
 
-def _launch(group: ScheduledGroup) -> GroupLaunch | NodeLaunch | LibraryStep:
+def _launch(group: ScheduledGroup) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep:
     if group.kind == "library":
         return LibraryStep(group)
+    if group.kind == "host":
+        return HostStep(group)
     return NodeLaunch(group) if group.kind == "launch" else GroupLaunch.of(group)
 
 
@@ -87,7 +90,7 @@ class CudaProgram:
                 memory[step.target][...] = memory[self.base(step.source)].reshape(
                     self.plan.buffer(step.target).shape)
                 continue
-            if isinstance(step, NodeLaunch | LibraryStep):
+            if isinstance(step, NodeLaunch | LibraryStep | HostStep):
                 step.run(lambda name: memory[self.base(name)])
                 continue
             given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])

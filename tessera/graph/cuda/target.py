@@ -7,6 +7,7 @@
     empty     no elements, no kernel
     launch    a kernel that is a node of the graph (node_kernels.py)
     library   a vendor's library, through CuPy (library_steps.py)
+    host      the host, of copies (host_steps.py)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..schedule.target import ScheduleTarget, Space
 from . import scatters, sorting
 from .anchors import anchor_frame
 from .copy_kernels import MOVES
+from .host_steps import host_groups
 from .library_steps import library_group
 from .node_kernels import kernel_group
 from .scans import SCANS
@@ -62,9 +64,11 @@ def _has_rows(space: Space, nodes: list[Node]) -> bool:
 
 # --- nodes outside of loops -----------------------------------------------------------------------
 def _from_node(node: Node) -> list[FusionGroup]:
-    if node.op.effects or node.op.graph_attrs:
+    if (node.op.effects and not node.op.host) or node.op.graph_attrs:
         raise no_kernel(node)
     space = _concrete(node)
+    if node.op.host:
+        return host_groups(node)
     if node.op is KERNEL:
         return [kernel_group(node)]
     if node.op.library is not None and 0 not in space:

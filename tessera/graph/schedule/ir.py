@@ -76,7 +76,7 @@ class GroupOperand:
 
 @dataclass(frozen=True)
 class GroupStep:
-    """One op inside a group. args: names of values, or numbers.
+    """One op inside a group. args: names of values, or numbers. name: "" where it has no result.
 
     flops: its operations.  picks: it reads as many elements of its first operand as it gives.
     """
@@ -101,7 +101,8 @@ class GroupStep:
         args = ", ".join(str(a) if isinstance(a, str) else repr(a) for a in self.args)
         attrs = "".join(f" {k}={show_attr(v)}" for k, v in self.attrs
                         if k not in HIDDEN)
-        return f"{self.name}: {self.type}{show_shape(self.shape)} = {self.op}({args}){attrs}"
+        done = f"{self.op}({args}){attrs}"
+        return f"{self.name}: {self.type}{show_shape(self.shape)} = {done}" if self.name else done
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class ScheduledGroup:
     """Ops that run as one kernel.
 
     kind: loop | rows | columns | gemm | attention | move | gather | segments | launch |
-    library, and others of the target's.
+    library | host, and others of the target's.
     space: what its grid covers.
     schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
     """
@@ -154,9 +155,11 @@ class ScheduledGroup:
     def lines(self, canonical: bool = False) -> list[ScheduleLine]:
         s = self.schedule
         blocks = "x".join(str(v) for v in (s.m, s.n, s.k_) if v is not None)
-        head = (f"{self.name} {self.kind} over {show_shape(self.space)}  block {blocks}  "
-                f"stages {s.value('stages_')}  warps {s.value('warps_')}  "
-                f"groups {'x'.join(map(str, self.grid))}")
+        head = f"{self.name} {self.kind}"
+        if self.kind != "host":
+            head += (f" over {show_shape(self.space)}  block {blocks}  "
+                     f"stages {s.value('stages_')}  warps {s.value('warps_')}  "
+                     f"groups {'x'.join(map(str, self.grid))}")
         extra = "".join(f"  {k} {show_attr(v)}" for k, v in self.attrs)
         notes = () if canonical else s.notes
         texts = [head + extra, *(f"  note: {n}" for n in notes), f"  ops {' '.join(self.ops)}",
