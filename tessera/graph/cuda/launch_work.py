@@ -29,8 +29,8 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
 class StepLabel:
     """What runs between two events: a part of a step of a program.
 
-    part: kernel | library | host, a copy for it | transfer | copy, of what a kernel writes | fill | wait, for a copy |
-    poison
+    part: kernel | library | host, a copy for it | transfer | copy, of what a kernel writes | fill |
+    wait, for a copy | poison
     """
 
     program: CudaProgram

@@ -19,8 +19,8 @@ from ...tile.interpreter.launch import Config, lanes_of
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
 from .generate_kernels import kernel_of, source_of
-from .kernel_text import GroupKernel, KernelText, compiled
 from .host_steps import HostStep
+from .kernel_text import GroupKernel, KernelText, compiled
 from .library_steps import LibraryStep
 from .lower import LoweredGraph, lower
 from .node_kernels import NodeKernel, NodeLaunch
