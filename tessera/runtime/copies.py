@@ -38,8 +38,8 @@ class PinnedMemory:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The memory as an array, which does not keep it."""
-        raw = (ctypes.c_char * self.nbytes).from_address(self.pointer) if self.nbytes else b""
-        return np.frombuffer(raw, dtype).reshape(shape)
+        raw = (ctypes.c_char * self.nbytes).from_address(self.pointer)
+        return np.frombuffer(memoryview(raw), dtype).reshape(shape)
 
 
 def _free_host(pointer: int, index: int) -> None:
