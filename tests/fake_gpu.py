@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from fake_driver import Driver
 from fake_driver import driver as driver
@@ -189,6 +190,7 @@ def gpu(driver, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     monkeypatch.setitem(sys.modules, "cupyx", fake_cupyx())
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.linalg", fake_cupy_linalg())
     monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
     with config.scope(cache_dir=tmp_path):
         yield made
@@ -317,7 +319,7 @@ def fake_cupy() -> ModuleType:
                                 MemoryPointer=lambda pointer, offset: pointer + offset)
     made.empty = lambda shape, dtype: Cupy(poisoned(shape, dtype))
     made.ndarray = lambda shape, dtype, pointer: memory(pointer, shape, dtype)
-    for name in ("linalg", "fft", "zeros_like", "complex64", "complex128"):
+    for name in set(np.__all__) - set(vars(made)):
         setattr(made, name, getattr(np, name))
     return made
 
@@ -325,6 +327,17 @@ def fake_cupy() -> ModuleType:
 def fake_cupyx() -> ModuleType:
     made: Any = ModuleType("cupyx")
     made.errstate = lambda linalg: nullcontext()
+    return made
+
+
+def fake_cupy_linalg() -> ModuleType:
+    """cupyx.scipy.linalg, of one matrix where CuPy's takes no more."""
+    def lu(a: Any, check_finite: bool) -> Any:
+        assert a.ndim == 2
+        return scipy.linalg.lu(a, check_finite=check_finite)
+
+    made: Any = ModuleType("cupyx.scipy.linalg")
+    made.lu, made.solve_triangular = lu, scipy.linalg.solve_triangular
     return made
 
 

@@ -145,6 +145,16 @@ def factorizations(a, b):
             (vectors * values[..., None, :]) @ mirrored(vectors))
 
 
+def more_factorizations(a, b):
+    """Of matrices with a dominant diagonal."""
+    full = a + 4.0 * ts.eye(5)
+    order, lower, upper = ts.lu(full)
+    (values, _), _ = ts.eig(full @ mirrored(full))
+    return (order, lower @ upper, ts.triangular_solve(full, b), ts.pinv(full @ b),
+            ts.matrix_exp(0.2 * a), ts.sort(values), ts.det(full),
+            ts.triangular_solve(full, b, lower=False, transpose=True, unit_diagonal=True))
+
+
 def recurrent(w, xs, h):
     """A gated cell over a sequence: (a loss, the states)."""
     def step(h, x):
@@ -318,6 +328,12 @@ CASES: dict[str, Case] = {
     "gradient through a transform": Case(lambda x: ts.grad(lambda x: ts.sum(
         ts.irfft(ts.rfft(x), 16) ** 3))(x), ((3, 16),), terms=64),
     "factorizations": Case(factorizations, ((2, 5, 5), (2, 5, 3)), terms=256),
+    "more factorizations": Case(more_factorizations, ((2, 5, 5), (2, 5, 3)), terms=256),
+    "cosine transforms": Case(lambda x: (ts.dct(x), ts.idct(x, axis=0), ts.grad(
+        lambda x: ts.sum(ts.dct(x) ** 3))(x)), ((3, 16),), terms=64),
+    "gradients through LU": Case(lambda a, b: ts.grad(lambda a: ts.sum(
+        ts.lu(a + 4.0 * ts.eye(5))[2] @ b) + ts.sum(ts.det(a)))(a), ((2, 5, 5), (2, 5, 3)),
+        terms=256),
     "gradient of a solution": Case(lambda a, b: ts.grad(lambda a, b: ts.sum(ts.solve(
         a @ mirrored(a) + 4.0 * ts.eye(5), b)), (0, 1))(a, b), ((2, 5, 5), (2, 5, 3)), terms=256),
     # control flow

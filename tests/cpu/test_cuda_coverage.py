@@ -37,13 +37,10 @@ from tolerance import assert_close
 TARGET = parse_target("sm_90a")
 
 # What has no lowering yet, and why. An op leaves this table when it has one; none may join it.
-LIBRARY = "a library does it well: cuFFT, cuSOLVER, cuSPARSE"
 CONTROL = "control flow runs on the host"
 MESH = "of a mesh: the programs of its ranks run it"
 KERNEL = "no kernel yet"
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("eig", "lu", "pinv", "triangular_solve", "cofactor", "matrix_exp", "dct"),
-                    LIBRARY),
     "while_loop": CONTROL,
     **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast",
                      "permute", "reduce_scatter", "along_sequence", "constrain", "lie_as",

@@ -72,9 +72,7 @@ def test_without_a_gpu_the_target_is_refused():
 
 # --- what has no kernel -------------------------------------------------------------------------
 @pytest.mark.parametrize("name, fn, shape", [
-    ("lu", lambda x: ts.lu(x)[1], (4, 4)),
     ("while_loop", lambda x: ts.while_loop(lambda c: ts.sum(c) < 9.0, lambda c: c + 1.0, x), (8,)),
-    ("dct", lambda x: ts.dct(x), (8,)),
 ])
 def test_an_op_without_a_kernel_is_an_error_at_its_line(name, fn, shape):
     with pytest.raises(UnsupportedTargetError, match="has no kernel for GPUs") as info:

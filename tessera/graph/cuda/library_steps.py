@@ -50,7 +50,7 @@ class LibraryCallee:
 def library_group(node: Node) -> FusionGroup:
     """The group of such a node. Raises UnsupportedTargetError for types that the library lacks."""
     for v in (*node.inputs, *node.outputs):
-        if v.aval.dtype.name not in TYPES:
+        if v.aval.dtype.kind == "float" and v.aval.dtype.name not in TYPES:
             raise no_kernel(node, f"{node.op.library.name} has no {v.aval.dtype}"  # type: ignore[union-attr]
                             ": cast to f32")
     return FusionGroup("library", extents_of(node.outputs[0]), [node], list(node.inputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...tensor import Tensor
 from .. import flops
-from ..op import Aval, GraphOp, sample
+from ..op import Aval, GraphOp, VendorLibrary, sample
 from ..operand import axis_index, public, store
 from ..trace import apply
 from .linalg import floats
@@ -21,33 +22,34 @@ def _dct_shape(x: Aval, axis: int, inverse: bool) -> Aval:
     return x
 
 
-def _dct_ref(x: np.ndarray, axis: int, inverse: bool) -> np.ndarray:
-    """By one FFT of n points: even elements forwards, then odd ones backwards."""
-    lines = np.moveaxis(x, axis, -1)
-    y = _from_cosines(lines) if inverse else _to_cosines(lines)
-    return np.ascontiguousarray(np.moveaxis(y, -1, axis), x.dtype)
+def _dct_in(module: Any, x: Any, axis: int, inverse: bool) -> Any:
+    """By one FFT of n points: even elements forwards, then odd ones backwards. Arrays of NumPy or
+    of a module with its names."""
+    lines = module.moveaxis(x, axis, -1)
+    y = _from_cosines(module, lines) if inverse else _to_cosines(module, lines)
+    return module.ascontiguousarray(module.moveaxis(y, -1, axis), x.dtype)
 
 
-def _twiddles(n: int) -> tuple[np.ndarray, np.ndarray]:
+def _twiddles(module: Any, n: int) -> tuple[Any, Any]:
     """exp(-pi i k / 2n), and the factors that make the transform orthonormal."""
-    scale = np.full(n, np.sqrt(2 / n))
+    scale = module.full(n, np.sqrt(2 / n))
     scale[0] = np.sqrt(1 / n)
-    return np.exp(-0.5j * np.pi * np.arange(n) / n), scale
+    return module.exp(-0.5j * np.pi * module.arange(n) / n), scale
 
 
-def _to_cosines(x: np.ndarray) -> np.ndarray:
-    twiddles, scale = _twiddles(x.shape[-1])
-    folded = np.concatenate((x[..., ::2], x[..., 1::2][..., ::-1]), -1)
-    return (np.fft.fft(folded) * twiddles).real * scale
+def _to_cosines(module: Any, x: Any) -> Any:
+    twiddles, scale = _twiddles(module, x.shape[-1])
+    folded = module.concatenate((x[..., ::2], x[..., 1::2][..., ::-1]), -1)
+    return (module.fft.fft(folded) * twiddles).real * scale
 
 
-def _from_cosines(y: np.ndarray) -> np.ndarray:
+def _from_cosines(module: Any, y: Any) -> Any:
     n = y.shape[-1]
-    twiddles, scale = _twiddles(n)
+    twiddles, scale = _twiddles(module, n)
     full = y / scale
-    mirrored = np.concatenate((np.zeros_like(full[..., :1]), full[..., :0:-1]), -1)
-    folded = np.fft.ifft((full - 1j * mirrored) / twiddles).real
-    x = np.empty_like(folded)
+    mirrored = module.concatenate((module.zeros_like(full[..., :1]), full[..., :0:-1]), -1)
+    folded = module.fft.ifft((full - 1j * mirrored) / twiddles).real
+    x = module.empty_like(folded)
     middle = n - n // 2
     x[..., ::2], x[..., 1::2] = folded[..., :middle], folded[..., middle:][..., ::-1]
     return x
@@ -56,7 +58,8 @@ def _from_cosines(y: np.ndarray) -> np.ndarray:
 DCT = GraphOp(
     "dct",
     shape=_dct_shape,
-    ref=_dct_ref,
+    ref=partial(_dct_in, np),
+    library=VendorLibrary("cuFFT", _dct_in),
     vjp=lambda g, y, x, axis, inverse: (apply(DCT, g, axis=axis, inverse=not inverse),),
     jvp=lambda ts, y, x, **a: apply(DCT, ts[0], **a),
     batch=line_batch("dct"),

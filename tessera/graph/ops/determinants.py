@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return F.sum(a * b, axis=(-2, -1))
 
 
-def _cofactor_ref(a: np.ndarray) -> np.ndarray:
-    """det(U V) U diag(products of the other singular values) V: division by none of them."""
-    u, s, v = np.linalg.svd(a.astype(np.float64))
-    before, after = np.ones_like(s), np.ones_like(s)
-    before[..., 1:] = np.cumprod(s[..., :-1], -1)
-    after[..., :-1] = np.cumprod(s[..., :0:-1], -1)[..., ::-1]
-    sign = np.sign(np.linalg.det(u @ v))
+def _cofactor_in(module: Any, a: Any) -> Any:
+    """det(U V) U diag(products of the other singular values) V: division by none of them. Arrays of
+    any module with NumPy's names."""
+    u, s, v = module.linalg.svd(a.astype(np.float64))
+    before, after = module.ones_like(s), module.ones_like(s)
+    before[..., 1:] = module.cumprod(s[..., :-1], -1)
+    after[..., :-1] = module.cumprod(s[..., :0:-1], -1)[..., ::-1]
+    sign = module.sign(module.linalg.det(u @ v))
     return (((before * after * sign[..., None])[..., None, :] * u) @ v).astype(a.dtype)
 
 
@@ -51,7 +53,8 @@ def _cofactor_jvp(ts: tuple, y: Tensor, a: Tensor) -> Tensor:
 COFACTOR = GraphOp(
     "cofactor",
     shape=square_shape,
-    ref=_cofactor_ref,
+    ref=partial(_cofactor_in, np),
+    library=VendorLibrary("cuSOLVER", _cofactor_in),
     vjp=_cofactor_vjp,
     jvp=_cofactor_jvp,
     batch=unary_batch("cofactor"),

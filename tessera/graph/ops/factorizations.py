@@ -304,6 +304,13 @@ def _eig_ref(a: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.array(part, a.dtype, order="C") for part in (w.real, w.imag, v.real, v.imag))
 
 
+def _eig_in(module: Any, a: Any) -> tuple[Any, ...]:
+    """Of any module with NumPy's names. The order of the eigenvalues is the library's."""
+    if not bool(module.isfinite(a).all()):
+        raise np.linalg.LinAlgError("the matrix holds a NaN or an infinity")
+    return tuple(part for z in module.linalg.eig(a) for part in (z.real, z.imag))
+
+
 _WHY_NOT = NoRule("eigenvectors of a general matrix have no fixed length and phase",
                   "ts.eigh for symmetric matrices, ts.svd, or ts.stop_gradient")
 
@@ -311,6 +318,7 @@ EIG = GraphOp(
     "eig",
     shape=lambda a: (_eigh_shape(a)[0],) * 2 + (a, a),
     ref=_eig_ref,
+    library=VendorLibrary("cuSOLVER", _eig_in),
     no_vjp=_WHY_NOT,
     no_jvp=_WHY_NOT,
     batch=unary_batch("eig"),
@@ -384,7 +392,7 @@ def eigh(a: Any) -> tuple[Tensor, Tensor]:
 def eig(a: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((w real, w imaginary), (V real, V imaginary)): a V = V diag(w) of general matrices.
 
-    a: [..., N, N]   w: [..., N] in LAPACK's order   V: [..., N, N], columns of length 1
+    a: [..., N, N]   w: [..., N] in the order of LAPACK, on a GPU of cuSOLVER   V: [..., N, N], columns of length 1
     Not differentiable: a gradient through it is a GradError.
     """
     (x,), numeric = floats(a)

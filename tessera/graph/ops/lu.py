@@ -14,10 +14,11 @@ from ...numerics import as_type
 from ...tensor import Tensor
 from .. import flops
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import Aval, GraphOp, VendorLibrary, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import (
+    cupy_linalg,
     floats,
     mT,
     need_matrix,
@@ -75,6 +76,20 @@ def _lu_ref(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     work = a.astype(np.float64).reshape(int(np.prod(lead, dtype=np.int64)), m, n)
     order = _factor(work)
     return work.reshape(a.shape).astype(a.dtype), order.reshape(*lead, m)
+
+
+def _lu_in(module: Any, a: Any) -> tuple[Any, Any]:
+    """By getrf, in f64, one matrix at a time. Arrays of CuPy; of NumPy as above."""
+    if module is np:
+        return _lu_ref(a)
+    m, n = a.shape[-2:]
+    packed, order = module.zeros(a.shape), module.zeros(a.shape[:-1], np.int64)
+    for i in np.ndindex(a.shape[:-2]):
+        rows, lower, upper = cupy_linalg().lu(a[i].astype(np.float64), check_finite=False)
+        packed[i][:, :lower.shape[1]] = module.tril(lower, -1)
+        packed[i][:lower.shape[1]] += upper
+        order[i] = rows.argmax(0)  # a = rows L U: column j of a permutation has its 1 there
+    return packed, order
 
 
 def _lu_shape(a: Aval) -> tuple[Aval, Aval]:
@@ -155,6 +170,7 @@ LU = GraphOp(
     "lu",
     shape=_lu_shape,
     ref=_lu_ref,
+    library=VendorLibrary("cuSOLVER", _lu_in),
     vjp=_lu_vjp,
     jvp=_lu_jvp,
     batch=unary_batch("lu"),

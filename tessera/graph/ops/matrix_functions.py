@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import Aval, GraphOp, sample
+from ..op import Aval, GraphOp, VendorLibrary, sample
 from ..operand import public, store
 from ..trace import apply
 from .linalg import floats, mT, need_matrix, need_square, square_shape, unary_batch
@@ -19,6 +20,18 @@ from .linalg import floats, mT, need_matrix, need_square, square_shape, unary_ba
 def _pinv_shape(a: Aval, rcond: float) -> Aval:
     need_matrix(a)
     return Aval((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.type)
+
+
+def _pinv_in(module: Any, a: Any, rcond: float) -> Any:
+    """V diag(1 / s) Uᵀ, of the singular values that count. Arrays of any module with NumPy's names.
+    """
+    if a.size == 0:
+        return module.zeros((*a.shape[:-2], a.shape[-1], a.shape[-2]), a.dtype)
+    u, s, vh = module.linalg.svd(a.astype(np.float64), full_matrices=False)
+    counts = s > rcond * s.max(-1, keepdims=True)
+    scale = module.where(counts, 1 / module.where(counts, s, 1), 0)[..., None]
+    y = vh.swapaxes(-1, -2) @ (scale * u.swapaxes(-1, -2))
+    return module.ascontiguousarray(y, a.dtype)
 
 
 def _left_over(a: Tensor, y: Tensor) -> Tensor:
@@ -40,8 +53,8 @@ def _pinv_vjp(g: Tensor, y: Tensor, a: Tensor, rcond: float) -> tuple:
 PINV = GraphOp(
     "pinv",
     shape=_pinv_shape,
-    ref=lambda a, rcond: np.ascontiguousarray(
-        np.linalg.pinv(a.astype(np.float64), rcond).astype(a.dtype)),
+    ref=partial(_pinv_in, np),
+    library=VendorLibrary("cuSOLVER", _pinv_in),
     vjp=_pinv_vjp,
     jvp=_pinv_jvp,
     batch=unary_batch("pinv"),
@@ -81,27 +94,27 @@ PADE = (64764752532480000.0, 32382376266240000.0, 7771770303897600.0, 1187353796
 THETA = 5.371920351148152  # the 1-norm up to which the approximant is exact in f64
 
 
-def _exp_ref(a: np.ndarray) -> np.ndarray:
+def _exp_in(module: Any, a: Any) -> Any:
     """Padé's approximant of degree 13 of a / 2^s, squared s times; s of each matrix."""
     x = a.astype(np.float64)
     if x.size == 0:
         return x.astype(a.dtype)
-    norm = np.abs(x).sum(-2).max(-1)
-    bad = ~np.isfinite(norm)
+    norm = module.abs(x).sum(-2).max(-1)
+    bad = ~module.isfinite(norm)
     with np.errstate(all="ignore"):
-        s = np.where(bad | (norm <= THETA), 0, np.ceil(np.log2(norm / THETA))).astype(int)
-        x = np.where(bad[..., None, None], 0, x) / np.exp2(s)[..., None, None]
-        one, x2 = np.eye(x.shape[-1]), x @ x
+        s = module.where(bad | (norm <= THETA), 0, module.ceil(module.log2(norm / THETA))).astype(int)
+        x = module.where(bad[..., None, None], 0, x) / module.exp2(s)[..., None, None]
+        one, x2 = module.eye(x.shape[-1]), x @ x
         x4 = x2 @ x2
         x6, b = x2 @ x4, [c / PADE[0] for c in PADE]  # exp(0) is 1 exactly
         odd = x @ (x6 @ (b[13] * x6 + b[11] * x4 + b[9] * x2)
                    + b[7] * x6 + b[5] * x4 + b[3] * x2 + b[1] * one)
         even = (x6 @ (b[12] * x6 + b[10] * x4 + b[8] * x2)
                 + b[6] * x6 + b[4] * x4 + b[2] * x2 + b[0] * one)
-        y = np.linalg.solve(even - odd, even + odd)
-        for k in range(int(s.max(initial=0))):
-            y = np.where((k < s)[..., None, None], y @ y, y)
-    return np.where(bad[..., None, None], np.nan, y).astype(a.dtype)
+        y = module.linalg.solve(even - odd, even + odd)
+        for k in range(int(s.max())):
+            y = module.where((k < s)[..., None, None], y @ y, y)
+    return module.where(bad[..., None, None], module.nan, y).astype(a.dtype)
 
 
 def _exp_slope(a: Tensor, t: Tensor) -> Tensor:
@@ -115,7 +128,8 @@ def _exp_slope(a: Tensor, t: Tensor) -> Tensor:
 MATRIX_EXP = GraphOp(
     "matrix_exp",
     shape=square_shape,
-    ref=_exp_ref,
+    ref=partial(_exp_in, np),
+    library=VendorLibrary("cuSOLVER and cuBLAS", _exp_in),
     vjp=lambda g, y, a: (_exp_slope(mT(a), g),),
     jvp=lambda ts, y, a: _exp_slope(a, ts[0]),
     batch=unary_batch("matrix_exp"),
