@@ -392,7 +392,8 @@ def eigh(a: Any) -> tuple[Tensor, Tensor]:
 def eig(a: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((w real, w imaginary), (V real, V imaginary)): a V = V diag(w) of general matrices.
 
-    a: [..., N, N]   w: [..., N] in the order of LAPACK, on a GPU of cuSOLVER   V: [..., N, N], columns of length 1
+    a: [..., N, N]   w: [..., N] in the order of LAPACK, on a GPU in that of cuSOLVER
+    V: [..., N, N], columns of length 1
     Not differentiable: a gradient through it is a GradError.
     """
     (x,), numeric = floats(a)

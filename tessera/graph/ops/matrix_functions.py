@@ -102,7 +102,8 @@ def _exp_in(module: Any, a: Any) -> Any:
     norm = module.abs(x).sum(-2).max(-1)
     bad = ~module.isfinite(norm)
     with np.errstate(all="ignore"):
-        s = module.where(bad | (norm <= THETA), 0, module.ceil(module.log2(norm / THETA))).astype(int)
+        s = module.where(bad | (norm <= THETA), 0, module.ceil(module.log2(norm / THETA)))
+        s = s.astype(int)
         x = module.where(bad[..., None, None], 0, x) / module.exp2(s)[..., None, None]
         one, x2 = module.eye(x.shape[-1]), x @ x
         x4 = x2 @ x2
