@@ -29,6 +29,7 @@ TINY: dict[str, float] = {
     "fp8_e4m3": 2.0**-6, "fp8_e5m2": 2.0**-14, "fp6_e3m2": 2.0**-2, "fp6_e2m3": 1.0,
     "fp4_e2m1": 1.0, "fp4_e3m0": 2.0**-2,
 }
+FEW = 2
 FACTOR = 4.0  # half an ulp for the result, and room for a handful of roundings before it
 
 
@@ -58,7 +59,8 @@ def assert_close(
 
     dtype: the coarsest type the computation rounds to; that of `actual` when None.
     n: terms of the longest sum. With n > 1 a result may cancel, so the error is also allowed
-    relative to `scale`, by default the root mean square of the finite expected values.
+    relative to `scale`, by default the root mean square of the finite expected values. One or two
+    elements may all cancel, so theirs is at least 1, the size of what tests draw.
     """
     dtype = actual.dtype if dtype is None else dtype
     limit = tolerance(dtype, n)
@@ -83,6 +85,8 @@ def _errors(
     finite = np.isfinite(want)
     if scale is None:
         scale = math.sqrt(np.mean(np.square(want[finite]))) if n > 1 and finite.any() else 0.0
+        if n > 1 and want.size <= FEW:
+            scale = max(scale, 1.0)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(invalid="ignore"):
         error = np.where(same, 0.0, np.where(finite, np.abs(got - want), np.inf))
