@@ -42,9 +42,10 @@ def for_rows(extents: tuple[int, ...]) -> Schedule:
 
 
 def for_columns(extents: tuple[int, ...]) -> Schedule:
-    """Blocks of rows, added up while they stream through."""
-    n = min(power(extents[-1]), 128)
-    return chosen(min(power(extents[-2]), 4096 // n), n, warps=4)
+    """Blocks of rows, added up while they stream through; narrow, so that there are groups enough.
+    """
+    n = min(power(extents[-1]), 32)
+    return chosen(min(power(extents[-2]), 4096 // n), n, warps=8)
 
 
 def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -> Schedule:

@@ -24,6 +24,7 @@ from .scans import scan_source
 from .scatters import last_source
 from .searches import search_source
 from .sorting import merge_source, sort_source
+from .strips import strips_source
 
 WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "loop": loop_source, "rows": rows_source, "columns": columns_source, "gemm": gemm_source,
@@ -32,7 +33,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "update": update_source,
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "position": position_source, "scan": scan_source,
-    "last": last_source, "key": key_source,
+    "last": last_source, "key": key_source, "strips": strips_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

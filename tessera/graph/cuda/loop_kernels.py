@@ -58,8 +58,8 @@ def loop_source(group: ScheduledGroup) -> KernelText:
                    tuple(f"g{i}" for i in range(outer)), BM, BN, {r.name: r for r in group.reads})
     body(w, b, group, list(group.steps))
     for o in group.writes:
-        store(w, b, o, _maker(group, o.name))
-    return w.finish(*_signature(w, b, group))
+        store(w, b, o, maker(group, o.name))
+    return w.finish(*signature(w, b, group, unique(group)))
 
 
 def body(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, steps: list[GroupStep]) -> None:
@@ -77,13 +77,13 @@ def _column(name: str) -> KernelValue:
     return KernelValue(name, True, False)
 
 
-def _maker(group: ScheduledGroup, name: str) -> GroupStep | None:
+def maker(group: ScheduledGroup, name: str) -> GroupStep | None:
     return next((s for s in group.steps if s.name == name), None)
 
 
-def _signature(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> tuple[list[str], str,
-                                                                               list]:
-    texts, shapes = parameters(w, b, unique(group))
+def signature(w: KernelWriter, b: FrameBlock, group: ScheduledGroup,
+              operands: tuple[GroupOperand, ...]) -> tuple[list[str], str, list]:
+    texts, shapes = parameters(w, b, operands)
     return texts, f"(grid={group.grid})", shapes
 
 
@@ -103,11 +103,11 @@ def rows_source(group: ScheduledGroup) -> KernelText:
         b = FrameBlock(frame, f"m:m+{BM}", f"0:{N}", index, BM, N, reads)
         body(w, b, group, list(group.steps))
         for o in group.writes:
-            store(w, b, o, _maker(group, o.name))
+            store(w, b, o, maker(group, o.name))
     else:
         b = FrameBlock(frame, f"m:m+{BM}", f"n:n+{BN}", index, BM, BN, reads)
         _passes(w, b, group, N)
-    return w.finish(*_signature(w, b, group))
+    return w.finish(*signature(w, b, group, unique(group)))
 
 
 def _passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> None:
@@ -189,26 +189,29 @@ def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, Group
 
 # --- columns ----------------------------------------------------------------------------------
 def columns_source(group: ScheduledGroup) -> KernelText:
-    """[A, R, C] -> [A, C], a run of columns for each group."""
+    """[A, R, C] -> [A, C], a run of columns for each group: every lane combines what stands in its
+    place of the blocks, and at the end lanes combine what they have."""
     w = KernelWriter(group)
     (step,), (x,), (y,) = group.steps, group.reads, group.writes
     A, R, C = group.space
     BR, BN = group.schedule.m or 1, group.schedule.n
-    fold = Fold.of(step, blocks(R, BR))
+    fold, name = Fold.of(step, blocks(R, BR)), step.name
     w.line("a = tile.group_id(0)")
     w.line(f"n = tile.group_id(1) * {BN}")
-    w.line(f"{step.name}_a = {start(w, fold, f'({BN},)')}", step)
+    w.line(f"{name}_a = {start(w, fold, f'({BR}, {BN})')}", step)
     with w.block(f"for m in range(0, {R}, {BR}):"):
-        part = f"tile.load({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])"
+        w.line(f"{name}_p = tile.load({capital(x.name)}[a, m:m+{BR}, n:n+{BN}])", step)
+        part = f"tile.where(tile.inside({name}_p), {name}_p, {fold.neutral})"
         if fold.kept is not fold.source:
             part = f"tile.cast({part}, {fold.kept})"
-        part = f"tile.col_{fold.way}({part})"
-        w.line(f"{step.name}_a = {combined(w, fold, f'{step.name}_a', part)}", step)
-    w.line(f"{capital(y.name)}[a, n:n+{BN}] = {finished(w, fold, f'{step.name}_a')}", step)
+        w.line(f"{name}_a = {combined(w, fold, f'{name}_a', part)}", step)
+    made = finished(w, fold, f"tile.col_{fold.way}({name}_a)")
+    w.line(f"{capital(y.name)}[a, n:n+{BN}] = {made}", step)
     shapes: list[tuple[int, ...]] = [(A, R, C), (A, C)]
     texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
              for o, s in zip((x, y), shapes, strict=True)]
     return w.finish(texts, f"(grid={group.grid})", shapes)
 
 
-__all__ = ["columns_source", "loop_source", "rows_source", "templates"]
+__all__ = ["body", "columns_source", "loop_source", "maker", "rows_source", "signature",
+           "templates"]

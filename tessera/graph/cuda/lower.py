@@ -41,6 +41,7 @@ from .scatters import schedule_last
 from .searches import schedule_search
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
+from .strips import STRIP_SUM, schedule_strips
 from .target import CUDA
 
 
@@ -278,6 +279,8 @@ def _attrs(node: Node) -> dict[str, Any]:
     if text is not None:
         plain = {k: v for k, v in node.attrs.items() if isinstance(v, int | float)}
         return {**plain, "text": text, "kinds": tuple(v.aval.dtype.kind for v in node.inputs)}
+    if node.op is STRIP_SUM:
+        return {"rows": node.attrs["rows"]}
     if node.op.reduction in COMBINE:
         sums = {"accum": node.attrs["accum"]} if "accum" in node.attrs else {}
         return {**sums, "reduction": node.op.reduction,
@@ -313,6 +316,6 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "gather", "segments", "launch", "library", "host")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last, "key": schedule_key}
+           "last": schedule_last, "key": schedule_key, "strips": schedule_strips}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

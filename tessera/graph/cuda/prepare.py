@@ -23,6 +23,7 @@ from .node_kernels import drop_overwritten
 from .scatters import open_writes
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
+from .strips import open_column_sums
 from .target import indexed_kind
 
 Pass = Callable[[Graph], Graph]
@@ -123,6 +124,7 @@ PIPELINE: list[Pass] = [
     open_writes,
     open_reductions,
     split_reductions,
+    open_column_sums,
     narrow_ids,
     transpose_operands,
 ]

@@ -1,7 +1,7 @@
 """What fusion and memory planning know of GPUs: which ops have a kernel, and of which kind.
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
-    merge | search | position | scan | last | key    a kernel
+    merge | search | position | scan | last | key | strips    a kernel
     view      no kernel: the value lies where its operand does
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
@@ -28,6 +28,7 @@ from .library_steps import library_group
 from .node_kernels import kernel_group
 from .scans import SCANS
 from .spell import COMBINE, is_stored, no_kernel, template
+from .strips import STRIP_SUM, strips_of, takes_strips
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}
@@ -40,10 +41,17 @@ OWN = sorting.KINDS | scatters.KINDS  # of ops that passes put into a graph
 
 # --- what a fused loop becomes --------------------------------------------------------------------
 def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
-    """Sums over leading axes leave the loop: they are groups of their own behind it."""
+    """Sums over leading axes leave the loop, but for those of strips that it can take along: they
+    are groups of their own behind it."""
     columns = [n for n in loop.nodes if column_sum_axes(n) is not None
                and tuple(n.inputs[0].aval.shape) == loop.space]
-    inside = [n for n in loop.nodes if n not in columns]
+    strips = strips_of(columns)
+    rest = [n for n in loop.nodes if n not in columns]
+    inside = [n for n in loop.nodes if n in strips or n not in columns]
+    if strips and takes_strips(loop.space, inside, _has_rows(loop.space, rest)):
+        columns = [n for n in columns if n not in strips]
+    else:
+        inside = rest
     sums = [group for n in columns for group in _reduction(n)]
     return [_loop(loop.space, inside), *sums] if inside else sums
 
@@ -52,7 +60,8 @@ def _loop(space: Space, nodes: list[Node]) -> FusionGroup:
     for n in nodes:
         if n.op.reduction not in COMBINE and template(n) is None:
             raise no_kernel(n)
-    return FusionGroup("rows" if _has_rows(space, nodes) else "loop", space, nodes)
+    rows = "rows" if _has_rows(space, nodes) else "loop"
+    return FusionGroup("strips" if strips_of(nodes) else rows, space, nodes)
 
 
 def _has_rows(space: Space, nodes: list[Node]) -> bool:
@@ -154,6 +163,8 @@ def _check_indexed(node: Node) -> None:
 def _reduction(node: Node) -> list[FusionGroup]:
     """Over the last axes: rows; else columns. One run of axes (see prepare.split_reductions)."""
     x = node.inputs[0].aval
+    if node.op is STRIP_SUM:
+        return [FusionGroup("strips", extents_of(node.inputs[0]), [node])]
     if 0 in x.shape or x.dtype.kind == "bool":
         raise no_kernel(node, "no elements" if 0 in x.shape else "of bools")
     accum = node.attrs.get("accum", x.dtype)

@@ -37,8 +37,9 @@ class _Joiner:
         return [g for g in out if id(g) not in self.gone]
 
     def cut(self, group: FusionGroup) -> list[FusionGroup]:
-        """Rows behind an anchor in two: what can run on its result, and the rest."""
-        if group.kind != "rows":
+        """Rows and sums of strips behind an anchor in two: what can run on its result, and the
+        rest."""
+        if group.kind not in ("rows", "strips"):
             return [group]
         for v in group.inputs:
             front = _front(group, v)
@@ -48,7 +49,7 @@ class _Joiner:
             head.connect(self.count)
             if self.source(head) is not None:
                 rest = [n for n in group.nodes if n not in front]
-                tail = FusionGroup("rows", group.space, rest)
+                tail = FusionGroup(group.kind, group.space, rest)
                 tail.connect(self.count)
                 return [head, tail]
         return [group]
@@ -129,7 +130,7 @@ def recompute_small(groups: list[FusionGroup], count: Count, target: ScheduleTar
 def _repeats(group: FusionGroup, v: Value, source: FusionGroup, target: ScheduleTarget) -> bool:
     if group is source or size_of(v.aval.shape) * 2 > size_of(group.space):
         return False
-    if group.kind in ("loop", "rows"):
+    if group.kind in ("loop", "rows", "strips"):
         return not (len(group.nodes) == 1 and group.nodes[0].op.reduction)
     if group.anchor is None or v in group.anchor.inputs:
         return False

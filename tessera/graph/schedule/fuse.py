@@ -4,7 +4,8 @@
 
 A group has one iteration space, the shape of its full values. In it run elementwise ops whose
 result has that shape or is constant along the last axis, reductions over the last axis, and sums
-over all leading axes, which leave as outputs. Nodes join the groups of their producers as long as
+over all leading axes, which leave as outputs. Nodes join the groups of their producers, and sums
+over leading axes those that read the same value, as long as
 no path leaves the group and comes back, and the group reads few enough full values: all of these
 lie in memory until the last is made, so a long sum, of a weight's gradients say, is taken in parts.
 """
@@ -51,6 +52,7 @@ class _Fuser:
         self.entry_of: dict[Value, _Entry] = {}
         self.last: _Entry | None = None  # with an effect whose order counts
         self.leaving: set[Value] = set()  # sums over leading axes: known when their loop has ended
+        self.readers: dict[Value, list[_Entry]] = {}
         self.graph, self.groups = graph, 0
 
     def run(self) -> list[_Entry]:
@@ -80,9 +82,18 @@ class _Fuser:
         if node_effects(node) & KEEP_EFFECTS:
             self.last = mine
         if shape is not None:
-            for e in list(sources.values()):
+            for e in [*sources.values(), *self.beside(node, mine)]:
                 if e is not mine and e.nodes and e.shape == mine.shape:
                     self.merge(mine, e)
+
+    def beside(self, node: Node, mine: _Entry) -> list[_Entry]:
+        """Entries that read a value of the whole space which a node of `mine` reads too, and of the
+        two one that does nothing but sum it over leading axes."""
+        def sums(e: _Entry) -> bool:
+            return all(column_sum_axes(n) is not None for n in e.nodes)
+
+        found = {id(e): e for v in self.full(node, mine) for e in self.readers[v] if e.nodes}
+        return [e for e in found.values() if sums(e) or sums(mine)]
 
     def may_join(self, node: Node, e: _Entry, sources: object) -> bool:
         """No other source depends on e: else e would wait for itself."""
@@ -98,6 +109,9 @@ class _Fuser:
     def join(self, e: _Entry, node: Node, sources: list[_Entry]) -> None:
         e.nodes.append(node)
         e.reads |= self.full(node, e)
+        for v in e.reads:
+            if e not in (known := self.readers.setdefault(v, [])):
+                known.append(e)
         if column_sum_axes(node) is not None:
             self.leaving.update(node.outputs)
         new = 0

@@ -1,0 +1,146 @@
+"""Sums over long columns: of strips of rows, along with the loop that makes their elements.
+
+    g, x -> dx, and sum(g), sum(g * x) over all rows
+
+A loop over [R, C] keeps such a sum in registers while it passes over a strip of its rows, and
+writes one row for each strip; a reduction over these rows follows. The elements need not lie in
+memory, and there are groups enough for a GPU however few columns there are. The order of additions
+follows from the extents alone, so two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ...numerics import as_type
+from ..ir import Graph, Node, Value
+from ..op import Aval
+from ..schedule.build_schedule import ScheduleBuilder
+from ..schedule.groups import FusionGroup
+from ..schedule.ir import GroupStep, ScheduledGroup
+from ..schedule.library_call import library_call
+from ..schedule.loop_axes import Frame, extents_of, merged
+from ..schedule.loop_ops import column_sum_axes
+from ..simplify import Rewriter, rebuild
+from .choose_schedule import blocks, chosen, power
+from .group_statements import FrameBlock, store, value
+from .kernel_text import KernelText, KernelWriter, capital
+from .loop_kernels import body, maker, signature
+
+ROWS = 128  # of a strip; more where there would be more than STRIPS of them
+STRIPS = 512
+LONG = 1024  # rows that are worth a second kernel
+WIDE = 4096  # columns of a row that is held whole, beside its sums
+BLOCK, WARPS = 4096, 8  # elements of a block: 16 in each lane
+
+STRIP_SUM = library_call("strip_sum", reduction="sum")  # x -> [strips, C], of `rows` rows each
+
+
+def open_column_sums(graph: Graph) -> Graph:
+    """Sums over all axes but the last, where these are long, as sums of strips and a sum of those.
+    """
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        axis = column_sum_axes(node)
+        if axis is None:
+            return None
+        (x,) = inputs
+        if x.aval.dtype.kind != "float" or not all(
+                isinstance(d, int) for d in x.aval.shape) or prod(extents_of(x)[:-1]) < LONG:
+            return None
+        accum = node.attrs["accum"]
+        wide = as_type(accum.name)
+        if x.aval.dtype is not accum:
+            x = rw.emit("cast", x, source=x.aval.type, to=wide)
+        R, C = prod(extents_of(x)[:-1]), extents_of(x)[-1]
+        rows = ROWS
+        while blocks(R, rows) > STRIPS:
+            rows *= 2
+        parts = Value(Aval((blocks(R, rows), C), x.aval.type))
+        rw.add(Node(STRIP_SUM, (x,), {"axis": axis, "rows": rows}, (parts,), rw.where))
+        made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
+        out = node.outputs[0].aval
+        if out.dtype is not accum:
+            made = rw.emit("cast", made, source=made.aval.type, to=out.type)
+        return rw.emit("reshape", made, shape=out.shape)
+
+    return rebuild(graph, visit)
+
+
+def strips_of(nodes: Sequence[Node]) -> list[Node]:
+    return [n for n in nodes if n.op is STRIP_SUM]
+
+
+def takes_strips(space: tuple[int, ...], nodes: Sequence[Node], rows: bool) -> bool:
+    """Whether the loop of these nodes can sum the strips among them. rows: it has statistics of
+    rows, which are held whole then."""
+    return len(_frame(space, nodes).members) == 2 and not (rows and space[-1] > WIDE)
+
+
+def _frame(space: tuple[int, ...], nodes: Sequence[Node]) -> Frame:
+    sums = {v for n in strips_of(nodes) for v in n.outputs}
+    whole = (v for n in nodes for v in (*n.inputs, *n.outputs) if v not in sums)
+    return merged(space, map(extents_of, whole), True)
+
+
+def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    sums = strips_of(group.nodes)
+    frame = _frame(group.space, group.nodes)
+    (R, C), rows = frame.extents, sums[0].attrs["rows"]
+    whole = any(n.op.reduction for n in group.nodes if n not in sums) or any(
+        extents_of(v) == (*group.space[:-1], 1) for n in group.nodes for v in n.outputs)
+    n = C if whole else min(power(C), 256)
+    s = chosen(min(rows, max(1, BLOCK // power(n))), n, warps=WARPS)
+    kept = {v for n in sums for v in n.outputs}
+    reads = [builder.operand(v) for v in builder.reads(group)]
+    writes = [builder.operand(v) for v in group.outputs if v not in kept]
+    builder.add("strips", group.space, reads,
+                [*writes, *(builder.operand(v) for v in group.outputs if v in kept)],
+                [builder.step(n) for n in group.nodes], s,
+                (blocks(R, rows),) if whole else (blocks(R, rows), blocks(C, n)),
+                axes=frame.members, rows=rows)
+
+
+def strips_source(group: ScheduledGroup) -> KernelText:
+    """Block after block of a strip: load, compute, store, add; then one row of sums."""
+    w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
+    BM, BN, rows = group.schedule.m or 1, group.schedule.n, group.attr("rows")
+    sums = [s for s in group.steps if s.op == STRIP_SUM.name]
+    kept = {s.name for s in sums}
+    w.line("strip = tile.group_id(0)")
+    whole = len(group.grid) == 1
+    if not whole:
+        w.line(f"n = tile.group_id(1) * {BN}")
+    columns = f"0:{BN}" if whole else f"n:n+{BN}"
+    for s in sums:
+        w.line(f"{s.name}_a = tile.full(({BM}, {BN}), 0.0, {w.type(s.type)})", s)
+    b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads})
+    writes = [o for o in group.writes if o.name not in kept]
+    with w.block(f"for i in range(0, {rows}, {BM}):"):
+        w.line(f"m = strip * {rows} + i")
+        body(w, b, group, [s for s in group.steps if s.name not in kept])
+        for o in writes:
+            store(w, b, o, maker(group, o.name))
+        for s in sums:
+            _add(w, b, s)
+    for s in sums:
+        w.line(f"{capital(s.name)}[strip, {columns}] = tile.col_sum({s.name}_a)", s)
+    texts, _, shapes = signature(w, b, group, (*group.reads, *writes))
+    partial = [o for o in group.writes if o.name in kept]
+    texts += [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in partial]
+    return w.finish(texts, f"(grid={group.grid})", [*shapes, *(o.shape for o in partial)])
+
+
+def _add(w: KernelWriter, b: FrameBlock, step: GroupStep) -> None:
+    """A block's elements to the running sums of their places; 0 beyond the edges."""
+    (arg,) = step.args
+    held = value(w, b, arg, "float", step)
+    part = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
+    w.line(f"{step.name}_p = {part}", step)
+    inside = f"tile.where(tile.inside({step.name}_p), {step.name}_p, 0.0)"
+    w.line(f"{step.name}_a = {step.name}_a + {inside}", step)
+
+
+__all__ = ["STRIP_SUM", "open_column_sums", "schedule_strips", "strips_of", "strips_source",
+           "takes_strips"]

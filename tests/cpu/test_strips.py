@@ -1,0 +1,81 @@
+"""Sums over long columns on GPUs: in the kernel that makes their elements, strip by strip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.runtime.target import parse_target
+from tolerance import assert_close
+
+TARGET = parse_target("sm_90a")
+
+
+def _run(fn: Callable, *xs: ts.Tensor) -> tuple[list[np.ndarray], tuple[ScheduledGroup, ...]]:
+    program = CudaProgram(ts.jit(fn).graph(*xs), TARGET)
+    return [np.asarray(y) for y in program.run(list(xs))], program.plan.groups
+
+
+def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
+    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
+
+
+@pytest.mark.parametrize("shape", [(1024, 8), (3, 701, 5), (4099, 33), (8, 256, 300)])
+def test_a_sum_of_ragged_rows(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = _drawn(rng, *shape)
+    axes = tuple(range(len(shape) - 1))
+    (got,), groups = _run(lambda x: ts.sum(ts.exp(x), axis=axes), x)
+    assert [g.kind for g in groups] == ["strips", "columns"]
+    want = np.exp(np.asarray(x, np.float64)).sum(axes)
+    assert_close(got, want, "f32", n=x.size // shape[-1])
+
+
+def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
+    def backward(x: Any, g: Any, b: Any, dy: Any) -> Any:
+        return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
+
+    x, dy = _drawn(rng, 5, 311, 72), _drawn(rng, 5, 311, 72)
+    g, b = _drawn(rng, 72), _drawn(rng, 72)
+    (dx, dg, db), groups = _run(backward, x, g, b, dy)
+    assert [k.kind for k in groups] == ["strips", "columns", "columns"]
+    x64, d64 = (np.asarray(t, np.float64).reshape(-1, 72) for t in (x, dy))
+    r = 1 / np.sqrt(x64.var(1, keepdims=True) + 1e-5)
+    h = (x64 - x64.mean(1, keepdims=True)) * r
+    assert_close(dg, (d64 * h).sum(0), "f32", n=1555)
+    assert_close(db, d64.sum(0), "f32", n=1555)
+    dh = d64 * np.asarray(g, np.float64)
+    want = r * (dh - dh.mean(1, keepdims=True) - h * (dh * h).mean(1, keepdims=True))
+    assert_close(dx.reshape(-1, 72), want, "f32", n=72)
+
+
+def test_narrow_elements_are_added_in_f32(rng: np.random.Generator) -> None:
+    x = _drawn(rng, 2048, 16, dtype="bf16")
+    (got,), groups = _run(lambda x: ts.sum(x, axis=0), x)
+    assert groups[0].kind == "strips" and groups[0].reads[0].type.dtype.name == "bf16"
+    assert_close(got, np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "bf16", n=2048)
+
+
+def test_rows_too_long_to_be_held_are_summed_behind(rng: np.random.Generator) -> None:
+    x = _drawn(rng, 1024, 4100)
+    (y, total), groups = _run(lambda x: (s := ts.softmax(x), ts.sum(s, axis=0)), x)
+    assert [g.kind for g in groups] == ["rows", "strips", "columns"]
+    assert_close(total, np.asarray(y, np.float64).sum(0), "f32", n=1024)
+
+
+def test_infinities_and_nans_reach_their_sum_alone() -> None:
+    x = np.ones((1500, 3), np.float32)
+    x[7, 1], x[1499, 2] = np.inf, np.nan
+    (got,), _ = _run(lambda x: ts.sum(x, axis=0), ts.tensor(x))
+    assert got[0] == 1500 and np.isinf(got[1]) and np.isnan(got[2])
+
+
+def test_short_columns_take_one_kernel(rng: np.random.Generator) -> None:
+    (got,), groups = _run(lambda x: ts.sum(x, axis=0), x := _drawn(rng, 100, 40))
+    assert [g.kind for g in groups] == ["columns"]
+    assert_close(got, np.asarray(x, np.float64).sum(0), "f32", n=100)
