@@ -76,19 +76,17 @@ def _kernel_work(group: ScheduledGroup) -> LaunchWork:
     """Counted from the kernel's Tile IR."""
     made: NodeKernel = group.attr("call")
     flops, matmuls, rate = _counted(made)
-    launches = prod(made.call.batch)
     module = made.call.kernel.fn.__module__
     library = module.startswith("tessera.kernels.")
     sort = "kernel" if not library else "attention" if "attention" in module else (
         "matmul" if matmuls else "reduction")
     return LaunchWork(group.kernel, sort, part_of(group.where), group.where, _shapes(group),
-                      operand_bytes(group.reads), operand_bytes(group.writes), launches * flops,
-                      launches * matmuls, rate)
+                      operand_bytes(group.reads), operand_bytes(group.writes), flops, matmuls, rate)
 
 
 @lru_cache(maxsize=256)
 def _counted(made: NodeKernel) -> tuple[float, float, str]:
-    """Operations of one launch, those of its matmuls, and at which rate these are."""
+    """Operations of a launch, those of its matmuls, and at which rate these are."""
     work, groups = made.work, prod(made.work.grid)
     counted = count(work.function, made.bound.sizes, work.lanes, work.grid)
     rates = {p.kind for p in counted.matmuls} or {"f32"}
