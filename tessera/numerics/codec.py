@@ -39,6 +39,7 @@ def encode(
     key: Any = None,
     offset: int = 0,
     index: Any = None,
+    words: Any = None,
     counts: CastCounts | None = None,
 ) -> np.ndarray:
     """Elements of `dtype` nearest to x under a rounding: array of dtype.numpy, same shape.
@@ -48,7 +49,8 @@ def encode(
     range gives +-max; otherwise inf, or NaN in fp8_e4m3, or +-max in fp6 and fp4 (and with
     'toward_zero', for finite x, always +-max: IEEE 754-2019 section 7.4).
     'stochastic' draws word `offset + flat index` of random_bits(key); `index` (int64, shape of x)
-    replaces offset + flat index, so that a part of a tensor rounds as the whole does.
+    replaces offset + flat index, so that a part of a tensor rounds as the whole does; `words`
+    (uint32, shape of x) are the drawn words themselves, in place of a key.
     Integer targets saturate always, truncate floats toward zero unless 'stochastic', and store 0
     for NaN; bool_ stores x != 0. counts: a CastCounts to add to.
     Raises ArgumentError for a missing key, PolicyError for an unknown rounding, DTypeError for
@@ -58,7 +60,7 @@ def encode(
     _check_rounding(rounding)
     x = _as_numbers(x)
     flat = x.reshape(-1)
-    if rounding == "stochastic" and key is None:
+    if rounding == "stochastic" and key is None and words is None:
         raise ArgumentError(
             "stochastic rounding needs a key", hint="pass key=seed, or key=fold_in(key, step)"
         )
@@ -66,11 +68,15 @@ def encode(
         return encode_bool(flat, counts).reshape(x.shape)
     if _has_fast_path(flat, dtype, rounding, counts):
         return _encode_fast(flat, dtype, saturate).reshape(x.shape)
-    draw = _Draw(key, offset, index, x.shape) if rounding == "stochastic" else None
+    draw: _Draw | None = None
+    if rounding == "stochastic" and words is None:
+        draw = _Draw(key, offset, index, x.shape)
+    drawn = None if words is None else np.broadcast_to(words, x.shape).reshape(-1)
     out = np.empty(flat.shape, dtype.numpy)
     for start in range(0, flat.size, _CHUNK):
         part = flat[start : start + _CHUNK]
         bits = draw(start, part.size) if draw else None
+        bits = bits if drawn is None else drawn[start : start + _CHUNK]
         if dtype.kind == "float":
             result = _encode_float(part, dtype, rounding, saturate, bits, counts)
         else:

@@ -39,7 +39,6 @@ TARGET = parse_target("sm_90a")
 # What has no lowering yet, and why. An op leaves this table when it has one; none may join it.
 CONTROL = "control flow runs on the host"
 MESH = "of a mesh: the programs of its ranks run it"
-KERNEL = "no kernel yet"
 REFUSED: dict[str, str] = {
     "while_loop": CONTROL,
     **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast",
@@ -48,7 +47,6 @@ REFUSED: dict[str, str] = {
                      "zero_split"),
                     MESH),
     "product": "int64 matmuls accumulate in int32",
-    "cast_stochastic": KERNEL,
 }
 
 

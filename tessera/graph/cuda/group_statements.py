@@ -131,7 +131,7 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     if placed(step):
         known |= {"index": b.number(w), "runs": repr(b.runs)}
         m, n = not b.flat, True
-    if step.op == "cast":
+    if "{to}" in template:
         known["to"] = w.type(step.type)
     text = template.format(*map(_bracketed, texts), **known)
     name = step.name + b.suffix

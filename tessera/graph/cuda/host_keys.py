@@ -4,7 +4,8 @@ A key follows from the seed, the step and the number of a stream; others are fol
 whatever depends on keys and constants alone, and is small, is computed at each call, and the
 kernels read it as they read arguments. Bits are drawn in the kernels:
 
-    random_bits(key)  ->  random_bits(word 0 of key, word 1), elementwise
+    random_bits(key)         ->  random_bits(word 0 of key, word 1), elementwise
+    cast_stochastic(x, key)  ->  cast_stochastic(x, word 0 of key, word 1), elementwise
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import numpy as np
 from ...dims import size_of
 from ...numerics.random_state import next_step
 from ..ir import Graph, Node, Value
+from ..ops.convert import CAST_STOCHASTIC
 from ..schedule.library_call import LibraryCall, library_call
 from ..simplify import Rewriter
+from .spell import no_kernel
 
 SMALL = 4096  # elements of a value that the host computes at each call
 BITS = library_call("random_bits", makes="bits",
                     tile="tile.random_bits({index}, seed=({0}, {1}), runs={runs})")
+CAST = library_call("cast_stochastic", converts=True,
+                    tile="tile.cast({0}, {to}, bits=tile.random_bits({index}, seed=({1}, {2}), "
+                         "runs={runs}))")
 
 
 def open_keys(graph: Graph) -> Graph:
@@ -29,11 +35,26 @@ def open_keys(graph: Graph) -> Graph:
     rw = Rewriter()
     for node in graph.nodes:
         rw.where = node.where
-        if node.op.makes == "bits":
-            words = (_word(rw, node.inputs[0], i) for i in (0, 1))
-            node = Node(BITS, tuple(words), {}, node.outputs, node.where)
+        if node.op.makes == "bits" or node.op is CAST_STOCHASTIC:
+            *xs, key = node.inputs
+            words = (_word(rw, key, i) for i in (0, 1))
+            op = CAST if node.op is CAST_STOCHASTIC else BITS
+            _require_exact(node)
+            node = Node(op, (*xs, *words), {}, node.outputs, node.where)
         rw.add(node)
     return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), graph.outputs)
+
+
+def _require_exact(node: Node) -> None:
+    """A fraction is cut off an f32: what f32 does not have exactly would round twice."""
+    for v in node.inputs[:-1]:
+        dtype = v.aval.dtype
+        if dtype.bits > (32 if dtype.kind == "float" else 16):
+            raise no_kernel(node, f"kernels round f32 at random, and f32 does not hold every "
+                            f"{dtype}; cast to f32 first")
+    out = node.outputs[0].aval.dtype
+    if node.op is CAST_STOCHASTIC and out.kind == "float" and out.bits > 16:
+        raise no_kernel(node, f"{out} is no narrow type")
 
 
 def _word(rw: Rewriter, key: Value, i: int) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import TesseraError
-from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32
+from tessera.numerics import DType, NumericType, as_type, bool_, f32, i32, uint32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.op_tracer import OpTracer
 from tessera.tile.ir.errors import RuleError
@@ -137,15 +137,22 @@ def undefined(dtype: Any) -> Any:
 
 
 @macro()
-def cast(t: OpTracer, x: Any, dtype: Any) -> Any:
-    """x in another type, rounded to nearest even or as the type's policy says."""
+def cast(t: OpTracer, x: Any, dtype: Any, bits: Any = None) -> Any:
+    """x in another type, rounded to nearest even or as the type's policy says.
+
+    bits: random words, uint32, one for each element, by which `@stochastic_round` rounds up where
+    a word is below the fraction that is cut off, as 32 bits: tile.random_bits(index).
+    """
     if isinstance(x, TensorRow) or (isinstance(x, Handle) and isinstance(x.type, View | Buffer)):
         x = t.call_op(OPS["load"], [x], {})
     numeric = _numeric(t, dtype, "cast")
     policy = numeric.policy
+    if bits is not None:
+        return _by_words(t, x, numeric, bits)
     if policy.rounding == "stochastic":
         t.fail("a cast with stochastic rounding has no element index to draw by",
-               "store to a tensor of that type: the store rounds stochastically")
+               "store to a tensor of that type: the store rounds stochastically; or give words: "
+               "cast(x, dtype, bits=ts.tile.random_bits(index))")
     extra: dict[str, Any] = {}
     if policy.rounding != "nearest_even":
         extra["rounding"] = policy.rounding
@@ -157,6 +164,27 @@ def cast(t: OpTracer, x: Any, dtype: Any) -> Any:
     if not isinstance(x, Handle):
         t.fail(f"cast of {describe(x)}")
     return t.ir.cast(x, numeric.dtype, **extra)
+
+
+def _by_words(t: OpTracer, x: Any, numeric: NumericType, bits: Any) -> Any:
+    """A cast that rounds at random by words that are given."""
+    dtype, policy = numeric.dtype, numeric.policy
+    if policy.rounding != "stochastic":
+        t.fail(f"a cast to {numeric} draws no bits", "a type with @stochastic_round")
+    x, bits = t.ir.value_of(x), t.ir.value_of(bits)
+    if x.type.dtype.kind != "float" and x.type.dtype.bits < 32:
+        x = t.ir.cast(x, f32)
+    if dtype.kind == "float":
+        extra = {"saturate": True} if policy.saturate else {}
+        return t.ir.emit("convert_random", [x, bits], t.ir.hint(x), dtype=dtype, **extra)
+    whole = t.ir.arithmetic("trunc", (x,))
+    cut = t.ir.arithmetic("abs", (t.ir.arithmetic("sub", (x, whole)),))
+    # a fraction of an f32 has 24 bits: its 32 bits are exact
+    fraction = t.ir.cast(t.ir.arithmetic("mul", (cut, 2.0**32)), uint32)
+    up = t.call_op(OPS["where"], [t.ir.arithmetic("lt", (bits, fraction)), 1.0, 0.0], {})
+    away = t.call_op(OPS["where"], [t.ir.arithmetic("lt", (x, 0.0)),
+                                    t.ir.arithmetic("neg", (up,)), up], {})
+    return t.ir.cast(t.ir.arithmetic("add", (whole, away)), dtype)
 
 
 def _convert_builtin(name: str, dtype: DType, python: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.numerics import DType, f32
+from tessera.numerics import DType, decode, encode, f32, uint32
 from tessera.tile.builder import edge_rules, rules
 from tessera.tile.builder.ir_builder import IRBuilder
 from tessera.tile.ir import numpy_values
@@ -203,6 +203,28 @@ def _cast_rule(types: Any, attrs: dict[str, Any]) -> Any:
 def convert(x: Any, dtype: Any, rounding: Any = "nearest_even", saturate: Any = False) -> Any:
     """x in another type: rounded once, integers truncate toward zero and saturate, NaN gives 0."""
     return numpy_values.convert(x, dtype, rounding, saturate)
+
+
+def _random_rule(types: Any, attrs: dict[str, Any]) -> Any:
+    rules.require_numbers(types, "a cast")
+    x, words = types
+    if x.dtype.kind != "float" or x.dtype.bits > 32 or attrs["dtype"].kind != "float" or \
+            attrs["dtype"].bits > 16:
+        raise RuleError(f"a cast of {x} to {attrs['dtype']} by random words: it is from floats of "
+                        "at most 32 bits to floats of at most 16, or to integers",
+                        "cast to ts.f32 first")
+    if words.dtype is not uint32:
+        raise RuleError(f"the random words of a cast are uint32, got {words}",
+                        "ts.tile.random_bits(index)")
+    return rules.broadcast_type(types, attrs["dtype"], "a cast")
+
+
+@declare(rule=_random_rule, attrs=("dtype", "saturate"), public=False, total=True,
+         edges=edge_rules.elementwise)
+def convert_random(x: Any, words: Any, dtype: Any, saturate: Any = False) -> Any:
+    """x in a narrower float type, up where a random word is below the fraction that is cut off."""
+    x, words = np.broadcast_arrays(x, words)
+    return decode(encode(x, dtype, rounding="stochastic", saturate=saturate, words=words), dtype)
 
 
 # --- forms that a call or an operator takes -----------------------------------------------------

@@ -120,6 +120,13 @@ def _convert(e: Emitter, op: Op) -> None:
     apply(e, op, e.use(f"to_{to}", made))
 
 
+@emits("convert_random")
+def _convert_random(e: Emitter, op: Op) -> None:
+    to, saturate = op.outs[0].type.dtype, bool(op.attr.get("saturate", False))
+    made = f"use(casts.cast_random({to.name!r}, {saturate}))"
+    apply(e, op, e.use(f"to_{to}_at_random", made))
+
+
 # --- making tiles ---------------------------------------------------------------------------------
 @emits("constant")
 def _constant(e: Emitter, op: Op) -> None:

@@ -52,6 +52,29 @@ def cast(source: str, to: str, rounding: str = "nearest_even", saturate: bool = 
     return Operation(f"{source}_to_{to}", 1, rule)
 
 
+@functools.cache
+def cast_random(to: str, saturate: bool = False) -> Operation:
+    """(f32 numbers, random words) -> numbers of a narrower format, as f32: up where a word is below
+    the fraction that is cut off, as 32 bits."""
+    z = find_dtype(to)
+
+    def rule(x: Operand, words: Operand) -> InstructionForm:
+        count = max(x.count, words.count)
+
+        def body(b: Builder, value: Any, word: Any) -> Any:
+            if not count:
+                return round_narrow(b, z, value, "stochastic", saturate, word)
+            values = value if x.count else [value] * count
+            bits = word if words.count else [word] * count
+            return [round_narrow(b, z, v, "stochastic", saturate, w)
+                    for v, w in zip(values, bits, strict=True)]
+
+        return InstructionForm((Operand("x", "f32", x.count), Operand("words", "i32", words.count)),
+                               (Operand("d", "f32", count),), body)
+
+    return Operation(f"f32_to_{to}_at_random", 2, rule)
+
+
 def same_register(a: DType, z: DType, saturate: bool = False) -> bool:
     """Whether every number of one type is held by the same bits in the other: bf16 -> f32."""
     if a is z:

@@ -226,9 +226,10 @@ def _in_range(b: Builder, dtype: DType, code: LLVM, bits: LLVM, magnitude: LLVM,
 
 
 def round_narrow(b: Builder, dtype: DType, value: LLVM, rounding: str = "nearest_even",
-                 saturate: bool = False) -> LLVM:
-    """The f32 that is nearest in a format of fewer bits, under a rounding."""
-    code = encode_code(b, dtype, value, rounding, saturate)
+                 saturate: bool = False, random: LLVM = None) -> LLVM:
+    """The f32 that is nearest in a format of fewer bits, under a rounding; random: as in
+    encode_code."""
+    code = encode_code(b, dtype, value, rounding, saturate, random)
     if dtype.name == "f16":
         return f16_to_f32(b, code, 0)
     if dtype.bias == BIAS:  # bf16, tf32: the upper bits of an f32
