@@ -14,10 +14,13 @@ import numpy as np
 from ..dims import Dim, show_shape
 from ..errors import ArgumentError, DTypeError, ShapeError, TraceError
 from ..graph import functions as F
+from ..graph.devices import to
+from ..graph.jit import jit
 from ..graph.ops.attention import HELD, attention
 from ..graph.trace import Tracer, current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
+from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
 from ..tile.frontend.composite_parameters import RECORDS, RecordClass
 from .effect import changes, moves
@@ -107,7 +110,7 @@ class KVCache:
         if count <= self.capacity:
             return OPERATORS["__getitem__"](held, (slice(None), slice(None), slice(0, length)))
         slots = np.arange(count - length, count) % self.capacity
-        return F.take(held, slots, axis=AXIS)
+        return F.take(held, _beside(as_tensor(slots), held), axis=AXIS)
 
     def _need_intact(self) -> None:
         """Raise ArgumentError when later appends have overwritten entries of this handle."""
@@ -173,9 +176,11 @@ class KVCache:
         """Keys and values with further entries, as new values of the graph."""
         K, V = self._storage.K, self._storage.V
         symbolic = isinstance(self.capacity, Dim) or isinstance(k.shape[AXIS], Dim)
-        if not self.kind.rolling and (symbolic or k.shape[AXIS] <= self.capacity):
-            zero = F.zeros((), "int64")
-            starts = F.stack([zero, zero, self._count, zero])
+        fits = not symbolic and k.shape[AXIS] <= self.capacity
+        if (not self.kind.rolling and (symbolic or fits)) or (fits and k.shape[AXIS] == 1):
+            zero, at = F.zeros((), "int64"), self._count
+            at = F.remainder(at, self._window()) if self.kind.rolling else at
+            starts = F.stack([zero, zero, at, zero])
             return (F.dynamic_update_slice(K, k, starts),
                     F.dynamic_update_slice(V, v, starts))
         slots = self._slots(k.shape[AXIS])
@@ -190,12 +195,22 @@ class KVCache:
         K, V = self._storage.K, self._storage.V
         if self._storage.newest != int(self._count):
             K, V = K.copy(), V.copy()
+        if K.place != HOST:
+            return self._write_there(K, V, k, v)
         slots = self._slots(k.shape[AXIS]).array
         first = k.shape[AXIS] - slots.size
         for held, new in ((K, k), (V, v)):
             held[:, :, slots] = OPERATORS["__getitem__"](new, (slice(None), slice(None),
                                                                slice(first, None)))
         return K, V
+
+    def _write_there(self, K: Tensor, V: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """On a GPU: only the new entries move, where nobody but the storage has its memory."""
+        shared = K is self._storage.K
+        made = _append(K, V, self._count, k, v, kind=self.kind)
+        if shared:
+            self._storage.K, self._storage.V = made
+        return made
 
     def prune(self, last: int | None = None, keep: Any = None) -> KVCache:
         """A cache with fewer entries: the most recent `last`, or those at the positions `keep`.
@@ -273,12 +288,24 @@ def _unflatten(data: tuple, children: Sequence[Any]) -> KVCache:
 register_tree(KVCache, _flatten, _unflatten)
 
 
+@jit(donate=("K", "V"), static=("kind",), name="append")
+def _append(K: Tensor, V: Tensor, count: Tensor, k: Tensor, v: Tensor, *, kind: KVCacheType
+            ) -> tuple[Tensor, Tensor]:
+    """Keys and values with further entries, in the memory of those before."""
+    return KVCache(kind, CacheStorage(K, V, None), count)._written(k, v)
+
+
 # --- in a graph -------------------------------------------------------------------------------
 def _gathered(held: Tensor, slots: Tensor, rest: int) -> Tensor:
     """The entries in these slots in front, zeros behind them."""
-    front = F.take(held, slots, axis=AXIS)
+    front = F.take(held, _beside(slots, held), axis=AXIS)
     shape = (*held.shape[:AXIS], rest, *held.shape[AXIS + 1:])
-    return F.concatenate([front, F.zeros(shape, held.type)], axis=AXIS)
+    return F.concatenate([front, _beside(F.zeros(shape, held.type), held)], axis=AXIS)
+
+
+def _beside(x: Tensor, held: Tensor) -> Tensor:
+    """x, made on the host, where a tensor lies."""
+    return x if isinstance(x, Tracer) or held.place == HOST else to(x, held.device)
 
 
 def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -> Tensor:
@@ -288,6 +315,9 @@ def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -
     causal: query i sees the entries up to its own, count - S + i.
     """
     q = as_tensor(q)
+    if not cache.is_traced and isinstance(cache, KVCache) and mask is None and (
+            cache._storage.K.place != HOST):
+        return _attend_there(q, cache, causal=causal, **options)  # one program for all lengths
     if not cache.is_traced:
         return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, **options))
     if mask is not None:
@@ -297,6 +327,11 @@ def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -
     seen = _seen(cache, q.shape[-2], causal)
     return _merged(attention(q, cache._storage.K, cache._storage.V, causal=False, mask=seen,
                              **options))
+
+
+@jit(name="attention")
+def _attend_there(q: Tensor, cache: KVCache, *, causal: bool, **options: Any) -> Tensor:
+    return attend(q, cache, causal=causal, mask=None, **options)
 
 
 def _merged(y: Tensor) -> Tensor:

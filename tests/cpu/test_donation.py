@@ -88,6 +88,12 @@ def test_what_was_donated_is_used_up(use: str, place: str, rng: np.random.Genera
     (lambda x: x @ ts.ones((3, 3)), False),
     (lambda x: (x @ ts.ones((3, 3)), ts.softmax(x)), False),  # read again after the matmul
     (lambda x: x + ts.sum(x, 0), True),
+    (lambda x: ts.dynamic_update_slice(x, ts.ones((1, 3)), (2, 0)), True),
+    (lambda x: ts.dynamic_update_slice(ts.dynamic_update_slice(
+        x, ts.ones((1, 3)), (2, 0)), 2.0 * x[:1, :2], (1, 1)), None),
+    (lambda x: (ts.dynamic_update_slice(x, ts.ones((1, 3)), (2, 0)), x), False),
+    (lambda x: (ts.dynamic_update_slice(x, ts.ones((1, 3)), (2, 0)),
+                ts.dynamic_update_slice(x, ts.ones((1, 3)), (0, 0))), None),
     (lambda x: (y := x + 1.0, ts.sum(y * x)), None)])
 def test_only_what_nothing_reads_is_overwritten(fn: Any, takes: bool | None,
                                                 rng: np.random.Generator) -> None:

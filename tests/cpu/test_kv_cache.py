@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
 from tessera import KVCache, bf16, f32, rolling_window
 from tolerance import assert_close
 
@@ -311,3 +314,65 @@ class TestPlacement:
             with pytest.raises(ts.UnsupportedTargetError):
                 with ts.device(name):
                     pass
+
+
+# --- on a GPU -----------------------------------------------------------------------------------
+@pytest.mark.usefixtures("gpu", "apart")
+class TestOnGpu:
+    def decoded(self, rng, step, kind, place, count, more=1):
+        cache, out = ts.to(kind(2, 3, 8, 4), place), []
+        for _ in range(count):
+            q, (k, v) = entries(rng, more)[0], entries(rng, more)
+            y, cache = step(*(ts.tensor(x).to(place) for x in (q, k, v)), cache)
+            assert y.device == cache.K.device
+            out.append(y.array)
+        return cache, out
+
+    @pytest.mark.parametrize("more", [1, 3])
+    @pytest.mark.parametrize("rolling", [False, True])
+    @pytest.mark.parametrize("how", ["eager", "jit", "donated"])
+    def test_decoding_there_is_decoding_here(self, how, rolling, more):
+        def step(q, k, v, cache):
+            cache = cache.append(k, v)
+            return ts.flash_attention(q, cache), cache
+
+        wrap = {"eager": lambda f: f, "jit": ts.jit, "donated": ts.jit(donate="cache")}[how]
+        kind = KIND @ rolling_window if rolling else KIND
+        count = (11 if rolling else 8) // more
+        made = [self.decoded(np.random.default_rng(3), wrap(step), kind, place, count, more)
+                for place in ("cpu", "cuda")]
+        for a, b in zip(made[1][1], made[0][1], strict=True):
+            assert_close(a, b, n=8)
+        there, here = made[1][0], made[0][0]
+        assert there.length == here.length and (there.K.array == here.K.array).all()
+
+    @pytest.mark.parametrize("how", ["eager", "donated"])
+    def test_an_append_moves_the_new_entries_alone(self, how, rng, driver):
+        def grown(cache, k):
+            return cache.append(k, k)
+
+        step = grown if how == "eager" else ts.jit(grown, donate="cache")
+        cache = ts.to(ts.kv_cache((2, 3, 9, 4)), "cuda")  # a shape of this test's own
+        k = ts.tensor(entries(rng, 1)[0]).cuda()
+        old = cache
+        for _ in range(3):
+            cache = step(cache, k)
+        pointers = cache._storage.K.memory.pointer, cache._storage.V.memory.pointer
+        made = len(driver.memory)
+        cache = step(step(cache, k), k)
+        assert pointers == (cache._storage.K.memory.pointer, cache._storage.V.memory.pointer)
+        assert all(m is None or len(m) < cache._storage.K.nbytes
+                   for m in list(driver.memory.values())[made:])
+        assert (cache.K.array == np.concatenate([k.array] * 5, axis=2)).all()
+        if how == "eager":
+            assert old.length == 0 and old.append(k, k).length == 1
+            assert cache.length == 5 and (cache.V.array == cache.K.array).all()
+
+    def test_older_handles_keep_their_entries(self, rng):
+        k, v = (ts.tensor(x).cuda() for x in entries(rng, 2))
+        start = ts.to(ts.kv_cache((2, 3, 8, 4)), "cuda").append(k, k)
+        one, other = start.append(k, k), start.append(v, v)
+        assert (one.K.array[:, :, 2:] == k.array).all()
+        assert (other.K.array[:, :, 2:] == v.array).all() and start.length == 2
+        grown = ts.jit(lambda c, k: c.append(k, k))(start, k)  # not donated: start is as it was
+        assert grown.length == 4 and (start.K.array == k.array).all()

@@ -52,7 +52,7 @@ class DeviceExecutable:
                  donated: Sequence[int] = ()):
         self.graph, self.device, self._capture = graph, device(index), capture
         self.donated = tuple(donated)  # inputs whose memory results may take
-        self.program = CudaProgram(graph, self.device.target)
+        self.program = CudaProgram(graph, self.device.target, self.donated)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
 
@@ -122,6 +122,7 @@ class Workspace:
         self.host_calls = HostCalls(on)
         self.timed = self._steps(DEFAULT)
         self.steps = [s.run for s in self.timed]
+        self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
 
@@ -266,6 +267,17 @@ class Workspace:
         self._bind_own(name)
         self._load(name, x)
 
+    def _give_up(self, name: str, x: Tensor, donated: bool) -> None:
+        """An input that is written over: in its own memory where that is donated and nobody else
+        has it, else in a copy."""
+        if donated and self._free_memory(x) is not None:
+            return
+        b, held = self.program.plan.buffer(name), self.memory[name][1]
+        memory = Resident(b.shape, b.type, self.device.index).memory
+        if memory.nbytes:
+            memory.copy(held)
+        self._bind(name, memory)
+
     def _give_capture(self, name: str, x: Tensor) -> None:
         """A captured tensor: where it lies, else a copy, which is made again after a write."""
         if x.place != HOST:
@@ -314,6 +326,8 @@ class Workspace:
         self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
         for name, x in zip(lowered.inputs, leaves, strict=True):
             self._give(name, x)
+        for name, i in () if self.fixed else lowered.overwritten.items():
+            self._give_up(name, leaves[i], i in self.donated)
         for name, x in lowered.captures.items():
             self._give_capture(name, x)
         for name, a in drawn.items():
@@ -337,13 +351,14 @@ class Workspace:
     def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
         """The first result of a buffer that kernels write takes its memory, others are copied."""
         plan, taken, found = self.program.plan, set[str](), []
-        left = [] if self.fixed else list(donated)
+        over = self.program.lowered.overwritten
+        left = [] if self.fixed else [i for i in donated if i not in over.values()]
         for name in plan.results:
             b, base = plan.buffer(name), plan.base(name)
-            own = (not self.fixed and plan.buffer(base).kind == "result" and base not in taken
-                   and not b.type.dtype.packed)
+            own = (not self.fixed and (plan.buffer(base).kind == "result" or base in over)
+                   and base not in taken and not b.type.dtype.packed)
             taken |= {base} if own else set()
-            given = next((i for i in left if own and may_overwrite(
+            given = next((i for i in left if own and base not in over and may_overwrite(
                 self.program, self.program.lowered.inputs[i], base)), None)
             left = [i for i in left if i != given]
             found.append(ResultBuffer(b, base, own, given))
@@ -357,6 +372,9 @@ class Workspace:
         if r.buffer.type.dtype.packed:
             return None
         memory = None if r.given is None else self._free_memory(leaves[r.given])
+        if r.base in self.program.lowered.overwritten and r.own:
+            return Resident(r.buffer.shape, r.buffer.type, self.device.index,
+                            self.memory[r.base][1])
         made = Resident(r.buffer.shape, r.buffer.type, self.device.index, memory)
         if r.own:
             self._bind(r.base, made.memory)

@@ -53,6 +53,7 @@ class LoweredGraph:
     constants: by buffer.  captures: tensors of the surrounding program, read at each call.
     draws: what the host computes at each call, and `drawn` the buffers that take it.
     names: of the values, those of their buffers where they have one.
+    overwritten: by buffer, the donated inputs that are written over.
     """
 
     def __init__(self, builder: _KernelSchedule, plan: GraphSchedule, draws: Draws):
@@ -65,17 +66,21 @@ class LoweredGraph:
         self.inputs = tuple(names[v] for v in self.graph.inputs)
         self.captures: dict[str, Tensor] = {names[v]: t for v, t in self.graph.captures}
         self.drawn = tuple(names[v] for v in draws.values)
+        self.overwritten = {names[v]: self.graph.inputs.index(v) for v in self.memory.overwritten}
 
 
-def lower(graph: Graph, target: Target) -> LoweredGraph:
-    """The Schedule IR of a graph for a GPU. Raises UnsupportedTargetError, with op and line, where
-    something has no kernel."""
+def lower(graph: Graph, target: Target, donated: Sequence[int] = ()) -> LoweredGraph:
+    """The Schedule IR of a graph for a GPU. donated: inputs that may be written over.
+
+    Raises UnsupportedTargetError, with op and line, where something has no kernel.
+    """
     _need_effects(graph)
     numbered = number(graph)
     prepared, known = prepare(numbered, target.generation)
     rest, draws = split_draws(prepared, known, "random" in graph.effects)
     groups = place_saved(fuse(rest, CUDA), rest)
-    memory = plan_memory(rest, groups, known, CUDA, draws.values)
+    memory = plan_memory(rest, groups, known, CUDA, draws.values,
+                         [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
                               target.generation.group_shared_bytes)
     return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws)

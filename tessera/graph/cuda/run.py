@@ -74,9 +74,10 @@ def _launch(group: ScheduledGroup) -> GroupLaunch | NodeLaunch | LibraryStep | H
 class CudaProgram:
     """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
-    def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET):
+    def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET,
+                 donated: Sequence[int] = ()):
         self.target = parse_target(target)
-        self.lowered: LoweredGraph = lower(graph, self.target)
+        self.lowered: LoweredGraph = lower(graph, self.target, donated)
         self.plan: GraphSchedule = self.lowered.plan
         self.steps = tuple(_launch(s) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)
@@ -119,6 +120,7 @@ class CudaProgram:
     def _host_memory(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         memory = {n: np.ascontiguousarray(a) for n, a in zip(self.lowered.inputs, arrays,
                                                             strict=True)}
+        memory |= {n: memory[n].copy() for n in self.lowered.overwritten}
         memory |= {n: np.ascontiguousarray(t.array) for n, t in self.lowered.captures.items()}
         memory |= self.lowered.constants
         memory |= zip(self.lowered.drawn, self.lowered.draws.run(), strict=True)

@@ -90,7 +90,8 @@ class _Proof:
             if memory.kind != "donated" or self.plan.places[group.outputs[0]].kind != "view":
                 continue
             x = group.inputs[memory.operand]
-            if self.plan.places[self.owner[x]].kind in GIVEN:
+            if self.plan.places[self.owner[x]].kind in GIVEN and (
+                    self.owner[x] not in self.plan.donated):
                 raise self._fault(f"{_name(group)} writes over memory that the graph was given")
             lying = self.lying[self.owner[x]]
             over |= {w: (i, group) for w in lying[:lying.index(group.outputs[0])]}
@@ -147,7 +148,8 @@ class _Proof:
             kind = self.plan.places[owner].kind
             if copied:
                 continue
-            if kind in (*GIVEN, "arena") or owner in seen:
+            given = kind in GIVEN and owner not in self.plan.donated
+            if given or kind == "arena" or owner in seen:
                 whose = "another result" if owner in seen else f"memory of kind {kind!r}"
                 raise self._fault(f"result {self.graph.outputs.index(v)} would leave in {whose}")
             seen.add(owner)

@@ -56,6 +56,8 @@ class MemoryPlan:
     copied: list[bool] = field(default_factory=list)  # per output: whether its memory is shared
     # with an argument, a capture, a constant, another output or among its own elements, so that
     # the caller gets a copy
+    donated: frozenset[Value] = frozenset()  # inputs that the caller gives up
+    overwritten: set[Value] = field(default_factory=set)  # those that something is written over
     arena_bytes: int = 0
     unshared_bytes: int = 0
 
@@ -99,9 +101,10 @@ def numbers(known: dict[Value, np.ndarray]) -> dict[Value, Any]:
 
 
 def plan_memory(graph: Graph, groups: Sequence[FusionGroup], known: dict[Value, np.ndarray],
-                target: ScheduleTarget, drawn: Sequence[Value] = ()) -> MemoryPlan:
+                target: ScheduleTarget, drawn: Sequence[Value] = (),
+                donated: Sequence[Value] = ()) -> MemoryPlan:
     """Places for every value that groups read or write, proved."""
-    plan = MemoryPlan(target, known=known)
+    plan = MemoryPlan(target, known=known, donated=frozenset(donated))
     for v in graph.inputs:
         _own_memory(plan, v, "input")
     for v, _ in graph.captures:
@@ -139,8 +142,9 @@ def _place_outputs(plan: MemoryPlan, group: FusionGroup, i: int, last_read: dict
         _place_view(plan, group.nodes[0])
     elif memory.kind == "donated" and _may_overwrite(plan, group, memory.operand, i, last_read):
         source, v = group.inputs[memory.operand], group.outputs[0]
-        plan.places[v] = ValueStorage("view", source)
-        plan.lying[source].append(v)
+        plan.places[v] = ValueStorage("view", plan.places[source].root)
+        plan.lying[plan.places[source].root].append(v)
+        plan.overwritten |= {plan.places[source].root} & plan.donated
         if plan.target.strides:
             plan.shadows[v] = plan.shadows[source]
     else:
@@ -152,12 +156,14 @@ def _may_overwrite(plan: MemoryPlan, group: FusionGroup, operand: int, i: int,
                    last_read: dict[Value, int]) -> bool:
     """Whether an operand's memory is the graph's own, whole, and read by nobody afterwards."""
     x = group.inputs[operand]
+    root = plan.places[x].root
+    own = plan.places[root].kind == "arena" or root in plan.donated
     return (
-        plan.places[x].kind == "arena"
+        own and (root is x or root in plan.donated)
         and x.aval == group.outputs[0].aval
         and group.inputs.count(x) == 1
-        and all(last_read.get(v, -1) <= i for v in plan.lying[x])
-        and not any(plan.places[v].root is x for v in group.inputs if v is not x)
+        and all(last_read.get(v, -1) <= i for v in plan.lying[root])
+        and not any(plan.places[v].root is root for v in group.inputs if v is not x)
     )
 
 
@@ -189,7 +195,8 @@ def _escape(plan: MemoryPlan, graph: Graph) -> None:
         root = plan.places[v].root
         if plan.places[root].kind == "arena":
             plan.places[root].kind = "fresh"
-        owned = plan.places[root].kind in ("fresh", "dynamic") and root not in seen
+        owned = root not in seen and (plan.places[root].kind in ("fresh", "dynamic")
+                                      or root in plan.overwritten)
         repeats = v in plan.shadows and not plan.shadows[v].flags.writeable
         plan.copied.append(not owned or repeats)
         seen.add(root)
