@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tessera.errors import ArgumentError, did_you_mean
+from tessera.launched import launched_here
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux; elsewhere Python has no affinity to ask for
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+MOST_COMPILE_PROCESSES = 16  # the slowest kernel of a program takes as long as a share of so many
+
+
+def compile_cpus() -> int:
+    """The CPUs for compiling: those of this process, or its share where several were started."""
+    tests = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
+    beside = max(launched_here(), int(tests) if tests.isdigit() else 1, 1)
+    share = (os.cpu_count() or 1) // beside
+    return max(1, min(available_cpus(), share, MOST_COMPILE_PROCESSES))
 
 
 SETTINGS: dict[str, Setting] = {}
@@ -332,6 +344,10 @@ Setting("device", "TESSERA_DEVICE", DEVICE, "auto",
         "gpu: as cuda, and as auto on a machine without one; cpu: on the host alone")
 Setting("cache_dir", "TESSERA_CACHE_DIR", PATH, "~/.cache/tessera", "compiled kernels, tuning")
 Setting("num_threads", "TESSERA_NUM_THREADS", integer(1), available_cpus, "threads of a CPU loop")
+Setting("compile_processes", "TESSERA_COMPILE_PROCESSES", integer(1), compile_cpus,
+        "processes that compile kernels of a function for a GPU side by side; 1: this one does")
+Setting("compile_progress", "TESSERA_COMPILE_PROGRESS", BOOL, True,
+        "a line on stderr when compiling for a GPU takes longer than two seconds")
 Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
 Setting("poison", "TESSERA_POISON", BOOL, False,

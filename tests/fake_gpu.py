@@ -192,7 +192,7 @@ def gpu(driver, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cupyx", fake_cupyx())
     monkeypatch.setitem(sys.modules, "cupyx.scipy.linalg", fake_cupy_linalg())
     monkeypatch.setattr(arrays, "_TORCH_TYPES", {})
-    with config.scope(cache_dir=tmp_path):
+    with config.scope(cache_dir=tmp_path, compile_processes=1):
         yield made
 
 

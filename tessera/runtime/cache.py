@@ -145,6 +145,19 @@ class DiskCache:
             self.write(name, entry)
             return entry, False
 
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[bool]:
+        """Whether nobody else makes the entry: then it is this process's (or thread's) to make in
+        the block. It waits for nobody, so several may be held."""
+        with contextlib.ExitStack() as held:
+            mine = True
+            with self._tried():
+                try:
+                    held.enter_context(self._lock(name, fcntl.LOCK_NB))
+                except BlockingIOError:
+                    mine = False
+            yield mine
+
     def clear(self) -> int:
         """Remove every entry; how many there were."""
         with self._opened() as folder:
@@ -186,15 +199,18 @@ class DiskCache:
                 _warn(error.message if isinstance(error, ArgumentError) else str(error))
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
-        """Held by one process (or thread) at a time; a process that dies releases it."""
+    def _lock(self, name: str, how: int = 0) -> Iterator[None]:
+        """Held by one process (or thread) at a time; a process that dies releases it.
+
+        how: LOCK_NB raises BlockingIOError where it would wait.
+        """
         with self._opened() as folder:
             handle = os.open(LOCK + name, os.O_RDWR | os.O_CREAT | _PLAINLY, 0o600, dir_fd=folder)
             with open(handle, "wb", buffering=0):
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise OSError(errno.EINVAL, f"{LOCK}{name} is no regular file")
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX)
+                    fcntl.flock(handle, fcntl.LOCK_EX | how)
                 except OSError as error:
                     if error.errno not in _NO_LOCKS:
                         raise

@@ -24,11 +24,13 @@ SAMPLES = {
     "poison": ("1", True), "f64_arrays": ("f32", "f32"), "seed": ("17", 17),
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
+    "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
 REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
            "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
            "seed": "-1",
-           "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None}
+           "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None,
+           "compile_processes": "0", "compile_progress": "bar"}
 
 
 def test_every_setting_is_sampled_here():
@@ -43,7 +45,25 @@ def test_defaults(fresh_config):
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
         "poison": False, "f64_arrays": "warn", "seed": 0, "comm_timeout": 45,
         "comm": "auto", "rank_output": "all", "rank_logs": None,
+        "compile_processes": config.compile_cpus(), "compile_progress": True,
     }
+
+
+@pytest.mark.parametrize("variable", [
+    "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PYTEST_XDIST_WORKER_COUNT"])
+def test_processes_that_were_started_together_share_the_cpus(monkeypatch, variable):
+    for v in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(v, raising=False)
+    monkeypatch.setattr(config, "available_cpus", lambda: 12)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    got = []
+    for count in ("1", "4", "5", "100"):
+        monkeypatch.setenv(variable, count)
+        got.append(config.compile_cpus())
+    assert got == [12, 3, 2, 1]
+    monkeypatch.setattr(config, "available_cpus", lambda: 2)  # each rank is bound to two
+    monkeypatch.setenv(variable, "4")
+    assert config.compile_cpus() == 2
 
 
 @pytest.mark.parametrize("name", SAMPLES)

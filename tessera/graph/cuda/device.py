@@ -29,7 +29,9 @@ from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import waits
+from .compile_program import CompiledBefore, compile_launches
 from .host_steps import HostCalls, HostStep
+from .kernel_text import GroupKernel
 from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .node_kernels import NodeLaunch
@@ -52,6 +54,7 @@ class DeviceExecutable:
                  donated: Sequence[int] = ()):
         self.graph, self.device, self._capture = graph, device(index), capture
         self.donated = tuple(donated)  # inputs whose memory results may take
+        self.before = CompiledBefore(graph, self.device.target, self.donated)
         self.program = CudaProgram(graph, self.device.target, self.donated)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
@@ -79,8 +82,11 @@ class DeviceExecutable:
                 donated = () if watched else self.donated  # a failing call is run again
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
                                                     watched, donated)
+            first = not space.compiled
             results = run_watched(blamed or self.graph, space, leaves) if watched \
                 else space.run(leaves)
+            if first:
+                self.before.keep()
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
             return results
@@ -113,6 +119,8 @@ class Workspace:
         self.arrays: dict[str, list[tuple[ForeignArray, int]]] = {}
         self.own: dict[str, Any] = {}  # memory for what is copied there
         self.captured: dict[str, HostCopy] = {}
+        self.calls: list[tuple[GroupKernel, list[ForeignArray]]] = []
+        self.compiled = False
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
                                            if b.kind in ("input", "capture", "result")]
         given = {program.base(n) for n in program.plan.results}
@@ -225,6 +233,8 @@ class Workspace:
                                 stream)
         arguments = [self._argument(n, shape, at)
                      for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
+        if not self.compiled:
+            self.calls.append((launch.shared, arguments))
         if stream == DEFAULT:
             return [("kernel", partial(launch.shared, *arguments))]
         return [("kernel", partial(launch.shared.launch, *arguments, stream=stream))]
@@ -335,6 +345,8 @@ class Workspace:
                 self._load(name, a)
         self.drawn.load(drawn)
         made = [self._new_result(r, leaves) for r in self.results]
+        if not self.compiled:
+            self._compile()
         if step_observers:
             run_timed(self.device.index, self.timed)
         elif self.recorded is not None:
@@ -347,6 +359,12 @@ class Workspace:
             if x.place != HOST:
                 x.memory.give_back()
         return out
+
+    def _compile(self) -> None:
+        """Kernels that no process has compiled yet, side by side; the launches find them."""
+        nodes = [s for s in self.program.steps if isinstance(s, NodeLaunch)]
+        compile_launches(self.calls, nodes, lambda name: self._at(name)[0], self.device.index)
+        self.compiled, self.calls = True, []
 
     def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
         """The first result of a buffer that kernels write takes its memory, others are copied."""

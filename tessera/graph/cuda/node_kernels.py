@@ -25,6 +25,7 @@ from ...tile.interpreter.launch import Specialisation, run_grid, scalars_in_grid
 from ...tile.interpreter.memory import Memory
 from ...tile.ir.ir import Function
 from ...tile.ir.types import GlobalTensor, Scalar
+from ...tile.launch.compile_images import WantedImage
 from ...tile.launch.first_call import request_for
 from ...tile.launch.machine_code import image_for
 from ...tile.launch.recipe import LaunchTarget, Recipe
@@ -326,8 +327,13 @@ class NodeLaunch:
 
         return launch
 
-    def _recipe(self, values: list[int], index: int) -> Recipe:
-        """How it is launched on arrays that begin there."""
+    def wanted(self, pointer: Callable[[str], int], index: int) -> WantedImage:
+        """What its launch has to have compiled."""
+        return self._wanted([pointer(b) for _, b, _ in self._tensors()], index)[0]
+
+    def _wanted(self, values: list[int], index: int
+                ) -> tuple[WantedImage, LaunchTarget, tuple[str, ...]]:
+        """For arrays that begin there: what is compiled, where it runs, the arrays' names."""
         made = self.shared
         arrays = {n: Array(at, shape, dense_strides(shape), made.bound.types[n].dtype, index, "",
                            None)
@@ -335,9 +341,14 @@ class NodeLaunch:
         made.bound.place = Placement(index)
         target = LaunchTarget(index, made.work.grid, "", numerics=config.numerics)
         kernel = made.call.kernel
-        image = image_for(made.work.function,
-                          request_for(kernel, made.work, made.bound, arrays, target), kernel.images)
-        return Recipe(image, made.bound, target, tuple(arrays), ())
+        request = request_for(kernel, made.work, made.bound, arrays, target)
+        return WantedImage(made.work.function, request, kernel.images), target, tuple(arrays)
+
+    def _recipe(self, values: list[int], index: int) -> Recipe:
+        """How it is launched on arrays that begin there."""
+        wanted, target, names = self._wanted(values, index)
+        image = image_for(wanted.function, wanted.request, wanted.loaded)
+        return Recipe(image, self.shared.bound, target, names, ())
 
     def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """(parameter, buffer, extents) of each tensor parameter."""

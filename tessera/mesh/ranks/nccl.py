@@ -14,7 +14,6 @@ Where ranks share a GPU, or config.comm says so, arrays go through host memory a
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from tessera import config
 from tessera.errors import ArgumentError, DTypeError, TraceError, UnsupportedTargetError
 from tessera.graph.trace import current_builder
+from tessera.launched import launched_here
 from tessera.numerics import NumericType, as_type
 from tessera.runtime.arrays import Array, current_stream, read_array
 from tessera.runtime.device import check, device, device_count, driver, gpu_id
@@ -39,15 +39,12 @@ from ..partition import balanced
 from ..world import need_world
 from .envelope import Shape, here_in
 from .group import Group, find_mesh, make_group
-from .launcher import launched_size
 from .ledger import agree, call
 
 if TYPE_CHECKING:
     from ..collectives.record import Collective
 
 _ID_BYTES, _GPU_BYTES = 128, 16
-# How launchers say how many processes there are on one machine: Open MPI, MPICH.
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 SUMMED = frozenset({"f64", "f32", "bf16", "f16", "int64", "int32"})
 
 
@@ -99,8 +96,7 @@ def _have_own_gpus() -> bool:
         count = device_count()
     except UnsupportedTargetError:
         return False
-    here = next((int(os.environ[v]) for v in _LOCAL_SIZES if v in os.environ), launched_size())
-    return count >= here
+    return count >= launched_here()
 
 
 def _nccl() -> Any:

@@ -37,6 +37,41 @@ class MachineCode:
 
 
 @dataclass(frozen=True)
+class CompileJob:
+    """What the compilers below Tile IR are given. It is text, so any process can run it.
+
+    file: the name that the source bears, where it also lies.  lines: see compile_kernel.
+    """
+
+    source: str
+    file: str
+    name: str
+    parameters: tuple[Kind, ...]
+    target: Target
+    threads: int
+    min_blocks: int = 1
+    lines: LineMap | None = None
+
+    def run(self) -> MachineCode:
+        """Raises CompileError where Numba or ptxas refuses."""
+        from .numba_gate import compile_source
+
+        ptx = compile_source(self.source, self.file, self.name, self.parameters, self.target,
+                             threads=self.threads, min_blocks=self.min_blocks, lines=self.lines)
+        made = assemble(ptx.text, self.target, lineinfo=True)
+        return MachineCode(ptx.text, made.cubin, self.file, made.kernels[self.name],
+                           tuple(made.warnings))
+
+
+def job_of(source: str, name: str, parameters: Sequence[Kind], target: Target, *, threads: int,
+           min_blocks: int = 1, lines: LineMap | None = None) -> CompileJob:
+    """The job of a source, which is written to its place."""
+    file = str(SOURCES.path / f"{name}-{content_name(source)[:16]}.py")
+    SOURCES.write_text(os.path.basename(file), source)
+    return CompileJob(source, file, name, tuple(parameters), target, threads, min_blocks, lines)
+
+
+@dataclass(frozen=True)
 class Built:
     """A kernel, the text of each level below Tile IR, and what it took."""
 
@@ -65,7 +100,8 @@ def build(source: str, name: str, parameters: Sequence[Kind], target: Target | N
     Raises CompileError where Numba or ptxas refuses, UnsupportedTargetError without what it needs.
     """
     target = _checked(target, name, needs)
-    code = code or _compile(source, name, parameters, target, threads, min_blocks, lines)
+    code = code or job_of(source, name, parameters, target, threads=threads,
+                          min_blocks=min_blocks, lines=lines).run()
     kernel = LoadedKernel(code.cubin, name, parameters, target=target, threads=threads,
                           shared_bytes=shared_bytes, cluster=cluster, dependent=dependent)
     return Built(kernel, source, code.file, code.ptx, target, code.resources, code.warnings)
@@ -78,15 +114,3 @@ def _checked(target: Target | None, name: str, needs: Target) -> Target:
         raise UnsupportedTargetError(f"kernel {name} needs {needs}, it is built for {target}",
                                      hint=f"build it for {needs}")
     return target
-
-
-def _compile(source: str, name: str, parameters: Sequence[Kind], target: Target, threads: int,
-             min_blocks: int, lines: LineMap | None) -> MachineCode:
-    from .numba_gate import compile_source
-
-    file = str(SOURCES.path / f"{name}-{content_name(source)[:16]}.py")
-    SOURCES.write_text(os.path.basename(file), source)
-    ptx = compile_source(source, file, name, parameters, target, threads=threads,
-                         min_blocks=min_blocks, lines=lines)
-    made = assemble(ptx.text, target, lineinfo=True)
-    return MachineCode(ptx.text, made.cubin, file, made.kernels[name], tuple(made.warnings))

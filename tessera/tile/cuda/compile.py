@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.target import Target, parse_target
-from tessera.tile.cuda.build import Built, MachineCode, build
+from tessera.tile.cuda.build import Built, CompileJob, MachineCode, build, job_of
 from tessera.tile.cuda.emit.emitter import ArgumentFacts, Emitted, Emitter, Parameter
 from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
@@ -70,8 +70,14 @@ def compile_function(function: Function, lanes: int, *, schedule: Schedule | Non
     """
     at = _target(target)
     made = emit_kernel(function, lanes, at, facts or ArgumentFacts(), checked, schedule)
+    return build_kernel(made, lanes, at, code)
+
+
+def build_kernel(made: EmittedKernel, lanes: int, target: Target,
+                 code: MachineCode | None = None) -> CompiledKernel:
+    """An emitted kernel built. code: what was made of it before, or elsewhere."""
     emitted = made.emitted
-    built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), at,
+    built = build(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters), target,
                   threads=made.threads, shared_bytes=emitted.shared_bytes, lines=emitted.lines,
                   code=code)
     return CompiledKernel(built, made.function, emitted, lanes, made.threads, made.grid)
@@ -88,6 +94,12 @@ class EmittedKernel:
     emitted: Emitted
     threads: int
     grid: str
+
+    def job(self, target: Target) -> CompileJob:
+        """What is left to do, for any process."""
+        emitted = self.emitted
+        return job_of(emitted.source, emitted.name, tuple(p.abi for p in emitted.parameters),
+                      target, threads=self.threads, lines=emitted.lines)
 
 
 def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentFacts,

@@ -132,16 +132,28 @@ def compile_request(function: Function, request: CompileRequest, image: Image | 
     """tile.cuda's CompiledKernel. image: what was made of it before; then nothing below the source
     is made again."""
     from tessera.tile.cuda.build import MachineCode
-    from tessera.tile.cuda.compile import compile_function
-    from tessera.tile.cuda.emit.emitter import ArgumentFacts
 
     code = None if image is None else MachineCode(
         image.ptx, image.code.cubin, image.file, image.resources, image.warnings)
-    return compile_function(
-        function, request.lanes, schedule=request.schedule, target=request.target,
-        facts=ArgumentFacts(request.divisible, request.aligned, request.shared,
-                            request.watched, request.held),
-        checked=request.checked, code=code)
+    return build_request(emit_request(function, request), request, code)
+
+
+def emit_request(function: Function, request: CompileRequest) -> Any:
+    """tile.cuda's EmittedKernel."""
+    from tessera.tile.cuda.compile import emit_kernel
+    from tessera.tile.cuda.emit.emitter import ArgumentFacts
+
+    facts = ArgumentFacts(request.divisible, request.aligned, request.shared, request.watched,
+                          request.held)
+    return emit_kernel(function, request.lanes, request.target, facts, request.checked,
+                       request.schedule)
+
+
+def build_request(emitted: Any, request: CompileRequest, code: Any = None) -> Any:
+    """tile.cuda's CompiledKernel of an EmittedKernel. code: its MachineCode, where that is made."""
+    from tessera.tile.cuda.compile import build_kernel
+
+    return build_kernel(emitted, request.lanes, request.target, code)
 
 
 # --- the disk ---------------------------------------------------------------------------------

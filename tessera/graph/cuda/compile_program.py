@@ -1,0 +1,73 @@
+"""The machine code of a whole program, before its first call launches anything.
+
+What a launch has to have compiled depends on where its arrays lie: on alignment, and on whether
+they share memory. So it is asked for with the memory of the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from ... import config
+from ...kernels.routine import ForeignArray
+from ...runtime.arrays import overlap
+from ...runtime.cache import CacheEntry, DiskCache, content_name
+from ...runtime.target import Target
+from ...tile.launch.compile_images import WantedImage, compile_images
+from ...tile.launch.machine_code import fingerprint
+from ...tile.launch.precompile import wanted_image
+from ...tile.launch.repeated_call import ALIGNMENT_BYTES
+from ..ir import Graph
+from .kernel_text import GroupKernel
+from .node_kernels import NodeLaunch
+
+PROGRAMS = DiskCache("programs")
+FEW = 8  # nodes: a graph of fewer has a kernel or two
+
+
+class CompiledBefore:
+    """Whether some process compiled all kernels of a graph: then they are on the disk. Otherwise
+    the processes that compile start now, while the graph is lowered."""
+
+    def __init__(self, graph: Graph, target: Target, donated: Sequence[int]):
+        self._graph, self._target, self._donated = graph, target, donated
+        self._kept = True
+        if len(graph.nodes) >= FEW and config.compile_processes > 1:
+            self._kept = PROGRAMS.read(self._name()) is not None
+        if not self._kept:
+            from ...tile.cuda import compile_processes
+
+            compile_processes.start()
+
+    def _name(self) -> str:
+        settings = f"{self._target} {self._donated} {config.numerics} {config.debug}"
+        return content_name(self._graph.hash, settings, fingerprint())
+
+    def keep(self) -> None:
+        """They are on the disk now."""
+        if not self._kept:
+            PROGRAMS.write(self._name(), CacheEntry({"graph": self._graph.name}))
+            self._kept = True
+
+
+def compile_launches(calls: Sequence[tuple[GroupKernel, Sequence[ForeignArray]]],
+                     nodes: Sequence[NodeLaunch], pointer: Callable[[str], int],
+                     index: int) -> None:
+    """Compiles, side by side, what these calls and nodes on a GPU will launch. pointer: where a
+    buffer lies in the call under way."""
+    compile_images([*_of_groups(calls), *(n.wanted(pointer, index) for n in nodes)])
+
+
+def _of_groups(calls: Sequence[tuple[GroupKernel, Sequence[ForeignArray]]]
+               ) -> Iterator[WantedImage]:
+    seen = set()
+    for kernel, arrays in calls:
+        places = tuple(a.pointer % ALIGNMENT_BYTES for a in arrays)
+        shared = overlap([(a.pointer, prod(a.shape) * a.dtype.numpy.itemsize) for a in arrays])
+        if (id(kernel), places, shared) not in seen:
+            seen.add((id(kernel), places, shared))
+            yield wanted_image(kernel, kernel.bind(tuple(arrays), {}))
+
+
+__all__ = ["CompiledBefore", "compile_launches"]

@@ -1,0 +1,33 @@
+"""How a launcher, mpirun, started this process: read from the environment, before MPI starts."""
+
+from __future__ import annotations
+
+import os
+
+# How launchers tell a process how many there are, how many on its machine, and which it is:
+# Open MPI, MPICH.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def _numbers(names: tuple[str, ...]) -> list[int]:
+    return [int(text) for v in names if (text := os.environ.get(v, "")).isdigit()]
+
+
+def launched_size() -> int:
+    """How many processes a launcher started, 1 without one."""
+    return max(_numbers(_SIZES), default=1)
+
+
+def launched_here() -> int:
+    """How many of them are on this machine, all where the launcher does not say."""
+    return next(iter(_numbers(_LOCAL_SIZES)), launched_size())
+
+
+def launched_rank() -> int:
+    """The rank that a launcher gave this process."""
+    return next(iter(_numbers(_RANKS)), 0)
+
+
+__all__ = ["launched_here", "launched_rank", "launched_size"]

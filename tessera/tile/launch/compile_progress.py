@@ -1,0 +1,66 @@
+"""The line on stderr that says how far compiling is, when it takes long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tessera import config
+from tessera.launched import launched_rank
+
+AFTER_S = 2.0
+
+
+class CompileProgress:
+    """How many of the kernels of a program are compiled: nothing in the first two seconds, then a
+    line that changes on a terminal, and one when it is over elsewhere. Rank 0 alone says it."""
+
+    def __init__(self, total: int, processes: int):
+        self.total, self.processes = total, processes
+        self.done = 0
+        self._begun = time.perf_counter()
+        self._shown = ""
+        self._on = config.compile_progress and not launched_rank() and sys.stderr is not None
+        self._terminal = self._on and sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._terminal:
+            self._write("")
+        elif self._seconds() > AFTER_S and kind is None:
+            self._print(f"tessera: {self._text('compiled')}\n")
+
+    def step(self, done: int = 0) -> None:
+        """`done` more are compiled, or some time has gone by."""
+        self.done += done
+        if self._terminal and self._seconds() > AFTER_S:
+            self._write(f"tessera: {self._text('compiling')}")
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _text(self, doing: str) -> str:
+        where = f" in {self.processes} processes" if self.processes > 1 else ""
+        return f"{doing} kernels{where}: {self.done} of {self.total}, {self._seconds():.0f} s"
+
+    def _write(self, text: str) -> None:
+        """In place of the line that is there."""
+        if text != self._shown:
+            self._print("\r" + text + " " * (len(self._shown) - len(text)) + "\r" * (not text))
+            self._shown = text
+
+    def _print(self, text: str) -> None:
+        if self._on:
+            try:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            except (OSError, ValueError):  # closed
+                self._on = self._terminal = False
+
+
+__all__ = ["CompileProgress"]
