@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ..graph.schedule.work import amount
 from ..tile.interpreter.arguments import Bound
 from ..tile.interpreter.launch import extent
 from ..tile.ir.ir import Function
@@ -96,15 +97,6 @@ class Roofline:
                   f"{amount(t.least_bytes, 'B')}, asked for {amount(t.asked_bytes, 'B')}"
                   for t in self.rows]
         return "\n".join(lines + ([f"  fix: {self.fix}"] if self.fix else []))
-
-
-def amount(x: float, unit: str) -> str:
-    """1234567.0 -> '1.23 MB'"""
-    for prefix in ("", "k", "M", "G"):
-        if x < 1000:
-            return f"{x:.3g} {prefix}{unit}"
-        x /= 1000
-    return f"{x:.3g} T{unit}"
 
 
 def roofline(kernel: Kernel, *args: Any, gpu: str | Gpu = DEFAULT, groups: Any = None,

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +56,9 @@ from .trace import Tracer, aval_of, current_builder, evaluate, trace
 from .value_type import ValueType
 from .weak_numbers import number_of, number_type
 
+if TYPE_CHECKING:
+    from .cuda.launch_plan import LaunchPlan
+
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -85,11 +88,11 @@ class _OnGpu:
 hooks.on_gpu.fill(_OnGpu())
 
 
-def _lowered(level: str, traced: TracedSignature) -> str:
-    """A level below the schedule: that of the graph lowered for a GPU, wherever it runs."""
+def _lowered(level: str, traced: TracedSignature, target: str | None = None) -> str:
+    """A level of the graph lowered for a GPU, wherever it runs."""
     from .cuda import text_of
 
-    return text_of(level, traced.graph)
+    return text_of(level, traced.graph, target)
 
 
 # What inspect_ir prints at each level of a graph function.
@@ -449,17 +452,35 @@ class JitFunction:
         return self._last
 
     def inspect_ir(self, level: str = "graph", *args: Any, backward: bool = False,
-                   **kwargs: Any) -> str:
+                   target: str | None = None, **kwargs: Any) -> str:
         """The text of one level for these arguments; of the last call when there are none.
 
-        backward=True: that of the function's gradient. Raises ArgumentError for an unknown level,
-        and UnsupportedTargetError below the schedule where an op has no kernel for GPUs.
+        backward=True: that of the function's gradient. target="sm_90a": as it is lowered for that
+        GPU, which need not be here; the schedule then says of each launch in which form it runs,
+        why, and what it computes and moves. Raises ArgumentError for an unknown level, and
+        UnsupportedTargetError below the schedule where an op has no kernel for GPUs.
         """
         _need_level(level)
+        traced = self._inspected(args, kwargs, backward)
+        if target in (None, "cpu") or level == "graph":
+            return INSPECTORS[level](traced)
+        return _lowered(level, traced, target)
+
+    def schedule(self, *args: Any, backward: bool = False, target: str | None = None,
+                 **kwargs: Any) -> LaunchPlan:
+        """Every launch of the function on a GPU: its form (wgmma, mma, threads, copy, a library)
+        and why, bytes, operations, line. Of the last call when there are no arguments.
+
+        target: as in inspect_ir, by default this machine's GPU, else sm_90a. Raises
+        UnsupportedTargetError where an op has no kernel.
+        """
+        from .cuda import launches_of
+
+        return launches_of(self._inspected(args, kwargs, backward).graph, target)
+
+    def _inspected(self, args: tuple, kwargs: dict[str, Any], backward: bool) -> TracedSignature:
         traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
-        if backward:
-            traced = hooks.gradient.get()(self, traced)
-        return INSPECTORS[level](traced)
+        return hooks.gradient.get()(self, traced) if backward else traced
 
     def infer(self, *args: Any, **kwargs: Any) -> Any:
         """Result types without running: `f.infer(Tensor["B", 8, f32])`; symbols flow through."""

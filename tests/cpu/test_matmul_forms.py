@@ -14,7 +14,6 @@ import pytest
 import tessera as ts
 from tessera import Tensor
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.levels import matmul_launches
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -24,9 +23,8 @@ PRODUCTS = "bf16 @accum(f32)"
 
 def forms(fn: Any, *args: Any, target: str) -> Counter:
     """(bits of the operands, form) -> launches that multiply so."""
-    made = CudaProgram(ts.jit(fn).graph(*args), target)
     return Counter((as_type(m.operands[0]).dtype.bits, form)
-                   for m in matmul_launches(made) for form in m.forms)
+                   for m in ts.jit(fn).schedule(*args, target=target).matmuls for form in m.how.all)
 
 
 def narrow_by_others(found: Counter, target: str) -> Counter:

@@ -25,7 +25,6 @@ from models.training import (
     torch_losses,
 )
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.levels import matmul_launches
 from tessera.numerics import as_type
 
 TENSOR_CORES = {"sm_90a": "wgmma", "sm_80": "mma"}
@@ -87,9 +86,8 @@ def test_kernels_compute_the_same(name: str, rng: Any) -> None:
 # --- matmuls of narrow types ----------------------------------------------------------------------
 def forms(fn: Any, *args: Any, target: str) -> Counter:
     """(bits of the operands, form) -> launches that multiply so."""
-    made = CudaProgram(ts.jit(fn).graph(*args), target)
     return Counter((as_type(m.operands[0]).dtype.bits, form)
-                   for m in matmul_launches(made) for form in m.forms)
+                   for m in ts.jit(fn).schedule(*args, target=target).matmuls for form in m.how.all)
 
 
 @pytest.mark.parametrize("target", TENSOR_CORES)

@@ -6,6 +6,7 @@
     lower.py              their Schedule IR
     generate_kernels.py   the text of each group's kernel
     run.py                running them
+    launch_plan.py        what each launch computes and moves, in which form, and why
     levels.py             the text of every level, with op ids
 
 Imported when a level below the graph is asked for, or a function runs on a GPU.
@@ -14,8 +15,10 @@ Imported when a level below the graph is asked for, or a function runs on a GPU.
 from __future__ import annotations
 
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, PlannedBuffer, ScheduledGroup
-from .levels import LEVELS, program_of, text_of
+from .launch_plan import LaunchPlan, PlannedLaunch
+from .levels import LEVELS, launches_of, program_of, text_of
 from .run import CudaProgram
 
-__all__ = ["LEVELS", "CudaProgram", "GraphSchedule", "GroupOperand", "GroupStep", "PlannedBuffer",
-           "ScheduledGroup", "program_of", "text_of"]
+__all__ = ["LEVELS", "CudaProgram", "GraphSchedule", "GroupOperand", "GroupStep", "LaunchPlan",
+           "PlannedBuffer", "PlannedLaunch", "ScheduledGroup", "launches_of", "program_of",
+           "text_of"]

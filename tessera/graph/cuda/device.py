@@ -32,6 +32,7 @@ from ..schedule.offload import waits
 from .compile_program import CompiledBefore, compile_launches
 from .host_steps import HostCalls, HostStep
 from .kernel_text import GroupKernel
+from .launch_plan import annotated
 from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .node_kernels import NodeLaunch
@@ -64,8 +65,8 @@ class DeviceExecutable:
         return self
 
     def describe(self) -> str:
-        """The Schedule IR."""
-        return str(self.program.plan)
+        """The Schedule IR, with what each launch computes and moves, and how."""
+        return "\n".join(line.text for line in annotated(self.program))
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Host arrays in and out."""

@@ -15,13 +15,13 @@ from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.ir.ir import Function, walk
 from ...tile.ir.printing import print_ir
-from ...tile.ir.types import GlobalTensor
-from ...tile.launch.machine_code import CompileRequest, image_for
+from ...tile.launch.machine_code import image_for
 from ..ir import Graph
 from .kernel_text import Origin, mark
+from .launch_forms import emitted_of, request_of
+from .launch_plan import LaunchPlan, annotated, plan_of
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
-from .target import ANCHORS
 
 _programs: weakref.WeakKeyDictionary[Graph, dict[Target, CudaProgram]] = weakref.WeakKeyDictionary()
 
@@ -52,8 +52,9 @@ def target_named(target: str | None) -> Target:
 
 # --- schedule ---------------------------------------------------------------------------------
 def schedule_lines(program: CudaProgram) -> list[LevelLine]:
-    """The Schedule IR; a line of a group belongs to the step that it shows."""
-    return [LevelLine(line.text, line.ops, line.at) for line in program.plan.lines()]
+    """The Schedule IR with what each launch computes and moves, and how; a line of a group belongs
+    to the step that it shows."""
+    return [LevelLine(line.text, line.ops, line.at) for line in annotated(program)]
 
 
 # --- tile -------------------------------------------------------------------------------------
@@ -95,53 +96,6 @@ def _shown(launch: GroupLaunch | NodeLaunch, origin: Origin) -> str:
 
 
 # --- target -----------------------------------------------------------------------------------
-def request_of(launch: GroupLaunch | NodeLaunch, target: Target) -> CompileRequest:
-    """What the compiler may know: extents by 16, and arrays that begin where allocators put them.
-    """
-    function = launch.kernel.function()
-    tensors = [p for p in function.params if isinstance(p.type, GlobalTensor)]
-    extents = {str(d): n for p, (_, shape) in zip(tensors, launch.arguments, strict=True)
-               for d, n in zip(p.type.dims, shape, strict=True)}  # type: ignore[union-attr]
-    divisible = {d for d, n in extents.items() if n % 16 == 0 and not d.isdigit()}
-    return CompileRequest(launch.lanes, launch.group.schedule, target, frozenset(divisible),
-                          frozenset(p.value.name for p in tensors))
-
-
-def emitted_of(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
-    """The source that a kernel becomes, without compiling it."""
-    from ...tile.cuda.compile import emit_kernel
-    from ...tile.cuda.emit.emitter import ArgumentFacts
-
-    r, function = request_of(launch, target), launch.kernel.function()
-    facts = ArgumentFacts(r.divisible, r.aligned)
-    return emit_kernel(function, r.lanes, target, facts, schedule=r.schedule).emitted
-
-
-@dataclass(frozen=True)
-class MatmulLaunch:
-    """A launch that multiplies matrices. group: its name in the schedule.  operands: the types of
-    both.  forms: what computes it: wgmma | mma | threads; attention has more than one matmul."""
-
-    group: str
-    kind: str
-    operands: tuple[str, str]
-    forms: tuple[str, ...]
-
-
-def matmul_launches(program: CudaProgram) -> list[MatmulLaunch]:
-    """Every launch of a program that multiplies matrices, as its target computes it."""
-    out = []
-    for launch in program.launches:
-        group = launch.group
-        if group.kind not in (*ANCHORS.values(), "launch"):
-            continue
-        forms = emitted_of(launch, program.target).matmul_forms
-        if forms:
-            a, b = (str(o.type.dtype) for o in group.reads[:2])
-            out.append(MatmulLaunch(group.name, group.kind, (a, b), forms))
-    return out
-
-
 def target_lines(program: CudaProgram) -> list[LevelLine]:
     """The emitted Numba-CUDA source of each group, below what was decided."""
     out: list[LevelLine] = []
@@ -199,6 +153,11 @@ def text_of(level: str, graph: Graph, target: str | None = None) -> str:
     return "\n".join(line.text for line in LEVELS[level](program_of(graph, target)))
 
 
+def launches_of(graph: Graph, target: str | None = None) -> LaunchPlan:
+    """Every launch of a graph, lowered for GPUs: form, reason, work."""
+    return plan_of(program_of(graph, target))
+
+
 # --- ids --------------------------------------------------------------------------------------
 def tile_ids(function: Function, launch: GroupLaunch | NodeLaunch) -> dict[int, tuple[str, ...]]:
     """Ids of the graph's ops for every op of a kernel's Tile IR, by its position."""
@@ -209,5 +168,5 @@ def tile_ids(function: Function, launch: GroupLaunch | NodeLaunch) -> dict[int, 
     return found
 
 
-__all__ = ["LEVELS", "LevelLine", "MatmulLaunch", "compiled_of", "emitted_of", "matmul_launches",
-           "program_of", "request_of", "target_named", "text_of", "tile_ids"]
+__all__ = ["LEVELS", "LevelLine", "compiled_of", "launches_of", "program_of", "target_named",
+           "text_of", "tile_ids"]

@@ -73,4 +73,13 @@ def _moved(group: ScheduledGroup) -> int | None:
     return prod(group.space) if group.kind == "move" else None
 
 
-__all__ = ["LaunchWork", "operand_bytes", "part_of", "read_bytes", "written_bytes"]
+def amount(x: float, unit: str) -> str:
+    """1234567.0 -> '1.23 MB'"""
+    for prefix in ("", "k", "M", "G"):
+        if x < 1000:
+            return f"{x:.3g} {prefix}{unit}"
+        x /= 1000
+    return f"{x:.3g} T{unit}"
+
+
+__all__ = ["LaunchWork", "amount", "operand_bytes", "part_of", "read_bytes", "written_bytes"]

@@ -87,13 +87,14 @@ def build_kernel(made: EmittedKernel, lanes: int, target: Target,
 class EmittedKernel:
     """The form that a function takes on a target: its Tile IR after lowering, and its source.
 
-    threads: of a block.  grid: as in CompiledKernel.
+    threads: of a block.  grid: as in CompiledKernel.  refusal: why it is not warp-specialised.
     """
 
     function: Function
     emitted: Emitted
     threads: int
     grid: str
+    refusal: Refusal | None = None
 
     def job(self, target: Target) -> CompileJob:
         """What is left to do, for any process."""
@@ -113,7 +114,7 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
         return EmittedKernel(program.function, emitted, program.threads, "persistent")
     lowered, emitted = emit(function, lanes, target, facts, checked, schedule)
     emitted = replace(emitted, notes=(*emitted.notes, f"not warp-specialised: {made.reason}"))
-    return EmittedKernel(lowered, emitted, lanes, "groups")
+    return EmittedKernel(lowered, emitted, lanes, "groups", made)
 
 
 def _target(target: Target | str | None) -> Target:

@@ -166,14 +166,15 @@ class WarpSpecialisedProgram:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a function does not take this form."""
+    """Why a function does not take this form. extents: those that the reason speaks of, by name."""
 
     reason: str
+    extents: tuple[str, ...] = ()
 
 
 class Refused(Exception):
     """Raised inside the passes; `lower_warp_specialised` returns its Refusal."""
 
-    def __init__(self, reason: str):
+    def __init__(self, reason: str, *extents: str):
         super().__init__(reason)
-        self.refusal = Refusal(reason)
+        self.refusal = Refusal(reason, extents)

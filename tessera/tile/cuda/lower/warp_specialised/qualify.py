@@ -108,7 +108,8 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
     if x.name not in aligned:
         raise Refused(f"{x.name} may not start at a multiple of {copies.alignment_bytes} bytes")
     if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * copies.alignment_bytes):
-        raise Refused(f"rows of {x.name} may not be multiples of {copies.alignment_bytes} bytes")
+        raise Refused(f"rows of {x.name} may not be multiples of {copies.alignment_bytes} bytes",
+                      str(tensor.dims[-1]))
     row_bytes = x.shape[1] * dtype.bits // 8
     if row_bytes not in (32, 64) and row_bytes % PANEL_BYTES:
         raise Refused(f"a tile of {x.name} has rows of {row_bytes} bytes")
