@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera import Tensor, UnsupportedTargetError, f32
+from tessera.graph.cuda.launch_work import SORTS
+from tessera.graph.cuda.lower import MAKERS
+from tessera.tile.cuda.lower.warp_specialised.program import Refusal
 from tessera.tile.tuning.gpus import gpu
 
 BF16 = "bf16 @accum(f32)"
@@ -75,6 +79,28 @@ class TestForms:
         (launch,) = ts.jit(ts.exp).schedule(ts.zeros((64, 33)), target="sm_90a").launches
         assert (launch.form, launch.reason) == ("refused", "no such instruction")
 
+    def test_the_worst_of_a_kernels_matmuls_names_its_form(self, monkeypatch):
+        from tessera.tile.cuda import compile
+
+        emitted = SimpleNamespace(matmul_forms=("wgmma", "mma"))
+        monkeypatch.setattr(compile, "emit_kernel", lambda *a, **k: SimpleNamespace(
+            emitted=emitted, refusal=Refusal("one of them")))
+        (launch,) = ts.jit(ts.exp).schedule(ts.zeros((64, 34)), target="sm_90a").launches
+        assert (launch.form, launch.reason) == ("mma", "one of them")
+        assert launch.how.all == ("wgmma", "mma")
+
+    def test_what_the_host_does(self):
+        def f(x):
+            ts.debug.print("{}", x)
+            return ts.exp(x)
+
+        plan = ts.jit(f).schedule(ts.zeros((8, 4)), target="sm_90a")
+        (host,) = (x for x in plan.launches if x.form == "host")
+        assert host.work.read_bytes == 4 * 32 and host.reason.startswith("the host, ")
+
+    def test_every_kind_of_group_has_its_sort(self):
+        assert set(MAKERS) - {"view", "empty", "offload", "fetch", "launch"} == set(SORTS)
+
     def test_a_kernel_of_the_user(self):
         @ts.kernel
         def twice(x: Tensor["n", f32], y: Tensor["n", f32]):
@@ -121,7 +147,8 @@ class TestWork:
         plan = ts.jit(step).schedule(p, state, ts.zeros((128, 128)), target="sm_90a")
         found = {(x.work.kind, x.work.part) for x in plan.launches}
         assert {("matmul", "forward"), ("matmul", "backward")} <= found
-        assert any(part == "optimizer" for _, part in found)
+        assert {kind for kind, part in found if part == "optimizer"} <= {"optimizer", "matmul"}
+        assert ("optimizer", "optimizer") in found
 
     def test_the_summary(self):
         x = ts.zeros((512, 512), BF16)

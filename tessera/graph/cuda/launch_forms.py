@@ -3,6 +3,7 @@
     wgmma | mma | threads      what multiplies in a kernel, as the compiler decided for the target
     copy                       elements are moved, nothing is computed
     library:cuFFT              a vendor's library
+    host                       what the host does with values of the call
     refused                    the compiler does not take the kernel: the reason is its error
 
 The decision and its reason are the compiler's own record of the kernel, emitted for the extents of
@@ -19,6 +20,7 @@ from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest
 from ..schedule.ir import Transfer
+from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .node_kernels import NodeLaunch
 
@@ -83,6 +85,8 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
             callee = step.callee
             found.append(LaunchForm(f"library:{callee.record.name}",
                                     f"{callee.node.op.name} is called through CuPy"))
+        elif isinstance(step, HostStep):
+            found.append(LaunchForm("host", str(step.group.attr("calls"))))
         elif step.group.kind == "move":
             found.append(LaunchForm("copy", "; ".join(step.group.schedule.notes)))
         else:
