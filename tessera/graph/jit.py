@@ -30,6 +30,7 @@ from .decorator import Decorator
 from .devices import target_of
 from .donation import check_donated, use_up
 from .execute import Executable
+from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
 from .op import GraphOp
@@ -86,23 +87,6 @@ class _OnGpu:
 
 
 hooks.on_gpu.fill(_OnGpu())
-
-
-def _lowered(level: str, traced: TracedSignature, target: str | None = None) -> str:
-    """A level of the graph lowered for a GPU, wherever it runs."""
-    from .cuda import text_of
-
-    return text_of(level, traced.graph, target)
-
-
-# What inspect_ir prints at each level of a graph function.
-INSPECTORS: dict[str, Callable[[TracedSignature], str]] = {
-    "graph": lambda traced: str(traced.graph) if traced.layouts is None else (
-        f"{traced.graph}\n{traced.program}"),
-    "schedule": lambda traced: traced.executable.compiled.describe(),
-    **{level: functools.partial(_lowered, level) for level in ("tile", "target", "ptx", "sass")},
-}
-LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
 
 
 class TracedSignature:
@@ -460,11 +444,8 @@ class JitFunction:
         why, and what it computes and moves. Raises ArgumentError for an unknown level, and
         UnsupportedTargetError below the schedule where an op has no kernel for GPUs.
         """
-        _need_level(level)
-        traced = self._inspected(args, kwargs, backward)
-        if target in (None, "cpu") or level == "graph":
-            return INSPECTORS[level](traced)
-        return _lowered(level, traced, target)
+        need_level(level)
+        return level_text(level, self._inspected(args, kwargs, backward), target)
 
     def schedule(self, *args: Any, backward: bool = False, target: str | None = None,
                  **kwargs: Any) -> LaunchPlan:
@@ -474,9 +455,7 @@ class JitFunction:
         target: as in inspect_ir, by default this machine's GPU, else sm_90a. Raises
         UnsupportedTargetError where an op has no kernel.
         """
-        from .cuda import launches_of
-
-        return launches_of(self._inspected(args, kwargs, backward).graph, target)
+        return launch_plan(self._inspected(args, kwargs, backward).graph, target)
 
     def _inspected(self, args: tuple, kwargs: dict[str, Any], backward: bool) -> TracedSignature:
         traced = self.traced(*args, **kwargs) if args or kwargs else self._last_traced()
@@ -550,13 +529,6 @@ def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Te
         behind = bool(found) and found[-1][1].scale is x
         found.append((found[-1][0] + ".scale" if behind else next(it), x))
     return found
-
-
-def _need_level(level: str) -> None:
-    if level in INSPECTORS:
-        return
-    raise ArgumentError(f"there is no level {level!r}: levels are {', '.join(LEVELS)}",
-                        hint=did_you_mean(str(level), LEVELS), code="E_LEVEL")
 
 
 def need_target(target: str) -> str:
