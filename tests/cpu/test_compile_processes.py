@@ -186,8 +186,15 @@ def test_an_interrupted_build_ends_them(pool, monkeypatch):
     assert compile_images(wanted := wanted_of(100, 200)) == 2 and all(w.loaded for w in wanted)
 
 
-def test_what_another_program_compiles_is_left_to_it(pool, monkeypatch):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_another_program_compiles_is_left_to_it(tmp_path, monkeypatch, processes):
     """Nothing is made twice, and nobody waits for it before its own work is done."""
+    with config.scope(cache_dir=tmp_path, compile_processes=processes):
+        _left_to_another(monkeypatch)
+        compile_processes.close()
+
+
+def _left_to_another(monkeypatch):
     theirs, ours = wanted_of(100, 200)
     name = theirs.request.key(theirs.function)
     order = []

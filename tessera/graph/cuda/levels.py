@@ -15,6 +15,7 @@ from ...runtime.device import device, has_gpu
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tile.ir.ir import Function, walk
 from ...tile.ir.printing import print_ir
+from ...tile.launch.compile_images import WantedImage, compile_images
 from ...tile.launch.machine_code import image_for
 from ..ir import Graph
 from .kernel_text import Origin, mark
@@ -129,6 +130,8 @@ def sass_lines(program: CudaProgram) -> list[LevelLine]:
 
 
 def _compiled(program: CudaProgram, read: Callable[[Any], str]) -> Iterator[LevelLine]:
+    compile_images(WantedImage(launch.kernel.function(), request_of(launch, program.target), {})
+                   for launch in program.launches)
     for launch in program.launches:
         made = compiled_of(launch, program.target)
         name = launch.group.name

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tessera.runtime.cache import CacheEntry
 from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.launch import machine_code
 from tessera.tile.launch.compile_progress import CompileProgress
@@ -51,6 +52,14 @@ class _Missing:
         nodes = [n for n in walk(self.wanted[0].function.body) if isinstance(n, Op)]
         return sum(n.name == "matmul" for n in nodes), len(nodes)
 
+    def keep(self, entry: CacheEntry, compiled: Any = None) -> None:
+        """compiled: of the first that wants it, None where it was on the disk."""
+        for w in self.wanted:
+            image = machine_code.from_entry(entry, w.function, w.request, compiled is None)
+            if compiled is not None and w.function is self.wanted[0].function:
+                image.__dict__["compiled"] = compiled
+            w.loaded[w.key] = image
+
 
 def compile_images(wanted: Iterable[WantedImage]) -> int:
     """Puts the images of many kernels where their launches look for them; how many were compiled.
@@ -85,8 +94,21 @@ def _from_disk(wanted: Iterable[WantedImage]) -> list[_Missing]:
 
 
 def _compile_here(missing: Sequence[_Missing], progress: CompileProgress) -> None:
-    """One after another in this process; or by another, that is waited for."""
+    """One after another in this process; then those are waited for that others are at."""
+    theirs = []
     for m in missing:
+        with IMAGES.claimed(m.name) as mine:
+            if not mine:
+                theirs.append(m)
+                continue
+            w, compiled, entry = m.wanted[0], None, IMAGES.read(m.name)
+            if entry is None:
+                compiled = machine_code.compile_request(w.function, w.request)
+                entry = machine_code.to_entry(compiled)
+                IMAGES.write(m.name, entry)
+            m.keep(entry, compiled)
+        progress.step(1)
+    for m in theirs:
         for w in m.wanted:
             machine_code.image_for(w.function, w.request, w.loaded)
         progress.step(1)
@@ -117,8 +139,7 @@ class _Build:
             self.left.append(m)
             return
         if (entry := IMAGES.read(m.name)) is not None:  # made while the others were begun
-            self._keep(m, entry, True)
-            return
+            return self._keep(m, entry)
         w = m.wanted[0]
         m.emitted = machine_code.emit_request(w.function, w.request)
         if not self.pool.submit(m, m.emitted.job(w.request.target)):
@@ -133,21 +154,17 @@ class _Build:
             compiled = machine_code.build_request(m.emitted, w.request, code)
             entry = machine_code.to_entry(compiled)
             IMAGES.write(m.name, entry)
-            self._keep(m, entry, False, compiled)
+            self._keep(m, entry, compiled)
         self.progress.step()
+
+    def _keep(self, m: _Missing, entry: CacheEntry, compiled: Any = None) -> None:
+        m.claim.close()
+        m.keep(entry, compiled)
+        self.progress.step(1)
 
     def _leave(self, m: _Missing) -> None:
         m.claim.close()
         self.left.append(m)
-
-    def _keep(self, m: _Missing, entry: Any, cached: bool, compiled: Any = None) -> None:
-        m.claim.close()
-        for w in m.wanted:
-            image = machine_code.from_entry(entry, w.function, w.request, cached)
-            if compiled is not None and w.function is m.wanted[0].function:
-                image.__dict__["compiled"] = compiled
-            w.loaded[w.key] = image
-        self.progress.step(1)
 
 
 __all__ = ["WantedImage", "compile_images"]
