@@ -18,7 +18,7 @@ from ..ops.kernel import KERNEL
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
-from ..schedule.loop_ops import column_sum_axes, loop_space
+from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
 from ..schedule.target import ScheduleTarget, Space
 from . import scatters, sorting
 from .anchors import anchor_frame
@@ -27,9 +27,10 @@ from .host_steps import host_groups
 from .library_steps import library_group
 from .node_kernels import kernel_group
 from .scans import SCANS
-from .spell import COMBINE, is_stored, no_kernel, template
+from .spell import COMBINE, is_light, is_stored, no_kernel, template
 from .strips import STRIP_SUM, strips_of, takes_strips
 
+MAX_READS = 8  # values of the whole space that a group reads
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}
 
@@ -69,6 +70,25 @@ def _has_rows(space: Space, nodes: list[Node]) -> bool:
     rows = (*space[:-1], 1)
     return any(n.op.reduction in COMBINE for n in nodes) or (space != rows and any(
         tuple(v.aval.shape) == rows for n in nodes for v in n.outputs))
+
+
+# --- what readers make again ----------------------------------------------------------------------
+def _repeatable(node: Node) -> bool:
+    """An elementwise op of its operands alone."""
+    return not (node.op.reduction or node.op.makes or node.op.effects) and len(
+        node.outputs) == 1 and loop_space(node) is not None and template(node) is not None
+
+
+def _takes(group: FusionGroup) -> bool:
+    """Loops, rows and sums of strips that read few values of the whole space."""
+    whole = [v for v in group.inputs if extents_of(v) == group.space]
+    if len(whole) > MAX_READS:
+        return False
+    if group.kind == "strips":
+        rest = [n for n in group.nodes if n.op is not STRIP_SUM]
+        return takes_strips(group.space, group.nodes, _has_rows(group.space, rest))
+    folds = [n for n in group.nodes if n.op.reduction]
+    return group.kind == "loop" or group.kind == "rows" and all(map(is_last_axis_reduction, folds))
 
 
 # --- nodes outside of loops -----------------------------------------------------------------------
@@ -192,7 +212,7 @@ def _buffer(group: FusionGroup) -> str:
 
 CUDA = ScheduleTarget(
     name="cuda", loop_space=loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
-    buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, epilogue=anchor_frame,
-    recomputed=lambda node: node.op.name == "cast")
+    buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, epilogue=anchor_frame, light=is_light,
+    recomputed=lambda node: node.op.name == "cast", repeatable=_repeatable, takes=_takes)
 
 __all__ = ["CUDA", "indexed_kind"]

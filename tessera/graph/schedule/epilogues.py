@@ -37,13 +37,14 @@ class _Joiner:
         return [g for g in out if id(g) not in self.gone]
 
     def cut(self, group: FusionGroup) -> list[FusionGroup]:
-        """Rows and sums of strips behind an anchor in two: what can run on its result, and the
-        rest."""
-        if group.kind not in ("rows", "strips"):
+        """What is behind an anchor in two: what can run on its result without keeping a matmul
+        waiting, and the rest. A loop stays whole where more than 16 bits would lie between."""
+        heavy = group.kind == "loop" and not all(map(self.target.light, group.nodes))
+        if group.kind not in ("rows", "strips") and not heavy:
             return [group]
         for v in group.inputs:
-            front = _front(group, v)
-            if not front:
+            front, bits = _front(group, v, self.target)
+            if not front or heavy and bits > 16:
                 continue
             head = FusionGroup("loop", group.space, front)
             head.connect(self.count)
@@ -51,7 +52,7 @@ class _Joiner:
                 rest = [n for n in group.nodes if n not in front]
                 tail = FusionGroup(group.kind, group.space, rest)
                 tail.connect(self.count)
-                return [head, tail]
+                return [head, *self.cut(tail)]
         return [group]
 
     def source(self, loop: FusionGroup) -> list[FusionGroup] | None:
@@ -83,13 +84,13 @@ def join_epilogues(groups: list[FusionGroup], count: Count, target: ScheduleTarg
     return _Joiner(groups, count, target).run()
 
 
-def _front(group: FusionGroup, v: Value) -> list[Node]:
-    """Elementwise nodes that need nothing of the group but v, as many as leave one value to the
-    others; that value as narrow as possible."""
+def _front(group: FusionGroup, v: Value, target: ScheduleTarget) -> tuple[list[Node], int]:
+    """Light elementwise nodes that need nothing of the group but v, as many as leave one value to
+    the others; that value as narrow as possible. And its bits."""
     have, nodes = {v}, list[Node]()
     for n in group.nodes:
         whole = not n.op.reduction and extents_of(n.outputs[0]) == group.space
-        if whole and have.intersection(n.inputs) and have.issuperset(
+        if whole and target.light(n) and have.intersection(n.inputs) and have.issuperset(
                 set(n.inputs) - set(group.inputs)):
             nodes.append(n)
             have.update(n.outputs)
@@ -101,7 +102,7 @@ def _front(group: FusionGroup, v: Value) -> list[Node]:
         if len(left) == 1 and not any(v in n.inputs for n in rest):
             bits = left.pop().aval.dtype.bits
             best = min(best or (bits, front), (bits, front), key=lambda b: b[0])
-    return best[1] if best is not None else []
+    return (best[1], best[0]) if best is not None else ([], 0)
 
 
 # --- small values that are made again -----------------------------------------------------------

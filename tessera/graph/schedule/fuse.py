@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 
 from ..ir import Graph, Node, Value, node_effects, uses
 from ..simplify import KEEP_EFFECTS
+from .boundaries import narrow_boundaries
 from .epilogues import join_epilogues, recompute_small
 from .groups import FusionGroup
 from .loop_ops import column_sum_axes
@@ -193,7 +194,8 @@ def fuse(graph: Graph, target: ScheduleTarget) -> list[FusionGroup]:
     for group in groups:
         if not group.writes_all:
             group.connect(count)
-    return recompute_small(join_epilogues(groups, count, target), count, target)
+    joined = join_epilogues(narrow_boundaries(groups, count, target), count, target)
+    return recompute_small(joined, count, target)
 
 
 def _groups_of(entry: _Entry, target: ScheduleTarget) -> list[FusionGroup]:

@@ -26,6 +26,10 @@ def never(node: Node) -> bool:
     return False
 
 
+def takes_nothing(group: FusionGroup) -> bool:
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class ScheduleTarget:
     """Fusion asks:
@@ -37,8 +41,11 @@ class ScheduleTarget:
                  its own is such a node
     epilogue     the axes along which a loop over a space can take an anchor's result from
                  registers; None when it cannot
+    light        whether a node behind an anchor takes next to nothing: no matmul waits for it
     recomputed   whether a node is computed again by each reader that repeats its result along an
                  axis, instead of being written and read
+    repeatable   whether a reader may do a node again where this saves bytes (boundaries.py)
+    takes        whether a group can run with the nodes it has, some of which are new before its own
 
     Planning asks:
 
@@ -59,7 +66,10 @@ class ScheduleTarget:
     align_bytes: int
     strides: bool
     epilogue: Callable[[Node, Space], Frame | None] = no_epilogue
+    light: Callable[[Node], bool] = never
     recomputed: Callable[[Node], bool] = never
+    repeatable: Callable[[Node], bool] = never
+    takes: Callable[[FusionGroup], bool] = takes_nothing
 
 
 __all__ = ["ScheduleTarget", "Space"]

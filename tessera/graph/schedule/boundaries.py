@@ -1,0 +1,222 @@
+"""What lies in memory between groups: the values from which readers make theirs again, where these
+are fewer bytes, by a third at least: a longer life of other values has its price too.
+
+    pre = bf16(x @ w); y = gelu(pre)          # one group, and in the backward pass another:
+    dx = dy * gelu'(pre)
+
+Fusion puts gelu'(pre) into the first group, because its operand is there, and 4 bytes an element
+would be written and read. Of all sets of values from which the readers can make it with elementwise
+ops, the one of the fewest bytes is kept instead: pre, of 2 bytes. It is a minimum cut of the ops
+that lead to the value (Ford and Fulkerson 1956, doi:10.4153/CJM-1956-045-5), where a value weighs
+the bytes that would be written and read of it. Values that lie in memory anyway weigh no write;
+the sums of a matmul do not lie there, if what follows can take them from registers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import Node, Value, value_bytes
+from .groups import FusionGroup
+from .loop_axes import extents_of
+from .target import ScheduleTarget
+
+LEAST_BYTES = 1 << 20  # a value of less is written and read in a microsecond
+MOST_OPS = 32  # that a reader does again
+MOST_NODES = 96  # of a group: see fuse.MAX_OPS
+
+Count = dict[Value, int]  # how often each value is read, results of the graph included
+
+
+def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleTarget
+                      ) -> list[FusionGroup]:
+    """The groups with fewer bytes between them, in the same order. count is kept up to date."""
+    readers: dict[Value, list[FusionGroup]] = {}
+    for g in groups:
+        for v in g.inputs:
+            readers.setdefault(v, []).append(g)
+    fleeting = _fleeting(groups)
+    for group in groups:
+        for v in list(group.outputs):
+            if value_bytes(v) >= LEAST_BYTES and not group.writes_all:
+                _Boundary(group, v, readers, count, target, fleeting).narrow()
+    return groups
+
+
+def _fleeting(groups: Sequence[FusionGroup]) -> set[Value]:
+    """Results of anchors, and views of them."""
+    found: set[Value] = set()
+    for g in groups:
+        if g.anchor is not None or g.kind == "view" and found.intersection(g.inputs):
+            found.update(g.outputs)
+    return found
+
+
+@dataclass
+class _Boundary:
+    """A value that a group writes and others read."""
+
+    group: FusionGroup
+    value: Value
+    readers: dict[Value, list[FusionGroup]]
+    count: Count
+    target: ScheduleTarget
+    fleeting: set[Value]
+
+    def narrow(self) -> None:
+        readers = self.readers.get(self.value, [])
+        if not readers or self.group in readers:
+            return
+        read = sum(r.reads(self.value) for r in readers)
+        if self.count[self.value] != read + self.group.reads(self.value):
+            return  # a result of the graph
+        if any(r.space != self.group.space or r.anchor is not None for r in readers):
+            return
+        cone = self.cone()
+        if not cone:
+            return
+        again = self.cut(cone)
+        if not again or len(again) > MOST_OPS:
+            return
+        made = [self.with_nodes(r, again) for r in readers]
+        if all(self.target.takes(g) and len(g.nodes) <= MOST_NODES for g, _ in made):
+            self.replace(readers, made)
+
+    # --- which values to keep -----------------------------------------------------------------
+    def cone(self) -> list[Node]:
+        """The elementwise nodes of the group that lead to the value, in order."""
+        wanted, found = {self.value}, []
+        for n in reversed(self.group.nodes):
+            if wanted.intersection(n.outputs) and self.again(n):
+                found.append(n)
+                wanted.update(n.inputs)
+        return found[::-1]
+
+    def again(self, n: Node) -> bool:
+        return self.target.repeatable(n) and extents_of(n.outputs[0]) == self.group.space
+
+    def weight(self, v: Value) -> int:
+        """Bytes written and read if the readers take v from memory."""
+        stored = v is not self.value and v not in self.fleeting and (
+            v in self.group.inputs or v in self.group.outputs)
+        more = sum(v not in r.inputs or v is self.value for r in self.readers[self.value])
+        return value_bytes(v) * (more + (not stored))
+
+    def cut(self, cone: Sequence[Node]) -> list[Node]:
+        """The nodes behind the lightest cut, in order; none where the value itself is lightest."""
+        flow = _Flow()
+        made = {n.outputs[0] for n in cone}
+        seen: set[Value] = set()
+        for n in cone:
+            for v in (*n.inputs, n.outputs[0]):
+                if v not in seen:
+                    seen.add(v)
+                    flow.edge((v, "in"), (v, "out"), self.weight(v))
+                    if v not in made:
+                        flow.edge("source", (v, "in"), None)
+            for v in n.inputs:
+                flow.edge((v, "out"), (n.outputs[0], "in"), None)
+        behind = flow.behind_cut("source", (self.value, "out"))
+        kept = {v for v in seen if (v, "out") in behind and (v, "in") not in behind}
+        if 3 * sum(map(self.weight, kept)) > 2 * self.weight(self.value):
+            return []
+        return [n for n in cone if (n.outputs[0], "in") in behind]
+
+    # --- the groups with it -------------------------------------------------------------------
+    def with_nodes(self, reader: FusionGroup, again: Sequence[Node]
+                   ) -> tuple[FusionGroup, list[Node]]:
+        """A reader that makes the value itself, and the nodes that are new in it."""
+        own: dict[Value, Value] = {}
+        new = []
+        for n in again:
+            out = Value(n.outputs[0].aval)
+            new.append(Node(n.op, tuple(own.get(v, v) for v in n.inputs), n.attrs, (out,), n.where))
+            own[n.outputs[0]] = out
+        mine = own[self.value]
+        rest = [n if self.value not in n.inputs else
+                Node(n.op, tuple(mine if v is self.value else v for v in n.inputs), n.attrs,
+                     n.outputs, n.where) for n in reader.nodes]
+        made = FusionGroup(reader.kind, reader.space, [*new, *rest])
+        inside = {v for n in made.nodes for v in n.outputs}
+        made.inputs = list(dict.fromkeys(v for n in made.nodes for v in n.inputs
+                                         if v not in inside))
+        made.outputs = list(reader.outputs)
+        return made, new
+
+    def replace(self, readers: Sequence[FusionGroup],
+                made: Sequence[tuple[FusionGroup, list[Node]]]) -> None:
+        for reader, (group, new) in zip(list(readers), made, strict=True):
+            self.count[self.value] -= reader.reads(self.value)
+            for v in reader.inputs:
+                self.readers[v].remove(reader)
+            reader.nodes, reader.inputs = group.nodes, group.inputs
+            for v in reader.inputs:
+                self.readers.setdefault(v, []).append(reader)
+            for n in new:
+                for v in n.inputs:
+                    self.count[v] = self.count.get(v, 0) + 1
+            for n in new:
+                self.count[n.outputs[0]] = reader.reads(n.outputs[0])
+        self.prune()
+
+    def prune(self) -> None:
+        """Without nodes that nothing reads any more."""
+        g = self.group
+        for n in reversed(list(g.nodes)):
+            if not any(self.count.get(v, 0) for v in n.outputs):
+                g.nodes.remove(n)
+                for v in n.inputs:
+                    self.count[v] -= 1
+        before = set(g.inputs)
+        g.connect(self.count)
+        for v in before.difference(g.inputs):
+            self.readers[v].remove(g)
+
+
+class _Flow:
+    """A network with capacities; None is without bound. Maximum flow by shortest paths."""
+
+    def __init__(self) -> None:
+        self.left: dict[object, dict[object, int]] = {}
+
+    def edge(self, a: object, b: object, capacity: int | None) -> None:
+        self.left.setdefault(a, {})[b] = UNBOUNDED if capacity is None else capacity
+        self.left.setdefault(b, {}).setdefault(a, 0)
+
+    def behind_cut(self, source: object, sink: object) -> set[object]:
+        """What lies behind the minimum cut that is nearest to the sink."""
+        while sink in (before := self._search(source)):
+            path, b = [], sink
+            while b != source:
+                path.append((before[b], b))
+                b = before[b]
+            most = min(self.left[a][b] for a, b in path)
+            for a, b in path:
+                self.left[a][b] -= most
+                self.left[b][a] += most
+        found, ahead = {sink}, [sink]
+        while ahead:
+            b = ahead.pop()
+            for a in self.left[b]:
+                if self.left[a][b] > 0 and a not in found:
+                    found.add(a)
+                    ahead.append(a)
+        return found
+
+    def _search(self, source: object) -> dict[object, object]:
+        before: dict[object, object] = {source: source}
+        ahead = deque([source])
+        while ahead:
+            a = ahead.popleft()
+            for b, room in self.left[a].items():
+                if room > 0 and b not in before:
+                    before[b] = a
+                    ahead.append(b)
+        return before
+
+
+UNBOUNDED = 1 << 62
+
+__all__ = ["narrow_boundaries"]

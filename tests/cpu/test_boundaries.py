@@ -1,0 +1,95 @@
+"""What lies in memory between kernels: the fewest bytes from which readers make their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.runtime.target import parse_target
+from tolerance import assert_close
+
+TARGET = parse_target("sm_90a")
+R, C = 1024, 520  # more than a megabyte of two bytes each
+
+
+def _lowered(fn: Callable, *xs: ts.Tensor) -> CudaProgram:
+    return CudaProgram(ts.jit(fn).graph(*xs), TARGET)
+
+
+def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
+    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
+
+
+def _kept(groups: tuple[ScheduledGroup, ...]) -> list[str]:
+    """Types of the large values that groups write."""
+    return [w.type.dtype.name for g in groups for w in g.writes if len(w.shape) > 1
+            and w.shape[-1] == C and w.shape[0] == R]
+
+
+def _layer(x: Any, w: Any, v: Any) -> Any:
+    """Of bf16 operands, with a function between two products."""
+    pre = ts.cast(x @ w, "bf16")
+    return ts.cast(ts.cast(ts.gelu(ts.cast(pre, "f32")), "bf16") @ v, "f32")
+
+
+def test_of_a_function_its_operand_is_kept_and_not_its_derivative(rng: np.random.Generator
+                                                                  ) -> None:
+    def step(x: Any, w: Any, v: Any) -> Any:
+        return ts.grad(lambda *a: ts.sum(_layer(*a)), argnums=(1, 2))(x, w, v)
+
+    x = _drawn(rng, R, 16, dtype="bf16")
+    w, v = _drawn(rng, 16, C, dtype="bf16"), _drawn(rng, C, 16, dtype="bf16")
+    program = _lowered(step, x, w, v)
+    assert set(_kept(program.plan.groups)) == {"bf16"}
+    for g in program.plan.groups:
+        if g.kind == "gemm":  # no matmul waits for a gelu
+            assert {s.op for s in g.steps} <= {"product", "cast"}
+    for got, want in zip(program.run([x, w, v]), ts.jit(step)(x, w, v), strict=True):
+        assert_close(got, want, "bf16", n=R)
+
+
+def test_a_norm_is_made_again_from_its_operand_and_two_numbers_a_row(rng: np.random.Generator
+                                                                     ) -> None:
+    def step(x: Any, g: Any, w: Any) -> Any:
+        def loss(x: Any, g: Any) -> Any:
+            h = ts.cast(ts.layernorm(x * 2.0, g, g), "bf16")
+            return ts.sum(ts.cast(h @ w, "f32") ** 2)
+
+        return ts.grad(loss, argnums=(0, 1))(x, g)
+
+    x, g = _drawn(rng, R, C), _drawn(rng, C)
+    w = _drawn(rng, C, 16, dtype="bf16")
+    program = _lowered(step, x, g, w)
+    # the norm for the product, the gradient of it, the result: no normalised f32 rows
+    assert sorted(_kept(program.plan.groups)) == ["bf16", "bf16", "f32"]
+    for got, want in zip(program.run([x, g, w]), ts.jit(step)(x, g, w), strict=True):
+        assert_close(got, want, "bf16", n=C)
+
+
+def test_what_saves_less_than_a_third_stays(rng: np.random.Generator) -> None:
+    """x, y (f32) would be read instead of their sum, which is read once."""
+    def both(x: Any, y: Any, w: Any) -> Any:
+        s = x + y
+        m = ts.sum(s, axis=0)  # a sum of all rows, for which the rest waits
+        return s * m
+
+    x, y = _drawn(rng, R, C), _drawn(rng, R, C)
+    groups = _lowered(both, x, y, x).plan.groups
+    assert sum(len([r for r in g.reads if r.shape[0] == R]) for g in groups) == 3
+
+
+def test_a_result_of_the_function_is_written(rng: np.random.Generator) -> None:
+    def two(x: Any, w: Any) -> Any:
+        y = ts.cast(x, "f32") * 2.0
+        return y, ts.cast(ts.cast(y, "bf16") @ w, "f32"), ts.sum(y, axis=0)
+
+    x, w = _drawn(rng, R, C, dtype="bf16"), _drawn(rng, C, 8, dtype="bf16")
+    program = _lowered(two, x, w)
+    got = program.run([x, w])
+    assert_close(got[0], 2 * np.asarray(ts.cast(x, "f32"), np.float64), "f32")
+    assert_close(got[2], 2 * np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "f32", n=R)
