@@ -119,7 +119,7 @@ def add_generation(change: Callable[[Generation], Generation] = lambda g: g) -> 
     assert hopper.warpgroup_matmul is not None
     form = replace(
         hopper.warpgroup_matmul, operands={"bf16": hopper.warpgroup_matmul.operands["bf16"]},
-        registers={1: None, 2: (40, 208)}, most_registers={1: 255, 2: 208})
+        registers={1: None, 2: (40, 208)}, most_registers={1: (255, 255), 2: (40, 208)})
     return register(change(replace(
         hopper, target="sm_91a", name="Pretended", shared_bytes=132 << 10,
         group_shared_bytes=99 << 10, warpgroup_matmul=form)))

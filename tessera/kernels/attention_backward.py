@@ -1,9 +1,12 @@
 """Attention's gradient without scores in memory: weights are made again from what forward saved.
 
-Two kernels and no atomics: one for the cotangents of keys and values, which runs over queries, one
-for those of queries, which runs over keys. lse holds each query's log2 of its sum of exp2(scores);
-delta the sum over a row of result times cotangent, which is sum_t p_t dp_t.
-Weights and their cotangents are rounded to the type of the operands in front of their products.
+Two kernels and no atomics, so that two runs give the same bits: one for the cotangents of keys and
+values, which runs over queries, one for those of queries, which runs over keys. Seven products
+instead of the five that sums in order of arrival would need. The first works on transposed scores,
+K Q' and V G': their weights are the first operand of the products that they feed, from registers.
+lse holds each query's log2 of its sum of exp2(scores); delta the sum over a row of result times
+cotangent, which is sum_t p_t dp_t. Weights and their cotangents are rounded to the type of the
+operands in front of their products.
 Dao 2023, arXiv:2307.08691, algorithm 2.
 """
 
@@ -19,63 +22,69 @@ from ..tile.kernel.decorator import kernel
 LOG2E = math.log2(math.e)
 
 
-@kernel
-def weights(q, k, m0, n0, lse, ahead, keys, scale, causal, BM, BN):
-    """exp2(scores - lse) of queries [m0:m0+BM] and keys [n0:n0+BN]; 0 where a key is not seen.
-
-    ahead: keys before the first query's own.  keys: how many there are
-    """
-    s = tile.dot(q, k.T) * (scale * LOG2E)
-    rows, columns = tile.arange(0, BM) + m0 + ahead, tile.arange(0, BN) + n0
-    p = tile.exp2(s - lse[:, None])
-    p = tile.where(columns[None, :] < keys, p, 0.0)
-    return tile.where(columns[None, :] <= rows[:, None], p, 0.0) if causal else p
-
-
-@kernel(grid=lambda T, C, BN: (-(-T // BN), C))
+@kernel(grid=lambda T, C, BM: (-(-T // BM), C))
 def attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                    G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
-                   delta: Tensor["B", "S", f32], dK: Tensor["C", "T", "D", f32],
-                   dV: Tensor["C", "T", "E", f32], scale: f32, group=1, BM=64, BN=64, causal=False):
-    """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group."""
-    n0, c = tile.group_id(0) * BN, tile.group_id(1)
-    k, v = tile.load(K[c, n0:n0+BN, :]), tile.load(V[c, n0:n0+BN, :])
-    dk, dv = tile.zeros((BN, D)), tile.zeros((BN, E))
+                   delta: Tensor["B", "S", f32], dK: Tensor["C", "T", "D"],
+                   dV: Tensor["C", "T", "E"], scale: f32, group=1, BM=128, BN=64, causal=False):
+    """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
+
+    BM: keys of a block.  BN: queries of an iteration
+    """
+    k0, c = tile.group_id(0) * BM, tile.group_id(1)
+    k, v = tile.load(K[c, k0:k0+BM, :]), tile.load(V[c, k0:k0+BM, :])
+    dk, dv = tile.zeros((BM, D)), tile.zeros((BM, E))
     for h in range(c * group, c * group + group):
-        for m0 in range(max(0, n0 - (T - S)) // BM * BM if causal else 0, S, BM):
-            q, g = tile.load(Q[h, m0:m0+BM, :]), tile.load(G[h, m0:m0+BM, :])
-            p = weights(q, k, m0, n0, tile.load(lse[h, m0:m0+BM]), T - S, T, scale, causal, BM, BN)
-            ds = p * (tile.dot(g, v.T) - tile.load(delta[h, m0:m0+BM])[:, None])
-            dv = tile.dot(tile.cast(p, G.dtype).T, g, dv)
-            dk = tile.dot(tile.cast(ds, Q.dtype).T, q, dk)
-    dK[c, n0:n0+BN, :] = dk * scale
-    dV[c, n0:n0+BN, :] = dv
+        for q0 in range(max(0, k0 - (T - S)) // BN * BN if causal else 0, S, BN):
+            q, g = tile.load(Q[h, q0:q0+BN, :]), tile.load(G[h, q0:q0+BN, :])
+            s, dp = tile.dot(k, q.T), tile.dot(v, g.T)
+            s = tile.causal_mask(s, q0 + (T - S), k0, keys=0) if causal else s
+            p = tile.exp2(s * (scale * LOG2E) - tile.load(lse[h, q0:q0+BN])[None, :])
+            dv = tile.dot(tile.cast(p, G.dtype), g, dv)
+            ds = p * (dp - tile.load(delta[h, q0:q0+BN])[None, :])
+            dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
+    dK[c, k0:k0+BM, :] = dk * scale
+    dV[c, k0:k0+BM, :] = dv
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
                       G: Tensor["B", "S", "E"], lse: Tensor["B", "S", f32],
-                      delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D", f32], scale: f32,
-                      group=1, BM=64, BN=64, causal=False):
-    """dQ = scale dS K, over the keys that a query sees."""
-    m0, h = tile.group_id(0) * BM, tile.group_id(1)
-    q, g = tile.load(Q[h, m0:m0+BM, :]), tile.load(G[h, m0:m0+BM, :])
-    sums, own = tile.load(lse[h, m0:m0+BM]), tile.load(delta[h, m0:m0+BM])
+                      delta: Tensor["B", "S", f32], dQ: Tensor["B", "S", "D"], scale: f32,
+                      group=1, BM=128, BN=64, causal=False):
+    """dQ = scale dS K, over the keys that a query sees.
+
+    BM: queries of a block.  BN: keys of an iteration
+    """
+    q0, h = tile.group_id(0) * BM, tile.group_id(1)
+    q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
+    sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
     dq = tile.zeros((BM, D))
-    for n0 in range(0, min(T, m0 + BM + T - S) if causal else T, BN):
-        k, v = tile.load(K[h // group, n0:n0+BN, :]), tile.load(V[h // group, n0:n0+BN, :])
-        p = weights(q, k, m0, n0, sums, T - S, T, scale, causal, BM, BN)
-        ds = p * (tile.dot(g, v.T) - own[:, None])
+    for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
+        k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
+        s, dp = tile.dot(q, k.T), tile.dot(g, v.T)
+        s = tile.causal_mask(s, q0 + (T - S), k0) if causal else s
+        p = tile.exp2(s * (scale * LOG2E) - sums[:, None])
+        ds = p * (dp - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
-    dQ[h, m0:m0+BM, :] = dq * scale
+    dQ[h, q0:q0+BM, :] = dq * scale
 
 
-def backward_block(dtype: DType, width: int) -> tuple[int, int]:
-    """Queries and keys of a block: four operands of them lie in shared memory, two sums in
-    registers."""
+def keys_block(dtype: DType, width: int) -> dict[str, int]:
+    """Keys of a block and queries of an iteration: four operands of them lie in shared memory, two
+    sums in registers."""
     if dtype.bits > 16:
-        return 32, 32
-    return (64, 64) if width <= 128 else (32, 64)
+        return {"BM": 32, "BN": 32}
+    if width > 128:
+        return {"BM": 64, "BN": 32 if width <= 192 else 16}
+    return {"BM": 128, "BN": 64}
 
 
-__all__ = ["attention_keys", "attention_queries", "backward_block"]
+def queries_block(dtype: DType, width: int) -> dict[str, int]:
+    """Queries of a block and keys of an iteration: one sum in registers."""
+    if dtype.bits > 16:
+        return {"BM": 32, "BN": 32}
+    return {"BM": 128, "BN": 64} if width <= 128 else {"BM": 64, "BN": 32}
+
+
+__all__ = ["attention_keys", "attention_queries", "keys_block", "queries_block"]

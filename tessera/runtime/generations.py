@@ -63,7 +63,8 @@ class PipelineDefaults:
     """What a warp-specialised kernel gets where its schedule leaves a knob open; measured.
 
     stages: of a ring in a loop with one matmul, with several.
-    other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries.
+    other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries; and
+        the fewest with which tiles that leave no more are tried.
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;
         and where tiles take different numbers of iterations.
     shared_l2_bytes: of the tensors that concurrent tiles share.
@@ -72,7 +73,7 @@ class PipelineDefaults:
     """
 
     stages: tuple[int, int]
-    other_registers: int
+    other_registers: tuple[int, int]
     pinned_sixteenths: tuple[int, int]
     shared_l2_bytes: int
     uneven_strip: int
@@ -86,7 +87,8 @@ class WarpgroupMatmul:
     operands: by the format of a tensor.  rows, most_columns, column_step: of one instruction's
     result.  step_bytes: of the contracted axis.
     registers: by the number of consumer warpgroups, those of a thread of the producer and of a
-        consumer (setmaxnreg); None: as launched.  most_registers: of a consumer's thread.
+        consumer (setmaxnreg); None: as launched.  most_registers: the same where tiles need all
+        that a consumer's thread can have.
     """
 
     operands: Mapping[str, MatmulOperand] = field(hash=False)
@@ -95,7 +97,7 @@ class WarpgroupMatmul:
     column_step: int
     step_bytes: int
     registers: Mapping[int, tuple[int, int] | None] = field(hash=False)
-    most_registers: Mapping[int, int] = field(hash=False)
+    most_registers: Mapping[int, tuple[int, int]] = field(hash=False)
     copies: TensorCopies
     defaults: PipelineDefaults
 
@@ -183,10 +185,10 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     rows=64, most_columns=256, column_step=8, step_bytes=32,
     # 65536 in all, in steps of 8 (PTX ISA 9.7.19 setmaxnreg). One consumer has 255 without asking.
     registers={1: None, 2: (40, 232), 3: (32, 160)},
-    most_registers={1: 255, 2: 232, 3: 160},
+    most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160)},
     copies=TensorCopies(),
     defaults=PipelineDefaults(
-        stages=(4, 2), other_registers=32,
+        stages=(4, 2), other_registers=(32, 24),
         # Three sixteenths where tiles are of different length: 1 % more of causal attention (H200,
         # 2026-11-21, benchmarks/kernels.py attention).
         pinned_sixteenths=(4, 3),

@@ -11,6 +11,12 @@ import hopper_programs as kernels
 import tessera as ts
 from ptx_harness import require_compiler
 from tessera import bf16, config, f16, f32, fp8_e4m3, i8, i32, tf32
+from tessera.kernels.attention_backward import (
+    attention_keys,
+    attention_queries,
+    keys_block,
+    queries_block,
+)
 from tessera.runtime.ptxas import find_tool, sass_counts
 from tessera.runtime.target import parse_target
 from tessera.tile.cuda.build import Built, build
@@ -21,7 +27,8 @@ from tessera.tile.ir.schedule import Schedule
 
 require_compiler()
 TARGET = parse_target("sm_90a")
-FACTS = ArgumentFacts(divisible=frozenset("MNKSDBH"), aligned=frozenset("ABCQKVXWYR") | {"bias"})
+FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCQKVXWYRG") | {
+    "bias", "lse", "delta", "dQ", "dK", "dV"})
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +109,24 @@ def exponentials_beside_the_matmul(sass: str) -> list[int]:
         elif inside is not None:
             inside += "MUFU.EX2" in line
     return found
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("kernel, results, matmuls", [(attention_keys, 2, 4),
+                                                      (attention_queries, 1, 3)],
+                         ids=["keys", "queries"])
+def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal):
+    x, r = ones(bf16, 4, 512, D), ones(f32, 4, 512)
+    block = (keys_block if results == 2 else queries_block)(bf16, D)
+    program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1,
+                                       causal=causal, **block)
+    assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
+    assert built.resources.stack_bytes <= 8  # a word of predicates, once a tile
+    assert program.pipeline.overlap and "load_tile" not in emitted.source
+    found = counts(built)
+    loops = 2 + (causal and results == 2)  # on the diagonal, where all see all, at the edge
+    assert total(found, "LDL") <= 3 and total(found, "HGMMA") % (loops + 1) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -9,7 +9,12 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ...kernels.attention_backward import attention_keys, attention_queries, backward_block
+from ...kernels.attention_backward import (
+    attention_keys,
+    attention_queries,
+    keys_block,
+    queries_block,
+)
 from ...numerics import as_type
 from ...tensor import Tensor
 from .. import functions as F
@@ -34,10 +39,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
     sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = F.zeros(Q.shape), F.zeros(K.shape), F.zeros(V.shape)
-    m, n = backward_block(q.dtype, max(D, E))
-    common: dict[str, Any] = {"group": heads // keys, "BM": m, "BN": n, "causal": causal}
-    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **common)
-    attention_queries(Q, K, V, G, *sums, dQ, scale, **common)
+    common: dict[str, Any] = {"group": heads // keys, "causal": causal}
+    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(q.dtype, max(D, E)), **common)
+    attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(q.dtype, max(D, E)), **common)
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
 

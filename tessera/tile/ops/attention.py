@@ -27,17 +27,24 @@ def _causal_rule(types: Any, attrs: Any) -> TileType:
     return t
 
 
-def _causal_lower(t: OpTracer, scores: Any, q0: Any, k0: Any) -> Any:
-    return t.ir.emit("causal_mask", [t.ir.value_of(scores), q0, k0])
+def _causal_lower(t: OpTracer, scores: Any, q0: Any, k0: Any, *, keys: Any = 1) -> Any:
+    axis = t.ir.constant_int(keys, "keys")
+    if axis not in (0, 1):
+        t.fail(f"causal_mask: keys={axis}, and scores have axes 0 and 1",
+               "keys=1: along the columns; keys=0: down the rows")
+    args = [t.ir.value_of(scores), q0, k0]
+    return t.ir.emit("causal_mask", args) if axis else t.ir.emit("causal_mask", args, keys=0)
 
 
-@declare(rule=_causal_rule, lower=_causal_lower, edges=edge_rules.same, layouts="same",
-         pointwise=True)
-def causal_mask(scores: Any, q0: Any, k0: Any) -> Any:
-    """scores with -inf where k0 + column > q0 + row."""
-    rows = np.arange(scores.shape[1])[None, :, None] + np.reshape(q0, (-1, 1, 1))
-    cols = np.arange(scores.shape[2])[None, None, :] + np.reshape(k0, (-1, 1, 1))
-    return np.where(cols > rows, scores.dtype.type(-np.inf), scores)
+@declare(rule=_causal_rule, attrs=("keys",), lower=_causal_lower, edges=edge_rules.same,
+         layouts="same", pointwise=True)
+def causal_mask(scores: Any, q0: Any, k0: Any, keys: Any = 1) -> Any:
+    """scores with -inf where k0 + column > q0 + row; keys=0: where k0 + row > q0 + column, of
+    scores that have their keys down the rows."""
+    first = np.arange(scores.shape[1])[None, :, None] + np.reshape(q0 if keys else k0, (-1, 1, 1))
+    second = np.arange(scores.shape[2])[None, None, :] + np.reshape(k0 if keys else q0, (-1, 1, 1))
+    hidden = second > first if keys else first > second
+    return np.where(hidden, scores.dtype.type(-np.inf), scores)
 
 
 @macro()

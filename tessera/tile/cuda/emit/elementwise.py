@@ -238,10 +238,11 @@ def number(value: float, dtype: object) -> str:
 def _causal_mask(e: Emitter, op: Op) -> None:
     x, q0, k0 = op.args
     (made,) = op.outs
-    layout = e.layout(x)
-    room = f"i32({e.name(q0)} + {e.index(layout, 0)} - {e.name(k0)} - {e.index(layout, 1)})"
+    layout, keys = e.layout(x), op.attr.get("keys", 1)
+    room = f"i32({e.name(q0)} + {e.index(layout, 1 - keys)} - {e.name(k0)} - " \
+           f"{e.index(layout, keys)})"
     make = e.use("causal_mask", f"use(elementwise.causal_mask({layout.text!r}, {layout.shape}, "
-                 f"{kind_of(made.type.dtype)!r}))")
+                 f"{kind_of(made.type.dtype)!r}{'' if keys else ', keys=0'}))")
     e.define(made, f"{make}({e.name(x)}, {room})")
 
 

@@ -355,6 +355,17 @@ def _hold_operand(e: Emitter, op: Op) -> None:
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 
+@emits("read_row")
+def _read_row(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    assert isinstance(op.args[0], SSAValue)
+    ring, load, slot = h.slots[op.args[0]]
+    layout = e.layout(op.outs[0].value)
+    make = h.part(f"read_{base_name(load.name)}", "read_row", ring.offset_bytes + load.offset_bytes,
+                  ring.slot_bytes, layout.text, layout.shape, load.dtype.kind == "float")
+    e.define(op.outs[0], f"{make}({slot}, {e.index(layout, 0)})")
+
+
 @emits("pack_operand")
 def _pack_operand(e: Emitter, op: Op) -> None:
     kind = _specialised(e).form.operands[op.attr["dtype"].name].name

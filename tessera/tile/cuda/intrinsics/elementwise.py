@@ -196,15 +196,15 @@ def running_max(slack: float, kind: str) -> Operation:
 
 
 @functools.cache
-def causal_mask(layout: str, shape: tuple[int, ...], kind: str) -> Operation:
-    """(scores, q0 + row - k0 - column of the thread) -> -inf where column > row"""
+def causal_mask(layout: str, shape: tuple[int, ...], kind: str, keys: int = 1) -> Operation:
+    """(scores, query - key of the thread) -> -inf where key > query. keys: their axis"""
     bases = RegisterLayout.parse(layout, shape).bases
     x = Operand("x", kind, len(bases))  # type: ignore[arg-type]
 
     def body(b: Builder, values: list[Any], room: Any) -> list[Any]:
         low = b.const(kind, -float("inf"))
         test = functools.cache(lambda d: b.compare("<", room, b.i32(d)))
-        return [b.select(test(base[1] - base[0]), low, v)
+        return [b.select(test(base[keys] - base[1 - keys]), low, v)
                 for base, v in zip(bases, values, strict=True)]
 
     form = InstructionForm((x, Operand("room", "i32")), (x,), body)

@@ -208,6 +208,30 @@ def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Oper
     return Operation("hold", 2, lambda *_: form)
 
 
+@functools.cache
+def read_row(offset: int, slot_bytes: int, layout: str, shape: tuple[int], is_float: bool
+             ) -> Operation:
+    """(slot, thread part of the index) -> the numbers of 32 bits that this thread holds of a row.
+    All lanes have read when it ends: the slot may go back."""
+    whole = RegisterLayout.parse(layout, shape)
+    width, element = min(whole.run(0), 4), "f32" if is_float else "b32"
+
+    def body(b: Builder, slot: Any, index: Any) -> list[Any]:
+        at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
+        at = b.add(at, b.shl(index, b.i32(2)))
+        found: list[Any] = []
+        for (first,) in whole.bases[::width]:
+            read = b.call(memory.ld("shared", element, width), b.add(at, b.i32(4 * first)))
+            found += read if width > 1 else [read]
+        b.call(find_instruction("sync_warp"), b.i32(-1))
+        return found
+
+    kind: Kind = "f32" if is_float else "i32"
+    form = InstructionForm(operands(slot="i32", index="i32"), (Operand("d", kind, whole.count),),
+                           body)
+    return Operation("read_row", 2, lambda *_: form)
+
+
 # --- statistics of rows -----------------------------------------------------------------------
 @functools.cache
 def lane_sum(layout: str, shape: tuple[int, int]) -> Operation:

@@ -11,6 +11,7 @@ from tessera.tile.cuda.lower.warp_specialised.persist import uneven
 from tessera.tile.cuda.lower.warp_specialised.pressure import pressure
 from tessera.tile.cuda.lower.warp_specialised.program import WARPGROUP, PipelineKnobs, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, is_op, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.rotate import last_matmuls
 from tessera.tile.cuda.lower.warp_specialised.sink import sink_loads
 from tessera.tile.ir.ir import Const, For, Function, Op, Operand, SSAValue, walk
 from tessera.tile.ir.types import GlobalTensor, TileType
@@ -27,18 +28,23 @@ def complete(pipeline: PipelineKnobs, function: Function, maker: Maker,
     if rows % (form.rows * groups):
         raise Refused(f"{rows} rows for {groups} consumer warpgroups")
     pipeline = replace(pipeline, warpgroups=groups)
+    held, crossing = operand_registers(function, maker, form)
+    usual, fewest = form.defaults.other_registers
+    few, many = form.registers[groups], form.most_registers[groups]
+    room, most = (few or many)[1] - usual, many[1] - fewest
+    # Rotated, operands of the iteration before live beside the scores of this one.
+    least, rotated = pressure(sink_loads(function.body), maker, groups), len(crossing)
+    while rotated and least + sum(crossing[-rotated:]) > max(room, most):
+        rotated -= 1
+    tiles = least + sum(crossing[len(crossing) - rotated:])
+    if tiles > max(room, most):
+        raise Refused(f"its tiles take {tiles} registers of a thread, there is room for "
+                      f"{max(room, most)}")
     if pipeline.registers is None:
-        pipeline = replace(pipeline, registers=form.registers[groups])
-    rotated = any(is_chain(n) for n in walk(function.body) if isinstance(n, For))
-    packed, held = operand_registers(function, maker, form)
-    # Rotated, the operand of the iteration before lives beside the scores of this one.
-    tiles = pressure(sink_loads(function.body), maker, groups) + (packed if rotated else 0)
-    room = form.most_registers[groups] - form.defaults.other_registers
-    if tiles > room:
-        raise Refused(f"its tiles take {tiles} registers of a thread, there is room for {room}")
+        pipeline = replace(pipeline, registers=few if tiles <= room or few is None else many)
     fits = tiles + held <= room and rows == form.rows * groups
     chosen: dict[str, Any] = {
-        "stages": form.defaults.stages[rotated], "overlap": rotated, "split": True,
+        "stages": form.defaults.stages[bool(crossing)], "overlap": rotated, "split": True,
         "a_in_registers": fits, "pin": pinned(function, form.defaults) if rotated else 0,
         # One consumer has nobody beside it: its next matmul is issued before it waits.
         "in_flight": int(groups == 1),
@@ -81,18 +87,21 @@ def is_chain(loop: For) -> bool:
 
 
 def operand_registers(function: Function, maker: Maker,
-                      form: WarpgroupMatmul) -> tuple[int, int]:
-    """Registers of a lane: of computed first operands, of those that may be held."""
-    packed = held = 0
+                      form: WarpgroupMatmul) -> tuple[int, list[int]]:
+    """Registers of a lane: of first operands that may be held, and of the computed ones of the last
+    matmuls of a loop that may be rotated, in order."""
     packs = {out(p) for p in ops_in(function.body, "pack_operand")}
-    for matmul in ops_in(function.body, "async_matmul"):
-        a = matmul.args[0]
-        type = maker.type(a)
+
+    def words(matmul: Op) -> int:
+        type = maker.type(matmul.args[0])
         assert isinstance(type, TileType)
-        words = form.rows * type.shape[1] * type.dtype.bits // (32 * WARPGROUP)
-        packed += words if a in packs else 0
-        held += words if a not in packs and _invariant(matmul, function) else 0
-    return packed, held
+        return form.rows * type.shape[1] * type.dtype.bits // (32 * WARPGROUP)
+
+    held = sum(words(m) for m in ops_in(function.body, "async_matmul")
+               if m.args[0] not in packs and _invariant(m, function))
+    found = [[words(m) if m.args[0] in packs else 0 for m in last_matmuls(n)]
+             for n in walk(function.body) if isinstance(n, For) and is_chain(n)]
+    return held, max(found, key=sum, default=[])
 
 
 def _invariant(matmul: Op, function: Function) -> bool:

@@ -59,7 +59,7 @@ def limits(mask: Op) -> tuple[Operand, Operand, int]:
     type = mask.outs[0].type
     assert isinstance(type, TileType)
     if mask.name == "causal_mask":
-        return mask.args[2], mask.args[1], type.shape[1] - 1
+        return mask.args[2], mask.args[1], type.shape[mask.attr.get("keys", 1)] - 1
     return mask.args[1], mask.args[2], type.shape[mask.attr["axis"]]
 
 

@@ -37,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.waits import place_waits
 from tessera.tile.ir.ir import Function, If, Node
 from tessera.tile.passes import merge, simplify, verify
 from tessera.tile.passes.integer_facts import Knowledge
+from tessera.tile.passes.single_iterations import inline_single_iterations
 
 
 def lower_warp_specialised(function: Function, schedule: Any, facts: Any, generation: Generation,
@@ -77,7 +78,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     if form is None:
         raise Refused(f"{generation.target} has no wgmma")
     qualify(function)
-    function = simplify(merge(unify_masks(function)))
+    function = simplify(merge(unify_masks(inline_single_iterations(function))))
     maker = Maker(function)
     known = Knowledge(function, facts.divisible)
     function = simplify(place_operands(function, maker, known, facts.aligned, form,
@@ -86,7 +87,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     pipeline = complete(pipeline, function, maker, form)
     assert pipeline.stages is not None
     rings = form_rings(function.body, maker, pipeline.stages,
-                       generation.group_shared_bytes - reserved)
+                       generation.group_shared_bytes - reserved, int(pipeline.overlap or 0))
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
     order = choose_order(function, pipeline, form.defaults)
@@ -114,7 +115,7 @@ def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKn
     if pipeline.guard_rescale:
         nodes = guard_rescales(nodes, maker)
     if pipeline.overlap:
-        nodes = overlap(nodes, maker, nonempty(function, known))
+        nodes = overlap(nodes, maker, nonempty(function, known), int(pipeline.overlap))
     if pipeline.split:
         nodes = split_loops(nodes, maker)
     nodes = place_waits(nodes, maker, pipeline.in_flight or 0)

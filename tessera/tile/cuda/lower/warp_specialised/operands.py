@@ -1,7 +1,8 @@
 """Matmuls become asynchronous, with operands as the tensors have them.
 
 A transpose of a load is no work: it only says which axis of the operand is contiguous. What an
-operand loads goes through a ring (`ring_load`); a computed first operand stays in registers.
+operand loads goes through a ring (`ring_load`); a computed first operand stays in registers. A row
+of numbers that each iteration loads beside operands comes with them (`read_row`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import (
     check_formats,
     check_operand,
     check_shape,
+    comes_as_row,
 )
 from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import Function, Node, Op, SSAValue, walk
+from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, walk
 from tessera.tile.ir.ir import Operand as Argument
 from tessera.tile.ir.types import GlobalTensor, TileType, View
 from tessera.tile.passes.integer_facts import Knowledge
@@ -45,9 +47,13 @@ class _Placing:
         self.made: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
                                          if isinstance(n, Op) for d in n.outs}
         self.rings: dict[SSAValue, Op] = {}  # load -> ring_load
+        self.rows: set[SSAValue] = set()  # loads of rows beside those of operands
         for matmul in walk(function.body):
             if is_op(matmul, "matmul"):
                 self.find(matmul)
+        for loop in walk(function.body):
+            if isinstance(loop, For):
+                self.find_rows(loop)
 
     def find(self, matmul: Op) -> None:
         for side, x in zip("ab", matmul.args[:2], strict=True):
@@ -79,11 +85,30 @@ class _Placing:
                 return op, flipped
         return None, flipped
 
+    def find_rows(self, loop: For) -> None:
+        loads = [n for n in loop.body if is_op(n, "load_tile")]
+        if any(out(n) in self.rings for n in loads):
+            self.rows |= {out(n) for n in loads if out(n) not in self.rings
+                          and self.is_row(n)}
+
+    def is_row(self, load: Op) -> bool:
+        view = self.made.get(load.args[0])  # type: ignore[arg-type]
+        if not is_op(view, "view") or not isinstance(view.args[0], SSAValue):
+            return False
+        tensor, tile = self.maker.type(view.args[0]), self.maker.type(out(load))
+        return isinstance(tensor, GlobalTensor) and isinstance(tile, TileType) and comes_as_row(
+            tensor, tile, load, view, self.known, self.aligned, self.form)
+
     def block(self, nodes: Nodes) -> list[Node]:
         placed: list[Node] = []
         for node in nodes:
             if is_op(node, "matmul"):
                 placed += self.matmul(node)
+                continue
+            if is_op(node, "load_tile") and out(node) in self.rows:
+                made = self.maker.op("ring_load", node.args, self.label(node),
+                                     self.maker.type(out(node)), node.where)
+                placed += [made, Op("read_row", (out(made),), node.outs, (), node.where)]
                 continue
             placed.append(node)
             if is_op(node, "load_tile") and out(node) in self.rings:

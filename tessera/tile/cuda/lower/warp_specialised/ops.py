@@ -213,6 +213,12 @@ def hold_operand(m: Any, op: Any, x: Any) -> Any:
     return np.array(x)
 
 
+@declare(rule=_view_tile, run=True, effect="read", group=True, public=False, layouts="any")
+def read_row(m: Any, op: Any, x: Any) -> Any:
+    """A row of numbers in shared memory that came with the operands of an iteration."""
+    return np.array(x)
+
+
 @declare(rule=lambda types, attrs: TileType(attrs["dtype"], types[0].shape), attrs=("dtype",),
          public=False, layouts="same")
 def pack_operand(x: Any, dtype: Any) -> Any:

@@ -36,6 +36,7 @@ from tessera.tile.ir.ir import (
     walk,
 )
 from tessera.tile.ir.types import GlobalTensor
+from tessera.tile.passes.single_iterations import extent_of
 
 NO_TILE = -1
 
@@ -109,7 +110,9 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
 def uneven(function: Function) -> bool:
     """Whether some tiles take more iterations than others."""
     depends = dependence(function)
-    return any(depends.get(x) for n in walk(function.body) if isinstance(n, For)
+    made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    return any(depends.get(x) for n in walk(function.body)
+               if isinstance(n, For) and not extent_of(n, made)
                for x in (n.lo, n.hi) if isinstance(x, SSAValue))
 
 

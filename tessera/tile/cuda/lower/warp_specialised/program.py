@@ -19,26 +19,27 @@ MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
 @dataclass(frozen=True)
 class Load:
-    """One tile of a slot: panels of `width_bytes` columns, one behind the other, swizzled.
+    """One tile of a slot: panels of `width_bytes` columns, one behind the other, swizzled; or a row
+    of numbers as it is.
 
-    tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored
-    offset_bytes: of the tile in the slot
+    tensor, box: what TMA reads, per axis of the tensor   shape: [rows, columns] as stored, or
+    [columns]   offset_bytes: of the tile in the slot
     """
 
     name: str
     tensor: str
     box: tuple[int, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: DType
     offset_bytes: int = 0
 
     @property
     def row_bytes(self) -> int:
-        return self.shape[1] * self.dtype.bits // 8
+        return self.shape[-1] * self.dtype.bits // 8
 
     @property
     def width_bytes(self) -> int:
-        return min(PANEL_BYTES, self.row_bytes)
+        return self.row_bytes if len(self.shape) == 1 else min(PANEL_BYTES, self.row_bytes)
 
     @property
     def panels(self) -> int:
@@ -46,7 +47,7 @@ class Load:
 
     @property
     def panel_bytes(self) -> int:
-        return self.shape[0] * self.width_bytes
+        return prod(self.shape[:-1]) * self.width_bytes
 
     @property
     def panel_box(self) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ class PipelineKnobs:
     """Knobs of the warp-specialised form; None: derived from the function (defaults.py).
 
     stages         slots of a ring that is filled in a loop
-    overlap        rotate loops: an iteration's first matmul runs beside the last of the one before
+    overlap        how many of an iteration's last matmuls run beside the first of the next; 0: none
     in_flight      matmuls of a purely accumulating loop that still run when the next is issued
     a_in_registers loop-invariant first operands are read from shared memory once
     split          a loop whose masks act only from some iteration on becomes two, the first without
@@ -106,7 +107,7 @@ class PipelineKnobs:
     """
 
     stages: int | None = None
-    overlap: bool | None = None
+    overlap: int | None = None
     in_flight: int | None = None
     a_in_registers: bool | None = None
     split: bool | None = None

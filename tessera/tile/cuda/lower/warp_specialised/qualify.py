@@ -10,7 +10,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refuse
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
-from tessera.tile.ir.types import GlobalTensor, Scalar
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 
 # Besides pure ops: what a consumer or the producer does for its whole tile.
 ALLOWED = frozenset({"load_tile", "store_tile", "matmul", "load_element"})
@@ -117,5 +117,18 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
 
 
+def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known: Any,
+                 aligned: frozenset[str], form: WarpgroupMatmul) -> bool:
+    """Whether TMA can bring a row of numbers of 32 bits, contiguous in memory."""
+    copies, rank = form.copies, len(tensor.dims)
+    plain = tensor.dtype is tile.dtype and tensor.dtype.bits == 32 and load.attr["fill"] == 0
+    row = len(tile.shape) == 1 and tuple(view.attr["kept"]) == (rank - 1,) and rank <= 5
+    if not plain or not row or view.args[0].name not in aligned:  # type: ignore[union-attr]
+        return False
+    step = 8 * copies.alignment_bytes // tensor.dtype.bits
+    pitched = rank == 1 or known.extent(str(tensor.dims[-1])) % step == 0
+    return pitched and tile.shape[0] % step == 0 and tile.shape[0] <= copies.most_box
+
+
 __all__ = ["SharedOperand", "check_formats", "check_memory", "check_operand", "check_shape",
-           "qualify"]
+           "comes_as_row", "qualify"]

@@ -1,7 +1,8 @@
 """Releases: a slot goes back when everything that reads it is complete.
 
-Matmuls read their slots until a wait covers them, everything else until it is done. A slot that a
-iteration leaves to a running matmul is carried, and released in the next iteration.
+Matmuls read their slots until a wait covers them, everything else until it is done. A slot that an
+iteration leaves to a running matmul is carried, and released in the next iteration. A slot that a
+loop takes in or yields belongs to the loop from there on.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ class _Releases:
     def __init__(self, maker: Maker):
         self.maker = maker
 
-    def block(self, nodes: Nodes, running: Running, rings: dict[SSAValue, str]) -> _State:
-        """running: what runs from before, and the rings of its slots."""
+    def block(self, nodes: Nodes, running: Running, rings: dict[SSAValue, str],
+              yielded: tuple[Operand, ...] = ()) -> _State:
+        """running: what runs from before, and the rings of its slots. yielded: what leaves."""
         slot_of = {out(n): n.args[0] for n in nodes
                    if is_op(n, "slot_tile")}
         state = _State([list(x) for x in running], ring=dict(rings))
         state.ring |= {out(n): n.attr["ring"] for n in nodes
                        if is_op(n, "ring_wait")}
+        state.ring |= {n.args[0]: n.attr["ring"] for n in nodes  # type: ignore[misc]
+                       if is_op(n, "slot_tile")}
+        handed = {*yielded, *(x for n in nodes if isinstance(n, For) for x in n.inits)}
+        state.left.update(slot for slot in state.ring if slot in handed)
         for node in nodes:
             state.left.update(self.slots(node, slot_of))
         for slots in state.running:
@@ -105,14 +111,14 @@ class _Releases:
 
     def loop(self, node: For) -> tuple[For, Running, dict[SSAValue, str]]:
         """(the loop, what runs after it, the rings of its carried slots)."""
-        once = self.block(node.body, [], {})
+        once = self.block(node.body, [], {}, node.yields)
         if not once.running:
             return replace(node, body=tuple(once.kept)), [], {}
         held = [s for part in once.running for s in part if once.left[s]]
         carry = {s: self.maker.define(s.name, INT) for s in dict.fromkeys(held)}
         rings = {carry[s].value: once.ring[s] for s in carry}
         before = [[carry[s].value for s in part if s in carry] for part in once.running]
-        again = self.block(node.body, before, rings)
+        again = self.block(node.body, before, rings, node.yields)
         new = replace(node, body=tuple(again.kept),
                       carried=(*node.carried, *carry.values()),
                       inits=(*node.inits, *(number(NO_SLOT) for _ in carry)),

@@ -1,7 +1,9 @@
 """Rings: which loads arrive together, in how many slots, and where in shared memory.
 
 Loads of one block whose first reader is the same matmul share a ring: they are needed together and
-free together. A load outside of loops is simply a ring of one slot.
+free together. A row of numbers comes with the matmul whose result it meets. A load outside of loops
+is simply a ring of one slot; one that an iteration's first matmuls read and its last ones too has a
+slot more, for a rotated loop holds it into the next iteration.
 """
 
 from __future__ import annotations
@@ -16,17 +18,28 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     Refused,
     aligned,
 )
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, ops_in, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Maker,
+    Nodes,
+    is_op,
+    made_by,
+    ops_in,
+    out,
+    reads,
+)
+from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, Op, SSAValue, While, regions, walk
 
 BARRIER_BYTES = 8
 
 
-def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tuple[BufferRing, ...]:
+def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int, rotated: int = 0
+               ) -> tuple[BufferRing, ...]:
     """Rings with `stages` slots in loops, fewer where they do not fit. Raises Refused."""
+    held = held_over(nodes, rotated) if rotated else set()
     while True:
-        rings = _rings(nodes, maker, stages)
+        rings = _rings(nodes, maker, stages, held)
         needed = max(r.barriers_bytes + 2 * BARRIER_BYTES * r.slots for r in rings)
         if needed + MAIL_BYTES <= room_bytes:
             return rings
@@ -36,7 +49,8 @@ def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int) -> tupl
         stages -= 1
 
 
-def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[BufferRing, ...]:
+def _rings(nodes: Nodes, maker: Maker, stages: int, held: set[SSAValue]
+           ) -> tuple[BufferRing, ...]:
     made: list[BufferRing] = []
     at = 0
     for in_loop, loads in groups(nodes):
@@ -45,7 +59,8 @@ def _rings(nodes: Nodes, maker: Maker, stages: int) -> tuple[BufferRing, ...]:
             placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
             size = aligned(size + placed[-1].bytes)
         name = ring_name(made, placed)
-        made.append(BufferRing(name, stages if in_loop else 1, tuple(placed), at))
+        slots = stages + any(out(load) in held for load in loads) if in_loop else 1
+        made.append(BufferRing(name, slots, tuple(placed), at))
         at += made[-1].slots * made[-1].slot_bytes
     for i, ring in enumerate(made):
         made[i] = replace(ring, barriers_bytes=at)
@@ -65,6 +80,7 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
         for x in matmul.args[:2]:
             if isinstance(x, SSAValue):
                 first.setdefault(x, i)
+    first |= _meetings(nodes)
 
     def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[Op]]]:
         found: dict[int, list[Op]] = {}
@@ -80,13 +96,41 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
     yield from block(nodes, False)
 
 
+def _meetings(nodes: Nodes) -> dict[SSAValue, int]:
+    """The load of a row -> the number of the matmul whose result it meets first."""
+    number = {out(m): i for i, m in enumerate(ops_in(nodes, "async_matmul"))}
+    source: dict[SSAValue, SSAValue] = {}  # value -> the row that it is made of alone
+    latest: dict[SSAValue, int] = {}  # value -> the last matmul that it is made of
+    found: dict[SSAValue, int] = {}
+    for node in walk(nodes):
+        if not isinstance(node, Op):
+            continue
+        if is_op(node, "read_row"):
+            source[out(node)] = node.args[0]  # type: ignore[assignment]
+            continue
+        used = sorted(reads(node), key=str)
+        met = max((latest[v] for v in used if v in latest), default=None)
+        for v in made_by(node):
+            if v in number:
+                latest[v] = number[v]
+            elif met is not None:
+                latest[v] = met
+        for row in (source[v] for v in used if v in source):
+            if met is not None:
+                found.setdefault(row, met)
+            elif len(node.outs) == 1:
+                source[out(node)] = row
+    rows = [x for n in ops_in(nodes, "read_row") for x in n.args if isinstance(x, SSAValue)]
+    return {row: found.get(row, 0) for row in rows}
+
+
 def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     """The record of a ring_load."""
     view = next(n for n in walk(nodes) if is_op(n, "view") and out(n) == load.args[0])
     assert isinstance(view, Op) and isinstance(view.args[0], SSAValue)
     type = maker.type(out(load))
     return Load(out(load).name, view.args[0].name, tuple(view.attr["box"]),
-                type.shape, type.dtype)  # type: ignore[union-attr, arg-type]
+                type.shape, type.dtype)  # type: ignore[union-attr]
 
 
 

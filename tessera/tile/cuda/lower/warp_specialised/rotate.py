@@ -1,12 +1,14 @@
-"""Overlap: the first matmul of an iteration is issued before the last one of the iteration before.
+"""Overlap: the first matmuls of an iteration are issued before the last ones of the one before.
 
-An iteration is  head (what the first matmul needs, and it), middle, tail (the last matmul and what
-needs it). A loop becomes
+An iteration is  head (the matmuls that need no other, and what they need), middle, tail (the last
+of the matmuls that no other needs, as many as registers allow, and what needs them). A loop becomes
 
     head(0) middle(0) | for j = 1, ...: head(j) tail(j - 1) middle(j) | tail(last)
 
 so that the arithmetic of `middle` runs while tensor cores do the tail. What the middle reads of the
-tail (a rescaled accumulator) comes last in it, behind a wait.
+tail (a rescaled accumulator) comes last in it, behind a wait. A tail that adds to what the loop
+carries does so one iteration later; a slot that it reads together with the head stays held until
+then.
 """
 
 from __future__ import annotations
@@ -24,17 +26,18 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     redefined,
     substituted,
 )
-from tessera.tile.ir.ir import Const, Def, For, If, Node, Op, Operand, SSAValue
+from tessera.tile.ir.ir import Const, Def, For, If, Node, Op, Operand, SSAValue, walk
 
 MARK = -1  # a wait whose `pending` the pass `waits` fills in
 
 
-def overlap(nodes: Nodes, maker: Maker, nonempty: object) -> Nodes:
-    """Loops with two or more matmuls rotated. nonempty(loop): it surely runs once."""
+def overlap(nodes: Nodes, maker: Maker, nonempty: object, most: int = 1) -> Nodes:
+    """Loops with two or more matmuls rotated. nonempty(loop): it surely runs once. most: matmuls of
+    a tail."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
-            parts = _parts(node) if isinstance(node, For) else None
+            parts = _parts(node, maker, most) if isinstance(node, For) else None
             if parts is None:
                 kept.append(node)
                 continue
@@ -47,19 +50,21 @@ def overlap(nodes: Nodes, maker: Maker, nonempty: object) -> Nodes:
 
 @dataclass(frozen=True)
 class LoopSections:
-    """A loop cut in three; by_tail: carried value -> what the tail makes it."""
+    """A loop cut in three; by_tail: carried value -> what the tail makes it, direct: those of them
+    that the tail itself adds to."""
 
     loop: For
     head: Nodes
     middle: Nodes
     tail: Nodes
     by_tail: dict[SSAValue, SSAValue]
+    direct: frozenset[SSAValue] = frozenset()
 
     @property
     def crossing(self) -> list[SSAValue]:
         """What the tail of an iteration needs from the rest of it."""
         inside = {v for n in self.tail for v in made_by(n)}
-        wanted = {v for n in self.tail for v in reads(n)} - inside
+        wanted = {v for n in self.tail for v in reads(n)} - inside - self.direct
         return [v for n in (*self.head, *self.middle) for v in _in_order(n) if v in wanted]
 
 
@@ -69,45 +74,79 @@ def _in_order(node: Node) -> list[SSAValue]:
     return [d.value for d in outs if d.value in found]
 
 
-def _parts(loop: For) -> LoopSections | None:
+def _parts(loop: For, maker: Maker, most: int) -> LoopSections | None:
     """None where the loop has no such shape."""
-    body = loop.body
-    matmuls = [n for n in body if is_op(n, "async_matmul")]
+    matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
     if len(matmuls) < 2 or not isinstance(loop.step, Const) or loop.step.value <= 0:
         return None
-    head = _needed(matmuls[0], body)
-    tail = _needing(matmuls[-1], body, head)
+    firsts, lasts = _ends(loop.body, matmuls)
+    head = _needed(firsts, loop.body)
+    tail = _needing(lasts[-most:], loop.body, head)
+    if any(n in head for n in tail):
+        return None
+    body, tail = _own_views(loop.body, head, tail, maker)
     head_reads = set().union(*(reads(n) for n in head))
     made = {v for n in tail for v in made_by(n)}
     tail_reads = set().union(*(reads(n) for n in tail)) - made
     carried = {d.value for d in loop.carried}
-    if any(n in head for n in tail) or head_reads & carried or tail_reads & (
-            carried | {loop.var.value}):
-        return None
     by_tail = {d.value: y for d, y in zip(loop.carried, loop.yields, strict=True) if y in made}
     middle = tuple(n for n in body if n not in head and n not in tail)
+    direct = frozenset(tail_reads & carried)
+    if head_reads & carried or loop.var.value in tail_reads or not direct <= set(by_tail) or (
+            direct & set().union(*(reads(n) for n in middle))):
+        return None
     if any(y == d.value for d, y in zip(loop.carried, loop.yields, strict=True)):
         return None
-    parts = LoopSections(loop, tuple(n for n in body if n in head), middle, tail, by_tail)
-    slots = {v for n in body if is_op(n, "ring_wait", "slot_tile") for v in made_by(n)}
-    return None if slots & set(parts.crossing) else parts
+    return LoopSections(loop, tuple(n for n in body if n in head), middle, tail, by_tail, direct)
 
 
-def _needed(matmul: Node, body: Nodes) -> list[Node]:
-    """The matmul and what it needs of the iteration."""
-    need, got = reads(matmul), [matmul]
-    for node in reversed(body[:body.index(matmul)]):
-        if made_by(node) & need:
+def _ends(body: Nodes, matmuls: list[Op]) -> tuple[list[Op], list[Op]]:
+    """(the matmuls that need no other of the iteration, those that no other needs)."""
+    needed: dict[SSAValue, set[SSAValue]] = {}  # value -> the matmuls that it is made from
+    made = {out(m) for m in matmuls}
+    for node in body:
+        sources = set().union(*(needed.get(v, set()) for v in reads(node)))
+        for v in made_by(node):
+            needed[v] = sources | ({v} if v in made else set())
+    used = set().union(*(needed[out(m)] - {out(m)} for m in matmuls))
+    return ([m for m in matmuls if needed[out(m)] == {out(m)}],
+            [m for m in matmuls if out(m) not in used])
+
+
+def last_matmuls(loop: For) -> list[Op]:
+    """The matmuls of an iteration that no other needs."""
+    return _ends(loop.body, [n for n in loop.body if is_op(n, "async_matmul")])[1]
+
+
+def held_over(nodes: Nodes, most: int) -> set[SSAValue]:
+    """The loads of rotated loops that first matmuls of an iteration read and those of the tail."""
+    found: set[SSAValue] = set()
+    for loop in walk(nodes):
+        if not isinstance(loop, For):
+            continue
+        matmuls = [n for n in loop.body if is_op(n, "async_matmul")]
+        if len(matmuls) > 1:
+            firsts, lasts = _ends(loop.body, matmuls)
+            found |= {v for m in firsts for v in reads(m)} & {
+                v for m in lasts[-most:] for v in reads(m)}
+    return found
+
+
+def _needed(matmuls: list[Op], body: Nodes) -> list[Node]:
+    """The matmuls and what they need of the iteration."""
+    need, got = set().union(*map(reads, matmuls)), list[Node](matmuls)
+    for node in reversed(body):
+        if node not in got and made_by(node) & need:
             got.append(node)
             need |= reads(node)
     return got
 
 
-def _needing(matmul: Node, body: Nodes, head: list[Node]) -> Nodes:
-    """The matmul, what needs it, and the wait for the slot that only these read."""
-    tail, made = [matmul], made_by(matmul)
-    for node in body[body.index(matmul) + 1:]:
-        if reads(node) & made:
+def _needing(matmuls: list[Op], body: Nodes, head: list[Node]) -> Nodes:
+    """The matmuls, what needs them, and the waits for the slots that only these read."""
+    tail, made = list[Node](matmuls), set().union(*map(made_by, matmuls))
+    for node in body:
+        if node not in tail and reads(node) & made:
             tail.append(node)
             made |= made_by(node)
     for node in reversed(body):
@@ -117,6 +156,22 @@ def _needing(matmul: Node, body: Nodes, head: list[Node]) -> Nodes:
         if readers and all(n in tail for n in readers):
             tail.insert(0, node)
     return tuple(n for n in body if n in tail)
+
+
+def _own_views(body: Nodes, head: list[Node], tail: Nodes, maker: Maker) -> tuple[Nodes, Nodes]:
+    """The body and its tail, which reads slots that others read too through views of its own: what
+    crosses into the next iteration is then the slot."""
+    wanted = {v for n in tail for v in reads(n)}
+    table, views = {}, []
+    for node in body:
+        if is_op(node, "slot_tile") and node not in tail and out(node) in wanted:
+            views.append(maker.op("slot_tile", node.args, out(node).name, where=node.where,
+                                  **node.attr))
+            table[out(node)] = out(views[-1])
+    own = (*views, *substituted(tail, table))
+    renamed = dict(zip(tail, own[len(views):], strict=True))
+    at = body.index(tail[0])
+    return (*body[:at], *views, *(renamed.get(n, n) for n in body[at:])), own
 
 
 def _halves(parts: LoopSections) -> tuple[Nodes, Nodes, Nodes]:
@@ -147,12 +202,12 @@ def _halves(parts: LoopSections) -> tuple[Nodes, Nodes, Nodes]:
 def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
     loop, crossing = parts.loop, parts.crossing
     early, late, meeting = _halves(parts)
-    types = {v: maker.type(v) for v in crossing}
     inits = {d.value: i for d, i in zip(loop.carried, loop.inits, strict=True)}
     first, t0 = maker.copy((*parts.head, *early, *late, *meeting),
                            {**inits, loop.var.value: loop.lo})
     second = maker.op("add", (loop.lo, loop.step), loop.var.value.name, where=loop.where)
-    carry = {v: maker.define(v.name, types[v]) for v in crossing}
+    sums = [d for d in loop.carried if d.value in parts.direct]
+    carry = {v: maker.define(v.name, maker.type(v)) for v in (*crossing, *(d.value for d in sums))}
     table = {v: d.value for v, d in carry.items()}
     previous, t1 = maker.copy(parts.tail, table)
     waits, settled = _waits(parts, t1, maker)
@@ -162,8 +217,10 @@ def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
     turned = For(
         loop.var, out(second), loop.hi, loop.step,
         (*(d for d, _, _ in kept), *carry.values()),
-        (*(_known(t0, y) for _, _, y in kept), *(t0[v] for v in crossing)), body,
-        (*(y for _, _, y in kept), *crossing), loop.over, loop.where)
+        (*(_known(t0, y) for _, _, y in kept), *(t0[v] for v in crossing),
+         *(inits[d.value] for d in sums)), body,
+        (*(y for _, _, y in kept), *crossing, *(settled[d.value] for d in sums)),
+        loop.over, loop.where)
     last, t2 = maker.copy(parts.tail, table)
     ended = {t2[y]: d for d, y in parts.by_tail.items()}
     last = redefined(substituted(last, ended), ended)  # type: ignore[arg-type]
@@ -198,4 +255,4 @@ def _guarded(loop: For, rotated: list[Node], maker: Maker) -> list[Node]:
                      loop.where)]
 
 
-__all__ = ["MARK", "overlap"]
+__all__ = ["MARK", "held_over", "last_matmuls", "overlap"]

@@ -15,7 +15,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 from tessera.tile.ir.ir import Node, Op
 from tessera.tile.ir.types import TileType
 
-LIGHT = frozenset({"load_tile", "expand_dims", "convert"})
+LIGHT = frozenset({"load_tile", "read_row", "expand_dims", "convert"})
 
 
 def sink_loads(nodes: Nodes) -> Nodes:

@@ -8,6 +8,7 @@ and the overlap is gone. A mask that need not be taken may be: it is the identit
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     INT,
@@ -28,15 +29,18 @@ from tessera.tile.passes.simplify import REMOVABLE
 
 @dataclass(frozen=True)
 class Test:
-    """An If that an iteration takes when var + reach > bound, bound the same in all iterations."""
+    """An If that an iteration takes when var + reach > bound; early: when
+    var - reach < bound - less. `bound` and `less` are the same in all iterations."""
 
     node: If
     reach: int
     bound: Operand
+    less: Operand | None = None
+    early: bool = False
 
 
 def split_loops(nodes: Nodes, maker: Maker) -> Nodes:
-    """Loops with tests that begin to hold at some iteration, in two."""
+    """Loops with tests that begin, or cease, to hold at some iteration, in two or three."""
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
         for node in nodes:
@@ -51,20 +55,32 @@ def _tests(loop: For) -> list[Test]:
     if not isinstance(loop.step, Const) or loop.step.value <= 0:
         return []
     made = {out(n): n for n in loop.body if isinstance(n, Op) and n.outs}
-    inside = set(made) | {d.value for d in loop.carried} | {
+    inside = set(made) | {d.value for d in loop.carried} | {loop.var.value} | {
         d.value for n in loop.body if isinstance(n, If) for d in n.outs}
     found = []
     for node in loop.body:
         if not isinstance(node, If) or node.orelse or not _pure(node):
             continue
         test = made.get(node.cond)  # type: ignore[arg-type]
-        if not is_op(test, "gt"):
-            continue
-        last, bound = made.get(test.args[0]), test.args[1]  # type: ignore[arg-type]
-        if is_op(last, "add") and last.args[0] == loop.var.value and isinstance(
-                last.args[1], Const) and bound not in inside:
-            found.append(Test(node, int(last.args[1].value), bound))
+        if is_op(test, "gt"):
+            found += _compared(node, test, loop, made, inside)
     return found
+
+
+def _compared(node: If, test: Op, loop: For, made: dict[SSAValue, Op],
+              inside: set[SSAValue]) -> list[Test]:
+    """The test of an If as one of its loop: start + reach > bound, of which one varies."""
+    last, bound = made.get(test.args[0]), test.args[1]  # type: ignore[arg-type]
+    if not is_op(last, "add") or not isinstance(last.args[1], Const):
+        return []
+    start, reach = last.args[0], int(last.args[1].value)
+    if start == loop.var.value and bound not in inside:
+        return [Test(node, reach, bound)]
+    moved = made.get(bound)  # type: ignore[arg-type]
+    at, less = moved.args if is_op(moved, "add") else (bound, None)
+    if at == loop.var.value and start not in inside and less not in inside:
+        return [Test(node, reach, start, less, early=True)]
+    return []
 
 
 def _pure(node: If) -> bool:
@@ -72,26 +88,58 @@ def _pure(node: If) -> bool:
 
 
 def _split(loop: For, tests: list[Test], maker: Maker) -> list[Node]:
-    """First the iterations with var <= bound - reach for all tests; `at` carries where they end."""
+    """The iterations in which early tests hold, those in which none does, those in which others do.
+    Parts take all masks or none; `at` carries where one ends and the next begins."""
+    early = [t for t in tests if t.early]
     kept: list[Node] = []
+    if early:
+        first, rest = _until(loop, _taken(loop, tests), _early_end(loop, early, maker, kept), maker)
+        kept.append(first)
+        loop = replace(_without(loop, early), **rest)
+        tests = _tests(loop)
+        if not tests:
+            return [*kept, loop]
+    end = _late_start(loop, tests, maker, kept)
+    first, rest = _until(loop, _without(loop, tests), end, maker)
+    return [*kept, first, replace(_taken(loop, tests), **rest)]
 
-    def scalar(name: str, *args: Operand) -> SSAValue:
-        kept.append(maker.op(name, args, loop.var.value.name, where=loop.where))
-        return out(kept[-1])  # type: ignore[arg-type]
 
+def _late_start(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
+    """var <= bound - reach for all tests before it."""
     end: Operand = loop.hi
-    for test in dict.fromkeys((t.bound, t.reach) for t in tests):
-        end = scalar("minimum", end, scalar("sub", test[0], number(test[1] - 1)))
-    plain, names = maker.copy((_without(loop, tests),), {})
-    (first,) = plain
+    for bound, reach in dict.fromkeys((t.bound, t.reach) for t in tests):
+        begin = _scalar(loop, maker, kept, "sub", bound, number(reach - 1))
+        end = _scalar(loop, maker, kept, "minimum", end, begin)
+    return end
+
+
+def _early_end(loop: For, tests: list[Test], maker: Maker, kept: list[Node]) -> Operand:
+    """var >= bound - less + reach for all tests from it on."""
+    last: Operand | None = None
+    for bound, less, reach in dict.fromkeys((t.bound, t.less, t.reach) for t in tests):
+        end = _scalar(loop, maker, kept, "add", bound, number(reach))
+        end = end if less is None else _scalar(loop, maker, kept, "sub", end, less)
+        last = end if last is None else _scalar(loop, maker, kept, "maximum", last, end)
+    assert last is not None
+    return _scalar(loop, maker, kept, "minimum", loop.hi, last)
+
+
+def _scalar(loop: For, maker: Maker, kept: list[Node], name: str, *args: Operand) -> SSAValue:
+    op = maker.op(name, args, loop.var.value.name, where=loop.where)
+    kept.append(op)
+    return out(op)
+
+
+def _until(loop: For, part: For, end: Operand, maker: Maker) -> tuple[For, dict[str, Any]]:
+    """The iterations of a part of a loop up to `end`; what the loop with the others has else."""
+    copied, names = maker.copy((part,), {})
+    (first,) = copied
     assert isinstance(first, For)
     at = maker.define(f"{loop.var.value.name}_end", INT)
     step = maker.op("add", (first.var.value, first.step), at.value.name, where=loop.where)
     first = replace(first, hi=end, carried=(*first.carried, at), inits=(*first.inits, loop.lo),
                     body=(*first.body, step), yields=(*first.yields, out(step)))
-    rest = _taken(loop, tests)
-    inits = tuple(names[d.value] for d in loop.carried)
-    return [*kept, first, replace(rest, lo=at.value, inits=inits)]
+    return first, {"lo": at.value, "inits": tuple(names[d.value] for d in loop.carried)}
 
 
 def _without(loop: For, tests: list[Test]) -> For:

@@ -55,6 +55,10 @@ class _Waits:
                     self.end_iteration(state, node, len(accumulating))
             elif is_op(node, "matmul_wait"):
                 self.marker(state, node)
+            elif is_op(node, "pack_operand"):
+                # Written while a matmul runs, its registers make the assembler serialise both.
+                self.need(state, [*state.running, *_ordered(node)])
+                state.kept += substituted((node,), state.table)
             elif isinstance(node, Op):
                 self.need(state, _ordered(node))
                 state.kept += substituted((node,), state.table)

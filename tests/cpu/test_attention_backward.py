@@ -1,0 +1,160 @@
+"""The kernels of attention's gradient: interpreted, and as warp-specialised programs, against f64;
+and what their lowering needs besides that of the result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from hopper_lowering import Known, distance, lowered, program, run
+from tessera import Tensor, bf16, f16, f32
+from tessera.kernels.attention_backward import (
+    attention_keys,
+    attention_queries,
+    keys_block,
+    queries_block,
+)
+from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
+from tessera.tile.ir.errors import KernelError
+from tessera.tile.ir.ir import For, walk
+from tessera.tile.passes.single_iterations import inline_single_iterations
+
+FACTS = Known(divisible=frozenset("STDEBC"),
+              aligned=frozenset({*"QKVG", "dK", "dV", "dQ", "lse", "delta"}))
+
+
+def numbers(rng, dtype, *shape):
+    return rng.standard_normal(shape).astype(dtype.numpy)
+
+
+def truth(q, k, v, g, causal):
+    """(lse in base 2, delta, dQ, dK, dV) in f64."""
+    q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
+    group, scale = len(q) // len(k), q.shape[-1] ** -0.5
+    keys, values = np.repeat(k, group, 0), np.repeat(v, group, 0)
+    s = q @ keys.swapaxes(1, 2) * scale
+    S, T = s.shape[1:]
+    if causal:
+        s = np.where(np.tril(np.ones((S, T), bool), T - S), s, -np.inf)
+    m = s.max(-1, keepdims=True)
+    e = np.exp(s - m)
+    z = e.sum(-1, keepdims=True)
+    p = e / z
+    delta = (p @ values * g).sum(-1)
+    ds = p * (g @ values.swapaxes(1, 2) - delta[..., None]) * scale
+
+    def summed(x):
+        return x.reshape(len(k), group, *x.shape[1:]).sum(1)
+
+    lse = ((m + np.log(z)) * np.log2(np.e))[..., 0]
+    return (lse.astype(np.float32), delta.astype(np.float32), ds @ keys,
+            summed(ds.swapaxes(1, 2) @ q), summed(p.swapaxes(1, 2) @ g))
+
+
+def calls(rng, dtype, S, T, group, D, causal):
+    """(kernel, grid, arguments, outputs with what they should be, constants) of both."""
+    H = 2
+    q, g = numbers(rng, dtype, H, S, D), numbers(rng, dtype, H, S, D)
+    k, v = numbers(rng, dtype, H // group, T, D), numbers(rng, dtype, H // group, T, D)
+    lse, delta, *want = truth(q, k, v, g, causal)
+    dq, dk, dv = (np.full(x.shape, np.nan, dtype.numpy) for x in want)
+    given, common = (q, k, v, g, lse, delta), {"group": group, "causal": causal}
+    own = keys_block(dtype, D)
+    yield (attention_keys, (-(-T // own["BM"]), H // group), (*given, dk, dv, D ** -0.5),
+           ((dk, want[1]), (dv, want[2])), common | own)
+    own = queries_block(dtype, D)
+    yield (attention_queries, (-(-S // own["BM"]), H), (*given, dq, D ** -0.5), ((dq, want[0]),),
+           common | own)
+
+
+CASES = [(200, 200, 1), (72, 328, 2), (128, 256, 1), (4, 4, 2)]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("S, T, group", CASES)
+@pytest.mark.parametrize("D", [64, 128])
+def test_warp_specialised(D, S, T, group, causal, rng):
+    for kernel, axes, args, results, constants in calls(rng, bf16, S, T, group, D, causal):
+        made = program(kernel, *args, facts=FACTS, **constants)
+        run(kernel, made, axes, *args, **constants)
+        for got, want in results:
+            assert distance(got, want) < 6e-3
+
+
+@pytest.mark.parametrize("dtype, D, S, T, group, causal", [
+    (bf16, 64, 70, 70, 1, True), (f16, 64, 33, 50, 2, False), (bf16, 128, 65, 130, 1, True),
+    (f16, 80, 40, 40, 2, True), (bf16, 192, 40, 70, 1, True), (bf16, 256, 70, 40, 1, False),
+    (f32, 32, 50, 61, 1, True)], ids=str)
+def test_interpreted(dtype, D, S, T, group, causal, rng):
+    for kernel, axes, args, results, constants in calls(rng, dtype, S, T, group, D, causal):
+        kernel[axes, 128](*args, **constants)
+        for got, want in results:
+            assert distance(got, want) < (1e-5 if dtype is f32 else 6e-3)
+
+
+def arguments(S, D, dtype=bf16):
+    x, r = ts.ones((2, S, D), dtype), ts.ones((2, S), f32)
+    return (*(x,) * 4, *(r,) * 2, x, x, 0.1)
+
+
+@pytest.mark.parametrize("D, overlap, registers", [(64, 2, (40, 232)), (128, 1, (24, 240))])
+def test_as_many_last_matmuls_run_beside_the_next_iteration_as_registers_allow(
+        D, overlap, registers):
+    made = program(attention_keys, *arguments(512, D), facts=FACTS)
+    assert made.pipeline.overlap == overlap and made.pipeline.registers == registers
+    # of each iteration's slots one more is held into the next: of cotangents only where the
+    # matmul that reads them is among the last
+    slots = {r.name: r.slots for r in made.rings}
+    stages = made.pipeline.stages
+    assert slots["q_lse"] == stages + 1 and slots["g_delta"] == stages + (overlap == 2)
+
+
+def test_rows_come_with_the_operands_whose_result_they_meet():
+    made = program(attention_keys, *arguments(512, 64), facts=FACTS)
+    assert {r.name: [x.shape for x in r.loads] for r in made.rings} == {
+        "k": [(128, 64)], "v": [(128, 64)], "q_lse": [(64, 64), (64,)],
+        "g_delta": [(64, 64), (64,)]}
+    assert not ops_in(made.function.body, "load_tile")
+    odd = Known(divisible=FACTS.divisible - {"S"}, aligned=FACTS.aligned)
+    made = program(attention_keys, *arguments(510, 64), facts=odd)
+    assert [r.name for r in made.rings] == ["k", "v", "q", "g"]
+    assert ops_in(made.function.body, "load_tile")  # rows of 510 numbers begin anywhere
+
+
+def test_the_diagonal_and_the_edge_are_parts_of_their_own():
+    """Of a causal loop: blocks that the diagonal crosses, those that all see, the last one."""
+    made = program(attention_keys, *arguments(512, 64), facts=FACTS, causal=True)
+    consumer = [n for n in walk(made.function.body) if isinstance(n, For)
+                and ops_in(n.body, "async_matmul")]
+    masks = [sorted({m.name for m in ops_in(n.body, "causal_mask", "edge_mask")})
+             for n in consumer]
+    assert masks == [["causal_mask", "edge_mask"], [], ["edge_mask"]]
+
+
+def test_masks_of_scores_with_keys_down_the_rows(rng):
+    @ts.kernel
+    def masked(X: Tensor["M", "N", f32], Y: Tensor["M", "N", f32], keys=0):
+        Y[0:8, 0:8] = ts.tile.causal_mask(ts.tile.load(X[0:8, 0:8]), 3, 5, keys=keys)
+
+    x, y = rng.standard_normal((8, 8)).astype(np.float32), np.zeros((8, 8), np.float32)
+    masked[(1,), 32](x, y)
+    rows, columns = np.arange(8)[:, None], np.arange(8)
+    assert np.array_equal(y, np.where(rows + 5 > columns + 3, -np.inf, x))
+    with pytest.raises(KernelError, match="keys=2, and scores have axes 0 and 1"):
+        masked[(1,), 32](x, y, keys=2)
+
+
+def test_a_loop_of_one_iteration_is_none():
+    function = attention_keys.lower(*arguments(512, 64))
+    assert len([n for n in walk(function.body) if isinstance(n, For)]) == 2
+    assert len([n for n in walk(inline_single_iterations(function).body)
+                if isinstance(n, For)]) == 1
+    grouped = attention_keys.lower(*arguments(512, 64), group=2)
+    assert len([n for n in walk(inline_single_iterations(grouped).body)
+                if isinstance(n, For)]) == 2
+
+
+def test_tiles_that_no_thread_can_hold_are_refused():
+    refused = lowered(attention_keys, *arguments(512, 256), facts=FACTS, BM=128)
+    assert "its tiles take 320 registers of a thread, there is room for 216" in refused.reason
