@@ -93,6 +93,7 @@ KERNEL_RULES = {
     "tile/frontend/whole_array_blocks.py:": "ops that blocks compute in a way of their own",
     "tile/interpreter/launch.py:scalars_in_grid": "the two numbers that a guard starts from",
     "tile/ir/affine.py:note": "the affine form of each op that has one",
+    "tile/passes/batch_axes.py:IDS": "numbers of a launch that become those of one row of a batch",
     "tile/passes/independent_iterations.py:reaches": "where the indices of an access stand",
     "tile/passes/integer_facts.py:_divisor": "the divisor of each op that keeps one",
     "tile/passes/operation_counts.py:follow": "numbers of the group in the middle",
