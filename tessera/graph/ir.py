@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dims import size_of
 from ..errors import GraphError, SourceLine
+from ..numerics import stored_bytes
 from ..tensor import Tensor
 from .op import Aval, GraphOp, infer
 
@@ -35,8 +36,9 @@ def elements(v: Value) -> int:
 
 
 def value_bytes(v: Value) -> int:
-    """The bytes of its elements in memory; its extents are numbers."""
-    return elements(v) * v.aval.dtype.numpy.itemsize
+    """The bytes of its elements in memory, packed or one in a byte; its extents are numbers."""
+    dtype, shape = v.aval.dtype, tuple(int(d) for d in v.aval.shape)
+    return max(elements(v) * dtype.numpy.itemsize, stored_bytes(shape, dtype))
 
 
 @dataclass(frozen=True, eq=False)

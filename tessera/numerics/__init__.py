@@ -12,7 +12,7 @@ from tessera.numerics.codec import (
 )
 from tessera.numerics.counts import CastCounts
 from tessera.numerics.dtypes import all_dtypes, dtype_names, dtype_of_numpy, find_dtype
-from tessera.numerics.packing import pack, row_bytes, unpack
+from tessera.numerics.packing import pack, row_bytes, stored_bytes, unpack
 from tessera.numerics.parse import parse, parse_policy
 from tessera.numerics.philox import (
     as_key,
@@ -66,6 +66,7 @@ __all__ = [
     "random_bits",
     "random_bits_at",
     "row_bytes",
+    "stored_bytes",
     "to_codes",
     "uniform",
     "unpack",

@@ -8,6 +8,8 @@ Formats of whole bytes are stored as their little-endian bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,13 @@ def row_bytes(n: int, dtype: DType | str) -> int:
     if dtype.bits == 6:
         return (n + 3) // 4 * 3
     return n * dtype.numpy.itemsize
+
+
+def stored_bytes(shape: Sequence[int], dtype: DType) -> int:
+    """Of a tensor in row-major order: packed types take whole bytes per row; a number is a row."""
+    if not dtype.packed:
+        return prod(shape) * dtype.numpy.itemsize
+    return prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
 
 
 def pack(a: Any, dtype: DType | str) -> np.ndarray:

@@ -167,16 +167,6 @@ def test_kernels_compute_what_the_op_means(mode: str, op: GraphOp, s: Sample, rn
         assert_close(got, w, v.aval.dtype.name, n=64)
 
 
-@pytest.mark.parametrize("kind", ["fp4_e2m1", "fp6_e3m2", "int4"])
-def test_packed_types_are_refused(kind: str) -> None:
-    """Graphs keep them an element in a byte, which no kernel reads."""
-    x = ts.cast(ts.ones((2, 3)), kind)
-    for fn in (ts.transpose, lambda x: x[1], lambda x: ts.concatenate([x, x]), ts.flip,
-               lambda x: ts.take(x, ts.tensor([1])), lambda x: ts.cast(x, "f32"), ts.argmax):
-        with pytest.raises(UnsupportedTargetError, match="no kernel for GPUs"):
-            lower(ts.jit(fn).graph(x), TARGET)
-
-
 @pytest.mark.parametrize("kind", ["int8", "int64", "uint8", "uint32"])
 @pytest.mark.parametrize("fn", [ts.sign, ts.abs, lambda x: x // 3, lambda x: x % 3, lambda x: x**2,
                                 lambda x: ts.max(x, (0, 1)), lambda x: ts.prod(x, 0), ts.sqrt],

@@ -620,20 +620,6 @@ def test_draws_on_a_gpu_are_those_of_the_cpu(gpu):
         assert np.array_equal(program.run([x.array])[0], y)
 
 
-def test_packed_types_are_refused_on_gpus(x):
-    @ts.kernel
-    def narrow(x: Tensor["N"], z: Tensor["N", ts.fp4_e2m1]):
-        z[tile_n:tile_n + 16] = tile.load(x[tile_n:tile_n + 16])
-
-    def f(x):
-        z = ts.zeros(x.shape, "fp4_e2m1")
-        narrow(x, z)
-        return ts.cast(z, f32)
-
-    with pytest.raises(ts.UnsupportedTargetError, match="keeps fp4_e2m1 unpacked"):
-        CudaProgram(ts.jit(f).graph(x))
-
-
 def test_a_grid_that_is_data_is_refused_on_gpus(x):
     @ts.kernel(grid=lambda n: (n,))
     def first(x: Tensor["N"], y: Tensor["N"], n: i32):

@@ -24,7 +24,7 @@ from ...runtime.host_memory import keep
 from ...runtime.sentinel_words import owned
 from ...runtime.step_times import TimedStep, run_timed, step_observers
 from ...tensor import Tensor
-from ...tile.launch.resident import Resident, on_gpu
+from ...tile.launch.resident import Resident
 from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
@@ -258,7 +258,7 @@ class Workspace:
         """offset: the element of the buffer at which it begins."""
         base = self.program.base(name)
         pointer, owner = self.memory[base]
-        dtype = self.program.plan.buffer(base).type.dtype
+        dtype = self.program.plan.buffer(name).type.dtype
         at = offset * dtype.numpy.itemsize
         made = ForeignArray(pointer + at, shape, dtype, self.device.index, owner)
         self.arrays.setdefault(base, []).append((made, at))
@@ -303,8 +303,8 @@ class Workspace:
 
     def _reads(self, x: Tensor | np.ndarray) -> bool:
         """Whether kernels read it where it lies."""
-        return not self.fixed and isinstance(x, Resident) and (
-            x.memory.device is self.device and not x.dtype.packed)
+        return (not self.fixed and isinstance(x, Resident)
+                and x.memory.device is self.device)
 
     def _bind_own(self, name: str) -> None:
         """A buffer for what lies elsewhere: made when it is first needed, and kept."""
@@ -316,11 +316,12 @@ class Workspace:
     def _load(self, name: str, x: Tensor | np.ndarray) -> None:
         """Give an input, capture or constant its elements."""
         memory = self.memory[name][1]
-        if isinstance(x, Resident) and x.memory.device is self.device and not x.dtype.packed:
+        if isinstance(x, Resident) and x.memory.device is self.device:
             if memory.nbytes:
                 memory.copy(x.memory)
             return
-        array = np.ascontiguousarray(x.array if isinstance(x, Tensor) else x)
+        held = x.buffer if isinstance(x, Tensor) and x.dtype.packed else x
+        array = np.ascontiguousarray(held.array if isinstance(held, Tensor) else held)
         if array.size:
             memory.load(array)
 
@@ -375,7 +376,7 @@ class Workspace:
         for name in plan.results:
             b, base = plan.buffer(name), plan.base(name)
             own = (not self.fixed and (plan.buffer(base).kind == "result" or base in over)
-                   and base not in taken and not b.type.dtype.packed)
+                   and base not in taken)
             taken |= {base} if own else set()
             given = next((i for i in left if own and base not in over and may_overwrite(
                 self.program, self.program.lowered.inputs[i], base)), None)
@@ -386,10 +387,7 @@ class Workspace:
                 self._bind_own(base)
         return found
 
-    def _new_result(self, r: ResultBuffer, leaves: Sequence[Tensor]) -> Resident | None:
-        """The memory of a result; of packed types, which graphs keep unpacked, none yet."""
-        if r.buffer.type.dtype.packed:
-            return None
+    def _new_result(self, r: ResultBuffer, leaves: Sequence[Tensor]) -> Resident:
         memory = None if r.given is None else self._free_memory(leaves[r.given])
         if r.base in self.program.lowered.overwritten and r.own:
             return Resident(r.buffer.shape, r.buffer.type, self.device.index,
@@ -408,13 +406,8 @@ class Workspace:
         # the tensor, the buffer that was bound, and the argument of getrefcount
         return None if captured or sys.getrefcount(x.memory) > 3 else x.memory
 
-    def _finished(self, r: ResultBuffer, made: Resident | None) -> Tensor:
+    def _finished(self, r: ResultBuffer, made: Resident) -> Tensor:
         memory = self.memory[r.base][1]
-        if made is None:
-            out = np.empty(r.buffer.shape, r.buffer.type.dtype.numpy)
-            self.device.synchronize()
-            memory.read(out)
-            return on_gpu(Tensor(out, r.buffer.type), self.device.index)
         if made.memory.nbytes and not r.own:
             made.memory.copy(memory)
         return made

@@ -20,6 +20,7 @@ from ..ir import Graph, Node, Value
 from ..ops.convert import CAST_STOCHASTIC
 from ..schedule.library_call import LibraryCall, library_call
 from ..simplify import Rewriter
+from .packed_values import ROUND
 from .spell import no_kernel
 
 SMALL = 4096  # elements of a value that the host computes at each call
@@ -35,12 +36,13 @@ def open_keys(graph: Graph) -> Graph:
     rw = Rewriter()
     for node in graph.nodes:
         rw.where = node.where
-        if node.op.makes == "bits" or node.op is CAST_STOCHASTIC:
+        if node.op.makes == "bits" or node.op in (CAST_STOCHASTIC, ROUND):
             *xs, key = node.inputs
             words = (_word(rw, key, i) for i in (0, 1))
-            op = CAST if node.op is CAST_STOCHASTIC else BITS
+            op = {CAST_STOCHASTIC: CAST, ROUND: ROUND}.get(node.op, BITS)
             _require_exact(node)
-            node = Node(op, (*xs, *words), {}, node.outputs, node.where)
+            attrs = node.attrs if op is ROUND else {}
+            node = Node(op, (*xs, *words), attrs, node.outputs, node.where)
         rw.add(node)
     return Graph(graph.name, graph.inputs, graph.captures, tuple(rw.nodes), graph.outputs)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from ... import config
 from ...dims import Dim
 from ...errors import TraceError, UnsupportedTargetError, user_line
+from ...numerics import stored_bytes
 from ...runtime.arrays import Array, dense_strides
 from ...runtime.buffer import copy_bytes, fill_bytes
 from ...tile.interpreter.arguments import Bound, Placement
@@ -42,7 +42,7 @@ from ..schedule.ir import ALIGN_BYTES, GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild, remove_dead
 from .kernel_text import KernelText
-from .spell import no_kernel
+from .packed_values import elements_of, stored_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +169,7 @@ def _require_no_rounding(function: Function) -> None:
 
 # --- as a group -----------------------------------------------------------------------------------
 def kernel_group(node: Node) -> FusionGroup:
-    """The group of a kernel's node. Raises UnsupportedTargetError for packed types."""
-    for v in (*node.inputs, *node.outputs):
-        if v.aval.dtype.packed:
-            raise no_kernel(node, f"a graph on a GPU keeps {v.aval.dtype} unpacked")
+    """The group of a kernel's node."""
     return FusionGroup("launch", extents_of(node.outputs[0]), [node], list(node.inputs),
                        list(node.outputs), writes_all=True)
 
@@ -216,7 +213,10 @@ def launch_of(node: Node, numbers: Mapping[Value, Any]) -> NodeKernel:
 
 def _byte(v: Value, number: Any) -> int | None:
     """The byte that all bytes of an element are, if there is one."""
-    found = set(np.asarray(number).astype(v.aval.dtype.numpy).tobytes())
+    dtype = v.aval.dtype
+    if dtype.packed:
+        return int(number)  # of what lies packed the bytes are known
+    found = set(np.asarray(number).astype(dtype.numpy).tobytes())
     return found.pop() if len(found) == 1 else None
 
 
@@ -274,15 +274,16 @@ class NodeLaunch:
         """On host memory, under the interpreter. read: the memory of a buffer."""
         made, operands = self.shared, self._operands()
         for name in made.call.written:
-            o = self._results()[name]
-            whole = read(o.name).reshape(o.shape)
+            whole = read(self._results()[name].name).reshape(-1)
             if name not in (fills := dict(made.fills)):
-                whole[...] = read(operands[name].name).reshape(o.shape)
+                source = read(operands[name].name).reshape(-1)
+                whole.view(np.uint8)[...] = source.view(np.uint8)
             elif (byte := fills[name]) is not None:
                 whole.view(np.uint8)[...] = byte
         types = {p.value.name: p.type for p in made.work.function.params
                  if isinstance(p.type, GlobalTensor)}
-        memories = {n: Memory(n, shape, types[n].numeric, read(buffer).reshape(-1)[:prod(shape)])
+        memories = {n: Memory(n, shape, types[n].numeric,
+                              elements_of(read(buffer), types[n].dtype, shape).reshape(-1))
                     for n, buffer, shape in self._tensors()}
         bound = replace(made.bound, values=made.bound.values | memories,
                         given={n: m.flat for n, m in memories.items()})
@@ -290,6 +291,10 @@ class NodeLaunch:
         key = None if words is None else (int(words[0]), int(words[1]))
         run_grid(made.work.function, bound, made.work.lanes, made.work.grid,
                  made.call.kernel.__name__, key=key)
+        for name, o in self._results().items():
+            if o.type.dtype.packed:
+                flat = memories[name].flat.reshape(memories[name].shape)
+                read(o.name).reshape(-1)[...] = stored_array(flat, o.type.dtype).reshape(-1)
 
     # --- on a GPU -------------------------------------------------------------------------------
     def steps(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
@@ -302,7 +307,7 @@ class NodeLaunch:
         operands, results, fills = self._operands(), self._results(), dict(self.shared.fills)
         for name in self.shared.call.written:
             o = results[name]
-            nbytes = prod(o.shape) * o.type.dtype.numpy.itemsize
+            nbytes = stored_bytes(o.shape, o.type.dtype)
             if not nbytes:
                 continue
             if name not in fills:

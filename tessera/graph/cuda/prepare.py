@@ -20,6 +20,7 @@ from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
 from .node_kernels import drop_overwritten
+from .packed_values import multiply_narrow, open_packed
 from .scatters import open_writes
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
@@ -115,6 +116,8 @@ PIPELINE: list[Pass] = [
     drop_overwritten,
     expand,
     expand_for_kernels,
+    multiply_narrow,
+    open_packed,
     canonicalize,
     merge_common,
     canonicalize,

@@ -24,6 +24,7 @@ from .kernel_text import GroupKernel, KernelText, compiled
 from .library_steps import LibraryStep
 from .lower import LoweredGraph, lower
 from .node_kernels import NodeKernel, NodeLaunch
+from .packed_values import elements_of, stored_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +98,9 @@ class CudaProgram:
             given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])
                      for (name, shape), at in zip(step.arguments, step.offsets, strict=True)]
             step.shared(*given)
-        return [memory[self.base(name)].reshape(self.plan.buffer(name).shape).copy()
-                for name in self.plan.results]
+        results = map(self.plan.buffer, self.plan.results)
+        return [elements_of(memory[self.base(b.name)], b.type.dtype, b.shape).copy()
+                for b in results]
 
     def require_unchanged(self) -> None:
         """Raises TraceError when a kernel among its steps would not be compiled so any more."""
@@ -118,10 +120,10 @@ class CudaProgram:
         return self.plan.base(name)
 
     def _host_memory(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        memory = {n: np.ascontiguousarray(a) for n, a in zip(self.lowered.inputs, arrays,
-                                                            strict=True)}
+        given = [*zip(self.lowered.inputs, arrays, strict=True),
+                 *((n, t.array) for n, t in self.lowered.captures.items())]
+        memory = {n: stored_array(a, self.plan.buffer(n).type.dtype) for n, a in given}
         memory |= {n: memory[n].copy() for n in self.lowered.overwritten}
-        memory |= {n: np.ascontiguousarray(t.array) for n, t in self.lowered.captures.items()}
         memory |= self.lowered.constants
         memory |= zip(self.lowered.drawn, self.lowered.draws.run(), strict=True)
         for b in self.plan.buffers:
@@ -138,7 +140,7 @@ def run_of(memory: np.ndarray, shape: tuple[int, ...], offset: int) -> np.ndarra
 def poisoned(b: PlannedBuffer) -> np.ndarray:
     """NaN, or the largest integer's bits."""
     raw = np.full(max(b.nbytes, 1), 0xFF, np.uint8)[:b.nbytes]
-    return raw.view(b.type.dtype.numpy).reshape(b.shape)
+    return raw if b.type.dtype.packed else raw.view(b.type.dtype.numpy).reshape(b.shape)
 
 
 __all__ = ["GroupLaunch", "CudaProgram", "run_of"]

@@ -26,6 +26,7 @@ from .copy_kernels import MOVES
 from .host_steps import host_groups
 from .library_steps import library_group
 from .node_kernels import kernel_group
+from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
 from .spell import COMBINE, is_light, is_stored, no_kernel, template
 from .strips import STRIP_SUM, strips_of, takes_strips
@@ -38,6 +39,11 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of eac
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
 OWN = sorting.KINDS | scatters.KINDS  # of ops that passes put into a graph
+
+
+# --- loops ----------------------------------------------------------------------------------------
+def _loop_space(node: Node) -> Space | None:
+    return extents_of(node.outputs[0]) if node.op in ELEMENTWISE else loop_space(node)
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------
@@ -211,8 +217,9 @@ def _buffer(group: FusionGroup) -> str:
 
 
 CUDA = ScheduleTarget(
-    name="cuda", loop_space=loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
+    name="cuda", loop_space=_loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
     buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, epilogue=anchor_frame, light=is_light,
-    recomputed=lambda node: node.op.name == "cast", repeatable=_repeatable, takes=_takes)
+    recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
+    takes=_takes)
 
 __all__ = ["CUDA", "indexed_kind"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ...dims import show_shape, size_of
+from ...dims import show_shape
 from ...errors import SourceLine, short_path
-from ...numerics import NumericType
+from ...numerics import NumericType, stored_bytes
 from ...tile.ir.schedule import Schedule
 from ..ir import show_attr
 
@@ -44,7 +44,7 @@ class PlannedBuffer:
 
     @property
     def nbytes(self) -> int:
-        return int(size_of(self.shape)) * self.type.dtype.numpy.itemsize
+        return stored_bytes(self.shape, self.type.dtype)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}{show_shape(self.shape)} {self.lies}"

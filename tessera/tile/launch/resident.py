@@ -19,7 +19,7 @@ import numpy as np
 
 from tessera import hooks
 from tessera.errors import ArgumentError
-from tessera.numerics import DType, NumericType, as_type, row_bytes
+from tessera.numerics import NumericType, as_type, row_bytes, stored_bytes
 from tessera.open_trace import trace_state
 from tessera.runtime import dlpack
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
@@ -208,13 +208,6 @@ def on_host(x: Tensor) -> Tensor:
     return Tensor(x.array, x.type, scale=scale, is_param=x.is_param, name=x.name)
 
 
-def stored_bytes(shape: tuple[int, ...], dtype: DType) -> int:
-    """Of a tensor's buffer: packed types take whole bytes per row."""
-    if not dtype.packed:
-        return prod(shape) * dtype.numpy.itemsize
-    return prod(shape[:-1]) * row_bytes(shape[-1] if shape else 1, dtype)
-
-
 @reader(Resident, place=lambda x: x.memory.device.index, pointer="{}.memory.pointer",
         facts=("{}._shape", "{}.type.dtype", "{}.memory.device.index"))
 def read_resident(x: Any, name: str) -> Array:
@@ -304,5 +297,4 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["Resident", "adopted", "as_bytes", "from_bytes", "from_dlpack", "on_gpu", "on_host",
-           "stored_bytes"]
+__all__ = ["Resident", "adopted", "as_bytes", "from_bytes", "from_dlpack", "on_gpu", "on_host"]

@@ -1,0 +1,224 @@
+"""Types of less than a byte in graphs for GPUs: arguments, results, casts, moves, products and the
+user's kernels, with the bits of ml_dtypes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+import tessera.numerics as tn
+from fake_gpu import Copies
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from tessera import Tensor, f32
+from tessera.graph.cuda import CudaProgram, text_of
+from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.op import OPS
+from tessera.graph.trace import apply
+from tessera.tile.launch.resident import Resident
+
+FLOATS = {"fp4_e2m1": ml_dtypes.float4_e2m1fn, "fp6_e2m3": ml_dtypes.float6_e2m3fn,
+          "fp6_e3m2": ml_dtypes.float6_e3m2fn}
+KINDS = [*FLOATS, "int4"]
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 0.25, 0.75, -0.0625, 0.03125, 7.25,
+           -30.0, 1e9, 2.5, -3.5]
+
+
+def drawn(rng, n=140):
+    return np.concatenate([rng.standard_normal(n) * 2.0 ** rng.integers(-6, 6, n), SPECIAL]
+                          ).astype(np.float32)
+
+
+def every(kind, shape):
+    """All codes of a type, again and again."""
+    d = tn.find_dtype(kind)
+    codes = np.arange(np.prod(shape)) % (1 << d.bits)
+    return Tensor(codes.astype(np.uint8).view(d.numpy).reshape(shape), ts.numerics.as_type(kind))
+
+
+def bits(x):
+    return np.asarray(x).view(np.uint8) & 0x3F if np.asarray(x).dtype.itemsize == 1 else x
+
+
+def run(f, *xs):
+    graph = ts.jit(f).graph(*xs)
+    return CudaProgram(graph).run([x.array for x in xs])
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_casts_are_those_of_ml_dtypes(kind, rng):
+    x = drawn(rng)
+    (got,) = run(lambda x: ts.cast(x, kind), ts.tensor(x))
+    with np.errstate(all="ignore"):
+        want = x.astype(FLOATS[kind])
+    assert got.dtype == FLOATS[kind] and np.array_equal(bits(got), bits(want))
+    codes = every(kind, (5, 77))
+    (back,) = run(lambda x: ts.cast(x, "f32"), codes)
+    want = codes.array.astype(np.float32)
+    assert np.array_equal(back.view(np.uint32), want.view(np.uint32))
+    (half,) = run(lambda x: ts.cast(x, "bf16"), codes)
+    assert np.array_equal(half.view(np.uint16), want.astype(ml_dtypes.bfloat16).view(np.uint16))
+
+
+@pytest.mark.parametrize("kind", ["int4", "fp4_e3m0", "fp4_e2m1 @saturate",
+                                  'fp6_e3m2 @rounding("toward_zero")'])
+def test_casts_are_those_of_the_codec(kind, rng):
+    t, x = ts.numerics.as_type(kind), drawn(rng)
+    x = x if t.dtype.kind == "float" else x[np.isfinite(x)]
+    for source in ("f32", "f64", "f16", "int32"):
+        y = ts.cast(ts.tensor(x), source)
+        (got,) = run(lambda x: ts.cast(x, kind), y)
+        want = tn.encode(y.array, t.dtype, rounding=t.policy.rounding, saturate=t.policy.saturate)
+        assert np.array_equal(bits(got), bits(want)), source
+    (back,) = run(lambda x: ts.cast(x, "f32"), every(kind.split()[0], (3, 33)))
+    want = tn.decode(every(kind.split()[0], (3, 33)).array, t.dtype)
+    assert np.array_equal(back, want) and np.array_equal(np.signbit(back), np.signbit(want))
+
+
+def test_between_packed_types(rng):
+    for a in KINDS:
+        for b in KINDS:
+            x = every(a, (7, 9))
+            (got,) = run(lambda x: ts.cast(x, b), x)  # noqa: B023
+            assert np.array_equal(bits(got), bits(ts.cast(x, b).array)), (a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 7), (2, 3, 4), (0, 3), (2, 0)], ids=str)
+def test_arguments_and_results_of_any_extents(kind, shape):
+    x = every(kind, shape)
+    got = run(lambda x: (x, ts.reshape(x, (-1,)), ts.cast(ts.cast(x, "f32"), kind)), x)
+    for y, want in zip(got, (x.array, x.array.reshape(-1), x.array), strict=True):
+        assert y.shape == want.shape and np.array_equal(bits(y), bits(want))
+
+
+MOVES = {
+    "transpose": lambda x: ts.transpose(x), "row": lambda x: x[1],
+    "slice": lambda x: x[:, 1::2], "flip": lambda x: ts.flip(x),
+    "joined": lambda x: ts.concatenate([x, ts.full((1, 7), 1, x.type), x[:2]]),
+    "taken": lambda x: ts.take(x, ts.tensor([2, 0, 2])), "padded": lambda x: ts.pad(x, 1),
+    "split": lambda x: ts.split(x, [3, 4], 1), "sorted": lambda x: ts.sort(x),
+    "repeated": lambda x: ts.broadcast_to(x, (2, 3, 7)), "rolled": lambda x: ts.roll(x, 2, 1),
+    "argmax": lambda x: ts.argmax(x, 0), "max": lambda x: ts.max(x, 1),
+    "sum": lambda x: ts.sum(x, 0), "doubled": lambda x: x + x, "relu": lambda x: ts.relu(x),
+    "where": lambda x: ts.where(x > 1, x, ts.zeros_like(x)),
+}
+
+
+@pytest.mark.parametrize("kind", ["fp4_e2m1", "fp6_e3m2", "int4"])
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_and_arithmetic(name, kind):
+    x = every(kind, (3, 7))
+    got, want = run(MOVES[name], x), ts.jit(MOVES[name])(x)
+    for a, b in zip(got, want if isinstance(want, tuple | list) else [want], strict=True):
+        assert a.dtype == b.array.dtype and np.array_equal(bits(a), bits(b.array))
+
+
+@pytest.mark.parametrize("kind", ["fp4_e2m1", "fp6_e2m3", "int4"])
+def test_random_rounding(kind, rng):
+    x = ts.tensor(drawn(rng)[np.isfinite(drawn(rng))])
+    f = ts.jit(lambda x: ts.cast(x, f"{kind} @stochastic_round"))
+    ts.random.seed(5)
+    want = [f(x).array for _ in range(2)]
+    program = CudaProgram(f.graph(x))
+    ts.random.seed(5)
+    for w in want:
+        assert np.array_equal(bits(program.run([x.array])[0]), bits(w))
+
+
+# --- products -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("a", "b", "form"), [
+    ("fp4_e2m1", "fp4_e2m1", "bf16"), ("fp6_e3m2", "fp6_e3m2", "bf16"), ("int4", "int4", "int8"),
+    ("fp4_e2m1", "bf16", "bf16"), ("fp4_e2m1", "fp6_e2m3", "bf16")])
+def test_products_are_of_tensor_cores(a, b, form):
+    x, y = every(a, (64, 96)), ts.cast(every(b, (96, 32)), b) if b != "bf16" else ts.cast(
+        every("fp6_e3m2", (96, 32)), "bf16")
+    graph = ts.jit(lambda x, y: ts.cast(x, "f32") @ ts.cast(y, "f32") if form == "bf16" else
+                   x @ y).graph(x, y)
+    text = text_of("schedule", graph, "sm_90a")
+    assert f"operands of {form}" in text
+    want = x.array.astype(np.float64) @ y.array.astype(np.float64)
+    (got,) = CudaProgram(graph).run([x.array, y.array])
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=1e-6)
+    assert "mma" in text_of("ptx", graph, "sm_90a")
+
+
+def test_quantized_weights_and_their_gradient(rng):
+    w = ts.tensor(rng.standard_normal((32, 16)).astype(np.float32))
+    x = ts.tensor(rng.standard_normal((8, 32)).astype(np.float32))
+
+    def loss(x, w):
+        q = ts.quantize(w, 'int4 @scaled("amax")')
+        return ts.sum((x @ ts.dequantize(q)) ** 2)
+
+    f = ts.jit(ts.value_and_grad(loss))
+    value, slope = CudaProgram(f.graph(x, w)).run([x.array, w.array])
+    want = f(x, w)
+    np.testing.assert_allclose(value, want[0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(slope, want[1].numpy(), rtol=1e-4, atol=1e-4)
+
+
+# --- kernels --------------------------------------------------------------------------------------
+@ts.kernel
+def halved(x: Tensor["M", "N", ts.fp4_e2m1], y: Tensor["M", "N", ts.fp6_e3m2]):
+    t = ts.tile.load(x[tile_m:tile_m + 4, tile_n:tile_n + 16])
+    y[tile_m:tile_m + 4, tile_n:tile_n + 16] = ts.tile.cast(t, f32) * 0.5
+
+
+def into(x):
+    y = ts.zeros(x.shape, "fp6_e3m2")
+    halved(x, y)
+    return y
+
+
+def test_kernels_take_packed_tensors():
+    x = every("fp4_e2m1", (3, 7))
+    f = ts.jit(lambda x: into(ts.transpose(x)))
+    (got,) = CudaProgram(f.graph(x)).run([x.array])
+    assert np.array_equal(bits(got), bits(f(x).array))
+    (rows,) = CudaProgram(ts.jit(ts.vmap(into)).graph(ts.stack([x, x]))).run(
+        [np.stack([x.array, x.array])])
+    assert np.array_equal(bits(rows[1]), bits(into(x).array))
+    assert "halved" in text_of("ptx", f.graph(x), "sm_90a")
+
+
+def test_what_a_kernel_does_not_write_keeps_its_codes():
+    @ts.kernel
+    def first_row(x: Tensor["M", "N", ts.int4], y: Tensor["M", "N", ts.int4]):
+        y[0:1, 0:16] = ts.tile.load(x[0:1, 0:16])
+
+    def f(x, y):
+        y = ts.flip(y)
+        z = ts.full(x.shape, 3, "int4")
+        first_row(x, y)
+        first_row(x, z)
+        return y, z
+
+    x, y = every("int4", (3, 5)), every("int4", (5, 3))
+    y = ts.reshape(y, (3, 5))
+    for got, want in zip(run(f, x, y), ts.jit(f)(x, y), strict=True):
+        assert np.array_equal(bits(got), bits(want.array))
+
+
+def test_arithmetic_on_codes_is_refused():
+    """Public functions widen first."""
+    x = every("fp4_e2m1", (3, 7))
+    graph = ts.jit(lambda x: apply(OPS["add"], x, x)).graph(x)
+    with pytest.raises(ts.UnsupportedTargetError, match="add.* no type of less than a byte"):
+        CudaProgram(graph)
+
+
+# --- where they lie -----------------------------------------------------------------------------
+def test_packed_tensors_on_a_gpu_are_read_and_written_where_they_lie(gpu, driver, monkeypatch):
+    x = every("fp6_e2m3", (3, 7))
+    f = ts.jit(lambda x: ts.cast(ts.cast(x, "f32") * 2.0, "fp4_e2m1"))
+    executable = DeviceExecutable(f.graph(x))
+    there = x.to("cuda")
+    executable.tensors([there])
+    copies = Copies(driver, monkeypatch)
+    (made,) = executable.tensors([there])
+    assert isinstance(made, Resident) and made.memory.nbytes == 12
+    assert copies.to_device == copies.to_host == 0
+    assert np.array_equal(bits(made.array), bits(f(x).array))
