@@ -12,6 +12,8 @@ import tessera as ts
 from kernels.build import build
 from ptx_harness import require_compiler
 from tessera import config
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.levels import compiled_of
 from tessera.tile.launch.levels import compiled_for
 from tessera.tile.passes.operation_counts import ring_bytes
 
@@ -59,3 +61,18 @@ def test_warps_are_the_threads_of_the_block():
         _, made = compiled(ts.Schedule(m=64, n=64, k=32, warps=warps))
         assert re.search(rf"\.(maxntid|reqntid) {32 * warps}\b", made.built.ptx)
         assert made.built.kernel.threads == 32 * warps
+
+
+def test_convolutions_spill_nothing():
+    """Forward and both adjoints: 128 x 128 sums and a gathered operand in registers."""
+    def products(x, w, g):
+        y, back = ts.vjp(lambda x, w: ts.conv2d(x, w, padding=1), x, w)
+        return (y, *back(g))
+
+    types = [ts.Tensor[8, 128, 32, 32, ts.bf16], ts.Tensor[128, 128, 3, 3, ts.bf16],
+             ts.Tensor[8, 128, 32, 32, ts.bf16]]
+    made = CudaProgram(ts.jit(products).graph(*types), "sm_90a")
+    launches = [n for n in made.launches if n.group.kind == "launch"]
+    assert len(launches) == 3
+    for launch in launches:
+        assert compiled_of(launch, made.target).built.resources.spill_store_bytes == 0

@@ -16,6 +16,7 @@ from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .attention_kernels import use_attention_kernels
+from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
@@ -113,6 +114,7 @@ PIPELINE: list[Pass] = [
     canonicalize,
     merge_common,
     use_attention_kernels,
+    use_conv_kernels,
     drop_overwritten,
     expand,
     expand_for_kernels,

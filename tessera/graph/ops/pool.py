@@ -10,8 +10,9 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import literal, need_float, promote, public, store, to_compute
 from ..trace import apply
-from .conv import Pairs, padding_pairs, patches_of, per_axis
+from .conv import padding_pairs, per_axis
 from .shape import PAD
+from .windows import Pairs, patches_of
 
 
 def _surround(x: Tensor, pads: Pairs, fill: Any) -> Tensor:
