@@ -9,7 +9,6 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
-from tessera.graph.cuda.levels import matmul_launches
 
 CASES = {
     "plain": ((2, 16, 9, 10), (48, 16, 3, 3), {"padding": 1}),
@@ -51,10 +50,12 @@ def calls(made: CudaProgram) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions_and_their_adjoints(name: str, target: str, rng: Any) -> None:
     xs, ws, keys = CASES[name]
-    made = check(lambda x, w: products(lambda x, w: ts.conv2d(x, w, **keys), x, w),
-                 integers(rng, xs), integers(rng, ws), target=target)
+    fn = lambda x, w: products(lambda x, w: ts.conv2d(x, w, **keys), x, w)  # noqa: E731
+    x, w = integers(rng, xs), integers(rng, ws)
+    made = check(fn, x, w, target=target)
     assert calls(made) == ["conv_images", "conv_images", "conv_filters"]
-    assert {form for m in matmul_launches(made) for form in m.forms} == {"mma"}
+    matmuls = ts.jit(fn).schedule(x, w, target=target).matmuls
+    assert len(matmuls) == 3 and {form for m in matmuls for form in m.how.all} == {"mma"}
     assert not any(g.kind in ("elements", "gemm") for g in made.plan.groups)
 
 
