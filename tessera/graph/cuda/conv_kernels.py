@@ -14,8 +14,9 @@ from typing import Any
 from ...kernels.conv import Geometry, conv_filters, conv_images
 from ...tensor import Tensor
 from .. import functions as F
-from ..expand import expand_by
+from ..expand import Rule, expand_by
 from ..ir import Graph, Node
+from ..op import GraphOp
 from ..ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 
 LEAST = 16  # channels of a group: the depth of one mma of 16 bits
@@ -122,6 +123,6 @@ def _depth(n: int) -> int:
     return next((size for size in (16, 32) if n <= size), 64)
 
 
-RULES = {CONV: _conv, CONV_INPUT: _conv_input, CONV_FILTER: _conv_filter}
+RULES: dict[GraphOp, Rule] = {CONV: _conv, CONV_INPUT: _conv_input, CONV_FILTER: _conv_filter}
 
 __all__ = ["use_conv_kernels"]

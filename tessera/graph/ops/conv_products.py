@@ -44,7 +44,7 @@ def _wide(a: Aval, b: Aval) -> Any:
     return wide_type(a.dtype) if is_multiplied_as_stored(a.dtype) else a.type
 
 
-def _places(spatial: Ints, window: Ints, stride: Ints, dilation: Ints, padding: Pairs) -> Ints:
+def _places(spatial: tuple, window: tuple, stride: Ints, dilation: Ints, padding: Pairs) -> tuple:
     return tuple(map(out_extent, spatial, window, stride, dilation, padding))
 
 
@@ -69,7 +69,7 @@ def _filter_shape(x: Aval, g: Aval, window: Ints, stride: Ints, padding: Pairs, 
     return Aval((g.shape[1], x.shape[1] // groups, *window), _wide(x, g))
 
 
-def _check_places(g: Aval, spatial: Ints, window: Ints, stride: Ints, dilation: Ints,
+def _check_places(g: Aval, spatial: tuple, window: tuple, stride: Ints, dilation: Ints,
                   padding: Pairs) -> None:
     want = _places(spatial, window, stride, dilation, padding)
     if tuple(g.shape[2:]) != want:
@@ -245,15 +245,15 @@ def _flops(images: int, filters: int) -> Any:
 
 
 # --- ops --------------------------------------------------------------------------------------
-def _samples(order: tuple[int, int], narrow: bool = True, **extra: Any) -> tuple[Sample, ...]:
+def _samples(order: tuple[int, int], **extra: Any) -> tuple[Sample, ...]:
     """Of images, filters and results, the operands in this order. extra: an attribute that is the
     extents of the third behind its channels."""
     cases = (((2, 3, 5), (4, 3, 3), (2, 4, 5), (1,), ((1, 1),), (1,), 1),
              ((1, 4, 5, 6), (2, 2, 2, 3), (1, 2, 2, 3), (2, 1), ((0, 0), (1, 0)), (2, 2), 2))
     made = []
     for *shapes, stride, padding, dilation, groups in cases:
-        attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-                 "accum": F32}
+        attrs: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation,
+                                 "groups": groups, "accum": F32}
         (third,) = {0, 1, 2} - set(order)
         attrs |= {name: tuple(shapes[third][2:]) for name in extra}
         made.append(sample(*(shapes[i] for i in order), **attrs))
