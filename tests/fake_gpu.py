@@ -29,6 +29,7 @@ from tessera.runtime.flags import ReportSite
 from tessera.runtime.module import LoadedKernel as Code
 from tessera.runtime.ptxas import Resources
 from tessera.runtime.sentinel_words import SITE_WORDS
+from tessera.tile.cuda import compile_processes
 from tessera.tile.cuda.emit.emitter import Parameter, kind_of
 from tessera.tile.interpreter.machine import Machine
 from tessera.tile.interpreter.memory import Memory, MemoryBox
@@ -183,6 +184,7 @@ def memory(pointer: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 @pytest.fixture
 def gpu(driver, monkeypatch, tmp_path):
     """The fake compiler; kernels are cached in an empty folder."""
+    compile_processes.close()  # those that an earlier test began have the compiler
     made = Compiler(driver)
     monkeypatch.setattr(machine_code, "compile_request", made.compile)
     monkeypatch.setattr(machine_code, "fingerprint", lambda: "of the fake compiler")
