@@ -19,7 +19,7 @@ import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from tessera import CompileError, Tensor, config, f32
-from tessera.graph.cuda import compile_program
+from tessera.graph.cuda import compile_program, generate_kernels
 from tessera.graph.cuda.levels import program_of, request_of
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch import compile_images as module
@@ -121,8 +121,8 @@ def wanted_of(*extents: int) -> list[WantedImage]:
     for n in extents:
         program = program_of(ts.jit(lambda x: ts.exp(x) * 2.0).graph(Tensor[n, f32]))
         (launch,) = program.launches
-        found.append(WantedImage(launch.kernel.function(), request_of(
-            launch, program.target), {}))
+        found.append(WantedImage(launch.shared.function(), request_of(launch, program.target), {},
+                                 launch.group.where))
     return found
 
 
@@ -143,6 +143,8 @@ def test_what_a_process_refuses_is_this_ones_error(pool, monkeypatch):
     with pytest.raises(CompileError, match="nothing") as caught:
         compile_images([good, bad, other])
     assert caught.value.__cause__ is not None  # what Numba said
+    where = caught.value.where
+    assert where is not None and where.file == __file__ and "ts.exp(x) * 2.0" in where.text
     assert good.loaded and not bad.loaded
     monkeypatch.undo()
     assert compile_images([good, bad, other]) == 1 and bad.loaded and other.loaded
@@ -155,6 +157,14 @@ def test_a_process_that_dies_costs_time_alone(pool):
     assert gone(pool.pid)
     wanted = wanted_of(200, 300)
     assert compile_images(wanted) == 2 and all(w.loaded for w in wanted)
+
+
+def test_one_process_is_this_one(pool):
+    """Also while others run."""
+    with config.scope(compile_processes=1), compile_processes.processes() as made:
+        assert made is None
+    with compile_processes.processes(begin=False) as made:
+        assert made is pool
 
 
 def test_a_child_of_a_fork_has_none_of_them(pool):
@@ -279,3 +289,35 @@ def test_a_first_call_compiles_before_it_launches(gpu, driver, monkeypatch):
     assert asked == [(3, 3, 0)] and compiled == 3
     ts.jit(f)(a)
     assert len(asked) == 2 and asked[1][1] == 0 and len(gpu.requests) == compiled
+
+
+def name_of(launch, target) -> str:
+    """Of its entry on the disk, when its arrays begin at whole accesses."""
+    function = launch.shared.function()
+    tensors = frozenset(p.value.name for p in function.params if p.role != "dim")
+    return replace(request_of(launch, target), aligned=tensors).key(function)
+
+
+def test_kernels_of_one_form_have_one_name_on_the_disk(monkeypatch):
+    """In other programs, with other names and lines, and as often as a model has layers."""
+    def names(f, *types) -> tuple[int, set[str]]:
+        monkeypatch.setattr(generate_kernels, "_kernels", {})  # a new process
+        program = program_of(ts.jit(f).graph(*types))
+        return len(program.launches), {name_of(launch, program.target)
+                                       for launch in program.launches}
+
+    def layers(n: int):
+        def f(x, w):
+            for _ in range(n):
+                x = ts.softmax(x @ w, axis=-1)
+            return x
+        return f
+
+    def other(w, x):
+        more = ts.cumsum(w, axis=0)
+        return more, ts.softmax(x @ w, axis=-1)
+
+    x, w = Tensor[64, 128, f32], Tensor[128, 128, f32]
+    assert names(layers(2), x, w) == (4, both := names(layers(1), x, w)[1])
+    assert len(both) == 2 and names(layers(5), x, w) == (10, both)
+    assert both < names(other, w, x)[1]

@@ -7,6 +7,7 @@ they share memory. So it is asked for with the memory of the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from ... import config
@@ -14,13 +15,13 @@ from ...kernels.routine import ForeignArray
 from ...runtime.arrays import overlap
 from ...runtime.cache import CacheEntry, DiskCache, content_name
 from ...runtime.target import Target
-from ...tile.launch.compile_images import WantedImage, compile_images
+from ...tile.launch.compile_images import WantedImage, at_line, compile_images
 from ...tile.launch.machine_code import fingerprint
 from ...tile.launch.precompile import wanted_image
 from ...tile.launch.repeated_call import ALIGNMENT_BYTES
 from ..ir import Graph
-from .kernel_text import GroupKernel
 from .node_kernels import NodeLaunch
+from .run import GroupLaunch
 
 PROGRAMS = DiskCache("programs")
 FEW = 8  # nodes: a graph of fewer has a kernel or two
@@ -51,7 +52,7 @@ class CompiledBefore:
             self._kept = True
 
 
-def compile_launches(calls: Sequence[tuple[GroupKernel, Sequence[ForeignArray]]],
+def compile_launches(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]],
                      nodes: Sequence[NodeLaunch], pointer: Callable[[str], int],
                      index: int) -> None:
     """Compiles, side by side, what these calls and nodes on a GPU will launch. pointer: where a
@@ -59,15 +60,18 @@ def compile_launches(calls: Sequence[tuple[GroupKernel, Sequence[ForeignArray]]]
     compile_images([*_of_groups(calls), *(n.wanted(pointer, index) for n in nodes)])
 
 
-def _of_groups(calls: Sequence[tuple[GroupKernel, Sequence[ForeignArray]]]
+def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
                ) -> Iterator[WantedImage]:
     seen = set()
-    for kernel, arrays in calls:
+    for launch, arrays in calls:
+        kernel, where = launch.shared, launch.group.where
         places = tuple(a.pointer % ALIGNMENT_BYTES for a in arrays)
         shared = overlap([(a.pointer, prod(a.shape) * a.dtype.numpy.itemsize) for a in arrays])
         if (id(kernel), places, shared) not in seen:
             seen.add((id(kernel), places, shared))
-            yield wanted_image(kernel, kernel.bind(tuple(arrays), {}))
+            with at_line(where):
+                found = wanted_image(kernel, kernel.bind(tuple(arrays), {}))
+            yield replace(found, where=where)
 
 
 __all__ = ["CompiledBefore", "compile_launches"]

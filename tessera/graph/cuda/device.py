@@ -31,7 +31,6 @@ from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, al
 from ..schedule.offload import waits
 from .compile_program import CompiledBefore, compile_launches
 from .host_steps import HostCalls, HostStep
-from .kernel_text import GroupKernel
 from .launch_plan import annotated
 from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
@@ -120,7 +119,7 @@ class Workspace:
         self.arrays: dict[str, list[tuple[ForeignArray, int]]] = {}
         self.own: dict[str, Any] = {}  # memory for what is copied there
         self.captured: dict[str, HostCopy] = {}
-        self.calls: list[tuple[GroupKernel, list[ForeignArray]]] = []
+        self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
         self.compiled = False
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
                                            if b.kind in ("input", "capture", "result")]
@@ -235,7 +234,7 @@ class Workspace:
         arguments = [self._argument(n, shape, at)
                      for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
         if not self.compiled:
-            self.calls.append((launch.shared, arguments))
+            self.calls.append((launch, arguments))
         if stream == DEFAULT:
             return [("kernel", partial(launch.shared, *arguments))]
         return [("kernel", partial(launch.shared.launch, *arguments, stream=stream))]

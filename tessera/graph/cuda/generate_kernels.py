@@ -1,8 +1,9 @@
 """Schedule IR to kernels: the text of each group, and the kernel of that text.
 
 Values have the numbers of the ops that made them, so two layers of a model have kernels that differ
-in names alone. One of them runs for all groups with one canonical form (schedule/ir.py) and text:
-a training step of 345 groups had 75 kernels to compile.
+in names alone. One runs for all groups with one canonical form (schedule/ir.py), and that form's
+text is what is compiled: a training step of 345 groups had 75 kernels to compile, and a model with
+more layers, or the same program with a line more, finds them on the disk.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ def source_of(group: ScheduledGroup) -> KernelText:
 
 
 def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
-    """The kernel that runs for a group, and a text of the same operands: its own, or that of an
-    earlier one that differs in names alone. What checks something while it runs is its own: it
-    names the line."""
-    source = source_of(canonical_group(group))
+    """The kernel that runs for a group, and its text: that of all groups that differ in names
+    alone. What checks something while it runs is the group's own: it names the line."""
+    canonical = canonical_group(group)
+    source = source_of(canonical)
     if source.checks:
-        source = source_of(group)
+        canonical, source = group, source_of(group)
     key = (source.text, _types(source), group.schedule.text())
     with _lock:
         if key not in _kernels:
-            _kernels[key] = compiled(source_of(group), group)
+            _kernels[key] = compiled(source, canonical)
         return _kernels[key], source
 
 

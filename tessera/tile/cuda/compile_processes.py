@@ -138,7 +138,9 @@ def _started() -> CompileProcesses | None:
     global _running
     if _running is not None and (_running.size < 1 or _running.owner != os.getpid()):
         close()
-    if _running is None and can_start():
+    if not can_start():
+        return None
+    if _running is None:
         with contextlib.suppress(OSError):  # no process, or no descriptors, to be had
             _running = CompileProcesses(config.compile_processes)
     return _running

@@ -8,11 +8,12 @@ share the work: each kernel is compiled by the one that first claims it in the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tessera.errors import SourceLine, TesseraError
 from tessera.runtime.cache import CacheEntry
 from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.launch import machine_code
@@ -27,11 +28,16 @@ POLL_S = 0.5  # so often the line that shows progress changes
 
 @dataclass(frozen=True)
 class WantedImage:
-    """A function that is to be compiled. loaded: the images of its kernel, as in image_for."""
+    """A function that is to be compiled.
+
+    loaded: the images of its kernel, as in image_for.  where: the user's line, of a kernel that is
+    generated.
+    """
 
     function: Function
     request: CompileRequest
     loaded: dict[Any, Image]
+    where: SourceLine | None = None
 
     @property
     def key(self) -> tuple[int, CompileRequest]:
@@ -59,6 +65,16 @@ class _Missing:
             if compiled is not None and w.function is self.wanted[0].function:
                 image.__dict__["compiled"] = compiled
             w.loaded[w.key] = image
+
+
+@contextmanager
+def at_line(where: SourceLine | None) -> Iterator[None]:
+    """An error of what is generated is one at the user's line."""
+    try:
+        yield
+    except TesseraError as error:
+        error.where = where or error.where
+        raise
 
 
 def compile_images(wanted: Iterable[WantedImage]) -> int:
@@ -103,14 +119,16 @@ def _compile_here(missing: Sequence[_Missing], progress: CompileProgress) -> Non
                 continue
             w, compiled, entry = m.wanted[0], None, IMAGES.read(m.name)
             if entry is None:
-                compiled = machine_code.compile_request(w.function, w.request)
+                with at_line(w.where):
+                    compiled = machine_code.compile_request(w.function, w.request)
                 entry = machine_code.to_entry(compiled)
                 IMAGES.write(m.name, entry)
             m.keep(entry, compiled)
         progress.step(1)
     for m in theirs:
         for w in m.wanted:
-            machine_code.image_for(w.function, w.request, w.loaded)
+            with at_line(w.where):
+                machine_code.image_for(w.function, w.request, w.loaded)
         progress.step(1)
 
 
@@ -141,7 +159,8 @@ class _Build:
         if (entry := IMAGES.read(m.name)) is not None:  # made while the others were begun
             return self._keep(m, entry)
         w = m.wanted[0]
-        m.emitted = machine_code.emit_request(w.function, w.request)
+        with at_line(w.where):
+            m.emitted = machine_code.emit_request(w.function, w.request)
         if not self.pool.submit(m, m.emitted.job(w.request.target)):
             self._leave(m)
 
@@ -167,4 +186,4 @@ class _Build:
         self.left.append(m)
 
 
-__all__ = ["WantedImage", "compile_images"]
+__all__ = ["WantedImage", "at_line", "compile_images"]
