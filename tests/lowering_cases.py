@@ -155,6 +155,12 @@ def more_factorizations(a, b):
             ts.triangular_solve(full, b, lower=False, transpose=True, unit_diagonal=True))
 
 
+def convolutions(x, w, g):
+    """A convolution and both of its adjoints."""
+    y, back = ts.vjp(lambda x, w: ts.conv2d(x, w, stride=(1, 2), padding=(1, 2), groups=2), x, w)
+    return (y, *back(g))
+
+
 def recurrent(w, xs, h):
     """A gated cell over a sequence: (a loss, the states)."""
     def step(h, x):
@@ -322,6 +328,8 @@ CASES: dict[str, Case] = {
     "gradients of dropout": Case(dropout_gradients, ((20, 30), (30, 50)), draws=True, terms=100,
                                  scale=0.3),
     "heads": Case(heads, ((2, 9, 32), (32, 96)), terms=32, axes=4),
+    "convolutions": Case(convolutions, ((2, 32, 9, 10), (48, 16, 3, 3), (2, 48, 9, 6)), "bf16",
+                         "bf16", terms=450, axes=3, scale=0.3),
     # vendors' libraries
     "transforms": Case(lambda x: (*ts.fft((x, x * 2.0)), *ts.rfft(x),
                                   ts.irfft(ts.rfft(x + 1.0), 16)), ((3, 16),), terms=16),

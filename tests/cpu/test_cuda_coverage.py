@@ -46,7 +46,6 @@ REFUSED: dict[str, str] = {
                      "replicated", "ring_attention", "ring_attention_back", "shard", "shard_like",
                      "zero_split"),
                     MESH),
-    "product": "int64 matmuls accumulate in int32",
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from models import gpt, mixture
+from models import gpt, mixture, unet
 from models.training import (
     NAMES,
     gradients,
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_differences(name: str, rng: Any) -> None:
     m = model(name)
     p, batch = tensors(m.parameters(rng), "f64"), tensors(m.batch(rng), "f64")
     way = [rng.standard_normal(x.shape) for x in leaves(p)]
-    kind = {"kind": "f64"} if m in (gpt, mixture) else {}
+    kind = {"kind": "f64"} if m in (gpt, mixture, unet) else {}
     grads = leaves(ts.jit(ts.grad(lambda p: m.loss(p, *batch, **kind)))(p))
     slope = sum(float((g.array * v).sum()) for g, v in zip(grads, way, strict=True))
 
@@ -101,6 +101,16 @@ def test_narrow_products_are_by_tensor_cores(name: str, target: str, rng: Any) -
                   target=target)
     assert sum(n for (bits, _), n in found.items() if bits == 16) >= count
     assert {form for bits, form in found if bits <= 16} == {TENSOR_CORES[target]}
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+def test_convolutions_are_by_tensor_cores(target: str, rng: Any) -> None:
+    """Windows that are gathered are multiplied by mma on every target."""
+    p, batch = tensors(unet.parameters(rng, width=16)), tensors(unet.batch(rng))
+    found = forms(lambda p, b: ts.value_and_grad(lambda p: unet.loss(p, *b, kind=NARROW))(p), p,
+                  batch, target=target)
+    assert sum(n for (bits, _), n in found.items() if bits == 16) == 14  # five, each thrice but the first
+    assert {form for bits, form in found if bits <= 16} <= {TENSOR_CORES[target], "mma"}
 
 
 def test_the_experts_of_ts_moe(rng: Any) -> None:

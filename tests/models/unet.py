@@ -27,19 +27,19 @@ def batch(rng, B=2, size=12):
     return x, (x > 0.5).astype(x.dtype)
 
 
-def block(x, p):
-    x = ts.conv2d(x, p["w"], p["b"], padding=1)
-    return ts.silu(ts.group_norm(x, 4, p["g"], p["s"]))
+def block(x, p, kind):
+    y = ts.conv2d(ts.cast(x, kind), ts.cast(p["w"], kind), ts.cast(p["b"], kind), padding=1)
+    return ts.silu(ts.group_norm(ts.cast(y, x.dtype), 4, p["g"], p["s"]))
 
 
-def loss(p, x, mask):
-    one = block(x, p["down1"])
-    two = block(ts.max_pool2d(one, 2), p["down2"])
-    low = block(ts.avg_pool2d(two, 2), p["low"])
+def loss(p, x, mask, kind="f32"):
+    one = block(x, p["down1"], kind)
+    two = block(ts.max_pool2d(one, 2), p["down2"], kind)
+    low = block(ts.avg_pool2d(two, 2), p["low"], kind)
     up = ts.interpolate(low, scale_factor=2)
-    up = block(ts.concatenate([up, two], axis=1), p["up2"])
+    up = block(ts.concatenate([up, two], axis=1), p["up2"], kind)
     up = ts.interpolate(up, scale_factor=2, mode="bilinear")
-    up = block(ts.concatenate([up, one], axis=1), p["up1"])
+    up = block(ts.concatenate([up, one], axis=1), p["up1"], kind)
     return ts.binary_cross_entropy_with_logits(ts.conv2d(up, p["out"]), mask)
 
 

@@ -166,7 +166,7 @@ MATMUL = GraphOp(
         sample((3, 4), (4, 5), accum=_F32),
         sample((2, 3, 4), (2, 4, 2), accum=_F32),
         sample((2, 1, 3, 4), (3, 4, 2), accum=_F32),
-        Sample(sample(((2, 3), "int"), ((3, 2), "int")).args, {"accum": as_type("int32").dtype}),
+        Sample(sample(((2, 3), "int"), ((3, 2), "int")).args, {"accum": as_type("int64").dtype}),
         *(Sample((Arg((2, 3, 4), f"type:{narrow}", False), Arg((2, 4, 2), f"type:{narrow}", False)),
                  {"accum": as_type("int32" if narrow == "int8" else "f32").dtype})
           for narrow in ("bf16", "f16", "fp8_e4m3", "int8")),
