@@ -109,7 +109,8 @@ def test_convolutions_are_by_tensor_cores(target: str, rng: Any) -> None:
     p, batch = tensors(unet.parameters(rng, width=16)), tensors(unet.batch(rng))
     found = forms(lambda p, b: ts.value_and_grad(lambda p: unet.loss(p, *b, kind=NARROW))(p), p,
                   batch, target=target)
-    assert sum(n for (bits, _), n in found.items() if bits == 16) == 14  # five, each thrice but the first
+    # five, each with two adjoints but the first, whose images want none
+    assert sum(n for (bits, _), n in found.items() if bits == 16) == 14
     assert {form for bits, form in found if bits <= 16} <= {TENSOR_CORES[target], "mma"}
 
 
