@@ -32,6 +32,8 @@ Command("compare", "two files of measurements; fails when one is slower",
         "tessera.debug.regressions")
 Command("inspect", "all levels of a kernel, and what it takes: FILE::KERNEL",
         "tessera.debug.inspect_command")
+Command("profile", "runs a program, and shows where the time went: every launch, copy and call",
+        "tessera.debug.profile_command")
 Command("plan", "memory, collectives and time of a step on a mesh that need not be here",
         "tessera.debug.planning")
 

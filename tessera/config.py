@@ -18,6 +18,7 @@ scope entered last and still open wins.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import sys
@@ -96,6 +97,13 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux; elsewhere Python has no affinity to ask for
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def profiler_attached() -> bool:
+    """Whether a profiler asks this process for NVTX ranges (Nsight sets the variable), and there is
+    a package that makes them."""
+    return "NVTX_INJECTION64_PATH" in os.environ and any(
+        importlib.util.find_spec(name) is not None for name in ("nvtx", "cupy"))
 
 
 MOST_COMPILE_PROCESSES = 16  # the slowest kernel of a program takes as long as a share of so many
@@ -352,6 +360,9 @@ Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
 Setting("poison", "TESSERA_POISON", BOOL, False,
         "compiled graphs fill memory that nothing may read any more with NaN: it checks the plans")
+Setting("nvtx", "TESSERA_NVTX", BOOL, profiler_attached,
+        "NVTX ranges around the launches of compiled functions, with the user's line, and around "
+        "those of ts.debug.range")
 Setting("f64_arrays", "TESSERA_F64_ARRAYS", one_of("warn", "f32", "keep"), "warn",
         "f64 arrays of no stated type: a warning where they make f64 of narrower floats, once per "
         "line; f32 as they enter; or f64 without a word")

@@ -20,15 +20,18 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     import numpy as np
 
     from .errors import SourceLine
+    from .graph.cpu.compiled import CompiledGraph
     from .graph.ir import Graph, Node, Value
     from .graph.jit import JitFunction, TracedSignature
     from .graph.op import GraphOp
     from .graph.regions.call import Use
+    from .graph.schedule.groups import FusionGroup
     from .kernels.routine import Routine
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
     from .runtime.sentinel_words import BadElements
+    from .runtime.step_times import StepEvent
     from .tensor import Tensor
     from .tile.interpreter.arguments import Bound
     from .tile.interpreter.blame import Blame
@@ -220,6 +223,26 @@ class EagerObserver(Protocol):
     def __call__(self, op: GraphOp, args: tuple, attrs: dict, made: tuple, /) -> None: ...
 
 
+class TimedOpObserver(Protocol):
+    """Shown an op that has run at once on the host, and when (ns of time.perf_counter_ns)."""
+
+    def __call__(self, op: GraphOp, args: tuple, attrs: dict, made: tuple, begin: int, end: int, /
+                 ) -> None: ...
+
+
+class TimedGroupObserver(Protocol):
+    """Shown a group of a compiled graph that has run on the host, and when."""
+
+    def __call__(self, program: CompiledGraph, group: FusionGroup, begin: int, end: int, /
+                 ) -> None: ...
+
+
+class TimedStepObserver(Protocol):
+    """Shown a launch, copy or library call of a compiled function on a GPU, and when it ran."""
+
+    def __call__(self, event: StepEvent, /) -> None: ...
+
+
 class NodeObserver(Protocol):
     """Shown a node of a graph that runs op by op, with the arrays that went in and came out."""
 
@@ -298,6 +321,9 @@ class BadElementsObserver(Protocol):
 
 
 eager_ops: Hooks[EagerObserver] = Hooks()
+timed_ops: Hooks[TimedOpObserver] = Hooks()
+timed_groups: Hooks[TimedGroupObserver] = Hooks()
+timed_steps: Hooks[TimedStepObserver] = Hooks()
 nodes: Hooks[NodeObserver] = Hooks()
 sentinels: Hooks[Sentinel] = Hooks()
 sending: Hooks[SendingObserver] = Hooks()

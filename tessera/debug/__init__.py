@@ -5,7 +5,7 @@
     ts.debug.replay(error)                     the op or kernel of a report, run again
     ts.debug.print("x = {}", x)                values inside compiled functions
     with ts.debug.trace() as program: ...      every op that ran, with shapes
-    with ts.debug.profile() as p: ...          p.chrome_trace(), p.flamegraph(), p.memory_timeline()
+    with ts.debug.profile() as p: ...          p.launches.table(), p.html(path), p.chrome_trace()
     with ts.debug.range("attention"): ...      a name for a part of the program
     ts.debug.race_check(kernel, a, b)          and bank_conflicts, coalescing, register_pressure,
                                                roofline, lowering: what a kernel does, and the fix
@@ -25,13 +25,14 @@ from .kernels import SectorReport as SectorReport
 from .kernels import bank_conflicts as bank_conflicts
 from .kernels import coalescing as coalescing
 from .kernels import race_check as race_check
+from .launch_profile import LaunchTable as LaunchTable
 from .levels import Lowering as Lowering
 from .levels import lowering as lowering
 from .lowering import FunctionLowering as FunctionLowering
+from .memory_timeline import MemoryTimeline as MemoryTimeline
+from .memory_timeline import memory_timeline as memory_timeline
 from .printing import print as print
-from .profiling import MemoryTimeline as MemoryTimeline
 from .profiling import Profile as Profile
-from .profiling import memory_timeline as memory_timeline
 from .profiling import named_range as range
 from .profiling import profile as profile
 from .record import Record as Record
@@ -50,9 +51,9 @@ from .switches import bounds as bounds
 from .switches import enable as enable
 
 __all__ = [
-    "BadValue", "BankReport", "Flags", "FunctionLowering", "Lowering", "MemoryTimeline",
-    "Picture", "Pressure", "Profile", "RaceReport", "Record", "Replay", "Roofline",
-    "SectorReport", "bank_conflicts", "bounds", "coalescing", "enable", "flags",
+    "BadValue", "BankReport", "Flags", "FunctionLowering", "LaunchTable", "Lowering",
+    "MemoryTimeline", "Picture", "Pressure", "Profile", "RaceReport", "Record", "Replay",
+    "Roofline", "SectorReport", "bank_conflicts", "bounds", "coalescing", "enable", "flags",
     "inspect_ir", "lowering", "memory_timeline", "numerics", "print", "profile",
     "race_check", "range", "register_pressure", "replay", "roofline", "show_sharding",
     "trace", "verify",

@@ -1,24 +1,27 @@
-"""Where the time of a GPU went: every launch, copy and library call that a profile saw, in tables.
+"""Where the time went: every launch, copy and library call that a profile saw, in tables.
 
     with ts.debug.profile() as p: step(...)
     print(p.launches.table())            by sort of work, then the slowest launches by line
     p.launches.figures()                 the same as a dict of numbers, for JSON
 
-Times are those between events behind each step (runtime/step_times.py): a step's time is that from
-the end of the one before it. `roofline` is the share of the time that the GPU would take at the
-rates of its data sheet.
+On a GPU times are those between events behind each step (runtime/step_times.py): a step's time is
+that from the end of the one before it. `roofline` is the share of the time that the GPU would take
+at the rates of its data sheet. On the host a step is a fused loop or a library call, on its clock.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import short_path
 from ..graph.schedule.work import LaunchWork
+from ..runtime.device import device
 from ..runtime.step_times import StepEvent
-from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
+from ..runtime.timeline import KernelEvent
+from ..tile.tuning.gpus import Gpu, gpu_of
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,40 @@ class LaunchGroup:
 
 @dataclass
 class LaunchTable:
-    """All of a profile, in the order in which they ended. gpu: whose rates count."""
+    """All of a profile, in the order in which they ended. gpu: whose rates count; None where
+    nothing ran on one.
 
-    records: list[LaunchRecord] = field(default_factory=list)
-    gpu: Gpu = DEFAULT
+    seen: every one. records: those without the first run of a program that ran again, since its
+    kernels are loaded between its steps.
+    """
 
-    def see(self, event: StepEvent) -> None:
+    seen: list[LaunchRecord] = field(default_factory=list)
+    gpu: Gpu | None = None
+
+    def see(self, event: StepEvent) -> LaunchRecord:
         """One step of a program that ran on a GPU."""
-        from ..runtime.device import device
-
         self.gpu = gpu_of(device(event.device))
         work = event.what.work
-        self.records.append(LaunchRecord(work, event, work.least_us(self.gpu)))
+        self.seen.append(LaunchRecord(work, event, work.least_us(self.gpu)))
+        return self.seen[-1]
+
+    def see_kernel(self, kernel: KernelEvent) -> None:
+        """A launch outside of compiled functions."""
+        self.gpu = gpu_of(device(kernel.device))
+        work = LaunchWork(kernel.name, "kernel", "", None, "", 0, 0)
+        self.seen.append(LaunchRecord(work, StepEvent(None, kernel.device, kernel.stream,
+                                                      kernel.start_ns, kernel.end_ns), 0.0))
+
+    def see_host(self, work: LaunchWork, start_ns: int, end_ns: int) -> None:
+        """A loop, call or op that ran on the host."""
+        self.seen.append(LaunchRecord(work, StepEvent(None, -1, threading.get_ident(), start_ns,
+                                                      end_ns), 0.0))
+
+    @property
+    def records(self) -> list[LaunchRecord]:
+        again = {id(x.event.what.program) for x in self.seen if x.event.what is not None
+                 and not x.event.first}
+        return [x for x in self.seen if not x.event.first or id(x.event.what.program) not in again]
 
     def grouped(self, key: Callable[[LaunchRecord], str]) -> list[LaunchGroup]:
         """Rows by a key, the longest first."""
@@ -84,7 +109,8 @@ class LaunchTable:
         return sorted(made, key=lambda g: -g.us)
 
     def by_kind(self) -> list[LaunchGroup]:
-        """By sort of work and part of the step: `matmul backward`."""
+        """By sort of work and part of the step: `matmul backward`. Ops outside of compiled
+        functions are `eager`."""
         return self.grouped(lambda x: f"{x.work.kind} {x.work.part}".rstrip()
                             if x.work.part != x.work.kind else x.work.kind)
 
@@ -99,7 +125,7 @@ class LaunchTable:
     def figures(self) -> dict[str, Any]:
         """For JSON: totals, rows by sort of work, and by launch."""
         everything = LaunchGroup("all", tuple(self.records))
-        return {"gpu": self.gpu.name, "all": everything.figures(),
+        return {"device": self.device, "all": everything.figures(),
                 "kinds": [g.figures() for g in self.by_kind()],
                 "launches": [g.figures() for g in self.by_launch()]}
 
@@ -108,7 +134,7 @@ class LaunchTable:
         everything = LaunchGroup("all", tuple(self.records))
         head = f"{'us':>10} {'%':>5} {'n':>5} {'TFLOP/s':>8} {'GB/s':>7} {'roofline':>8}  "
         return "\n".join([
-            f"{len(self.records)} steps on {self.gpu.name}, measured by events behind each",
+            f"{len(self.records)} steps on {self.device}",
             head + "work", *self._rows(self.by_kind()), *self._rows([everything]), "",
             head + "launch", *self._rows(self.by_launch()[:most])])
 
@@ -117,14 +143,24 @@ class LaunchTable:
         for g in groups:
             f = g.figures()
             out.append(f"{g.us:10.1f} {100 * g.us / max(self.us, 1e-9):5.1f} {f['launches']:5d} "
-                       f"{f['tflops']:8.1f} {f['gbps']:7.0f} {100 * g.roofline:7.0f}%  {g.name}")
+                       f"{f['tflops']:8.2f} {f['gbps']:7.0f} "
+                       f"{f'{100 * g.roofline:.0f}%' if g.roofline else '-':>8}  {g.name}")
         return out
+
+    @property
+    def device(self) -> str:
+        if self.gpu is None:
+            return "the host, by its clock"
+        host = " and the host" if any(x.event.device < 0 for x in self.records) else ""
+        return f"{self.gpu.name}{host}, by events behind each"
 
 
 def _same(x: LaunchRecord) -> str:
     where = x.work.where
     line = f"{short_path(where.file)}:{where.line}" if where is not None else ""
-    name = x.work.name.partition("_")[2] or x.work.name  # without the number of the group
+    name = x.work.name
+    if x.event.what is not None:  # without the number of the group
+        name = name.partition("_")[2] or name
     return f"{x.work.kind} {x.work.part} {name}  {x.work.shapes}  {line}".rstrip()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import threading
 import time
@@ -15,11 +13,14 @@ from typing import Any
 
 from .. import hooks
 from ..errors import ArgumentError
-from ..graph.ir import Graph, Node, Value
-from ..runtime.step_times import StepEvent, step_observers
+from ..graph.ir import Graph
+from ..runtime.nvtx import nvtx_range
+from ..runtime.step_times import StepEvent
 from ..runtime.timeline import EventTimeline, KernelEvent
 from .launch_profile import LaunchTable
-from .record import Recorder, current_path, inside
+from .memory_timeline import MemoryTimeline, planned_memory
+from .profile_page import page
+from .record import HostRecorder, current_path, inside
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,18 @@ class Span:
 _open_profiles: list[Profile] = []
 
 
-@functools.cache
-def _nvtx() -> Any:
-    """The nvtx module where it is installed, else None."""
-    try:
-        return importlib.import_module("nvtx")
-    except ImportError:
-        return None
-
-
 @contextmanager
 def named_range(name: str) -> Iterator[None]:
-    """`with ts.debug.range("attention"):` names what happens in the block, for profiles and for
-    NVTX where the nvtx package is installed. Ranges nest."""
+    """`with ts.debug.range("attention"):` names what happens in the block, for profiles and, where
+    the setting `nvtx` is on, for NVTX. Ranges nest."""
     if not isinstance(name, str):
         raise ArgumentError(f"a range has a name, got {name!r}")
-    nvtx = _nvtx()
     start = time.perf_counter_ns()
     with inside(name):
-        if nvtx is not None:
-            nvtx.push_range(name)
         try:
-            yield
+            with nvtx_range(name):
+                yield
         finally:
-            if nvtx is not None:
-                nvtx.pop_range()
             span = Span(current_path(), start, time.perf_counter_ns(), threading.get_ident())
             for profile in _open_profiles:
                 profile.spans.append(span)
@@ -67,25 +55,40 @@ def named_range(name: str) -> Iterator[None]:
 
 @dataclass
 class Profile:
-    """What ran in the block: `.records` of ops, `.spans` of ranges, `.graphs` in calling order.
+    """What ran in the block, as it always runs: `.launches` of GPUs and of the host, with
+    operations and bytes, `.records` of what the host ran, `.spans` of ranges, `.graphs` in calling
+    order.
 
-    Compiled functions run node by node while they are profiled: an op's time is its NumPy
-    meaning's, not that of a fused loop. Ops outside compiled functions count with 0 ns. Kernels
-    run as always: `.kernels` says when each did on its stream, once the block has ended. What
-    compiled functions do on a GPU is in `.launches`, step by step, with operations and bytes.
+    On the host a compiled function runs its fused loops and library calls, each a record; an op
+    outside of compiled functions is one too. On a GPU every launch, copy and library call of a
+    compiled function is timed. `.kernels` says when each kernel ran on its stream, once the block
+    has ended.
     """
 
-    recorder: Recorder = field(default_factory=Recorder)
+    recorder: HostRecorder = field(default_factory=HostRecorder)
     spans: list[Span] = field(default_factory=list)
     timeline: EventTimeline = field(default_factory=EventTimeline)
-    launches: LaunchTable = field(default_factory=LaunchTable)
+    programs: dict[int, Any] = field(default_factory=dict)  # that ran, by identity
+    _kernels: list[KernelEvent] = field(default_factory=list)  # of compiled functions on a GPU
+
+    @property
+    def launches(self) -> LaunchTable:
+        """Times, operations and bytes of all that ran: `print(p.launches.table())`."""
+        return self.recorder.launches
 
     def _step(self, event: StepEvent) -> None:
         """A step of a compiled function on a GPU."""
-        self.launches.see(event)
+        name = self.launches.see(event).work.name
+        lowered = event.what.program.lowered
+        self.programs[id(lowered)] = lowered.graph, lowered.groups, lowered.memory
         if event.what.part in ("kernel", "library"):
-            self.timeline.add(KernelEvent(self.launches.records[-1].work.name, event.device,
-                                          event.stream, event.start_ns, event.end_ns))
+            self._kernels.append(KernelEvent(name, event.device, event.stream, event.start_ns,
+                                             event.end_ns))
+
+    def _group(self, program: Any, group: Any, begin: int, end: int) -> None:
+        """A loop or call of a compiled function on the host."""
+        self.programs[id(program)] = program.graph, program.units, program.plan
+        self.recorder.group(group, begin, end)
 
     @property
     def records(self) -> list:
@@ -98,7 +101,7 @@ class Profile:
     @property
     def kernels(self) -> list[KernelEvent]:
         """Kernels in the order in which they began."""
-        return self.timeline.events
+        return sorted([*self.timeline.events, *self._kernels], key=lambda e: (e.start_ns, e.end_ns))
 
     def chrome_trace(self, path: str | Path | None = None) -> str:
         """Chrome's trace-event JSON (times in us); written to `path` when given."""
@@ -106,8 +109,12 @@ class Profile:
                   for s in self.spans]
         for r in self.records:
             args = {"line": str(r.where), "shapes": str(r), "path": "/".join(r.path)}
-            start = r.end_ns if r.start_ns is None else r.start_ns
-            events.append(_event(r.op, "op", start, r.end_ns, 0, args))
+            events.append(_event(r.op, "op", r.start_ns, r.end_ns, 0, args))
+        for x in self.launches.seen:
+            e = x.event
+            if e.what is not None and e.what.part not in ("kernel", "library"):
+                events.append(_event(x.work.name, "copy", e.start_ns, e.end_ns, e.stream, {})
+                              | {"pid": PROCESSES + e.device})
         for k in self.kernels:
             events.append(_event(k.name, "kernel", k.start_ns, k.end_ns, k.stream, {})
                           | {"pid": PROCESSES + k.device})
@@ -126,9 +133,18 @@ class Profile:
         return "\n".join(f"{stack} {ns}" for stack, ns in total.items())
 
     def memory_timeline(self) -> MemoryTimeline:
-        """Live bytes over the graphs that ran, one after another."""
-        moments = [m for g in self.graphs for m in memory_timeline(g).moments]
-        return MemoryTimeline(tuple(moments))
+        """Live bytes by the memory plans of the compiled functions that ran, each once, one after
+        another."""
+        return MemoryTimeline(tuple(m for program in self.programs.values()
+                                    for m in planned_memory(*program).moments))
+
+    def html(self, path: str | Path | None = None) -> str:
+        """One page without scripts: tables, timeline, memory, roofline; written to `path` when
+        given."""
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
 
 def _event(name: str, kind: str, start_ns: int, end_ns: int, thread: int, args: dict) -> dict:
@@ -160,12 +176,13 @@ def _interpreted(name: str) -> Iterator[None]:
 
 @contextmanager
 def profile() -> Iterator[Profile]:
-    """`with ts.debug.profile() as p:` then p.chrome_trace(), p.flamegraph() or
-    p.memory_timeline()."""
+    """`with ts.debug.profile() as p:` then print(p.launches.table()), p.html("page.html"),
+    p.chrome_trace("trace.json"), p.flamegraph() or p.memory_timeline()."""
     made = Profile()
     made.recorder.start()
+    hooks.timed_groups.append(made._group)
     made.timeline.start()
-    step_observers.append(made._step)
+    hooks.timed_steps.append(made._step)
     if not _open_profiles:
         hooks.kernel_runs.append(_interpreted)
     _open_profiles.append(made)
@@ -173,93 +190,15 @@ def profile() -> Iterator[Profile]:
         yield made
     finally:
         _open_profiles.remove(made)
-        step_observers.remove(made._step)
+        hooks.timed_steps.remove(made._step)
         if not _open_profiles:
             hooks.kernel_runs.remove(_interpreted)
         made.recorder.stop()
+        hooks.timed_groups.remove(made._group)
         made.timeline.stop()
+        for kernel in made.timeline.events:
+            if kernel.device >= 0:
+                made.launches.see_kernel(kernel)
 
 
-# --- memory -----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Moment:
-    """While an op runs: the tensors alive then (its operands and results among them), in bytes."""
-
-    op: str
-    where: str
-    live: dict[str, int]
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.live.values())
-
-
-@dataclass(frozen=True)
-class MemoryTimeline:
-    """Live bytes per tensor over time, and the peak."""
-
-    moments: tuple[Moment, ...]
-
-    @property
-    def peak_bytes(self) -> int:
-        return max((m.bytes for m in self.moments), default=0)
-
-    @property
-    def peak(self) -> Moment | None:
-        return max(self.moments, key=lambda m: m.bytes, default=None)
-
-    def __str__(self) -> str:
-        lines = [f"peak {self.peak_bytes} bytes"]
-        lines += [f"{m.bytes:>14,} {'<' if m is self.peak else ' '} {m.op:16s} {m.where}"
-                  for m in self.moments]
-        return "\n".join(lines)
-
-
-def memory_timeline(graph: Graph) -> MemoryTimeline:
-    """Tensors of a graph from their definition to their last use, run in the user's order.
-
-    Arguments, captured tensors and results are alive throughout. A view has its base's bytes. This
-    is what the program needs; the memory plan of the compiled graph needs less where it fuses.
-    """
-    base = _bases(graph)
-    last = {base[v]: len(graph.nodes) for v in graph.outputs}
-    given = {base[v] for v in (*graph.inputs, *(c for c, _ in graph.captures))}
-    for i, node in enumerate(graph.nodes):
-        for v in (*node.inputs, *node.outputs):
-            last[base[v]] = max(last.get(base[v], i), i)
-    names = {v: f"%{i} {v.aval}" for i, v in enumerate(base)}
-    sizes = {v: _size_bytes(v) for v in set(base.values())}
-    alive, moments = dict.fromkeys(v for v in base if v in given), []
-    for i, node in enumerate(graph.nodes):
-        alive.update(dict.fromkeys(base[v] for v in node.outputs))
-        live = {names[v]: sizes[v] for v in alive}
-        moments.append(Moment(node.op.name, str(node.where or ""), live))
-        alive = dict.fromkeys(v for v in alive if v in given or last[v] > i)
-    return MemoryTimeline(tuple(moments))
-
-
-def _bases(graph: Graph) -> dict[Value, Value]:
-    """The value whose memory each value lies in."""
-    base: dict[Value, Value] = {v: v for v in graph.inputs}
-    base.update((v, v) for v, _ in graph.captures)
-    for node in graph.nodes:
-        for v in node.outputs:
-            base[v] = base[node.inputs[0]] if _is_view(node) else v
-    return base
-
-
-def _is_view(node: Node) -> bool:
-    return node.op.lies(node.attrs).kind == "view"
-
-
-def _size_bytes(v: Value) -> int:
-    size = 1
-    for extent in v.aval.shape:
-        if not isinstance(extent, int):
-            raise ArgumentError(f"the extent {extent} of {v.aval} has no size",
-                                hint="ask for the memory of a graph with concrete shapes")
-        size *= extent
-    return size * v.aval.dtype.numpy.itemsize
-
-
-__all__ = ["MemoryTimeline", "Profile", "memory_timeline", "named_range", "profile"]
+__all__ = ["Profile", "named_range", "profile"]

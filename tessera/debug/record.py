@@ -16,7 +16,11 @@ from ..errors import SourceLine, user_line
 from ..graph import trace
 from ..graph.ir import Graph, Node
 from ..graph.op import Aval, GraphOp
+from ..graph.schedule.groups import FusionGroup
+from ..graph.schedule.work import LaunchWork
 from ..graph.trace import aval_of
+from .host_work import group_work, op_work
+from .launch_profile import LaunchTable
 
 # Innermost last: the graph that runs and the named ranges around it, per thread.
 _path = threading.local()
@@ -109,6 +113,45 @@ class Recorder:
                 yield lambda flat: None
             finally:
                 self._last.ns = outer and time.perf_counter_ns()
+
+
+class HostRecorder:
+    """Collects what the host runs between start() and stop(), with its times: loops and calls of
+    compiled functions (`group`), and ops outside of them. launches: their operations and bytes."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.graphs: list[Graph] = []
+        self.launches = LaunchTable()
+
+    def start(self) -> None:
+        config.get("numerics")  # as in Recorder
+        hooks.timed_ops.append(self._op)
+        hooks.runs.append(self._run)
+
+    def stop(self) -> None:
+        hooks.timed_ops.remove(self._op)
+        hooks.runs.remove(self._run)
+
+    def group(self, group: FusionGroup, begin: int, end: int) -> None:
+        work = group_work(group)
+        self._add(work, [v.aval for v in group.inputs], [v.aval for v in group.outputs], begin, end)
+
+    def _op(self, op: GraphOp, args: tuple, attrs: dict, made: tuple, begin: int, end: int) -> None:
+        work = op_work(op, args, attrs, made, trace.current_line() or user_line())
+        self._add(work, [aval_of(a) for a in args], [aval_of(a) for a in made], begin, end)
+
+    def _add(self, work: LaunchWork, ins: Sequence[Aval], outs: Sequence[Aval], begin: int,
+             end: int) -> None:
+        self.launches.see_host(work, begin, end)
+        self.records.append(Record(work.name, tuple(ins), tuple(outs), work.where, current_path(),
+                                   begin, end))
+
+    @contextmanager
+    def _run(self, graph: Graph) -> Iterator[Any]:
+        self.graphs.append(graph)
+        with inside(graph.name):
+            yield lambda flat: None
 
 
 class RecordedProgram(list[Record]):

@@ -6,6 +6,7 @@ meaning; with one it adds a node to the graph being built.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -232,6 +233,7 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
     if hooks.sending and "collective" in op.effects:
         for show in hooks.sending:
             show(op, trace_state.where or user_line(), args, [a.array for a in args])
+    begin = time.perf_counter_ns() if hooks.timed_ops else 0
     try:
         with np.errstate(all="ignore"):
             arrays = op.ref(*[a.array for a in args], **attrs)
@@ -245,6 +247,8 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
         Tensor(np.asarray(x), aval.type)
         for x, aval in zip(arrays if op.multi else (arrays,), avals, strict=True)
     )
+    for see in hooks.timed_ops:
+        see(op, tuple(args), attrs, made, begin, time.perf_counter_ns())
     for observe in hooks.eager_ops:
         observe(op, tuple(args), attrs, made)
     return made if op.multi else made[0]

@@ -1,6 +1,6 @@
 """When each step of a program ran on a GPU: kernels, copies, library calls; an event behind each.
 
-    step_observers.append(seen)        # seen(StepEvent) for every step, until it is removed
+    hooks.timed_steps.append(seen)     # seen(StepEvent) for every step, until it is removed
     run_timed(index, steps)            # what a program does in place of running them
 
 A step lasts from the end of the one before it on its stream to its own end, so that the times of a
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import hooks
 from . import device as devices
 from .buffer import DEFAULT, DeviceBuffer
 from .device import check, device
@@ -37,16 +38,15 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One step that ran, on the host's clock."""
+    """One step that ran, on the host's clock. device: -1 is the host.  first: of a program that
+    has not run before, whose kernels are loaded between its steps."""
 
     what: Any
     device: int
     stream: int
     start_ns: int
     end_ns: int
-
-
-step_observers: list[Callable[[StepEvent], None]] = []
+    first: bool = False
 
 
 class _Local(threading.local):
@@ -61,20 +61,20 @@ def is_timing() -> bool:
     return _local.timing
 
 
-def run_timed(index: int, steps: Sequence[TimedStep]) -> None:
-    """Run them, wait for their end, and tell the observers when each ran."""
+def run_timed(index: int, steps: Sequence[TimedStep], first: bool = False) -> None:
+    """Run them, wait for their end, and tell the observers when each ran. first: see StepEvent."""
     with device(index).current():
         clock = _Clock(index)
         _local.timing = True
         try:
             for begin in range(0, len(steps), CHUNK):
                 clock.run(steps[begin:begin + CHUNK])
-            found = clock.read()
+            found = clock.read(first)
         finally:
             _local.timing = False
             clock.close()
     for event in found:
-        for see in step_observers:
+        for see in hooks.timed_steps:
             see(event)
 
 
@@ -104,11 +104,11 @@ class _Clock:
         took_ms = 1e3 * (time.perf_counter() - begin) / len(steps)
         self.launch_ms = max(took_ms, LAUNCH_MS / 5)
 
-    def read(self) -> list[StepEvent]:
+    def read(self, first: bool) -> list[StepEvent]:
         """Waits for the steps."""
         device(self.index).synchronize()
         return [StepEvent(step.what, self.index, step.stream, max(map(self._at, before)),
-                          self._at(end)) for step, before, end in self.seen]
+                          self._at(end), first) for step, before, end in self.seen]
 
     def close(self) -> None:
         for event in self.events:
@@ -140,4 +140,4 @@ class _Clock:
         return max(check(devices.driver().cuEventElapsedTime(begin, end), "read a time"), 1e-3)
 
 
-__all__ = ["StepEvent", "TimedStep", "is_timing", "run_timed", "step_observers"]
+__all__ = ["StepEvent", "TimedStep", "is_timing", "run_timed"]

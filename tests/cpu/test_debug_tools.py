@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 import threading
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera import hooks
-from tessera.debug import profiling
+from tessera.__main__ import main as tessera_main
+from tessera.runtime import nvtx
 
 
 @ts.jit
@@ -59,17 +63,6 @@ class TestTrace:
 
 class TestProfile:
     @pytest.mark.row("DBG-14")
-    def test_ranges_are_told_to_nvtx_where_it_is(self, args, monkeypatch):
-        told = []
-        monkeypatch.setattr(profiling, "_nvtx", lambda: SimpleNamespace(
-            push_range=told.append, pop_range=lambda: told.append("end")))
-        with pytest.raises(ZeroDivisionError), ts.debug.range("step"):
-            with ts.debug.range("forward"):
-                block(*args)
-            1 / 0  # noqa: B018
-        assert told == ["step", "forward", "end", "end"]
-
-    @pytest.mark.row("DBG-14")
     def test_named_ranges_nest(self, args):
         with ts.debug.profile() as p:
             with ts.debug.range("step"):
@@ -88,20 +81,34 @@ class TestProfile:
         assert spans["forward"]["ts"] + spans["forward"]["dur"] <= spans["step"]["ts"] + \
             spans["step"]["dur"]
 
-    def test_ranges_of_nvtx_where_it_is_installed(self, monkeypatch):
+    @pytest.mark.row("DBG-14")
+    def test_ranges_of_nvtx_when_they_are_on(self, monkeypatch):
         calls = []
-
-        class Fake:
-            push_range = staticmethod(lambda name: calls.append(name))
-            pop_range = staticmethod(lambda: calls.append("end"))
-
-        from tessera.debug import profiling
-
-        monkeypatch.setattr(profiling, "_nvtx", lambda: Fake)
-        with ts.debug.range("a"):
-            with ts.debug.range("b"):
-                pass
+        fake = SimpleNamespace(push_range=calls.append, pop_range=lambda: calls.append("end"))
+        monkeypatch.setitem(sys.modules, "nvtx", fake)
+        monkeypatch.setattr(nvtx, "functions", nvtx.functions.__wrapped__)
+        with ts.debug.range("off"), ts.config.scope(nvtx=True):
+            with pytest.raises(ZeroDivisionError), ts.debug.range("a"):
+                with ts.debug.range("b"):
+                    pass
+                1 / 0  # noqa: B018
         assert calls == ["a", "b", "end", "end"]
+
+    def test_nvtx_without_a_package(self, monkeypatch):
+        for name in ("nvtx", "cupy.cuda.nvtx", "cupy"):
+            monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setattr(nvtx, "functions", nvtx.functions.__wrapped__)
+        with pytest.raises(ts.UnsupportedTargetError, match="neither nvtx nor CuPy"), \
+                ts.config.scope(nvtx=True), ts.debug.range("a"):
+            pass
+
+    def test_nvtx_is_on_where_a_profiler_is_attached(self, monkeypatch, fresh_config):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "nvtx" or None)
+        assert not ts.config.profiler_attached()
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", "somewhere")
+        assert ts.config.profiler_attached()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert not ts.config.profiler_attached()
 
     @pytest.mark.row("DBG-18")
     def test_folded_stacks(self, args):
@@ -112,7 +119,7 @@ class TestProfile:
         lines = [line.rsplit(" ", 1) for line in p.flamegraph().splitlines()]
         stacks = {stack: int(ns) for stack, ns in lines}
         assert set(stacks) == {f"outer,part;block;{op}"
-                               for op in ("matmul", "tanh", "mul", "reduce_sum")}
+                               for op in ("matmul", "tanh", "mul", "reduce_sum", "reshape")}
         assert all(ns > 0 for ns in stacks.values())
         total = sum(r.duration_ns for r in p.records)
         assert sum(stacks.values()) == total <= p.spans[0].end_ns - p.spans[0].start_ns
@@ -123,8 +130,69 @@ class TestProfile:
         text = p.chrome_trace(tmp_path / "trace.json")
         assert (tmp_path / "trace.json").read_text() == text
         ops = [e for e in json.loads(text)["traceEvents"] if e["cat"] == "op"]
-        assert [e["name"] for e in ops] == ["matmul", "tanh", "mul", "reduce_sum"]
+        assert [e["name"] for e in ops] == ["matmul", "tanh", "mul", *["reduce_sum"] * 2, "reshape"]
         assert all(e["dur"] > 0 and "test_debug_tools" in e["args"]["line"] for e in ops)
+
+    def test_the_fused_program_is_what_is_seen(self, rng):
+        """Its loops, not the ops that they were; with operations, bytes and the user's line."""
+        def f(x, w):
+            h = x @ w
+            return ts.sum(ts.tanh(h) * 2.0, axis=-1, keepdims=True)  # one loop
+
+        x, w = (ts.tensor(rng.standard_normal((128, 128)).astype(np.float32)) for _ in range(2))
+        g = ts.jit(f)
+        want = g(x, w)
+        with ts.debug.profile() as p:
+            got = g(x, w)
+        assert (got.array == want.array).all()
+        matmul, loop = p.launches.records
+        assert [r.op for r in p.records] == ["matmul", "loop tanh mul reduce_sum"]
+        assert (matmul.work.kind, matmul.work.flops) == ("matmul", 2 * 128**3)
+        assert (loop.work.kind, loop.work.flops) == ("reduction", 3 * 128 * 128)
+        assert (loop.work.read_bytes, loop.work.written_bytes) == (4 * 128 * 128 + 4, 4 * 128)
+        assert "one loop" in loop.work.where.text and min(matmul.us, loop.us) > 0
+        assert "on the host" in p.launches.table() and "loop tanh mul" in p.launches.table()
+
+    def test_ops_outside_of_functions_have_times(self, rng):
+        x = ts.tensor(rng.standard_normal((512, 512)).astype(np.float32))
+        with ts.debug.profile() as p:
+            ts.exp(x)
+        (exp,) = p.launches.records
+        assert exp.work.name == "exp" and exp.work.part == "eager" and exp.us > 1
+        assert exp.work.flops == 512 * 512 and exp.work.bytes == 2 * 4 * 512 * 512
+        assert not hooks.timed_ops and not hooks.timed_groups
+
+    def test_one_page_without_scripts(self, rng, tmp_path):
+        x = ts.tensor(rng.standard_normal((128, 128)).astype(np.float32))
+        with ts.debug.profile() as p:
+            ts.jit(lambda x: ts.softmax(x @ x))(x)
+            ts.exp(x)
+        text = p.html(tmp_path / "page.html")
+        assert (tmp_path / "page.html").read_text() == text
+        assert "<script" not in text
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+        root = ElementTree.fromstring(text.partition("\n")[2].replace('<meta charset="utf-8">', ""))
+        bars = [r for r in root.iter() if r.tag.endswith("rect")]
+        assert len(bars) == len(p.launches.records) + len(p.memory_timeline().moments)
+        titles = "".join(t.text for t in root.iter() if t.tag.endswith("title"))
+        assert "matmul" in titles and "test_debug_tools.py" in titles and "bytes" in titles
+
+    def test_the_command(self, tmp_path, capsys):
+        script = tmp_path / "program.py"
+        script.write_text("import sys\nimport tessera as ts\n"
+                          "def main():\n    print('got', sys.argv[1:])\n"
+                          "    ts.jit(lambda x: ts.exp(x) * 2.0)(ts.ones((100, 100)))\n"
+                          "    sys.exit(3)\nmain()\n")
+        files = {k: str(tmp_path / f"out.{k}") for k in ("html", "json", "trace")}
+        options = [x for k, f in files.items() for x in (f"--{k}", f)]
+        assert tessera_main(["profile", *options, str(script), "--steps", "2"]) == 3
+        said = capsys.readouterr().out
+        assert "got ['--steps', '2']" in said and "loop exp mul" in said
+        figures = json.loads((tmp_path / "out.json").read_text())
+        assert "elementwise forward" in {row["name"] for row in figures["kinds"]}
+        assert all((tmp_path / f"out.{k}").stat().st_size for k in files)
+        assert tessera_main(["profile", str(tmp_path / "none.py")]) == 1
+        assert "there is no file" in capsys.readouterr().err
 
     @pytest.mark.row("DBG-19")
     def test_live_bytes_are_those_counted_by_hand(self):
@@ -147,7 +215,10 @@ class TestProfile:
         assert len(first - later[1]) == 1, "exp's result is dead after the sum"
         with ts.debug.profile() as p:
             ts.jit(f)(x)
-        assert p.memory_timeline().peak_bytes == 840
+        ran = p.memory_timeline()
+        assert [(m.op, m.bytes) for m in ran.moments] == [
+            ("exp", 804), ("reduce_sum", 844), ("reshape", 444), ("add", 484)]
+        assert ran.peak_bytes == 844  # with the constant
         assert str(timeline).startswith("peak 840 bytes") and "test_debug_tools" in str(timeline)
 
     def test_threads_have_paths_of_their_own(self, args):

@@ -115,9 +115,10 @@ def test_the_readme_tunes_a_kernel_and_profiles_a_function(folder):
     found = re.match(r"(\d+) candidates, (\d+) of them cannot run; chosen: {",
                      shown["autotune"].got)
     assert found and int(found[1]) > int(found[2]) > 0
-    assert "/gelu" in shown["profile"].got and " bytes at most" in shown["profile"].got
+    assert "/loop gelu" in shown["profile"].got and " bytes at most" in shown["profile"].got
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {"forward", "gelu", "div"} <= {e["name"] for e in events}
+    assert {"forward", "loop gelu mul reduce_sum div"} <= {e["name"] for e in events}
+    assert "<svg" in (folder / "profile.html").read_text()
 
 
 @needs_mpi

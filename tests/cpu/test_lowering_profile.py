@@ -14,7 +14,7 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera import Tensor, f32
-from tessera.runtime import libcuda, module
+from tessera.runtime import libcuda, module, nvtx
 
 
 @ts.kernel
@@ -111,6 +111,39 @@ class TestTimeline:
         assert set(rows) - {"copy"} == {"matmul forward", "reduction forward"}
         assert sum(g.us for g in rows.values()) == pytest.approx(p.launches.us)
         assert "f32[30, 30] f32[30, 30] -> f32[30, 30]" in p.launches.table()
+
+    def test_nvtx_ranges_name_the_users_line(self, gpu, rng, apart, monkeypatch):
+        f = ts.jit(lambda x, w: ts.softmax(x @ w), target="cuda")
+        x, w = (ts.tensor(rng.standard_normal((30, 30)).astype(np.float32)) for _ in range(2))
+        f(x, w)
+        calls = []
+        monkeypatch.setattr(nvtx, "functions", lambda: (calls.append, lambda: calls.append("")))
+        with ts.config.scope(nvtx=True):
+            f(x, w)
+        product, end, *_ = [c for c in calls if not c.startswith("poison")]
+        assert product.startswith("g0_product  tests/cpu/test_lowering_profile.py:") and end == ""
+
+    def test_the_first_run_of_a_program_counts_only_alone(self, gpu, clock, rng, apart):
+        """Its kernels are loaded between its steps."""
+        f = ts.jit(lambda x: ts.exp(x), target="cuda")
+        x = ts.tensor(rng.standard_normal((30, 30)).astype(np.float32))
+        for calls in (1, 3):
+            f = ts.jit(lambda x: ts.exp(x), target="cuda")
+            with ts.debug.profile() as p:
+                for _ in range(calls):
+                    f(x)
+            kernels = [r for r in p.launches.records if r.event.what.part == "kernel"]
+            assert len(kernels) == max(1, calls - 1)
+            assert len(p.kernels) == calls
+
+    def test_launches_outside_of_functions(self, gpu, clock):
+        x = Cupy(np.ones(200, np.float32))
+        twice = fresh(double)
+        with ts.debug.profile() as p:
+            twice(x)
+        (launch,) = p.launches.records
+        assert launch.work.kind == "kernel" and launch.work.name.startswith("double")
+        assert launch.us > 0 and "double" in p.launches.table() and "<circle" not in p.html()
 
     def test_nothing_stays_behind(self, gpu, clock):
         """Events are freed, and a launch afterwards goes straight to the driver."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from ... import config
+from ... import config, hooks
 from ...errors import OutOfMemoryError
 from ..interpret import call_node
 from ..ir import Graph, Node, Value, elements
@@ -55,9 +56,12 @@ class CompiledGraph:
         self.steps: list[Step] = []
         self.splits = False  # whether products run over our threads, with BLAS on one
         self.poison = config.poison
+        self.spans: list[tuple[int, int]] = []  # of each unit, the first step and that behind it
         ends = by_last_use(self.plan)
         for i, unit in enumerate(self.units):
+            first = len(self.steps)
             self._add(unit)
+            self.spans.append((first, len(self.steps)))
             self._drop_after(ends.get(i, ()))
             if self.poison:
                 self.steps.append(self._poison(self.plan.released.get(i, ())))
@@ -266,9 +270,28 @@ class CompiledGraph:
         for s, shape, dtype in self.fresh:
             env[s] = np.empty(shape, dtype) if not self.poison else poisoned(shape, dtype)
         with np.errstate(all="ignore"), blas.single_thread if self.splits else NO_LIMIT:
-            for step in self.steps:
-                step(env)
+            if hooks.timed_groups:
+                self._run_timed(env)
+            else:
+                for step in self.steps:
+                    step(env)
         return [env[s].copy() if shared else env[s] for s, shared in self.outputs]
+
+
+    def _run_timed(self, env: list) -> None:
+        """The steps; each unit's are shown with their times, those between units are not."""
+        done = 0
+        for unit, (first, last) in zip(self.units, self.spans, strict=True):
+            for step in self.steps[done:first]:
+                step(env)
+            begin = time.perf_counter_ns()
+            for step in self.steps[first:last]:
+                step(env)
+            end, done = time.perf_counter_ns(), last
+            for see in hooks.timed_groups if first < last else ():
+                see(self, unit, begin, end)
+        for step in self.steps[done:]:
+            step(env)
 
 
 def poisoned(shape: Any, dtype: np.dtype) -> np.ndarray:

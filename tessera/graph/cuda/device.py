@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import config
+from ... import config, hooks
 from ...errors import UnsupportedTargetError
 from ...kernels.routine import ForeignArray
 from ...runtime.arrays import HOST
@@ -21,8 +21,9 @@ from ...runtime.copies import CopyQueue, PinnedMemory
 from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...runtime.host_memory import keep
+from ...runtime.nvtx import nvtx_range
 from ...runtime.sentinel_words import owned
-from ...runtime.step_times import TimedStep, run_timed, step_observers
+from ...runtime.step_times import TimedStep, run_timed
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
 from ..devices import tell_copied
@@ -128,7 +129,7 @@ class Workspace:
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
         self.host_calls = HostCalls(on)
-        self.timed = self._steps(DEFAULT)
+        self.timed, self.ran = self._steps(DEFAULT), False
         self.steps = [s.run for s in self.timed]
         self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
@@ -348,12 +349,17 @@ class Workspace:
         made = [self._new_result(r, leaves) for r in self.results]
         if not self.compiled:
             self._compile()
-        if step_observers:
-            run_timed(self.device.index, self.timed)
+        if hooks.timed_steps:
+            run_timed(self.device.index, self.timed, not self.ran)
         elif self.recorded is not None:
             self.recorded.launch(DEFAULT)
+        elif config.nvtx:
+            for step in self.timed:
+                with nvtx_range(step.what.title):
+                    step.run()
         else:
             _all(self.steps)
+        self.ran = True
         self.host_calls.finish(self.recorded is not None)
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
         for x in (*leaves, *lowered.captures.values()):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ...errors import short_path
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
@@ -36,6 +37,13 @@ class StepLabel:
     program: CudaProgram
     step: GroupLaunch | NodeLaunch | LibraryStep | HostStep | Transfer | None
     part: str
+
+    @cached_property
+    def title(self) -> str:
+        """`g3_product_cast  train.py:26`"""
+        work = self.work
+        at = work.where
+        return work.name + (f"  {short_path(at.file)}:{at.line}" if at is not None else "")
 
     @property
     def work(self) -> LaunchWork:
