@@ -237,7 +237,7 @@ CASES: dict[str, Case] = {
     "f64 matmul": Case(lambda a, b: ts.softmax(a @ b), ((13, 9), (9, 20)), "f64", "f64", terms=20),
     "feed forward": Case(layer, ((30, 64), (64, 128), (128,), (128, 64)), terms=128),
     "transformer block": Case(transformer, BLOCK, terms=64, axes=4, scale=0.3, kinds=(
-        "rows gemm" + 6 * " move" + " attention move gemm rows gemm gemm")),
+        "rows gemm attention gemm rows gemm gemm")),
     "gradients of a block": Case(transformer_gradients, BLOCK, terms=1280, axes=4, scale=0.3),
     "gradient": Case(gradient, ((20, 30), (50, 20)), terms=50),
     # attention

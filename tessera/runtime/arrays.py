@@ -58,10 +58,14 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def overlap(places: Sequence[tuple[int, int]]) -> bool:
-    """Whether any two of (address, bytes) share a byte."""
+def overlap(places: Sequence[tuple[int, int]], written: Sequence[bool] | None = None) -> bool:
+    """Whether any two of (address, bytes) share a byte; with `written`, of which one is written."""
     known = sorted(p for p in places if p[1])
-    return any(at + size > then for (at, size), (then, _) in itertools.pairwise(known))
+    if not any(at + size > then for (at, size), (then, _) in itertools.pairwise(known)):
+        return False
+    pairs = itertools.permutations(zip(places, written or [True] * len(places), strict=True), 2)
+    return any(w and at < then + more and then < at + size
+               for ((at, size), w), ((then, more), _) in pairs if size and more)
 
 
 Reader = Callable[[Any, str], Array]

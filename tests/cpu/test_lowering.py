@@ -156,7 +156,7 @@ def test_blocks_follow_the_target():
     ("sm_89", lambda a, b: a @ b.T, (128, 128),
      ["b is read transposed, as it lies", "128 columns, because two stages of 256 do not fit"]),
     ("sm_90a", lambda a, b: a.T, None,
-     ["a copy, because kernels take elements in row-major order"])])
+     ["a copy, because a result is in row-major order"])])
 def test_the_schedule_says_why_a_kernel_has_its_form(target, fn, block, why):
     graph = ts.jit(fn).graph(*(Tensor[4096, 4096, bf16],) * 2)
     plan = CudaProgram(graph, target).plan

@@ -44,7 +44,7 @@ CALLS = {call.name for module in (library_ops, attention_kernels, host_keys, off
 # Rewrites that match particular ops, and rules that one room has for particular ops.
 RULES = {
     "graph/simplify.py:RULES": "identities, each of one op",
-    "graph/cuda/copy_kernels.py:MOVES": "how a kernel moves the elements of each structural op",
+    "graph/schedule/region_copies.py:MOVES": "how each structural op moves elements",
     "mesh/sharding/rewrites.py:RULES": "ops that a mesh computes by others",
     "mesh/collectives/replicated.py:RULES": "who has the results of ops that hold graphs",
     "mesh/sharding/localize.py:SPECIAL": "what a rank makes of its own part by the place it has",
@@ -61,6 +61,7 @@ OTHERS = {
     "graph/weak_numbers.py": "operators of Python",
     "graph/cuda/generate_kernels.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/lower.py:MAKERS": "kinds of groups, some called as an op is",
+    "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
@@ -94,6 +95,7 @@ KERNEL_RULES = {
     "tile/interpreter/launch.py:scalars_in_grid": "the two numbers that a guard starts from",
     "tile/ir/affine.py:note": "the affine form of each op that has one",
     "tile/passes/batch_axes.py:IDS": "numbers of a launch that become those of one row of a batch",
+    "tile/passes/argument_layouts.py:": "where the indices of an access stand",
     "tile/passes/independent_iterations.py:reaches": "where the indices of an access stand",
     "tile/passes/integer_facts.py:_divisor": "the divisor of each op that keeps one",
     "tile/passes/operation_counts.py:follow": "numbers of the group in the middle",

@@ -59,13 +59,15 @@ def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -
     return chosen(m, n, warps=m // 16, stages=2)
 
 
-def for_move(extents: tuple[int, ...], tiles: tuple[int, ...]) -> Schedule:
-    """Squares where the order of elements changes, so that both sides move in runs."""
+def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "") -> Schedule:
+    """Squares where the order of elements changes, so that both sides move in runs. why: it is a
+    copy."""
+    note = f"a copy, because {why}" if why else COPIED
     if not tiles:
-        return chosen(None, 1, warps=1).with_notes(COPIED)
+        return chosen(None, 1, warps=1).with_notes(note)
     n = min(power(extents[tiles[-1]]), 64 if len(tiles) > 1 else 1024)
     m = min(power(extents[tiles[0]]), 32) if len(tiles) > 1 else None
-    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128))).with_notes(COPIED)
+    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128))).with_notes(note)
 
 
 def for_gather(extents: tuple[int, ...], bits: int) -> Schedule:

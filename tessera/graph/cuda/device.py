@@ -461,7 +461,7 @@ def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
     own = [o for o in (*last.reads, *last.writes) if plan.base(o.name) in (name, result)]
     anchored = last.steps[0].args if last.kind == "gemm" else ()
     return last.kind in ("loop", "gemm") and all(
-        o.shape == last.space and o.name not in anchored for o in own)
+        o.shape == last.space and o.layout is None and o.name not in anchored for o in own)
 
 
 class HostCopy:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...numerics import NumericType
 from ..schedule.ir import ScheduledGroup, canonical_group
+from ..schedule.layouts import argument_layout
 from .copy_kernels import move_source
 from .elements import element_source, update_source
 from .extrema import position_source
@@ -41,8 +43,17 @@ _lock = threading.Lock()
 
 
 def source_of(group: ScheduledGroup) -> KernelText:
-    """The text of a group's kernel. It follows from the group alone."""
-    return WRITERS[group.kind](group)
+    """The text of a group's kernel, and how its arguments lie. It follows from the group alone."""
+    source, operands = WRITERS[group.kind](group), (*group.reads, *group.writes)
+    if not any(o.layout for o in operands):
+        return source
+    layouts = []
+    for name, o, shape in zip(source.parameters, operands, source.shapes, strict=True):
+        if o.layout is not None:
+            lies = argument_layout(o.layout, shape)
+            assert lies is not None, f"{o} of {group.name} cannot be passed as {shape}"
+            layouts.append((name, lies))
+    return replace(source, layouts=tuple(layouts))
 
 
 def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
@@ -52,7 +63,7 @@ def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     source = source_of(canonical)
     if source.checks:
         canonical, source = group, source_of(group)
-    key = (source.text, _types(source), group.schedule.text())
+    key = (source.text, source.layouts, _types(source), group.schedule.text())
     with _lock:
         if key not in _kernels:
             _kernels[key] = compiled(source, canonical)

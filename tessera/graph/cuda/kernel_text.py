@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import keyword
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import SourceLine, short_path
 from ...numerics import NumericType
-from ...tensor import Tensor
+from ...tensor import Tensor, TensorType
 from ...tile import MODULE as tile
 from ...tile.builder.kernel_spec import KernelSpec
+from ...tile.ir.argument_layout import ArgumentLayout
 from ...tile.ir.ir import Function
 from ...tile.kernel.kernel import Kernel
+from ...tile.passes.argument_layouts import with_layouts
 from ...tile.passes.written_arguments import written_parameters
 from ..op import OPS, GraphOp
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
@@ -35,7 +38,8 @@ class Origin:
 class KernelText:
     """The text of a group's kernel.
 
-    shapes: the extents in which each operand is passed, reads before writes.
+    shapes: the extents in which the kernel takes each operand, reads before writes; parameters:
+    their names.  layouts: by parameter, of those that lie otherwise in the array that is passed.
     origins: by line, from 1.
     checks: whether it asserts something, and so may name a line of the user's when it runs.
     """
@@ -46,11 +50,21 @@ class KernelText:
     origins: dict[int, Origin]
     scope: dict[str, Any]
     checks: bool = False
+    parameters: tuple[str, ...] = ()
+    layouts: tuple[tuple[str, ArgumentLayout], ...] = ()
+
+    @property
+    def passed(self) -> tuple[tuple[int, ...], ...]:
+        """The extents in which each operand is passed."""
+        laid = dict(self.layouts)
+        return tuple(laid[n].extents if n in laid else shape for n, shape in zip(
+            self.parameters, self.shapes, strict=True))
 
     @property
     def file(self) -> str:
         """The name under which Python shows the text: the same in every process."""
-        return f"<kernel {self.name} {hashlib.sha256(self.text.encode()).hexdigest()[:12]}>"
+        known = self.text + "".join(f"{n} {layout}" for n, layout in self.layouts)
+        return f"<kernel {self.name} {hashlib.sha256(known.encode()).hexdigest()[:12]}>"
 
 
 def mark(ops: tuple[str, ...], where: SourceLine | None) -> str:
@@ -113,7 +127,8 @@ class KernelWriter:
         head = [f"@kernel{grid}", f"def {name}({', '.join(parameters)}):"]
         origins = {n + len(head): o for n, o in self.origins.items()}
         text = "\n".join([*head, *self.lines]) + "\n"
-        return KernelText(name, text, tuple(shapes), origins, self.scope, self.checks)
+        names = tuple(p.partition(":")[0] for p in parameters)
+        return KernelText(name, text, tuple(shapes), origins, self.scope, self.checks, names)
 
 
 NAMES: dict[str, Any] = {"tile": tile, "Tensor": Tensor, "inf": inf, "nan": nan}
@@ -125,7 +140,26 @@ def capital(name: str) -> str:
 
 
 class GroupKernel(Kernel):
-    """A kernel that a graph function has inside: no observer of the user's kernels hears of it."""
+    """A kernel that a graph function has inside: no observer of the user's kernels hears of it.
+
+    layouts: by parameter, how it lies in the array that is passed.
+    """
+
+    layouts: Mapping[str, ArgumentLayout] = MappingProxyType({})
+
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """With the extents of what is passed."""
+        found = super().annotations
+        return found | {n: TensorType(layout.extents, found[n].type)
+                        for n, layout in self.layouts.items()}
+
+    def compile(self, spec: KernelSpec, sizes: dict[str, int]) -> Function:
+        """Traced on the extents that its text has."""
+        written = super().annotations
+        params = tuple((n, replace(t, dims=written[n].shape) if n in self.layouts else t)
+                       for n, t in spec.params)
+        return with_layouts(super().compile(replace(spec, params=params), sizes), self.layouts)
 
     def keep(self, spec: KernelSpec, sizes: dict[str, int], function: Function) -> None:
         super().keep(spec, sizes, function)
@@ -157,6 +191,7 @@ def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:
     exec(compile(source.text, source.file, "exec"), scope)  # noqa: S102
     made = scope[source.name]
     made.held_lines = frozenset(hidden_lines(source, group).items())
+    made.layouts = MappingProxyType(dict(source.layouts))
     return made
 
 

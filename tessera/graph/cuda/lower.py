@@ -23,9 +23,9 @@ from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, plan_memory
 from ..schedule.offload import place_saved
 from ..schedule.op_ids import id_of, line_of, number
+from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
-from .copy_kernels import moves_of
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
@@ -103,7 +103,7 @@ class _KernelSchedule(ScheduleBuilder):
     def loop(self, group: FusionGroup) -> None:
         reads = [self.operand(v) for v in self.reads(group)]
         writes = [self.operand(v) for v in group.outputs]
-        frame = merged(group.space, [o.shape for o in (*reads, *writes)], False)
+        frame = operand_frame(group.space, (*reads, *writes), False)
         if not frame.members:
             frame = Frame(group.space, (tuple(range(len(group.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
@@ -120,7 +120,7 @@ class _KernelSchedule(ScheduleBuilder):
 
     def _rows(self, space: tuple[int, ...], reads: list[GroupOperand], writes: list[GroupOperand],
               steps: list[GroupStep]) -> None:
-        frame = merged(space, [o.shape for o in (*reads, *writes)], True)
+        frame = operand_frame(space, (*reads, *writes), True)
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
         s = choose_schedule.for_rows(frame.extents)
@@ -154,8 +154,9 @@ class _KernelSchedule(ScheduleBuilder):
         form = matmul_form(group, frame, self.shared_bytes)
         own = [self.operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
                                                            strict=True)]
+        laid = any(self.operand(v).layout for v in (*anchor.inputs, *group.outputs))
         self._anchored("gemm", group, frame, own, form.schedule, form.grid, layout=form.layout,
-                       batch=form.batch, open=form.open)
+                       batch=form.batch, open=form.open and not laid)
 
     def attention(self, group: FusionGroup) -> None:
         anchor = group.anchor
@@ -199,18 +200,22 @@ class _KernelSchedule(ScheduleBuilder):
 
     def move(self, group: FusionGroup) -> None:
         (node,) = group.nodes
+        views = self.memory.views
         for i, j, move in moves_of(node):
-            x = self.operand(node.inputs[i])
-            y = self.operand(node.outputs[j])
+            source, target = node.inputs[i], node.outputs[j]
+            if target in views.owners or views.owners.get(source) is target:
+                continue  # it lies there already
+            x, y = self.operand(source), self.operand(target)
             # runs of elements are passed alone, so that one kernel copies all of them
             if (at := move.run_in_result(y.shape)) is not None:
                 y = replace(y, shape=move.region, offset=at)
                 move = replace(move, offset=(0,) * len(move.region))
-            if (at := move.run_in_source(x.shape)) is not None:
-                x = replace(x, shape=move.region, offset=at)
+            if x.layout is None and (at := move.run_in_source(x.shape)) is not None:
+                x = replace(x, shape=move.region, offset=x.offset + at)
                 move = replace(move, axes=tuple((a, 0, 1) for a in range(len(move.region))))
             tiles = move.tile_axes()
-            s = choose_schedule.for_move(move.region, tiles)
+            why = views.copies.get(target, "")
+            s = choose_schedule.for_move(move.region, tiles, why)
             sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
             grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
                          for o, n in enumerate(move.region))
@@ -276,6 +281,12 @@ class _KernelSchedule(ScheduleBuilder):
 
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
+
+
+def operand_frame(space: tuple[int, ...], operands: Sequence[GroupOperand], rows: bool) -> Frame:
+    """The axes of a loop over its operands as they lie."""
+    cuts = {a for o in operands if o.layout for a in o.layout.cuts(len(space))}
+    return merged(space, [o.shape for o in operands], rows, cuts)
 
 
 def _attrs(node: Node) -> dict[str, Any]:

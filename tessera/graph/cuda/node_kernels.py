@@ -23,6 +23,7 @@ from ...runtime.buffer import copy_bytes, fill_bytes
 from ...tile.interpreter.arguments import Bound, Placement
 from ...tile.interpreter.launch import Specialisation, run_grid, scalars_in_grid
 from ...tile.interpreter.memory import Memory
+from ...tile.ir.argument_layout import ArgumentLayout
 from ...tile.ir.ir import Function
 from ...tile.ir.types import GlobalTensor, Scalar
 from ...tile.launch.compile_images import WantedImage
@@ -30,6 +31,7 @@ from ...tile.launch.first_call import request_for
 from ...tile.launch.machine_code import image_for
 from ...tile.launch.recipe import LaunchTarget, Recipe
 from ...tile.launch.repeated_call import grid_names
+from ...tile.passes.argument_layouts import with_layouts
 from ...tile.passes.batch_axes import KEY, batch_extent, with_batch_axes, with_key
 from ...tile.passes.graph_arguments import held_in, with_given_results, with_loaded_numbers
 from ...tile.passes.overwritten_arguments import overwritten_parameters
@@ -39,6 +41,7 @@ from ..op import Aval
 from ..ops.kernel import KERNEL, KernelCall
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES, GroupOperand, ScheduledGroup
+from ..schedule.layouts import argument_layout
 from ..schedule.loop_axes import extents_of
 from ..simplify import Rewriter, rebuild, remove_dead
 from .kernel_text import KernelText
@@ -237,7 +240,27 @@ class NodeLaunch:
 
     def function(self) -> Function:
         """Its Tile IR."""
-        return self.shared.work.function
+        return self._laid[0]
+
+    @cached_property
+    def _laid(self) -> tuple[Function, Bound]:
+        """The kernel and its arguments as they lie here."""
+        made, laid = self.shared, self._layouts
+        types = {n: GlobalTensor(t.numeric, laid[n].extents) if n in laid and isinstance(
+            t, GlobalTensor) else t for n, t in made.bound.types.items()}
+        return (with_layouts(made.work.function, laid),
+                replace(made.bound, types=types) if laid else made.bound)
+
+    @cached_property
+    def _layouts(self) -> dict[str, ArgumentLayout]:
+        """By parameter, how it lies in the buffer that owns its memory."""
+        found, shapes = {}, self.shared.shapes()
+        for name, o in (*self._operands().items(), *self._results().items()):
+            if o.layout is not None:
+                lies = argument_layout(o.layout, shapes[name])
+                assert lies is not None, f"{o} cannot be passed"
+                found[name] = lies
+        return found
 
     @cached_property
     def source(self) -> KernelText:
@@ -251,7 +274,8 @@ class NodeLaunch:
     @property
     def arguments(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(buffer, extents) in the order of the tensor parameters."""
-        shapes, at = self.shared.shapes(), self.buffers()
+        shapes = {n: shape for n, _, _, shape in self._tensors()}
+        at = self.buffers()
         return tuple((at[p.value.name], shapes[p.value.name]) for p in self.function().params
                      if isinstance(p.type, GlobalTensor))
 
@@ -272,7 +296,7 @@ class NodeLaunch:
 
     def run(self, read: Callable[[str], np.ndarray]) -> None:
         """On host memory, under the interpreter. read: the memory of a buffer."""
-        made, operands = self.shared, self._operands()
+        made, operands, (function, laid) = self.shared, self._operands(), self._laid
         for name in made.call.written:
             whole = read(self._results()[name].name).reshape(-1)
             if name not in (fills := dict(made.fills)):
@@ -280,16 +304,17 @@ class NodeLaunch:
                 whole.view(np.uint8)[...] = source.view(np.uint8)
             elif (byte := fills[name]) is not None:
                 whole.view(np.uint8)[...] = byte
-        types = {p.value.name: p.type for p in made.work.function.params
+        types = {p.value.name: p.type for p in function.params
                  if isinstance(p.type, GlobalTensor)}
         memories = {n: Memory(n, shape, types[n].numeric,
-                              elements_of(read(buffer), types[n].dtype, shape).reshape(-1))
-                    for n, buffer, shape in self._tensors()}
-        bound = replace(made.bound, values=made.bound.values | memories,
+                              elements_of(read(buffer).reshape(-1)[begin:], types[n].dtype,
+                                          shape).reshape(-1))
+                    for n, buffer, begin, shape in self._tensors()}
+        bound = replace(laid, values=laid.values | memories,
                         given={n: m.flat for n, m in memories.items()})
         words = read(self.group.reads[-1].name).reshape(-1) if made.drawn else None
         key = None if words is None else (int(words[0]), int(words[1]))
-        run_grid(made.work.function, bound, made.work.lanes, made.work.grid,
+        run_grid(function, bound, made.work.lanes, made.work.grid,
                  made.call.kernel.__name__, key=key)
         for name, o in self._results().items():
             if o.type.dtype.packed:
@@ -319,12 +344,12 @@ class NodeLaunch:
 
     def _launch(self, pointer: Callable[[str], int], key: Callable[[str], tuple[int, int]],
                 index: int, stream: int) -> Callable[[], Any]:
-        buffers = [b for _, b, _ in self._tensors()]
+        buffers = self._places()
         recipes: dict[tuple[int, ...], Recipe] = {}  # by how the arrays are aligned
         drawn = self.group.reads[-1].name if self.shared.drawn else ""
 
         def launch() -> None:
-            values = [pointer(b) for b in buffers]
+            values = [pointer(b) + begin for b, begin in buffers]
             aligned = tuple(v % ALIGN_BYTES for v in values)
             if aligned not in recipes:
                 recipes[aligned] = self._recipe(values, index)
@@ -334,32 +359,40 @@ class NodeLaunch:
 
     def wanted(self, pointer: Callable[[str], int], index: int) -> WantedImage:
         """What its launch has to have compiled."""
-        return self._wanted([pointer(b) for _, b, _ in self._tensors()], index)[0]
+        values = [pointer(b) + at for b, at in self._places()]
+        return self._wanted(values, index)[0]
 
     def _wanted(self, values: list[int], index: int
                 ) -> tuple[WantedImage, LaunchTarget, tuple[str, ...]]:
         """For arrays that begin there: what is compiled, where it runs, the arrays' names."""
-        made = self.shared
-        arrays = {n: Array(at, shape, dense_strides(shape), made.bound.types[n].dtype, index, "",
-                           None)
-                  for at, (n, _, shape) in zip(values, self._tensors(), strict=True)}
-        made.bound.place = Placement(index)
+        made, (function, bound) = self.shared, self._laid
+        arrays = {n: Array(at, shape, dense_strides(shape), bound.types[n].dtype, index, "", None)
+                  for at, (n, _, _, shape) in zip(values, self._tensors(), strict=True)}
+        bound.place = Placement(index)
         target = LaunchTarget(index, made.work.grid, "", numerics=config.numerics)
-        kernel = made.call.kernel
-        request = request_for(kernel, made.work, made.bound, arrays, target)
-        return WantedImage(made.work.function, request, kernel.images), target, tuple(arrays)
+        kernel, work = made.call.kernel, replace(made.work, function=function)
+        # the plan is proved: what it writes nobody else reads or writes meanwhile
+        request = replace(request_for(kernel, work, bound, arrays, target), shared=False)
+        return WantedImage(function, request, kernel.images), target, tuple(arrays)
 
     def _recipe(self, values: list[int], index: int) -> Recipe:
         """How it is launched on arrays that begin there."""
         wanted, target, names = self._wanted(values, index)
         image = image_for(wanted.function, wanted.request, wanted.loaded)
-        return Recipe(image, self.shared.bound, target, names, ())
+        return Recipe(image, self._laid[1], target, names, ())
 
-    def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(parameter, buffer, extents) of each tensor parameter."""
-        shapes = self.shared.shapes()
+    def _places(self) -> list[tuple[str, int]]:
+        """The buffer of each tensor parameter, and the byte of it at which it begins."""
+        return [(b, begin * self.shared.bound.types[n].dtype.numpy.itemsize)
+                for n, b, begin, _ in self._tensors()]
+
+    def _tensors(self) -> Iterator[tuple[str, str, int, tuple[int, ...]]]:
+        """(parameter, buffer, the element of it at which it begins, extents) of each tensor
+        parameter, as it is passed."""
+        shapes = self.shared.shapes() | {n: lies.extents for n, lies in self._layouts.items()}
+        begin = {n: o.offset for n, o in (*self._operands().items(), *self._results().items())}
         for name, buffer in self.buffers().items():
-            yield name, buffer, shapes[name]
+            yield name, buffer, begin[name], shapes[name]
 
 
 def _fill(pointer: Callable[[str], int], name: str, byte: int, nbytes: int, stream: int) -> None:

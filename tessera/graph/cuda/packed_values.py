@@ -28,8 +28,8 @@ from ..ops.convert import CAST, CAST_STOCHASTIC, RETYPE
 from ..ops.kernel import KERNEL
 from ..schedule.library_call import LibraryCall
 from ..schedule.loop_axes import extents_of
+from ..schedule.region_copies import MOVES
 from ..simplify import Rewriter, rebuild, remove_dead
-from .copy_kernels import MOVES
 from .spell import no_kernel
 
 BYTE, F32, BF16, INT8 = map(as_type, ("uint8", "f32", "bf16", "int8"))
@@ -324,9 +324,9 @@ def stored_array(a: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def elements_of(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """The elements in memory of a shape."""
+    """The elements in memory that begins with them."""
     if not dtype.packed:
-        return raw.reshape(shape)
+        return raw.reshape(-1)[:prod(shape)].reshape(shape)
     last = shape[-1] if shape else 1
     rows = raw.reshape(-1).view(np.uint8).reshape(*shape[:-1], row_bytes(last, dtype))
     return unpack(rows, dtype, last).reshape(shape)

@@ -42,7 +42,7 @@ class GroupLaunch:
     def of(group: ScheduledGroup) -> GroupLaunch:
         shared, source = kernel_of(group)
         names = [o.name for o in (*group.reads, *group.writes)]
-        return GroupLaunch(group, shared, tuple(zip(names, source.shapes, strict=True)))
+        return GroupLaunch(group, shared, tuple(zip(names, source.passed, strict=True)))
 
     @property
     def offsets(self) -> list[int]:

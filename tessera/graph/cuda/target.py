@@ -2,7 +2,8 @@
 
     loop | rows | columns | gemm | attention | move | gather | segments | elements | update | sort |
     merge | search | position | scan | last | key | strips    a kernel
-    view      no kernel: the value lies where its operand does
+    view      no kernel: the value lies where its operand does; a move whose readers take it as it
+              lies is none either
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
     launch    a kernel that is a node of the graph (node_kernels.py)
@@ -13,16 +14,16 @@
 from __future__ import annotations
 
 from ..ir import Node
-from ..op import FLAT_VIEW, FRESH, ResultMemory
+from ..op import FLAT_VIEW, FRESH, VIEW, ResultMemory
 from ..ops.kernel import KERNEL
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
+from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
-from . import scatters, sorting
+from . import argument_views, scatters, sorting
 from .anchors import anchor_frame
-from .copy_kernels import MOVES
 from .host_steps import host_groups
 from .library_steps import library_group
 from .node_kernels import kernel_group
@@ -204,11 +205,14 @@ def _reduction(node: Node) -> list[FusionGroup]:
 
 # --- memory ---------------------------------------------------------------------------------------
 def _memory(group: FusionGroup) -> ResultMemory:
-    """Kernels write buffers of their own, or over an operand that nobody reads again; strides are
-    copied (copy_kernels.py)."""
+    """Kernels write buffers of their own, or over an operand that nobody reads again. What moves
+    elements is a view where its readers take it as it lies (argument_views.py)."""
     if group.kind == "elements":
         lies = group.nodes[0].op.lies(group.nodes[0].attrs)
         return lies if lies.kind == "donated" else FRESH
+    if group.kind == "move":
+        lies = group.nodes[0].op.lies(group.nodes[0].attrs)
+        return VIEW if lies.kind == "view" else FRESH
     return FLAT_VIEW if group.kind == "view" else FRESH
 
 
@@ -218,7 +222,8 @@ def _buffer(group: FusionGroup) -> str:
 
 CUDA = ScheduleTarget(
     name="cuda", loop_space=_loop_space, from_loop=_from_loop, from_node=_from_node, memory=_memory,
-    buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, epilogue=anchor_frame, light=is_light,
+    buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, reads=argument_views.reads,
+    writes=argument_views.writes, epilogue=anchor_frame, light=is_light,
     recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
     takes=_takes)
 

@@ -25,6 +25,7 @@ from .ir import (
     ScheduledGroup,
     Transfer,
 )
+from .layouts import StridedLayout
 from .loop_axes import extents_of
 from .memory_plan import MemoryPlan, numbers
 from .offload import verify_copies
@@ -119,7 +120,15 @@ class ScheduleBuilder(ABC):
     # --- what a group is made of --------------------------------------------------------------
     def operand(self, v: Value, shape: tuple[int, ...] | None = None) -> GroupOperand:
         own = extents_of(v) if shape is None else shape
-        return GroupOperand(self.buffer_name(v), own, v.aval.type)
+        layout = self.layout(v)
+        begin, rest = (0, None) if layout is None else layout.from_pointer
+        return GroupOperand(self.buffer_name(v), own, v.aval.type, begin,
+                            None if rest is None or rest.is_dense else rest)
+
+    def layout(self, v: Value) -> StridedLayout | None:
+        """How a value lies in the buffer that owns its memory; None in row-major order."""
+        found = self.memory.views.layouts.get(v)
+        return None if found is None or found.is_dense else found
 
     def reads(self, group: FusionGroup) -> list[Value]:
         """What a group reads from memory: its inputs without the numbers among them."""
@@ -172,7 +181,8 @@ class ScheduleBuilder(ABC):
         ops = tuple(id_of(node).split()) if node is not None else ()
         of = self.names[place.root] if place.kind == "view" else ""
         return PlannedBuffer(self.names[v], extents_of(v), v.aval.type,
-                             BUFFERS.get(place.kind, place.kind), of, place.offset, ops)
+                             BUFFERS.get(place.kind, place.kind), of, place.offset, ops,
+                             self.layout(v))
 
 
 def node_flops(node: Node) -> float:

@@ -5,7 +5,8 @@ somebody else's.
 
 Who owns which buffer is computed here from the records of the ops and of the target
 (`ScheduleTarget.memory`) and from the order of the groups alone. Of the plan only its decisions are
-read: places, what is released when, which results are copied. So a mistake in planning and one in
+read: places, where in its owner's memory a value is made before the owner, what is released when,
+which results are copied. How views lie follows from their ops. So a mistake in planning and one in
 a record both show here, before anything runs.
 """
 
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 from ...errors import GraphError
 from ..ir import Graph, Value, value_bytes
 from .groups import FusionGroup
+from .layouts import StridedLayout
+from .place_views import dense, is_copy, parts_of, view_layout
 
 if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
@@ -30,6 +33,8 @@ def verify_plan(graph: Graph, groups: Sequence[FusionGroup], plan: MemoryPlan) -
     that is not copied has memory of its own."""
     proof = _Proof(graph, groups, plan)
     proof.own()
+    if not plan.target.strides:
+        proof.layouts()
     proof.overlaps()
     proof.releases()
     proof.results()
@@ -60,9 +65,14 @@ class _Proof:
 
     def _own(self, v: Value, group: FusionGroup, i: int) -> None:
         place, memory = self.plan.places[v], self.plan.target.memory(group)
+        if v in self.plan.views.pieces:
+            self._own_piece(v, group, i)
+            return
         if place.kind != "view":
-            self.owner[v], self.lying[v] = v, [v]
-            self.made[v] = self.ends[v] = i
+            self.owner[v] = v
+            self.lying.setdefault(v, []).append(v)
+            self.made.setdefault(v, i)
+            self.ends[v] = i
             if place.kind in GIVEN:
                 raise self._fault(f"{_name(group)} writes {place.kind} memory")
             if place.root is not v:
@@ -77,6 +87,81 @@ class _Proof:
         if place.root is not owner:
             raise self._fault(f"{_name(group)} lies in the memory of its operand {memory.operand}, "
                               "the plan puts it elsewhere")
+
+    def _own_piece(self, v: Value, group: FusionGroup, i: int) -> None:
+        """A part of a value that a later group completes."""
+        owner = self.plan.places[v].root
+        if self.plan.target.memory(group).kind != "fresh" or self.plan.places[owner].kind in GIVEN:
+            raise self._fault(f"{_name(group)} cannot make its result in {owner}'s memory")
+        self.owner[v] = owner
+        self.lying.setdefault(owner, []).append(v)
+        self.made.setdefault(owner, i)
+        self.ends[owner] = i
+
+    def layouts(self) -> None:
+        """Every group can read and write its values where they lie, and the parts of a value that
+        are made before it are where its own op puts them."""
+        lies: dict[Value, StridedLayout] = {}
+        origin: dict[Value, Value] = {}  # of views: the part that they show
+        done: set[Value] = set()
+        target, views = self.plan.target, self.plan.views
+        for group in self.groups:
+            memory = target.memory(group)
+            shown = [v for v in group.outputs if memory.kind == "view"
+                     and self.plan.places[v].kind == "view" and v not in views.pieces]
+            for v in group.inputs:
+                layout = lies.get(v)
+                if layout is None or layout.is_dense or shown:
+                    continue
+                if is_copy(group) and self.owner[v] is self.owner[group.outputs[0]]:
+                    continue
+                if why := target.reads(group, v, layout):
+                    raise self._fault(f"{_name(group)} cannot read an operand that lies "
+                                      f"{layout}: {why}")
+            for v in group.outputs:
+                if v in views.pieces:
+                    lies[v], origin[v] = self._piece_layout(v, group), v
+                elif v in shown:
+                    lies[v] = self._view_layout(v, group, memory.flat, lies)
+                    if group.inputs[0] in origin:
+                        origin[v] = origin[group.inputs[0]]
+            if is_copy(group) and not shown:
+                done |= self._parts(group, lies, origin)
+        if left := views.pieces - done:
+            raise self._fault(f"{len(left)} parts are made in memory of which they are no part")
+
+    def _piece_layout(self, v: Value, group: FusionGroup) -> StridedLayout:
+        layout, owner = self.plan.views.layout(v), self.owner[v]
+        if layout.shape != dense(v).shape or layout.end > dense(owner).end:
+            raise self._fault(f"{_name(group)} writes beyond its part")
+        if is_copy(group):  # of what is there already
+            return layout
+        if why := self.plan.target.writes(group, v, layout):
+            raise self._fault(f"{_name(group)} cannot write a result that lies {layout}: {why}")
+        return layout
+
+    def _view_layout(self, v: Value, group: FusionGroup, flat: bool,
+                     lies: dict[Value, StridedLayout]) -> StridedLayout:
+        x = group.inputs[0]
+        source = lies.get(x) or dense(x)
+        layout = view_layout(group, flat, source)
+        if layout is None and flat and source.is_dense:
+            layout = dense(v)
+        if layout is None or layout != self.plan.views.layout(v):
+            raise self._fault(f"the result of {_name(group)} does not lie as the plan says")
+        return layout
+
+    def _parts(self, group: FusionGroup, lies: dict[Value, StridedLayout],
+               origin: dict[Value, Value]) -> set[Value]:
+        """The parts of a copy's result that are there already: of a part of another, all."""
+        (y,), found = group.outputs, set[Value]()
+        for x, layout in parts_of(group, lies.get(y) or dense(y)):
+            if self.owner[x] is not self.owner[y] and y not in self.plan.views.pieces:
+                continue
+            if x not in origin or lies[x] != layout or origin[x] in found:
+                raise self._fault(f"a part of {_name(group)} does not lie where it belongs")
+            found.add(origin[x])
+        return found
 
     def _donations(self) -> None:
         """What is written over is not read afterwards, and was no one else's."""
@@ -104,8 +189,8 @@ class _Proof:
         live: list[tuple[int, int, int]] = []  # begin, end, number; they are apart
         at: dict[int, list[tuple[int, int, int]]] = {}
         for i, group in enumerate(self.groups):
-            for v in group.outputs:
-                if self.owner[v] is not v or self.plan.places[v].kind != "arena":
+            for v in dict.fromkeys(self.owner[v] for v in group.outputs):
+                if self.plan.places[v].kind != "arena" or self.made.get(v) != i:
                     continue
                 begin = self.plan.places[v].offset
                 if begin % self.plan.target.align_bytes:

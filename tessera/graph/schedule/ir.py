@@ -18,6 +18,7 @@ from ...errors import SourceLine, short_path
 from ...numerics import NumericType, stored_bytes
 from ...tile.ir.schedule import Schedule
 from ..ir import show_attr
+from .layouts import StridedLayout
 
 VERSION = 1
 ALIGN_BYTES = 256
@@ -29,7 +30,8 @@ class PlannedBuffer:
     """Memory of a value.
     kind: input | capture | constant | drawn | temporary | result | view | host.
 
-    of: the buffer in which a view lies.  offset: of a temporary in the block that they share.
+    of: the buffer in which a view lies.  layout: how, where not in row-major order from its first
+    element on.  offset: of a temporary in the block that they share.
     drawn: what the host computes at each call.  host: page-locked memory there, all others are on
     the device.
     """
@@ -41,6 +43,7 @@ class PlannedBuffer:
     of: str = ""
     offset: int = 0
     ops: tuple[str, ...] = ()
+    layout: StridedLayout | None = None
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +56,7 @@ class PlannedBuffer:
     def lies(self) -> str:
         """`view of v3`, `temporary at 4096`, or the kind alone."""
         if self.kind == "view":
-            return f"view of {self.of}"
+            return f"view of {self.of}" + (f" {self.layout}" if self.layout else "")
         return f"{self.kind} at {self.offset}" if self.kind == "temporary" else self.kind
 
 
@@ -62,15 +65,18 @@ class GroupOperand:
     """What a group reads or writes, with the extents it has in the group's space.
 
     offset: the element of the buffer at which it begins, for a run of its elements.
+    layout: how it lies in the buffer, where not in row-major order.
     """
 
     name: str
     shape: tuple[int, ...]
     type: NumericType
     offset: int = 0
+    layout: StridedLayout | None = None
 
     def __str__(self) -> str:
         at = f" from {self.offset}" if self.offset else ""
+        at += f" {self.layout}" if self.layout else ""
         return f"{self.name}: {self.type}{show_shape(self.shape)}{at}"
 
 

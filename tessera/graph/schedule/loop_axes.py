@@ -6,7 +6,7 @@ A residual [B, S, N], a bias [N] and a column [B, S, 1] over the space [B, S, N]
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -51,8 +51,10 @@ class Frame:
         return tuple(out)
 
 
-def merged(space: tuple[int, ...], shapes: Iterable[tuple[int, ...]], rows: bool) -> Frame:
-    """The fewest axes along which operands of these shapes lie. rows: the last axis stays apart."""
+def merged(space: tuple[int, ...], shapes: Iterable[tuple[int, ...]], rows: bool,
+           cuts: Collection[int] = ()) -> Frame:
+    """The fewest axes along which operands of these shapes lie. rows: the last axis stays apart.
+    cuts: axes that are not merged with those in front of them."""
     full = [(1,) * (len(space) - len(s)) + s for s in shapes]
     last = len(space) - 1
     members: list[tuple[int, ...]] = []
@@ -64,7 +66,7 @@ def merged(space: tuple[int, ...], shapes: Iterable[tuple[int, ...]], rows: bool
                 members[-1] += (a,)
             continue
         along = tuple(s[a] != 1 for s in full)
-        if before == along and not apart:
+        if before == along and not apart and a not in cuts:
             members[-1] += (a,)
         else:
             members.append((a,))

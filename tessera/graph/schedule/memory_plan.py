@@ -8,7 +8,8 @@ Values are of these kinds:
     fresh            memory of its own, because the caller keeps it
     dynamic          whatever array a library op returns
     host             page-locked memory on the host, while a copy of the value is there
-    view             another value's memory with other extents or strides, or written over
+    view             another value's memory with other extents or strides, or written over, or a
+                     part of it that is made before the rest
 
 Which of them a value can be follows from the record of its op (`GraphOp.memory`) and that of the
 target (`ScheduleTarget.memory`); check_memory_plan.py proves the plan from these and the order of
@@ -26,6 +27,7 @@ import numpy as np
 from ..ir import Graph, Node, Value, elements, value_bytes
 from .check_memory_plan import verify_plan
 from .groups import FusionGroup
+from .place_views import ViewPlan, place_views
 from .target import ScheduleTarget
 
 FOLD_BYTES = 1 << 25  # larger results of constants are computed at each call, not kept
@@ -49,6 +51,7 @@ class MemoryPlan:
     known: dict[Value, np.ndarray] = field(default_factory=dict)
     shadows: dict[Value, np.ndarray] = field(default_factory=dict)  # right shape and strides, of
     # a target whose views have strides
+    views: ViewPlan = field(default_factory=ViewPlan)  # of other targets
     lying: dict[Value, list[Value]] = field(default_factory=dict)  # by root: all that lie there
     last_use: dict[Value, int] = field(default_factory=dict)  # of roots: index of the last unit
     released: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # behind unit i:
@@ -113,6 +116,8 @@ def plan_memory(graph: Graph, groups: Sequence[FusionGroup], known: dict[Value, 
         _own_memory(plan, v, "drawn")
     for v, a in known.items():
         plan.places[v], plan.shadows[v], plan.lying[v] = ValueStorage("known", v), a, [v]
+    if not target.strides:
+        plan.views = place_views(graph, groups, target)
     last_read = _last_reads(graph, groups)
     for i, group in enumerate(groups):
         _place_outputs(plan, group, i, last_read)
@@ -138,8 +143,22 @@ def _last_reads(graph: Graph, groups: Sequence[FusionGroup]) -> dict[Value, int]
 def _place_outputs(plan: MemoryPlan, group: FusionGroup, i: int, last_read: dict[Value, int]
                    ) -> None:
     memory = plan.target.memory(group)
-    if memory.kind == "view":
+    if memory.kind == "view" and plan.target.strides:
         _place_view(plan, group.nodes[0])
+        return
+    owners = plan.views.owners
+    for v in group.outputs:
+        if v not in owners:
+            continue
+        if owners[v] not in plan.places:  # made later, of parts that are made now
+            _own_memory(plan, owners[v], "arena")
+        root = plan.places[owners[v]].root
+        plan.places[v] = ValueStorage("view", root)
+        plan.lying[root].append(v)
+    if any(v in plan.places for v in group.outputs):
+        for v in group.outputs:
+            if v not in plan.places:
+                _own_memory(plan, v, plan.target.buffer(group))
     elif memory.kind == "donated" and _may_overwrite(plan, group, memory.operand, i, last_read):
         source, v = group.inputs[memory.operand], group.outputs[0]
         plan.places[v] = ValueStorage("view", plan.places[source].root)
@@ -170,12 +189,11 @@ def _may_overwrite(plan: MemoryPlan, group: FusionGroup, operand: int, i: int,
 def _place_view(plan: MemoryPlan, node: Node) -> None:
     source, v = node.inputs[0], node.outputs[0]
     root = plan.places[source].root
-    if plan.target.strides:
-        made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
-        if made.size and not np.may_share_memory(made, plan.shadows[source]):
-            _own_memory(plan, v, "arena")  # the strides do not allow it: the elements are copied
-            return
-        plan.shadows[v] = made
+    made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
+    if made.size and not np.may_share_memory(made, plan.shadows[source]):
+        _own_memory(plan, v, "arena")  # the strides do not allow it: the elements are copied
+        return
+    plan.shadows[v] = made
     plan.places[v] = ValueStorage("view", root)
     plan.lying[root].append(v)
 
@@ -245,11 +263,12 @@ def aligned_bytes(v: Value, target: ScheduleTarget) -> int:
 
 
 def _pack_arena(plan: MemoryPlan, groups: Sequence[FusionGroup]) -> None:
-    arena, ends = _Arena(), by_last_use(plan)
+    arena, ends, taken = _Arena(), by_last_use(plan), set[Value]()
     for i, group in enumerate(groups):
-        for v in group.outputs:
+        for v in dict.fromkeys(plan.places[v].root for v in group.outputs):
             place = plan.places[v]
-            if place.kind == "arena":
+            if place.kind == "arena" and v not in taken:
+                taken.add(v)
                 size = aligned_bytes(v, plan.target)
                 place.offset = arena.take(size)
                 plan.unshared_bytes += size

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir import Node
+from ..ir import Node, Value
 from ..op import ResultMemory
 from .groups import FusionGroup
+from .layouts import StridedLayout
 from .loop_axes import Frame
 
 Space = tuple[int, ...]
@@ -20,6 +21,11 @@ Space = tuple[int, ...]
 def no_epilogue(anchor: Node, space: Space) -> Frame | None:
     """Of a target whose matmuls take in nothing."""
     return None
+
+
+def rows_alone(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Of a target that takes no strides."""
+    return "kernels take elements in row-major order"
 
 
 def never(node: Node) -> bool:
@@ -50,8 +56,10 @@ class ScheduleTarget:
     Planning asks:
 
     memory       where the results of a group lie
-    strides      whether a view has the strides that the op gives it, and is copied where its
-                 operand's do not allow them. Else all memory is in row-major order
+    strides      whether a view has the strides that NumPy gives it, and is copied where its
+                 operand's do not allow them: a target whose calls take all strides
+    reads        of another target: why a group cannot read an operand that lies so; "" where it can
+    writes       and why it cannot make a result where it lies so
     buffer       of results in memory of their own: "arena", in the block that is planned |
                  "dynamic", what a call returns | "host", page-locked memory there
     align_bytes  every value of the arena begins at a multiple of it
@@ -65,6 +73,8 @@ class ScheduleTarget:
     buffer: Callable[[FusionGroup], str]
     align_bytes: int
     strides: bool
+    reads: Callable[[FusionGroup, Value, StridedLayout], str] = rows_alone
+    writes: Callable[[FusionGroup, Value, StridedLayout], str] = rows_alone
     epilogue: Callable[[Node, Space], Frame | None] = no_epilogue
     light: Callable[[Node], bool] = never
     recomputed: Callable[[Node], bool] = never

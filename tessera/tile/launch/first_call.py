@@ -56,6 +56,7 @@ def call_on_gpu(kernel: Kernel, config: Config, args: tuple, kwargs: dict[str, A
     recipe = Recipe(image, bound, target, launcher.varying, names, again)
     if written.intersection(arrays) and not request.shared:
         recipe.spans = tuple(nbytes(arrays[n]) for n in names if n in arrays)
+        recipe.written = tuple(n in written for n in names if n in arrays)
         recipe.reach = max(recipe.spans, default=0) if len(recipe.spans) > 1 else 0
     if kernel.key is None:
         launcher.add(launcher.key(*objects), recipe)
@@ -81,8 +82,9 @@ def request_for(kernel: Kernel, work: Specialisation, bound: Bound, arrays: dict
     aligned = {p.value.name for p in work.function.params if p.role == "output"} | {
         name for name, array in arrays.items()
         if array.device == HOST or array.pointer % ALIGNMENT_BYTES == 0}
-    shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()]) and not \
-        written_parameters(work.function).isdisjoint(arrays)
+    written = written_parameters(work.function)
+    shared = overlap([(a.pointer, nbytes(a)) for a in arrays.values()],
+                     [n in written for n in arrays])
     watched, held = frozenset[str](), frozenset[tuple[int, str]]()
     if target.numerics != "off":
         watched, held = kernel.watched_tensors(work.function), kernel.held_lines

@@ -71,12 +71,13 @@ class Recipe:
     but launch; then the call returns returned(objects), where there are any. words[0]: a kernel
     reported, and `run` raises it.
 
-    The code may rely on arrays that lie apart. spans: their bytes, in order; reach: at distances
-    from this on they surely do, 0 when it does not matter.  apart: pointers that were seen to.
-    twin: for arrays that share memory.
+    The code may rely on arrays that lie apart, of which it writes one. spans: their bytes in order;
+    written: which it writes; reach: at distances from this on they surely do, 0 when it does not
+    matter.  apart: pointers that were seen to.  twin: for arrays that share memory.
     """
 
     spans: tuple[int, ...] = ()
+    written: tuple[bool, ...] = ()
     reach = 0
     apart: tuple[int, ...] = ()
     twin: Recipe | None = None
@@ -154,7 +155,7 @@ class Recipe:
 
     def at(self, pointers: Sequence[int]) -> Recipe | None:
         """The recipe for arrays that begin there; None: there is none yet."""
-        if overlap(list(zip(pointers, self.spans, strict=True))):
+        if overlap(list(zip(pointers, self.spans, strict=True)), self.written):
             return self.twin
         self.apart = tuple(pointers)
         return self

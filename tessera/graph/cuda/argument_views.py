@@ -1,0 +1,198 @@
+"""Which kernels take operands and results that lie in larger arrays, or with other strides.
+
+A kernel's indices become indices of the memory (tile/passes/argument_layouts.py), so TMA and loads
+read it where it is. What that needs: along an axis of which it takes boxes the elements are one run
+of the memory's axis, no box reaches into what lies beside, and rows are of 16 bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from math import prod
+
+from ...errors import TesseraError
+from ...tile.passes.argument_layouts import boxes
+from ..ir import Node, Value
+from ..schedule.groups import FusionGroup
+from ..schedule.layouts import StridedLayout, argument_layout
+from ..schedule.loop_axes import extents_of, merged
+from ..schedule.region_copies import moves_of
+from . import choose_schedule
+from .anchors import anchor_extents, anchor_frame
+from .node_kernels import NodeKernel, launch_of
+
+ROWS = "kernels of this kind take elements in row-major order"
+MOST_AXES = 5  # of a TMA descriptor
+WHOLE = -1
+WIDEST = 256  # rows or columns of a block
+Extents = tuple[int, ...]
+
+
+def reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Why a group cannot read an operand that lies so; "" where it can."""
+    if group.kind in READERS:
+        return READERS[group.kind](group, v, layout)
+    return "" if group.kind in RUNS and layout.from_pointer[1].is_dense else ROWS
+
+
+def writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Why a group cannot make a result where it lies so."""
+    return WRITERS[group.kind](group, v, layout) if group.kind in WRITERS else ROWS
+
+
+def refusal(layout: StridedLayout, shape: Extents, box: Mapping[int, int], bits: int,
+            row_bytes: int = 16) -> str:
+    """Why a kernel that takes it in these extents cannot; "" where it can.
+
+    box: the axes along which it takes boxes, and a multiple of what they are in them; 0 where
+    elements beyond the end do no harm, WHOLE where boxes may have any extent.
+    row_bytes: what the length of rows is a multiple of, 0 for any strides
+    """
+    if bits < 8:
+        return "elements of less than a byte lie in rows"
+    begin, rest = layout.from_pointer
+    lies = argument_layout(rest, shape)
+    if lies is None:
+        return "its strides are no multiples of each other"
+    if len(lies.extents) > MOST_AXES:
+        return f"it lies along {len(lies.extents)} axes of memory; a copy describes {MOST_AXES}"
+    for axis, most in box.items():
+        at = lies.place_of(axis)
+        if at is None:
+            return f"axis {axis} of {list(shape)} is no run of an axis of its memory"
+        whole = lies.extents[at] == shape[axis]
+        if not whole and most == WHOLE:
+            return f"axis {axis} of {list(shape)} is a part of an axis of its memory"
+        if not whole and most and shape[axis] % most:
+            return f"blocks of {most} along {shape[axis]} elements reach into what lies beside"
+    if row_bytes and lies.places[-1].axis != len(shape) - 1:
+        return "neighbours in its rows lie apart"
+    if row_bytes and any(n * bits % (8 * row_bytes)
+                         for n in (begin, lies.extents[-1], lies.places[-1].start)):
+        return f"its rows are not of {row_bytes} bytes"
+    return ""
+
+
+# --- matmuls and attention ------------------------------------------------------------------------
+def _anchor_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    anchor = group.anchor
+    assert anchor is not None
+    if any(v in n.inputs for n in group.nodes if n is not anchor):
+        return "what runs on the result of a matmul reads it in row-major order"
+    shape, bits = extents_of(v), v.aval.dtype.bits
+    lead = (prod(shape[:-2]),) if len(extents_of(anchor.outputs[0])) > 2 else ()
+    inner = {len(lead): 0, len(lead) + 1: 0}
+    if group.kind == "attention":  # rows beyond the end have to be zeros
+        return refusal(layout, (*lead, *shape[-2:]), {1: WIDEST // 2, 2: 1}, bits)
+    axis = anchor.inputs.index(v)
+    along = (axis == 0) != (anchor.attrs["layout"][axis] == "t")  # the contracted axis is the last
+    inner[len(lead) + along] = 64 if bits > 8 else 128
+    return refusal(layout, (*lead, *shape[-2:]), inner, bits)
+
+
+def _anchor_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    anchor = group.anchor
+    assert anchor is not None
+    if v in anchor.outputs[1:]:
+        return ROWS
+    frame = anchor_frame(anchor, group.space)
+    extents = anchor_extents(anchor) if frame is None else frame.extents
+    if prod(extents_of(v)) != prod(extents):
+        return ROWS
+    columns = 1 if group.kind == "attention" else WIDEST
+    box = {len(extents) - 2: WIDEST // 2, len(extents) - 1: columns}
+    return refusal(layout, extents, box, v.aval.dtype.bits)
+
+
+# --- loops ----------------------------------------------------------------------------------------
+def _loop_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Elements beyond the end of a row are left out of what is computed for the row by their number
+    alone, and may do harm as indices."""
+    space, rows, bits = group.space, group.kind == "rows", v.aval.dtype.bits
+    if rows and len(group.nodes) == 1 and group.nodes[0].op.reduction:
+        first = group.nodes[0].attrs["axis"][0]
+        shape: Extents = (prod(space[:first]), prod(space[first:]))
+        return refusal(layout, shape, {0: 0, 1: choose_schedule.for_rows(shape).n}, bits, 1)
+    frame = merged(space, [layout.shape], rows, layout.cuts(len(space)))
+    along = frame.pattern(layout.shape)
+    if along is None:
+        return ROWS
+    shape = tuple(n for n, p in zip(frame.extents, along, strict=True) if p) or (1,)
+    last = WHOLE if any(n.op.name == "check_index" for n in group.nodes) else 0
+    last = choose_schedule.for_rows(frame.extents).n if rows and len(frame.extents) > 1 else last
+    axes = [i for i, p in enumerate(along) if p]
+    box = {k: last if a == len(along) - 1 else 0 for k, a in enumerate(axes)
+           if a >= len(along) - 2}
+    return refusal(layout, shape, box, bits, 1)
+
+
+def _columns_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    axis, space = group.nodes[0].attrs["axis"], group.space
+    shape = (prod(space[:axis[0]]), prod(space[axis[0]:axis[-1] + 1]), prod(space[axis[-1] + 1:]))
+    return refusal(layout, shape, {1: WHOLE, 2: 0}, v.aval.dtype.bits, 1)
+
+
+# --- copies ---------------------------------------------------------------------------------------
+def _move_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    shape = extents_of(v)
+    for i, _, move in moves_of(group.nodes[0]):
+        if group.nodes[0].inputs[i] is v:
+            tiles = [a for a, (o, _, _) in enumerate(move.axes) if o in move.tile_axes()]
+            if why := refusal(layout, shape, dict.fromkeys(tiles, 0), v.aval.dtype.bits, 0):
+                return why
+    return ""
+
+
+# --- kernels of the graph -------------------------------------------------------------------------
+@functools.lru_cache(maxsize=4096)
+def _kernel_of(node: Node) -> NodeKernel | None:
+    try:
+        return launch_of(node, {})
+    except TesseraError:  # said when it is lowered
+        return None
+
+
+def _launch_refuses(node: Node, name: str, v: Value, layout: StridedLayout) -> str:
+    made = _kernel_of(node)
+    if made is None:
+        return ROWS
+    taken = boxes(made.work.function, name)
+    if taken is None:
+        return f"{made.call.kernel.__name__} uses more of {name} than boxes and elements"
+    return refusal(layout, made.shapes()[name], taken, v.aval.dtype.bits, 16 if taken else 0)
+
+
+def _launch_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    (node,) = group.nodes
+    made = _kernel_of(node)
+    for i, x in enumerate(node.inputs):
+        if x is not v:
+            continue
+        if made is None or i >= len(made.operands) or made.operands[i] in made.call.written:
+            return "it is written over"
+        if why := _launch_refuses(node, made.operands[i], v, layout):
+            return why
+    return ""
+
+
+def _launch_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    (node,) = group.nodes
+    made = _kernel_of(node)
+    if made is None:
+        return ROWS
+    name = made.results[node.outputs.index(v)]
+    if name in made.call.written and dict(made.fills).get(name, 0) is not None:
+        return f"{made.call.kernel.__name__} may leave some of {name} as it was"
+    return _launch_refuses(node, name, v, layout)
+
+
+RUNS = frozenset({"gather", "segments"})  # kinds that take a run of elements from anywhere on
+Rule = Callable[[FusionGroup, Value, StridedLayout], str]
+READERS: dict[str, Rule] = {
+    "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,
+    "loop": _loop_reads, "rows": _loop_reads, "columns": _columns_reads}
+WRITERS: dict[str, Rule] = {"attention": _anchor_writes, "gemm": _anchor_writes,
+                            "launch": _launch_writes}
+
+__all__ = ["reads", "refusal", "writes"]

@@ -1,0 +1,169 @@
+"""Where the elements of a value lie in a buffer: extents and strides of each axis, and a first
+element.
+
+    q = StridedLayout.dense((2, 256, 384)).part((0, 0, 128), (2, 256, 128))    # a slice
+    q = q.reshaped((2, 256, 2, 64)).permuted((0, 2, 1, 3))              # its heads
+    argument_layout(q, (4, 256, 64))    # how a kernel of [heads, S, D] finds them in the buffer
+
+An axis that was made of several, such as the heads of a batch, has several extents and strides: a
+reshape is nearly always a layout again. Which layouts a kernel can take is up to the target
+(`ScheduleTarget.reads`, `.writes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...tile.ir.argument_layout import ArgumentLayout, AxisPlace
+
+Extents = tuple[int, ...]
+Mode = tuple[int, int]  # extent and stride, in elements
+Axis = tuple[Mode, ...]  # outermost first; () is an axis of one element
+
+
+@dataclass(frozen=True)
+class StridedLayout:
+    """axes: the extents and strides that each axis is made of.  offset: of its first element."""
+
+    axes: tuple[Axis, ...]
+    offset: int = 0
+
+    @staticmethod
+    def dense(shape: Extents) -> StridedLayout:
+        """Row-major, without gaps."""
+        return StridedLayout(tuple(_axis(((n, prod(shape[a + 1:])),)) for a, n in enumerate(shape)))
+
+    @property
+    def shape(self) -> Extents:
+        return tuple(prod(n for n, _ in axis) for axis in self.axes)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements lie in row-major order from the buffer's first on."""
+        return self == StridedLayout.dense(self.shape)
+
+    @property
+    def from_pointer(self) -> tuple[int, StridedLayout]:
+        """The element at which an argument may begin, and how it lies from there on. So parts of an
+        array that begin at different places are the same to a kernel."""
+        bare = StridedLayout(self.axes)
+        if bare.is_dense:
+            return self.offset, bare
+        step = max(s for axis in self.axes for _, s in axis)
+        return self.offset // step * step, StridedLayout(self.axes, self.offset % step)
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        return 1 + self.offset + sum((n - 1) * s for axis in self.axes for n, s in axis)
+
+    def permuted(self, order: Sequence[int]) -> StridedLayout:
+        """Axis i of the result is axis order[i]."""
+        return StridedLayout(tuple(self.axes[a] for a in order), self.offset)
+
+    def part(self, starts: Sequence[int], shape: Extents) -> StridedLayout | None:
+        """The elements from `starts` on; None where an axis of several is cut."""
+        offset, axes = self.offset, list[Axis]()
+        for axis, start, n, whole in zip(self.axes, starts, shape, self.shape, strict=True):
+            if n == whole:
+                axes.append(axis)
+                continue
+            inner = prod(e for e, _ in axis[1:])
+            if start % inner or n % inner:
+                if n != 1:
+                    return None
+                offset, axis = offset + _at(axis, start), ()
+            else:
+                offset += start // inner * axis[0][1]
+                axis = _axis(((n // inner, axis[0][1]), *axis[1:]))
+            axes.append(axis)
+        return StridedLayout(tuple(axes), offset)
+
+    def reshaped(self, shape: Extents) -> StridedLayout | None:
+        """The same elements in the same order; None where an extent goes across strides."""
+        left = list(_axis(tuple(m for axis in self.axes for m in axis)))
+        axes: list[Axis] = []
+        for extent in reversed(shape):
+            axis: Axis = ()
+            while extent > 1:
+                if not left:
+                    return None
+                n, stride = left.pop()
+                if extent % n == 0:
+                    extent, axis = extent // n, ((n, stride), *axis)
+                elif n % extent == 0:
+                    left.append((n // extent, stride * extent))
+                    extent, axis = 1, ((extent, stride), *axis)
+                else:
+                    return None
+            axes.insert(0, _axis(axis))
+        return None if left else StridedLayout(tuple(axes), self.offset)
+
+    def cuts(self, rank: int) -> set[int]:
+        """The axes of a space of that rank, its last ones being these, that are no run with those
+        in front of them."""
+        lead, found, before = rank - len(self.axes), set[int](), Axis()
+        for a, axis in enumerate(self.axes):
+            if len(_axis((*before, *axis))) > 1:
+                found.add(lead + a)
+            before = axis or before
+        return found
+
+    def __str__(self) -> str:
+        strides = ", ".join("x".join(str(s) for _, s in axis) or "0" for axis in self.axes)
+        return f"at {self.offset} with strides ({strides})"
+
+
+def _axis(modes: Axis) -> Axis:
+    """Without extents of 1, and neighbours joined that are one run."""
+    out: list[Mode] = []
+    for n, stride in modes:
+        if n == 1:
+            continue
+        if out and out[-1][1] == n * stride:
+            out[-1] = out[-1][0] * n, stride
+        else:
+            out.append((n, stride))
+    return tuple(out)
+
+
+def _at(axis: Axis, index: int) -> int:
+    """The distance of an element from the first along an axis."""
+    distance = 0
+    for n, stride in reversed(axis):
+        index, own = divmod(index, n)
+        distance += own * stride
+    return distance
+
+
+# --- as the argument of a kernel ------------------------------------------------------------------
+def argument_layout(layout: StridedLayout, shape: Extents) -> ArgumentLayout | None:
+    """The axes of the buffer, and the index along each, for a kernel that takes the value in these
+    extents; None where strides are no multiples of each other, or elements repeat."""
+    own = layout.reshaped(shape)
+    if own is None:
+        return None
+    modes: list[tuple[int, int, AxisPlace]] = []  # stride, extent
+    for a, axis in enumerate(own.axes):
+        inner = 1
+        for i, (n, stride) in reversed(list(enumerate(axis))):
+            modes.append((stride, n, AxisPlace(a, inner, n if i else 0)))
+            inner *= n
+    modes.sort(key=lambda m: -m[0])
+    if not modes or modes[-1][0] != 1:
+        modes.append((1, 1, AxisPlace(-1)))
+    extents, places, left = list[int](), list[AxisPlace](), layout.offset
+    for i, (stride, n, place) in enumerate(modes):
+        above = modes[i - 1][0] if i else 0
+        start, left = divmod(left, stride) if stride > 0 else (0, -1)
+        extent = above // stride if i and stride > 0 else start + n
+        if left < 0 or (i and above % stride) or start + n > extent:
+            return None
+        extents.append(extent)
+        places.append(AxisPlace(place.axis, place.divisor, place.modulus, start))
+    return ArgumentLayout(tuple(extents), tuple(places))
+
+
+__all__ = ["Axis", "StridedLayout", "argument_layout"]

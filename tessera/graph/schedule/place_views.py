@@ -1,0 +1,210 @@
+"""Which values are views of others' memory: what reads a part, or transposed, reads it where it
+lies; what makes a part of a larger value writes it there.
+
+    views = place_views(graph, groups, target)
+    views.layouts[v], views.owners[v]      # how v lies in the memory of another value
+    views.copies[v]                        # why v is a copy of what it could be a view of
+
+From first to last group: a view stays one where every group that reads it can (`target.reads`).
+Then, from last to first, each copy that is left is asked whether its source can be made in the
+copy's memory at once (`target.writes`); parts of a concatenation are such sources. So nothing is
+recognised: a value lies where the records of the ops say it may, and where both sides can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from ..ir import Graph, Value
+from .groups import FusionGroup
+from .layouts import StridedLayout, argument_layout
+from .loop_axes import extents_of
+from .region_copies import MOVES, moves_of
+from .target import ScheduleTarget
+
+PARTS_ALONE = "its strides do not allow a view"
+
+
+def dense(v: Value) -> StridedLayout:
+    return StridedLayout.dense(extents_of(v))
+
+
+@dataclass
+class ViewPlan:
+    """layouts, owners: of values that lie in another's memory.  pieces: those among them that are
+    made before the value that owns it.  copies: reasons, of the results of ops that could be views.
+    """
+
+    layouts: dict[Value, StridedLayout] = field(default_factory=dict)
+    owners: dict[Value, Value] = field(default_factory=dict)
+    pieces: set[Value] = field(default_factory=set)
+    copies: dict[Value, str] = field(default_factory=dict)
+
+    def layout(self, v: Value) -> StridedLayout:
+        return self.layouts.get(v) or dense(v)
+
+    def owner(self, v: Value) -> Value:
+        return self.owners.get(v, v)
+
+
+def view_layout(group: FusionGroup, flat: bool, source: StridedLayout) -> StridedLayout | None:
+    """How the result of a view lies, by the record of its op; None where it has to be copied."""
+    (node,) = group.nodes
+    if flat:
+        x, y = node.inputs[0].aval, node.outputs[0].aval
+        same = x.dtype.numpy.itemsize == y.dtype.numpy.itemsize
+        return source.reshaped(extents_of(node.outputs[0])) if same else None
+    if node.op.name not in MOVES:
+        return None
+    (_, _, move), *more = moves_of(node)
+    return None if more else move.part_of_source(source)
+
+
+def is_copy(group: FusionGroup) -> bool:
+    """Whether a group does nothing but move elements into one result."""
+    (node, *more), (y, *others) = group.nodes, group.outputs
+    return not more and not others and node.op.name in MOVES and 0 not in extents_of(y)
+
+
+def parts_of(group: FusionGroup,
+             result: StridedLayout) -> list[tuple[Value, StridedLayout | None]]:
+    """What a copy copies, and where that belongs in its result, which lies so."""
+    (node,) = group.nodes
+    return [(node.inputs[i], move.part_of_result(extents_of(node.inputs[i]), result))
+            for i, _, move in moves_of(node)]
+
+
+class _Placer:
+    def __init__(self, graph: Graph, groups: Sequence[FusionGroup], target: ScheduleTarget):
+        self.groups, self.target, self.results = groups, target, set(graph.outputs)
+        self.readers: dict[Value, list[FusionGroup]] = {}
+        self.maker = {v: g for g in groups for v in g.outputs}
+        for group in groups:
+            for v in group.inputs:
+                self.readers.setdefault(v, []).append(group)
+        lies = {id(g): target.memory(g) for g in groups}
+        self.views = {g for g, m in lies.items() if m.kind == "view"}
+        self.flat = {g for g, m in lies.items() if m.kind == "view" and m.flat}
+        self.plan = ViewPlan()
+
+    def run(self) -> ViewPlan:
+        self.forward({})
+        pieces = self.backward()
+        if pieces:
+            self.forward(pieces)
+        return self.plan
+
+    # --- what is read where it lies ---------------------------------------------------------------
+    def forward(self, pieces: dict[Value, tuple[Value, StridedLayout]]) -> None:
+        self.plan = plan = ViewPlan(pieces=set(pieces))
+        self.owned = {owner for owner, _ in pieces.values()}
+        for group in self.groups:
+            for v in group.outputs:
+                if v in pieces:
+                    plan.owners[v], plan.layouts[v] = pieces[v]
+                elif id(group) in self.views and v not in self.owned:
+                    self.view(group, v)
+
+    def view(self, group: FusionGroup, v: Value) -> None:
+        x = group.inputs[0]
+        owner, source = self.plan.owner(x), self.plan.layout(x)
+        flat = id(group) in self.flat
+        layout = view_layout(group, flat, source)
+        if layout is None and flat and source.is_dense:
+            layout = dense(v)  # of another type
+        why = PARTS_ALONE if layout is None else self.refused(v, layout, owner)
+        if layout is None or why:
+            self.plan.copies[v] = why
+        else:
+            self.plan.owners[v], self.plan.layouts[v] = owner, layout
+
+    def refused(self, v: Value, layout: StridedLayout, owner: Value,
+                but: FusionGroup | None = None) -> str:
+        """Why a value cannot lie so; "" where all that read it can. but: a reader that is not
+        asked."""
+        if layout.is_dense:
+            return ""
+        if v in self.results:
+            return "a result is in row-major order"
+        begin, rest = layout.from_pointer
+        lies = argument_layout(rest, extents_of(v))
+        if lies is None or begin + prod(lies.extents) > dense(owner).end:
+            return "its strides are no multiples of each other"
+        for reader in self.readers.get(v, ()):
+            if reader is not but and (why := self.reader_refuses(reader, v, layout, owner)):
+                return why
+        return ""
+
+    def reader_refuses(self, reader: FusionGroup, v: Value, layout: StridedLayout,
+                       owner: Value) -> str:
+        if id(reader) not in self.flat:
+            return self.target.reads(reader, v, layout)
+        seen = view_layout(reader, True, layout)
+        return PARTS_ALONE if seen is None else self.refused(reader.outputs[0], seen, owner)
+
+    # --- what is written where it belongs ---------------------------------------------------------
+    def backward(self) -> dict[Value, tuple[Value, StridedLayout]]:
+        """Values that are made in the memory of a copy: (the copy, where)."""
+        found: dict[Value, tuple[Value, StridedLayout]] = {}
+        for group in reversed(self.groups):
+            if not is_copy(group) or group.outputs[0] in {*self.plan.owners, *found}:
+                continue
+            (y,) = group.outputs
+            for x, layout in parts_of(group, dense(y)):
+                if layout is None or group.nodes[0].inputs.count(x) > 1:
+                    continue
+                made = self.made_there(x, layout, y, group, found)
+                found |= {} if made is None else {v: (y, lies) for v, lies in made.items()}
+        return found
+
+    def made_there(self, x: Value, layout: StridedLayout, y: Value, reader: FusionGroup,
+                   found: dict[Value, tuple[Value, StridedLayout]]
+                   ) -> dict[Value, StridedLayout] | None:
+        """What is made in y's memory so that x lies there, and how; None where another reader or
+        the kernel cannot. Of what is joined all parts are."""
+        group = self.maker.get(x)
+        if group is None or x in found or x in self.results or (
+                self.refused(x, layout, y, but=reader)):
+            return None
+        if id(group) not in self.views and is_copy(group):
+            return self.joined_there(group, x, layout, y, found)
+        if id(group) not in self.views:
+            return None if self.target.writes(group, x, layout) else {x: layout}
+        source = group.inputs[0]
+        before = _source_layout(group, id(group) in self.flat, source, layout)
+        return None if before is None else self.made_there(source, before, y, group, found)
+
+
+    def joined_there(self, group: FusionGroup, x: Value, layout: StridedLayout, y: Value,
+                     found: dict[Value, tuple[Value, StridedLayout]]
+                     ) -> dict[Value, StridedLayout] | None:
+        made = {x: layout}
+        for part, at in parts_of(group, layout):
+            if at is None or part in made or group.nodes[0].inputs.count(part) > 1:
+                return None
+            below = self.made_there(part, at, y, group, found)
+            if below is None or below.keys() & made.keys():
+                return None
+            made |= below
+        return made
+
+
+def _source_layout(group: FusionGroup, flat: bool, source: Value,
+                   layout: StridedLayout) -> StridedLayout | None:
+    """How a view's operand lies where all of it is the view."""
+    if flat:
+        (node,) = group.nodes
+        same = source.aval.dtype.numpy.itemsize == node.outputs[0].aval.dtype.numpy.itemsize
+        return layout.reshaped(extents_of(source)) if same else None
+    (_, _, move), *more = moves_of(group.nodes[0])
+    return None if more else move.part_of_result(extents_of(source), layout)
+
+
+def place_views(graph: Graph, groups: Sequence[FusionGroup], target: ScheduleTarget) -> ViewPlan:
+    """Views that stay views, and values that are made where they belong."""
+    return _Placer(graph, groups, target).run()
+
+
+__all__ = ["ViewPlan", "dense", "is_copy", "parts_of", "place_views", "view_layout"]
