@@ -52,6 +52,8 @@ from .numerics.public import *  # noqa: F403
 from .state import KVCache as KVCache
 from .state import KVCacheManager as KVCacheManager
 from .state import kv_cache as kv_cache
+from .state import offload as offload
+from .state import plan as plan
 from .state import prefetch as prefetch
 from .state import rolling_window as rolling_window
 from .tensor import Tensor as Tensor

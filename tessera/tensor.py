@@ -50,8 +50,7 @@ def need_device(numeric: NumericType, what: str = "a tensor") -> None:
     if device is None or device in DEVICES:
         return
     hint = f"leave the device out, or name one of those: {numeric.dtype} @device(\"cpu\")"
-    if device.startswith("cuda"):
-        hint += "; python -m tessera doctor says what cuda needs"
+    hint += "; python -m tessera doctor says what cuda needs" * device.startswith("cuda")
     raise UnsupportedTargetError(
         f"{what} of type {numeric} cannot be placed: there is no device {device!r} here; devices "
         f"that exist: {', '.join(sorted(DEVICES))}", hint=hint)
@@ -115,6 +114,7 @@ class Tensor:
     layout: Any = None  # how a distributed tensor lies on its mesh; None for all others
     memory: Any = None  # device memory, of a tensor that lies on a GPU
     place = HOST  # the number of that GPU
+    offloaded = False  # a GPU's, in host memory until it is used
 
     def __init__(
         self,
@@ -444,7 +444,7 @@ class Tensor:
     # --- how it looks -------------------------------------------------------------------------
     def __repr__(self) -> str:
         head = f"Tensor{list(self.shape)} {self.type}"
-        head += f" on {self.device}" if self.device != "cpu" else ""
+        head += f" on {self.device}{', offloaded' * self.offloaded}" * (self.device != "cpu")
         values = self._plain()
         body = np.array2string(values, precision=4, threshold=24, edgeitems=2, max_line_width=88)
         return f"{head}{' param' if self.is_param else ''}{summarize(values)}\n{body}"

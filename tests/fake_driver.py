@@ -28,6 +28,7 @@ from tessera.runtime import (
     libcuda,
     memory_pools,
     module,
+    offloaded,
     sentinel_words,
     staging,
     tensormap,
@@ -36,7 +37,7 @@ from tessera.runtime import (
 from tessera.tile.launch import recipe, resident, results
 
 CONTEXT = 77
-INVALID_VALUE = 1
+INVALID_VALUE, NOT_READY = 1, 600
 RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 
 
@@ -114,6 +115,11 @@ class Driver:
     def cuEventSynchronize(self, event):
         self._flush(*self.events[event])
         return (0,)
+
+    def cuEventQuery(self, event):
+        stream, upto = self.events[event]
+        queue, begun = self.queues.get(stream, []), self.begun.get(stream, 0)
+        return (NOT_READY if queue and begun - len(queue) < upto else 0,)
 
     def cuStreamWaitEvent(self, stream, event, flags):
         if self.recording is None:
@@ -294,8 +300,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    for part in (device, buffer, copies, graphs, staging, memory_pools, module, arrays, tensormap,
-                 flags, timing, recipe, resident, results):
+    for part in (device, buffer, copies, offloaded, graphs, staging, memory_pools, module, arrays,
+                 tensormap, flags, timing, recipe, resident, results):
         if hasattr(part, "driver"):
             monkeypatch.setattr(part, "driver", lambda: fake)
     one = device.Device(0, "fake", (9, 0), 1 << 30, 132, 1 << 20, 232448, 65536, CONTEXT)
@@ -304,13 +310,14 @@ def driver(monkeypatch):
     for table in (memory_pools.SPARE, memory_pools.LIVE):
         table.clear()
     for part, name in ((buffer, "_free"), (buffer, "_to_pool"), (copies, "_free_host"),
-                       (copies, "_close"), (graphs, "_destroy")):
+                       (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
-            results.numbers)
+            results.numbers, offloaded.copy_streams)
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})
+    monkeypatch.setattr(offloaded, "_SPARE_BLOCKS", {})
     monkeypatch.setattr(sentinel_words, "_words", {})
     yield fake
     for made in kept:

@@ -6,6 +6,7 @@ type that anything is rounded to on the way, `terms` the longest sum; both set t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,14 +15,19 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.graph.cuda import generate_kernels
+from tessera.graph.cuda import eager, generate_kernels
+from tessera.graph.kept_traces import Signatures
+from tessera.state.kv_cache import _append, _attend_there
 from tolerance import assert_close
 
 
 @pytest.fixture
 def apart(monkeypatch):
-    """Kernels of graph functions that no other test has launched: on a fake driver of their own."""
+    """Kernels and programs that no other test has launched: on a fake driver of their own."""
     monkeypatch.setattr(generate_kernels, "_kernels", {})
+    monkeypatch.setattr(eager, "_programs", OrderedDict())
+    for fn in (_append, _attend_there):
+        monkeypatch.setattr(fn, "_cache", Signatures(fn.name))
 
 
 @dataclass(frozen=True)

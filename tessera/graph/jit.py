@@ -63,13 +63,14 @@ if TYPE_CHECKING:
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def executor(graph: Graph, target: str, capture: bool = False, donated: Sequence[int] = ()) -> Any:
-    """What runs a graph on "cpu" or "cuda:0". donated: inputs whose memory results may take."""
+def executor(graph: Graph, target: str, capture: bool = False, donated: Sequence[int] = (),
+             offloaded: Sequence[int] = ()) -> Any:
+    """What runs a graph. donated: inputs whose memory results may take; offloaded: on the host."""
     if target == "cpu":
         return Executable(graph)
     from .cuda.device import DeviceExecutable  # loads what compiles kernels
 
-    return DeviceExecutable(graph, gpu_number(target), capture, donated)
+    return DeviceExecutable(graph, gpu_number(target), capture, donated, offloaded)
 
 
 class _OnGpu:
@@ -100,10 +101,10 @@ class TracedSignature:
     def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
                  layouts: tuple | None = None, capture: bool = False,
-                 donated: Sequence[int] = ()):
+                 donated: Sequence[int] = (), offloaded: Sequence[int] = ()):
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
-        self.donated = tuple(donated)
+        self.donated, self.offloaded = tuple(donated), tuple(offloaded)
         self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
@@ -118,7 +119,7 @@ class TracedSignature:
 
     @functools.cached_property
     def executable(self) -> Any:
-        return executor(self.graph, self.target, self.capture, self.donated)
+        return executor(self.graph, self.target, self.capture, self.donated, self.offloaded)
 
     @functools.cached_property
     def program(self) -> Any:
@@ -208,13 +209,9 @@ class JitFunction:
         """The hot path: positional plain tensors of a known signature."""
         if self._groups or self.donate:
             return None
-        key: list[Any] = [look() for look in hooks.surroundings]
-        for a in args:
-            if type(a) not in PLAIN or a.scale is not None:
-                return None
-            key += (a._shape, id(a.type), a.is_param, a.place)
-        key.append(config.device)
-        traced = self._cache.fast.get(tuple(key))
+        if any(type(a) not in PLAIN or a.scale is not None for a in args):
+            return None
+        traced = self._cache.fast.get(_short_key(args))
         if traced is None:
             return None
         self._last = traced
@@ -222,12 +219,8 @@ class JitFunction:
         return traced.run(args)
 
     def _remember(self, args: tuple, leaves: list, traced: TracedSignature) -> None:
-        if not self._groups and all(
-                type(a) in PLAIN and a.scale is None for a in args):
-            key = [look() for look in hooks.surroundings]
-            key += [k for a in args for k in (a._shape, id(a.type), a.is_param, a.place)]
-            key.append(config.device)
-            self._cache.remember(tuple(key), [a.type for a in args], traced)
+        if not self._groups and all(type(a) in PLAIN and a.scale is None for a in args):
+            self._cache.remember(_short_key(args), [a.type for a in args], traced)
 
     # --- signatures ---------------------------------------------------------------------------
     def _parameters(self, what: str, chosen: Sequence[str | int]) -> frozenset[str]:
@@ -284,7 +277,7 @@ class JitFunction:
                 continue
             for t in leaf_tensors(adopted(leaf, name)):
                 leaves.append(t)
-                key.append((tuple(t.shape), t.type, t.layout, number_type(t)))
+                key.append((tuple(t.shape), t.type, t.layout, number_type(t), t.offloaded))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
         here = self._surroundings(leaves)
         where = self._where(leaves, treedef, statics)
@@ -358,7 +351,9 @@ class JitFunction:
         donated = [i for i, (n, x) in enumerate(_named(names, leaves))
                    if n.partition(".")[0] in self.donate and x.layout is None and x.ndim]
         return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],
-                               box["updates"], layouts, self.capture_graph, donated)
+                               box["updates"], layouts, self.capture_graph, donated,
+                               [i for i, x in enumerate(leaves)
+                                if x.offloaded and not x.dtype.packed])
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are
@@ -519,6 +514,14 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+def _short_key(args: Sequence[Tensor]) -> tuple:
+    """Of a call with plain tensors by position."""
+    key: list[Any] = [look() for look in hooks.surroundings]
+    for a in args:
+        key += (a._shape, id(a.type), a.is_param, a.place, a.offloaded)
+    return (*key, config.device)
 
 
 def _named(names: Sequence[str], leaves: Sequence[Tensor]) -> list[tuple[str, Tensor]]:

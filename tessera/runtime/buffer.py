@@ -97,15 +97,17 @@ class PooledBuffer(DeviceBuffer):
     ones of each size are kept here, which is quicker still.
 
     For work on the default stream: what is freed may be taken again behind what was launched there.
+    stream: another one, on which it is written first; the default stream has to wait for that.
     """
 
     __slots__ = ("_spare",)
 
-    def __init__(self, nbytes: int, on: Device):
+    def __init__(self, nbytes: int, on: Device, stream: int = DEFAULT):
         self._spare = SPARE.setdefault((on.index, nbytes), [])
         self.nbytes, self.device = nbytes, on
         try:
-            self.pointer = self._spare.pop()
+            self.pointer = self._spare.pop() if stream == DEFAULT else _from_pool(nbytes, on,
+                                                                                 stream)
         except IndexError:
             self.pointer = _from_pool(nbytes, on)
 
@@ -153,9 +155,9 @@ def follow(on: Device, stream: int, first: int) -> None:
 _SMALL_BYTES, _MOST_SPARE = 1 << 20, 64
 
 
-def _from_pool(nbytes: int, on: Device) -> int:
+def _from_pool(nbytes: int, on: Device, stream: int = DEFAULT) -> int:
     keep_freed(on.index)
-    return allocate(nbytes, on, lambda: driver().cuMemAllocAsync(max(nbytes, 1), DEFAULT))
+    return allocate(nbytes, on, lambda: driver().cuMemAllocAsync(max(nbytes, 1), stream))
 
 
 def _to_pool(pointer: int, index: int) -> None:

@@ -26,9 +26,10 @@ class PinnedMemory:
     """`nbytes` of page-locked host memory, which the GPU copies from and to without the CPU. Freed
     with the object."""
 
-    __slots__ = ("pointer", "nbytes", "__weakref__")
+    __slots__ = ("pointer", "nbytes", "device", "__weakref__")
 
     def __init__(self, nbytes: int, on: Device):
+        self.device = on
         with on.current(), outside_capture():
             self.pointer = check(
                 driver().cuMemHostAlloc(max(nbytes, 1), libcuda.MEMHOSTALLOC_PORTABLE),

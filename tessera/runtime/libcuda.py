@@ -175,6 +175,7 @@ DriverFunction("cuEventCreate", "*ptr uint")
 DriverFunction("cuEventDestroy_v2", "ptr")
 DriverFunction("cuEventRecord", "ptr ptr")
 DriverFunction("cuEventSynchronize", "ptr")
+DriverFunction("cuEventQuery", "ptr")
 DriverFunction("cuEventElapsedTime", "*float ptr ptr")
 DriverFunction("cuTensorMapEncodeTiled", "ptr int uint ptr ptr ptr ptr ptr int int int int")
 

@@ -20,6 +20,7 @@ from .device import Device, check, driver, outside_capture
 LIVE: dict[tuple[int, int], int] = {}  # bytes by device and pointer, of memory not of the pool
 SPARE: dict[tuple[int, int], list[int]] = {}  # freed pointers of the pool, by device and bytes
 DEFAULT = 0
+TRIMMED: list[Callable[[Device], None]] = []  # told before pools give back: who keeps memory yet
 
 
 def allocate(nbytes: int, on: Device, call: Callable[[], tuple]) -> int:
@@ -51,6 +52,8 @@ def trim(on: Device) -> None:
     that only cycles of references keep."""
     gc.collect()
     library = driver()
+    for tell in TRIMMED:
+        tell(on)
     with on.current(), outside_capture():
         for (index, _), spare in SPARE.items():
             while index == on.index and spare:

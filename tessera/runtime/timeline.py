@@ -1,4 +1,4 @@
-"""When kernels ran on a GPU: events around each launch, on the host's clock.
+"""When kernels and copies beside them ran on a GPU: events around each launch, on the host's clock.
 
     timeline = EventTimeline(); timeline.start(); ...; timeline.stop()
     timeline.events        # KernelEvent(name, device, stream, start_ns, end_ns), in order
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from . import device as devices
 from . import module
 from .device import check, device
 from .libcuda import LaunchConfig
+from .offloaded import copy_observers
 from .step_times import is_timing
 from .timing import is_capturing
 
@@ -55,10 +57,12 @@ class EventTimeline:
 
     def start(self) -> None:
         module.watch(self)
+        copy_observers.append(self._copy)
 
     def stop(self) -> None:
         """Waits for the kernels that were seen, and reads their times."""
         module.unwatch(self)
+        copy_observers.remove(self._copy)
         found = [self._read(p) for p in self._pending]
         for index, (event, _) in self._bases.items():
             with device(index).current():
@@ -86,6 +90,14 @@ class EventTimeline:
             return status
 
         return timed
+
+    @contextmanager
+    def _copy(self, name: str, index: int, stream: int) -> Iterator[None]:
+        """A copy beside the kernels."""
+        self._base(index)
+        begin = self._record(index, stream)
+        yield
+        self._pending.append(_Pending(name, index, stream, begin, self._record(index, stream)))
 
     def _base(self, index: int) -> None:
         """An event whose time the host knows: the device is idle when it is recorded."""

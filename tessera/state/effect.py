@@ -8,8 +8,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import functions as F
-from ..graph.op import GraphOp, Sample, sample
-from ..graph.trace import apply
+from ..graph.op import FLAT_VIEW, GraphOp, Sample, sample
+from ..graph.trace import apply, current_builder
 from ..tensor import Tensor
 
 
@@ -63,6 +63,19 @@ MOVE = GraphOp(
                                           "overlap": "compute"}),),
     doc="data is to lie elsewhere: a hint without a result",
 )
+PLACE = GraphOp(
+    "place",
+    shape=lambda x, to: x,
+    ref=lambda x, to: x,
+    vjp=lambda g, y, x, to: (g,),
+    jvp=lambda ts, y, x, to: ts[0],
+    batch=lambda size, batched, x, to: (apply(PLACE, x, to=to), True),
+    axes="...->...",
+    linear="joint",
+    memory=FLAT_VIEW,
+    samples=(sample((2, 3), to="host"), sample((2, 3), to="device")),
+    doc="x; where it is a result of a program on a GPU, it lies on the host or on the device",
+)
 EFFECTS = {"state": STATE, "move": MOVE}
 
 
@@ -73,5 +86,7 @@ def changes(verb: str, count: Any, more: int = 0, capacity: int | None = None) -
 
 
 def moves(verb: str, what: str, tensors: Any, into: str, overlap: str | None) -> None:
-    """Record that tensors are to lie in `into`."""
+    """Record that tensors are to lie in `into`, in the graph that is traced."""
+    if current_builder() is None:
+        return
     apply(MOVE, *tensors, verb=verb, what=what, into=into, overlap=overlap)

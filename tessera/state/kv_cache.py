@@ -17,14 +17,16 @@ from ..graph import functions as F
 from ..graph.devices import to
 from ..graph.jit import jit
 from ..graph.ops.attention import HELD, attention
-from ..graph.trace import Tracer, current_builder
+from ..graph.trace import Tracer, apply, current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
 from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
 from ..tile.frontend.composite_parameters import RECORDS, RecordClass
-from .effect import changes, moves
+from ..tile.launch import resident
+from .effect import PLACE, changes, moves
 from .kv_type import EXTENTS, KVCacheType
+from .movement_plan import note
 
 AXIS = 2  # of the entries
 
@@ -49,7 +51,7 @@ class KVCache:
 
     def __init__(self, kind: KVCacheType, storage: CacheStorage, count: Tensor,
                  place: str = "device"):
-        self.kind, self._storage, self._count, self.place = kind, storage, count, place
+        self.kind, self._storage, self._count, self._place = kind, storage, count, place
 
     def __class_getitem__(cls, items: Any) -> KVCacheType:
         return KVCacheType.of(items)
@@ -74,6 +76,12 @@ class KVCache:
     def dtype(self) -> DType:
         assert self.kind.numeric is not None
         return self.kind.numeric.dtype
+
+    @property
+    def place(self) -> str:
+        """"device", or "host" where its entries lie there until they are used."""
+        K = self._storage.K
+        return self._place if K.place == HOST else "host" if K.offloaded else "device"
 
     @property
     def nbytes(self) -> int:
@@ -258,13 +266,29 @@ class KVCache:
 
     # --- where it lies ------------------------------------------------------------------------
     def offload(self, to: str = "host") -> KVCache:
-        """The cache, its entries to lie in host memory until they are used."""
-        moves("offload", "KVCache", (self._storage.K, self._storage.V), to, None)
-        return KVCache(self.kind, self._storage, self._count, to)
+        """The cache, its entries in page-locked host memory until they are used: all handles of
+        its storage. Outside of a trace they leave now, beside the kernels that follow."""
+        held = self._storage
+        moves("offload", "KVCache", (held.K, held.V), to, None)
+        if current_builder() is not None:
+            held = CacheStorage(apply(PLACE, held.K, to="host"), apply(PLACE, held.V, to="host"),
+                                None)
+        else:
+            for name, x in (("KVCache.K", held.K), ("KVCache.V", held.V)):
+                note("offload", name, x, to, "compute")
+                resident.offload(x)
+        return KVCache(self.kind, held, self._count, to)
 
     def prefetch(self, into: str = "device", overlap: str | None = "compute") -> KVCache:
-        """The cache, its entries to lie where the next use wants them."""
-        moves("prefetch", "KVCache", (self._storage.K, self._storage.V), into, overlap)
+        """The cache, its entries on their way back to the device; what uses them waits.
+        overlap="none": what is launched next waits, too."""
+        held = self._storage
+        moves("prefetch", "KVCache", (held.K, held.V), into, overlap)
+        if current_builder() is None:
+            for name, x in (("KVCache.K", held.K), ("KVCache.V", held.V)):
+                note("prefetch", name, x, x.device if x.place != HOST else "host",
+                     overlap or "none")
+                resident.bring(x, wait=overlap == "none")
         return KVCache(self.kind, self._storage, self._count, into)
 
 
@@ -276,7 +300,7 @@ def kv_cache(shape: Sequence[int], dtype: Any = "f32", *, rolling: bool = False)
 # --- as a tree --------------------------------------------------------------------------------
 def _flatten(cache: KVCache) -> tuple[tuple, tuple]:
     cache._need_intact()
-    return (cache._storage.K, cache._storage.V, cache._count), (cache.kind, cache.place)
+    return (cache._storage.K, cache._storage.V, cache._count), (cache.kind, cache._place)
 
 
 def _unflatten(data: tuple, children: Sequence[Any]) -> KVCache:

@@ -11,12 +11,15 @@ import numpy as np
 from .. import config
 from ..errors import ArgumentError, UnsupportedTargetError, did_you_mean
 from ..graph import tree
+from ..graph.trace import apply, current_builder
 from ..numerics.policy import BLOCKS
 from ..runtime.device import device as find_device
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, as_tensor
-from .effect import moves
+from ..tile.launch import resident
+from .effect import PLACE, moves
 from .kv_cache import KVCache
+from .movement_plan import note
 
 SPACES = ("smem", "hbm", "device", "host")
 OVERLAPS = ("compute", "none")
@@ -43,14 +46,51 @@ def placed(name: str) -> Iterator[None]:
 BLOCKS["device"] = placed
 
 
+def offload(obj: Any) -> Any:
+    """The tensors of a tree, their bytes in page-locked host memory until they are used.
+
+    Of a GPU's tensors: a copy starts behind what was launched before, on a stream of its own beside
+    the kernels that follow, and the device's memory is free when it is done. The tensors themselves
+    move, and stay tensors of their GPU: what uses one brings it back, ts.prefetch does so ahead.
+    A compiled function that takes offloaded tensors brings each ahead of its first reader, and
+    keeps none of them; in one, the result lies on the host. Tensors on the host stay as they are.
+    Returns obj. Raises ArgumentError where there are no tensors.
+    """
+    if isinstance(obj, KVCache):
+        return obj.offload()
+    if current_builder() is not None:
+        moves("offload", "tensors", [as_tensor(x) for _, x in _tensors(obj, "offload")], "host",
+              "compute")
+        return tree.map_tree(lambda x: apply(PLACE, x, to="host") if isinstance(x, Tensor) else x,
+                             obj)
+    for name, x in _tensors(obj, "offload"):
+        note("offload", name, x, "host", "compute")
+        resident.offload(x)
+    return obj
+
+
+def _tensors(obj: Any, verb: str) -> list[tuple[str, Tensor]]:
+    """The tensors of a tree, by their paths."""
+    leaves, treedef = tree.flatten(obj)
+    found = [(path if path != "." else "", as_tensor(x))
+             for path, x in zip(tree.paths(treedef), leaves, strict=True)
+             if isinstance(x, Tensor | np.ndarray)]
+    if not found:
+        raise ArgumentError(f"{verb} needs tensors or a state object, got {type(obj).__name__}")
+    return [(x.name or path, x) for path, x in found]
+
+
 class prefetch:
     """`with prefetch(obj, into="smem", overlap="compute"):` the data that the block reads of `obj`
-    is to be fetched ahead.
+    is fetched ahead.
 
-    obj: a tensor, a KVCache, or a tree of them. into: "smem" for the loads of kernels, or "hbm"
-    ("device") and "host". overlap: "compute" while the block computes, "none" before it.
-    A hint: a `move` node of the graph says so (`f.effects` has movement), values are the same with
-    it and without. Raises ArgumentError for another space.
+    obj: a tensor, a KVCache, or a tree of them. into: "smem" for the loads of kernels, "device"
+    ("hbm") for what `ts.offload` has moved to the host, which begins to come back now, also without
+    `with`; "host" is ts.offload. overlap: "compute" while kernels compute, and what reads the data
+    waits for it; "none" before what is launched next.
+    In a compiled function, and for "smem", it is a hint: a `move` node of the graph says so
+    (`f.effects` has movement). Values are the same with it and without; ts.plan() lists all of
+    them. Raises ArgumentError for another space.
     """
 
     def __init__(self, obj: Any, *, into: str = "smem", overlap: str = "compute"):
@@ -58,13 +98,25 @@ class prefetch:
             if value not in known:
                 raise ArgumentError(f"prefetch has no {name}={value!r}",
                                     hint=did_you_mean(str(value), known))
-        leaves = [x for x in tree.flatten(obj)[0] if isinstance(x, Tensor | np.ndarray)]
-        if not leaves:
-            raise ArgumentError(f"prefetch needs tensors or a state object, got "
-                                f"{type(obj).__name__}")
-        self.tensors = [as_tensor(x) for x in leaves]
-        self.into, self.overlap = into, overlap
         self.what = type(obj).__name__ if isinstance(obj, KVCache) else "tensors"
+        self.named = _tensors(obj, "prefetch")
+        self.into, self.overlap = into, overlap
+        if current_builder() is None:
+            self._start(obj)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for _, x in self.named]
+
+    def _start(self, obj: Any) -> None:
+        for name, x in self.named:
+            into = {"device": x.device, "hbm": x.device}.get(self.into, self.into)
+            note("prefetch", f"{self.what}{name}" if self.what == "KVCache" else name, x,
+                 "host" if into == "cpu" else into, self.overlap)
+            if self.into == "host":
+                resident.offload(x)
+            elif self.into != "smem":
+                resident.bring(x, wait=self.overlap == "none")
 
     def __enter__(self) -> prefetch:
         moves("prefetch", self.what, self.tensors, self.into, self.overlap)

@@ -22,6 +22,7 @@ from ...runtime.device import Device, device
 from ...runtime.graphs import DeviceGraph
 from ...runtime.host_memory import keep
 from ...runtime.nvtx import nvtx_range
+from ...runtime.offloaded import CopyEvent, HostBlock, OffloadedBuffer
 from ...runtime.sentinel_words import owned
 from ...runtime.step_times import TimedStep, run_timed
 from ...tensor import Tensor
@@ -52,11 +53,13 @@ class DeviceExecutable:
     """
 
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False,
-                 donated: Sequence[int] = ()):
+                 donated: Sequence[int] = (), on_host: Sequence[int] = ()):
         self.graph, self.device, self._capture = graph, device(index), capture
         self.donated = tuple(donated)  # inputs whose memory results may take
         self.before = CompiledBefore(graph, self.device.target, self.donated)
-        self.program = CudaProgram(graph, self.device.target, self.donated)
+        self.on_host = tuple(on_host)  # inputs that lie on the host until they are used
+        self.program = CudaProgram(graph, self.device.target, self.donated,
+                                   None if capture else self.on_host)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
 
@@ -123,7 +126,11 @@ class Workspace:
         self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
         self.compiled = False
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
-                                           if b.kind in ("input", "capture", "result")]
+                                           if b.kind in ("input", "capture", "result")
+                                           or (b.kind == "host" and
+                                               b.name in program.plan.results)]
+        fetched = {t.source for t in program.plan.transfers if t.kind == "fetch"}
+        self.on_host = fetched & {*program.lowered.inputs}  # inputs, there at each call
         given = {program.base(n) for n in program.plan.results}
         self.drawn = Drawn([b for b in program.plan.buffers
                             if b.kind == "drawn" and b.name not in given], on)
@@ -146,6 +153,8 @@ class Workspace:
         for b in self.program.plan.buffers:
             if b.kind == "temporary":
                 self.memory[b.name] = self.block.pointer + b.offset, self.block
+            elif b.kind == "host" and b.name in self.program.plan.results:
+                self.memory[b.name] = 0, None
             elif b.kind == "host":
                 held = PinnedMemory(b.nbytes, self.device)
                 self.memory[b.name] = held.pointer, held
@@ -246,10 +255,19 @@ class Workspace:
         return int(words[0]), int(words[1])
 
     def _copy(self, step: Transfer, copies: CopyQueue, number: int) -> Callable[[], Any]:
-        held = self.memory[step.on_host][1]
-        if step.kind == "offload":
-            return lambda: copies.to_host(number, self._at(step.on_device)[0], held)
-        return lambda: copies.to_device(number, held, self._at(step.on_device)[0])
+        def run() -> None:
+            held, there = self.memory[step.on_host][1], self._at(step.on_device)[0]
+            block = held if isinstance(held, HostBlock) else None
+            if block is not None and block.last is not None:
+                block.last.hold(copies.stream)
+            if step.kind == "offload":
+                copies.to_host(number, there, held)
+            else:
+                copies.to_device(number, held, there)
+            if block is not None:
+                block.last = CopyEvent(self.device, copies.stream)
+
+        return run
 
     def _at(self, name: str) -> tuple[int, Any]:
         return self.memory[self.program.base(name)]
@@ -272,6 +290,9 @@ class Workspace:
 
     def _give(self, name: str, x: Tensor | np.ndarray) -> None:
         """An input for this call: where it lies, else a copy."""
+        if name in self.on_host:
+            self.memory[name] = 0, block_of(x, self.device)
+            return
         if self._reads(x):
             self._bind(name, x.memory)  # type: ignore[union-attr]
             return
@@ -363,7 +384,7 @@ class Workspace:
         self.host_calls.finish(self.recorded is not None)
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
         for x in (*leaves, *lowered.captures.values()):
-            if x.place != HOST:
+            if x.place != HOST and not x.offloaded:
                 x.memory.give_back()
         return out
 
@@ -397,6 +418,11 @@ class Workspace:
         if r.base in self.program.lowered.overwritten and r.own:
             return Resident(r.buffer.shape, r.buffer.type, self.device.index,
                             self.memory[r.base][1])
+        if r.buffer.kind == "host":
+            block = HostBlock(r.buffer.nbytes, self.device)
+            self.memory[r.base] = block.pointer, block
+            return Resident(r.buffer.shape, r.buffer.type, self.device.index,
+                            OffloadedBuffer(block, r.buffer.nbytes, self.device))
         made = Resident(r.buffer.shape, r.buffer.type, self.device.index, memory)
         if r.own:
             self._bind(r.base, made.memory)
@@ -413,7 +439,7 @@ class Workspace:
 
     def _finished(self, r: ResultBuffer, made: Resident) -> Tensor:
         memory = self.memory[r.base][1]
-        if made.memory.nbytes and not r.own:
+        if made.memory.nbytes and not r.own and r.buffer.kind != "host":
             made.memory.copy(memory)
         return made
 
@@ -421,6 +447,19 @@ class Workspace:
         """Whose memory arguments and results are is no business of a workspace after a call."""
         for name in self.arguments:
             self.memory[name] = 0, self.own.get(name)
+
+
+def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
+    """Where an argument lies on the host, else a copy of it there."""
+    if isinstance(x, Resident) and isinstance(x.memory, OffloadedBuffer) and x.offloaded and (
+            x.memory.device is on):
+        return x.memory.block
+    array = np.ascontiguousarray(x.buffer if isinstance(x, Tensor) else x)
+    block = HostBlock(array.nbytes, on)
+    if block.last is not None:
+        block.last.wait()
+    block.memory.array(array.shape, array.dtype)[...] = array
+    return block
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep
 from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, plan_memory
-from ..schedule.offload import place_saved
+from ..schedule.offload import copy_arguments, order_arguments, place_saved
 from ..schedule.op_ids import id_of, line_of, number
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
@@ -69,8 +69,10 @@ class LoweredGraph:
         self.overwritten = {names[v]: self.graph.inputs.index(v) for v in self.memory.overwritten}
 
 
-def lower(graph: Graph, target: Target, donated: Sequence[int] = ()) -> LoweredGraph:
-    """The Schedule IR of a graph for a GPU. donated: inputs that may be written over.
+def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
+          on_host: Sequence[int] | None = None) -> LoweredGraph:
+    """The Schedule IR of a graph for a GPU. donated: inputs that may be written over. on_host:
+    those that lie on the host, None where no copies beside kernels are wanted.
 
     Raises UnsupportedTargetError, with op and line, where something has no kernel.
     """
@@ -78,7 +80,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = ()) -> LoweredG
     numbered = number(graph)
     prepared, known = prepare(numbered, target.generation)
     rest, draws = split_draws(prepared, known, "random" in graph.effects)
-    groups = place_saved(fuse(rest, CUDA), rest)
+    rest = rest if on_host is None else copy_arguments(rest, on_host)
+    groups = order_arguments(place_saved(fuse(rest, CUDA), rest), rest)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,

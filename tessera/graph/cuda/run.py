@@ -76,9 +76,9 @@ class CudaProgram:
     """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
     def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET,
-                 donated: Sequence[int] = ()):
+                 donated: Sequence[int] = (), on_host: Sequence[int] | None = None):
         self.target = parse_target(target)
-        self.lowered: LoweredGraph = lower(graph, self.target, donated)
+        self.lowered: LoweredGraph = lower(graph, self.target, donated, on_host)
         self.plan: GraphSchedule = self.lowered.plan
         self.steps = tuple(_launch(s) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)

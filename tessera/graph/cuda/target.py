@@ -20,6 +20,7 @@ from ..schedule.groups import FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
+from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import argument_views, scatters, sorting
@@ -109,6 +110,9 @@ def _from_node(node: Node) -> list[FusionGroup]:
         return [kernel_group(node)]
     if node.op.library is not None and 0 not in space:
         return [library_group(node)]
+    if node.op in (FETCH, OFFLOAD):
+        return [FusionGroup(node.op.name, space, [node], list(node.inputs), list(node.outputs),
+                            writes_all=True)]
     kind = _kind_of(node, space)
     if kind not in ("view", "empty", "saved"):
         _check_stored(node)

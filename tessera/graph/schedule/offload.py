@@ -13,9 +13,11 @@ next layer's arrive.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...errors import GraphError
 from ..ir import Graph, Node, Value, value_bytes
+from ..simplify import remove_dead
 from .groups import FusionGroup
 from .ir import ByteRange, GraphSchedule, ScheduledGroup, Transfer
 from .library_call import LibraryCall, library_call
@@ -48,7 +50,16 @@ def place_saved(units: Sequence[FusionGroup], graph: Graph) -> list[FusionGroup]
     return _woven(units, leaving)
 
 
-class _Copy:
+class _Coming:
+    """A value that is there from unit `at` on, by position, and used again at another."""
+
+    at: int
+    used: Any
+    nbytes: int
+    fetch: FusionGroup
+
+
+class _Copy(_Coming):
     """A value that leaves at one unit, by position, and is used again at another."""
 
     def __init__(self, at: int, used: int, node: Node):
@@ -82,7 +93,7 @@ def _woven(units: Sequence[FusionGroup], leaving: list[_Copy]) -> list[FusionGro
     return out
 
 
-def _starts(leaving: list[_Copy], kernels: list[int]) -> list[tuple[_Copy, int]]:
+def _starts(leaving: Sequence[_Coming], kernels: list[int]) -> list[tuple[_Coming, int]]:
     """In the order in which they are read, ahead of which unit each copy back begins: the first
     reader of an earlier one, or the kernel before its own. kernels: the positions of kernels."""
     order = sorted(leaving, key=lambda c: (c.used, c.at))
@@ -128,6 +139,64 @@ class _Life:
     def last(self, v: Value) -> int:
         """The last unit that reads it; that which saves it is one."""
         return self.reads[v][-1]
+
+
+# --- arguments and results on the host -----------------------------------------------------------
+def copy_arguments(graph: Graph, on_host: Sequence[int]) -> Graph:
+    """The graph with a copy of each input that lies on the host, by number, and one to the host of
+    each result that is placed there."""
+    makers = {v: n for n in graph.nodes for v in n.outputs}
+    there = {v: Value(v.aval) for v in (graph.inputs[i] for i in on_host)}
+    nodes = [Node(FETCH, (v,), {}, (new,), _first_line(graph, v)) for v, new in there.items()]
+    nodes += [n if not there.keys() & set(n.inputs) else
+              Node(n.op, tuple(there.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
+              for n in graph.nodes]
+    outputs = []
+    for v in graph.outputs:
+        maker = makers.get(v)
+        if maker is not None and maker.op.name == "place" and maker.attrs["to"] == "host":
+            held, x = Value(v.aval), maker.inputs[0]
+            nodes.append(Node(OFFLOAD, (there.get(x, x),), {}, (held,), maker.where))
+            outputs.append(held)
+        else:
+            outputs.append(there.get(v, v))
+    return remove_dead(Graph(graph.name, graph.inputs, graph.captures, tuple(nodes),
+                             tuple(outputs)))
+
+
+def _first_line(graph: Graph, v: Value) -> Any:
+    return next((n.where for n in graph.nodes if v in n.inputs), None)
+
+
+def order_arguments(units: Sequence[FusionGroup], graph: Graph) -> list[FusionGroup]:
+    """The units with the copies of `copy_arguments` where they begin: those to the device ahead of
+    their first reader, as those of saved values, those to the host behind what makes the result."""
+    given, results = set(graph.inputs), set(graph.outputs)
+    coming = [u for u in units if u.kind == "fetch" and u.inputs[0] in given]
+    leaving = [u for u in units if u.kind == "offload" and u.outputs[0] in results]
+    rest = [u for u in units if u not in coming and u not in leaving]
+    life = _Life(rest)
+    made = {v: at for at, u in enumerate(rest) for v in u.outputs}
+    copies = [_Arrival(u, life.first(u.outputs[0])) for u in coming]
+    kernels = [at for at, u in enumerate(rest) if u.kind not in ("view", "empty")]
+    ahead: dict[int, list[FusionGroup]] = {}
+    for copy, at in _starts([c for c in copies if c.used is not None], kernels):
+        ahead.setdefault(at, []).append(copy.fetch)
+    behind: dict[int, list[FusionGroup]] = {}
+    for u in leaving:
+        behind.setdefault(made.get(life.root(u.inputs[0]), -1), []).append(u)
+    out = [*behind.get(-1, ())]
+    for at, unit in enumerate(rest):
+        out += [*ahead.get(at, ()), unit, *behind.get(at, ())]
+    return out + [c.fetch for c in copies if c.used is None]
+
+
+class _Arrival(_Coming):
+    """A copy of an argument, ahead of the unit that reads it first, by position."""
+
+    def __init__(self, unit: FusionGroup, used: int | None):
+        self.fetch, self.used, self.at = unit, used, -1
+        self.nbytes = value_bytes(unit.outputs[0])
 
 
 # --- when kernels wait ---------------------------------------------------------------------------
@@ -190,4 +259,5 @@ def verify_copies(plan: GraphSchedule) -> None:
                     hint="this is a fault of tessera, not of the program: please report it")
 
 
-__all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "place_saved", "verify_copies", "waits"]
+__all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "copy_arguments", "order_arguments", "place_saved",
+           "verify_copies", "waits"]

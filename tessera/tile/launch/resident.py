@@ -32,6 +32,7 @@ from tessera.runtime.buffer import (
     follow,
 )
 from tessera.runtime.device import device, driver, outside_capture
+from tessera.runtime.offloaded import OffloadedBuffer, is_offloaded
 from tessera.tensor import PLAIN, Tensor, as_tensor, to_numpy
 
 
@@ -57,6 +58,11 @@ class Resident(Tensor):
     @property
     def device(self) -> str:
         return f"cuda:{self.memory.device.index}"
+
+    @property
+    def offloaded(self) -> bool:  # type: ignore[override]
+        """Whether its bytes lie in host memory until they are used."""
+        return is_offloaded(self.memory)
 
     @property
     def _buffer(self) -> np.ndarray:  # type: ignore[override]
@@ -208,6 +214,27 @@ def on_host(x: Tensor) -> Tensor:
     return Tensor(x.array, x.type, scale=scale, is_param=x.is_param, name=x.name)
 
 
+def offload(x: Tensor) -> None:
+    """Let the bytes of a tensor on a GPU lie in page-locked host memory until they are used. What
+    shares its memory keeps that. Nothing for a tensor on the host."""
+    if isinstance(x, Resident) and not x.offloaded:
+        x.memory = OffloadedBuffer.of(x.memory)
+        if x.scale is not None:
+            offload(x.scale)
+
+
+def bring(x: Tensor, wait: bool = False) -> None:
+    """Begin to copy an offloaded tensor back. wait: what is launched from here on comes behind."""
+    memory = getattr(x, "memory", None)
+    if isinstance(memory, OffloadedBuffer):
+        with memory.device.current():
+            memory.bring()
+            if wait:
+                assert memory.pointer
+        if x.scale is not None:
+            bring(x.scale, wait)
+
+
 @reader(Resident, place=lambda x: x.memory.device.index, pointer="{}.memory.pointer",
         facts=("{}._shape", "{}.type.dtype", "{}.memory.device.index"))
 def read_resident(x: Any, name: str) -> Array:
@@ -297,4 +324,5 @@ def from_dlpack(x: Any) -> Tensor:
     return Tensor(array, as_type(array.dtype))
 
 
-__all__ = ["Resident", "adopted", "as_bytes", "from_bytes", "from_dlpack", "on_gpu", "on_host"]
+__all__ = ["Resident", "adopted", "as_bytes", "bring", "from_bytes", "from_dlpack", "offload",
+           "on_gpu", "on_host"]
