@@ -75,8 +75,10 @@ def test_a_gpt2_block_and_its_gradient(target, vocabulary):
     assert narrow_by_others(found, target) == others
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8_e4m3 @loss_scale(1024)"])
-def test_the_model_of_train_py(dtype, monkeypatch):
+@pytest.mark.parametrize(("dtype", "target"), [
+    ("bf16", "sm_90a"), ("f16", "sm_90a"), ("fp8_e4m3 @loss_scale(1024)", "sm_90a"),
+    ("bf16", "sm_80")])
+def test_the_model_of_train_py(dtype, target, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     transformer = __import__("transformer")
     c = transformer.Config(layers=1, T=64, B=2, dtype=dtype)
@@ -84,13 +86,13 @@ def test_the_model_of_train_py(dtype, monkeypatch):
     tokens = ts.zeros((c.B, c.T), "int32")
     params = transformer.init_params(c)
     found = forms(lambda p, t, u: ts.value_and_grad(
-        lambda p: transformer.loss_of(run(p, t), u))(p), params, tokens, tokens, target="sm_90a")
+        lambda p: transformer.loss_of(run(p, t), u))(p), params, tokens, tokens, target=target)
     kind = as_type(dtype).dtype
     assert sum(n for (bits, _), n in found.items() if bits == kind.bits) >= 15
     # wgmma reads fp8 only along the contracted axis: operands of matmuls are copied so, and the
     # three kernels of attention are mma
     others = {(8, "mma"): 3} if kind.bits == 8 else {}
-    assert narrow_by_others(found, "sm_90a") == others
+    assert narrow_by_others(found, target) == others
 
 
 def test_copies_say_why():
