@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
+from attention_cases import attention64
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.simplify import simplify
 from tolerance import assert_close
@@ -21,28 +21,6 @@ HEADS = {  # extents of queries, of keys, width of values
     "wide heads": ((1, 1, 36, 256), (1, 1, 36, 256), 256),
     "odd width": ((2, 30, 80), (2, 30, 80), 80),
 }
-
-
-def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool) -> list:
-    """The result and the cotangents of q, k and v."""
-    groups = q.shape[-3] // k.shape[-3]
-    keys, values = (np.repeat(x, groups, -3) for x in (k, v))
-    scale = 1 / math.sqrt(q.shape[-1])
-    s = q @ keys.swapaxes(-1, -2) * scale
-    if causal:
-        s = np.where(np.tril(np.ones(s.shape[-2:], bool), s.shape[-1] - s.shape[-2]), s, -np.inf)
-    m = s.max(-1, keepdims=True)
-    e = np.exp(s - np.where(np.isfinite(m), m, 0))
-    z = e.sum(-1, keepdims=True)
-    p = e / np.where(z == 0, 1, z)
-    dp = g @ values.swapaxes(-1, -2)
-    ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
-
-    def over_groups(x: np.ndarray) -> np.ndarray:
-        return x.reshape(*k.shape[:-2], groups, *x.shape[-2:]).sum(-3)
-
-    return [p @ values, ds @ keys, over_groups(ds.swapaxes(-1, -2) @ q),
-            over_groups(p.swapaxes(-1, -2) @ g)]
 
 
 def both(causal: bool) -> Any:

@@ -1,0 +1,66 @@
+"""Attention and its gradient on a GPU against f64: every width of heads, on memory full of NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from attention_cases import attention64
+from tolerance import assert_close
+
+# query heads, key heads, queries, keys, causal
+FORMS = {"causal": (2, 2, 192, 192, True), "full, ragged": (2, 2, 97, 97, False),
+         "causal, ragged": (3, 3, 130, 130, True), "groups": (4, 2, 100, 100, True),
+         "cross": (2, 1, 70, 155, False), "a past": (2, 2, 40, 165, True)}
+
+
+def _heads(x, count):
+    B, T, d = x.shape
+    return ts.transpose(ts.reshape(x, (B, T, count, d // count)), (0, 2, 1, 3))
+
+
+def _joined(y):
+    B, H, T, D = y.shape
+    return ts.reshape(ts.transpose(y, (0, 2, 1, 3)), (B, T, H * D))
+
+
+def _attend(form):
+    """Heads are cut out of [B, T, H D] and joined again, as a model has them."""
+    H, Hk, _, _, causal = FORMS[form]
+
+    def f(q, k, v, g):
+        y, pull = ts.vjp(lambda *xs: _joined(ts.attention(
+            *(_heads(x, n) for x, n in zip(xs, (H, Hk, Hk), strict=True)), causal=causal)), q, k, v)
+        return y, *pull(g)
+
+    return f
+
+
+def _split(x, count):
+    B, T, d = x.shape
+    return x.reshape(B, T, count, d // count).transpose(0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("D", [32, 64, 80, 96, 128, 192, 256])
+def test_attention_and_its_gradient(D, dtype, rng):
+    """One function with all forms: their kernels are compiled side by side."""
+    given, counts = {}, {}
+    for form, (H, Hk, S, T, _) in FORMS.items():
+        counts[form] = (H, Hk, Hk, H)
+        given[form] = [ts.tensor(rng.standard_normal((2, n, c * D)).astype(np.float32), dtype)
+                       for n, c in zip((S, T, T, S), counts[form], strict=True)]
+    f = ts.jit(lambda given: {form: _attend(form)(*xs) for form, xs in given.items()},
+               target="cuda")
+    with ts.config.scope(poison=True):
+        made = f(given)
+        assert "move" not in {line.split()[1] for line in f.inspect_ir("schedule").splitlines()
+                              if " over [" in line}
+    for form, got in made.items():
+        wide = [_split(np.asarray(ts.cast(x, "f64")), n)
+                for x, n in zip(given[form], counts[form], strict=True)]
+        want = attention64(*wide, FORMS[form][-1])
+        for y, w, n in zip(got, want, (counts[form][0], *counts[form][:3]), strict=True):
+            y = _split(np.asarray(ts.cast(y, "f64")), n)
+            assert_close(y, w, dtype, n=wide[1].shape[-2] + D)
