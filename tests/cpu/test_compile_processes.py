@@ -185,7 +185,7 @@ def test_they_end_when_nothing_is_compiled(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_build_ends_them(pool, monkeypatch):
-    def interrupted(self):
+    def interrupted(self, timeout_s):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module._Build, "_take", interrupted)
@@ -242,7 +242,7 @@ class Terminal:
 ])
 def test_progress_is_told_after_two_seconds(monkeypatch, terminal, on, seconds, expected):
     monkeypatch.setattr(sys, "stderr", Terminal(terminal))
-    with config.scope(compile_progress=on), CompileProgress(3, 4) as progress:
+    with config.scope(compile_progress=on), CompileProgress(4, 3) as progress:
         progress._begun -= seconds
         progress.step(1)
         shown = sys.stderr.text
@@ -258,7 +258,7 @@ def test_progress_is_told_after_two_seconds(monkeypatch, terminal, on, seconds, 
 def test_ranks_but_the_first_tell_nothing(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setattr(sys, "stderr", Terminal(False))
-    with CompileProgress(3, 4) as progress:
+    with CompileProgress(4, 3) as progress:
         progress._begun -= 5
         progress.step(3)
     assert not sys.stderr.text

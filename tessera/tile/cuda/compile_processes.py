@@ -71,6 +71,10 @@ class CompileProcesses:
     def busy(self) -> int:
         return len(self._busy)
 
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
     def submit(self, name: Any, job: CompileJob) -> bool:
         """Gives a job to an idle worker; False when none is left that takes it."""
         content = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)

@@ -8,6 +8,8 @@ share the work: each kernel is compiled by the one that first claims it in the d
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from tessera.runtime.cache import CacheEntry
 from tessera.tile.ir.ir import Function, Op, walk
 from tessera.tile.launch import machine_code
 from tessera.tile.launch.compile_progress import CompileProgress
-from tessera.tile.launch.machine_code import IMAGES, CompileRequest, Image
+from tessera.tile.launch.machine_code import IMAGES, CompileRequest, Image, from_entry
 
 if TYPE_CHECKING:
     from tessera.tile.cuda.compile_processes import CompileProcesses
@@ -46,25 +48,40 @@ class WantedImage:
 
 @dataclass
 class _Missing:
-    """An entry that is not on the disk, and all that want it."""
+    """An entry that was not on the disk, and all that want it.
+
+    entry, compiled: what became of it; compiled is the compiler's record, if this program made it.
+    """
 
     name: str
-    wanted: list[WantedImage] = field(default_factory=list)
+    wanted: list[WantedImage]
     emitted: Any = None
     claim: ExitStack = field(default_factory=ExitStack)
+    entry: CacheEntry | None = None
+    compiled: Any = None
 
     def weight(self) -> tuple[int, int]:
         """How long it may take: matmuls do, and long functions."""
         nodes = [n for n in walk(self.wanted[0].function.body) if isinstance(n, Op)]
         return sum(n.name == "matmul" for n in nodes), len(nodes)
 
+    def add(self, w: WantedImage) -> None:
+        self.wanted.append(w)
+        if self.entry is not None:
+            self._serve(w)
+
     def keep(self, entry: CacheEntry, compiled: Any = None) -> None:
         """compiled: of the first that wants it, None where it was on the disk."""
+        self.entry, self.compiled = entry, compiled
         for w in self.wanted:
-            image = machine_code.from_entry(entry, w.function, w.request, compiled is None)
-            if compiled is not None and w.function is self.wanted[0].function:
-                image.__dict__["compiled"] = compiled
-            w.loaded[w.key] = image
+            self._serve(w)
+
+    def _serve(self, w: WantedImage) -> None:
+        assert self.entry is not None
+        image = from_entry(self.entry, w.function, w.request, self.compiled is None)
+        if self.compiled is not None and w.function is self.wanted[0].function:
+            image.__dict__["compiled"] = self.compiled
+        w.loaded[w.key] = image
 
 
 @contextmanager
@@ -82,31 +99,37 @@ def compile_images(wanted: Iterable[WantedImage]) -> int:
 
     Raises what the compiler raises, as a launch would.
     """
-    missing = _from_disk(wanted)
-    count = len(missing)
-    if not count:
+    found = _missing(wanted)
+    first = list(itertools.islice(found, 2))
+    if not first:
         return 0
     from tessera.tile.cuda.compile_processes import processes
 
-    with processes(begin=count > 1) as pool:
-        with CompileProgress(count, pool.size if pool else 1) as progress:
+    with processes(begin=len(first) > 1) as pool:
+        with CompileProgress(pool.size if pool else 1) as progress:
             if pool is not None:
-                build = _Build(pool, progress)
-                missing = build.run(sorted(missing, key=_Missing.weight, reverse=True))
-            _compile_here(missing, progress)
-    return count
+                left = _Build(pool, progress).run(itertools.chain(first, found))
+            else:
+                left = [*first, *found]
+                progress.total = len(left)
+            _compile_here(left, progress)
+    return progress.total
 
 
-def _from_disk(wanted: Iterable[WantedImage]) -> list[_Missing]:
-    """Loads what is there; the rest, each once."""
+def _missing(wanted: Iterable[WantedImage]) -> Iterator[_Missing]:
+    """Loads what is on the disk; the rest, each once."""
     missing: dict[str, _Missing] = {}
-    for w in {w.key: w for w in wanted if w.key not in w.loaded}.values():
+    for w in wanted:
+        if w.key in w.loaded:
+            continue
         name = w.request.key(w.function)
-        if name not in missing and (entry := IMAGES.read(name)) is not None:
-            w.loaded[w.key] = machine_code.from_entry(entry, w.function, w.request, True)
+        if name in missing:
+            missing[name].add(w)
+        elif (entry := IMAGES.read(name)) is not None:
+            w.loaded[w.key] = from_entry(entry, w.function, w.request, True)
         else:
-            missing.setdefault(name, _Missing(name)).wanted.append(w)
-    return list(missing.values())
+            missing[name] = _Missing(name, [w])
+            yield missing[name]
 
 
 def _compile_here(missing: Sequence[_Missing], progress: CompileProgress) -> None:
@@ -138,34 +161,45 @@ class _Build:
     def __init__(self, pool: CompileProcesses, progress: CompileProgress):
         self.pool, self.progress = pool, progress
         self.left: list[_Missing] = []  # what others make, and what failed
+        self._claims = ExitStack()
 
-    def run(self, missing: list[_Missing]) -> list[_Missing]:
-        """Compiles in this order; what is left to wait for, or to compile here for its error."""
-        with ExitStack() as claims:
-            for m in missing:
-                while self.pool.busy >= self.pool.size and self.pool.busy:
-                    self._take()
-                self._give(m, claims)
-            while self.pool.busy:
-                self._take()
-        return self.left
+    def run(self, missing: Iterable[_Missing]) -> list[_Missing]:
+        """Compiles them while they are found, what takes longest first; what is left to wait for,
+        or to compile here for its error."""
+        waiting: list[tuple[int, int, int, _Missing]] = []
+        with self._claims:
+            for n, m in enumerate(missing):
+                self.progress.total += 1
+                matmuls, nodes = m.weight()
+                heapq.heappush(waiting, (-matmuls, -nodes, n, m))
+                self._give(waiting)
+                self._take(0.0)
+            while (waiting and self.pool.size) or self.pool.busy:
+                self._give(waiting)
+                self._take(POLL_S)
+        return self.left + [m for *_, m in waiting]
 
-    def _give(self, m: _Missing, claims: ExitStack) -> None:
-        """Emits it and gives it to a process, if it is nobody else's."""
-        claims.enter_context(m.claim)
-        if not m.claim.enter_context(IMAGES.claimed(m.name)):
-            self.left.append(m)
-            return
-        if (entry := IMAGES.read(m.name)) is not None:  # made while the others were begun
-            return self._keep(m, entry)
+    def _give(self, waiting: list[tuple[int, int, int, _Missing]]) -> None:
+        """Emits what no other program is at, and gives it to the processes that have no work."""
+        while waiting and self.pool.idle:
+            *_, m = heapq.heappop(waiting)
+            self._claims.enter_context(m.claim)
+            if not m.claim.enter_context(IMAGES.claimed(m.name)):
+                self.left.append(m)
+            elif (entry := IMAGES.read(m.name)) is not None:  # made since it was looked for
+                self._keep(m, entry)
+            else:
+                self._submit(m)
+
+    def _submit(self, m: _Missing) -> None:
         w = m.wanted[0]
         with at_line(w.where):
             m.emitted = machine_code.emit_request(w.function, w.request)
         if not self.pool.submit(m, m.emitted.job(w.request.target)):
             self._leave(m)
 
-    def _take(self) -> None:
-        for m, code in self.pool.finished(POLL_S):
+    def _take(self, timeout_s: float) -> None:
+        for m, code in self.pool.finished(timeout_s):
             if code is None:
                 self._leave(m)
                 continue

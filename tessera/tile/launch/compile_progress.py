@@ -17,9 +17,8 @@ class CompileProgress:
     """How many of the kernels of a program are compiled: nothing in the first two seconds, then a
     line that changes on a terminal, and one when it is over elsewhere. Rank 0 alone says it."""
 
-    def __init__(self, total: int, processes: int):
-        self.total, self.processes = total, processes
-        self.done = 0
+    def __init__(self, processes: int, total: int = 0):
+        self.processes, self.total, self.done = processes, total, 0
         self._begun = time.perf_counter()
         self._shown = ""
         self._on = config.compile_progress and not launched_rank() and sys.stderr is not None
