@@ -25,6 +25,8 @@ CASES = {
     "hidden by a division": (lambda x: 1.0 / ts.exp(x * 100.0), 50.0),
     "hidden by a comparison": (lambda x: ts.cast(ts.log(x) < 1.0, "f32"), -1.0),
     "hidden by rsqrt": (lambda x: ts.rsqrt(ts.exp(x * 100.0)) + x, 50.0),
+    "hidden inside a sum": (lambda x: ts.sum(ts.rsqrt(ts.exp(x * 100.0)), axis=-1), 50.0),
+    "hidden in a count": (lambda x: ts.sum(ts.cast(ts.log(x) < 1.0, "f32"), axis=-1), -1.0),
     "through a product": (lambda x: ts.tanh(ts.sqrt(x) @ ts.ones((96, 64))), -1.0),
     "a sum over rows": (lambda x: ts.sum(ts.exp(x * 60.0), 0), 50.0),
     "a softmax": (lambda x: ts.softmax(x * 1e38 * 1e38), 2.0),

@@ -71,6 +71,13 @@ def threads(x: Tensor["N", f32], y: Tensor["N", f32]):
 
 
 @ts.kernel
+def vectors(x: Tensor["M", "N", f32], y: Tensor["M", "N", f32]):
+    row = tile.group_id()
+    v = tile.load_vector(x[row], width=4)
+    tile.store_vector(y[row], v)  # stored
+
+
+@ts.kernel
 def adds(x: Tensor["N", f32], y: Tensor["N", f32]):
     i = tile.linear_id()
     if i < N:  # noqa: F821
@@ -132,6 +139,21 @@ def test_elements_of_threads():
                              lanes=32)
     bad = found["store y", line_of(threads)]
     assert (bad.nan, bad.inf, bad.index, bad.value) == (0, 1, (5,), INF)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_vectors_of_threads(target):
+    """What lies beyond the row, and is read as 0, does not count."""
+    x = np.ones((3, 45), np.float32)
+    x[1, 6], x[1, 44], x[2, 3] = NAN, NAN, -INF
+    found = emulator.counted(vectors, x, np.zeros((3, 45), np.float32), groups=3, lanes=32,
+                             target=target)
+    line = line_of(vectors)
+    assert set(found) == {("load x", line - 1), ("store y", line)}
+    for bad in found.values():
+        assert (bad.nan, bad.inf, bad.overflow, bad.index) == (2, 1, 0, (1, 6))
+    assert not emulator.counted(vectors, np.ones((3, 45), np.float32),
+                                np.full((3, 45), NAN, np.float32), groups=3, lanes=32)
 
 
 def test_loads_tell_what_came_in():

@@ -16,13 +16,14 @@ from tessera.tile.cuda.emit.memory_operands import (
     MemoryOperand,
     bytes_of,
     element_offset,
+    place_of,
     product,
 )
 from tessera.tile.cuda.emit.registry import after_each
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.sentinels import limit_of
-from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions
+from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions, walk
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -71,10 +72,11 @@ def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: 
 
 def watch_held(e: Emitter, op: Op, place: MemoryOperand, layout: RegisterLayout) -> None:
     """Values of the kernel's that are looked at where a tile like them is stored: with its guards,
-    for what lies beyond the edges of the tensor is nobody's."""
+    for what lies beyond the edges of the tensor is nobody's. Of those that no such store follows
+    see `_mark`."""
     if not e.facts.held or not is_watched(e, place):
         return
-    for made in _held_before(e).get(id(op), ()):
+    for made in _held_before(e).get(id(op), ((), ()))[0]:
         t = made.type
         if made.value in _marks(e) and isinstance(t, TileType) and t.shape == layout.shape and \
                 e.layout(made.value).text == layout.text:
@@ -85,7 +87,9 @@ def watch_held(e: Emitter, op: Op, place: MemoryOperand, layout: RegisterLayout)
 
 @after_each
 def _mark(e: Emitter, op: Op) -> None:
-    """The bad elements of a held line's value as bits: its registers need not be kept."""
+    """The bad elements of a held line's value as bits: its registers need not be kept. Where no
+    tile like it is stored behind it (a sum of it is, say), they are counted at once, with the
+    guards of a tile like it that was loaded."""
     kind = dict(e.facts.held).get(op.where.line) if e.facts.held and op.where else None
     if kind is None or not op.outs:
         return
@@ -94,7 +98,40 @@ def _mark(e: Emitter, op: Op) -> None:
         text = intrinsic("sentinels.marks", kind_of(t.dtype), e.layout(value).count, kind)
         marks = e.fresh("marks")
         e.line(f"{marks} = {e.use('mark_bad', text)}({e.name(value)})")
-        _marks(e)[value] = marks, kind
+        if _is_stored_alike(e, value):
+            _marks(e)[value] = marks, kind
+        elif (loaded := _loaded_alike(e, op, value)) is not None:
+            _tile(e, loaded, e.layout(value), WatchedValue("held", marks, t.dtype, op.where), kind)
+
+
+def _is_stored_alike(e: Emitter, value: SSAValue) -> bool:
+    """Whether a tile of this one's shape and layout is stored in a watched tensor behind it."""
+    stores = [op for op in walk(e.function.body) if isinstance(op, Op) and op.name == "store_tile"
+              and _tensor(e, op.args[0]) in e.facts.watched and _alike_tile(e, op.args[1], value)]
+    return any(made.value == value for op in stores for made in _held_before(e)[id(op)][0])
+
+
+def _tensor(e: Emitter, view: Operand) -> str:
+    """The name of the tensor of a view that may not be emitted yet."""
+    assert isinstance(view, SSAValue)
+    made = e.made_by.get(view)
+    base = view if made is None else made.args[0]
+    return base.name if isinstance(base, SSAValue) else ""
+
+
+def _loaded_alike(e: Emitter, op: Op, value: SSAValue) -> MemoryOperand | None:
+    """Where the last tile of this one's shape and layout in front of an op was loaded from."""
+    for load in reversed(_held_before(e)[id(op)][1]):
+        place = place_of(e, load.args[0])
+        if is_watched(e, place) and _alike_tile(e, load.outs[0].value, value):
+            return place
+    return None
+
+
+def _alike_tile(e: Emitter, x: Operand, value: SSAValue) -> bool:
+    t, own = e.type(x), e.type(value)
+    return isinstance(x, SSAValue) and isinstance(t, TileType) and isinstance(own, TileType) and \
+        t.layout is not None and t.shape == own.shape and e.layout(x).text == e.layout(value).text
 
 
 def _marks(e: Emitter) -> dict[SSAValue, tuple[str, str]]:
@@ -102,25 +139,31 @@ def _marks(e: Emitter) -> dict[SSAValue, tuple[str, str]]:
     return e.memo.setdefault("marks", {})  # type: ignore[return-value]
 
 
-def _held_before(e: Emitter) -> dict[int, tuple[Def, ...]]:
-    """By store: the values of held lines that are there when it runs; of a line the last."""
+Before = tuple[tuple[Def, ...], tuple[Op, ...]]
+
+
+def _held_before(e: Emitter) -> dict[int, Before]:
+    """By op: the values of held lines that are there when it runs, of a line the last; and the
+    loads of tiles in front of it."""
     if "held" not in e.memo:
-        found: dict[int, tuple[Def, ...]] = {}
-        _follow(e.function.body, frozenset(n for n, _ in e.facts.held), {}, found)
+        found: dict[int, Before] = {}
+        _follow(e.function.body, frozenset(n for n, _ in e.facts.held), {}, [], found)
         e.memo["held"] = found
     return e.memo["held"]  # type: ignore[return-value]
 
 
 def _follow(nodes: tuple[Node, ...], lines: frozenset[int], there: dict[int, Def],
-            found: dict[int, tuple[Def, ...]]) -> None:
-    there = dict(there)
+            loads: list[Op], found: dict[int, Before]) -> None:
+    there, loads = dict(there), list(loads)
     for node in nodes:
         if isinstance(node, Op):
-            found[id(node)] = tuple(there.values())
+            found[id(node)] = tuple(there.values()), tuple(loads)
+            if node.name == "load_tile":
+                loads.append(node)
             if node.where is not None and node.where.line in lines and node.outs:
                 there[node.where.line] = node.outs[0]
         for inner in regions(node):
-            _follow(inner, lines, there, found)
+            _follow(inner, lines, there, loads, found)
 
 
 def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok: str | None,
@@ -134,6 +177,19 @@ def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok:
                      kind_of(x.dtype), _Number(x.limit), guarded=ok is not None)
     args = [x.text, at, place.base, _words(e), *([ok] if ok else [])]
     e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
+
+
+def watch_row(e: Emitter, place: MemoryOperand, where: str, value: Operand, width: int,
+              what: str) -> None:
+    """Neighbours of a row that a thread moves at once. where: address of the first, and how many
+    are inside."""
+    if not is_watched(e, place):
+        return
+    x = _stored(e, place, value) if what == "store" else \
+        WatchedValue(what, e.name(value), e.dtype(value), e.where)
+    text = intrinsic("sentinels.row", _site(e, place, x), place.dtype.bits // 8, kind_of(x.dtype),
+                     width, _Number(x.limit))
+    e.line(f"{e.use('count_bad', text)}({x.text}, {where}, {place.base}, {_words(e)})")
 
 
 # --- what is stored -----------------------------------------------------------------------------
@@ -205,5 +261,5 @@ def _words(e: Emitter) -> str:
     return e.param("sentinels", "sentinels", "i64")
 
 
-__all__ = ["is_watched", "watch_element", "watch_fill", "watch_held",
-           "watch_load", "watch_store"]
+__all__ = ["is_watched", "watch_element", "watch_fill", "watch_held", "watch_load", "watch_row",
+           "watch_store"]

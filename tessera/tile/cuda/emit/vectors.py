@@ -6,6 +6,7 @@ from tessera.errors import UnsupportedTargetError
 from tessera.tile.cuda.emit.emitter import Emitter, intrinsic
 from tessera.tile.cuda.emit.memory_operands import MemoryOperand, bytes_of, is_wide, place_of
 from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.sentinels import watch_row
 from tessera.tile.cuda.emit.thread_elements import (
     checked,
     flat,
@@ -27,7 +28,9 @@ def _load(e: Emitter, op: Op) -> None:
     (made,), (row, *index) = op.outs, op.args
     place, width = checked(e, place_of(e, row)), op.attr["width"]
     call = e.use(f"load_{place.name}", _intrinsic(e, "load", place, width))
-    e.define(made, f"{call}({_arguments(e, place, tuple(index), width)})")
+    where = _arguments(e, place, tuple(index), width)
+    e.define(made, f"{call}({where})")
+    watch_row(e, place, where, made.value, width, "load")
 
 
 @emits("store_vector")
@@ -38,7 +41,9 @@ def _store(e: Emitter, op: Op) -> None:
     place = checked(e, place_of(e, row))
     saturate = place.space == "global" and place.numeric.policy.saturate
     call = e.use(f"store_{place.name}", _intrinsic(e, "store", place, t.width, saturate=saturate))
-    e.line(f"{call}({e.name(vector)}, {_arguments(e, place, tuple(index), t.width)})")
+    where = _arguments(e, place, tuple(index), t.width)
+    watch_row(e, place, where, vector, t.width, "store")
+    e.line(f"{call}({e.name(vector)}, {where})")
 
 
 def _intrinsic(e: Emitter, what: str, place: MemoryOperand, width: int, **options: bool) -> str:

@@ -118,6 +118,22 @@ def element(site: int, itemsize: int, kind: str, limit: float, guarded: bool = F
     return Operation("count_bad", len(args), lambda *_: form)
 
 
+@functools.cache
+def row(site: int, itemsize: int, kind: str, width: int, limit: float) -> Operation:
+    """(vector, address of the first, left, base of the tensor, words): neighbours of a row, of
+    which `left` are inside."""
+    args = (Operand("x", kind, width), Operand("at", "i64"), Operand("left", "i32"),  # type: ignore[arg-type]
+            Operand("base", "i64"), Operand("words", "i64"))
+
+    def body(b: Builder, x: list[LLVM], at: LLVM, left: LLVM, base: LLVM, words: LLVM) -> None:
+        found = [(b.add(at, b.const("i64", i * itemsize)),
+                  _bad(b, v, limit, b.compare("<", b.i32(i), left)), v) for i, v in enumerate(x)]
+        _count(b, found, base, words, site, itemsize)
+
+    form = InstructionForm(args, (), body)
+    return Operation("count_bad", len(args), lambda *_: form)
+
+
 def _bad(b: Builder, x: LLVM, limit: float, condition: LLVM | None) -> LLVM:
     """Whether an element is there and no number below the limit: a NaN is below none."""
     fits = b.to_int(b.compare("<", _size(b, x), b.like(x, limit)))
@@ -174,4 +190,4 @@ def _packed(b: Builder, address: LLVM, base: LLVM, x: LLVM, itemsize: int) -> LL
     return b.or_(b.shl(number, b.const("i64", 64 - INDEX_BITS)), bits)
 
 
-__all__ = ["KINDS", "element", "limit_of", "marks", "tile"]
+__all__ = ["KINDS", "element", "limit_of", "marks", "row", "tile"]
