@@ -20,7 +20,7 @@ import numpy as np
 
 from ..graph import functions as F
 from ..graph import tree
-from ..graph.expand import need_short
+from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, Sample
@@ -304,7 +304,6 @@ def _unroll(*xs: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
     loop = Loop(**attrs)
     carry, seqs, consts = loop.split(xs)
     length = int(loop.length)
-    need_short(loop.body, length, "a scan")
     rows: list[list[Tensor]] = [[]] * length
     for i in range(length - 1, -1, -1) if loop.reverse else range(length):
         index = literal(i, INDEX.type)
@@ -316,11 +315,17 @@ def _unroll(*xs: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
     return (*carry, *(F.stack([row[j] for row in rows]) for j in range(len(outs))))
 
 
+def _repeats(**attrs: Any) -> HostLoop:
+    loop = Loop(**attrs)
+    return HostLoop(loop.body, loop.n_carry, loop.n_xs, int(loop.length), loop.reverse)
+
+
 SCAN = GraphOp(
     "scan",
     shape=_shape,
     ref=_ref,
     unroll=_unroll,
+    repeats=_repeats,
     vjp=_vjp,
     jvp=lambda ts, y, *xs, **attrs: _push(ts, *xs, **attrs)[1],
     push=_push,

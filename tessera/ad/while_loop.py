@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph import functions as F
 from ..graph import tree
+from ..graph.host_loop import HostLoop
 from ..graph.interpret import own
 from ..graph.ir import Graph
 from ..graph.op import Arg, Aval, GraphOp, NoRule, Sample
@@ -164,6 +165,7 @@ WHILE = GraphOp(
     "while_loop",
     shape=_while_shape,
     ref=_while_ref,
+    repeats=lambda test, body: HostLoop(body, len(body.outputs), test=test),
     no_vjp=NoRule(
         "how many iterations must be kept is not known",
         "use ts.scan with the largest number of iterations and ts.where, or forward mode (ts.jvp); "

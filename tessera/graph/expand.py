@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..errors import SourceLine, UnsupportedTargetError
+from ..errors import SourceLine
 from ..tensor import Tensor
 from .ir import Graph, Node, Value
-from .trace import apply, at_line, current_line, evaluate, trace
+from .trace import apply, at_line, evaluate, trace
 
 Rule = Callable[..., Any]
-MOST_UNROLLED = 20_000  # ops of a graph without loops: planning takes about a second
 
 
 def expand(graph: Graph) -> Graph:
@@ -35,10 +34,16 @@ def expand_held(graph: Graph) -> Graph:
 
 
 def expand_control(graph: Graph) -> Graph:
-    """As `expand_held`, and loops of known length are repeated, branches chosen from element by
-    element. Raises UnsupportedTargetError for a graph that would be too large."""
-    return expand_by(graph, lambda node: (node.op.expand or node.op.unroll)
-                     if node.op.graph_attrs else None)
+    """As `expand_held`, and short loops of known length are repeated, branches chosen from element
+    by element. Other loops stay, for a host to run."""
+    return expand_by(graph, _without_control)
+
+
+def _without_control(node: Node) -> Rule | None:
+    op = node.op
+    if op.repeats is not None and op.repeats(**node.attrs).is_long:
+        return None
+    return (op.expand or op.unroll) if op.graph_attrs else None
 
 
 def expand_by(graph: Graph, chosen: Callable[[Node], Rule | None]) -> Graph:
@@ -90,15 +95,6 @@ def _line_inside(outer: SourceLine | None, inner: SourceLine | None) -> SourceLi
     if outer is None or inner is None:
         return inner or outer
     return replace(outer, **{f.name: getattr(inner, f.name) for f in fields(SourceLine)})
-
-
-def need_short(graph: Graph, times: int, name: str) -> None:
-    """Raises UnsupportedTargetError where a body that is repeated becomes too many ops."""
-    if times * len(graph.nodes) > MOST_UNROLLED:
-        raise UnsupportedTargetError(
-            f"{name} of length {times} over {len(graph.nodes)} ops is repeated on this target, "
-            f"{MOST_UNROLLED} ops at most", where=current_line(),
-            hint='run it with target="cpu", or make the loop shorter by doing more in each step')
 
 
 def inline(graph: Graph, args: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -163,6 +163,9 @@ class GraphOp:
     unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again
                               and again, both branches of a choice. Targets that have no loops of
                               their own take it
+    repeats(**attrs) -> HostLoop, of an op that holds the body of a loop: how a host runs it
+            (graph/host_loop.py), on targets that have no loops of their own, where `unroll` would
+            be too much or cannot be
     axes    index letters "...mk,...kn->...mn": equal letters are equal extents; the sharding rule.
             A letter of operands alone is reduced, so its shards give partial results; one of the
             result alone is an extent that attributes give; "1" has extent 1; "_" is an axis that
@@ -220,6 +223,7 @@ class GraphOp:
     residual: Callable[..., Any] | None = None
     expand: Callable[..., Any] | None = None
     unroll: Callable[..., Any] | None = None
+    repeats: Callable[..., Any] | None = None
     expand_gpu: Callable[..., Any] | None = None
     push: Callable[..., Any] | None = None
     axes: str | Callable[..., str] | None = None

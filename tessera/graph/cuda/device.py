@@ -36,6 +36,7 @@ from .host_steps import HostCalls, HostStep
 from .launch_plan import annotated
 from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
+from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
 from .watched import run_watched
@@ -172,6 +173,12 @@ class Workspace:
     def record(self) -> None:
         """The steps as one graph of the driver's."""
         for step in self.program.steps:
+            if isinstance(step, LoopStep):
+                node = step.callee.node
+                raise UnsupportedTargetError(
+                    f"the host launches the iterations of {node.op.name}, which cannot be "
+                    "captured in a CUDA graph", where=node.where,
+                    hint="ts.jit without capture=True")
             if isinstance(step, LibraryStep):
                 raise UnsupportedTargetError(
                     f"{step.callee.node.op.name} runs in {step.callee.record.name}, which cannot "
@@ -206,6 +213,10 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
+            elif isinstance(step, LoopStep):
+                run = step.launcher(lambda name: self._at(name)[0],
+                                    lambda p: Workspace(p, self.device), self.device.index)
+                add("loop", run, step)
             elif isinstance(step, HostStep):
                 for run in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
                     add("host", run, step)
@@ -353,7 +364,14 @@ class Workspace:
         finally:
             self._forget()
 
-    def _run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+    def iterate(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """An iteration of a loop: a run inside of the step of another program."""
+        try:
+            return self._run(leaves, inside=True)
+        finally:
+            self._forget()
+
+    def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
         self.host_calls.settle()
         lowered = self.program.lowered
         self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
@@ -370,7 +388,7 @@ class Workspace:
         made = [self._new_result(r, leaves) for r in self.results]
         if not self.compiled:
             self._compile()
-        if hooks.timed_steps:
+        if hooks.timed_steps and not inside:
             run_timed(self.device.index, self.timed, not self.ran)
         elif self.recorded is not None:
             self.recorded.launch(DEFAULT)

@@ -22,6 +22,7 @@ from ...tile.launch.machine_code import CompileRequest
 from ..schedule.ir import Transfer
 from .host_steps import HostStep
 from .library_steps import LibraryStep
+from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
             callee = step.callee
             found.append(LaunchForm(f"library:{callee.record.name}",
                                     f"{callee.node.op.name} is called through CuPy"))
+        elif isinstance(step, LoopStep):
+            kernels = sum(len(p.plan.groups) for p in step.programs)
+            found.append(LaunchForm("host", f"{step.callee}; {kernels} launches each"))
         elif isinstance(step, HostStep):
             found.append(LaunchForm("host", str(step.group.attr("calls"))))
         elif step.group.kind == "move":

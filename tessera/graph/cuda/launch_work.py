@@ -13,6 +13,7 @@ from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
 from .host_steps import HostStep
 from .library_steps import LibraryStep
+from .loop_steps import LoopStep
 from .node_kernels import NodeKernel, NodeLaunch
 
 if TYPE_CHECKING:
@@ -23,19 +24,19 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
          "gather": "index", "segments": "index", "last": "index", "sort": "sort", "merge": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
-         "library": "library", "host": "copy"}
+         "library": "library", "host": "copy", "repeat": "loop"}
 
 
 @dataclass(frozen=True, eq=False)
 class StepLabel:
     """What runs between two events: a part of a step of a program.
 
-    part: kernel | library | host, a copy for it | transfer | copy, of what a kernel writes | fill |
-    wait, for a copy | poison
+    part: kernel | library | loop, of the host | host, a copy for it | transfer | copy, of what a
+    kernel writes | fill | wait, for a copy | poison
     """
 
     program: CudaProgram
-    step: GroupLaunch | NodeLaunch | LibraryStep | HostStep | Transfer | None
+    step: GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep | Transfer | None
     part: str
 
     @cached_property

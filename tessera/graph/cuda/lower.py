@@ -33,6 +33,7 @@ from .gathers import around
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .library_steps import LibraryCallee
+from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
@@ -70,16 +71,17 @@ class LoweredGraph:
 
 
 def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
-          on_host: Sequence[int] | None = None) -> LoweredGraph:
+          on_host: Sequence[int] | None = None, inner: bool = False) -> LoweredGraph:
     """The Schedule IR of a graph for a GPU. donated: inputs that may be written over. on_host:
-    those that lie on the host, None where no copies beside kernels are wanted.
+    those that lie on the host, None where no copies beside kernels are wanted. inner: of an
+    iteration, which takes no step of the random state: its draws differ by its number.
 
     Raises UnsupportedTargetError, with op and line, where something has no kernel.
     """
     _need_effects(graph)
     numbered = number(graph)
     prepared, known = prepare(numbered, target.generation)
-    rest, draws = split_draws(prepared, known, "random" in graph.effects)
+    rest, draws = split_draws(prepared, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(fuse(rest, CUDA), rest), rest)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
@@ -282,6 +284,14 @@ class _KernelSchedule(ScheduleBuilder):
                          tuple(id_of(node).split()), line_of(node.where))
         self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
 
+    def repeat(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        reads = [self.operand(v) for v in node.inputs]
+        writes = [self.operand(v) for v in node.outputs]
+        step = self.step(node, tuple(o.name for o in reads))
+        self.add("repeat", group.space, reads, writes, [step], Schedule(), (1,),
+                 calls=LoopCallee(node))
+
     def nothing(self, group: FusionGroup) -> None:
         """No kernel: a view lies where its operand does, and no elements are nowhere."""
 
@@ -332,7 +342,8 @@ def _need_effects(graph: Graph) -> None:
 
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
-                                             "gather", "segments", "launch", "library", "host")}
+                                             "gather", "segments", "launch", "library", "host",
+                                             "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
            "last": schedule_last, "key": schedule_key, "strips": schedule_strips}

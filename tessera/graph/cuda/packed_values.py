@@ -214,7 +214,8 @@ class _Opened:
         if not any(packed):
             self.rw.add(Node(node.op, inputs, node.attrs, node.outputs, node.where))
             self.env |= {v: v for v in node.outputs}
-        elif node.op is KERNEL:
+        elif node.op is KERNEL or node.op.repeats:
+            _need_rows(node)
             self.kernel(node, inputs)
         elif node.op in (CAST, CAST_STOCHASTIC):
             self.env[node.outputs[0]] = self.cast(node, inputs)
@@ -255,7 +256,7 @@ class _Opened:
         return self.new(FROM_BYTES, aval, raw)
 
     def kernel(self, node: Node, inputs: tuple[Value, ...]) -> None:
-        """A kernel reads and writes packed memory."""
+        """A kernel reads and writes packed memory; so does the loop of a host."""
         given = tuple(self.stored(v, old.aval) if old.aval.dtype.packed else v
                       for v, old in zip(inputs, node.inputs, strict=True))
         self.rw.add(Node(node.op, given, node.attrs, node.outputs, node.where))
@@ -308,6 +309,17 @@ class _Opened:
         made = Node(op, inputs, node.attrs, tuple(map(Value, avals)), node.where)
         self.rw.add(made)
         self.env |= zip(node.outputs, made.outputs, strict=True)
+
+
+def _need_rows(node: Node) -> None:
+    """An iteration of a loop has whole bytes of what lies packed."""
+    if node.op.repeats is None:
+        return
+    form = node.op.repeats(**node.attrs)
+    for v in (*form.split(node.inputs)[1], *node.outputs[form.carries:]):
+        if v.aval.dtype.packed and v.aval.ndim < 2:
+            raise no_kernel(node, f"an iteration takes or gives one {v.aval.dtype}, less than a "
+                            "byte of a row: cast to int8 or f32 around the loop")
 
 
 def _plain(numeric: NumericType) -> NumericType:

@@ -22,6 +22,7 @@ from .generate_kernels import kernel_of, source_of
 from .host_steps import HostStep
 from .kernel_text import GroupKernel, KernelText, compiled
 from .library_steps import LibraryStep
+from .loop_steps import LoopStep
 from .lower import LoweredGraph, lower
 from .node_kernels import NodeKernel, NodeLaunch
 from .packed_values import elements_of, stored_array
@@ -64,7 +65,12 @@ class GroupLaunch:
         return compiled(self.source, self.group)
 
 
-def _launch(group: ScheduledGroup) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep:
+def _launch(group: ScheduledGroup, target: Target
+            ) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep:
+    if group.kind == "repeat":
+        form = group.attr("calls").form
+        test = None if form.test is None else CudaProgram(form.test, target, inner=True)
+        return LoopStep(group, CudaProgram(form.body, target, inner=True), test)
     if group.kind == "library":
         return LibraryStep(group)
     if group.kind == "host":
@@ -76,11 +82,12 @@ class CudaProgram:
     """The kernels of a graph. `.plan` is its Schedule IR, `.steps` kernels and copies in order."""
 
     def __init__(self, graph: Graph, target: Target | str = DEFAULT_TARGET,
-                 donated: Sequence[int] = (), on_host: Sequence[int] | None = None):
+                 donated: Sequence[int] = (), on_host: Sequence[int] | None = None,
+                 inner: bool = False):
         self.target = parse_target(target)
-        self.lowered: LoweredGraph = lower(graph, self.target, donated, on_host)
+        self.lowered: LoweredGraph = lower(graph, self.target, donated, on_host, inner)
         self.plan: GraphSchedule = self.lowered.plan
-        self.steps = tuple(_launch(s) if isinstance(s, ScheduledGroup) else s
+        self.steps = tuple(_launch(s, self.target) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -92,7 +99,7 @@ class CudaProgram:
                 memory[step.target][...] = memory[self.base(step.source)].reshape(
                     self.plan.buffer(step.target).shape)
                 continue
-            if isinstance(step, NodeLaunch | LibraryStep | HostStep):
+            if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep):
                 step.run(lambda name: memory[self.base(name)])
                 continue
             given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])
@@ -109,7 +116,13 @@ class CudaProgram:
 
     @functools.cached_property
     def node_kernels(self) -> tuple[NodeKernel, ...]:
-        return tuple(s.shared for s in self.steps if isinstance(s, NodeLaunch))
+        own = [s.shared for s in self.steps if isinstance(s, NodeLaunch)]
+        return (*own, *(k for p in self.inner for k in p.node_kernels))
+
+    @property
+    def inner(self) -> tuple[CudaProgram, ...]:
+        """The programs of its loops' iterations."""
+        return tuple(p for s in self.steps if isinstance(s, LoopStep) for p in s.programs)
 
     @property
     def launches(self) -> tuple[GroupLaunch | NodeLaunch, ...]:

@@ -7,6 +7,7 @@
     saved     a copy to the host and one back, or a view (schedule/offload.py)
     empty     no elements, no kernel
     launch    a kernel that is a node of the graph (node_kernels.py)
+    repeat    a loop whose iterations the host launches (loop_steps.py)
     library   a vendor's library, through CuPy (library_steps.py)
     host      the host, of copies (host_steps.py)
 """
@@ -27,6 +28,7 @@ from . import argument_views, scatters, sorting
 from .anchors import anchor_frame
 from .host_steps import host_groups
 from .library_steps import library_group
+from .loop_steps import loop_group
 from .node_kernels import kernel_group
 from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
@@ -101,9 +103,11 @@ def _takes(group: FusionGroup) -> bool:
 
 # --- nodes outside of loops -----------------------------------------------------------------------
 def _from_node(node: Node) -> list[FusionGroup]:
-    if (node.op.effects and not node.op.host) or node.op.graph_attrs:
+    if (node.op.effects and not node.op.host) or (node.op.graph_attrs and not node.op.repeats):
         raise no_kernel(node)
     space = _concrete(node)
+    if node.op.repeats:
+        return [loop_group(node)]
     if node.op.host:
         return host_groups(node)
     if node.op is KERNEL:

@@ -1,0 +1,175 @@
+"""Loops whose iterations the host launches on a GPU: while_loop, and scans too long to write out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_gpu import Copies
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from tessera.errors import UnsupportedTargetError
+from tessera.graph import host_loop
+from tessera.graph.cuda import CudaProgram, text_of
+from tessera.graph.cuda.device import DeviceExecutable
+from tessera.graph.cuda.loop_steps import LoopStep
+from tessera.tile.launch.resident import Resident
+
+
+def loops(graph):
+    return [s for s in CudaProgram(graph).steps if isinstance(s, LoopStep)]
+
+
+def flat(y):
+    return [z for part in y for z in flat(part)] if isinstance(y, tuple | list) else [y]
+
+
+def check(f, *xs, rtol=1e-5, count=1):
+    """On the CPU; the program under the interpreter; a pretended driver, twice."""
+    graph = ts.jit(f).graph(*xs)
+    assert len(loops(graph)) == count
+    want = [y.numpy() for y in flat(ts.jit(f)(*xs))]
+    executable = DeviceExecutable(graph)
+    arrays = [x.array for x in xs]
+    for got in (CudaProgram(graph).run(arrays), executable.run(arrays), executable.run(arrays)):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(np.asarray(a, np.float64), b.astype(np.float64), rtol=rtol,
+                                       atol=1e-6)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Every scan is too long to be written out."""
+    monkeypatch.setattr(host_loop, "LONG", 0)
+
+
+def newton(x):
+    """The square root, until nothing changes by more than 1e-6."""
+    def goes_on(c):
+        y, before, n = c
+        return (ts.max(ts.abs(y - before)) > 1e-6) & (n < 50)
+
+    return ts.while_loop(goes_on, lambda c: (0.5 * (c[0] + x / c[0]), c[0], c[2] + 1),
+                         (x, x + 1.0, ts.tensor(0, "int32")))
+
+
+def test_a_while_loop(gpu, rng):
+    x = ts.tensor(rng.uniform(0.5, 4, 7).astype(np.float32))
+    check(newton, x)
+    y, _, n = ts.jit(newton)(x)
+    np.testing.assert_allclose(y.numpy(), np.sqrt(x.numpy()), rtol=1e-6)
+    assert 2 < n.item() < 20
+
+
+def test_a_while_loop_of_no_iterations(gpu):
+    check(lambda x: ts.while_loop(lambda c: ts.sum(c) < 0.0, lambda c: c * 2.0, x), ts.ones(5))
+
+
+def test_a_while_loop_under_vmap_and_in_forward_mode(gpu, rng):
+    def f(x):
+        return ts.while_loop(lambda c: ts.sum(c) < 20.0, lambda c: c * 1.5 + x, x)
+
+    rows = ts.tensor(rng.uniform(0.1, 4, (4, 3)).astype(np.float32))
+    check(lambda r: ts.vmap(f)(r), rows)
+    check(lambda x: ts.jvp(f, (x,), (x * 0 + 1,)), rows[0])
+
+
+def test_the_schedule_says_that_the_host_waits():
+    graph = ts.jit(newton).graph(ts.ones(7))
+    text = text_of("schedule", graph, "sm_90a")
+    assert "the host, as long as while_loop goes on: it reads the condition back before each" in \
+        text
+    assert "while_loop" in text and "test_lowering_loops.py" in text
+
+
+def rnn(w, xs, h):
+    def step(h, x):
+        h = ts.tanh(h @ w + x)
+        return h, (h * 2.0, ts.sum(h))
+
+    return ts.scan(step, h, xs)
+
+
+def inputs(rng, length=6):
+    return [ts.tensor((0.3 * rng.standard_normal(s)).astype(np.float32))
+            for s in ((5, 5), (length, 3, 5), (3, 5))]
+
+
+def test_a_long_scan_and_its_gradients(gpu, rng, short):
+    w, xs, h = inputs(rng)
+    check(rnn, w, xs, h)
+    check(lambda w, xs, h: ts.scan(lambda h, x: (h + x @ w, h), h, xs, reverse=True), w, xs, h)
+
+    def loss(w, xs, h):
+        last, (rows, sums) = rnn(w, xs, h)
+        return ts.sum(last**2) + ts.sum(rows * rows) + ts.sum(sums)
+
+    check(ts.grad(loss, (0, 1, 2)), w, xs, h, rtol=1e-4, count=2)
+    check(lambda w, xs, h: ts.jvp(lambda w: loss(w, xs, h), (w,), (w,)), w, xs, h, rtol=1e-4)
+    check(lambda w, xs, h: ts.vmap(lambda h: rnn(w, xs, h)[0])(ts.stack([h, 2 * h])), w, xs, h)
+
+
+def test_maps_and_loops_in_loops(gpu, rng, short):
+    w, xs, h = inputs(rng, 4)
+    check(lambda xs: ts.map(lambda x: ts.softmax(x) + ts.max(x), xs), xs)
+    check(lambda w, xs, h: ts.scan(lambda h, x: (ts.scan(
+        lambda c, _: (ts.tanh(c @ w), None), h + x, None, length=3)[0], x[0]), h, xs), w, xs, h)
+    check(lambda xs: ts.scan(lambda c, _: (ts.while_loop(
+        lambda c: ts.sum(c) < 30.0, lambda c: c * 2.0, c + 1.0) * 0.1, None), xs[0] * 0 + 1,
+        None, length=3)[0], xs)
+
+
+def test_ten_thousand_iterations_are_lowered_at_once(rng):
+    xs = ts.ones((10_000, 3))
+    graph = ts.jit(lambda xs: ts.scan(lambda c, x: (c * 0.999 + x, ts.sum(c)), ts.zeros(3), xs)
+                   ).graph(xs)
+    (step,) = loops(graph)
+    assert len(step.body.plan.groups) < 5
+    assert "10000 iterations of scan" in text_of("schedule", graph, "sm_90a")
+
+
+def test_iterations_draw_apart(short):
+    x = ts.ones((5, 64))
+    f = ts.jit(lambda x: ts.scan(lambda c, r: (c, ts.dropout(r, 0.5)), x[0], x)[1])
+    ts.random.seed(3)
+    want = [f(x).numpy() for _ in range(2)]
+    graph = f.graph(x)
+    assert len(loops(graph)) == 1
+    program = CudaProgram(graph)
+    ts.random.seed(3)
+    for y in want:
+        (got,) = program.run([x.array])
+        assert np.array_equal(got, y) and len({r.tobytes() for r in got}) == 5
+
+
+def test_carries_stay_on_the_gpu(gpu, driver, monkeypatch, rng, short):
+    """An iteration copies nothing to or from the host; a condition reads back one byte."""
+    w, xs, h = (x.to("cuda") for x in inputs(rng))
+    executable = DeviceExecutable(ts.jit(rnn).graph(w, xs, h))
+    executable.tensors([w, xs, h])
+    copies = Copies(driver, monkeypatch)
+    made = executable.tensors([w, xs, h])
+    assert all(isinstance(y, Resident) for y in made)
+    assert copies.to_device == copies.to_host == 0
+    x = ts.ones(7).to("cuda")
+    executable = DeviceExecutable(ts.jit(newton).graph(x))
+    (*_, n) = executable.tensors([x])
+    before = copies.to_host
+    (*_, n) = executable.tensors([x])
+    assert copies.to_host - before == 1 + n.array.item()
+
+
+def test_packed_values_in_loops(gpu, short):
+    x = ts.cast(ts.reshape(ts.arange(24) % 7, (4, 2, 3)), "int4")
+    check(lambda x: ts.scan(lambda c, r: (r, ts.transpose(c)), x[0], x), x)
+    with pytest.raises(UnsupportedTargetError, match="scan.* one int4, less than a byte of a row"):
+        CudaProgram(ts.jit(lambda x: ts.map(lambda r: r + r, x)).graph(x[0, 0]))
+
+
+def test_what_cannot_be_captured_says_so(gpu, rng):
+    x = ts.ones(7)
+    executable = DeviceExecutable(ts.jit(newton).graph(x), capture=True)
+    with pytest.raises(UnsupportedTargetError, match="the host launches the iterations of while_"):
+        executable.run([x.array])
