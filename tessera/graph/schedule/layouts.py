@@ -82,7 +82,10 @@ class StridedLayout:
         return StridedLayout(tuple(axes), offset)
 
     def reshaped(self, shape: Extents) -> StridedLayout | None:
-        """The same elements in the same order; None where an extent goes across strides."""
+        """The same elements in the same order; None where an extent goes across strides, and of no
+        elements, which lie nowhere."""
+        if 0 in shape:
+            return None
         left = list(_axis(tuple(m for axis in self.axes for m in axis)))
         axes: list[Axis] = []
         for extent in reversed(shape):
