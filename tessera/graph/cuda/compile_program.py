@@ -6,8 +6,10 @@ they share memory. So it is asked for with the memory of the first call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 
 from ... import config
@@ -35,12 +37,13 @@ class CompiledBefore:
         self._graph, self._target, self._donated = graph, target, donated
         self._kept = True
         if len(graph.nodes) >= FEW and config.compile_processes > 1:
-            self._kept = PROGRAMS.read(self._name()) is not None
+            self._kept = PROGRAMS.read(self._name) is not None
         if not self._kept:
             from ...tile.cuda import compile_processes
 
             compile_processes.start()
 
+    @cached_property
     def _name(self) -> str:
         settings = f"{self._target} {self._donated} {config.numerics} {config.debug}"
         return content_name(self._graph.hash, settings, fingerprint())
@@ -48,7 +51,7 @@ class CompiledBefore:
     def keep(self) -> None:
         """They are on the disk now."""
         if not self._kept:
-            PROGRAMS.write(self._name(), CacheEntry({"graph": self._graph.name}))
+            PROGRAMS.write(self._name, CacheEntry({"graph": self._graph.name}))
             self._kept = True
 
 
@@ -57,7 +60,7 @@ def compile_launches(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
                      index: int) -> None:
     """Compiles, side by side, what these calls and nodes on a GPU will launch. pointer: where a
     buffer lies in the call under way."""
-    compile_images([*_of_groups(calls), *(n.wanted(pointer, index) for n in nodes)])
+    compile_images(itertools.chain((n.wanted(pointer, index) for n in nodes), _of_groups(calls)))
 
 
 def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
