@@ -125,3 +125,31 @@ def test_a_mixture_of_experts(target):
     found = forms(lambda *a: ts.grad(loss, argnums=(0, 1, 2, 3))(*a), *args, target=target)
     assert found[16, TARGETS[target]] >= 9
     assert not narrow_by_others(found, target)
+
+
+# --- parts of long sums -------------------------------------------------------------------------
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_a_long_sum_of_few_blocks_is_taken_in_parts(layout: str, rng: Any) -> None:
+    M, K, N = 70, 8200, 40
+    shapes = [(K, M) if layout[0] == "t" else (M, K), (N, K) if layout[1] == "t" else (K, N)]
+    a, b = (ts.cast(ts.tensor(rng.standard_normal(s).astype("f4")), "bf16") for s in shapes)
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a, b = (ts.transpose(x) if way == "t" else x for x, way in zip((a, b), layout, strict=True))
+        return ts.cast(ts.cast(a, PRODUCTS) @ ts.cast(b, PRODUCTS), "f32")
+
+    program = CudaProgram(ts.jit(f).graph(a, b), "sm_90a")
+    first, second, *_ = program.plan.groups
+    parts, depth = first.writes[0].shape[0], first.attr("depth")
+    assert parts > 1 and depth % 64 == 0 and (parts - 1) * depth < K <= parts * depth
+    assert (first.kind, second.kind) == ("gemm", "columns")
+    x, y = (x.array.astype("f8") for x in (a, b))
+    want = (x.T if layout[0] == "t" else x) @ (y.T if layout[1] == "t" else y)
+    (got,) = program.run([a, b])
+    assert_close(got, want, "bf16", n=K)
+
+
+def test_a_result_of_many_blocks_is_summed_at_once() -> None:
+    types = Tensor[8192, 4096, "bf16"], Tensor[4096, 8192, "bf16"]
+    groups = CudaProgram(ts.jit(lambda a, b: a @ b).graph(*types), "sm_90a").plan.groups
+    assert [g.kind for g in groups] == ["gemm"]

@@ -7,11 +7,12 @@ from ...numerics import NumericType
 from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
-IDS = 1024  # that a group looks through at once
+IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
-STEP = 2048  # columns of a pass over rows that are longer than LONGEST
+STEP = 8192  # columns of a pass over rows that are longer than LONGEST, by WARPS: so few rows are
+WARPS = 16   # under way that further passes find them in the second cache
 
 
 def power(n: int) -> int:
@@ -35,7 +36,9 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
 
 def for_rows(extents: tuple[int, ...]) -> Schedule:
     """32 elements in each thread; short rows share a group, long ones are passed over."""
-    n = extents[-1] if extents[-1] <= LONGEST else STEP
+    if extents[-1] > LONGEST:
+        return chosen(1, STEP, warps=WARPS)
+    n = extents[-1]
     wide = power(n)
     m = min(power(extents[-2]), max(1, 1024 // wide))
     return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))
@@ -82,7 +85,7 @@ def for_gather(extents: tuple[int, ...], bits: int) -> Schedule:
 def for_segments(sums: int, ids: int, columns: int) -> Schedule:
     """Wide blocks of columns, as every group looks through all ids; narrower ones where there are
     few sums of slices."""
-    n = min(power(columns), 512)
+    n = min(power(columns), 1024)
     while n > 32 and sums * blocks(columns, n) < GROUPS:
         n //= 2
     return chosen(min(AHEAD, power(ids)), n, min(IDS, power(ids)), warps=4)

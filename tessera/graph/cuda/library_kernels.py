@@ -52,9 +52,10 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
     m, n = ("tile_m", "tile_n") if open_ else ("m", "n")
     b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
                    {r.name: r for r in group.reads[2:]})
-    sums = w.type(anchor.type)
+    sums, depth = w.type(anchor.type), dict(group.attrs).get("depth", 0)
+    part = f", (z, {depth})" if depth else ""
     indices = ", ".join(batch or ("None", "None"))
-    w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_})"
+    w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_}{part})"
     _behind(w, b, group, anchor, w_call)
     dims = [tuple(names if way == "n" else names[::-1]) if open_ else o.shape
             for o, way, names in zip((A, B), layout, ("MK", "KN"), strict=True)]

@@ -11,18 +11,21 @@ from math import prod
 from typing import Any
 
 from ...errors import SourceLine
+from ...kernels.gemm import default_block
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
 from ..op import OPS, Aval
 from ..schedule.library_call import LibraryCall, library_call
+from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
 
 
 def _product_flops(ins: Shapes, outs: Shapes, *, layout: str, **attrs: Any) -> float:
     """2 m n k."""
-    return 2.0 * prod(outs[0]) * ins[0][-1 if layout[0] == "n" else -2]
+    parts = attrs.get("parts", 1)
+    return 2.0 * prod(outs[0]) / parts * ins[0][-1 if layout[0] == "n" else -2]
 
 
 PRODUCT = library_call("product", flops=_product_flops, matmul=True)
@@ -99,7 +102,19 @@ class _Calls:
         attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
                  "copied": "".join(n for n, s in zip("ab", (a, b), strict=True) if s.copied),
                  **node.attrs}
-        self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
+        parts, depth = parts_of(node)
+        if parts == 1:
+            self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
+            return
+        out = node.outputs[0].aval
+        partial = Value(Aval((parts, *out.shape), out.type))
+        attrs |= {"parts": parts, "depth": depth}
+        self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, (partial,), where))
+        whole = Value(Aval((1, *out.shape), out.type))
+        total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
+        self.nodes.append(Node(OPS["reduce_sum"], (partial,), total, (whole,), where))
+        shape = {"shape": out.shape}
+        self.nodes.append(Node(OPS["reshape"], (whole,), shape, node.outputs, where))
 
     def side(self, v: Value) -> _Side:
         transposed, parts = False, list[Node]()
@@ -127,6 +142,37 @@ class _Calls:
             self.nodes.append(Node(OPS["transpose"], (v,), {"axes": axes}, (made,), where))
             self.copies[v] = made
         return _Side(self.copies[v], transposed, side.parts, True)
+
+
+# --- parts of long sums -------------------------------------------------------------------------
+MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
+MOST_PARTS = 16
+STEP = 64  # of K that a block takes at once
+
+
+def parts_of(node: Node) -> tuple[int, int]:
+    """In how many parts a matmul sums over K, and how long one is.
+
+    Where the result has few blocks, as that of a weight's gradient, most multiprocessors would have
+    none. Parts are blocks of their own, which a sum of partial results follows. Of all counts the
+    one for which the last multiprocessor ends first, by clocks of tensor cores and of memory.
+    """
+    (a, b), out = node.inputs, node.outputs[0].aval
+    shape = (*a.aval.shape, *b.aval.shape)
+    if out.ndim != 2 or a.aval.dtype.bits > 16 or out.dtype.kind != "float" or not all(
+            isinstance(n, int) for n in shape):
+        return 1, 0
+    (M, K), N = extents_of(a), extents_of(b)[1]
+    m, n, _ = default_block(a.aval.type, M, N)
+    blocks, steps = -(-M // m) * -(-N // n), -(-K // STEP)
+
+    def clocks(parts: int) -> float:
+        waves = -(-blocks * parts // MULTIPROCESSORS)
+        each = -(-steps // parts) * STEP * m * n / 2048 * 1.25 + 4000  # 1.25: of peak; and to store
+        return waves * each + (parts > 1) * (6000 + (2 * parts + 2) * M * N * 4 / 2000)
+
+    best = min(range(1, MOST_PARTS + 1), key=clocks)
+    return best, -(-steps // best) * STEP
 
 
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:

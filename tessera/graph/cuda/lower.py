@@ -160,8 +160,9 @@ class _KernelSchedule(ScheduleBuilder):
         own = [self.operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
                                                            strict=True)]
         laid = any(self.operand(v).layout for v in (*anchor.inputs, *group.outputs))
+        part = {"depth": anchor.attrs["depth"]} if "parts" in anchor.attrs else {}
         self._anchored("gemm", group, frame, own, form.schedule, form.grid, layout=form.layout,
-                       batch=form.batch, open=form.open and not laid)
+                       batch=form.batch, open=form.open and not laid, **part)
 
     def attention(self, group: FusionGroup) -> None:
         anchor = group.anchor

@@ -75,6 +75,9 @@ def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
                      "the contracted axis")
     wide = anchor.attrs["accum"].name
     notes += [f"operands of {types[0]}, sums in {wide}"] if types[0] != wide else []
+    if "parts" in anchor.attrs:
+        return [*notes, f"sums over K in {anchor.attrs['parts']} parts of {anchor.attrs['depth']}, "
+                "because the result has few blocks"]
     if lead:
         return [*notes, f"{prod(lead)} matrices: extents are constants of the kernel"]
     return notes + ["extents are constants of the kernel, which show that rows are of 16 bytes"

@@ -99,6 +99,22 @@ def narrow_ids(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
+def drop_same_casts(graph: Graph) -> Graph:
+    """Casts that change a policy alone: the elements are the same, and what reads them has the
+    policy in its own attributes by now. Results of the function keep their type."""
+    results = set(graph.outputs)
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "cast" or node.outputs[0] in results:
+            return None
+        source, to = node.attrs["source"], node.attrs["to"]
+        plain = not any(p.saturate or p.scaled or p.custom or p.device
+                        for p in (source.policy, to.policy))
+        return inputs[0] if source.dtype is to.dtype and plain else None
+
+    return rebuild(graph, visit)
+
+
 def expand_for_kernels(graph: Graph) -> Graph:
     """Ops that one call does on a CPU, in ops that have kernels."""
     return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu)
@@ -127,6 +143,7 @@ PIPELINE: list[Pass] = [
     remove_dead,
     open_sorts,
     open_writes,
+    drop_same_casts,
     open_reductions,
     split_reductions,
     open_column_sums,

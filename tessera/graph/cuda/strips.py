@@ -32,7 +32,7 @@ ROWS = 128  # of a strip; more where there would be more than STRIPS of them
 STRIPS = 512
 LONG = 1024  # rows that are worth a second kernel
 WIDE = 4096  # columns of a row that is held whole, beside its sums
-BLOCK, WARPS = 4096, 8  # elements of a block: 16 in each lane
+BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
 
 STRIP_SUM = library_call("strip_sum", reduction="sum")  # x -> [strips, C], of `rows` rows each
 
