@@ -85,9 +85,7 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
                                        pipeline.fast_sums))
     check_memory(function, getattr(facts, "shared", False))
     pipeline = complete(pipeline, function, maker, form)
-    assert pipeline.stages is not None
-    rings = form_rings(function.body, maker, pipeline.stages,
-                       generation.group_shared_bytes - reserved, int(pipeline.overlap or 0))
+    rings = form_rings(function.body, maker, pipeline, generation.group_shared_bytes - reserved)
     producer = producer_of(function, rings, maker)
     consumer = _consumer(function, rings, maker, pipeline, known)
     order = choose_order(function, pipeline, form.defaults)

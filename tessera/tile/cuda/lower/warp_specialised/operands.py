@@ -162,15 +162,30 @@ class _Placing:
         made = self.made.get(x) if isinstance(x, SSAValue) else None
         if made is not None and made.name == "transpose":
             raise Refused("a computed operand is transposed")
-        rounded = made is not None and made.name == "convert" and (
-            made.attr.get("rounding", "nearest_even") == "nearest_even"
-            and not made.attr.get("saturate", False))
-        if rounded and self.maker.type(made.args[0]).dtype.name == "f32":  # type: ignore[union-attr]
-            x = made.args[0]  # type: ignore[union-attr]
+        x = self.unrounded(x, before)
         hint = x.name if isinstance(x, SSAValue) else "x"
         pack = self.maker.op("pack_operand", (x,), hint, where=op.where, dtype=type.dtype)
         before.append(pack)
         return out(pack)
+
+    def unrounded(self, x: Argument, before: list[Node]) -> Argument:
+        """The f32 tile that x is the rounding of, for packing rounds once more; else x. Zeros
+        outside of a tensor are zeros before and after."""
+        made = self.made.get(x) if isinstance(x, SSAValue) else None
+        if is_op(made, "edge_mask") and made.attr["fill"] == 0:
+            source = self.unrounded(made.args[0], before)
+            if source == made.args[0]:
+                return x
+            mask = self.maker.op("edge_mask", (source, *made.args[1:]), made.outs[0].value.name,
+                                 where=made.where, **made.attr)
+            before.append(mask)
+            return out(mask)
+        rounded = made is not None and made.name == "convert" and (
+            made.attr.get("rounding", "nearest_even") == "nearest_even"
+            and not made.attr.get("saturate", False))
+        if rounded and self.maker.type(made.args[0]).dtype.name == "f32":  # type: ignore[union-attr]
+            return made.args[0]  # type: ignore[union-attr]
+        return x
 
 
 __all__ = ["place_operands"]

@@ -2,8 +2,9 @@
 
 Loads of one block whose first reader is the same matmul share a ring: they are needed together and
 free together. A row of numbers comes with the matmul whose result it meets. A load outside of loops
-is simply a ring of one slot; one that an iteration's first matmuls read and its last ones too has a
-slot more, for a rotated loop holds it into the next iteration.
+is simply a ring of one slot, or of two where there is room and nobody reads it into registers: that
+of the next tile arrives meanwhile. A load that an iteration's first matmuls read and its last ones
+too has a slot more, for a rotated loop holds it into the next iteration.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
     BufferRing,
     Load,
+    PipelineKnobs,
     Refused,
     aligned,
 )
@@ -34,22 +36,22 @@ from tessera.tile.ir.ir import For, Op, SSAValue, While, regions, walk
 BARRIER_BYTES = 8
 
 
-def form_rings(nodes: Nodes, maker: Maker, stages: int, room_bytes: int, rotated: int = 0
+def form_rings(nodes: Nodes, maker: Maker, knobs: PipelineKnobs, room_bytes: int
                ) -> tuple[BufferRing, ...]:
-    """Rings with `stages` slots in loops, fewer where they do not fit. Raises Refused."""
-    held = held_over(nodes, rotated) if rotated else set()
-    while True:
-        rings = _rings(nodes, maker, stages, held)
-        needed = max(r.barriers_bytes + 2 * BARRIER_BYTES * r.slots for r in rings)
-        if needed + MAIL_BYTES <= room_bytes:
-            return rings
-        if stages == 1:
-            raise Refused(f"its tiles need {needed} bytes of shared memory, there are "
-                          f"{room_bytes}")
-        stages -= 1
+    """Rings with as many slots in loops as the knobs say, fewer where they do not fit. Raises
+    Refused."""
+    assert knobs.stages is not None
+    held = held_over(nodes, knobs.overlap) if knobs.overlap else set()
+    for stages in range(knobs.stages, 0, -1):
+        for outside in (1,) if knobs.a_in_registers else (2, 1):
+            rings = _rings(nodes, maker, stages, outside, held)
+            needed = max(r.barriers_bytes + 2 * BARRIER_BYTES * r.slots for r in rings)
+            if needed + MAIL_BYTES <= room_bytes:
+                return rings
+    raise Refused(f"its tiles need {needed} bytes of shared memory, there are {room_bytes}")
 
 
-def _rings(nodes: Nodes, maker: Maker, stages: int, held: set[SSAValue]
+def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAValue]
            ) -> tuple[BufferRing, ...]:
     made: list[BufferRing] = []
     at = 0
@@ -59,7 +61,7 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, held: set[SSAValue]
             placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
             size = aligned(size + placed[-1].bytes)
         name = ring_name(made, placed)
-        slots = stages + any(out(load) in held for load in loads) if in_loop else 1
+        slots = stages + any(out(load) in held for load in loads) if in_loop else outside
         made.append(BufferRing(name, slots, tuple(placed), at))
         at += made[-1].slots * made[-1].slot_bytes
     for i, ring in enumerate(made):
