@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 from ..numerics import DType, f32
+from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
@@ -70,21 +71,40 @@ def attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Ten
     dQ[h, q0:q0+BM, :] = dq * scale
 
 
-def keys_block(dtype: DType, width: int) -> dict[str, int]:
-    """Keys of a block and queries of an iteration: four operands of them lie in shared memory, two
-    sums in registers."""
+def keys_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
+    """Keys of a block and queries of an iteration: two sums in registers."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if width > 128:
-        return {"BM": 64, "BN": 32 if width <= 192 else 16}
-    return {"BM": 128, "BN": 64}
+        return _fitting(((64, 32) if width <= 192 else (64, 16), (32, 32)), dtype, width, chip)
+    many = 64 if width <= 64 or _by_warpgroups(dtype, width, chip) else 32
+    return _fitting(((128, many), (64, 32)), dtype, width, chip)
 
 
-def queries_block(dtype: DType, width: int) -> dict[str, int]:
-    """Queries of a block and keys of an iteration: one sum in registers."""
+def queries_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
+    """Queries of a block and keys of an iteration: one sum in registers. Three warpgroups hide
+    more of each other's waits than two with larger tiles."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
-    return {"BM": 128, "BN": 64} if width <= 128 else {"BM": 64, "BN": 32}
+    if _by_warpgroups(dtype, width, chip):
+        return {"BM": 192, "BN": 64 if width <= 64 else 48} if width <= 128 else {
+            "BM": 128, "BN": 32}
+    return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
+
+
+def _by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
+    """Whether rows as wide are whole panels of what a chip's warpgroups multiply."""
+    form, row_bytes = chip.warpgroup_matmul, width * dtype.bits // 8
+    return form is not None and dtype.name in form.operands and (
+        row_bytes in (32, 64) or row_bytes % 128 == 0)
+
+
+def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip: Generation
+             ) -> dict[str, int]:
+    """The first of which two operands each lie in shared memory once, else a small one."""
+    row_bytes = 2 * width * dtype.bits // 8
+    m, n = next((b for b in blocks if sum(b) * row_bytes <= chip.group_shared_bytes), (32, 32))
+    return {"BM": m, "BN": n}
 
 
 __all__ = ["attention_keys", "attention_queries", "keys_block", "queries_block"]

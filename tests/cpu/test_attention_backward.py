@@ -15,11 +15,13 @@ from tessera.kernels.attention_backward import (
     keys_block,
     queries_block,
 )
+from tessera.runtime.generations import GENERATIONS
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.errors import KernelError
 from tessera.tile.ir.ir import For, walk
 from tessera.tile.passes.single_iterations import inline_single_iterations
 
+CHIP = GENERATIONS["sm_90a"]
 FACTS = Known(divisible=frozenset("STDEBC"),
               aligned=frozenset({*"QKVG", "dK", "dV", "dQ", "lse", "delta"}))
 
@@ -60,10 +62,10 @@ def calls(rng, dtype, S, T, group, D, causal):
     lse, delta, *want = truth(q, k, v, g, causal)
     dq, dk, dv = (np.full(x.shape, np.nan, dtype.numpy) for x in want)
     given, common = (q, k, v, g, lse, delta), {"group": group, "causal": causal}
-    own = keys_block(dtype, D)
+    own = keys_block(dtype, D, CHIP)
     yield (attention_keys, (-(-T // own["BM"]), H // group), (*given, dk, dv, D ** -0.5),
            ((dk, want[1]), (dv, want[2])), common | own)
-    own = queries_block(dtype, D)
+    own = queries_block(dtype, D, CHIP)
     yield (attention_queries, (-(-S // own["BM"]), H), (*given, dq, D ** -0.5), ((dq, want[0]),),
            common | own)
 
@@ -130,6 +132,34 @@ def test_the_diagonal_and_the_edge_are_parts_of_their_own():
     masks = [sorted({m.name for m in ops_in(n.body, "causal_mask", "edge_mask")})
              for n in consumer]
     assert masks == [["causal_mask", "edge_mask"], [], ["edge_mask"]]
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_operands_are_rounded_once(D):
+    """Where a mask stands between the rounding and the matmul too: packing rounds."""
+    for kernel in (attention_keys, attention_queries):
+        args = arguments(512, D)
+        made = program(kernel, *(args if kernel is attention_keys else (*args[:7], 0.1)),
+                       facts=FACTS, causal=True)
+        assert ops_in(made.function.body, "pack_operand")
+        assert not ops_in(made.function.body, "convert")
+
+
+def test_operands_of_the_next_tile_arrive_where_there_is_room():
+    slots = {}
+    for D in (64, 128):
+        made = program(attention_keys, *arguments(512, D), facts=FACTS)
+        slots[D] = [r.slots for r in made.rings if r.name in "kv"]
+    assert slots == {64: [1, 1], 128: [2, 2]}  # of 64 they are held in registers
+
+
+@pytest.mark.parametrize("target", GENERATIONS)
+@pytest.mark.parametrize("D", [16, 64, 80, 128, 192, 256])
+def test_blocks_fit_every_chip(D, target):
+    chip = GENERATIONS[target]
+    for block in (keys_block, queries_block):
+        rows = sum(block(f16, D, chip).values())
+        assert 4 * D * rows <= chip.group_shared_bytes
 
 
 def test_masks_of_scores_with_keys_down_the_rows(rng):

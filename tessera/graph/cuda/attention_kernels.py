@@ -16,6 +16,7 @@ from ...kernels.attention_backward import (
     queries_block,
 )
 from ...numerics import as_type
+from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
 from .. import functions as F
 from ..flops import Shapes
@@ -30,7 +31,7 @@ WIDEST = 256  # of a head that the kernels take
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-              causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+              causal: bool, chip: str) -> tuple[Tensor, Tensor, Tensor]:
     """Two kernels. The result's own row sums are taken of it as it is stored."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
@@ -40,8 +41,9 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = F.zeros(Q.shape), F.zeros(K.shape), F.zeros(V.shape)
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
-    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(q.dtype, max(D, E)), **common)
-    attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(q.dtype, max(D, E)), **common)
+    held = q.dtype, max(D, E), GENERATIONS[chip]
+    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held), **common)
+    attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(*held), **common)
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
 
@@ -59,8 +61,9 @@ FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of t
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
 
 
-def use_attention_kernels(graph: Graph) -> Graph:
-    """The graph with the attention that the kernels take as their calls."""
+def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
+    """The graph with the attention that the kernels take as their calls, in blocks that suit the
+    chip."""
     wanted = {_key(n) for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n)}
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
@@ -79,7 +82,8 @@ def use_attention_kernels(graph: Graph) -> Graph:
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             nodes.append(_call(FLASH_SAVED, node, saved[key]))
         if node.op is ATTENTION_VJP:
-            attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"]}
+            attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
+                     "chip": chip.target}
             nodes.append(Node(FLASH_GRADIENT, (node.inputs[0], *saved[key], *node.inputs[1:]),
                               attrs, node.outputs, node.where))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)

@@ -123,7 +123,7 @@ def expand_for_kernels(graph: Graph) -> Graph:
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
-PIPELINE: list[Pass] = [
+PIPELINE: list[Callable[..., Graph]] = [
     remove_dead,
     expand_control,
     remove_dead,
@@ -150,12 +150,13 @@ PIPELINE: list[Pass] = [
     narrow_ids,
     transpose_operands,
 ]
+BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels,)  # ask what the chip has
 
 
 def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:
     """The graph after every pass, and the values that depend on nothing but constants."""
     for step in PIPELINE:
-        graph = step(graph)
+        graph = step(graph, chip) if step in BY_CHIP else step(graph)
     known, graph = fold_constants(graph)
     return remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul)), known
 

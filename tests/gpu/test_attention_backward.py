@@ -1,0 +1,83 @@
+"""The kernels of attention's gradient on a GPU against f64, on outputs that begin as NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tessera as ts
+import tile_gpu
+from library_cases import attention as attention_in_f64
+from tessera import bf16
+from tessera.kernels.attention_backward import (
+    attention_keys,
+    attention_queries,
+    keys_block,
+    queries_block,
+)
+from tessera.runtime.device import device
+
+
+def numbers(rng, *shape):
+    return rng.standard_normal(shape).astype(bf16.numpy)
+
+
+CASES = [(64, 128, 128, 1, False), (64, 333, 333, 1, True), (64, 1000, 1000, 2, True),
+         (64, 72, 1096, 2, False), (128, 128, 128, 1, True), (128, 333, 333, 2, False),
+         (128, 1000, 1000, 1, True), (128, 72, 1096, 2, True), (80, 200, 200, 2, True),
+         (96, 130, 130, 1, False), (192, 200, 200, 2, True), (256, 130, 200, 1, True)]
+
+
+@pytest.mark.parametrize("D, S, T, group, causal", CASES, ids=str)
+def test_as_on_the_interpreter(rng, D, S, T, group, causal):
+    H = 4
+    q, g = numbers(rng, H, S, D), numbers(rng, H, S, D)
+    k, v = numbers(rng, H // group, T, D), numbers(rng, H // group, T, D)
+    lse = np.abs(rng.standard_normal((H, S))).astype(np.float32) + 12  # no weight is far above 1
+    delta, scale = rng.standard_normal((H, S)).astype(np.float32), D ** -0.5
+    chip = device().target.generation
+    common = {"group": group, "causal": causal, "rtol": 2e-2, "atol": 2e-2}
+    for kernel, like, rows, block in ((attention_keys, (k, v), T, keys_block),
+                                      (attention_queries, (q,), S, queries_block)):
+        made = block(bf16, D, chip)
+        outs = [np.full(x.shape, np.nan, bf16.numpy) for x in like]
+        tile_gpu.compare(kernel, q, k, v, g, lse, delta, *outs, scale,
+                         groups=(-(-rows // made["BM"]), len(like[0])), **made, **common)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("D, S", [(64, 1024), (64, 1999), (128, 2048), (128, 777)])
+def test_gradients_of_functions(rng, D, S, causal):
+    """Through ts.vjp, against f64 differences of the meaning; and two runs give the same bits."""
+    q, k, v, g = (ts.tensor(numbers(rng, 1, 2, S, D), "bf16") for _ in "qkvg")
+
+    @ts.jit
+    def both(q, k, v, g):
+        y, pull = ts.vjp(lambda q, k, v: ts.attention(q, k, v, causal=causal), q, k, v)
+        return y, pull(ts.cast(g, "f32"))
+
+    given = [x.to("cuda") for x in (q, k, v, g)]
+    y, found = both(*given)
+    again = both(*given)[1]
+    a, b, c, ct = (np.asarray(x.array, np.float64) for x in (q, k, v, g))
+    want = gradients(a, b, c, ct, causal)
+    assert distance(y, attention_in_f64(a, b, c, causal=causal)) < 6e-3
+    for x, z, w in zip(found, again, want, strict=True):
+        assert distance(x, w) < 8e-3 and np.array_equal(x.numpy(), z.numpy())
+
+
+def gradients(q, k, v, g, causal):
+    scale = q.shape[-1] ** -0.5
+    s = q @ k.swapaxes(-1, -2) * scale
+    if causal:
+        s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    p = e / e.sum(-1, keepdims=True)
+    dp = g @ v.swapaxes(-1, -2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ g
+
+
+def distance(x, y):
+    x, y = np.asarray(x.numpy() if hasattr(x, "numpy") else x, np.float64), np.asarray(y)
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
