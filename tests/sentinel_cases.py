@@ -56,3 +56,69 @@ QUIET = {
     "cross entropy": lambda x: ts.cross_entropy(x, ts.zeros((64,), "int64")),
     "a loop": lambda x: ts.scan(lambda c, r: (ts.tanh(c + r), c), ts.zeros(96), x)[0],
 }
+
+
+# --- injected at a chosen step and element --------------------------------------------------------
+@ts.kernel
+def logs_of(x: ts.Tensor["M", "N", ts.f32], y: ts.Tensor["M", "N", ts.f32]):
+    t = ts.tile.load(x[tile_m:tile_m + 16, tile_n:tile_n + 32])  # noqa: F821
+    t = ts.tile.log(t)  # here
+    y[tile_m:tile_m + 16, tile_n:tile_n + 32] = t  # noqa: F821
+
+
+def graph_op(x):
+    y = ts.transpose(x)
+    return ts.sum(ts.log(y) @ ts.ones((SHAPE[0], 8)), axis=0)  # here
+
+
+def fused_group(x):
+    y = ts.exp(-x)
+    z = ts.sqrt(x * 3.0)  # here
+    return ts.sum(ts.tanh(z) * y, axis=-1)
+
+
+def users_kernel(x):
+    y = ts.zeros(SHAPE)
+    logs_of(x * 1.0, y)
+    return ts.tanh(y) * 2.0
+
+
+def narrow(x):
+    y = x * 2.0
+    h = ts.cast(y, "f16")  # here
+    return ts.sum(ts.cast(h, "f32"), axis=-1)
+
+
+def wide(x):
+    y = x + 1.0
+    z = ts.exp(y)  # here
+    return 1.0 / (z + 1.0)
+
+
+# A function with the line that goes wrong, the element that makes it, and what it makes.
+INJECTED = {"a graph op": (graph_op, -1.0, "nan"), "a fused group": (fused_group, -2.0, "nan"),
+            "a user's kernel": (users_kernel, -1.0, "nan"), "a cast": (narrow, 6e4, "inf"),
+            "an overflow in a group": (wide, 500.0, "inf"),
+            "an infinity of a kernel": (users_kernel, 0.0, "inf")}
+
+
+def check_injected(name, target, rng, at, step=3, calls=5):
+    """Calls of a compiled function, one of which gets the element: that call raises, at the line
+    and with the kind, and no other does."""
+    fn, value, kind = INJECTED[name]
+    f = ts.jit(fn, target=target)
+    for i in range(calls):
+        x = positive(rng)
+        if i == step:
+            x = spoiled(x, value, at)
+        with ts.debug.numerics("raise"):
+            try:
+                f(x)
+            except ts.NumericsError as error:
+                assert i == step, f"call {i}: {error}"
+                assert "# here" in error.where.text, str(error)
+                said = str(error)
+                assert f": {kind}" in said or f": -{kind}" in said, said
+                assert f"at {list(at)}" in said or f"at {list(at[::-1])}" in said, said
+                continue
+        assert i != step, "nothing was found"

@@ -11,14 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..dims import show_shape
 from ..errors import PACKAGE_DIR, SourceLine
 from ..graph.ops.random import get_state
 from ..numerics import CastCounts
 from ..runtime.sentinel_words import BadElements, WatchedLaunch
-from ..tile.ir.ir import Const, Function, Op, walk
+from ..tile.passes.written_infinities import writes_infinity
 from .findings import BadValue
 
 
@@ -44,7 +43,7 @@ def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
                ) -> Iterator[DeviceFinding]:
     loads = [p for p in places if p.what == "load"]
     nan_came, inf_came = any(p.nan for p in loads), any(p.inf for p in loads)
-    meant = inf_came or _writes_infinity(launch.function)
+    meant = inf_came or (launch.function is not None and writes_infinity(launch.function))
     for p in places:
         if p.what == "load":
             continue
@@ -58,19 +57,6 @@ def _of_launch(launch: WatchedLaunch, places: list[BadElements], run: int
             yield DeviceFinding(bad, CastCounts(), ("", ""))
         yield DeviceFinding(None, lost, (f"cast to {p.site.formats[1]} in kernel {launch.name}",
                                   str(_line(p))))
-
-
-def _writes_infinity(function: Function | None) -> bool:
-    """Whether a kernel has an infinity written down."""
-    if function is None:
-        return False
-    return any(_infinite(x) for node in walk(function.body) if isinstance(node, Op)
-               for x in (*(a.value for a in node.args if isinstance(a, Const)),
-                         *node.attr.values()))
-
-
-def _infinite(x: Any) -> bool:
-    return isinstance(x, float) and math.isinf(x)
 
 
 def _bad_value(p: BadElements, kind: str, count: int, loads: list[BadElements], came: bool,

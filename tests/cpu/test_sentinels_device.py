@@ -19,7 +19,7 @@ from fake_gpu import gpu as gpu
 from lowering_cases import CASES, arrays
 from lowering_cases import apart as apart
 from sentinel_cases import CASES as BAD
-from sentinel_cases import QUIET, positive, spoiled
+from sentinel_cases import INJECTED, QUIET, check_injected, positive, spoiled
 from tessera import Tensor, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, saturate
 from tessera.debug.sentinel import observe_run
 from tessera.graph.cuda import CudaProgram
@@ -308,6 +308,12 @@ def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng, gpu, apart):
     except ts.UnsupportedTargetError as refused:
         pytest.skip(str(refused))
     assert got == found_by(Executable, fn, x)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_chosen_step_and_element_is_blamed(name, target, rng, gpu, apart):
+    check_injected(name, target, rng, (13, 7))
 
 
 @pytest.mark.parametrize("name", QUIET)

@@ -11,7 +11,7 @@ import pytest
 
 import tessera as ts
 from gpu_harness import require_gpu
-from sentinel_cases import CASES, QUIET, positive, spoiled
+from sentinel_cases import CASES, INJECTED, QUIET, check_injected, positive, spoiled
 from tessera import Tensor, f16, f32, fp8_e4m3, saturate
 from tessera.debug.sentinel import observe_run
 from tessera.graph.cuda.device import DeviceExecutable
@@ -140,6 +140,12 @@ def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng):
     except ts.UnsupportedTargetError as refused:
         pytest.skip(str(refused))
     assert got == found_by(Executable, fn, x)
+
+
+@pytest.mark.parametrize("at", [(0, 0), (13, 7), (63, 95)])
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_chosen_step_and_element_is_blamed(name, at, rng):
+    check_injected(name, "cuda", rng, at)
 
 
 @pytest.mark.parametrize("name", QUIET)

@@ -21,6 +21,7 @@ from ...errors import SourceLine
 from ...numerics.random_state import get_state, next_step, set_state
 from ...runtime.sentinel_words import BadElements, sentinel_words
 from ...tensor import Tensor
+from ...tile.passes.written_infinities import writes_infinity
 from ..ir import Graph
 from ..run_with_sentinels import blame, checked_values
 from ..schedule.op_ids import value_ids
@@ -40,7 +41,8 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
     if not found:
         return results
     program, checked = space.program, checked_buffers(space.program)
-    bad = [f for f in found if _counts(program, checked, f)]
+    came = {f.launch.part for f in found if f.what == "load" and f.inf}
+    bad = [f for f in found if _counts(program, checked, f, f.launch.part in came)]
     if not bad:
         _tell([placed(program, f) for f in found if f.overflow and f.what == "store"])
         return results
@@ -82,10 +84,13 @@ def checked_buffers(program: CudaProgram) -> dict[str, str]:
     return out
 
 
-def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements) -> bool:
+def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements, came: bool) -> bool:
+    """came: whether the launch has loaded an infinity."""
     launch = program.launches[found.launch.part]
     if found.what == "load" or not found.bad:
         return False
+    if isinstance(launch, NodeLaunch):  # as of a launch of the user's: what reads it is no matter
+        return bool(found.bad - found.inf) or not (came or writes_infinity(launch.function()))
     if found.what == "held":
         assert found.site.where is not None and not isinstance(launch, NodeLaunch)
         kind = hidden_lines(launch.source, launch.group).get(found.site.where.line)
