@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -257,3 +258,12 @@ def test_operations_on_numbers_alone(f):
 def test_clipping_by_a_norm_that_is_a_number():
     clip = ts.jit(lambda g, norm: ts.optim.clip_by_global_norm(g, 1.0, norm)[0])
     assert [clip({"w": ts.ones(())}, n)["w"].item() for n in (2.0, 0.5)] == [0.5, 1.0]
+
+
+def test_numbers_must_fit_at_every_call() -> None:
+    """What is computed of numbers is looked at when it is there, not where it will lie."""
+    f = ts.jit(lambda x, s: x + (s + 1) // 2)
+    x = ts.cast(ts.arange(4), "int8")
+    for s in (5, 7, 256):
+        with pytest.raises(ts.ArgumentError, match="is outside int8") if s > 255 else nullcontext():
+            np.testing.assert_array_equal(f(x, s).array, np.arange(4) + (s + 1) // 2)

@@ -26,6 +26,7 @@ from ..schedule.memory_plan import (
     by_last_use,
     fold_constants,
     numbers,
+    place_in,
     plan_memory,
 )
 from . import blas
@@ -98,7 +99,7 @@ class CompiledGraph:
         elif CPU.memory(unit).kind == "view":
             if self.plan.places[node.outputs[0]].kind != "view":
                 self.steps.append(self._copy(node))
-            elif not self._is_static(node.outputs[0]):
+            elif not self._is_static(node.outputs[0]) or node.op.host:
                 self.steps.append(self._view(node))
         elif node.op.out:
             if self.plan.places[node.outputs[0]].kind == "view":
@@ -238,8 +239,7 @@ class CompiledGraph:
                 elif place.kind == "view" and self._is_static(v):
                     (node,), memory = unit.nodes, CPU.memory(unit)
                     source = arrays[node.inputs[memory.operand]]
-                    viewed = memory.kind == "view"
-                    arrays[v] = node.op.ref(source, **node.attrs) if viewed else source
+                    arrays[v] = place_in(node, source) if memory.kind == "view" else source
         for v, a in arrays.items():
             if v in self.slot:  # a view of a view may have no reader of its own
                 env[self.slot[v]] = a

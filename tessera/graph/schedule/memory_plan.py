@@ -189,13 +189,19 @@ def _may_overwrite(plan: MemoryPlan, group: FusionGroup, operand: int, i: int,
 def _place_view(plan: MemoryPlan, node: Node) -> None:
     source, v = node.inputs[0], node.outputs[0]
     root = plan.places[source].root
-    made = np.asarray(node.op.ref(plan.shadows[source], **node.attrs))
+    made = place_in(node, plan.shadows[source])
     if made.size and not np.may_share_memory(made, plan.shadows[source]):
         _own_memory(plan, v, "arena")  # the strides do not allow it: the elements are copied
         return
     plan.shadows[v] = made
     plan.places[v] = ValueStorage("view", root)
     plan.lying[root].append(v)
+
+
+def place_in(node: Node, x: np.ndarray) -> np.ndarray:
+    """Where a view lies in its operand's memory, whose elements are not there yet: an op that looks
+    at them gives them as they are."""
+    return x if node.op.host else np.asarray(node.op.ref(x, **node.attrs))
 
 
 def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) -> None:
