@@ -234,25 +234,38 @@ class Terminal:
         pass
 
 
-@pytest.mark.parametrize(("terminal", "on", "seconds", "expected"), [
-    (True, True, 5.0, ["tessera: compiling kernels in 4 processes: 1 of 3, 5 s"]),
-    (True, True, 1.0, []), (True, False, 5.0, []), (False, False, 5.0, []),
-    (False, True, 5.0, ["tessera: compiled kernels in 4 processes: 3 of 3, 5 s"]),
-    (False, True, 1.0, []),
-])
-def test_progress_is_told_after_two_seconds(monkeypatch, terminal, on, seconds, expected):
+def told(monkeypatch, terminal: bool, seconds: list[float]) -> tuple[str, str]:
+    """What is written when a kernel is done after each of these times, and when all is over."""
     monkeypatch.setattr(sys, "stderr", Terminal(terminal))
-    with config.scope(compile_progress=on), CompileProgress(4, 3) as progress:
-        progress._begun -= seconds
-        progress.step(1)
+    with CompileProgress(4, 3) as progress:
+        begun = progress._begun
+        for s in seconds:
+            progress._begun = begun - s
+            progress.step(1)
         shown = sys.stderr.text
-        progress.step(2)
-    if terminal:
-        assert [t for t in shown.split("\r") if t] == expected
-        last = sys.stderr.text.split("\r")
-        assert not sys.stderr.text or (last[-1] == "" and not last[-2].strip())
-    else:
-        assert not shown and sys.stderr.text.splitlines() == expected
+    return shown, sys.stderr.text[len(shown):]
+
+
+def line(done: int, seconds: int) -> str:
+    return f"tessera: compiling kernels in 4 processes: {done} of 3, {seconds} s"
+
+
+def test_progress_is_one_line_of_a_terminal(monkeypatch):
+    shown, after = told(monkeypatch, True, [1, 5, 6])
+    assert shown == f"\r{line(2, 5)}\r{line(3, 6)}"
+    assert after.startswith("\r") and not after.strip() and after.endswith("\r")
+    assert told(monkeypatch, True, [1, 1.5]) == ("", "")
+
+
+def test_progress_is_few_lines_of_a_log(monkeypatch):
+    shown, after = told(monkeypatch, False, [1, 5, 6, 16])
+    assert shown.splitlines() == [line(2, 5), line(4, 16)] and not after
+    assert told(monkeypatch, False, [1, 1.5]) == ("", "")
+
+
+def test_progress_may_be_off(monkeypatch):
+    with config.scope(compile_progress=False):
+        assert told(monkeypatch, True, [5]) == told(monkeypatch, False, [5]) == ("", "")
 
 
 def test_ranks_but_the_first_tell_nothing(monkeypatch):

@@ -11,16 +11,17 @@ from tessera import config
 from tessera.launched import launched_rank
 
 AFTER_S = 2.0
+EVERY_S = 10.0  # where lines stay
 
 
 class CompileProgress:
-    """How many of the kernels of a program are compiled: nothing in the first two seconds, then a
-    line that changes on a terminal, and one when it is over elsewhere. Rank 0 alone says it."""
+    """How many of the kernels of a program are compiled: nothing in the first two seconds, then one
+    line, which changes on a terminal; elsewhere another one every ten. Rank 0 alone says it."""
 
     def __init__(self, processes: int, total: int = 0):
         self.processes, self.total, self.done = processes, total, 0
         self._begun = time.perf_counter()
-        self._shown = ""
+        self._shown, self._next_s = "", AFTER_S
         self._on = config.compile_progress and not launched_rank() and sys.stderr is not None
         self._terminal = self._on and sys.stderr.isatty()
 
@@ -31,21 +32,20 @@ class CompileProgress:
                  trace: TracebackType | None) -> None:
         if self._terminal:
             self._write("")
-        elif self._seconds() > AFTER_S and kind is None:
-            self._print(f"tessera: {self._text('compiled')}\n")
 
     def step(self, done: int = 0) -> None:
         """`done` more are compiled, or some time has gone by."""
         self.done += done
-        if self._terminal and self._seconds() > AFTER_S:
-            self._write(f"tessera: {self._text('compiling')}")
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._begun
-
-    def _text(self, doing: str) -> str:
+        seconds = time.perf_counter() - self._begun
+        if not self._on or seconds < self._next_s:
+            return
         where = f" in {self.processes} processes" if self.processes > 1 else ""
-        return f"{doing} kernels{where}: {self.done} of {self.total}, {self._seconds():.0f} s"
+        text = f"tessera: compiling kernels{where}: {self.done} of {self.total}, {seconds:.0f} s"
+        if self._terminal:
+            self._write(text)
+        else:
+            self._print(text + "\n")
+            self._next_s = seconds + EVERY_S
 
     def _write(self, text: str) -> None:
         """In place of the line that is there."""
