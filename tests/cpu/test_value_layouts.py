@@ -102,6 +102,17 @@ def _weights(x, w, h):
     return [_heads(x @ w[:, i * d:(i + 1) * d], h) for i in range(3)]
 
 
+def _one_axis(x, w, h):
+    B, T, d = x.shape
+    return list(ts.transpose(ts.reshape(x @ w, (B, T, 3, h, d // h)), (2, 0, 3, 1, 4)))
+
+
+def _einsum(x, w, h):
+    d = x.shape[-1]
+    w = ts.reshape(w, (d, 3, h, d // h))
+    return [ts.einsum("btd,dhk->bhtk", x, w[:, i]) for i in range(3)]
+
+
 def _loss(project, h):
     def loss(x, w, c):
         y = ts.attention(*project(x, w, h), causal=True)
@@ -130,7 +141,7 @@ def _expected(x, w, c, h):
     return loss, dh @ w.T, np.einsum("btd,bte->de", x, dh)
 
 
-@pytest.mark.parametrize("project", [_split, _slices, _weights])
+@pytest.mark.parametrize("project", [_split, _slices, _weights, _one_axis, _einsum])
 @pytest.mark.parametrize("T", [64, 40])
 def test_heads_are_read_and_written_where_they_lie(project, T, rng):
     """Forward and backward, however the heads are cut: no kernel copies, every matmul is wgmma, and
@@ -141,7 +152,10 @@ def test_heads_are_read_and_written_where_they_lie(project, T, rng):
                                                       ((d, d), 0.2))]
     x, w, c = (ts.cast(ts.tensor(a.astype(np.float32)), BF16) for a in arrays)
     made = program(_loss(project, h), x, w, c)
-    assert not [g.name for g in made.plan.groups if g.kind == "move"]
+    kinds = [g.kind for g in made.plan.groups]
+    assert not {"move", "elements"}.intersection(kinds)  # no copies, and no zeros around parts
+    gradients = [o for g in made.plan.groups if g.kind == "launch" for o in g.writes]
+    assert [str(o.type.dtype) for o in gradients] == ["bf16"] * 3  # rounded by the kernels
     got = made.run([t.array for t in (x, w, c)])
     wide = [t.array.astype(np.float64) for t in (x, w, c)]
     for y, want in zip(got, _expected(*wide, h), strict=True):
@@ -180,6 +194,19 @@ def test_loops_and_sums_read_parts_where_they_lie(fn, kind, rng):
     (got,) = made.run([x.array])
     wide = ts.tensor(x.array.astype(np.float64))
     assert_close(got, fn(wide).array, "f32", n=80)
+
+
+def test_cotangents_of_slices_are_joined_only_where_they_fill_the_whole(rng):
+    """Slices that leave a gap, overlap, or run along two axes are padded and added."""
+    x = ts.tensor(rng.standard_normal((6, 8)).astype(np.float32))
+    cuts = ((lambda x: (x[:2], x[2:6]), True), (lambda x: (x[:2], x[3:6]), False),
+            (lambda x: (x[:4], x[2:6]), False), (lambda x: (x[:3, :4], x[3:, 4:]), False))
+    for cut, joins in cuts:
+        made = program(ts.grad(lambda x, cut=cut: sum(ts.sum(y ** 3) for y in cut(x))), x)
+        assert ("elements" in [g.kind for g in made.plan.groups]) != joins
+        wide = ts.tensor(x.array.astype(np.float64))
+        want = ts.grad(lambda x, cut=cut: sum(ts.sum(y ** 3) for y in cut(x)))(wide)
+        assert_close(made.run([x.array])[0], want.array, "f32")
 
 
 def test_parts_that_begin_elsewhere_share_a_kernel(rng):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from ...errors import TesseraError
+from ...kernels.gemm import default_block
 from ...tile.passes.argument_layouts import boxes
 from ..ir import Node, Value
 from ..schedule.groups import FusionGroup
@@ -100,8 +101,10 @@ def _anchor_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     extents = anchor_extents(anchor) if frame is None else frame.extents
     if prod(extents_of(v)) != prod(extents):
         return ROWS
-    columns = 1 if group.kind == "attention" else WIDEST
-    box = {len(extents) - 2: WIDEST // 2, len(extents) - 1: columns}
+    rows, columns = WIDEST // 2, 1
+    if group.kind == "gemm":  # what memory does not hold is halved
+        rows, columns, _ = default_block(anchor.inputs[0].aval.type, *extents[-2:])
+    box = {len(extents) - 2: rows, len(extents) - 1: columns}
     return refusal(layout, extents, box, v.aval.dtype.bits)
 
 

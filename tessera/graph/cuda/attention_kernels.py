@@ -15,7 +15,7 @@ from ...kernels.attention_backward import (
     keys_block,
     queries_block,
 )
-from ...numerics import as_type
+from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
 from .. import functions as F
@@ -25,21 +25,25 @@ from ..op import Aval
 from ..operand import convert, to_compute
 from ..ops.attention_op import ATTENTION, ATTENTION_VJP
 from ..schedule.library_call import library_call
+from .move_passes import narrows
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-              causal: bool, chip: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Two kernels. The result's own row sums are taken of it as it is stored."""
+              causal: bool, chip: str, types: tuple[NumericType, ...]
+              ) -> tuple[Tensor, Tensor, Tensor]:
+    """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
+    the cotangents of q, k and v are written."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
-    Q, G = F.reshape(q, (heads, S, D)), F.reshape(convert(g, q.type), (heads, S, E))
+    G = g if g.dtype is q.dtype else convert(g, q.type)
+    Q, G = F.reshape(q, (heads, S, D)), F.reshape(G, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
     sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
-    dQ, dK, dV = F.zeros(Q.shape), F.zeros(K.shape), F.zeros(V.shape)
+    dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
     held = q.dtype, max(D, E), GENERATIONS[chip]
     attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held), **common)
@@ -67,7 +71,12 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     wanted = {_key(n) for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n)}
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
+    rounded = _rounded(graph)
     for node in graph.nodes:
+        if node.op.name == "cast" and node.inputs[0] in rounded:
+            made = rounded[node.inputs[0]]
+            attrs = {"source": made.aval.type, "to": node.attrs["to"]}
+            node = Node(node.op, (made,), attrs, node.outputs, node.where)
         if node.op not in (ATTENTION, ATTENTION_VJP) or not _is_taken(node):
             nodes.append(node)
             continue
@@ -82,11 +91,28 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
             nodes.append(_call(FLASH_SAVED, node, saved[key]))
         if node.op is ATTENTION_VJP:
+            outputs = tuple(rounded.get(v, v) for v in node.outputs)
             attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
-                     "chip": chip.target}
+                     "chip": chip.target, "types": tuple(v.aval.type for v in outputs)}
             nodes.append(Node(FLASH_GRADIENT, (node.inputs[0], *saved[key], *node.inputs[1:]),
-                              attrs, node.outputs, node.where))
+                              attrs, outputs, node.where))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
+
+
+def _rounded(graph: Graph) -> dict[Value, Value]:
+    """Cotangents that are only read rounded, as the values that the kernels write: they round."""
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            readers.setdefault(v, []).append(node)
+    found = {}
+    for v in (v for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n) for v in n.outputs):
+        reads = readers.get(v, [])
+        types = {n.attrs["to"] for n in reads if n.op.name == "cast" and narrows(n)}
+        if len(types) == 1 and len(reads) == sum(n.op.name == "cast" for n in reads) and (
+                v not in graph.outputs):
+            found[v] = Value(Aval(v.aval.shape, types.pop()))
+    return found
 
 
 def _call(op: Any, node: Node, outputs: tuple[Value, ...]) -> Node:

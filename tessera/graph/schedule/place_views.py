@@ -100,6 +100,7 @@ class _Placer:
     # --- what is read where it lies ---------------------------------------------------------------
     def forward(self, pieces: dict[Value, tuple[Value, StridedLayout]]) -> None:
         self.plan = plan = ViewPlan(pieces=set(pieces))
+        self.made_before = pieces
         self.owned = {owner for owner, _ in pieces.values()}
         for group in self.groups:
             for v in group.outputs:
@@ -134,9 +135,19 @@ class _Placer:
         if lies is None or begin + prod(lies.extents) > dense(owner).end:
             return "its strides are no multiples of each other"
         for reader in self.readers.get(v, ()):
-            if reader is not but and (why := self.reader_refuses(reader, v, layout, owner)):
+            if reader is but or self.belongs(v, layout, owner, reader):
+                continue
+            if why := self.reader_refuses(reader, v, layout, owner):
                 return why
         return ""
+
+    def belongs(self, v: Value, layout: StridedLayout, owner: Value, reader: FusionGroup) -> bool:
+        """Whether a copy finds a part of its result where it belongs."""
+        if not is_copy(reader):
+            return False
+        y = reader.outputs[0]
+        home, lies = self.made_before.get(y, (y, dense(y)))
+        return home is owner and (v, layout) in parts_of(reader, lies)
 
     def reader_refuses(self, reader: FusionGroup, v: Value, layout: StridedLayout,
                        owner: Value) -> str:

@@ -1,0 +1,137 @@
+"""Passes on what only moves elements: it moves them in the narrowest type, and sums of parts that
+lie side by side are the parts, joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...numerics import NumericType
+from ..ir import Graph, Node, Value
+from ..schedule.loop_axes import extents_of
+from ..simplify import Rewriter, rebuild, remove_dead
+from .library_ops import joined
+
+MOVED = ("transpose", "reshape", "concatenate")  # the result has each element of the operands once
+
+
+def narrow_moves(graph: Graph) -> Graph:
+    """What is transposed or joined and then rounded is rounded first: by what makes it, and half as
+    many bytes move. What was widened before, from the same type, is moved as it was."""
+    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+
+    def cast(rw: Rewriter, v: Value, to: NumericType) -> Value:
+        made = rw.producer.get(v)
+        if v.aval.type == to:
+            return v
+        if made is not None and made.op.name in MOVED and count.get(v, 1) == 1:
+            parts = [cast(rw, x, to) for x in made.inputs]
+            rw.where = made.where
+            return rw.emit(made.op.name, *parts, **made.attrs)
+        if made is not None and made.op.name == "cast" and made.attrs["source"].dtype is to.dtype \
+                and is_plain(made.attrs["source"]) and v.aval.dtype.bits > to.dtype.bits:
+            return cast(rw, made.inputs[0], to)
+        return rw.emit("cast", v, source=v.aval.type, to=to)
+
+    def turns(rw: Rewriter, v: Value) -> bool:
+        """Whether a value is moved by more than a reshape, which is no work where it is."""
+        made = rw.producer.get(v)
+        if made is None or made.op.name not in MOVED or count.get(v, 1) > 1:
+            return False
+        return made.op.name != "reshape" or turns(rw, made.inputs[0])
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "cast" or not narrows(node) or count[node.inputs[0]] > 1 or (
+                not turns(rw, inputs[0])):
+            return None
+        where = rw.where
+        out = cast(rw, inputs[0], node.attrs["to"])
+        rw.where = joined(where, [node])
+        return out
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def narrows(node: Node) -> bool:
+    """Whether a cast rounds floats, each by itself, to fewer bits."""
+    source, to = node.attrs["source"], node.attrs["to"]
+    return source.dtype.kind == to.dtype.kind == "float" and source.dtype.bits > to.dtype.bits and (
+        is_plain(source) and is_plain(to))
+
+
+def is_plain(numeric: NumericType) -> bool:
+    """Whether elements are stored as they are, without scales beside them."""
+    policy = numeric.policy
+    return not (policy.scaled or policy.custom is not None or policy.per_channel is not None
+                or numeric.dtype.packed)
+
+
+# --- parts side by side -----------------------------------------------------------------------
+def join_parts(graph: Graph) -> Graph:
+    """A sum of values that are padded with zeros so that they lie side by side, as the cotangents
+    of slices do, is the values joined. (Of a -0 in them the sum would make 0.)"""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "add":
+            return None
+        shape = node.outputs[0].aval.shape
+        parts = _padded(rw, node, inputs, shape)
+        found = None if parts is None else _side_by_side(parts, shape)
+        if found is None:
+            return None
+        axis, values = found
+        return rw.emit("concatenate", *values, axis=axis)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+Part = tuple[Value, tuple[tuple[int, int], ...]]  # a value, and the zeros around it
+
+
+def _padded(rw: Rewriter, node: Node, inputs: tuple[Value, ...], shape: Any) -> list[Part] | None:
+    """The values that a sum is of."""
+    found: list[Part] = []
+    for v in inputs:
+        made = rw.producer.get(v)
+        if made is None or tuple(v.aval.shape) != tuple(shape):
+            return None
+        if made.op.name == "add":
+            inner = _padded(rw, made, made.inputs, shape)
+            if inner is None:
+                return None
+            found += inner
+        elif (width := zeros_around(rw, made)) is not None:
+            found.append((made.inputs[0], width))
+        else:
+            return None
+    return found
+
+
+def zeros_around(rw: Rewriter, made: Node) -> tuple[tuple[int, int], ...] | None:
+    """How many zeros a pad puts around its operand, per axis."""
+    if made.op.name != "pad":
+        return None
+    number = rw.made_by(made.inputs[1], "constant")
+    if number is None or number.attrs["value"] != 0:
+        return None
+    width = tuple(zip(made.attrs["before"], made.attrs["after"], strict=True))
+    plain = all(isinstance(n, int) and n >= 0 for pair in width for n in pair)
+    return width if plain and not any(made.attrs["holes"]) else None
+
+
+def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | None:
+    """The axis along which the values fill the shape, and they in order."""
+    axes = {a for _, width in parts for a, pair in enumerate(width) if any(pair)}
+    if len(axes) != 1 or not all(isinstance(n, int) for n in shape):
+        return None
+    (axis,) = axes
+    parts = sorted(parts, key=lambda p: p[1][axis][0])
+    at = 0
+    for v, width in parts:
+        if width[axis][0] != at:
+            return None
+        at += extents_of(v)[axis]
+    return (axis, [v for v, _ in parts]) if at == shape[axis] else None
+
+
+__all__ = ["join_parts", "narrow_moves", "narrows"]
