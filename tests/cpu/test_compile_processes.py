@@ -106,13 +106,19 @@ def test_nothing_is_left_of_a_program_that_is_ended(tmp_path, how):
 
 
 # --- in this process ------------------------------------------------------------------------------
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    yield
+    compile_processes.close()
+
+
 @pytest.fixture
 def pool(tmp_path):
-    """Two processes, and an empty cache."""
+    """Two processes, those of the test before if they live, and an empty cache."""
     with config.scope(cache_dir=tmp_path, compile_processes=2):
         with compile_processes.processes() as made:
-            yield made
-        compile_processes.close()
+            pass
+        yield made
 
 
 def wanted_of(*extents: int) -> list[WantedImage]:
@@ -145,7 +151,7 @@ def test_what_a_process_refuses_is_this_ones_error(pool, monkeypatch):
     assert caught.value.__cause__ is not None  # what Numba said
     where = caught.value.where
     assert where is not None and where.file == __file__ and "ts.exp(x) * 2.0" in where.text
-    assert good.loaded and not bad.loaded
+    assert good.loaded and not bad.loaded and compile_processes._running is pool
     monkeypatch.undo()
     assert compile_images([good, bad, other]) == 1 and bad.loaded and other.loaded
 
@@ -177,6 +183,7 @@ def test_a_child_of_a_fork_has_none_of_them(pool):
 
 def test_they_end_when_nothing_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(compile_processes, "IDLE_S", 0.05)
+    compile_processes.close()
     with config.scope(cache_dir=tmp_path, compile_processes=2):
         compile_processes.start()
         assert compile_processes._running is not None
@@ -201,7 +208,6 @@ def test_what_another_program_compiles_is_left_to_it(tmp_path, monkeypatch, proc
     """Nothing is made twice, and nobody waits for it before its own work is done."""
     with config.scope(cache_dir=tmp_path, compile_processes=processes):
         _left_to_another(monkeypatch)
-        compile_processes.close()
 
 
 def _left_to_another(monkeypatch):

@@ -153,7 +153,7 @@ def _started() -> CompileProcesses | None:
 @contextmanager
 def processes(begin: bool = True) -> Iterator[CompileProcesses | None]:
     """Them, for one thread at a time; None where kernels are compiled in this process. What is
-    raised inside ends them: nobody takes what they are at.
+    raised inside ends those that are at work: nobody takes what they make.
 
     begin: whether to start them when they do not run.
     """
@@ -161,10 +161,10 @@ def processes(begin: bool = True) -> Iterator[CompileProcesses | None]:
         _stop_timer()
         try:
             yield _started() if begin or _running is not None else None
-        except BaseException:
-            close()
-            raise
-        _end_later()
+        finally:
+            if _running is not None and _running.busy:
+                close()
+            _end_later()
 
 
 def close() -> None:
