@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
+    from .runtime.device import Device
     from .runtime.sentinel_words import BadElements
     from .runtime.step_times import StepEvent
     from .tensor import Tensor
@@ -106,6 +107,7 @@ class OnGpu(Protocol):
 
 adopt: Hook[Adopt] = Hook("adopt", "tile.launch.resident")
 place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
+can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a device of a type
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.jit")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
@@ -351,5 +353,20 @@ class Reported(Protocol):
     def __call__(self, index: int, /) -> None: ...
 
 
+class Trimmed(Protocol):
+    """Told a device before the pools give memory back: who keeps some that is not needed frees it.
+    """
+
+    def __call__(self, on: Device, /) -> None: ...
+
+
+class CopyObserver(Protocol):
+    """Opened around each copy beside the kernels of a device."""
+
+    def __call__(self, name: str, index: int, stream: int, /) -> AbstractContextManager[None]: ...
+
+
 synchronised: Hooks[Synchronised] = Hooks()
+trimmed: Hooks[Trimmed] = Hooks()
+copies: Hooks[CopyObserver] = Hooks()
 reported: Hooks[Reported] = Hooks()

@@ -47,7 +47,7 @@ DEVICES: set[str] = {"cpu"}  # where this process can place a tensor; a device's
 def need_device(numeric: NumericType, what: str = "a tensor") -> None:
     """Raise UnsupportedTargetError when `numeric` names a device this process cannot use."""
     device = numeric.policy.device
-    if device is None or device in DEVICES:
+    if device is None or device in DEVICES or hooks.can_place.get()(device):
         return
     hint = f"leave the device out, or name one of those: {numeric.dtype} @device(\"cpu\")"
     hint += "; python -m tessera doctor says what cuda needs" * device.startswith("cuda")

@@ -10,6 +10,7 @@ from typing import Any
 from ..dims import Dim, bind_shape
 from ..errors import PolicyError
 from ..numerics import NumericType, Policy
+from ..numerics.policy import without_host
 from ..tensor import Tensor, TensorType, need_device
 from . import functions as F
 from .ops.convert import RETYPE
@@ -28,6 +29,7 @@ def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], w
     open is filled in by the annotation, and the other way round; where the two contradict each
     other it is an error, or with `cast` the annotation's. Raises ShapeError, DTypeError.
     """
+    kind = _bare(kind)
     bind_shape(kind.shape, value.shape, sizes, what)
     if kind.type is None or value.type == kind.type:
         return value
@@ -40,6 +42,13 @@ def fit_argument(value: Tensor, kind: TensorType, sizes: dict[str, int | Dim], w
         out = under_policy(value, merged_policy(value.type, kind.type, what, cast))
     out.is_param = value.is_param
     return out
+
+
+def _bare(kind: TensorType) -> TensorType:
+    """The type of a value that the annotation places on the host."""
+    if kind.type is None or kind.type.policy.device != "host":
+        return kind
+    return TensorType(kind.shape, without_host(kind.type))
 
 
 def same_storage(a: NumericType, b: NumericType) -> bool:
@@ -79,9 +88,12 @@ def fit_result(out: Tensor, kind: TensorType, sizes: dict[str, int | Dim], what:
     """`out` as its annotation says. When the last op has just rounded it to another type, that
     rounding is taken back: a result is rounded once, to what the annotation says. A `ts.cast` of
     the user's stands."""
+    placed, kind = kind, _bare(kind)
     if kind.type is not None and out.type != kind.type:
         need_device(kind.type, what)
         out = F.cast(_before_rounding(out), kind.type)
+    if placed is not kind and placed.type is not None:
+        out = F.cast(out, placed.type)
     kind.check(out, sizes, what)
     return out
 
@@ -98,6 +110,16 @@ def tensor_annotations(fn: Callable) -> dict[str, TensorType | ValueType]:
     """The annotations that say what a value is."""
     return {n: kind for n, kind in annotations_of(fn).items()
             if isinstance(kind, TensorType | ValueType)}
+
+
+def placements(annotations: dict[str, Any]) -> dict[str, str]:
+    """The devices that annotations name, `Tensor["N", f32 @device(gpu)]`, by parameter."""
+    found = {}
+    for name, kind in annotations.items():
+        numeric = kind.type if isinstance(kind, TensorType) else getattr(kind, "numeric", None)
+        if name != "return" and numeric is not None and numeric.policy.device not in (None, "host"):
+            found[name] = numeric.policy.device
+    return found
 
 
 def annotations_of(fn: Callable) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from typing import Any
 from .. import config, hooks
 from ..dims import show_shape
 from ..errors import ArgumentError, TraceError, UnsupportedTargetError, user_line
-from ..numerics.policy import DeviceFamily
+from ..numerics import as_type
+from ..numerics.policy import DeviceFamily, without_host
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST, is_array
-from ..runtime.device import has_gpu
-from ..tensor import OPERATORS, PLAIN, Tensor, as_tensor
+from ..runtime.device import device_count, has_gpu
+from ..tensor import OPERATORS, PLAIN, Tensor, as_tensor, need_device
 from ..tile.launch.placement import chosen_gpu, gpu_number, listing
-from ..tile.launch.resident import adopted, on_gpu, on_host
+from ..tile.launch.resident import adopted, offload, on_gpu, on_host
 from . import tree
 from .trace import Tracer
 
@@ -98,13 +99,55 @@ OPERATORS.update(to=to, cuda=cuda, cpu=cpu)
 def place_new(x: Tensor) -> Tensor:
     """A tensor that was just made, where the setting `device` says; while a function is traced,
     where it is."""
-    if config.device in ("auto", "cpu") or trace_state.builder is not None:
+    if trace_state.builder is not None:
+        return x
+    if x.type.policy.device is not None:
+        return place_typed(x)
+    if config.device in ("auto", "cpu"):
         return x
     place = chosen_gpu()
     return x if place is None or type(x) not in PLAIN else on_gpu(x, place)
 
 
+def place_typed(x: Tensor) -> Tensor:
+    """A tensor where its type says, `f32 @device(gpu)` or `f32 @host`. The latter does not stay in
+    the type: what is computed of it lies on the device again."""
+    wanted = x.type.policy.device
+    if wanted == "host":
+        if type(x) is Tensor and (place := chosen_gpu()) is not None:
+            x = on_gpu(x, place)
+        offload(x)
+        x.type = without_host(x.type)
+        return x
+    if wanted is None or type(x) not in PLAIN or (wanted == "cpu" and x.place == HOST) or (
+            wanted != "cpu" and not can_place(wanted)):  # another runtime's
+        return x
+    return to(x, wanted)
+
+
+def place_arguments(bound: dict[str, Any], devices: dict[str, str], function: str
+                    ) -> dict[str, Any]:
+    """Arguments by name, those that an annotation places on a device there. What is traced is
+    placed by its own trace."""
+    moved = {}
+    for name, device in devices.items():
+        if name in bound and not any(isinstance(x, Tracer) for x in tree.flatten(bound[name])[0]):
+            need_device(as_type(f'f32 @device("{device}")'), f"{function}: argument {name}")
+            moved[name] = to(bound[name], device)
+    return {**bound, **moved} if moved else bound
+
+
+def can_place(name: str) -> bool:
+    """Whether a type may name this device here."""
+    family, _, number = name.partition(":")
+    if name in ("gpu", "host"):
+        return True
+    return family == "cuda" and has_gpu() and (not number or (
+        number.isdecimal() and int(number) < device_count()))
+
+
 hooks.place_new.fill(place_new)
+hooks.can_place.fill(can_place)
 
 
 class PlacementWarning(UserWarning):
@@ -174,4 +217,4 @@ def _apart(what: str, places: dict[str, int]) -> ArgumentError:
              "all of a tree")
 
 
-__all__ = ["cpu", "cuda", "find_place", "place_new", "target_of", "to"]
+__all__ = ["cpu", "cuda", "find_place", "place_new", "place_typed", "target_of", "to"]

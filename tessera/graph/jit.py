@@ -25,9 +25,9 @@ from ..tensor import PLAIN, Tensor, TensorType
 from ..tile.launch.placement import gpu_number
 from ..tile.launch.resident import adopted
 from . import tree
-from .annotate import fit_argument, fit_result, tensor_annotations
+from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
-from .devices import target_of
+from .devices import place_arguments, place_typed, target_of
 from .donation import check_donated, use_up
 from .execute import Executable
 from .inspect_levels import launch_plan, level_text, need_level
@@ -105,12 +105,12 @@ class TracedSignature:
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
         self.donated, self.offloaded = tuple(donated), tuple(offloaded)
+        self.typed_places = any(v.aval.type.policy.device for v in graph.outputs)
         self.used = 0  # when it was called last; see kept_traces.py
         leaves, self.in_tree = tree.flatten(arguments)
         self.leaf_types = [type_of(x) for x in leaves]
-        self.params = frozenset(
-            n for n, x in arguments.items() if isinstance(x, Tensor) and x.is_param
-        )
+        self.params = frozenset(n for n, x in arguments.items()
+                                if isinstance(x, Tensor) and x.is_param)
 
     @property
     def types(self) -> dict[str, Any]:
@@ -141,7 +141,8 @@ class TracedSignature:
     def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         if self.layouts is not None:
             return self.program.run(leaves)
-        return self.executable.tensors(leaves)
+        made = self.executable.tensors(leaves)
+        return list(map(place_typed, made)) if self.typed_places else made
 
     def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
         out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
@@ -185,6 +186,7 @@ class JitFunction:
             if fast is not None:
                 return fast
         bound, call = self.bind(args, kwargs), None
+        bound = (place_arguments(bound[0], self.placements, self.name), bound[1])
         if self.regions:
             call = RegionCall(self.name, self.regions, bound[0])
             bound = call.lend(bound[0]), bound[1]
@@ -207,7 +209,7 @@ class JitFunction:
 
     def _fast_call(self, args: tuple) -> Any:
         """The hot path: positional plain tensors of a known signature."""
-        if self._groups or self.donate:
+        if self._groups or self.donate or self.placements:
             return None
         if any(type(a) not in PLAIN or a.scale is not None for a in args):
             return None
@@ -373,6 +375,11 @@ class JitFunction:
         if self._annotations is None:
             self._annotations = tensor_annotations(self.fn)
         return self._annotations
+
+    @functools.cached_property
+    def placements(self) -> dict[str, str]:
+        """The devices that annotations place arguments on, by name."""
+        return placements(self.annotations)
 
     @property
     def regions(self) -> dict[str, RegionType]:

@@ -249,6 +249,8 @@ def run_eager(op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any
     )
     for see in hooks.timed_ops:
         see(op, tuple(args), attrs, made, begin, time.perf_counter_ns())
+    if any(a.type.policy.device is not None for a in avals):
+        made = tuple(map(hooks.place_new.get(), made))
     for observe in hooks.eager_ops:
         observe(op, tuple(args), attrs, made)
     return made if op.multi else made[0]

@@ -275,6 +275,15 @@ loss_scale = _kind("loss_scale", "loss_scale", _check_loss_scale, repr, "@loss_s
 scaled = _kind("scaled", "scaled", _check_scaled, _quoted, '@scaled("amax")')
 per_channel = _kind("per_channel", "per_channel", _check_axis, str, "@per_channel(0)")
 device = _kind("device", "device", _check_device, _quoted, '@device("cuda:0")')
+host = device("host")  # `f32 @host`: page-locked memory, beside the GPU that computes with it
+
+
+def without_host(numeric: NumericType) -> NumericType:
+    """The type that a tensor has which `f32 @host` has placed."""
+    if numeric.policy.device != "host":
+        return numeric
+    return NumericType(numeric.dtype, replace(numeric.policy, device=None))
+
 
 
 # -- policy classes --

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .. import hooks
 from ..errors import OutOfMemoryError
 from . import libcuda
 from .device import Device, check, driver, outside_capture
@@ -20,7 +21,6 @@ from .device import Device, check, driver, outside_capture
 LIVE: dict[tuple[int, int], int] = {}  # bytes by device and pointer, of memory not of the pool
 SPARE: dict[tuple[int, int], list[int]] = {}  # freed pointers of the pool, by device and bytes
 DEFAULT = 0
-TRIMMED: list[Callable[[Device], None]] = []  # told before pools give back: who keeps memory yet
 
 
 def allocate(nbytes: int, on: Device, call: Callable[[], tuple]) -> int:
@@ -52,7 +52,7 @@ def trim(on: Device) -> None:
     that only cycles of references keep."""
     gc.collect()
     library = driver()
-    for tell in TRIMMED:
+    for tell in hooks.trimmed:
         tell(on)
     with on.current(), outside_capture():
         for (index, _), spare in SPARE.items():

@@ -14,20 +14,17 @@ import ctypes
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from .. import hooks
-from . import libcuda, memory_pools
+from . import libcuda
 from .buffer import DEFAULT, DeviceBuffer, PooledBuffer, new_stream
 from .copies import PinnedMemory
 from .device import Device, check, device, driver, outside_capture
-
-# Around every copy: name, device, stream -> a context; see EventTimeline.
-copy_observers: list[Callable[[str, int, int], AbstractContextManager]] = []
 
 
 class CopyEvent:
@@ -131,7 +128,7 @@ class CopyStreams:
     @contextmanager
     def _seen(self, name: str, stream: int) -> Iterator[None]:
         with self.device.current(), ExitStack() as stack:
-            for observe in copy_observers:
+            for observe in hooks.copies:
                 stack.enter_context(observe(name, self.device.index, stream))
             yield
 
@@ -152,7 +149,7 @@ def _trim(on: Device) -> None:
 
 
 hooks.synchronised.append(_release)
-memory_pools.TRIMMED.append(_trim)
+hooks.trimmed.append(_trim)
 
 
 class OffloadedBuffer(DeviceBuffer):
@@ -225,5 +222,5 @@ def is_offloaded(memory: Any) -> bool:
     return isinstance(memory, OffloadedBuffer) and memory.on_host
 
 
-__all__ = ["CopyStreams", "CopyEvent", "HostBlock", "OffloadedBuffer", "copy_observers",
-           "copy_streams", "is_offloaded"]
+__all__ = ["CopyStreams", "CopyEvent", "HostBlock", "OffloadedBuffer", "copy_streams",
+           "is_offloaded"]

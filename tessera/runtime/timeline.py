@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import hooks
 from . import device as devices
 from . import module
 from .device import check, device
 from .libcuda import LaunchConfig
-from .offloaded import copy_observers
 from .step_times import is_timing
 from .timing import is_capturing
 
@@ -57,12 +57,12 @@ class EventTimeline:
 
     def start(self) -> None:
         module.watch(self)
-        copy_observers.append(self._copy)
+        hooks.copies.append(self._copy)
 
     def stop(self) -> None:
         """Waits for the kernels that were seen, and reads their times."""
         module.unwatch(self)
-        copy_observers.remove(self._copy)
+        hooks.copies.remove(self._copy)
         found = [self._read(p) for p in self._pending]
         for index, (event, _) in self._bases.items():
             with device(index).current():

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..graph import functions as F
-from ..graph.op import FLAT_VIEW, GraphOp, Sample, sample
+from ..graph.op import GraphOp, Sample, sample
 from ..graph.trace import apply, current_builder
 from ..tensor import Tensor
 
@@ -62,19 +62,6 @@ MOVE = GraphOp(
     samples=(Sample(sample((2, 3)).args, {"verb": "prefetch", "what": "x", "into": "smem",
                                           "overlap": "compute"}),),
     doc="data is to lie elsewhere: a hint without a result",
-)
-PLACE = GraphOp(
-    "place",
-    shape=lambda x, to: x,
-    ref=lambda x, to: x,
-    vjp=lambda g, y, x, to: (g,),
-    jvp=lambda ts, y, x, to: ts[0],
-    batch=lambda size, batched, x, to: (apply(PLACE, x, to=to), True),
-    axes="...->...",
-    linear="joint",
-    memory=FLAT_VIEW,
-    samples=(sample((2, 3), to="host"), sample((2, 3), to="device")),
-    doc="x; where it is a result of a program on a GPU, it lies on the host or on the device",
 )
 EFFECTS = {"state": STATE, "move": MOVE}
 

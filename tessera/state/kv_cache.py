@@ -17,14 +17,16 @@ from ..graph import functions as F
 from ..graph.devices import to
 from ..graph.jit import jit
 from ..graph.ops.attention import HELD, attention
+from ..graph.ops.place import PLACE
 from ..graph.trace import Tracer, apply, current_builder
 from ..graph.tree import register_tree
 from ..numerics import DType, as_type
+from ..numerics.policy import device
 from ..runtime.arrays import HOST
 from ..tensor import OPERATORS, Tensor, TensorType, as_tensor, tensor
 from ..tile.frontend.composite_parameters import RECORDS, RecordClass
 from ..tile.launch import resident
-from .effect import PLACE, changes, moves
+from .effect import changes, moves
 from .kv_type import EXTENTS, KVCacheType
 from .movement_plan import note
 
@@ -58,7 +60,11 @@ class KVCache:
 
     @classmethod
     def empty(cls, kind: KVCacheType) -> KVCache:
-        K, V = (F.zeros(kind.dims, kind.numeric) for _ in range(2))
+        place = kind.numeric.policy.device if kind.numeric is not None else None
+        K, V = (F.zeros(kind.dims, kind.stored) for _ in range(2))
+        if place is not None and not isinstance(K, Tracer):
+            K, V = (F.cast(x, x.type @ device(place)) if place == "host" else to(x, place)
+                    for x in (K, V))
         count = F.zeros((), "int64")
         return cls(kind, CacheStorage(K, V, None if isinstance(K, Tracer) else 0), count)
 
@@ -164,7 +170,7 @@ class KVCache:
         if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, H, D):
             raise ShapeError(f"append: {name} is {show_shape(x.shape)}, the cache holds "
                              f"{show_shape(self.shape)}", hint=f"{name}: [{B}, {H}, s, {D}]")
-        return F.cast(x, self.kind.numeric)
+        return F.cast(x, self.kind.stored)
 
     def _slots(self, more: int) -> Tensor:
         """The slots of the next entries: of the last S_max of them, when there are more."""

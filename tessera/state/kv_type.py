@@ -60,6 +60,12 @@ class KVCacheType(ValueType):
             numeric, items = as_type(items[-1]), items[:-1]
         return cls(tuple(Dim.of(d) for d in items), numeric)
 
+    @property
+    def stored(self) -> NumericType:
+        """The type of its entries, f32 unless it says: without where they lie."""
+        numeric = self.numeric or as_type("f32")
+        return NumericType(numeric.dtype, replace(numeric.policy, device=None))
+
     def __matmul__(self, policy: Any) -> KVCacheType:
         if policy is rolling_window:
             return replace(self, rolling=True)
@@ -108,7 +114,7 @@ class KVCacheType(ValueType):
         from .kv_cache import CacheStorage, KVCache
 
         kind = replace(self, numeric=self.numeric or as_type("f32"))
-        held = TensorType(kind.dims, kind.numeric)
+        held = TensorType(kind.dims, kind.stored)
         count = TensorType((), as_type("int64"))
         return KVCache(kind, CacheStorage(make(held), make(held), None), make(count))
 

@@ -11,13 +11,14 @@ import numpy as np
 from .. import config
 from ..errors import ArgumentError, UnsupportedTargetError, did_you_mean
 from ..graph import tree
+from ..graph.ops.place import PLACE
 from ..graph.trace import apply, current_builder
 from ..numerics.policy import BLOCKS
 from ..runtime.device import device as find_device
 from ..runtime.device import has_gpu
 from ..tensor import Tensor, as_tensor
 from ..tile.launch import resident
-from .effect import PLACE, moves
+from .effect import moves
 from .kv_cache import KVCache
 from .movement_plan import note
 
@@ -72,8 +73,9 @@ def offload(obj: Any) -> Any:
 def _tensors(obj: Any, verb: str) -> list[tuple[str, Tensor]]:
     """The tensors of a tree, by their paths."""
     leaves, treedef = tree.flatten(obj)
-    found = [(path if path != "." else "", as_tensor(x))
-             for path, x in zip(tree.paths(treedef), leaves, strict=True)
+    if isinstance(obj, KVCache):  # how many entries it has is no matter of where they lie
+        return [("KVCache.K", obj._storage.K), ("KVCache.V", obj._storage.V)]
+    found = [(path, as_tensor(x)) for path, x in zip(tree.paths(treedef), leaves, strict=True)
              if isinstance(x, Tensor | np.ndarray)]
     if not found:
         raise ArgumentError(f"{verb} needs tensors or a state object, got {type(obj).__name__}")
@@ -111,8 +113,7 @@ class prefetch:
     def _start(self, obj: Any) -> None:
         for name, x in self.named:
             into = {"device": x.device, "hbm": x.device}.get(self.into, self.into)
-            note("prefetch", f"{self.what}{name}" if self.what == "KVCache" else name, x,
-                 "host" if into == "cpu" else into, self.overlap)
+            note("prefetch", name, x, "host" if into == "cpu" else into, self.overlap)
             if self.into == "host":
                 resident.offload(x)
             elif self.into != "smem":

@@ -212,6 +212,29 @@ def test_a_prefetch_around_a_block_is_a_movement(rng):
     assert (got.numpy() == ts.jit(lambda c, q: ts.flash_attention(q, c))(cache, k).numpy()).all()
 
 
+@pytest.mark.row("PLACE-03", "PLACE-04", "PLACE-05")
+def test_the_plan_lists_what_a_block_fetches_ahead(rng):
+    @ts.jit
+    def f(cache, q):
+        with ts.device(ts.gpu), ts.prefetch(cache, into="smem", overlap="compute"):
+            return ts.flash_attention(q, cache)
+
+    k, v = entries(rng, 2)
+    cache = ts.kv_cache((2, 3, 8, 4)).append(k, v)
+    got = f(cache, k)
+    np.testing.assert_array_equal(got.numpy(), ts.jit(lambda c, q: ts.flash_attention(q, c))(
+        cache, k).numpy())
+    listed = ts.plan(f)
+    assert [(m.verb, m.object, m.source, m.destination, m.nbytes, m.overlap) for m in listed] == [
+        ("prefetch", "KVCache f32[2, 3, 8, 4]", "host", "smem", 768, "compute")] * 2
+    assert listed[0].where.file.endswith("test_state_rows.py") and "smem" in str(listed)
+    with ts.device(ts.cpu), ts.prefetch(ts.tensor(k), into="smem", overlap="none"):
+        pass
+    last = ts.plan()[-1]
+    assert (last.object, last.source, last.destination, last.nbytes, last.overlap) == (
+        "f32[2, 3, 2, 4]", "host", "smem", 192, "none")
+
+
 @pytest.mark.row("AD-14")
 def test_a_gradient_appends_once(rng):
     k, v = entries(rng, 2)

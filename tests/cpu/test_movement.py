@@ -149,7 +149,9 @@ def test_results_that_are_placed_on_the_host(rng: Any) -> None:
         np.testing.assert_array_equal((a + c).array, 3 * x.array)
     captured = ts.jit(lambda x: ts.offload(x * 2.0), capture_graph=True)
     for _ in range(3):
-        np.testing.assert_array_equal(captured(x).array, 2 * x.array)
+        y = captured(x)
+        assert y.offloaded
+        np.testing.assert_array_equal(y.array, 2 * x.array)
     assert f.effects == {"movement"}
 
 
@@ -241,3 +243,49 @@ def test_what_a_block_prefetches_is_read_through_a_pipeline(rng: Any) -> None:
     assert (row.verb, row.destination, row.nbytes) == ("prefetch", "smem", 4 * 64 * 64)
     stages = int(row.overlap.split(", ")[1].split()[0])
     assert row.overlap.startswith("compute, ") and stages >= 2
+
+
+# --- where types say ----------------------------------------------------------------------------
+def test_types_place_new_tensors(rng: Any) -> None:
+    there, held = ts.f32 @ ts.device(ts.gpu), ts.f32 @ ts.host
+    for make in (lambda t: ts.tensor([1.0, 2.0], t), lambda t: ts.zeros(2, t),
+                 lambda t: ts.cast(ts.ones(2), t), lambda t: ts.param([1.0, 2.0], t)):
+        assert make(there).device == make(ts.f32 @ ts.device("cuda:0")).device == "cuda:0"
+        assert make(held).device == "cpu" and make(held).type == ts.as_type("f32")
+        with ts.device("cuda"):
+            x = make(held)
+        assert x.device == "cuda:0" and x.offloaded and x.type == ts.as_type("f32")
+        assert make(ts.f32 @ ts.device(ts.cpu)).device == "cpu"
+    x = normal(rng, 3).cuda()
+    assert ts.cast(x, held).offloaded and not x.offloaded
+    assert ts.cast(x, ts.f32 @ ts.device("cpu")).device == "cpu"
+    with pytest.raises(ts.UnsupportedTargetError, match="no device 'cuda:9' here"):
+        ts.zeros(2, ts.f32 @ ts.device("cuda:9"))
+
+
+def test_annotations_place_arguments_and_results(rng: Any) -> None:
+    @ts.jit
+    def step(m: ts.Tensor["N", ts.f32 @ ts.host], g: ts.Tensor["N", ts.f32 @ ts.device(ts.gpu)]
+             ) -> ts.Tensor["N", ts.f32 @ ts.host]:
+        return 0.9 * m + g
+
+    m, want = ts.offload(ts.zeros(4).cuda()), np.zeros(4)
+    for _ in range(3):
+        g = normal(rng, 4)
+        m, want = step(m, g), 0.9 * want + g.array
+        assert m.offloaded and m.device == "cuda:0" and m.type == ts.as_type("f32")
+        np.testing.assert_allclose(m.array, want, rtol=1e-5)
+    assert step.specializations == 1
+    assert [t.kind for t in step.traced(m, g.cuda()).executable.program.plan.transfers] == [
+        "fetch", "offload"]
+
+
+def test_the_type_of_a_cache_places_it() -> None:
+    kind = ts.KVCache["B", "H", "S_max", "D_h", ts.bf16]
+    there = (kind @ ts.device(ts.gpu))(1, 2, 8, 4)
+    assert there._storage.K.device == there._storage.V.device == "cuda:0"
+    k = ts.ones((1, 2, 3, 4)).cuda()
+    assert there.append(k, k).length == 3 and there.append(k, k).K.device == "cuda:0"
+    assert (kind @ ts.device(ts.cpu))(1, 2, 8, 4)._storage.K.device == "cpu"
+    with ts.device("cuda"):
+        assert (kind @ ts.host)(1, 2, 8, 4).place == "host"

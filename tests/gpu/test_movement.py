@@ -84,6 +84,22 @@ def test_a_cache_leaves_the_device_and_comes_back(rng: Any) -> None:
     np.testing.assert_array_equal(cache.append(k, k).K.array, np.concatenate([k.array] * 3, axis=2))
 
 
+@pytest.mark.row("STATE-03")
+def test_the_type_of_a_cache_places_it(rng: Any) -> None:
+    kind = ts.KVCache["B", "H", "S_max", "D_h", ts.bf16] @ ts.rolling_window
+    there = (kind @ ts.device(ts.gpu))(1, 2, 64, 32)
+    k = normal(rng, 1, 2, 3, 32)
+    longer = there.append(k.cuda(), k.cuda())
+    for x in (there._storage.K, there._storage.V, longer.K, longer.V):
+        assert x.device == "cuda:0"
+    cupy = pytest.importorskip("cupy")
+    assert isinstance(cupy.from_dlpack(ts.cast(longer.K, "f32")), cupy.ndarray)
+    assert (kind @ ts.device(ts.gpu[0]))(1, 2, 64, 32)._storage.K.device == "cuda:0"
+    here = (kind @ ts.device(ts.cpu))(1, 2, 64, 32).append(k, k)
+    assert here.K.device == "cpu" and isinstance(here.K.array, np.ndarray)
+    np.testing.assert_array_equal(here.K.array, longer.K.array)
+
+
 # --- tensors ------------------------------------------------------------------------------------
 def meets(a: KernelEvent, b: KernelEvent) -> bool:
     return a.start_ns < b.end_ns and b.start_ns < a.end_ns

@@ -26,11 +26,11 @@ from ...runtime.offloaded import CopyEvent, HostBlock, OffloadedBuffer
 from ...runtime.sentinel_words import owned
 from ...runtime.step_times import TimedStep, run_timed
 from ...tensor import Tensor
-from ...tile.launch.resident import Resident
+from ...tile.launch.resident import Resident, offload
 from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
-from ..schedule.offload import waits
+from ..schedule.offload import placed_on_host, waits
 from .compile_program import CompiledBefore, compile_launches
 from .host_steps import HostCalls, HostStep
 from .launch_plan import annotated
@@ -92,6 +92,8 @@ class DeviceExecutable:
                 else space.run(leaves)
             if first:
                 self.before.keep()
+            for i in placed_on_host(self.graph) if self._capture else ():
+                offload(results[i])
             if self._capture and space.recorded is None:
                 space.record()  # when all kernels are loaded
             return results

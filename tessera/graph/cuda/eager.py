@@ -25,7 +25,7 @@ from ...tensor import Tensor, as_tensor
 from ...tile.launch.placement import chosen_gpu, gpu_number
 from ...tile.launch.resident import adopted, on_gpu
 from .. import tree
-from ..devices import target_of
+from ..devices import place_typed, target_of
 from ..ir import Graph, Node
 from ..op import GraphOp
 from ..signature import Static, join_scales, leaf_tensors, split_result
@@ -62,7 +62,13 @@ class EagerProgram:
             made = self.executable.tensors(operands)
         else:
             made = self._watched(operands)
-        return tree.unflatten(self.out_tree, join_scales(made, self.rebuild))
+        return tree.unflatten(self.out_tree, join_scales(self._placed(made), self.rebuild))
+
+    def _placed(self, made: list[Tensor]) -> list[Tensor]:
+        """Where their types say."""
+        if all(v.aval.type.policy.device is None for v in self.graph.outputs):
+            return made
+        return list(map(place_typed, made))
 
 
     def _watched(self, operands: Sequence[Tensor]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from ...numerics import (
     decode,
     encode,
 )
+from ...numerics.policy import without_host
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, FRESH, Arg, GraphOp, ResultMemory, Sample
@@ -34,6 +35,7 @@ from ..operand import (
     to_compute,
 )
 from ..trace import apply
+from .place import PLACE
 
 
 def cast_ref(
@@ -164,6 +166,8 @@ CAST_STOCHASTIC = GraphOp(
 
 def cast_to(x: Tensor, numeric: NumericType) -> Tensor:
     """x as `numeric`; draws a key when the policy rounds stochastically and something is lost."""
+    if numeric.policy.device == "host":
+        return apply(PLACE, cast_to(x, without_host(numeric)), to="host")
     if x.type == numeric:
         return x
     attrs = {"source": x.type, "to": numeric}

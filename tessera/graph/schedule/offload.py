@@ -146,22 +146,29 @@ def copy_arguments(graph: Graph, on_host: Sequence[int]) -> Graph:
     """The graph with a copy of each input that lies on the host, by number, and one to the host of
     each result that is placed there."""
     makers = {v: n for n in graph.nodes for v in n.outputs}
+    placed = placed_on_host(graph)
     there = {v: Value(v.aval) for v in (graph.inputs[i] for i in on_host)}
     nodes = [Node(FETCH, (v,), {}, (new,), _first_line(graph, v)) for v, new in there.items()]
     nodes += [n if not there.keys() & set(n.inputs) else
               Node(n.op, tuple(there.get(v, v) for v in n.inputs), n.attrs, n.outputs, n.where)
               for n in graph.nodes]
     outputs = []
-    for v in graph.outputs:
-        maker = makers.get(v)
-        if maker is not None and maker.op.name == "place" and maker.attrs["to"] == "host":
-            held, x = Value(v.aval), maker.inputs[0]
-            nodes.append(Node(OFFLOAD, (there.get(x, x),), {}, (held,), maker.where))
+    for i, v in enumerate(graph.outputs):
+        if i in placed:
+            held, x = Value(v.aval), makers[v].inputs[0]
+            nodes.append(Node(OFFLOAD, (there.get(x, x),), {}, (held,), makers[v].where))
             outputs.append(held)
         else:
             outputs.append(there.get(v, v))
     return remove_dead(Graph(graph.name, graph.inputs, graph.captures, tuple(nodes),
                              tuple(outputs)))
+
+
+def placed_on_host(graph: Graph) -> set[int]:
+    """The results, by number, that the graph places there."""
+    made = {v for n in graph.nodes if n.op.name == "place" and n.attrs["to"] == "host"
+            for v in n.outputs}
+    return {i for i, v in enumerate(graph.outputs) if v in made}
 
 
 def _first_line(graph: Graph, v: Value) -> Any:
@@ -260,4 +267,4 @@ def verify_copies(plan: GraphSchedule) -> None:
 
 
 __all__ = ["FETCH", "LEAST_BYTES", "OFFLOAD", "copy_arguments", "order_arguments", "place_saved",
-           "verify_copies", "waits"]
+           "placed_on_host", "verify_copies", "waits"]
