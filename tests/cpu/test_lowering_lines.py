@@ -155,6 +155,24 @@ def test_running_sums_of_infinities(form):
     np.testing.assert_array_equal(got, want)
 
 
+def test_recurrences_of_infinite_factors(form, rng):
+    """Where 0 meets an infinite factor it is NaN, behind what overflows it is what was there."""
+    inf, f = np.inf, np.float32
+    a = np.array([[2, inf, 1, 1, 1, 1], [1, 1, 0, 1, inf, 2], [1e38, 1e38, 1e38, 1e38, 1e38, 1e38],
+                  [1, 1, inf, 1, 0, 1], [inf, 2, inf, 3, 1, 1]], f)
+    b = np.array([[0, 1, 2, 3, 4, 5], [1, 2, 0, 0, 1, 1], [0, 0, 0, 0, 0, 3], [0, 1, 1, 0, 2, 0],
+                  [0, 1, 2, 3, 4, 5]], f)
+    (got,), (want,) = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=1), a, b)
+    np.testing.assert_array_equal(got, want)
+    assert np.isnan(want[0, 1]) and want[2, 5] == 3 and want[4, 2] == inf
+    a, b = rng.choice([0, 1, -1, 0.5, inf], (40, 30)), rng.choice([0, 1, -1], (40, 30))
+    a[:, 3:] = np.where(np.isinf(a[:, 3:]) & (rng.random((40, 27)) < 0.8), 1, a[:, 3:])
+    (got,), (want,) = lowered(lambda a, b: ts.linear_recurrence(a, b, axis=1), a.astype(f),
+                              b.astype(f))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert np.isnan(want).sum() > 100 and np.isfinite(want).sum() > 100
+
+
 @pytest.mark.parametrize("shape, axis", [((40,), 0), ((3, 21), 1), ((21, 2), 0), ((2, 19, 3), 1)])
 def test_sums_at_places_of_long_lines(shape, axis, monkeypatch, rng):
     """The gradient of a sort, and of reads that repeat and leave out places."""

@@ -35,13 +35,16 @@ F64, INT32 = as_type("f64").dtype, as_type("int32").dtype
 class Scan:
     """kept: types of the parts of a state.  none: the state of nothing.  combine: of a part of the
     line and the one behind it.  lift: the state of one element, from operands and place.  part:
-    which of the parts is the result."""
+    which of the parts is the result.  next: of a part that begins the line and one element, where
+    that is another text.  alone: elements whose blocks are walked one element after another."""
 
     kept: Callable[[DType], tuple[DType, ...]]
     none: Callable[[DType], State]
     combine: Callable[[DType, State, State], State]
     lift: Callable[[KernelWriter, DType, State, str], State]
     part: int = 0
+    next: Callable[[DType, State, State], State] | None = None
+    alone: Callable[[State], str] | None = None
 
 
 def _wide(dtype: DType) -> DType:
@@ -68,11 +71,15 @@ def _add_exponentials(dtype: DType, a: State, b: State) -> State:
 
 
 def _recur(dtype: DType, p: State, q: State) -> State:
-    """h -> a h + b. A product of factors may overflow where h is 0, and gives 0 then."""
+    """h -> a h + b. A product of finite factors may overflow where h is 0, and gives 0 then."""
     grown = f"{q[0]} * {p[1]}"
     if dtype.kind == "float":
         grown = f"tile.where(({p[1]} == 0.0) & tile.isinf({q[0]}), 0.0, {grown})"
     return [f"({p[0]} * {q[0]})", f"({grown} + {q[1]})"]
+
+
+def _recur_once(dtype: DType, p: State, q: State) -> State:
+    return [p[0], f"({q[0]} * {p[1]} + {q[1]})"]
 
 
 def _factor_and_term(w: KernelWriter, dtype: DType, xs: State, at: str) -> State:
@@ -102,7 +109,8 @@ SCANS: dict[str, Scan] = {
         kept=lambda d: (F64,), none=lambda d: ["-inf"], combine=_add_exponentials, lift=_in_f64),
     "running recurrence": Scan(
         kept=lambda d: (_wide(d), _wide(d)), combine=_recur, lift=_factor_and_term,
-        none=lambda d: [literal(1, d.kind), literal(0, d.kind)], part=1),
+        none=lambda d: [literal(1, d.kind), literal(0, d.kind)], part=1, next=_recur_once,
+        alone=lambda s: f"tile.isinf({s[0]})"),  # what comes of inf h depends on h
     "running largest": _place("largest"),
     "running smallest": _place("smallest"),
 }
@@ -172,6 +180,14 @@ class _Writer:
     def combine(self, a: State, b: State) -> State:
         return self.scan.combine(self.dtype, a, b)
 
+    def next(self, a: State, b: State) -> State:
+        """b: of one element, behind all before it."""
+        return (self.scan.next or self.scan.combine)(self.dtype, a, b)
+
+    @property
+    def may_walk(self) -> bool:
+        return self.scan.alone is not None and self.dtype.kind == "float"
+
 
 def _walk(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     """A line for each thread. Lines behind the last are outside of the tensors."""
@@ -186,7 +202,7 @@ def _walk(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     with w.block(f"for t in range(1, {T}):"):
         w.line(f"at = line + t * {C}", s.step)
         s.load(here, "at", "(zero + t)")
-        s.let(own, s.combine(own, here))
+        s.let(own, s.next(own, here))
         s.store(own, "at")
 
 
@@ -202,14 +218,43 @@ def _combine_blocks(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
     with w.block(f"for n in range(0, {T}, {BN}):"):
         w.line(f"at = tile.where(i + n < {T}, tile.cast(i + n, {kind}) * {C} + line, -1)", s.step)
         s.load(own, "at", "(i + n)")
-        for round_ in range(BN.bit_length() - 1):
-            _exchange(s, own, left, shared, f"i - {1 << round_}")
-            made = s.combine(left, own)
-            s.let(own, [f"tile.where(i >= {1 << round_}, {m}, {o})"
-                        for m, o in zip(made, own, strict=True)])
-        s.let(own, s.combine(carry, own))
+        if s.may_walk:
+            assert s.scan.alone is not None
+            alone = f"tile.where({s.scan.alone(own)}, 1.0, 0.0)"
+            with w.block(f"if tile.reduce_max({alone}) > 0.0:"):
+                _walk_block(s, own, carry, shared, BN)
+            with w.block("else:"):
+                _combine_block(s, own, left, carry, shared, BN)
+        else:
+            _combine_block(s, own, left, carry, shared, BN)
         s.store(own, "at")
         _exchange(s, own, carry, shared, f"i * 0 + {BN - 1}")
+
+
+def _combine_block(s: _Writer, own: State, left: State, carry: State, shared: State, BN: int
+                   ) -> None:
+    """In log2(BN) rounds."""
+    for round_ in range(BN.bit_length() - 1):
+        _exchange(s, own, left, shared, f"i - {1 << round_}")
+        made = s.combine(left, own)
+        s.let(own, [f"tile.where(i >= {1 << round_}, {m}, {o})"
+                    for m, o in zip(made, own, strict=True)])
+    s.let(own, s.combine(carry, own))
+
+
+def _walk_block(s: _Writer, own: State, carry: State, shared: State, BN: int) -> None:
+    """One element after another: all lanes compute the same, and each keeps its own."""
+    for m, x in zip(shared, own, strict=True):
+        s.w.line(f"tile.scatter({m}, i, {x})", s.step)
+    s.w.line("tile.barrier()", s.step)
+    here = s.names("e")
+    with s.w.block(f"for j in range(0, {BN}):"):
+        for m, x in zip(shared, here, strict=True):
+            s.w.line(f"{x} = tile.gather({m}, i * 0 + j)", s.step)
+        s.let(carry, s.next(carry, here))
+        for o, c in zip(own, carry, strict=True):
+            s.w.line(f"{o} = tile.where(i == j, {c}, {o})", s.step)
+    s.w.line("tile.barrier()", s.step)
 
 
 def _exchange(s: _Writer, own: State, other: State, shared: State, at: str) -> None:
