@@ -29,8 +29,9 @@ from tessera.errors import UnsupportedTargetError
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.lower import lower
 from tessera.graph.ir import Graph
-from tessera.graph.op import GraphOp, Sample
+from tessera.graph.op import OPS, GraphOp, Sample
 from tessera.graph.trace import apply
+from tessera.numerics import as_type, find_dtype
 from tessera.runtime.target import parse_target
 from tolerance import assert_close
 
@@ -175,3 +176,17 @@ def test_integers(kind: str, fn: Any, rng: Any) -> None:
     (got,), want = CudaProgram(ts.jit(fn).graph(x), TARGET).run([x.array]), fn(x).array
     assert got.dtype == want.dtype
     assert_close(got, want, want.dtype, n=1)
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "bf16", "f16", "f32"])
+@pytest.mark.parametrize("name", ["isfinite", "isnan", "isinf"])
+def test_predicates_of_every_code(kind: str, name: str, rng: Any) -> None:
+    """Of the op itself, on the type as it is stored: some have no infinity to compare with."""
+    d = find_dtype(kind)
+    codes = np.arange(1 << min(d.bits, 16)).astype(d.code_type) << max(0, d.bits - 16)
+    x = ts.Tensor(codes.astype(d.code_type).view(d.numpy), as_type(kind))
+    graph = ts.jit(lambda x: apply(OPS[name], x)).graph(x)
+    (got,) = CudaProgram(graph, TARGET).run([x.array])
+    with np.errstate(invalid="ignore"):
+        want = getattr(np, name)(x.array.astype(np.float32))
+    assert np.array_equal(got, want)
