@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import hooks
+from ..errors import OutOfMemoryError
 from . import libcuda
 from .buffer import DEFAULT, DeviceBuffer, PooledBuffer, new_stream
 from .copies import PinnedMemory
@@ -68,8 +69,7 @@ class HostBlock:
     def __init__(self, nbytes: int, on: Device):
         self._spare = _SPARE_BLOCKS.setdefault((on.index, nbytes), [])
         # last: the copy that read or wrote it last
-        self.memory, self.last = (self._spare.pop() if self._spare
-                                  else (PinnedMemory(nbytes, on), None))
+        self.memory, self.last = self._spare.pop() if self._spare else (_locked(nbytes, on), None)
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
@@ -82,6 +82,19 @@ class HostBlock:
     @property
     def nbytes(self) -> int:
         return self.memory.nbytes
+
+
+def _locked(nbytes: int, on: Device) -> PinnedMemory:
+    """New memory; where there is none the pool gives back what it keeps."""
+    try:
+        return PinnedMemory(nbytes, on)
+    except OutOfMemoryError:
+        for spare in _SPARE_BLOCKS.values():
+            for _, last in spare:
+                if last is not None:
+                    last.wait()
+            spare.clear()
+        return PinnedMemory(nbytes, on)
 
 
 _SPARE_BLOCKS: dict[tuple[int, int], list[tuple[PinnedMemory, CopyEvent | None]]] = {}

@@ -289,3 +289,43 @@ def test_the_type_of_a_cache_places_it() -> None:
     assert (kind @ ts.device(ts.cpu))(1, 2, 8, 4)._storage.K.device == "cpu"
     with ts.device("cuda"):
         assert (kind @ ts.host)(1, 2, 8, 4).place == "host"
+
+
+def test_the_pool_of_the_host_gives_back_what_it_keeps(driver: Any, monkeypatch: Any,
+                                                       rng: Any) -> None:
+    x = ts.offload(normal(rng, 30).cuda())
+    assert np.array_equal((x + 0.0).array, x.array)
+    (spare,) = [s for s in offloaded._SPARE_BLOCKS.values() if s]
+    answers = iter([(2, 0)])
+    plain = driver.cuMemHostAlloc
+    monkeypatch.setattr(driver, "cuMemHostAlloc",
+                        lambda n, flags: next(answers, None) or plain(n, flags))
+    ts.offload(normal(rng, 50).cuda())
+    assert not spare
+
+
+@LATE
+def test_the_state_of_an_optimizer_lies_on_the_host(late: str, driver: Any, rng: Any) -> None:
+    opt = ts.optim.AdamW()
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        loss, grads = ts.value_and_grad(lambda p: ts.mean(ts.square(x @ p["w"] + p["b"])))(params)
+        params, state = opt.update(params, grads, state, 1e-2)
+        return params, state, loss
+
+    def held(params: Any, state: Any, x: Any) -> Any:
+        params, state, loss = step(params, state, x)
+        return params, ts.offload(state), loss
+
+    params = {"w": normal(rng, 64, 48), "b": normal(rng, 48)}
+    here, there = (params, opt.init(params)), ts.to(params, "cuda")
+    there = there, ts.offload(opt.init(there))
+    f, g = ts.jit(held, donate=("params", "state")), ts.jit(step)
+    for n in range(3):
+        x = normal(rng, 16, 64)
+        *here, want = g(*here, x)
+        driver.late = late if n else ""
+        *there, loss = f(*there, x.cuda())
+        np.testing.assert_allclose(loss.item(), want.item(), rtol=1e-4)
+    for k in params:
+        np.testing.assert_allclose(there[0][k].array, here[0][k].array, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,20 +81,28 @@ class HostCalls:
         """The copies of a step, which begin where they are called."""
         copies = [CopiedOut(o.shape, o.type.dtype.numpy, self.device) for o in step.group.reads]
         self.steps.append((step, copies))
-        return [lambda c=c, o=o: c.begin(pointer(o.name), stream)  # type: ignore[misc]
-                for c, o in zip(copies, step.group.reads, strict=True)]
+        found: list[Callable[[], Any]] = [
+            partial(lambda c, name: c.begin(pointer(name), stream), c, o.name)
+            for c, o in zip(copies, step.group.reads, strict=True)]
+        if step.node.op.host == "later" and stream == DEFAULT:
+            found.append(partial(self._leave, (step, copies)))
+        return found
+
+    def _leave(self, step: tuple[HostStep, list[CopiedOut]]) -> None:
+        """Its copies have begun: a kernel behind them that fails may do so for its reason."""
+        self._late.append(step)
+        _pending.add(self)
 
     def finish(self, recorded: bool = False) -> None:
         """All has been launched: do what is to be done before the call returns. recorded: as a
         graph of the driver's, whose copies are done when all of it is."""
         if not self.steps:
             return
-        for _, copies in self.steps if recorded else ():
+        for step, copies in self.steps if recorded else ():
             for c in copies:
                 c.mark(DEFAULT)
-        self._late = [s for s in self.steps if s[0].node.op.host == "later"]
-        if self._late:
-            _pending.add(self)
+            if step.node.op.host == "later":
+                self._leave((step, copies))
         _run([s for s in self.steps if s[0].node.op.host == "now"])
 
     def settle(self) -> None:
