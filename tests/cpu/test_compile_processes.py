@@ -18,6 +18,7 @@ import pytest
 import tessera as ts
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from models.training import model, step_of, tensors
 from tessera import CompileError, Tensor, config, f32
 from tessera.graph.cuda import compile_program, generate_kernels
 from tessera.graph.cuda.levels import program_of, request_of
@@ -308,6 +309,23 @@ def test_a_first_call_compiles_before_it_launches(gpu, driver, monkeypatch):
     assert asked == [(3, 3, 0)] and compiled == 3
     ts.jit(f)(a)
     assert len(asked) == 2 and asked[1][1] == 0 and len(gpu.requests) == compiled
+
+
+@pytest.mark.parametrize("name", ["gpt", "autoencoder"])
+def test_a_first_call_compiles_nothing_while_it_launches(gpu, monkeypatch, name):
+    """Kernels of one form serve several extents, of which some are multiples of 16."""
+    compiled, build = [], module.compile_images
+
+    def counted(wanted):
+        count = build(wanted)
+        compiled.append((count, len(gpu.requests)))
+        return count
+
+    monkeypatch.setattr(compile_program, "compile_images", counted)
+    m, rng = model(name), np.random.default_rng(1)
+    p, batch = (ts.to(tensors(x), "cuda") for x in (m.parameters(rng), m.batch(rng)))
+    step_of(m)(p, batch)
+    assert compiled == [(len(gpu.requests), len(gpu.requests))]
 
 
 def name_of(launch, target) -> str:

@@ -68,10 +68,10 @@ def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]
     seen = set()
     for launch, arrays in calls:
         kernel, where = launch.shared, launch.group.where
-        places = tuple(a.pointer % ALIGNMENT_BYTES for a in arrays)
+        forms = tuple((a.shape, a.pointer % ALIGNMENT_BYTES) for a in arrays)
         shared = overlap([(a.pointer, prod(a.shape) * a.dtype.numpy.itemsize) for a in arrays])
-        if (id(kernel), places, shared) not in seen:
-            seen.add((id(kernel), places, shared))
+        if (id(kernel), forms, shared) not in seen:
+            seen.add((id(kernel), forms, shared))
             with at_line(where):
                 found = wanted_image(kernel, kernel.bind(tuple(arrays), {}))
             yield replace(found, where=where)
