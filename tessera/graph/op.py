@@ -259,6 +259,11 @@ class GraphOp:
     host: str = ""
     hint: str = ""
 
+    @property
+    def placed(self) -> bool:
+        """Whether an element follows from where it stands in the whole, as random bits do."""
+        return self.makes == "bits" or isinstance(self.tile, str) and "{index}" in self.tile
+
     def __post_init__(self) -> None:
         if self.name in OPS:
             raise ArgumentError(f"an op named {self.name!r} is registered already")

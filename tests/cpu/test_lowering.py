@@ -71,14 +71,11 @@ def test_without_a_gpu_the_target_is_refused():
 
 
 # --- what has no kernel -------------------------------------------------------------------------
-@pytest.mark.parametrize("name, fn, shape", [
-    ("while_loop", lambda x: ts.while_loop(lambda c: ts.sum(c) < 9.0, lambda c: c + 1.0, x), (8,)),
-])
-def test_an_op_without_a_kernel_is_an_error_at_its_line(name, fn, shape):
+def test_an_op_without_a_kernel_is_an_error_at_its_line():
     with pytest.raises(UnsupportedTargetError, match="has no kernel for GPUs") as info:
-        program(fn, ts.ones(shape))
+        program(lambda x: apply(OPS["add"], x, x), ts.cast(ts.ones((8,)), "fp4_e2m1"))
     assert info.value.where.file.endswith("test_lowering.py")
-    assert info.value.message.startswith(f"{name}(")
+    assert info.value.message.startswith("add(fp4_e2m1[8]")
     assert 'target="cpu"' in info.value.hint
 
 
@@ -261,12 +258,6 @@ def test_other_types_and_numbers_are_other_kernels():
         np.testing.assert_array_equal(got, f(x.array, y.array))
     assert kernels(lambda x, y: x * 2.0, lambda x, y: x * 3.0) == 2
     assert kernels(lambda x, y: ts.cast(x, "bf16"), lambda x, y: ts.cast(x, "f16")) == 2
-
-
-def test_a_loop_that_would_become_too_many_kernels_is_refused(rng):
-    with pytest.raises(ts.UnsupportedTargetError, match=r"a scan of length 30000 over 2 ops is "
-                                                        r"repeated[\s\S]*test_lowering.py"):
-        program(lambda x: ts.scan(lambda c, _: (c * 2.0, c), x, None, length=30000)[0], ts.ones(3))
 
 
 def test_iterations_of_a_loop_share_their_kernels(rng):

@@ -64,6 +64,25 @@ def test_inside_of_a_function_and_its_gradient(rng):
     same_bits(*both(lambda x: ts.vmap(lambda r: ts.cast(r, "bf16 @stochastic_round"))(x), x))
 
 
+@pytest.mark.parametrize("shape", [(6, 40), (5, 7, 33)], ids=str)
+def test_fused_with_what_is_around(shape, rng):
+    """In one kernel with its operand, in rows with their sums, behind a matmul, and of one row that
+    others repeat."""
+    kind = "bf16 @stochastic_round"
+    x = ts.tensor(rng.standard_normal(shape).astype(np.float32))
+    w = ts.cast(ts.tensor(rng.standard_normal((shape[-1], 24)).astype(np.float32)), "bf16")
+    f = ts.jit(lambda x: ts.cast(x * 0.99 + 0.1, kind))
+    assert len(CudaProgram(f.graph(x)).plan.groups) == 1
+    same_bits(*both(lambda x: ts.cast(x * 0.99 + 0.1, kind), x))
+    same_bits(*both(lambda x: ts.cast(x - ts.max(x, -1, keepdims=True), kind), x))
+    same_bits(*both(lambda x: ts.cast(ts.cast(ts.max(x, -1, keepdims=True), kind), "f32") + x, x))
+    same_bits(*both(lambda x: ts.cast(ts.cast(x[0] * 2.0, kind), "f32") + x, x))
+    want, got = both(lambda x, w: ts.cast(ts.cast(x, "bf16") @ w, "fp8_e4m3 @stochastic_round"),
+                     x, w)
+    for a, b in zip(want, got, strict=True):  # sums in another order round apart here and there
+        assert (tn.to_codes(a) == tn.to_codes(b)).mean() > 0.98
+
+
 def test_what_f32_does_not_hold_is_refused(rng):
     x = ts.tensor(rng.standard_normal(4))
     with pytest.raises(UnsupportedTargetError, match="does not hold every f64; cast to f32 first"):

@@ -26,6 +26,7 @@ from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import argument_views, scatters, sorting
 from .anchors import anchor_frame
+from .host_keys import CAST
 from .host_steps import host_groups
 from .library_steps import library_group
 from .loop_steps import loop_group
@@ -47,7 +48,9 @@ OWN = sorting.KINDS | scatters.KINDS  # of ops that passes put into a graph
 
 # --- loops ----------------------------------------------------------------------------------------
 def _loop_space(node: Node) -> Space | None:
-    return extents_of(node.outputs[0]) if node.op in ELEMENTWISE else loop_space(node)
+    if node.op in ELEMENTWISE or node.op is CAST:
+        return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
+    return loop_space(node)
 
 
 # --- what a fused loop becomes --------------------------------------------------------------------

@@ -181,7 +181,7 @@ def _fits(node: Node, shape: tuple, space: tuple) -> bool:
     if shape == space:
         return True
     row = (*space[:-1], 1)
-    return bool(space) and shape == row and not node.op.reduction and node.op.makes != "bits"
+    return bool(space) and shape == row and not node.op.reduction and not node.op.placed
 
 
 def fuse(graph: Graph, target: ScheduleTarget) -> list[FusionGroup]:
