@@ -2,7 +2,8 @@
 
 One tap of the window after another: for it, each place of the result reads one pixel of each
 channel, and what of the window lies outside is 0. So the pixels' places are computed once for a tap
-and serve all channels. Images are [images * groups, channels, pixels].
+and serve all channels. What is gathered lies as [images * groups, pixels, channels]: the channels
+of a pixel come in accesses of 16 bytes.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def readers(places, tap, geometry):
 
 
 @kernel(grid=lambda Z, M, P, BM, BN: (-(-M // BM), -(-P // BN), Z))
-def conv_images(X: Tensor["Z", "C", "S"], W: Tensor["Q", "M", "C"], Y: Tensor["Z", "M", "P", f32],
+def conv_images(X: Tensor["Z", "S", "C"], W: Tensor["Q", "M", "C"], Y: Tensor["Z", "M", "P"],
                 geometry, groups=1, back=False, BM=128, BN=128, BK=32):
-    """Y[z, m, p] = sum_tc W[group of z, tap t][m, c] X[z, c, the pixel of p through t].
+    """Y[z, m, p] = sum_tc W[group of z, tap t][m, c] X[z, the pixel of p through t, c].
 
     W: for each group the taps one after another.   back: of the adjoint, whose X are the results of
     a convolution and whose places are its pixels
@@ -72,18 +73,18 @@ def conv_images(X: Tensor["Z", "C", "S"], W: Tensor["Q", "M", "C"], Y: Tensor["Z
     sums = tile.zeros((BM, BN))
     for tap in range(0, geometry.taps):
         at = readers(places, tap, geometry) if back else pixels(places, tap, geometry)
-        for c in range(0, X.shape[1], BK):
+        for c in range(0, X.shape[2], BK):
             w = tile.load(W[z % groups * geometry.taps + tap, m:m+BM, c:c+BK])
-            sums = tile.dot(w, tile.gather(X[z, c:c+BK, :], at, axis=1), sums)
-    Y[z, m:m+BM, n:n+BN] = sums
+            sums = tile.dot(w, tile.gather(X[z, :, c:c+BK], at).T, sums)
+    Y[z, m:m+BM, n:n+BN] = tile.cast(sums, Y.dtype)
 
 
 @kernel(grid=lambda R, Q, M, C, BM, BN: (-(-M // BM), -(-C // BN), R * Q))
-def conv_filters(X: Tensor["Z", "C", "S"], G: Tensor["Z", "M", "P"],
+def conv_filters(X: Tensor["Z", "S", "C"], G: Tensor["Z", "M", "P"],
                  D: Tensor["R", "Q", "M", "C", f32], geometry, groups=1, images=1, BM=128, BN=128,
                  BK=32):
     """D[r, group and tap][m, c] = sum over some images and all places p of G[z, m, p] times
-    X[z, c, the pixel of p through the tap]. images: of each part r."""
+    X[z, the pixel of p through the tap, c]. images: of each part r."""
     m, n = tile.group_id(0) * BM, tile.group_id(1) * BN
     r, q = tile.group_id(2) // Q, tile.group_id(2) % Q
     tap, group = q % geometry.taps, q // geometry.taps
@@ -92,8 +93,8 @@ def conv_filters(X: Tensor["Z", "C", "S"], G: Tensor["Z", "M", "P"],
         z = i * groups + group
         for p in range(0, P, BK):
             at = pixels(tile.arange(0, BK) + p, tap, geometry)
-            x = tile.gather(X[z, n:n+BN, :], at, axis=1)
-            sums = tile.dot(tile.load(G[z, m:m+BM, p:p+BK]), x.T, sums)
+            x = tile.gather(X[z, :, n:n+BN], at)
+            sums = tile.dot(tile.load(G[z, m:m+BM, p:p+BK]), x, sums)
     D[r, q, m:m+BM, n:n+BN] = sums
 
 

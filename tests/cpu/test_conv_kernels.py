@@ -82,6 +82,19 @@ def test_others_are_matmuls_of_windows(xs: tuple, ws: tuple, dtype: str, keys: d
     assert not calls(made) and any(g.kind == "gemm" for g in made.plan.groups)
 
 
+@pytest.mark.parametrize(("dtype", "rounds"), [("bf16", True), ("f16", True),
+                                               ("bf16 @saturate", False)])
+def test_a_kernel_rounds_what_is_read_rounded_alone(dtype: str, rounds: bool, rng: Any) -> None:
+    """Its sums are f32 where something else reads them, or rounds them in its own way."""
+    x, w, b = (integers(rng, s, dtype) for s in ((1, 16, 6, 6), (16, 16, 3, 3), (16,)))
+    made = check(lambda x, w: (ts.conv2d(x, w),), x, w)
+    (launch,) = (g for g in made.plan.groups if g.kind == "launch")
+    assert launch.writes[0].type.dtype is (x.dtype if rounds else ts.as_type("f32").dtype)
+    made = check(lambda x, w, b: (ts.conv2d(x, w, b),), x, w, b)
+    (launch,) = (g for g in made.plan.groups if g.kind == "launch")
+    assert launch.writes[0].type == ts.as_type("f32")
+
+
 def test_what_lies_outside_the_images_is_not_read(rng: Any) -> None:
     """Infinities at the edge reach the places that see them, and no others."""
     x = ts.zeros((1, 16, 6, 6), "bf16").array.copy()

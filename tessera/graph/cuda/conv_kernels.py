@@ -8,25 +8,50 @@ images, and unfold to no copy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ...kernels.conv import Geometry, conv_filters, conv_images
+from ...numerics import Policy, as_type
 from ...tensor import Tensor
 from .. import functions as F
 from ..expand import Rule, expand_by
-from ..ir import Graph, Node
+from ..ir import Graph, Node, Value
 from ..op import GraphOp
+from ..operand import convert
 from ..ops.conv_products import CONV, CONV_FILTER, CONV_INPUT
 
+F32 = as_type("f32")
 LEAST = 16  # channels of a group: the depth of one mma of 16 bits
 GROUPS = 264  # of threads that keep a large chip busy: two for each multiprocessor of an H100
 
 
 def use_conv_kernels(graph: Graph) -> Graph:
     """The graph with the convolutions that the kernels take as their launches."""
-    return expand_by(graph, lambda node: RULES[node.op] if node.op in RULES and _is_taken(node)
-                     else None)
+    return expand_by(_rounded(graph), lambda node: RULES[node.op] if node.op in RULES and _is_taken(
+        node) else None)
+
+
+def _rounded(graph: Graph) -> Graph:
+    """The graph whose convolutions say where a cast to the type of their operands is all that reads
+    them: the kernel rounds then, and writes half as much."""
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            readers.setdefault(v, []).append(node)
+    nodes = []
+    for node in graph.nodes:
+        found = readers.get(node.outputs[0], []) if node.outputs else []
+        if node.op in (CONV, CONV_INPUT) and _is_taken(node) and len(found) == 1 and (
+                node.outputs[0] not in graph.outputs and found[0].op.name == "cast"):
+            to = found[0].attrs["to"]
+            if to.dtype is node.inputs[0].aval.dtype and replace(
+                    to.policy, accum=None) == Policy():
+                node = Node(node.op, node.inputs, {**node.attrs, "rounds": to}, node.outputs,
+                            node.where)
+        nodes.append(node)
+    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
 def _is_taken(node: Node) -> bool:
@@ -50,28 +75,29 @@ def _images(node: Node) -> list[Any]:
 
 
 # --- launches ---------------------------------------------------------------------------------
-def _conv(x: Tensor, w: Tensor, accum: Any, groups: int, **attrs: Any) -> Tensor:
+def _conv(x: Tensor, w: Tensor, accum: Any, groups: int, rounds: Any = F32,
+          **attrs: Any) -> Tensor:
     places = _results(x.shape[2:], w.shape[2:], **attrs)
     geometry = _geometry(w.shape[2:], x.shape[2:], places, **attrs)
-    y = _multiplied(x, _taps(w, groups, False), geometry, groups, w.shape[0] // groups, False)
-    return F.reshape(y, (x.shape[0], w.shape[0], *places))
+    y = _multiplied(x, _taps(w, groups, False), geometry, groups, w.shape[0] // groups, rounds)
+    return convert(F.reshape(y, (x.shape[0], w.shape[0], *places)), F32)
 
 
-def _conv_input(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int,
+def _conv_input(g: Tensor, w: Tensor, spatial: tuple, accum: Any, groups: int, rounds: Any = F32,
                 **attrs: Any) -> Tensor:
     geometry = _geometry(w.shape[2:], spatial, tuple(g.shape[2:]), **attrs)
-    x = _multiplied(g, _taps(w, groups, True), geometry, groups, w.shape[1], True)
-    return F.reshape(x, (g.shape[0], w.shape[1] * groups, *spatial))
+    x = _multiplied(g, _taps(w, groups, True), geometry, groups, w.shape[1], rounds, True)
+    return convert(F.reshape(x, (g.shape[0], w.shape[1] * groups, *spatial)), F32)
 
 
-def _multiplied(x: Tensor, w: Tensor, geometry: Geometry, groups: int, channels: int,
-                back: bool) -> Tensor:
+def _multiplied(x: Tensor, w: Tensor, geometry: Geometry, groups: int, channels: int, rounds: Any,
+                back: bool = False) -> Tensor:
     """[images * groups, channels, places]"""
     n, depth = x.shape[0], x.shape[1] // groups
-    X = F.reshape(x, (n * groups, depth, prod(x.shape[2:])))
-    Y = F.zeros((n * groups, channels, prod(geometry.images if back else geometry.results)))
-    conv_images(X, w, Y, geometry, groups=groups, back=back, BM=_block(channels),
-                BN=min(_block(Y.shape[2]) * 2, 128), BK=_depth(depth))
+    Y = F.zeros((n * groups, channels, prod(geometry.images if back else geometry.results)),
+                rounds)
+    m, p, k = _blocks(channels, Y.shape[2], depth)
+    conv_images(_pixels(x, groups), w, Y, geometry, groups=groups, back=back, BM=m, BN=p, BK=k)
     return Y
 
 
@@ -80,15 +106,21 @@ def _conv_filter(x: Tensor, g: Tensor, window: tuple, accum: Any, groups: int,
     """In parts of some images each, so that there are enough groups of threads, then added."""
     geometry = _geometry(window, x.shape[2:], tuple(g.shape[2:]), **attrs)
     n, C, M = x.shape[0], x.shape[1] // groups, g.shape[1] // groups
-    m, c = _block(M), _block(C)
+    m, c, k = _blocks(M, C, prod(g.shape[2:]))
     blocks = -(-M // m) * -(-C // c) * groups * geometry.taps
     images = -(-n // min(n, max(1, GROUPS // blocks)))
     D = F.zeros((-(-n // images), groups * geometry.taps, M, C))
-    conv_filters(F.reshape(x, (n * groups, C, prod(x.shape[2:]))),
-                 F.reshape(g, (n * groups, M, prod(g.shape[2:]))), D, geometry, groups=groups,
-                 images=images, BM=m, BN=c, BK=_depth(prod(g.shape[2:])))
+    G = F.reshape(g, (n * groups, M, prod(g.shape[2:])))
+    conv_filters(_pixels(x, groups), G, D, geometry, groups=groups, images=images, BM=m, BN=c,
+                 BK=k)
     made = F.reshape(F.sum(D, axis=0), (groups, geometry.taps, M, C))
     return F.reshape(F.transpose(made, (0, 2, 3, 1)), (groups * M, C, *window))
+
+
+def _pixels(x: Tensor, groups: int) -> Tensor:
+    """[images * groups, pixels, channels]: a copy, that forward and the filters' adjoint share."""
+    parts = F.reshape(x, (x.shape[0] * groups, x.shape[1] // groups, prod(x.shape[2:])))
+    return F.swapaxes(parts, 1, 2)
 
 
 def _taps(w: Tensor, groups: int, back: bool) -> Tensor:
@@ -114,13 +146,10 @@ def _geometry(window: tuple, images: tuple, results: tuple, stride: tuple, paddi
                     first + tuple(images), first + results)
 
 
-def _block(n: int) -> int:
-    """Rows or columns of a block for n of them."""
-    return next((size for size in (16, 32, 64) if n <= size), 128)
-
-
-def _depth(n: int) -> int:
-    return next((size for size in (16, 32) if n <= size), 64)
+def _blocks(rows: int, columns: int, depth: int) -> tuple[int, int, int]:
+    """Rows and columns of a block of the result, and the depth of a step, for these extents."""
+    m, n = (next((size for size in (16, 32, 64) if e <= size), 128) for e in (rows, columns))
+    return m, n, next((size for size in (16, 32) if depth <= size), 64)
 
 
 RULES: dict[GraphOp, Rule] = {CONV: _conv, CONV_INPUT: _conv_input, CONV_FILTER: _conv_filter}

@@ -4,8 +4,8 @@
     conv_input    the adjoint for x: of a cotangent g like y, and w
     conv_filter   the adjoint for w: of x, and a cotangent g like y
 
-For a CPU they are matmuls of unfolded windows. A GPU has kernels that read the windows where they
-lie (graph/cuda/conv_kernels.py).
+For a CPU they are matmuls of unfolded windows. A GPU has kernels that unfold none
+(graph/cuda/conv_kernels.py).
 Chetlur et al. 2014, arXiv:1410.0759, for the three products.
 """
 
