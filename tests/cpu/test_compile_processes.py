@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from fake_gpu import gpu as gpu
 from models.training import model, step_of, tensors
 from tessera import CompileError, Tensor, config, f32
 from tessera.graph.cuda import compile_program, generate_kernels
+from tessera.graph.cuda.compile_program import collection_paused
 from tessera.graph.cuda.levels import program_of, request_of
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch import compile_images as module
@@ -33,6 +35,7 @@ SCRIPT = """\
 import hashlib, os, sys
 import tessera as ts
 from tessera import Tensor, f32
+from tessera.graph.cuda.compile_program import collection_paused
 from tessera.graph.cuda.levels import program_of, request_of
 from tessera.tile.cuda import compile_processes
 from tessera.tile.launch.compile_images import WantedImage, compile_images
@@ -326,6 +329,25 @@ def test_a_first_call_compiles_nothing_while_it_launches(gpu, monkeypatch, name)
     p, batch = (ts.to(tensors(x), "cuda") for x in (m.parameters(rng), m.batch(rng)))
     step_of(m)(p, batch)
     assert compiled == [(len(gpu.requests), len(gpu.requests))]
+
+
+def test_collection_goes_on_where_it_did():
+    with collection_paused():
+        assert not gc.isenabled()
+        with collection_paused():  # of another function, or thread
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(KeyError), collection_paused():
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collection_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def name_of(launch, target) -> str:

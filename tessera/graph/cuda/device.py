@@ -31,7 +31,7 @@ from ..devices import tell_copied
 from ..ir import Graph
 from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
 from ..schedule.offload import placed_on_host, waits
-from .compile_program import CompiledBefore, compile_launches
+from .compile_program import CompiledBefore, collection_paused, compile_launches
 from .host_steps import HostCalls, HostStep
 from .launch_plan import annotated
 from .launch_work import StepLabel
@@ -57,10 +57,11 @@ class DeviceExecutable:
                  donated: Sequence[int] = (), on_host: Sequence[int] = ()):
         self.graph, self.device, self._capture = graph, device(index), capture
         self.donated = tuple(donated)  # inputs whose memory results may take
-        self.before = CompiledBefore(graph, self.device.target, self.donated)
         self.on_host = tuple(on_host)  # inputs that lie on the host until they are used
-        self.program = CudaProgram(graph, self.device.target, self.donated,
-                                   None if capture else self.on_host)
+        with collection_paused():
+            self.before = CompiledBefore(graph, self.device.target, self.donated)
+            self.program = CudaProgram(graph, self.device.target, self.donated,
+                                       None if capture else self.on_host)
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
 
