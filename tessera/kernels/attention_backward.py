@@ -82,13 +82,14 @@ def keys_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
 
 
 def queries_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
-    """Queries of a block and keys of an iteration: one sum in registers. Three warpgroups hide
-    more of each other's waits than two with larger tiles."""
+    """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
+    warpgroups hide more of each other's waits than two with larger tiles."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):
-        return {"BM": 192, "BN": 64 if width <= 64 else 48} if width <= 128 else {
-            "BM": 128, "BN": 32}
+        if width <= 64:
+            return {"BM": 192, "BN": 80}
+        return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 
 

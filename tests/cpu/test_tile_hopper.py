@@ -300,7 +300,7 @@ def ones(*shape):
         gemm_nt, ones(256, 64), ones(256, 64), ones(256, 256), BM=256, BN=256)),
     ("a tile of A has 320 rows", lambda: refusal(
         gemm_nt, ones(640, 64), ones(256, 64), ones(640, 256), BM=320)),
-    ("room for 216", lambda: refusal(attention, *(ones(2, 512, 256),) * 4, 0.1, BN=256)),
+    ("room for 212", lambda: refusal(attention, *(ones(2, 512, 256),) * 4, 0.1, BN=256)),
 ])
 def test_what_does_not_fit_says_why(words, make):
     assert re.search(words, make())

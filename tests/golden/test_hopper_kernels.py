@@ -122,11 +122,11 @@ def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, cau
     program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1,
                                        causal=causal, **block)
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
-    assert built.resources.stack_bytes <= 8  # a word of predicates, once a tile
+    assert not built.resources.spills and built.resources.stack_bytes == 0
     assert program.pipeline.overlap and "load_tile" not in emitted.source
     found = counts(built)
     loops = 2 + (causal and results == 2)  # on the diagonal, where all see all, at the edge
-    assert total(found, "LDL") <= 3 and total(found, "HGMMA") % (loops + 1) == 0
+    assert total(found, "HGMMA") % (loops + 1) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

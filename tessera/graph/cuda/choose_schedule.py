@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...kernels.softmax import LONGEST
 from ...numerics import NumericType
+from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
@@ -51,13 +52,18 @@ def for_columns(extents: tuple[int, ...]) -> Schedule:
     return chosen(min(power(extents[-2]), 4096 // n), n, warps=8)
 
 
-def for_attention(numeric: NumericType, S: int, width: int, shared_bytes: int) -> Schedule:
+def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
+                  causal: bool) -> Schedule:
     """128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
-    keys and values of two stages do not fit shared memory."""
+    keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
+    their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
+    1.04 (H200, 2026-11-22)."""
     if numeric.dtype.bits > 16:
         return chosen(32, 32, warps=4, stages=1)
+    if chip.warpgroup_matmul is not None and width in (32, 64) and S >= (4096 if causal else 1024):
+        return chosen(192, 96 if causal else 128, warps=8, stages=2)
     m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
-    while n > 32 and (4 * n + m) * width * 2 > shared_bytes:
+    while n > 32 and (4 * n + m) * width * 2 > chip.group_shared_bytes:
         n //= 2
     return chosen(m, n, warps=m // 16, stages=2)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import UnsupportedTargetError
 from ...numerics import as_type
+from ...runtime.generations import Generation
 from ...runtime.target import Target
 from ...tensor import Tensor
 from ...tile.ir.schedule import Schedule
@@ -87,17 +88,17 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
-                              target.generation.group_shared_bytes)
+                              target.generation)
     return LoweredGraph(builder, builder.build(str(target), numbered, draws.nodes), draws)
 
 
 class _KernelSchedule(ScheduleBuilder):
-    """Groups with the blocks and grids of their kernels. shared_bytes: what a block may have."""
+    """Groups with the blocks and grids of their kernels, for a chip."""
 
     def __init__(self, graph: Graph, groups: Sequence[FusionGroup], memory: MemoryPlan,
-                 drawn: Sequence[Value], shared_bytes: int):
+                 drawn: Sequence[Value], chip: Generation):
         super().__init__(graph, groups, memory, drawn)
-        self.shared_bytes = shared_bytes
+        self.chip = chip
 
     def write(self, group: FusionGroup) -> None:
         MAKERS[group.kind](self, group)
@@ -156,7 +157,7 @@ class _KernelSchedule(ScheduleBuilder):
         assert anchor is not None
         frame = anchor_frame(anchor, group.space)
         assert frame is not None
-        form = matmul_form(group, frame, self.shared_bytes)
+        form = matmul_form(group, frame, self.chip.group_shared_bytes)
         own = [self.operand(v, shape) for v, shape in zip(anchor.inputs, form.operands,
                                                            strict=True)]
         laid = any(self.operand(v).layout for v in (*anchor.inputs, *group.outputs))
@@ -175,7 +176,7 @@ class _KernelSchedule(ScheduleBuilder):
                   (heads // repeats, *extents_of(v)[-2:])]
         own = [self.operand(x, sh) for x, sh in zip((q, k, v), shapes, strict=True)]
         s = choose_schedule.for_attention(q.aval.type, S, max(E, extents_of(q)[-1]),
-                                 self.shared_bytes)
+                                          self.chip, anchor.attrs["causal"])
         scale = anchor.attrs["scale"] * float(np.log2(np.e))
         self._anchored("attention", group, frame, own, s, (choose_schedule.blocks(S, s.m), heads),
                        scale=scale, causal=anchor.attrs["causal"], group=repeats,
