@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
     from .numerics import CastCounts, NumericType
+    from .runtime.copy_times import StepEvent
     from .runtime.device import Device
     from .runtime.sentinel_words import BadElements
-    from .runtime.step_times import StepEvent
     from .tensor import Tensor
     from .tile.interpreter.arguments import Bound
     from .tile.interpreter.blame import Blame

@@ -18,8 +18,8 @@ from typing import Any
 
 from ..errors import short_path
 from ..graph.schedule.work import LaunchWork
+from ..runtime.copy_times import CopyLabel, StepEvent
 from ..runtime.device import device
-from ..runtime.step_times import StepEvent
 from ..runtime.timeline import KernelEvent
 from ..tile.tuning.gpus import Gpu, gpu_of
 
@@ -76,16 +76,18 @@ class LaunchTable:
     gpu: Gpu | None = None
 
     def see(self, event: StepEvent) -> LaunchRecord:
-        """One step of a program that ran on a GPU."""
+        """A copy, or one step of a program, that ran on a GPU."""
         self.gpu = gpu_of(device(event.device))
-        work = event.what.work
+        copy = event.what
+        work = copy.work if not isinstance(copy, CopyLabel) else LaunchWork(
+            f"copy {copy.way}", "copy", "", None, f"{copy.nbytes} bytes", copy.nbytes, copy.nbytes)
         self.seen.append(LaunchRecord(work, event, work.least_us(self.gpu)))
         return self.seen[-1]
 
     def see_kernel(self, kernel: KernelEvent) -> None:
-        """A launch outside of compiled functions."""
+        """A launch outside of compiled functions, or a copy beside them."""
         self.gpu = gpu_of(device(kernel.device))
-        work = LaunchWork(kernel.name, "kernel", "", None, "", 0, 0)
+        work = LaunchWork(kernel.name, kernel.kind, "", None, "", 0, 0)
         self.seen.append(LaunchRecord(work, StepEvent(None, kernel.device, kernel.stream,
                                                       kernel.start_ns, kernel.end_ns), 0.0))
 
@@ -96,8 +98,7 @@ class LaunchTable:
 
     @property
     def records(self) -> list[LaunchRecord]:
-        again = {id(x.event.what.program) for x in self.seen if x.event.what is not None
-                 and not x.event.first}
+        again = {id(x.event.what.program) for x in self.seen if is_step(x) and not x.event.first}
         return [x for x in self.seen if not x.event.first or id(x.event.what.program) not in again]
 
     def grouped(self, key: Callable[[LaunchRecord], str]) -> list[LaunchGroup]:
@@ -155,13 +156,18 @@ class LaunchTable:
         return f"{self.gpu.name}{host}, by events behind each"
 
 
+def is_step(x: LaunchRecord) -> bool:
+    """Whether it is one of a program's: no copy of a tensor, no launch outside of functions."""
+    return x.event.what is not None and not isinstance(x.event.what, CopyLabel)
+
+
 def _same(x: LaunchRecord) -> str:
     where = x.work.where
     line = f"{short_path(where.file)}:{where.line}" if where is not None else ""
     name = x.work.name
-    if x.event.what is not None:  # without the number of the group
+    if is_step(x):  # without the number of the group
         name = name.partition("_")[2] or name
     return f"{x.work.kind} {x.work.part} {name}  {x.work.shapes}  {line}".rstrip()
 
 
-__all__ = ["LaunchGroup", "LaunchRecord", "LaunchTable"]
+__all__ = ["LaunchGroup", "LaunchRecord", "LaunchTable", "is_step"]

@@ -14,10 +14,10 @@ from typing import Any
 from .. import hooks
 from ..errors import ArgumentError
 from ..graph.ir import Graph
+from ..runtime.copy_times import StepEvent
 from ..runtime.nvtx import nvtx_range
-from ..runtime.step_times import StepEvent
 from ..runtime.timeline import EventTimeline, KernelEvent
-from .launch_profile import LaunchTable
+from .launch_profile import LaunchTable, is_step
 from .memory_timeline import MemoryTimeline, planned_memory
 from .profile_page import page
 from .record import HostRecorder, current_path, inside
@@ -77,8 +77,11 @@ class Profile:
         return self.recorder.launches
 
     def _step(self, event: StepEvent) -> None:
-        """A step of a compiled function on a GPU."""
-        name = self.launches.see(event).work.name
+        """A step of a compiled function on a GPU, or a copy."""
+        record = self.launches.see(event)
+        if not is_step(record):
+            return
+        name = record.work.name
         lowered = event.what.program.lowered
         self.programs[id(lowered)] = lowered.graph, lowered.groups, lowered.memory
         if event.what.part in ("kernel", "library"):
@@ -112,7 +115,7 @@ class Profile:
             events.append(_event(r.op, "op", r.start_ns, r.end_ns, 0, args))
         for x in self.launches.seen:
             e = x.event
-            if e.what is not None and e.what.part not in ("kernel", "library"):
+            if e.what is not None and not (is_step(x) and e.what.part in ("kernel", "library")):
                 events.append(_event(x.work.name, "copy", e.start_ns, e.end_ns, e.stream, {})
                               | {"pid": PROCESSES + e.device})
         for k in self.kernels:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..errors import ArgumentError
 from . import libcuda
+from .copy_times import begin_copy, end_copy
 from .device import Device, check, device, driver, outside_capture
 from .memory_pools import LIVE, SPARE, allocate, keep_freed
 
@@ -47,14 +49,20 @@ class DeviceBuffer:
     def load(self, array: np.ndarray) -> None:
         """Copy a contiguous array's bytes to the buffer, behind what was launched before; the
         array may be changed when this returns."""
+        begun = begin_copy(self.device, DEFAULT) if hooks.timed_steps else None
         check(driver().cuMemcpyHtoDAsync(self.pointer, array.ctypes.data, array.nbytes, DEFAULT),
               "copy to the GPU")
+        if begun is not None:
+            end_copy("to the GPU", array.nbytes, begun)
 
     def copy(self, other: DeviceBuffer, at: int = 0) -> None:
         """Fill this buffer with another's bytes from byte `at` on, behind what was launched before.
         """
+        begun = begin_copy(self.device, DEFAULT) if hooks.timed_steps else None
         check(driver().cuMemcpyDtoDAsync(self.pointer, other.pointer + at, self.nbytes, DEFAULT),
               "copy on the GPU")
+        if begun is not None:
+            end_copy("on the GPU", self.nbytes, begun)
 
     def copy_across(self, other: DeviceBuffer) -> None:
         """Copy a buffer of another device, behind what was launched before on either."""
@@ -68,17 +76,23 @@ class DeviceBuffer:
     def write(self, array: np.ndarray, at: int = 0) -> None:
         """Copy a contiguous array's bytes to byte `at` of the buffer; done when it returns."""
         library, stream = driver(), _copies(self.device.index)
+        begun = begin_copy(self.device, stream) if hooks.timed_steps else None
         with self.device.current(), outside_capture():
             check(library.cuMemcpyHtoDAsync(self.pointer + at, array.ctypes.data, array.nbytes,
                                              stream), "copy to the GPU")
+            if begun is not None:
+                end_copy("to the GPU", array.nbytes, begun)
             check(library.cuStreamSynchronize(stream), "copy to the GPU")
 
     def read(self, array: np.ndarray) -> None:
         """Fill a contiguous array from the start of the buffer."""
         library, stream = driver(), _copies(self.device.index)
+        begun = begin_copy(self.device, stream) if hooks.timed_steps else None
         with self.device.current(), outside_capture():
             check(library.cuMemcpyDtoHAsync(array.ctypes.data, self.pointer, array.nbytes, stream),
                   "copy from the GPU")
+            if begun is not None:
+                end_copy("from the GPU", array.nbytes, begun)
             check(library.cuStreamSynchronize(stream), "copy from the GPU")
 
 

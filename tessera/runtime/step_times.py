@@ -11,7 +11,6 @@ is the time on the GPU, not that of launching. No CUDA graph is replayed meanwhi
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from .. import hooks
 from . import device as devices
 from .buffer import DEFAULT, DeviceBuffer
+from .copy_times import StepEvent, timing
 from .device import check, device
 
 CHUNK = 32  # steps that are launched behind one cover
@@ -36,42 +36,16 @@ class TimedStep:
     stream: int
 
 
-@dataclass(frozen=True)
-class StepEvent:
-    """One step that ran, on the host's clock. device: -1 is the host.  first: of a program that
-    has not run before, whose kernels are loaded between its steps."""
-
-    what: Any
-    device: int
-    stream: int
-    start_ns: int
-    end_ns: int
-    first: bool = False
-
-
-class _Local(threading.local):
-    timing = False
-
-
-_local = _Local()
-
-
-def is_timing() -> bool:
-    """Whether this thread runs steps that are timed: their kernels need no events of their own."""
-    return _local.timing
-
-
 def run_timed(index: int, steps: Sequence[TimedStep], first: bool = False) -> None:
     """Run them, wait for their end, and tell the observers when each ran. first: see StepEvent."""
     with device(index).current():
         clock = _Clock(index)
-        _local.timing = True
         try:
-            for begin in range(0, len(steps), CHUNK):
-                clock.run(steps[begin:begin + CHUNK])
+            with timing():
+                for begin in range(0, len(steps), CHUNK):
+                    clock.run(steps[begin:begin + CHUNK])
             found = clock.read(first)
         finally:
-            _local.timing = False
             clock.close()
     for event in found:
         for see in hooks.timed_steps:
@@ -140,4 +114,4 @@ class _Clock:
         return max(check(devices.driver().cuEventElapsedTime(begin, end), "read a time"), 1e-3)
 
 
-__all__ = ["StepEvent", "TimedStep", "is_timing", "run_timed"]
+__all__ = ["TimedStep", "run_timed"]

@@ -20,21 +20,23 @@ from typing import Any
 from .. import hooks
 from . import device as devices
 from . import module
+from .copy_times import is_timing
 from .device import check, device
 from .libcuda import LaunchConfig
-from .step_times import is_timing
 from .timing import is_capturing
 
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel that ran: on a stream of a device, or under the interpreter (device -1)."""
+    """One kernel that ran: on a stream of a device, or under the interpreter (device -1). kind:
+    kernel | copy, beside the kernels."""
 
     name: str
     device: int
     stream: int
     start_ns: int
     end_ns: int
+    kind: str = "kernel"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class _Pending:
     stream: int
     begin: Any
     end: Any
+    kind: str = "kernel"
 
 
 class EventTimeline:
@@ -97,7 +100,8 @@ class EventTimeline:
         self._base(index)
         begin = self._record(index, stream)
         yield
-        self._pending.append(_Pending(name, index, stream, begin, self._record(index, stream)))
+        self._pending.append(_Pending(name, index, stream, begin, self._record(index, stream),
+                                      "copy"))
 
     def _base(self, index: int) -> None:
         """An event whose time the host knows: the device is idle when it is recorded."""
@@ -125,7 +129,8 @@ class EventTimeline:
             for event in (p.begin, p.end):
                 check(devices.driver().cuEventDestroy(event), "free an event")
         start = at_ns + int(1e6 * after)
-        return KernelEvent(p.name, p.device, p.stream, start, start + max(1, int(1e6 * took)))
+        return KernelEvent(p.name, p.device, p.stream, start, start + max(1, int(1e6 * took)),
+                           p.kind)
 
 
 __all__ = ["KernelEvent", "EventTimeline"]

@@ -23,7 +23,7 @@ from tessera.tile.cuda.emit.registry import after_each
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.sentinels import limit_of
-from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions, walk
+from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
@@ -87,43 +87,31 @@ def watch_held(e: Emitter, op: Op, place: MemoryOperand, layout: RegisterLayout)
 
 @after_each
 def _mark(e: Emitter, op: Op) -> None:
-    """The bad elements of a held line's value as bits: its registers need not be kept. Where no
-    tile like it is stored behind it (a sum of it is, say), they are counted at once, with the
-    guards of a tile like it that was loaded."""
+    """The bad elements of a held line's value are counted at once, with the guards of a tile like
+    it that was loaded. Where there is none they are kept as bits, so that its registers need not
+    be, and counted where a tile like it is stored."""
     kind = dict(e.facts.held).get(op.where.line) if e.facts.held and op.where else None
     if kind is None or not op.outs:
         return
     value, t = op.outs[0].value, op.outs[0].type
     if isinstance(t, TileType) and t.dtype.kind == "float" and t.layout is not None:
+        loaded = _loaded_alike(e, op, value)
+        if loaded is not None:
+            _tile(e, loaded, e.layout(value), WatchedValue("held", e.name(value), t.dtype,
+                                                           op.where), held=kind)
+            return
         text = intrinsic("sentinels.marks", kind_of(t.dtype), e.layout(value).count, kind)
         marks = e.fresh("marks")
         e.line(f"{marks} = {e.use('mark_bad', text)}({e.name(value)})")
-        if _is_stored_alike(e, value):
-            _marks(e)[value] = marks, kind
-        elif (loaded := _loaded_alike(e, op, value)) is not None:
-            _tile(e, loaded, e.layout(value), WatchedValue("held", marks, t.dtype, op.where), kind)
-
-
-def _is_stored_alike(e: Emitter, value: SSAValue) -> bool:
-    """Whether a tile of this one's shape and layout is stored in a watched tensor behind it."""
-    stores = [op for op in walk(e.function.body) if isinstance(op, Op) and op.name == "store_tile"
-              and _tensor(e, op.args[0]) in e.facts.watched and _alike_tile(e, op.args[1], value)]
-    return any(made.value == value for op in stores for made in _held_before(e)[id(op)][0])
-
-
-def _tensor(e: Emitter, view: Operand) -> str:
-    """The name of the tensor of a view that may not be emitted yet."""
-    assert isinstance(view, SSAValue)
-    made = e.made_by.get(view)
-    base = view if made is None else made.args[0]
-    return base.name if isinstance(base, SSAValue) else ""
+        _marks(e)[value] = marks, kind
 
 
 def _loaded_alike(e: Emitter, op: Op, value: SSAValue) -> MemoryOperand | None:
     """Where the last tile of this one's shape and layout in front of an op was loaded from."""
     for load in reversed(_held_before(e)[id(op)][1]):
         place = place_of(e, load.args[0])
-        if is_watched(e, place) and _alike_tile(e, load.outs[0].value, value):
+        if place.space == "global" and not place.dtype.packed and _alike_tile(
+                e, load.outs[0].value, value):
             return place
     return None
 
@@ -230,13 +218,15 @@ def _fate(to: DType, rounding: str, saturate: bool) -> str:
 
 # --- the text -----------------------------------------------------------------------------------
 def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedValue,
-          marked: str = "") -> None:
-    """marked: x is the bits of what is bad, "any" or "nan"."""
+          marked: str = "", held: str = "") -> None:
+    """marked: x is the bits of what is bad, "any" or "nan". held: it is a value that stays inside,
+    of which that is bad."""
     guards, bounds = guards_of(e, place, layout)
     owner = e.owner(layout)
-    held = repr(f"marked {marked}" if marked else kind_of(x.dtype))
-    text = f"use(sentinels.tile({_site(e, place, x)}, {place.dtype.bits // 8}, {held}, " \
-           f"{layout.text!r}, {layout.shape}, {guards}, {_Number(x.limit)!r}, {owner is not None}))"
+    kind = repr(f"marked {marked}" if marked else kind_of(x.dtype))
+    text = f"use(sentinels.tile({_site(e, place, x)}, {place.dtype.bits // 8}, {kind}, " \
+           f"{layout.text!r}, {layout.shape}, {guards}, {_Number(x.limit)!r}, " \
+           f"{owner is not None}, {held!r}))"
     steps = [bytes_of(place.dtype, product(place.stride(place.axes[a])))
              for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
     offset = element_offset(e, place, parts_of(e, place, layout))

@@ -1,8 +1,10 @@
 """Intrinsics of sentinels: what a thread reads or writes is looked at, and bad elements counted.
 
 A bad element is a NaN, an infinity, or a number that the cast on its way to memory cannot hold. The
-look costs a compare for each element; only a thread that saw one goes on to count, so that nothing
-is known of the others of its warp. Words are those of tessera.runtime.sentinel_words.
+look costs one instruction for each element, x * 0 added up, which is NaN where one of them is bad
+(two where a cast has a limit below the largest f32: x is scaled so that it overflows). Only a
+thread whose sum is NaN looks at each of its elements, with the guards of their store, and counts;
+nothing is known of the others of its warp. Words are those of tessera.runtime.sentinel_words.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ def limit_of(source: DType, to: DType, rounding: str) -> float:
 
 @functools.cache
 def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...],
-         guards: tuple[str, ...], limit: float, owner: bool = False) -> Operation:
+         guards: tuple[str, ...], limit: float, owner: bool = False, held: str = "") -> Operation:
     """(fragment, address, strides..., bounds..., base of the tensor, words [, owner]): as the store
     of a fragment, whose elements are looked at where it writes them. kind: of its registers, or
-    "marked any", "marked nan": `marks` of a fragment of that layout; then threads are counted, and
-    no first element is kept."""
+    "marked any", "marked nan": `marks` of a fragment of that layout. held: "any" or "nan" of a
+    value that stays inside. Of marks and of what is held threads are counted, and no first element
+    is kept."""
     how = access_groups(layout, shape, -1, 1, guards)
     marked = kind.startswith("marked")
     x = Operand("x", "i32", _words(how.layout.count)) if marked else \
@@ -62,14 +65,17 @@ def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...
     def body(b: Builder, x: list[LLVM], *values: LLVM) -> None:
         first = b.true(values[-1]) if owner else None
         *rest, base, words = values[:-1] if owner else values
-        runs = how.run(b, rest, "i64", itemsize, first)
-        if marked:
-            _count_threads(b, [_marked(b, x[p // 32], p % 32, condition)
-                               for _, condition, (p,) in runs],
-                           words, WORD_BYTES * KINDS.index("nan" if "nan" in kind else "inf"), site)
-            return
-        found = [(at, _bad(b, x[p], limit, condition), x[p]) for at, condition, (p,) in runs]
-        _count(b, found, base, words, site, itemsize)
+        suspect = functools.reduce(b.or_, x) if marked else _quick(b, x, limit)
+        with b.when(b.compare("!=", suspect, b.zero(suspect) if marked else suspect)):
+            runs = how.run(b, rest, "i64", itemsize, first)
+            if marked or held:
+                one = _marked if marked else _is_held
+                which = "nan" if "nan" in (held or kind) else "inf"
+                _count_threads(b, [one(b, x, p, which, condition) for _, condition, (p,) in runs],
+                               words, WORD_BYTES * KINDS.index(which), site)
+                return
+            found = [(at, _bad(b, x[p], limit, condition), x[p]) for at, condition, (p,) in runs]
+            _count(b, found, base, words, site, itemsize)
 
     form = InstructionForm(args, (), body)
     return Operation("count_bad", len(args), lambda *_: form)
@@ -99,9 +105,42 @@ def _words(count: int) -> int:
     return -(-count // 32)
 
 
-def _marked(b: Builder, word: LLVM, bit: int, condition: LLVM | None) -> LLVM:
-    here = b.and_(b.lshr(word, b.i32(bit)), b.i32(1))
+CHAINS = 4  # of sums side by side: one would wait for itself
+
+
+def _quick(b: Builder, x: Sequence[LLVM], limit: float) -> LLVM:
+    """A number that is NaN where one of them is NaN, infinite, or not below the limit; it may be
+    where one is just below."""
+    sums: list[LLVM] = [b.like(x[0], 0.0)] * min(CHAINS, len(x))
+    for i, v in enumerate(x):
+        v = v if limit == math.inf else b.fmul(v, b.like(v, _scale(b.bits(v), limit)))
+        sums[i % CHAINS] = _fma(b, v, b.like(v, 0.0), sums[i % CHAINS])
+    return functools.reduce(b.fadd, sums)
+
+
+def _scale(bits: int, limit: float) -> float:
+    """What makes an infinity of numbers from the limit on, and of few below it."""
+    number = np.float64 if bits == 64 else np.float32
+    most = float(np.finfo(number).max)
+    return float(number(min(most, most / limit * (1 + 2.0**-20))))
+
+
+def _fma(b: Builder, x: LLVM, y: LLVM, z: LLVM) -> LLVM:
+    return b.call(find_instruction("fma_rn"), x, y, z) if b.bits(x) == 32 else \
+        b.library("__nv_fma", x, y, z)
+
+
+def _marked(b: Builder, words: Sequence[LLVM], p: int, which: str, condition: LLVM | None) -> LLVM:
+    here = b.and_(b.lshr(words[p // 32], b.i32(p % 32)), b.i32(1))
     return b.true(here if condition is None else b.and_(here, b.to_int(condition)))
+
+
+def _is_held(b: Builder, x: Sequence[LLVM], p: int, which: str, condition: LLVM | None) -> LLVM:
+    v = x[p]
+    if which == "inf":
+        return _bad(b, v, math.inf, condition)
+    nan = b.compare("!=", v, v)
+    return nan if condition is None else b.and_(nan, condition)
 
 
 @functools.cache
