@@ -107,6 +107,7 @@ class OnGpu(Protocol):
 
 adopt: Hook[Adopt] = Hook("adopt", "tile.launch.resident")
 place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
+assign: Hook[Callable[[Any, Any, Any], bool]] = Hook("assign", "graph.assignment")  # x[i] = y
 can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a device of a type
 on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.jit")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.graph.assignment import _assigned
 from tessera.graph.cuda import eager, generate_kernels
 from tessera.graph.kept_traces import Signatures
-from tessera.state.kv_cache import _append, _attend_there
+from tessera.state.kv_cache import _append
 from tolerance import assert_close
 
 
@@ -26,7 +27,7 @@ def apart(monkeypatch):
     """Kernels and programs that no other test has launched: on a fake driver of their own."""
     monkeypatch.setattr(generate_kernels, "_kernels", {})
     monkeypatch.setattr(eager, "_programs", OrderedDict())
-    for fn in (_append, _attend_there):
+    for fn in (_append, _assigned):
         monkeypatch.setattr(fn, "_cache", Signatures(fn.name))
 
 

@@ -345,9 +345,6 @@ def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -
     causal: query i sees the entries up to its own, count - S + i.
     """
     q = as_tensor(q)
-    if not cache.is_traced and isinstance(cache, KVCache) and mask is None and (
-            cache._storage.K.place != HOST):
-        return _attend_there(q, cache, causal=causal, **options)  # one program for all lengths
     if not cache.is_traced:
         return _merged(attention(q, cache.K, cache.V, causal=causal, mask=mask, **options))
     if mask is not None:
@@ -357,11 +354,6 @@ def attend(q: Any, cache: KVCache, *, causal: bool, mask: Any, **options: Any) -
     seen = _seen(cache, q.shape[-2], causal)
     return _merged(attention(q, cache._storage.K, cache._storage.V, causal=False, mask=seen,
                              **options))
-
-
-@jit(name="attention")
-def _attend_there(q: Tensor, cache: KVCache, *, causal: bool, **options: Any) -> Tensor:
-    return attend(q, cache, causal=causal, mask=None, **options)
 
 
 def _merged(y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ full only when its last page is taken (Kwon et al. 2023, arXiv:2309.06180).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from ..errors import ArgumentError, OutOfMemoryError, ShapeError, TraceError
 from ..graph import functions as F
 from ..graph.ops.attention import HELD
 from ..graph.trace import current_builder
+from ..graph.tree import register_tree
 from ..numerics import DType, as_type
-from ..tensor import OPERATORS, Tensor, as_tensor
-from .kv_cache import attend
+from ..tensor import OPERATORS, Tensor, as_tensor, tensor
+from .kv_cache import CacheStorage, KVCache, _beside, attend
 from .kv_type import KVCacheType
 
 
@@ -131,11 +133,16 @@ class PagedCache:
         return self.manager
 
     def _gather(self, pool: Tensor) -> Tensor:
+        return OPERATORS["__getitem__"](self._rows(pool), (slice(None), slice(None),
+                                                           slice(0, self.length)))
+
+    def _rows(self, pool: Tensor) -> Tensor:
+        """Its whole pages: [1, H, P S, D]."""
         self._need()
-        picked = F.take(pool, np.array(self._pages, np.int64), axis=0)  # [P, H, S, D]
+        pages = _beside(as_tensor(np.array(self._pages, np.int64)), pool)
+        picked = F.take(pool, pages, axis=0)  # [P, H, S, D]
         P, H, S, D = picked.shape
-        rows = F.reshape(F.swapaxes(picked, 0, 1), (1, H, P * S, D))
-        return OPERATORS["__getitem__"](rows, (slice(None), slice(None), slice(0, self.length)))
+        return F.reshape(F.swapaxes(picked, 0, 1), (1, H, P * S, D))
 
     def append(self, k: Any, v: Any) -> PagedCache:
         """Add entries at the end; itself. k, v: [H, s, D_h] or [1, H, s, D_h].
@@ -187,4 +194,18 @@ class PagedCache:
         return f"PagedCache of {self.length} entries in {len(self._pages)} pages"
 
 
+def _flatten(cache: PagedCache) -> tuple[tuple, KVCacheType]:
+    """As the data of a program: whole pages, and how many entries of them are filled."""
+    manager = cache._need()
+    kind = KVCacheType((1, manager._K.shape[1], len(cache._pages) * manager.page_size,
+                        manager._K.shape[3]), manager.type)
+    return (cache._rows(manager._K), cache._rows(manager._V), tensor(cache.length, "int64")), kind
+
+
+def _unflatten(kind: KVCacheType, children: Sequence[Any]) -> KVCache:
+    K, V, count = children
+    return KVCache(kind, CacheStorage(K, V, None), count)
+
+
 HELD[PagedCache] = attend
+register_tree(PagedCache, _flatten, _unflatten)

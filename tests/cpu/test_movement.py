@@ -329,3 +329,61 @@ def test_the_state_of_an_optimizer_lies_on_the_host(late: str, driver: Any, rng:
         np.testing.assert_allclose(loss.item(), want.item(), rtol=1e-4)
     for k in params:
         np.testing.assert_allclose(there[0][k].array, here[0][k].array, rtol=1e-4, atol=1e-5)
+
+
+# --- parts that are written ---------------------------------------------------------------------
+PARTS: dict[str, Any] = {
+    "row": 1, "last": -1, "rows": slice(1, 3), "part": (slice(None), slice(2, 4)), "all": ...,
+    "one": (2, 3), "front": (..., 0), "none": slice(2, 2), "numpy": np.int64(2),
+    "steps": slice(0, 4, 2), "back": slice(None, None, -1), "list": [0, 2], "tensor": (1, [0, 3])}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int8", "fp4_e2m1"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_written_where_it_lies(part: str, dtype: str, driver: Any, monkeypatch: Any,
+                                         rng: Any) -> None:
+    x = ts.tensor(rng.integers(-3, 4, (4, 6)).astype(np.float32), dtype)
+    there, pointer = x.cuda(), None
+    there[...] = x
+    for value in (2, ts.tensor(1.5), ts.ones(x.array[PARTS[part]].shape[-1:]).cuda()):
+        counts = Copies(driver, monkeypatch)
+        pointer = there.memory.pointer
+        there[PARTS[part]] = value
+        if dtype == "f32" and part in ("row", "rows", "part", "front"):
+            assert counts.to_device <= 20 and counts.to_host == 0
+        x[PARTS[part]] = value
+        assert there.memory.pointer == pointer and there.array.tobytes() == x.array.tobytes()
+    with pytest.raises((ts.TesseraError, TypeError)):
+        there[PARTS[part]] = ts.ones((7, 7, 7))
+    with pytest.raises(ts.TesseraError):
+        there[9] = 1.0
+
+
+def test_what_shares_memory_sees_a_write(rng: Any) -> None:
+    x = normal(rng, 4, 4).cuda()
+    same = ts.from_bytes(ts.as_bytes(x), "f32", (4, 4))
+    x[1] = 7.0
+    same[2] = 5.0
+    assert (same.array == x.array).all() and x.array[1:3, 0].tolist() == [7.0, 5.0]
+
+
+def test_pages_of_many_sequences(rng: Any) -> None:
+    made = []
+    for where in ("cpu", "cuda"):
+        with ts.device(where):
+            manager = ts.KVCacheManager(heads=2, head_size=4, pages=6, page_size=8)
+        draw = np.random.default_rng(5)
+        sequences = [manager.alloc() for _ in range(2)]
+        for n in (5, 9, 1, 1):
+            for seq in sequences:
+                k, v = (ts.tensor(draw.standard_normal((2, n, 4)).astype(np.float32)).to(where)
+                        for _ in range(2))
+                seq.append(k, v)
+        q = ts.tensor(draw.standard_normal((1, 2, 1, 4)).astype(np.float32)).to(where)
+        y = ts.flash_attention(q, sequences[0])
+        f = ts.jit(lambda q, cache: ts.flash_attention(q, cache))
+        np.testing.assert_allclose(f(q, sequences[0]).array, y.array, rtol=1e-4, atol=1e-6)
+        assert sequences[1].K.device == y.device == ("cuda:0" if where == "cuda" else "cpu")
+        made.append((sequences[1].K.array, sequences[0].prune(last=7).V.array, y.array))
+    for a, b in zip(*made, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -114,7 +114,10 @@ class Resident(Tensor):
         return None
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """As of any tensor; the whole of it is copied to the host and back."""
+        """As of any tensor. A run along every axis, x[2], x[:, 3:5], is written where it lies, by a
+        kernel; for other indices the whole is copied to the host and back."""
+        if hooks.assign.get()(self, index, value):
+            return
         host = Tensor(self.array, self.type, scale=self.scale)
         host[index] = value
         if host.size:

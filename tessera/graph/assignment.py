@@ -1,0 +1,83 @@
+"""x[index] = value of a tensor on a GPU: the elements that are written move, and no others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .. import hooks
+from ..runtime.arrays import HOST
+from ..runtime.buffer import Borrowed
+from ..tensor import PLAIN, Tensor, as_tensor, encode_value
+from ..tile.launch.resident import Resident, on_gpu
+from . import functions as F
+from .jit import jit
+
+Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def part_of(shape: tuple[int, ...], index: Any) -> Part | None:
+    """Where a part of an array begins, how much of each axis it takes, and its own extents; None of
+    an index that is no run along every axis, or outside."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if sum(i is Ellipsis for i in items) > 1 or len(items) - (Ellipsis in items) > len(shape):
+        return None
+    rest = len(shape) - len(items)
+    at = items.index(Ellipsis) if Ellipsis in items else len(items)
+    items[at:at + 1] = [slice(None)] * (rest + (at < len(items)))
+    starts, sizes, own = [], [], []
+    for i, n in zip(items, shape, strict=True):
+        if isinstance(i, int | np.integer) and not isinstance(i, bool) and -n <= i < n:
+            starts.append(int(i) % n)
+            sizes.append(1)
+        elif isinstance(i, slice) and i.step in (None, 1):
+            begin, end, _ = i.indices(n)
+            starts.append(begin)
+            sizes.append(max(end - begin, 0))
+            own.append(sizes[-1])
+        else:
+            return None
+    return tuple(starts), tuple(sizes), tuple(own)
+
+
+def assign(x: Resident, index: Any, value: Any) -> bool:
+    """Write a part of x where it lies. Whether that was done: not for indices that are no runs,
+    types that are packed or scaled, memory that others have, and values that do not fit."""
+    part = part_of(x.shape, index) if x.ndim and not x.dtype.packed and x.scale is None else None
+    own_memory = not isinstance(x.memory, Borrowed) and sys.getrefcount(x.memory) <= 2
+    if part is None or not own_memory or isinstance(value, Tensor) and type(value) not in PLAIN:
+        return False
+    starts, sizes, own = part
+    if not isinstance(value, Tensor) or value.place == HOST:
+        value = Tensor(np.asarray(encode_value(value, x.type)), x.type)
+    try:
+        fits = np.broadcast_shapes(value.shape, own) == own
+    except ValueError:
+        fits = False
+    if not fits or 0 in sizes:
+        return fits
+    place = x.place
+    held = Resident(x.shape, x.type, place, x.memory)
+    x.memory = None  # so that the program may write there
+    try:
+        made = _assigned(held, on_gpu(value, place), on_gpu(as_tensor(np.array(starts)), place),
+                         sizes=sizes, own=own)
+        x.memory = made.memory
+    finally:
+        if x.memory is None:
+            x.memory = held.memory
+    return True
+
+
+@jit(donate="x", static=("sizes", "own"), name="assign")
+def _assigned(x: Tensor, value: Tensor, starts: Tensor, *, sizes: tuple[int, ...],
+              own: tuple[int, ...]) -> Tensor:
+    part = F.reshape(F.broadcast_to(F.cast(value, x.type), own), sizes)
+    return F.dynamic_update_slice(x, part, starts)
+
+
+hooks.assign.fill(assign)
+
+__all__ = ["assign", "part_of"]
