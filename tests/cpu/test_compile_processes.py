@@ -109,6 +109,16 @@ def test_nothing_is_left_of_a_program_that_is_ended(tmp_path, how):
     assert gone(int(group)) and not Path(folder).exists()
 
 
+def test_they_are_no_ranks_and_have_no_gpu(monkeypatch):
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MY_SETTING", "kept")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    given = compile_processes._environment()
+    assert given["MY_SETTING"] == "kept" and given["CUDA_VISIBLE_DEVICES"] == ""
+    assert not [n for n in given if n.startswith(("OMPI", "PMI", "MPI"))]
+
+
 # --- in this process ------------------------------------------------------------------------------
 @pytest.fixture(scope="module", autouse=True)
 def ended():
