@@ -93,3 +93,20 @@ def test_a_result_of_the_function_is_written(rng: np.random.Generator) -> None:
     got = program.run([x, w])
     assert_close(got[0], 2 * np.asarray(ts.cast(x, "f32"), np.float64), "f32")
     assert_close(got[2], 2 * np.asarray(ts.cast(x, "f32"), np.float64).sum(0), "f32", n=R)
+
+
+def test_the_numbers_of_columns_are_not_read(rng: np.random.Generator) -> None:
+    """A label is compared with the columns of its row; rows that fit, and longer ones in passes."""
+    for n in (300, 17000):
+        x, y = _drawn(rng, 5, n), ts.tensor(rng.integers(0, n, 5))
+        program = _lowered(ts.value_and_grad(ts.cross_entropy), x, y)
+        rows = [g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n]
+        assert rows and all(r.shape != (n,) for g in rows for r in g.reads)
+        loss, dx = program.run([x, y])
+        e = np.asarray(x, np.float64)
+        p = np.exp(e - e.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        at = np.arange(5), np.asarray(y)
+        assert_close(loss, -np.log(p[at]).mean(), "f32", n=n)
+        p[at] -= 1
+        assert_close(dx, p / 5, "f32", n=n)

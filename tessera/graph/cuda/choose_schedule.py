@@ -12,8 +12,7 @@ IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
-STEP = 8192  # columns of a pass over rows that are longer than LONGEST, by WARPS: so few rows are
-WARPS = 16   # under way that further passes find them in the second cache
+STEP = 2048  # columns of a pass over rows that are longer than LONGEST
 
 
 def power(n: int) -> int:
@@ -37,19 +36,18 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
 
 def for_rows(extents: tuple[int, ...]) -> Schedule:
     """32 elements in each thread; short rows share a group, long ones are passed over."""
-    if extents[-1] > LONGEST:
-        return chosen(1, STEP, warps=WARPS)
-    n = extents[-1]
+    n = extents[-1] if extents[-1] <= LONGEST else STEP
     wide = power(n)
     m = min(power(extents[-2]), max(1, 1024 // wide))
     return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))
 
 
 def for_columns(extents: tuple[int, ...]) -> Schedule:
-    """Blocks of rows, added up while they stream through; narrow, so that there are groups enough.
-    """
-    n = min(power(extents[-1]), 32)
-    return chosen(min(power(extents[-2]), 4096 // n), n, warps=8)
+    """Blocks of rows, added up while they stream through; as narrow as the rows are many, so that
+    there are groups enough."""
+    rows = power(extents[-2])
+    n = min(power(extents[-1]), max(32, 4096 // rows))
+    return chosen(min(rows, 4096 // n), n, warps=8)
 
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,

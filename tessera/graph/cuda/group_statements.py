@@ -16,10 +16,13 @@ from ..schedule.loop_axes import Frame, Pattern
 from .kernel_text import KernelWriter, capital
 from .spell import COMBINE, literal
 
+COLUMNS = "{columns}"  # the text of a step that gives the numbers of the columns
+
 
 def placed(step: GroupStep) -> bool:
     """Whether it is elementwise by where an element stands, as random bits are."""
-    return "{index}" in dict(step.attrs).get("text", "")
+    text = dict(step.attrs).get("text", "")
+    return "{index}" in text or text == COLUMNS
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class FrameBlock:
         """Whether fours of numbers along the columns begin at multiples of four."""
         return self.BN % 4 == 0 and (self.flat or self.frame.extents[-1] % 4 == 0)
 
+    def column_numbers(self, kind: str) -> str:
+        """Those of the block's columns."""
+        text = f"(tile.arange(0, {self.BN}, {kind}) + {_start(self.columns)})"
+        return text if self.flat else f"{text}[None, :]"
+
     def number(self, w: KernelWriter) -> str:
         """The numbers of the block's elements in the row-major order of the whole space."""
         extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
@@ -128,7 +136,9 @@ def emit_step(w: KernelWriter, b: FrameBlock, step: GroupStep, template: str) ->
     if step.op == "div" and not b.flat and args[1].m and not args[1].n and n:
         texts[1] = f"tile.broadcast({texts[1]}, {b.shape})"  # 0 / 0 stays NaN, as in the graph
     known = {k: repr(v) for k, v in step.attrs if k not in HIDDEN}
-    if placed(step):
+    if template == COLUMNS:
+        known["columns"], n = b.column_numbers(w.type(step.type)), True
+    elif placed(step):
         known |= {"index": b.number(w), "runs": repr(b.runs)}
         m, n = not b.flat, True
     if "{to}" in template:
@@ -224,5 +234,5 @@ def start(w: KernelWriter, fold: Fold, shape: str) -> str:
     return f"tile.full({shape}, {fold.neutral}, {_named(w, fold.total)})"
 
 
-__all__ = ["FrameBlock", "Fold", "KernelValue", "combined", "emit_step", "finished", "fold_rows",
-           "placed", "start", "store", "value"]
+__all__ = ["COLUMNS", "FrameBlock", "Fold", "KernelValue", "combined", "emit_step", "finished",
+           "fold_rows", "placed", "start", "store", "value"]

@@ -31,6 +31,7 @@ from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
+from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .library_steps import LibraryCallee
@@ -120,9 +121,22 @@ class _KernelSchedule(ScheduleBuilder):
     def rows(self, group: FusionGroup) -> None:
         if len(group.nodes) == 1 and group.nodes[0].op.reduction in COMBINE:
             return self._one_reduction(group)
-        reads = [self.operand(v) for v in self.reads(group)]
+        counted = [v for v in self.reads(group) if self._counts(v, group.space[-1])]
+        reads = [self.operand(v) for v in self.reads(group) if v not in counted]
         writes = [self.operand(v) for v in group.outputs]
-        self._rows(group.space, reads, writes, [self.step(n) for n in group.nodes])
+        steps = [*map(self._column_numbers, counted), *(self.step(n) for n in group.nodes)]
+        self._rows(group.space, reads, writes, steps)
+
+    def _counts(self, v: Value, columns: int) -> bool:
+        """Whether a known value is 0, 1, 2 ... along the columns, which a kernel need not read."""
+        known = self.known.get(v)
+        return known is not None and known.dtype.kind == "i" and known.size == columns > 1 and (
+            known.shape[-1] == columns) and bool((known.ravel() == np.arange(columns)).all())
+
+    def _column_numbers(self, v: Value) -> GroupStep:
+        attrs = (("kinds", ()), ("text", COLUMNS))
+        return GroupStep(self.buffer_name(v), "column_numbers", (), attrs, extents_of(v)[-1:],
+                         v.aval.type)
 
     def _rows(self, space: tuple[int, ...], reads: list[GroupOperand], writes: list[GroupOperand],
               steps: list[GroupStep]) -> None:
