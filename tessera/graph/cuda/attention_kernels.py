@@ -6,6 +6,7 @@ Operands that the kernels do not take are left to the composition.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -71,7 +72,7 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     wanted = {_key(n) for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n)}
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
-    rounded = _rounded(graph)
+    rounded = rounded_values(graph, lambda n: n.op is ATTENTION_VJP and _is_taken(n))
     for node in graph.nodes:
         if node.op.name == "cast" and node.inputs[0] in rounded:
             made = rounded[node.inputs[0]]
@@ -99,14 +100,15 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
-def _rounded(graph: Graph) -> dict[Value, Value]:
-    """Cotangents that are only read rounded, as the values that the kernels write: they round."""
+def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Value]:
+    """What these nodes make that is only read rounded, as the values that kernels write: they
+    round."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for v in node.inputs:
             readers.setdefault(v, []).append(node)
     found = {}
-    for v in (v for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n) for v in n.outputs):
+    for v in (v for n in graph.nodes if by(n) for v in n.outputs):
         reads = readers.get(v, [])
         types = {n.attrs["to"] for n in reads if n.op.name == "cast" and narrows(n)}
         if len(types) == 1 and len(reads) == sum(n.op.name == "cast" for n in reads) and (
@@ -139,4 +141,5 @@ def _is_taken(node: Node) -> bool:
     return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST
 
 
-__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "use_attention_kernels"]
+__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "WIDEST", "rounded_values",
+           "use_attention_kernels"]

@@ -19,6 +19,7 @@ from .attention_blocks import AttentionRule, in_blocks
 from .attention_op import ATTENTION
 from .contract import matmul_type, operand_as
 from .elementwise import broadcast_shapes
+from .masked_attention_op import MASKED_ATTENTION
 from .reduce import accumulate_dtype
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
@@ -46,11 +47,12 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     _check_operands(a, b, c)
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     accum = accumulate_dtype(numeric)
-    if mask is None and not dropout:
-        y = apply(ATTENTION, a, b, c, scale=scale, causal=bool(causal), accum=accum)
-        return store(y, numeric)
-    rule = AttentionRule(scale, bool(causal), accum, dropout, key)
     hidden = None if mask is None else _mask_operand(mask, a, b)
+    if not dropout:
+        xs = (a, b, c) if hidden is None else (a, b, c, hidden)
+        op = ATTENTION if hidden is None else MASKED_ATTENTION
+        return store(apply(op, *xs, scale=scale, causal=bool(causal), accum=accum), numeric)
+    rule = AttentionRule(scale, bool(causal), accum, dropout, key)
     return store(in_blocks(a, b, c, hidden, rule), numeric)
 
 

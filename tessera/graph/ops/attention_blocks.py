@@ -17,7 +17,7 @@ from ...tensor import Tensor
 from .. import functions as F
 from ..operand import literal
 from .contract import matmul_compute, stored_product, widened
-from .elementwise import where
+from .elementwise import unbroadcast, where
 from .softmax import row_sum, softmax_compute
 
 BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
@@ -62,6 +62,14 @@ def _rows(x: Tensor, blocks: list[QueryBlock]) -> list[Tensor]:
     return list(F.split(x, [b.stop - b.start for b in blocks], axis=-2))
 
 
+def _mask_rows(mask: Tensor | None, b: QueryBlock, blocks: int) -> Tensor | None:
+    """What a mask says of a block."""
+    if mask is None or blocks == 1:
+        return mask
+    part = mask if mask.shape[-2] == 1 else mask[..., b.start:b.stop, :]
+    return part if part.shape[-1] == 1 else part[..., :b.seen]
+
+
 def _seen(x: Tensor, b: QueryBlock) -> Tensor:
     return x if b.seen == x.shape[-2] else x[..., :b.seen, :]
 
@@ -71,10 +79,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
     blocks = list(query_blocks(q.shape[-2], k.shape[-2], rule.causal))
     parts = []
     for b, rows in zip(blocks, _rows(q, blocks), strict=True):
-        part = mask
-        if mask is not None and len(blocks) > 1:
-            part = mask if mask.shape[-2] == 1 else mask[..., b.start:b.stop, :]
-            part = part if part.shape[-1] == 1 else part[..., :b.seen]
+        part = _mask_rows(mask, b, len(blocks))
         own = rule if rule.key is None or len(blocks) == 1 else replace(
             rule, key=F.fold_in(rule.key, b.start))
         heads = _Heads.of(rows, k)
@@ -85,27 +90,37 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
     return parts[0] if len(parts) == 1 else F.concatenate(parts, axis=-2)
 
 
-def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule
-                        ) -> tuple[Tensor, Tensor, Tensor]:
-    """The cotangents of q, k and v, from that of the result, in the wide type.
+def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule,
+                        mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The cotangents of q, k and v, from that of the result, in the wide type; of a mask of floats
+    too, at the end.
 
-    p = softmax(scale q k'), dv = p' g, dp = g v', ds = scale p (dp - sum_t p_t dp_t),
-    dq = ds k, dk = ds' q
+    p = softmax(scale q k' + mask), dv = p' g, dp = g v', dmask = p (dp - sum_t p_t dp_t),
+    ds = scale dmask, dq = ds k, dk = ds' q
     """
     T = k.shape[-2]
     blocks = list(query_blocks(q.shape[-2], T, rule.causal))
-    queries, keys, values = [], list[Tensor](), list[Tensor]()
+    queries, keys, values, masks = [], list[Tensor](), list[Tensor](), list[Tensor]()
     for b, rows, cotangent in zip(blocks, _rows(q, blocks), _rows(g, blocks), strict=True):
         heads = _Heads.of(rows, k)
         own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _seen(k, b)
-        p = _block_weights(own_q, own_k, None, rule, b.last, heads)  # [..., S, T]
+        part = _mask_rows(mask, b, len(blocks))
+        p = _block_weights(own_q, own_k, part, rule, b.last, heads)  # [..., S, T]
         dp = heads.scores(stored_product(own_g, _mT(_seen(v, b)), rule.accum))
-        ds = heads.grouped((p * (dp - row_sum(dp * p))) * rule.scale)
+        dm = p * (dp - row_sum(dp * p))
+        if mask is not None and mask.dtype.kind == "float":
+            whole = _from_seen(_mT(F.reshape(dm, (*heads.heads, *dm.shape[-2:]))), T)
+            masks.append(_mT(whole))
+        ds = heads.grouped(dm * rule.scale)
         queries.append(heads.apart(stored_product(ds, own_k, rule.accum)))
         keys.append(_from_seen(stored_product(_mT(ds), own_q, rule.accum), T))
         values.append(_from_seen(stored_product(_mT(heads.grouped(p)), own_g, rule.accum), T))
     dq = queries[0] if len(blocks) == 1 else F.concatenate(queries, axis=-2)
-    return dq, sum(keys[1:], start=keys[0]), sum(values[1:], start=values[0])
+    made = dq, sum(keys[1:], start=keys[0]), sum(values[1:], start=values[0])
+    if not masks:
+        return made
+    dm = masks[0] if len(blocks) == 1 else F.concatenate(masks, axis=-2)
+    return *made, unbroadcast(dm, tuple(mask.shape))  # type: ignore[union-attr]
 
 
 def _mT(x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def _weights_ref(q: np.ndarray, k: np.ndarray, last: int, scale: float, causal: 
     return s if s.shape[-1] == 0 else SOFTMAX.ref(s, axis=s.ndim - 1, safe=causal, accum=accum)
 
 
-def _repeated(x: np.ndarray, q: np.ndarray) -> np.ndarray:
+def repeated_heads(x: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Heads of keys or values, one for each head of queries, wide."""
     x = widened_array(x)
     return np.repeat(x, q.shape[1] // x.shape[1], 1) if q.ndim == 4 else x
@@ -48,7 +48,7 @@ def _repeated(x: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool, accum: DType
          ) -> np.ndarray:
-    a, b, c = widened_array(q), _repeated(k, q), _repeated(v, q)
+    a, b, c = widened_array(q), repeated_heads(k, q), repeated_heads(v, q)
     y = np.empty((*a.shape[:-1], c.shape[-1]), a.dtype)
     for x in query_blocks(a.shape[-2], b.shape[-2], causal):
         p = _weights_ref(a[..., x.start:x.stop, :], b[..., :x.seen, :], x.last, scale, causal,
@@ -59,7 +59,7 @@ def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool
 
 def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float,
              causal: bool, accum: DType) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    a, b, c, g = widened_array(q), _repeated(k, q), _repeated(v, q), widened_array(g)
+    a, b, c, g = widened_array(q), repeated_heads(k, q), repeated_heads(v, q), widened_array(g)
     dq, dk, dv = np.zeros_like(a), np.zeros_like(b), np.zeros_like(c)
     for x in query_blocks(a.shape[-2], b.shape[-2], causal):
         rows, seen = slice(x.start, x.stop), slice(0, x.seen)
@@ -70,10 +70,10 @@ def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: 
         dq[..., rows, :] = matmul_ref(ds, keys, accum)
         dk[..., seen, :] += matmul_ref(ds.swapaxes(-1, -2), own, accum)
         dv[..., seen, :] += matmul_ref(p.swapaxes(-1, -2), cot, accum)
-    return dq, _summed(dk, k), _summed(dv, v)
+    return dq, summed_heads(dk, k), summed_heads(dv, v)
 
 
-def _summed(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+def summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Cotangents of repeated heads, added up."""
     if x.shape == like.shape:
         return x
