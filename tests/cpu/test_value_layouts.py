@@ -209,6 +209,16 @@ def test_cotangents_of_slices_are_joined_only_where_they_fill_the_whole(rng):
         assert_close(made.run([x.array])[0], want.array, "f32")
 
 
+def test_what_lies_first_in_a_larger_array_is_read_by_everything(rng):
+    """A library's step, a kernel, a loop and the caller."""
+    x = ts.tensor(rng.standard_normal((3, 4, 4)).astype(np.float32))
+    made = program(lambda x: (ts.inv(x[0]), ts.exp(x[:2]), x[0], ts.sort(x[0])), x)
+    assert [g.kind for g in made.plan.groups].count("move") <= 1
+    want = (np.linalg.inv(x.array[0]), np.exp(x.array[:2]), x.array[0], np.sort(x.array[0]))
+    for got, w in zip(made.run([x.array]), want, strict=True):
+        assert_close(got, w.astype(np.float64), "f32", n=64)
+
+
 def test_parts_that_begin_elsewhere_share_a_kernel(rng):
     x = ts.tensor(rng.standard_normal((6, 4, 8)).astype(np.float32))
     made = program(lambda x: [ts.exp(x[i]) for i in range(6)], x)

@@ -96,11 +96,11 @@ class CudaProgram:
         types = {b.name: b.type for b in self.plan.buffers}
         for step in self.steps:
             if isinstance(step, Transfer):
-                memory[step.target][...] = memory[self.base(step.source)].reshape(
-                    self.plan.buffer(step.target).shape)
+                shape = self.plan.buffer(step.target).shape
+                memory[step.target][...] = self._held(memory, step.source).reshape(shape)
                 continue
             if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep):
-                step.run(lambda name: memory[self.base(name)])
+                step.run(functools.partial(self._held, memory))
                 continue
             given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])
                      for (name, shape), at in zip(step.arguments, step.offsets, strict=True)]
@@ -108,6 +108,13 @@ class CudaProgram:
         results = map(self.plan.buffer, self.plan.results)
         return [elements_of(memory[self.base(b.name)], b.type.dtype, b.shape).copy()
                 for b in results]
+
+    def _held(self, memory: dict[str, np.ndarray], name: str) -> np.ndarray:
+        """The memory of a buffer: that of its owner, of which a view in order is the first part."""
+        b, raw = self.plan.buffer(name), memory[self.base(name)]
+        if not b.of or b.layout is not None or b.type.dtype.packed or raw.size == prod(b.shape):
+            return raw
+        return run_of(raw, b.shape, 0)
 
     def require_unchanged(self) -> None:
         """Raises TraceError when a kernel among its steps would not be compiled so any more."""
