@@ -10,6 +10,7 @@ import tessera as ts
 from fake_gpu import Copies
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
 from tessera.errors import UnsupportedTargetError
 from tessera.graph import host_loop
 from tessera.graph.cuda import CudaProgram, text_of
@@ -166,6 +167,29 @@ def test_packed_values_in_loops(gpu, short):
     check(lambda x: ts.scan(lambda c, r: (r, ts.transpose(c)), x[0], x), x)
     with pytest.raises(UnsupportedTargetError, match="scan.* one int4, less than a byte of a row"):
         CudaProgram(ts.jit(lambda x: ts.map(lambda r: r + r, x)).graph(x[0, 0]))
+
+
+def test_what_goes_wrong_in_an_iteration_is_blamed(fresh_config, gpu, short, apart):
+    """Only in the last one, at the line inside of the loop; an infinity that is meant is none."""
+    @ts.jit(target="cuda")
+    def f(x):
+        return ts.scan(lambda c, _: (ts.log(c) + 0.0, ts.sum(c)), x, None, length=4)  # logs
+
+    @ts.jit(target="cuda")
+    def running(x):
+        return ts.scan(lambda c, r: (ts.maximum(c, r), c), ts.full((3,), -float("inf")), x)
+
+    good, wrong = ts.full((3,), 20.0), ts.full((3,), 3.0)
+    with ts.debug.numerics("raise"):
+        running(ts.ones((4, 3)))
+        f(good)
+        for _ in range(2):
+            with pytest.raises(ts.NumericsError, match="log: nan in f32") as e:
+                f(wrong)
+            assert "# logs" in e.value.where.text
+            f(good)
+    f(wrong)
+    assert not ts.debug.flags()
 
 
 def test_what_cannot_be_captured_says_so(gpu, rng):

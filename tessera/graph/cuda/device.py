@@ -140,6 +140,7 @@ class Workspace:
                             if b.kind == "drawn" and b.name not in given], on)
         self._place()
         self.host_calls = HostCalls(on)
+        self.inner: list[Workspace] = []  # of the iterations of its loops
         self.timed, self.ran = self._steps(DEFAULT), False
         self.steps = [s.run for s in self.timed]
         self.donated = frozenset(donated)
@@ -218,7 +219,7 @@ class Workspace:
                                        self.device.index, stream), step)
             elif isinstance(step, LoopStep):
                 run = step.launcher(lambda name: self._at(name)[0],
-                                    lambda p: Workspace(p, self.device), self.device.index)
+                                    self._inside, self.device.index)
                 add("loop", run, step)
             elif isinstance(step, HostStep):
                 for run in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
@@ -236,6 +237,12 @@ class Workspace:
         if copies:  # the next call finds all places free
             add("wait", partial(copies.wait, count - 1))
         return found
+
+    def _inside(self, program: CudaProgram) -> Workspace:
+        """Memory for the iterations of a loop, which are watched as this program is."""
+        made = Workspace(program, self.device, watched=self.watched)
+        self.inner.append(made)
+        return made
 
     def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int
                 ) -> list[tuple[str, Callable[[], Any]]]:

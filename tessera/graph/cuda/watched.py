@@ -37,13 +37,10 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
     """The results of a call whose kernels count. Raises NumericsError in that mode."""
     before = get_state()
     results = space.run(leaves)
-    found = sentinel_words(space.device.index).collect(space.owner)
-    if not found:
+    program, (found, bad), inside = space.program, _found(space), _found_inside(space)
+    if not found and not inside:
         return results
-    program, checked = space.program, checked_buffers(space.program)
-    came = {f.launch.part for f in found if f.what == "load" and f.inf}
-    bad = [f for f in found if _counts(program, checked, f, f.launch.part in came)]
-    if not bad:
+    if not bad and not inside:
         _tell([placed(program, f) for f in found if f.overflow and f.what == "store"])
         return results
     after = get_state()
@@ -58,6 +55,21 @@ def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> lis
            if f.what == "store"
            and known.isdisjoint(program.launches[f.launch.part].group.ops)])
     return results
+
+
+def _found(space: Workspace) -> tuple[list[BadElements], list[BadElements]]:
+    """What was counted, and what of it is bad."""
+    found = sentinel_words(space.device.index).collect(space.owner)
+    program, checked = space.program, checked_buffers(space.program) if found else {}
+    came = {f.launch.part for f in found if f.what == "load" and f.inf}
+    return found, [f for f in found if _counts(program, checked, f, f.launch.part in came)]
+
+
+def _found_inside(space: Workspace) -> bool:
+    """Whether an iteration of a loop made something bad. Which of them did, and whether it is
+    meant, the run on the host says alone."""
+    found = [bool(_found(s)[1]) | _found_inside(s) for s in space.inner]
+    return any(found)
 
 
 def _rewind(state: object, program: CudaProgram) -> None:
