@@ -3,6 +3,7 @@ indices become, and the proof of a plan with them."""
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,3 +275,16 @@ def test_a_wrong_layout_is_found_before_anything_runs(wrong, monkeypatch):
     x, w, c = (ts.zeros(s, dtype="bf16") for s in ((1, 64, 64), (64, 192), (64, 64)))
     with pytest.raises(ts.TesseraError, match="memory plan"):
         program(_loss(_split, 2), x, w, c)
+
+
+def test_a_piece_whose_reader_moved_lies_by_itself(monkeypatch):
+    """One head of attention: what reads a part of the joined projections is made elsewhere itself,
+    and cannot take it where it would lie."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    transformer = __import__("transformer")
+    c = transformer.Config(layers=1, d=8, heads=1, T=8, B=2, dtype="bf16")
+    (run,) = transformer.stages_of(c)
+    tokens = ts.zeros((c.B, c.T), "int32")
+    graph = ts.jit(lambda p, t, u: ts.grad(lambda p: transformer.loss_of(run(p, t), u))(p)).graph(
+        transformer.init_params(c), tokens, tokens)
+    assert program_of(graph, "sm_90a").plan.groups

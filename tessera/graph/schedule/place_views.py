@@ -93,8 +93,15 @@ class _Placer:
     def run(self) -> ViewPlan:
         self.forward({})
         pieces = self.backward()
-        if pieces:
+        while pieces:
             self.forward(pieces)
+            # what reads a piece may lie elsewhere itself by now, and not take it so any more
+            wrong = {owner for v, (owner, layout) in pieces.items()
+                     if self.refused(v, layout, owner)}
+            if not wrong:
+                return self.plan
+            pieces = {v: at for v, at in pieces.items() if at[0] not in wrong}
+        self.forward({})
         return self.plan
 
     # --- what is read where it lies ---------------------------------------------------------------
