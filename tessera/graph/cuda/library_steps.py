@@ -17,7 +17,7 @@ from ...errors import NumericsError, UnsupportedTargetError
 from ..ir import Node
 from ..op import VendorLibrary
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import ScheduledGroup
+from ..schedule.ir import GroupOperand, ScheduledGroup
 from ..schedule.loop_axes import extents_of
 from .spell import no_kernel
 
@@ -70,9 +70,9 @@ class LibraryStep:
     def run(self, read: Callable[[str], np.ndarray]) -> None:
         """On host memory. read: the memory of a buffer."""
         with np.errstate(all="ignore"):
-            made = self.callee(np, *(read(o.name).reshape(o.shape) for o in self.group.reads))
+            made = self.callee(np, *(_run_of(read, o) for o in self.group.reads))
         for o, y in zip(self.group.writes, made, strict=True):
-            read(o.name).reshape(o.shape)[...] = y
+            _run_of(read, o)[...] = y
 
     def launch(self, pointer: Callable[[str], int], index: int, stream: int) -> None:
         """On a GPU, on the memory that the plan gave. Waits where the library reports by number."""
@@ -85,11 +85,18 @@ class LibraryStep:
                 _array(cupy, o, pointer, index)[...] = y
 
 
-def _array(cupy: Any, o: Any, pointer: Callable[[str], int], index: int) -> Any:
+def _run_of(read: Callable[[str], np.ndarray], o: GroupOperand) -> np.ndarray:
+    """The elements of an operand in its buffer."""
+    size = int(np.prod(o.shape, dtype=np.int64))
+    return read(o.name).reshape(-1)[o.offset:o.offset + size].reshape(o.shape)
+
+
+def _array(cupy: Any, o: GroupOperand, pointer: Callable[[str], int], index: int) -> Any:
     """A buffer as an array of CuPy's."""
     dtype = o.type.dtype.numpy
     nbytes = int(np.prod(o.shape, dtype=np.int64)) * dtype.itemsize
-    memory = cupy.cuda.UnownedMemory(pointer(o.name), nbytes, None, index)
+    begin = pointer(o.name) + o.offset * dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(begin, nbytes, None, index)
     return cupy.ndarray(o.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
