@@ -41,6 +41,9 @@ INVALID_VALUE, NOT_READY = 1, 600
 RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
 
 
+FENCE = bytes(range(64, 128))  # 64 bytes, before and behind each allocation
+
+
 class Driver:
     """What runtime.libcuda offers, on host memory. `launches` holds what was launched."""
 
@@ -207,9 +210,17 @@ class Driver:
         return 0, 4
 
     def cuMemAlloc(self, nbytes):
-        memory = (ctypes.c_char * nbytes)()
-        self.memory[ctypes.addressof(memory)] = memory
-        return 0, ctypes.addressof(memory)
+        """Between bytes that nobody may write."""
+        memory = ctypes.create_string_buffer(FENCE + bytes(nbytes) + FENCE, nbytes + 2 * len(FENCE))
+        pointer = ctypes.addressof(memory) + len(FENCE)
+        self.memory[pointer] = memory
+        return 0, pointer
+
+    def check_fences(self):
+        """Nothing was written before or behind what was allocated."""
+        for memory in self.memory.values():
+            held, n = memory.raw, len(FENCE)
+            assert held[:n] == FENCE == held[-n:], f"written outside of {len(held) - 2 * n} bytes"
 
     def cuMemFree(self, pointer):
         return (0,)
@@ -320,5 +331,6 @@ def driver(monkeypatch):
     monkeypatch.setattr(offloaded, "_SPARE_BLOCKS", {})
     monkeypatch.setattr(sentinel_words, "_words", {})
     yield fake
+    fake.check_fences()
     for made in kept:
         made.cache_clear()

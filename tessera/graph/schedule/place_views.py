@@ -49,6 +49,10 @@ class ViewPlan:
         return self.owners.get(v, v)
 
 
+def nbytes(v: Value) -> int:
+    return prod(extents_of(v)) * v.aval.dtype.numpy.itemsize
+
+
 def view_layout(group: FusionGroup, flat: bool, source: StridedLayout) -> StridedLayout | None:
     """How the result of a view lies, by the record of its op; None where it has to be copied."""
     (node,) = group.nodes
@@ -133,6 +137,8 @@ class _Placer:
                 but: FusionGroup | None = None) -> str:
         """Why a value cannot lie so; "" where all that read it can. but: a reader that is not
         asked."""
+        if v in self.results and nbytes(v) != nbytes(owner):
+            return "a result has memory of its own, of its size"
         if layout.is_dense:
             return ""
         if v in self.results:
