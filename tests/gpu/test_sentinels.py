@@ -142,6 +142,7 @@ def test_a_bad_value_is_blamed_as_on_the_cpu(name, rng):
     assert got == found_by(Executable, fn, x)
 
 
+@pytest.mark.row("DBG-02")
 @pytest.mark.parametrize("at", [(0, 0), (13, 7), (63, 95)])
 @pytest.mark.parametrize("name", INJECTED)
 def test_a_chosen_step_and_element_is_blamed(name, at, rng):

@@ -111,7 +111,8 @@ def _kernel_form(launch: GroupLaunch | NodeLaunch, target: Target) -> LaunchForm
     if name == "wgmma":
         return LaunchForm(name, "", forms)
     refusal, extents = made.refusal, extents_by_name(launch)
-    given = [f"{d} is {extents[d]}" for d in refusal.extents if d in extents and not d.isdigit()]
+    given = [f"{d} elements" if d.isdigit() else f"{d} is {extents[d]}" for d in refusal.extents
+             if d.isdigit() or d in extents]
     return LaunchForm(name, ": ".join([refusal.reason, ", ".join(given)] if given
                                       else [refusal.reason]), forms)
 
