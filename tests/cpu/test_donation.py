@@ -119,6 +119,14 @@ def test_memory_that_others_have_is_left_alone(rng: np.random.Generator) -> None
         y = f(x)
         assert y.memory.pointer != pointer and held is not None
         np.testing.assert_array_equal(y.array, 2 * want)
+        g = ts.jit(lambda x: ts.dynamic_update_slice(x, ts.ones(1), (2,)), donate="x")
+        g(normal(rng, 4).cuda())  # compiled
+        x = normal(rng, 4).cuda()
+        held, want = hold(x), x.array
+        alive = ts.as_bytes(x)
+        y = g(x)
+        assert alive.array.tobytes() == want.tobytes()
+        assert y.array.tolist() == [want[0], want[1], 1.0, want[3]]
     owner = normal(rng, 4).cuda()
     y = f(ts.from_bytes(ts.as_bytes(owner), "f32", (4,)))
     np.testing.assert_array_equal(y.array, 2 * owner.array)

@@ -64,6 +64,19 @@ def test_what_is_offloaded_comes_back_when_it_is_used(late: str, driver: Any, mo
 
 
 @LATE
+def test_a_program_waits_until_its_argument_has_left(late: str, driver: Any, rng: Any) -> None:
+    f, x = ts.jit(lambda x: x * 2.0), normal(rng, 40, 50)
+    f(ts.offload(f(x.cuda())))
+    for _ in range(2):  # into memory of the pool, which holds something else
+        y = f((x + 1.0).cuda())
+        x = x + 1.0
+        driver.late = late
+        z = f(ts.offload(y))
+        np.testing.assert_array_equal(z.array, 4 * x.array)
+        driver.late = ""
+
+
+@LATE
 def test_a_prefetch_begins_the_copy_and_the_reader_waits(late: str, driver: Any, monkeypatch: Any,
                                                          rng: Any) -> None:
     x, f = normal(rng, 40, 50), ts.jit(lambda x: ts.sum(x * x))
