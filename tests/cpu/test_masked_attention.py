@@ -100,6 +100,22 @@ def test_narrow_types_are_on_tensor_cores(floats, dtype, rng):
         assert_close(np.asarray(got, np.float64), w, dtype, n=xs[1].shape[-2] + 32)
 
 
+def test_dropout_of_narrow_types_has_typed_matmuls_of_its_weights(rng):
+    """Scores, values, and the cotangents of weights and values; dS is in f32, so its two are not."""
+    xs, _ = _case("heads", "of all", False, "bf16", rng)
+    key = ts.random.key(5)
+
+    def f(q, k, v, g):
+        y, pull = ts.vjp(lambda *a: ts.attention(*a, causal=True, dropout=0.25, key=key), q, k, v)
+        return y, *pull(g)
+
+    forms = [form for m in ts.jit(f).schedule(*xs, target="sm_90a").matmuls for form in m.how.all]
+    assert forms.count("threads") == 2 and len(forms) == 6
+    made = program_of(ts.jit(f).graph(*xs), "sm_90a")
+    for got, want in zip(made.run([x.array for x in xs]), f(*xs), strict=True):  # the same draws
+        assert_close(np.asarray(got, np.float64), np.asarray(ts.cast(want, "f64")), "bf16", n=72)
+
+
 def test_many_queries_in_blocks(rng):
     """More queries than a block has, on the CPU: the mask's cotangent is put together."""
     q, g = (rng.standard_normal((1, 2, 600, 4)) for _ in range(2))

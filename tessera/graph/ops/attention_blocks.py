@@ -15,7 +15,7 @@ from ...dims import divide
 from ...numerics import DType
 from ...tensor import Tensor
 from .. import functions as F
-from ..operand import literal
+from ..operand import convert, literal
 from .contract import matmul_compute, stored_product, widened
 from .elementwise import unbroadcast, where
 from .softmax import row_sum, softmax_compute
@@ -85,9 +85,17 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
         heads = _Heads.of(rows, k)
         p = _block_weights(heads.grouped(rows), _seen(k, b), part, own, b.last, heads)
         p = F.dropout(p, own.dropout, key=own.key)
-        y = matmul_compute(heads.grouped(p), widened(_seen(v, b)), rule.accum)
+        y = _weighted(heads.grouped(p), _seen(v, b), rule)
         parts.append(heads.apart(y))
     return parts[0] if len(parts) == 1 else F.concatenate(parts, axis=-2)
+
+
+def _weighted(p: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+    """The sum of values by weights. With dropout, whose draws no kernel of attention makes, weights
+    are rounded to values of 16 bits, so that this matmul and its derivative are on tensor cores."""
+    if rule.dropout and v.dtype.bits == 16:
+        return matmul_compute(convert(p, v.type), v, rule.accum)
+    return matmul_compute(p, widened(v), rule.accum)
 
 
 def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule,
