@@ -39,7 +39,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     causal   query i sees the keys up to i + T - S: the last query sees every key
     mask     broadcasts to [B, H, S, T]: bool_ (true: seen), or floats added to the scores
     dropout  probability with which a weight is zeroed (the others are divided by 1 - p)
-    A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end.
+    A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end;
+    with dropout of types of 16 bits, weights too are rounded to the type of the values.
     More than 512 queries go in blocks of 512, so the scores take [B, H, 512, T] of memory.
     Raises ShapeError, DTypeError.
     """

@@ -16,8 +16,10 @@ from ...numerics import DType
 from ...tensor import Tensor
 from .. import functions as F
 from ..operand import convert, literal
+from ..trace import apply
 from .contract import matmul_compute, stored_product, widened
 from .elementwise import unbroadcast, where
+from .round_cotangent import ROUND_COTANGENT
 from .softmax import row_sum, softmax_compute
 
 BLOCK_ROWS = 512  # queries at a time when there are more: the scores are then [..., 512, T]
@@ -92,7 +94,8 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
 
 def _weighted(p: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
     """The sum of values by weights. With dropout, whose draws no kernel of attention makes, weights
-    are rounded to values of 16 bits, so that this matmul and its derivative are on tensor cores."""
+    are rounded to values of 16 bits, and so are the cotangents of scores: all matmuls are on tensor
+    cores."""
     if rule.dropout and v.dtype.bits == 16:
         return matmul_compute(convert(p, v.type), v, rule.accum)
     return matmul_compute(p, widened(v), rule.accum)
@@ -185,7 +188,10 @@ class _Heads:
 def _block_weights(q: Tensor, k: Tensor, mask: Tensor | None, rule: AttentionRule, last: Any,
                    heads: _Heads) -> Tensor:
     """Softmax of the scaled and masked scores: one chain of elementwise ops and row reductions."""
-    s = heads.scores(matmul_compute(q, _mT(k), rule.accum)) * rule.scale
+    s = matmul_compute(q, _mT(k), rule.accum)
+    if rule.dropout and q.dtype.bits == 16:
+        s = apply(ROUND_COTANGENT, s, to=q.type)
+    s = heads.scores(s) * rule.scale
     mask = None if mask is None else heads.mask(mask)
     if mask is not None and mask.dtype.kind == "float":
         s, mask = s + mask, None
