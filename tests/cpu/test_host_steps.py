@@ -127,3 +127,17 @@ def test_a_full_cache_says_so_when_it_is_waited_for(how: str, driver: Any, rng: 
     with pytest.raises(ts.ArgumentError, match="a cache of 8 entries holds 6: 3 more") as info:
         full.item() if how == "read" else step(cache, k)
     assert info.value.code == "E_OVERFLOW" and "test_host_steps.py" in str(info.value)
+
+
+def test_loops_that_the_host_repeats_print_each_iteration(capsys: Any) -> None:
+    def body(c: ts.Tensor) -> ts.Tensor:
+        ts.debug.print("c = {}", c[0])
+        return c + 1.0
+
+    outs = []
+    for target in ("cpu", "cuda"):
+        capsys.readouterr()
+        ts.jit(lambda x: ts.while_loop(lambda c: ts.sum(c) < 9.0, body, x), target=target)(
+            ts.zeros(2))
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] and outs[0].count("c = ") == 5
