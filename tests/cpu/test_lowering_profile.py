@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -111,6 +112,10 @@ class TestTimeline:
         assert set(rows) - {"copy"} == {"matmul forward", "reduction forward"}
         assert sum(g.us for g in rows.values()) == pytest.approx(p.launches.us)
         assert "f32[30, 30] f32[30, 30] -> f32[30, 30]" in p.launches.table()
+        text = p.html()
+        root = ElementTree.fromstring(text.partition("\n")[2].replace('<meta charset="utf-8">', ""))
+        circles = [c for c in root.iter() if c.tag.endswith("circle")]  # the roofline
+        assert len(circles) == 2 and all(0 < float(c.get("cx")) < 1120 for c in circles)
         copies = [x.work for x in p.launches.records if x.work.name == "copy to the GPU"]
         assert [w.read_bytes for w in copies if w.read_bytes == 4 * 30**2] == [4 * 30**2] * 2
 
