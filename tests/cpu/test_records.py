@@ -64,6 +64,8 @@ OTHERS = {
     "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
     "graph/cuda/move_passes.py:MOVED": "ops that a cast may pass: each element once",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
+    "graph/cuda/launch_work.py:SORTS": "kinds of groups, and sorts of work",
+    "debug/profile_page.py:COLOURS": "sorts of work",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
     "mesh/sharding/layout_change_ops.py": "kinds of collectives",
