@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,24 @@ def test_an_index_outside_is_an_error(fn, bad):
     assert "test_lowering_gathers.py" in str(info.value)
     with pytest.raises(ts.AxisError, match="outside"):
         fn(x, ts.tensor(ids))
+
+
+def test_gathers_of_one_line_share_a_kernel_and_each_line_has_its_own():
+    x, ids = ts.ones((5, 4)), ts.tensor(np.array([0, 4, -5, 1, 2]))
+
+    def fn(x, i):
+        for _ in range(3):
+            x = ts.take(x, i)
+        return ts.take(x, i)  # another line
+
+    made = program(fn, x, ids)
+    first, second, third, last = (launch.shared for launch in made.launches)
+    assert first is second is third is not last
+    for kernel, text in ((first, "x = ts.take(x, i)"), (last, "# another line")):
+        with pytest.raises(KernelAssertionError, match="an index is outside") as info:
+            kernel(x.array, np.array([0, 5, 0, 0, 0]), np.zeros((5, 4), np.float32))
+        number = int(re.search(r"test_lowering_gathers\.py:(\d+)", str(info.value))[1])
+        assert text in linecache.getline(__file__, number)
 
 
 def test_a_gather_is_not_fused_away_from_its_reader(rng):

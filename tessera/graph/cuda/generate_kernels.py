@@ -58,11 +58,13 @@ def source_of(group: ScheduledGroup) -> KernelText:
 
 def kernel_of(group: ScheduledGroup) -> tuple[GroupKernel, KernelText]:
     """The kernel that runs for a group, and its text: that of all groups that differ in names
-    alone. What checks something while it runs is the group's own: it names the line."""
+    alone; of those of one line, where it checks something while it runs, since it names the line.
+    """
     canonical = canonical_group(group)
     source = source_of(canonical)
     if source.checks:
-        canonical, source = group, source_of(group)
+        canonical = canonical_group(group, lines=True)
+        source = source_of(canonical)
     key = (source.text, source.layouts, _types(source), group.schedule.text())
     with _lock:
         if key not in _kernels:

@@ -176,9 +176,10 @@ class ScheduledGroup:
         return out + [ScheduleLine(f"  write {w}", (), self.name) for w in self.writes]
 
 
-def canonical_group(group: ScheduledGroup) -> ScheduledGroup:
-    """The group with its values numbered in the order in which they appear, without name, ids and
-    lines. Groups that do the same to other values have the same."""
+def canonical_group(group: ScheduledGroup, lines: bool = False) -> ScheduledGroup:
+    """The group with its values numbered in the order in which they appear, without name and ids,
+    and without lines unless they are asked for. Groups that do the same to other values have the
+    same."""
     names: dict[str, str] = {}
 
     def renamed(name: str) -> str:
@@ -190,7 +191,8 @@ def canonical_group(group: ScheduledGroup) -> ScheduledGroup:
     reads = operands(group.reads)
     steps = tuple(
         replace(s, args=tuple(renamed(a) if isinstance(a, str) else a for a in s.args),
-                name=renamed(s.name), ops=(), where=None) for s in group.steps)
+                name=renamed(s.name), ops=(), where=s.where if lines else None)
+        for s in group.steps)
     return replace(group, name="g", reads=reads, steps=steps, writes=operands(group.writes))
 
 
