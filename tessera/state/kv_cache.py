@@ -237,12 +237,13 @@ class KVCache:
                                 hint="cache.prune(last=128), cache.prune(keep=[0, 1, 5])")
         changes("prune", self._count)
         self._need_intact()
+        seen = self._count if self.is_traced else tensor(int(self._count), "int64")
         if last is not None:
             if not isinstance(last, int) or isinstance(last, bool) or last < 0:
                 raise ArgumentError(f"prune(last={last!r}): a number of entries >= 0")
             kept = min(last, self._window(), self.capacity)
-            count = F.minimum(self._count, kept)
-            ids = F.arange(kept, dtype="int64") + (self._count - count)
+            count = F.minimum(seen, kept)
+            ids = F.arange(kept, dtype="int64") + (seen - count)
         else:
             ids = self._positions(keep)
             kept = ids.shape[0]

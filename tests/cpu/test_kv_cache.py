@@ -376,3 +376,20 @@ class TestOnGpu:
         assert (other.K.array[:, :, 2:] == v.array).all() and start.length == 2
         grown = ts.jit(lambda c, k: c.append(k, k))(start, k)  # not donated: start is as it was
         assert grown.length == 4 and (start.K.array == k.array).all()
+
+    @pytest.mark.parametrize("rolling", [False, True])
+    @pytest.mark.parametrize("how", ["eager", "jit"])
+    def test_pruning_there_is_pruning_here(self, how, rolling, rng):
+        grow = ts.jit(lambda c, k: c.append(k, k)) if how == "jit" else lambda c, k: c.append(k, k)
+        kind = KIND @ rolling_window if rolling else KIND
+        here = kind(2, 3, 8, 4)
+        there = ts.to(here, "cuda")
+        for n in (3, 4, 1):
+            k = ts.tensor(entries(rng, n)[0])
+            here, there = grow(here, k), grow(there, k.cuda())
+        for cut in ({"last": 5}, {"keep": [0, 2]}, {"keep": np.arange(8) % 2 == 0}):
+            a, b = here.prune(**cut), there.prune(**cut)
+            assert b.K.device == "cuda:0" and a.length == b.length
+            assert (a.K.array == b.K.array).all()
+            k = ts.tensor(entries(rng, 1)[0])
+            assert (grow(a, k).V.array == grow(b, k.cuda()).V.array).all()
