@@ -180,7 +180,8 @@ def test_other_shapes_are_captured_anew(driver, rng):
 
 
 @pytest.mark.parametrize("fn", [lambda x: ts.argsort(x)[:2], lambda x: ts.exp(x)[:3],
-                                lambda x: (ts.exp(x), ts.exp(x)[:3]), lambda x: x[:2]])
+                                lambda x: (ts.exp(x), ts.exp(x)[:3]), lambda x: x[:2],
+                                lambda x: ts.exp(x)[:6].reshape(3, 2)[None]])
 def test_a_result_that_begins_a_larger_value_has_memory_of_its_own(fn, gpu, rng):
     """Of its size: what made the larger one wrote beyond it. The driver looks."""
     x = ts.tensor(rng.standard_normal(7).astype(np.float32))

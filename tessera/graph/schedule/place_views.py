@@ -137,7 +137,7 @@ class _Placer:
                 but: FusionGroup | None = None) -> str:
         """Why a value cannot lie so; "" where all that read it can. but: a reader that is not
         asked."""
-        if v in self.results and nbytes(v) != nbytes(owner):
+        if nbytes(v) != nbytes(owner) and self.becomes_result(v):
             return "a result has memory of its own, of its size"
         if layout.is_dense:
             return ""
@@ -153,6 +153,12 @@ class _Placer:
             if why := self.reader_refuses(reader, v, layout, owner):
                 return why
         return ""
+
+    def becomes_result(self, v: Value) -> bool:
+        """Whether its elements, as they lie or reshaped, are a result of the graph."""
+        return v in self.results or any(
+            self.becomes_result(g.outputs[0]) for g in self.readers.get(v, ())
+            if id(g) in self.flat)
 
     def belongs(self, v: Value, layout: StridedLayout, owner: Value, reader: FusionGroup) -> bool:
         """Whether a copy finds a part of its result where it belongs."""
