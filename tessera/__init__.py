@@ -36,6 +36,7 @@ from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .errors import UnknownNameError as _UnknownNameError
 from .foreign import FUNCTIONS as _FOREIGN
+from .graph import assignment as _assignment  # noqa: F401  it fills a hook
 from .graph import functions as _functions
 from .graph import random as random
 from .graph import sparse as sparse

@@ -104,7 +104,8 @@ def _shown(name: str, x: Any) -> str:
 def _asked(graph: Graph, place: str, schedule: GraphSchedule | None) -> Iterable[Movement]:
     """What blocks of a function ask for."""
     for node in graph.nodes:
-        if node.op.name != "move":
+        copied = schedule is not None and node.attrs.get("verb") == "offload"  # see _copied
+        if node.op.name != "move" or copied:
             continue
         for v in node.inputs:
             into = {"device": place, "hbm": place}.get(node.attrs["into"], node.attrs["into"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from ... import hooks
+from ...errors import TesseraError
 from ...runtime.buffer import DEFAULT
 from ...runtime.copies import CopiedOut
 from ...runtime.device import Device
+from ...runtime.flags import error_flags
 from ..interpret import call_node
 from ..ir import Node
 from ..schedule.groups import FusionGroup
@@ -110,7 +113,12 @@ class HostCalls:
         with self._lock:
             late, self._late = self._late, []
         _pending.discard(self)
-        _run(late)
+        try:
+            _run(late)
+        except TesseraError:
+            with suppress(TesseraError):  # what kernels behind it reported is a consequence
+                error_flags(self.device.index).clear()
+            raise
 
 
 def _run(steps: Sequence[tuple[HostStep, list[CopiedOut]]]) -> None:
