@@ -64,3 +64,33 @@ def test_attention_and_its_gradient(D, dtype, rng):
         for y, w, n in zip(got, want, (counts[form][0], *counts[form][:3]), strict=True):
             y = _split(np.asarray(ts.cast(y, "f64")), n)
             assert_close(y, w, dtype, n=wide[1].shape[-2] + D)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("D", [64, 192])
+def test_masked_attention_and_its_gradient(D, dtype, rng):
+    """Keys that are not seen, a mask of each row and key, and one that is added and has a
+    cotangent: heads of 100 queries and 150 keys."""
+    shapes = ((2, 4, 100, D), (2, 2, 150, D), (2, 2, 150, D), (2, 4, 100, D))
+    xs = [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
+    masks = {"keys": rng.random((2, 1, 1, 150)) < 0.8, "rows": rng.random((1, 4, 100, 150)) < 0.7,
+             "added": rng.standard_normal((1, 4, 100, 150)).astype(np.float32)}
+    masks["rows"][..., 7, :] = False  # a query that sees nothing
+
+    def one(q, k, v, g, mask):
+        own = (q, k, v, mask) if mask.dtype.kind == "float" else (q, k, v)
+        y, pull = ts.vjp(lambda q, k, v, m=mask: ts.attention(q, k, v, mask=m, causal=True), *own)
+        return y, *pull(g)
+
+    f = ts.jit(lambda xs, masks: {n: one(*xs, m) for n, m in masks.items()}, target="cuda")
+    with ts.config.scope(poison=True):
+        made = f(xs, {n: ts.tensor(m) for n, m in masks.items()})
+    wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
+    for name, mask in masks.items():
+        own = mask if mask.dtype == bool else mask.astype(np.float64)
+        want = attention64(*wide, True, np.broadcast_to(own, (2, 4, 100, 150)))
+        if name == "added":
+            want[4] = want[4].sum(0, keepdims=True)
+        for y, w in zip(made[name], want, strict=True):
+            size = max(1.0, float(np.abs(w).max()))
+            assert_close(np.asarray(ts.cast(y, "f64")), w, dtype, n=150 + D, scale=size)
