@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from ...numerics import stored_bytes
 from ..ir import Graph, Value
 from .groups import FusionGroup
 from .layouts import StridedLayout, argument_layout
@@ -50,7 +51,7 @@ class ViewPlan:
 
 
 def nbytes(v: Value) -> int:
-    return prod(extents_of(v)) * v.aval.dtype.numpy.itemsize
+    return stored_bytes(extents_of(v), v.aval.dtype)
 
 
 def view_layout(group: FusionGroup, flat: bool, source: StridedLayout) -> StridedLayout | None:
