@@ -12,7 +12,7 @@ import tessera as ts
 from tessera.errors import ArgumentError, DTypeError, ShapeError
 from tessera.numerics import all_dtypes, f32
 from tessera.runtime import arrays
-from tessera.runtime.arrays import HOST, check_array, dense_strides, is_array, read_array
+from tessera.runtime.arrays import HOST, check_array, dense_strides, is_array, overlap, read_array
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_, ml_dtypes.bfloat16,
@@ -106,3 +106,11 @@ def test_a_class_that_a_reader_names_exists(name):
     """A class that was renamed would be read as a stranger, through DLPack."""
     module, _, cls = name.rpartition(".")
     assert arrays.face_of(getattr(importlib.import_module(module), cls)) is arrays.FACES[name]
+
+
+def test_arrays_that_are_only_read_may_share_memory():
+    places = [(0, 16), (8, 16), (64, 16)]
+    assert overlap(places) and not overlap(places[1:])
+    assert not overlap(places, [False, False, True])
+    assert overlap(places, [True, False, False]) and overlap(places, [False, True, False])
+    assert not overlap([(0, 0), (0, 16)], [True, True])  # of no bytes
