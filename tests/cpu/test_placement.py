@@ -447,3 +447,24 @@ def test_what_a_target_cannot_run_names_the_line(rng: np.random.Generator) -> No
     with pytest.raises(UnsupportedTargetError, match="barrier has the effect collective") as info:
         ts.jit(f)(normal(rng, 8).cuda())
     assert 'OPS["barrier"]' in info.value.where.text
+
+
+@on_gpu
+def test_a_gpu_has_work_while_the_memory_of_results_is_looked_for(
+    driver: Any, monkeypatch: Any, rng: np.random.Generator
+) -> None:
+    from tessera.graph.cuda.device import Workspace
+
+    make, begun = Workspace._new_result, []
+    monkeypatch.setattr(Workspace, "_new_result",
+                        lambda *a: begun.append(len(driver.launches)) or make(*a))
+    f = ts.jit(lambda x: (y := ts.softmax(x @ x), y @ x))
+    x = normal(rng, 40, 40).cuda()
+    want = [y.array for y in f(x)]
+    before = len(driver.launches)
+    for _ in range(2):
+        got = f(x)
+    each = (len(driver.launches) - before) // 2
+    assert begun[:2] == [0, 0] and begun[2:4] == [before + 1] * 2 and each == before == 3
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a.array, b)

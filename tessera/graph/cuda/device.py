@@ -29,7 +29,14 @@ from ...tensor import Tensor
 from ...tile.launch.resident import Resident, offload
 from ..devices import tell_copied
 from ..ir import Graph
-from ..schedule.ir import ByteRange, PlannedBuffer, ScheduledGroup, Transfer, aligned
+from ..schedule.ir import (
+    ByteRange,
+    GraphSchedule,
+    PlannedBuffer,
+    ScheduledGroup,
+    Transfer,
+    aligned,
+)
 from ..schedule.offload import placed_on_host, waits
 from .compile_program import CompiledBefore, collection_paused, compile_launches
 from .host_steps import HostCalls, HostStep
@@ -141,6 +148,7 @@ class Workspace:
         self._place()
         self.host_calls = HostCalls(on)
         self.inner: list[Workspace] = []  # of the iterations of its loops
+        self.ahead = 0  # steps that neither read nor write the memory of a result
         self.timed, self.ran = self._steps(DEFAULT), False
         self.steps = [s.run for s in self.timed]
         self.donated = frozenset(donated)
@@ -206,8 +214,12 @@ class Workspace:
         def add(part: str, run: Callable[[], Any], step: Any = None, on: int = stream) -> None:
             found.append(TimedStep(run, StepLabel(program, step, part), on))
 
+        results = {plan.base(n) for n in plan.results}
+        ahead = True
         for i, (step, copy) in enumerate(zip(self.program.steps, waits(plan.steps, plan.region),
                                              strict=True)):
+            self.ahead = len(found) if ahead else self.ahead
+            ahead = ahead and not _touches(plan, plan.steps[i], results)
             if copies and copy is not None and not isinstance(step, Transfer):
                 add("wait", partial(copies.wait, copy))
             if isinstance(step, GroupLaunch | NodeLaunch):
@@ -395,6 +407,9 @@ class Workspace:
             if name not in self.drawn.places:
                 self._load(name, a)
         self.drawn.load(drawn)
+        plain = self.recorded is None and not hooks.timed_steps and not config.nvtx
+        ahead = self.ahead if plain and self.compiled else 0
+        _all(self.steps[:ahead])  # a GPU has work while the memory of results is looked for
         made = [self._new_result(r, leaves) for r in self.results]
         if not self.compiled:
             self._compile()
@@ -407,7 +422,7 @@ class Workspace:
                 with nvtx_range(step.what.title):
                     step.run()
         else:
-            _all(self.steps)
+            _all(self.steps[ahead:])
         self.ran = True
         self.host_calls.finish(self.recorded is not None)
         out = [self._finished(r, y) for r, y in zip(self.results, made, strict=True)]
@@ -475,6 +490,13 @@ class Workspace:
         """Whose memory arguments and results are is no business of a workspace after a call."""
         for name in self.arguments:
             self.memory[name] = 0, self.own.get(name)
+
+
+def _touches(plan: GraphSchedule, step: ScheduledGroup | Transfer, results: set[str]) -> bool:
+    """Whether a step reads or writes memory of a result."""
+    names = (step.source, step.target) if isinstance(step, Transfer) else (
+        o.name for o in (*step.reads, *step.writes))
+    return any(plan.base(n) in results for n in names)
 
 
 def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
