@@ -1,0 +1,78 @@
+"""What the host gives a program on a GPU at its calls: arguments there, captured tensors, draws."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...runtime.buffer import DeviceBuffer as Memory
+from ...runtime.device import Device
+from ...runtime.host_memory import keep
+from ...runtime.offloaded import HostBlock, OffloadedBuffer
+from ...tensor import Tensor
+from ...tile.launch.resident import Resident
+from ..schedule.ir import PlannedBuffer, aligned
+
+
+def block_of(x: Tensor | np.ndarray, on: Device) -> HostBlock:
+    """Where an argument lies on the host, else a copy of it there."""
+    if isinstance(x, Resident) and isinstance(x.memory, OffloadedBuffer) and x.offloaded and (
+            x.memory.device is on):
+        return x.memory.block
+    array = np.ascontiguousarray(x.buffer if isinstance(x, Tensor) else x)
+    block = HostBlock(array.nbytes, on)
+    if block.last is not None:
+        block.last.wait()
+    block.memory.array(array.shape, array.dtype)[...] = array
+    return block
+
+
+class HostCopy:
+    """What a captured tensor held on the host when it was copied to the GPU."""
+
+    __slots__ = ("_buffer", "__weakref__")
+
+    def __init__(self, x: Tensor):
+        self._buffer = x._buffer
+        keep(self)  # what is written into x from here on gives this one a copy of its own
+
+    def may_differ(self, x: Tensor) -> bool:
+        """Whether x was written since, or may be: somebody else has its memory as an array."""
+        return self._buffer is not x._buffer or _shared(self._buffer)
+
+
+def _shared(array: np.ndarray) -> bool:
+    """Whether anybody has an array beside a tensor and its HostCopy, or what it is a view of."""
+    known = 4  # the tensor, the copy, the parameter here, that of getrefcount
+    while isinstance(array, np.ndarray):
+        if sys.getrefcount(array) > known:
+            return True
+        array, known = array.base, 3  # type: ignore[assignment]  # the view, `array`, getrefcount
+    return array is not None
+
+
+class Drawn:
+    """What the host computes at each call, small values side by side: one copy takes them all."""
+
+    def __init__(self, buffers: Sequence[PlannedBuffer], on: Device):
+        self.places: dict[str, tuple[int, int]] = {}  # begin and end in bytes
+        end = 0
+        for b in buffers:
+            self.places[b.name] = end, end + b.nbytes
+            end += aligned(b)
+        self.bytes, self.memory = np.zeros(end, np.uint8), Memory(end, on)
+
+    def at(self, name: str) -> int:
+        return self.memory.pointer + self.places[name][0]
+
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        if not self.places:
+            return
+        for name, (begin, end) in self.places.items():
+            self.bytes[begin:end] = arrays[name].reshape(-1).view(np.uint8)
+        self.memory.load(self.bytes)
+
+
+__all__ = ["Drawn", "HostCopy", "block_of"]
