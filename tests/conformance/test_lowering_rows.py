@@ -208,9 +208,10 @@ class TestInspector:
         assert max(map(len, text.splitlines())) <= 240 + 12
 
     def test_what_has_no_kernel_says_so(self):
-        low = ts.debug.lowering(ts.jit(lambda x: ts.dct(x)), Tensor[8, f32])
+        low = ts.debug.lowering(ts.jit(lambda x: ts.cast(x, "bf16 @accum(bf16)") @ ts.cast(
+            x, "bf16 @accum(bf16)")), Tensor[8, 8, f32])
         assert low.sections["graph"].text and not low.sections["tile"].text
-        assert "dct" in low.sections["tile"].missing
+        assert "accumulates in bf16" in low.sections["tile"].missing
         assert "has no kernel for GPUs" in str(low)
 
 

@@ -146,7 +146,8 @@ def test_the_table_holds_what_is_refused_alone(rng: np.random.Generator) -> None
 # --- what it computes ---------------------------------------------------------------------------
 SAMPLES = [pytest.param(mode, *p.values, id=f"{mode}-{p.id}")
            for mode, (_, cases) in WALKS.items() for p in cases
-           if p.values[0].name not in REFUSED and not p.values[0].effects - {"movement", "state"}]
+           if p.values[0].name not in REFUSED and ours(p.values[0].shape)
+           and not p.values[0].effects - {"movement", "state"}]
 
 
 @pytest.mark.parametrize(("mode", "op", "s"), SAMPLES)

@@ -36,7 +36,7 @@ def test_as_on_the_interpreter(rng, D, S, T, group, causal):
     lse = np.abs(rng.standard_normal((H, S))).astype(np.float32) + 4  # weights of about 1 / 16
     delta, scale = rng.standard_normal((H, S)).astype(np.float32), D ** -0.5
     chip = device().target.generation
-    common = {"group": group, "causal": causal, "rtol": 2e-2, "atol": 1e-2}
+    common = {"group": group, "causal": causal, "rtol": 2e-2, "atol": 2e-2}  # a rounding of weights
     for kernel, like, rows, block in ((attention_keys, (k, v), T, keys_block),
                                       (attention_queries, (q,), S, queries_block)):
         made = block(bf16, D, chip)

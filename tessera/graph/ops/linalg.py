@@ -231,6 +231,14 @@ def _solve_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         raise _singular(first_failure(np.linalg.inv, a)) from err
 
 
+def _solve_in_library(module: Any, a: Any, b: Any) -> Any:
+    """CuPy's takes as many matrices as right sides: batch axes are broadcast before."""
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (module.ascontiguousarray(module.broadcast_to(x, (*lead, *x.shape[-2:])))
+            for x in (a, b))
+    return module.linalg.solve(a, b)
+
+
 def _solve_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple:
     db = apply(SOLVE, mT(a), g)
     return unbroadcast(-(db @ mT(y)), tuple(a.shape)), unbroadcast(db, tuple(b.shape))
@@ -246,7 +254,7 @@ SOLVE = GraphOp(
     "solve",
     shape=_solve_shape,
     ref=_solve_ref,
-    library=VendorLibrary("cuSOLVER", lambda module, a, b: module.linalg.solve(a, b)),
+    library=VendorLibrary("cuSOLVER", _solve_in_library),
     vjp=_solve_vjp,
     jvp=_solve_jvp,
     batch=_pair_batch("solve"),
