@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda import CudaProgram, strips
 from tessera.graph.cuda.run import run_of
 
 
@@ -83,3 +83,36 @@ def k(y: Tensor[8, ts.uint32]):
 """)["k"]
     with pytest.raises(ts.TesseraError, match="no runs of 4"):
         k(np.zeros(8, np.uint32))
+
+
+@pytest.fixture
+def short_strips(monkeypatch):
+    """Strips of 32 rows, from 64 rows on: emulated instructions take their time."""
+    monkeypatch.setattr(strips, "LONG", 64)
+    monkeypatch.setattr(strips, "ROWS", 32)
+    monkeypatch.setattr(strips, "BLOCK", 512)
+
+
+@pytest.mark.parametrize("shape", [(70, 40), (4, 20, 33)])
+def test_sums_of_strips(shape, short_strips, rng):
+    emulate(lambda x: ts.sum(ts.exp(x), axis=tuple(range(len(shape) - 1))),
+            normal(rng, *shape, dtype="bf16"), lockstep=False)
+
+
+def test_a_norm_with_the_sums_of_its_gradient(short_strips, rng):
+    def backward(x, g, b, dy):
+        return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
+
+    x, dy = normal(rng, 70, 36), normal(rng, 70, 36, dtype="bf16")
+    emulate(lambda x, g, b, dy: backward(x, g, b, ts.cast(dy, "f32")), x, normal(rng, 36),
+            normal(rng, 36), dy, lockstep=False, rtol=1e-5, atol=1e-5)
+
+
+def test_labels_of_rows(rng):
+    x, y = normal(rng, 6, 70), ts.tensor(rng.integers(0, 70, 6))
+    emulate(ts.value_and_grad(ts.cross_entropy), x, y, lockstep=False, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_long_sum(rng):
+    a, b = normal(rng, 4160, 16, dtype="bf16"), normal(rng, 4160, 24, dtype="bf16")
+    emulate(lambda a, b: ts.cast(a.T @ b, "f32"), a, b)

@@ -170,11 +170,11 @@ def test_machine_code_of_another_generation_is_refused_before_the_driver_sees_it
 def test_a_build_without_a_target_is_for_the_device(driver, monkeypatch, tmp_path, needs, target):
     asked = []
 
-    def compiled(source, name, parameters, target, *rest):
-        asked.append(str(target))
+    def compiled(job):
+        asked.append(str(job.target))
         return building.MachineCode("ptx", b"cubin", "k.py", Resources(0, 0, 0, 0, 0, 0), ())
 
-    monkeypatch.setattr(building, "_compile", compiled)
+    monkeypatch.setattr(building.CompileJob, "run", compiled)
     driver.formats[b"k"] = "i"
     with config.scope(cache_dir=tmp_path):
         made = building.build("source", "k", ("i32",), needs=parse_target(needs), threads=32)

@@ -121,16 +121,18 @@ def lowered(fn: Callable, *inputs: ts.Tensor) -> CudaProgram:
 
 
 def test_long_sums_of_kernels_are_kept_in_f64() -> None:
-    """More than 128 blocks, at the real sizes: the text that is compiled."""
-    columns, row = ts.zeros((200_000, 40)), ts.zeros((1_000_000,))
-    for x in (columns, row):
-        (launch,) = lowered(lambda x: ts.sum(x, 0), x).launches
-        assert "f64" in launch.source.text and "tile.full" in launch.source.text
-    (short,) = lowered(lambda x: ts.sum(x, 0), ts.zeros((1000, 40))).launches
-    assert "f64" not in short.source.text
+    """More than 128 blocks one after another, at the real sizes: the text that is compiled."""
+    def first(*shape: int) -> str:
+        graph = ts.jit(lambda x: ts.sum(x, 0)).graph(ts.Tensor[(*shape, ts.f32)])
+        return CudaProgram(graph, "sm_80").launches[0].source.text
+
+    for shape in ((100_000_000, 8), (1_000_000,)):  # strips of 2^18 rows; a row in passes
+        assert "f64" in first(*shape) and "tile.full" in first(*shape)
+    for shape in ((1000, 40), (200_000, 40)):  # of few blocks; of strips of 16 blocks
+        assert "f64" not in first(*shape)
 
 
-@pytest.mark.parametrize("shape, axis", [((90, 100), 0), ((2, 100, 100), 1), ((20_000,), 0)])
+@pytest.mark.parametrize("shape, axis", [((600, 20), 0), ((2, 500, 20), 1), ((20_000,), 0)])
 def test_long_sums_of_kernels_emulated(shape: tuple, axis: int, monkeypatch: pytest.MonkeyPatch,
                                        rng: np.random.Generator) -> None:
     """The device code adds the blocks in f64: against the interpreter, and f64."""

@@ -118,7 +118,7 @@ def test_what_was_compiled_once_is_read_from_one_place(vectors, tmp_path, monkey
     def refuse(*args, **options):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(building, "_compile", refuse)
+    monkeypatch.setattr(building.CompileJob, "run", refuse)
     assert (texts(again, *vectors, 2.0), text_of("ptx", graph, "sm_80")) == wanted
     assert ts.debug.register_pressure(again, *vectors, 2.0, target="sm_80") == taken
     with pytest.raises(AssertionError, match="compiled again"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ...numerics import as_type
+from ...numerics import NumericType, as_type
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..schedule.build_schedule import ScheduleBuilder
@@ -24,7 +24,7 @@ from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.loop_ops import column_sum_axes
 from ..simplify import Rewriter, rebuild
 from .choose_schedule import blocks, chosen, power
-from .group_statements import FrameBlock, store, value
+from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import body, maker, signature
 
@@ -113,8 +113,9 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     if not whole:
         w.line(f"n = tile.group_id(1) * {BN}")
     columns = f"0:{BN}" if whole else f"n:n+{BN}"
+    kind = _sums_type(w, sums[0].type, blocks(rows, BM))
     for s in sums:
-        w.line(f"{s.name}_a = tile.full(({BM}, {BN}), 0.0, {w.type(s.type)})", s)
+        w.line(f"{s.name}_a = tile.full(({BM}, {BN}), 0.0, {kind})", s)
     b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads})
     writes = [o for o in group.writes if o.name not in kept]
     with w.block(f"for i in range(0, {rows}, {BM}):"):
@@ -123,23 +124,30 @@ def strips_source(group: ScheduledGroup) -> KernelText:
         for o in writes:
             store(w, b, o, maker(group, o.name))
         for s in sums:
-            _add(w, b, s)
+            _add(w, b, s, kind)
     for s in sums:
-        w.line(f"{capital(s.name)}[strip, {columns}] = tile.col_sum({s.name}_a)", s)
+        total = f"tile.cast(tile.col_sum({s.name}_a), {w.type(s.type)})"
+        w.line(f"{capital(s.name)}[strip, {columns}] = {total}", s)
     texts, _, shapes = signature(w, b, group, (*group.reads, *writes))
     partial = [o for o in group.writes if o.name in kept]
     texts += [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in partial]
     return w.finish(texts, f"(grid={group.grid})", [*shapes, *(o.shape for o in partial)])
 
 
-def _add(w: KernelWriter, b: FrameBlock, step: GroupStep) -> None:
+def _sums_type(w: KernelWriter, numeric: NumericType, many: int) -> str:
+    """Of sums that so many blocks are added to, one after another."""
+    wide = numeric.dtype.name == "f32" and many > CHAIN
+    return w.type(as_type("f64") if wide else numeric)
+
+
+def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str) -> None:
     """A block's elements to the running sums of their places; 0 beyond the edges."""
     (arg,) = step.args
     held = value(w, b, arg, "float", step)
     part = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
     w.line(f"{step.name}_p = {part}", step)
     inside = f"tile.where(tile.inside({step.name}_p), {step.name}_p, 0.0)"
-    w.line(f"{step.name}_a = {step.name}_a + {inside}", step)
+    w.line(f"{step.name}_a = {step.name}_a + tile.cast({inside}, {kind})", step)
 
 
 __all__ = ["STRIP_SUM", "open_column_sums", "schedule_strips", "strips_of", "strips_source",
