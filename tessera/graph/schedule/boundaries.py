@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..ir import Node, Value, value_bytes
 from .groups import FusionGroup
 from .loop_axes import extents_of
-from .target import ScheduleTarget
+from .target import ScheduleTarget, takes_nothing
 
 LEAST_BYTES = 1 << 20  # a value of less is written and read in a microsecond
 MOST_OPS = 32  # that a reader does again
@@ -33,6 +33,8 @@ Count = dict[Value, int]  # how often each value is read, results of the graph i
 def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleTarget
                       ) -> list[FusionGroup]:
     """The groups with fewer bytes between them, in the same order. count is kept up to date."""
+    if target.takes is takes_nothing:
+        return groups
     readers: dict[Value, list[FusionGroup]] = {}
     for g in groups:
         for v in g.inputs:
@@ -40,9 +42,13 @@ def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleT
     fleeting = _fleeting(groups)
     for group in groups:
         for v in list(group.outputs):
-            if value_bytes(v) >= LEAST_BYTES and not group.writes_all:
+            if not group.writes_all and _is_large(v):
                 _Boundary(group, v, readers, count, target, fleeting).narrow()
     return groups
+
+
+def _is_large(v: Value) -> bool:
+    return all(isinstance(n, int) for n in v.aval.shape) and value_bytes(v) >= LEAST_BYTES
 
 
 def _fleeting(groups: Sequence[FusionGroup]) -> set[Value]:

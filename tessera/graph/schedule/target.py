@@ -82,4 +82,4 @@ class ScheduleTarget:
     takes: Callable[[FusionGroup], bool] = takes_nothing
 
 
-__all__ = ["ScheduleTarget", "Space"]
+__all__ = ["ScheduleTarget", "Space", "takes_nothing"]
