@@ -60,7 +60,7 @@ def assert_close(
     dtype: the coarsest type the computation rounds to; that of `actual` when None.
     n: terms of the longest sum. With n > 1 a result may cancel, so the error is also allowed
     relative to `scale`, by default the root mean square of the finite expected values. One or two
-    elements may all cancel, so theirs is at least 1, the size of what tests draw.
+    elements may all cancel, and zeros did, so theirs is at least 1, the size of what tests draw.
     """
     dtype = actual.dtype if dtype is None else dtype
     limit = tolerance(dtype, n)
@@ -85,7 +85,7 @@ def _errors(
     finite = np.isfinite(want)
     if scale is None:
         scale = math.sqrt(np.mean(np.square(want[finite]))) if n > 1 and finite.any() else 0.0
-        if n > 1 and want.size <= FEW:
+        if n > 1 and (want.size <= FEW or not want.any()):
             scale = max(scale, 1.0)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(invalid="ignore"):

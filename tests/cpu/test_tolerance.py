@@ -47,6 +47,14 @@ def test_equal_specials_and_empty_arrays_pass():
     assert_close(np.zeros((0, 3)), np.zeros((0, 3)), n=5)
 
 
+def test_what_may_cancel_is_measured_by_what_was_drawn():
+    assert_close(np.array([1e-16, 0.0]), np.array([2e-16, 0.0]), "f64", n=9)
+    assert_close(np.full(5, 1e-16), np.zeros(5), "f64", n=9)
+    for wrong in (np.full(5, 1e-14), np.array([1e-14])):
+        with pytest.raises(AssertionError):
+            assert_close(wrong, np.zeros(wrong.shape), "f64", n=9)
+
+
 def test_integers_are_exact_and_shapes_equal():
     assert_close(np.array([2**62 + 1]), np.array([2**62 + 1]))
     with pytest.raises(AssertionError, match="1 of 1 elements"):
