@@ -27,6 +27,7 @@ from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
 from .loop_kernels import body, maker, signature
+from .spell import COMBINE
 
 ROWS = 128  # of a strip; more where there would be more than STRIPS of them
 STRIPS = 512
@@ -72,10 +73,18 @@ def strips_of(nodes: Sequence[Node]) -> list[Node]:
     return [n for n in nodes if n.op is STRIP_SUM]
 
 
-def takes_strips(space: tuple[int, ...], nodes: Sequence[Node], rows: bool) -> bool:
-    """Whether the loop of these nodes can sum the strips among them. rows: it has statistics of
-    rows, which are held whole then."""
-    return len(_frame(space, nodes).members) == 2 and not (rows and space[-1] > WIDE)
+def has_rows(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
+    """Whether some value is one number per row."""
+    rows = (*space[:-1], 1)
+    folds = any(n.op.reduction in COMBINE for n in nodes if n.op is not STRIP_SUM)
+    return folds or space != rows and any(extents_of(v) == rows for n in nodes for v in n.outputs)
+
+
+def takes_strips(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
+    """Whether the loop of these nodes can sum the strips among them: where it has statistics of
+    rows, these are held whole."""
+    return len(_frame(space, nodes).members) == 2 and not (
+        space[-1] > WIDE and has_rows(space, nodes))
 
 
 def _frame(space: tuple[int, ...], nodes: Sequence[Node]) -> Frame:
@@ -88,8 +97,7 @@ def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
     sums = strips_of(group.nodes)
     frame = _frame(group.space, group.nodes)
     (R, C), rows = frame.extents, sums[0].attrs["rows"]
-    whole = any(n.op.reduction for n in group.nodes if n not in sums) or any(
-        extents_of(v) == (*group.space[:-1], 1) for n in group.nodes for v in n.outputs)
+    whole = has_rows(group.space, group.nodes)
     n = C if whole else min(power(C), 256)
     s = chosen(min(rows, max(1, BLOCK // power(n))), n, warps=WARPS)
     kept = {v for n in sums for v in n.outputs}
@@ -150,5 +158,5 @@ def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str) -> None:
     w.line(f"{step.name}_a = {step.name}_a + tile.cast({inside}, {kind})", step)
 
 
-__all__ = ["STRIP_SUM", "open_column_sums", "schedule_strips", "strips_of", "strips_source",
-           "takes_strips"]
+__all__ = ["STRIP_SUM", "has_rows", "open_column_sums", "schedule_strips", "strips_of",
+           "strips_source", "takes_strips"]

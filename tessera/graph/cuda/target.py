@@ -17,7 +17,7 @@ from __future__ import annotations
 from ..ir import Node
 from ..op import FLAT_VIEW, FRESH, VIEW, ResultMemory
 from ..ops.kernel import KERNEL
-from ..schedule.groups import FusionGroup
+from ..schedule.groups import MAX_READS, FusionGroup
 from ..schedule.ir import ALIGN_BYTES
 from ..schedule.loop_axes import extents_of
 from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
@@ -34,9 +34,8 @@ from .node_kernels import kernel_group
 from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
 from .spell import COMBINE, is_light, is_stored, no_kernel, template
-from .strips import STRIP_SUM, strips_of, takes_strips
+from .strips import STRIP_SUM, has_rows, strips_of, takes_strips
 
-MAX_READS = 8  # values of the whole space that a group reads
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}
 
@@ -62,7 +61,7 @@ def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
     strips = strips_of(columns)
     rest = [n for n in loop.nodes if n not in columns]
     inside = [n for n in loop.nodes if n in strips or n not in columns]
-    if strips and takes_strips(loop.space, inside, _has_rows(loop.space, rest)):
+    if strips and takes_strips(loop.space, inside):
         columns = [n for n in columns if n not in strips]
     else:
         inside = rest
@@ -74,15 +73,8 @@ def _loop(space: Space, nodes: list[Node]) -> FusionGroup:
     for n in nodes:
         if n.op.reduction not in COMBINE and template(n) is None:
             raise no_kernel(n)
-    rows = "rows" if _has_rows(space, nodes) else "loop"
+    rows = "rows" if has_rows(space, nodes) else "loop"
     return FusionGroup("strips" if strips_of(nodes) else rows, space, nodes)
-
-
-def _has_rows(space: Space, nodes: list[Node]) -> bool:
-    """Whether some value is one number per row."""
-    rows = (*space[:-1], 1)
-    return any(n.op.reduction in COMBINE for n in nodes) or (space != rows and any(
-        tuple(v.aval.shape) == rows for n in nodes for v in n.outputs))
 
 
 # --- what readers make again ----------------------------------------------------------------------
@@ -98,8 +90,7 @@ def _takes(group: FusionGroup) -> bool:
     if len(whole) > MAX_READS:
         return False
     if group.kind == "strips":
-        rest = [n for n in group.nodes if n.op is not STRIP_SUM]
-        return takes_strips(group.space, group.nodes, _has_rows(group.space, rest))
+        return takes_strips(group.space, group.nodes)
     folds = [n for n in group.nodes if n.op.reduction]
     return group.kind == "loop" or group.kind == "rows" and all(map(is_last_axis_reduction, folds))
 

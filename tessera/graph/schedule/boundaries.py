@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir import Node, Value, value_bytes
-from .groups import FusionGroup
+from .groups import MAX_OPS, FusionGroup
 from .loop_axes import extents_of
 from .target import ScheduleTarget, takes_nothing
 
 LEAST_BYTES = 1 << 20  # a value of less is written and read in a microsecond
 MOST_OPS = 32  # that a reader does again
-MOST_NODES = 96  # of a group: see fuse.MAX_OPS
 
 Count = dict[Value, int]  # how often each value is read, results of the graph included
 
@@ -87,7 +86,7 @@ class _Boundary:
         if not again or len(again) > MOST_OPS:
             return
         made = [self.with_nodes(r, again) for r in readers]
-        if all(self.target.takes(g) and len(g.nodes) <= MOST_NODES for g, _ in made):
+        if all(self.target.takes(g) and len(g.nodes) <= MAX_OPS for g, _ in made):
             self.replace(readers, made)
 
     # --- which values to keep -----------------------------------------------------------------

@@ -20,12 +20,9 @@ from ..ir import Graph, Node, Value, node_effects, uses
 from ..simplify import KEEP_EFFECTS
 from .boundaries import narrow_boundaries
 from .epilogues import join_epilogues, recompute_small
-from .groups import FusionGroup
+from .groups import MAX_OPS, MAX_READS, FusionGroup
 from .loop_ops import column_sum_axes
 from .target import ScheduleTarget
-
-MAX_OPS = 96  # a larger loop compiles slowly and spills
-MAX_READS = 8  # values of the whole space that a loop reads
 
 
 @dataclass(eq=False)

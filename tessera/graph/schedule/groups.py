@@ -8,6 +8,9 @@ from ...dims import show_shape
 from ...errors import SourceLine
 from ..ir import Node, Value
 
+MAX_OPS = 96  # of a group: a larger loop compiles slowly and spills
+MAX_READS = 8  # values of the whole space that a loop reads
+
 
 @dataclass(eq=False)
 class FusionGroup:
@@ -62,4 +65,4 @@ def call_group(node: Node) -> FusionGroup:
     return FusionGroup("call", (), [node], list(node.inputs), list(node.outputs), writes_all=True)
 
 
-__all__ = ["FusionGroup", "call_group"]
+__all__ = ["MAX_OPS", "MAX_READS", "FusionGroup", "call_group"]
