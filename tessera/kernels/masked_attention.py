@@ -36,14 +36,32 @@ def mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN):
 
 
 @kernel
-def masked_scores(q, k, mask, q0, k0, ahead, keys, scale, BM, BN, causal, floats):
-    """Scores in base 2; -inf where a key is not seen. ahead: keys before the first query's own."""
-    s = tile.dot(q, k.T) * (scale * LOG2E)
+def masked_scores(products, mask, last, keys, count, scale, causal, floats):
+    """Scores in base 2 of products of queries and keys; -inf where a key is not seen.
+
+    keys: the number of each product's key, along one axis.  last: along the other, the last that
+    its query sees.  count: keys in all
+    """
+    s = products * (scale * LOG2E)
     s = s + mask * LOG2E if floats else tile.where(mask, s, -math.inf)
-    columns = tile.arange(0, BN) + k0
-    s = tile.where(columns[None, :] < keys, s, -math.inf)
-    last = tile.arange(0, BM) + q0 + ahead
-    return tile.where(columns[None, :] <= last[:, None], s, -math.inf) if causal else s
+    s = tile.where(keys < count, s, -math.inf)
+    return tile.where(keys <= last, s, -math.inf) if causal else s
+
+
+@kernel
+def scores_of_rows(q, k, mask, q0, k0, ahead, count, scale, BM, BN, causal, floats):
+    """Of queries down the rows. ahead: keys before the first query's own."""
+    last, keys = tile.arange(0, BM) + q0 + ahead, tile.arange(0, BN) + k0
+    return masked_scores(tile.dot(q, k.T), mask, last[:, None], keys[None, :], count, scale,
+                         causal, floats)
+
+
+@kernel
+def scores_of_columns(q, k, mask, q0, k0, ahead, count, scale, BM, BN, causal, floats):
+    """Of keys down the rows: what is made of these is the first operand of a matmul as it lies."""
+    last, keys = tile.arange(0, BM) + q0 + ahead, tile.arange(0, BN) + k0
+    return masked_scores(tile.dot(k, q.T), mask.T, last[None, :], keys[:, None], count, scale,
+                         causal, floats)
 
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
@@ -59,7 +77,7 @@ def masked_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tens
     for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
         k = tile.load(K[h // group, k0:k0+BN, :])
         mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
-        s = masked_scores(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
+        s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
         m_new = tile.maximum(m, tile.row_max(s))
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s - m_new[:, None])
@@ -81,7 +99,10 @@ def masked_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
                           dV: Tensor["C", "T", "E"], scale: f32, heads=1, group=1, BM=64, BN=64,
                           causal=False, floats=False, per_batch=0, per_head=0, rows=False,
                           columns=False):
-    """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group."""
+    """dV = P' G and dK = scale dS' Q, where dS = P (G V' - delta), over the queries of a group.
+
+    Scores have keys down the rows, so that neither P nor dS is transposed.
+    """
     k0, c = tile.group_id(0) * BN, tile.group_id(1)
     k, v = tile.load(K[c, k0:k0+BN, :]), tile.load(V[c, k0:k0+BN, :])
     dk, dv = tile.zeros((BN, D)), tile.zeros((BN, E))
@@ -89,11 +110,11 @@ def masked_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
         for q0 in range(max(0, k0 - (T - S)) // BM * BM if causal else 0, S, BM):
             q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
             mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
-            s = masked_scores(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
-            p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])
-            ds = p * (tile.dot(g, v.T) - tile.load(delta[h, q0:q0+BM])[:, None])
-            dv = tile.dot(tile.cast(p, G.dtype).T, g, dv)
-            dk = tile.dot(tile.cast(ds, Q.dtype).T, q, dk)
+            s = scores_of_columns(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
+            p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[None, :])
+            ds = p * (tile.dot(v, g.T) - tile.load(delta[h, q0:q0+BM])[None, :])
+            dv = tile.dot(tile.cast(p, G.dtype), g, dv)
+            dk = tile.dot(tile.cast(ds, Q.dtype), q, dk)
     dK[c, k0:k0+BN, :] = dk * scale
     dV[c, k0:k0+BN, :] = dv
 
@@ -113,7 +134,7 @@ def masked_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
-        s = masked_scores(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
+        s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
         ds = tile.exp2(s - sums[:, None]) * (tile.dot(g, v.T) - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
     dQ[h, q0:q0+BM, :] = dq * scale
@@ -131,7 +152,7 @@ def masked_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
     mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
-    s = masked_scores(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
+    s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
     p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])
     dM[h, q0:q0+BM, k0:k0+BN] = p * (tile.dot(g, v.T) - tile.load(delta[h, q0:q0+BM])[:, None])
 

@@ -97,7 +97,8 @@ def test_narrow_types_are_on_tensor_cores(floats, dtype, rng):
     forms = {form for m in f.schedule(*given, target="sm_90a").matmuls for form in m.how.all}
     assert forms and forms <= {"wgmma", "mma"}
     for got, w in zip(made.run([x.array for x in given]), want[:4], strict=True):
-        assert_close(np.asarray(got, np.float64), w, dtype, n=xs[1].shape[-2] + 32)
+        # terms are rounded one by one, and a query that sees one key has one of its value's size
+        assert_close(np.asarray(got, np.float64), w, dtype, n=2, scale=_scale(w))
 
 
 def test_dropout_of_narrow_types_has_typed_matmuls(rng):

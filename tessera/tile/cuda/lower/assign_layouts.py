@@ -95,8 +95,10 @@ class _Chooser:
         return t if isinstance(t, TileType) else None
 
     def run(self, given: dict[SSAValue, RegisterLayout]) -> dict[SSAValue, RegisterLayout]:
-        self.chosen: dict[SSAValue, RegisterLayout] = {}
-        for value, layout in (*given.items(), *self.anchors()):
+        self.chosen = dict(given)  # all before any spreads: none of them follows from another
+        for value, layout in given.items():
+            self.spread(value, layout)
+        for value, layout in self.anchors():
             if value not in self.chosen:
                 self.settle(value, layout)
         return self.chosen
@@ -109,9 +111,18 @@ class _Chooser:
             if v in self.chosen:
                 continue
             self.chosen[v] = layout
-            for other, relabel in self.links[v]:
-                if other not in self.chosen and (made := relabel(layout)) is not None:
-                    work.append((other, made))
+            work += self.neighbours(v, layout)
+
+    def spread(self, value: SSAValue, layout: RegisterLayout) -> None:
+        """Fixes what follows from a layout that is fixed already."""
+        for other, made in self.neighbours(value, layout):
+            self.settle(other, made)
+
+    def neighbours(self, value: SSAValue, layout: RegisterLayout
+                   ) -> list[tuple[SSAValue, RegisterLayout]]:
+        """Values without a layout, with the one that follows from a neighbour's."""
+        return [(other, made) for other, relabel in self.links[value]
+                if other not in self.chosen and (made := relabel(layout)) is not None]
 
     def anchors(self) -> Iterator[tuple[SSAValue, RegisterLayout]]:
         """Values with the layout that suits them, the most important first."""

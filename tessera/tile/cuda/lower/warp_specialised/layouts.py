@@ -17,8 +17,8 @@ def place_tiles(function: Function, groups: int, overlapping: bool,
     """The function with layouts, conversions between them and barriers of the consumers."""
     types = definitions(function)
     given: dict[SSAValue, RegisterLayout] = {}
-    for matmul in ops_in(function.body, "async_matmul"):
-        for x in (matmul.outs[0].value, *matmul.args):
+    for op in ops_in(function.body, "async_matmul", "pack_operand"):
+        for x in (op.outs[0].value, *(op.args if op.name == "async_matmul" else ())):
             t = types.get(x)  # type: ignore[arg-type]
             if isinstance(t, TileType):
                 given[x] = warpgroups(t.shape, groups)  # type: ignore[index]

@@ -1,8 +1,8 @@
 """Runs a warp-specialised program on the interpreter: the producer, then the consumers.
 
 Rings keep what the producer would have brought, and where it would be waiting. A consumer that
-waits for what cannot arrive, a slot that goes back while a matmul reads it, and a result that is
-read while its matmul runs are errors.
+waits for what cannot arrive, a slot that goes back while a matmul reads it, a result that is read
+while its matmul runs, and a matmul of registers that do not lie as it takes them are errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tessera.tile.cuda.lower.warp_specialised.program import WarpSpecialisedProg
 from tessera.tile.interpreter.machine import Machine
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.ir.errors import KernelError
-from tessera.tile.ir.ir import Op, SSAValue
+from tessera.tile.ir.ir import Op, SSAValue, definitions
+from tessera.tile.ir.register_layout import warpgroups
+from tessera.tile.ir.types import TileType
 
 
 class PipelineError(KernelError):
@@ -114,13 +116,25 @@ class PipelineMachine(Machine):
         super().__init__(np.array([0], np.int64), 1, axes, env)
         self.block, self.blocks, self.role = block, blocks, "producer"
         self.rings = Rings(program)
+        self.types, self.warpgroups = definitions(program.function), program.warpgroups
         self.mail: deque[np.ndarray] = deque()
 
     def op(self, op: Op) -> None:
+        if op.name in ("async_matmul", "pack_operand"):
+            self.require_fragments(op)
         if op.name not in ("async_matmul", "matmul_wait"):
             for x in op.args:
                 self.rings.require_ready(self.get(x), f"an operand of {op.name}", op.where)
         super().op(op)
+
+    def require_fragments(self, op: Op) -> None:
+        """Instructions of matmuls say in which thread's register an element lies."""
+        for x in (*op.args, op.outs[0].value):
+            t = self.types.get(x) if isinstance(x, SSAValue) else None
+            if isinstance(t, TileType) and t.layout != (
+                    wanted := warpgroups(t.shape, self.warpgroups).text):
+                raise PipelineError(f"{op.name} takes {t.dtype}{list(t.shape)} as {wanted}, and it "
+                                    f"lies as {t.layout}", where=op.where)
 
 
 def run_program(program: WarpSpecialisedProgram, axes: tuple[int, ...], env: dict[SSAValue, Any],

@@ -159,9 +159,6 @@ class _Placing:
         type = self.maker.type(x)
         if not self.form.operands[type.dtype.name].packs:
             raise Refused(f"a computed operand of {type.dtype}; 16-bit floats stay in registers")
-        made = self.made.get(x) if isinstance(x, SSAValue) else None
-        if made is not None and made.name == "transpose":
-            raise Refused("a computed operand is transposed")
         x = self.unrounded(x, before)
         hint = x.name if isinstance(x, SSAValue) else "x"
         pack = self.maker.op("pack_operand", (x,), hint, where=op.where, dtype=type.dtype)
