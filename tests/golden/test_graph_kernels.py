@@ -1,0 +1,57 @@
+"""Kernels of graph functions, compiled: what a row or an element of a large loop costs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from ptx_harness import require_compiler
+from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda.generate_kernels import kernel_of
+from tessera.runtime.target import parse_target
+
+TARGET = parse_target("sm_90a")
+
+
+def _kernel(kind: str, fn: Callable, *xs: Any) -> Any:
+    """The first kernel of a kind that a function's graph becomes."""
+    require_compiler()
+    program = CudaProgram(ts.jit(fn).graph(*xs), TARGET)
+    kernel, _ = kernel_of(next(g for g in program.plan.groups if g.kind == kind))
+    kernel.inspect_ir("tile")
+    return kernel
+
+
+def _instructions(sass: str) -> Counter[str]:
+    found = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", sass, re.M)
+    assert found
+    return Counter(found)
+
+
+def _zeros(*shape: int, dtype: Any = "f32") -> ts.Tensor:
+    return ts.cast(ts.tensor(np.zeros(shape, np.float32)), dtype)
+
+
+def _norm_backward(x: Any, w: Any, b: Any, dy: Any, dx: Any) -> Any:
+    gx, gw, gb = ts.vjp(lambda x, w, b: ts.layernorm(x, w, b), x, w, b)[1](ts.cast(dy, "f32"))
+    return gx + dx, gw, gb
+
+
+def test_a_row_of_a_norm_and_its_sums_is_one_warp_s() -> None:
+    x, w = _zeros(2048, 768), _zeros(768)
+    kernel = _kernel("strips", _norm_backward, x, w, w, _zeros(2048, 768, dtype="bf16"), x)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    statistics = sass[:sass.rindex("SHFL")]
+    assert _instructions(statistics)["SHFL"] >= 10 and not _instructions(statistics)["BAR"]
+    assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
+
+
+def test_a_sigmoid_does_not_branch() -> None:
+    kernel = _kernel("loop", ts.sigmoid, _zeros(4096))
+    counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
+    assert counts["MUFU"] == 8 and not counts["CALL"] and not counts["BSSY"]
