@@ -136,6 +136,15 @@ def test_blocked_gives_neighbours_to_neighbours(vector):
     assert where[1, 0] == (0, vector) and where[0, vector - 1] == (0, vector - 1)
 
 
+def test_a_warp_stays_in_a_row_while_there_are_rows():
+    assert blocked((8, 768), 256, 4, rows=True).text == (
+        "1.0 1.1 1.7 1.8 1.9 | 1.2 1.3 1.4 1.5 1.6 0.0 0.1 0.2")
+    assert blocked((2, 768), 256, 4, rows=True).text == (
+        "1.0 1.1 1.9 | 1.2 1.3 1.4 1.5 1.6 0.0 1.7 1.8")
+    for shape in ((1, 2048), (64, 16)):  # one row; more rows in a warp
+        assert blocked(shape, 128, 4, rows=True) == blocked(shape, 128, 4)
+
+
 def test_accumulators_are_those_of_the_isa():
     layout = accumulator((128, 64), warps_over((128, 64), 4, 1))
     where = held(layout)

@@ -50,6 +50,7 @@ class FrameBlock:
     operands: dict[str, GroupOperand]
     held: dict[str, KernelValue] = field(default_factory=dict)
     suffix: str = ""  # of names in a further pass over the same elements
+    fill: str = ""  # of loads, where what lies beyond the edges counts nowhere
 
     @property
     def flat(self) -> bool:
@@ -116,7 +117,7 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     operand = b.operands[arg]
     place, m, n = b.place(operand)
     name = arg + b.suffix
-    text = place if not (m or n) else f"tile.load({place})"
+    text = place if not (m or n) else f"tile.load({place}{b.fill})"
     if n and not m and not b.flat:
         text += "[None, :]"
     w.line(f"{name} = {text}", step)

@@ -34,6 +34,7 @@ STRIPS = 512
 LONG = 1024  # rows that are worth a second kernel
 WIDE = 4096  # columns of a row that is held whole, beside its sums
 BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
+HELD = 200  # numbers of a lane that fit its registers
 
 STRIP_SUM = library_call("strip_sum", reduction="sum")  # x -> [strips, C], of `rows` rows each
 
@@ -99,7 +100,12 @@ def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
     (R, C), rows = frame.extents, sums[0].attrs["rows"]
     whole = has_rows(group.space, group.nodes)
     n = C if whole else min(power(C), 256)
-    s = chosen(min(rows, max(1, BLOCK // power(n))), n, warps=WARPS)
+    m = max(1, BLOCK // power(n))
+    if whole:  # a row for each warp, so that no statistic waits for other warps
+        values = len(sums) + sum(extents_of(v) == group.space for v in group.inputs) + 2
+        while m < WARPS and blocks(2 * m * n, 32 * WARPS) * values <= HELD:
+            m *= 2
+    s = chosen(min(rows, m), n, warps=WARPS)
     kept = {v for n in sums for v in n.outputs}
     reads = [builder.operand(v) for v in builder.reads(group)]
     writes = [builder.operand(v) for v in group.outputs if v not in kept]
@@ -114,6 +120,7 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     """Block after block of a strip: load, compute, store, add; then one row of sums."""
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     BM, BN, rows = group.schedule.m or 1, group.schedule.n, group.attr("rows")
+    R = frame.extents[0]
     sums = [s for s in group.steps if s.op == STRIP_SUM.name]
     kept = {s.name for s in sums}
     w.line("strip = tile.group_id(0)")
@@ -124,15 +131,18 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     kind = _sums_type(w, sums[0].type, blocks(rows, BM))
     for s in sums:
         w.line(f"{s.name}_a = tile.full(({BM}, {BN}), 0.0, {kind})", s)
-    b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads})
+    ragged = R % rows > 0  # of columns beyond the last no sum is stored
+    b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads},
+                   fill="" if ragged else ", fill=0")
     writes = [o for o in group.writes if o.name not in kept]
     with w.block(f"for i in range(0, {rows}, {BM}):"):
         w.line(f"m = strip * {rows} + i")
+        _load_ahead(w, b, group)
         body(w, b, group, [s for s in group.steps if s.name not in kept])
         for o in writes:
             store(w, b, o, maker(group, o.name))
         for s in sums:
-            _add(w, b, s, kind)
+            _add(w, b, s, kind, ragged)
     for s in sums:
         total = f"tile.cast(tile.col_sum({s.name}_a), {w.type(s.type)})"
         w.line(f"{capital(s.name)}[strip, {columns}] = {total}", s)
@@ -148,13 +158,24 @@ def _sums_type(w: KernelWriter, numeric: NumericType, many: int) -> str:
     return w.type(as_type("f64") if wide else numeric)
 
 
-def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str) -> None:
-    """A block's elements to the running sums of their places; 0 beyond the edges."""
+def _load_ahead(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
+    """What varies along the rows, before the first statistic waits for other lanes."""
+    for r in group.reads:
+        if b.pattern(r)[0]:
+            step = next(s for s in group.steps if r.name in s.args)
+            value(w, b, r.name, r.type.dtype.kind, step)
+
+
+def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: bool) -> None:
+    """A block's elements to the running sums of their places; 0 beyond the last row. ragged: there
+    is such a place."""
     (arg,) = step.args
     held = value(w, b, arg, "float", step)
     part = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
     w.line(f"{step.name}_p = {part}", step)
-    inside = f"tile.where(tile.inside({step.name}_p), {step.name}_p, 0.0)"
+    inside = f"{step.name}_p"
+    if ragged:
+        inside = f"tile.where(tile.inside({inside}), {inside}, 0.0)"
     w.line(f"{step.name}_a = {step.name}_a + tile.cast({inside}, {kind})", step)
 
 

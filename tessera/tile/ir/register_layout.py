@@ -170,16 +170,21 @@ class RegisterLayout:
 
 # --- the layouts that ops ask for ---------------------------------------------------------------
 @functools.cache
-def blocked(shape: tuple[int, ...], threads: int, vector: int = 1) -> RegisterLayout:
+def blocked(shape: tuple[int, ...], threads: int, vector: int = 1,
+            rows: bool = False) -> RegisterLayout:
     """For memory: `vector` neighbours in a thread, neighbouring threads next to each other.
 
     threads: a power of two. Bits that the threads do not cover are registers.
+    rows: a warp stays in a row as long as there are rows for other warps, so that what is reduced
+    along rows is exchanged by fewer of them, in the end by none.
     """
     wanted = bits_of(threads)
     order = [(axis, bit) for axis in reversed(range(len(shape))) for bit in range(
         bits_of(shape[axis]))]
     inner = [b for b in order if b[0] == len(shape) - 1][:bits_of(vector)]
     rest = [b for b in order if b not in inner]
+    if rows:  # the bits of lanes, then those of other rows
+        rest = rest[:5] + sorted(rest[5:], key=lambda b: b[0] == len(shape) - 1)
     spread: list[Bit | None] = [*rest[:wanted]]
     spread += [None] * (wanted - len(spread))
     return RegisterLayout(shape, tuple(inner + rest[wanted:]), tuple(spread))

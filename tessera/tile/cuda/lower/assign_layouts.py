@@ -171,7 +171,18 @@ class _Chooser:
         width = max(1, ACCESS_BYTES * 8 // max(8, bits))
         wanted = bits_of(vector) if vector else share.bit_length() - 1
         neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
-        return blocked(t.shape, self.hint.threads, neighbours)
+        return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
+
+    @functools.cached_property
+    def reduced_rows(self) -> frozenset[tuple[int, ...]]:
+        """The shapes of tiles of which rows are reduced; none where accumulators decide."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        if any(n.name == "matmul" for n in nodes):
+            return frozenset()
+        tiles = [t for n in nodes if OPS[n.name].layouts == "reduced" and
+                 (t := self.tile(n.args[0])) is not None and len(t.shape) == 2
+                 and n.attr["axis"] == 1]
+        return frozenset(t.shape for t in tiles)
 
 
 def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
