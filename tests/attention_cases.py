@@ -11,10 +11,50 @@ def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, caus
                 mask: np.ndarray | None = None) -> list:
     """The result and the cotangents of q, k and v. mask: bools (seen), or added to the scores; its
     cotangent comes last then."""
-    groups = q.shape[-3] // k.shape[-3]
-    keys, values = (np.repeat(x, groups, -3) for x in (k, v))
+    keys, values = _to_heads(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
-    s = q @ keys.swapaxes(-1, -2) * scale
+    p = _weights(q, keys, causal, mask)
+    dp = g @ values.swapaxes(-1, -2)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True))
+    out = [p @ values, ds @ keys * scale, _over_groups(ds.swapaxes(-1, -2) @ q, k) * scale,
+           _over_groups(p.swapaxes(-1, -2) @ g, k)]
+    return out if mask is None or mask.dtype == bool else [*out, ds]
+
+
+def sizes64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool,
+            mask: np.ndarray | None = None) -> list:
+    """The size of the terms behind each element of attention64: the root of the sum of their
+    squares, for an error is relative to these where they cancel.
+
+    A score's cotangent is p (dp - delta), two sums over D that are equal where a query sees one
+    key; that of q sums those over the keys. An error of a score, relative to the largest of its
+    row, is one of the weights, relative to them.
+    """
+    keys, values = _to_heads(q, k, v)
+    scale = 1 / math.sqrt(q.shape[-1])
+    p = _weights(q, keys, causal, mask) ** 2
+    s = np.sqrt(q**2 @ (keys**2).swapaxes(-1, -2)) * scale
+    if mask is not None and mask.dtype != bool:
+        s = s + np.abs(mask)
+    p = p * (1 + s.max(-1, keepdims=True)) ** 2
+    dp = g**2 @ (values**2).swapaxes(-1, -2)
+    ds = p * (dp + (dp * p).sum(-1, keepdims=True))
+    out = [p @ values**2, ds @ keys**2 * scale**2,
+           _over_groups(ds.swapaxes(-1, -2) @ q**2, k) * scale**2,
+           _over_groups(p.swapaxes(-1, -2) @ g**2, k)]
+    return [np.sqrt(x) for x in (out if mask is None or mask.dtype == bool else [*out, ds])]
+
+
+def _to_heads(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list:
+    return [np.repeat(x, q.shape[-3] // k.shape[-3], -3) for x in (k, v)]
+
+
+def _over_groups(x: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return x.reshape(*k.shape[:-2], -1, *x.shape[-2:]).sum(-3)
+
+
+def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | None) -> np.ndarray:
+    s = q @ keys.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
     if causal:
@@ -22,16 +62,7 @@ def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, caus
     m = s.max(-1, keepdims=True)
     e = np.exp(s - np.where(np.isfinite(m), m, 0))
     z = e.sum(-1, keepdims=True)
-    p = e / np.where(z == 0, 1, z)
-    dp = g @ values.swapaxes(-1, -2)
-    ds = p * (dp - (dp * p).sum(-1, keepdims=True))
-
-    def over_groups(x: np.ndarray) -> np.ndarray:
-        return x.reshape(*k.shape[:-2], groups, *x.shape[-2:]).sum(-3)
-
-    out = [p @ values, ds @ keys * scale, over_groups(ds.swapaxes(-1, -2) @ q) * scale,
-           over_groups(p.swapaxes(-1, -2) @ g)]
-    return out if mask is None or mask.dtype == bool else [*out, ds]
+    return e / np.where(z == 0, 1, z)
 
 
-__all__ = ["attention64"]
+__all__ = ["attention64", "sizes64"]

@@ -26,7 +26,8 @@ class Case:
     """`oracle` gets f64 arrays (integers as they are) and returns an array or a tuple of them.
 
     n: terms of the longest sum, for the tolerance   order: derivatives that are checked   batch:
-    how many of the arguments vmap may give an axis, from the first on; None all
+    how many of the arguments vmap may give an axis, from the first on; None all   scale: of the
+    tolerance, or a function of the arguments that gives it
     """
 
     fn: Callable
@@ -35,7 +36,7 @@ class Case:
     n: int = 4
     order: int = 1
     batch: int | None = None
-    scale: float | None = None
+    scale: float | Callable[..., Any] | None = None
 
 
 def shapes(*each: tuple[int, ...], low: float | None = None, high: float = 2.0) -> Callable:
@@ -67,6 +68,7 @@ def check_values(case: Case, rng: np.random.Generator, *types: str) -> None:
         exact = [np.asarray(x.numpy(), np.float64) if x.dtype.kind == "float" else x.numpy()
                  for x in given]
         wants = _results(case.oracle(*exact))
+        scale = case.scale(*exact) if callable(case.scale) else case.scale
         for run in RUNS:
             outs = _results(run(case.fn)(*given))
             assert len(outs) == len(wants)
@@ -75,7 +77,7 @@ def check_values(case: Case, rng: np.random.Generator, *types: str) -> None:
                 assert got.shape == want.shape
                 if got.dtype.kind == "float":
                     assert got.dtype == dtype
-                    assert_close(got, want, dtype=dtype, n=case.n, scale=case.scale)
+                    assert_close(got, want, dtype=dtype, n=case.n, scale=scale)
                 else:
                     assert want.dtype.kind in "bui" and got.dtype.kind != "float"
                     np.testing.assert_array_equal(got, want)

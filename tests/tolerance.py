@@ -53,7 +53,7 @@ def tolerance(dtype: Any, n: int = 1) -> float:
 
 
 def assert_close(
-    actual: Any, expected: Any, dtype: Any = None, n: int = 1, *, scale: float | None = None
+    actual: Any, expected: Any, dtype: Any = None, n: int = 1, *, scale: Any = None
 ) -> None:
     """|actual - expected| <= tolerance(dtype, n) * (|expected| + scale); NaN, Inf where expected.
 
@@ -61,6 +61,8 @@ def assert_close(
     n: terms of the longest sum. With n > 1 a result may cancel, so the error is also allowed
     relative to `scale`, by default the root mean square of the finite expected values. One or two
     elements may all cancel, and zeros did, so theirs is at least 1, the size of what tests draw.
+    scale: the size of the terms that cancel, for all or, as an array, for each element: the largest
+    term, or the root of the sum of their squares. The largest result is no such size.
     """
     dtype = actual.dtype if dtype is None else dtype
     limit = tolerance(dtype, n)
@@ -80,7 +82,7 @@ def assert_close(
 
 
 def _errors(
-    got: np.ndarray, want: np.ndarray, limit: float, n: int, scale: float | None, tiny: float
+    got: np.ndarray, want: np.ndarray, limit: float, n: int, scale: Any, tiny: float
 ) -> tuple[np.ndarray, np.ndarray]:
     finite = np.isfinite(want)
     if scale is None:
@@ -91,7 +93,7 @@ def _errors(
     with np.errstate(invalid="ignore"):
         error = np.where(same, 0.0, np.where(finite, np.abs(got - want), np.inf))
         error = np.where(np.isnan(error), np.inf, error)  # NaN where a number was expected
-    allowed = limit * (np.where(finite, np.abs(want), 0.0) + max(scale, tiny))
+    allowed = limit * (np.where(finite, np.abs(want), 0.0) + np.maximum(scale, tiny))
     return error, allowed
 
 

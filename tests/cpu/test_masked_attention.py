@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64
+from attention_cases import attention64, sizes64
 from tessera.graph.cuda.levels import program_of
 from tolerance import assert_close
 
@@ -50,20 +50,18 @@ def _case(name, kind, floats, dtype, rng):
     return xs, mask
 
 
-def _scale(want):
-    """A row's cotangents of its scores cancel: the sum is 0 where the terms are not."""
-    return max(1.0, float(np.abs(want).max(initial=0)))
-
-
 def _expected(xs, mask, causal):
+    """The results, and the size of the terms of each."""
     wide = mask if mask.dtype == bool else mask.astype(np.float64)
     full = np.broadcast_to(wide, (*xs[0].shape[:-1], xs[1].shape[-2]))
-    want = attention64(*(np.asarray(ts.cast(x, "f64")) for x in xs), causal, full)
+    given = (*(np.asarray(ts.cast(x, "f64")) for x in xs), causal, full)
+    want, sizes = attention64(*given), sizes64(*given)
     if len(want) == 5:
-        lead = (1,) * (want[4].ndim - mask.ndim) + mask.shape
-        along = tuple(i for i, n in enumerate(lead) if n != want[4].shape[i])
-        want[4] = want[4].sum(along, keepdims=True).reshape(mask.shape)
-    return want
+        lead = (1,) * (full.ndim - mask.ndim) + mask.shape
+        along = tuple(i for i, n in enumerate(lead) if n != full.shape[i])
+        want[4] = want[4].sum(along).reshape(mask.shape)
+        sizes[4] = np.sqrt((sizes[4]**2).sum(along)).reshape(mask.shape)
+    return list(zip(want, sizes, strict=True))
 
 
 @pytest.mark.parametrize("floats", [False, True])
@@ -78,10 +76,10 @@ def test_against_f64(name, kind, floats, causal, rng):
     kinds = [g.kind for g in made.plan.groups]
     assert kinds.count("launch") == 3 + floats and "gemm" not in kinds
     terms = 2 * (xs[1].shape[-2] + xs[0].shape[-1])
-    for got, w in zip(made.run([x.array for x in given]), want, strict=True):
-        assert_close(got, w, "f32", n=terms, scale=_scale(w))
-    for got, w in zip(both(causal)(*given), want, strict=True):  # and on the CPU
-        assert_close(got.array, w, "f32", n=terms, scale=_scale(w))
+    for got, (w, size) in zip(made.run([x.array for x in given]), want, strict=True):
+        assert_close(got, w, "f32", n=terms, scale=size)
+    for got, (w, size) in zip(both(causal)(*given), want, strict=True):  # and on the CPU
+        assert_close(got.array, w, "f32", n=terms, scale=size)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -96,9 +94,9 @@ def test_narrow_types_are_on_tensor_cores(floats, dtype, rng):
     assert [g.kind for g in made.plan.groups].count("launch") == 3
     forms = {form for m in f.schedule(*given, target="sm_90a").matmuls for form in m.how.all}
     assert forms and forms <= {"wgmma", "mma"}
-    for got, w in zip(made.run([x.array for x in given]), want[:4], strict=True):
-        # terms are rounded one by one, and a query that sees one key has one of its value's size
-        assert_close(np.asarray(got, np.float64), w, dtype, n=2, scale=_scale(w))
+    for got, (w, size) in zip(made.run([x.array for x in given]), want[:4], strict=True):
+        # terms are rounded one by one: the length of the sums is in their size alone
+        assert_close(np.asarray(got, np.float64), w, dtype, n=2, scale=size)
 
 
 def test_dropout_of_narrow_types_has_typed_matmuls(rng):
@@ -122,10 +120,9 @@ def test_many_queries_in_blocks(rng):
     q, g = (rng.standard_normal((1, 2, 600, 4)) for _ in range(2))
     mask = rng.standard_normal((1, 1, 600, 600))
     given = [ts.tensor(x) for x in (q, q, q, g, mask)]
-    want = attention64(q, q, q, g, True, np.broadcast_to(mask, (1, 2, 600, 600)))
-    want[4] = want[4].sum(1, keepdims=True)
-    for got, w in zip(ts.jit(both(True))(*given), want, strict=True):
-        assert_close(got.array, w, "f64", n=600)
+    want = _expected(given[:4], mask, True)
+    for got, (w, size) in zip(ts.jit(both(True))(*given), want, strict=True):
+        assert_close(got.array, w, "f64", n=600, scale=size)
 
 
 def test_batches_and_second_derivatives(rng):

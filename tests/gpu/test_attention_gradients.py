@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64
+from attention_cases import attention64, sizes64
 from tolerance import assert_close
 
 # query heads, key heads, queries, keys, causal
@@ -37,16 +37,14 @@ def _attend(form):
     return f
 
 
-def _check(got, want, dtype, n):
-    """Each element, and the whole by its norm.
+def _check(got, want, size, dtype, n):
+    """Each element, by the size of its terms, and the whole by its norm.
 
     Products of 16-bit types round their operands, the weights among them: each term by itself, so
-    the length of the sums is not in the bound; that of f32 is, of n terms. A query that sees few
-    keys has terms as large as the values themselves, so scales are at least 1. Of the norm's
+    the length of the sums is in their size alone; sums of f32 are rounded n times. Of the norm's
     relative error one rounding to bf16 makes 2^-8 / sqrt(3), and four follow each other.
     """
     narrow = dtype == "bf16"
-    size = max(1.0, float(np.abs(want).max()))
     assert_close(got, want, dtype, n=2 if narrow else n, scale=size)
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
     assert error < (1.5 * 2**-8 if narrow else 2**-23 * n), error
@@ -75,10 +73,11 @@ def test_attention_and_its_gradient(D, dtype, rng):
     for form, got in made.items():
         wide = [_split(np.asarray(ts.cast(x, "f64")), n)
                 for x, n in zip(given[form], counts[form], strict=True)]
-        want = attention64(*wide, FORMS[form][-1])
-        for y, w, n in zip(got, want, (counts[form][0], *counts[form][:3]), strict=True):
+        want, sizes = (f(*wide, FORMS[form][-1]) for f in (attention64, sizes64))
+        heads = (counts[form][0], *counts[form][:3])
+        for y, w, size, n in zip(got, want, sizes, heads, strict=True):
             y = _split(np.asarray(ts.cast(y, "f64")), n)
-            _check(y, w, dtype, wide[1].shape[-2] + D)
+            _check(y, w, size, dtype, wide[1].shape[-2] + D)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -103,8 +102,10 @@ def test_masked_attention_and_its_gradient(D, dtype, rng):
     wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
     for name, mask in masks.items():
         own = mask if mask.dtype == bool else mask.astype(np.float64)
-        want = attention64(*wide, True, np.broadcast_to(own, (2, 4, 100, 150)))
+        full = np.broadcast_to(own, (2, 4, 100, 150))
+        want, sizes = (f(*wide, True, full) for f in (attention64, sizes64))
         if name == "added":
             want[4] = want[4].sum(0, keepdims=True)
-        for y, w in zip(made[name], want, strict=True):
-            _check(np.asarray(ts.cast(y, "f64")), w, dtype, 150 + D)
+            sizes[4] = np.sqrt((sizes[4]**2).sum(0, keepdims=True))
+        for y, w, size in zip(made[name], want, sizes, strict=True):
+            _check(np.asarray(ts.cast(y, "f64")), w, size, dtype, 150 + D)

@@ -19,6 +19,12 @@ def reduce(n: int = 4) -> None:
     ts.dist.all_reduce(ts.ones((n,)))
 
 
+def wait_briefly() -> None:
+    """From here on, for all ranks have started: how long that takes is the machine's affair."""
+    reduce()
+    ts.config.set(comm_timeout=3)
+
+
 def part(n: int, value: float = 1.0) -> ts.dist.DistTensor:
     mesh = ts.dist.mesh(axes=("dp",), shape=(ts.dist.world_size(),))
     return ts.dist.tensor((n,), ts.ShardSpec(("row",), ("dp",)), mesh, init=value)
@@ -64,6 +70,7 @@ def large_and_late() -> None:
 
 
 def no_start() -> None:
+    ts.config.set(comm_timeout=3)
     if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == 0:
         ts.dist.barrier()  # the only call
 
@@ -86,7 +93,7 @@ def two_threads() -> None:
         for _ in range(1000):
             reduce(n)
 
-    reduce()
+    wait_briefly()
     threads = [threading.Thread(target=work, args=(5,)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -95,7 +102,7 @@ def two_threads() -> None:
 
 
 def hangs_elsewhere() -> None:
-    reduce()
+    wait_briefly()
     if ts.dist.rank() == 2:
         time.sleep(60)
     ts.dist.barrier()
@@ -109,6 +116,7 @@ def all_fail_differently() -> None:
 def ends_at_different_times() -> str:
     """The first to end wait for longer than the limit of a collective."""
     reduce()
+    ts.config.set(comm_timeout=1)
     time.sleep(1.5 * ts.dist.rank())
     return "well"
 

@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BATTERY = Path(__file__).with_name("battery.py")
 MPIRUN = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
+STOPPED_S = 40  # within which all ranks stop, on a busy machine; waits end after 45 s in any case
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs mpi4py and mpirun: pip install mpi4py mpich")

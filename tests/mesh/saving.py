@@ -193,6 +193,8 @@ def write_slowly(folder: Path) -> str:
         real(handle)
 
     os.fsync = slow
+    ts.dist.barrier()  # how long it takes until all have started is the machine's affair
+    ts.config.set(comm_timeout=4)
     write(folder)
     with raised_on_all(ts.CheckpointError):
         time.sleep(5 if ts.dist.rank() == 1 else 0)

@@ -426,7 +426,7 @@ def test_a_full_disk_under_mpirun(tmp_path):
 
 @needs_mpi
 def test_a_slow_disk_is_waited_for(tmp_path):
-    run = launch(2, "write_slowly", tmp_path, TESSERA_COMM_TIMEOUT="4")
+    run = launch(2, "write_slowly", tmp_path)
     assert run.status == 0 and len(run.results) == 2 and run.seconds > 5, run.text
 
 

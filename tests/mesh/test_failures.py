@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from mesh.launch import mpirun, needs_mpi
+from mesh.launch import STOPPED_S, mpirun, needs_mpi
 from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.world import transport
 
@@ -282,7 +282,7 @@ class TestNumerics:
     def test_under_mpirun_all_stop_and_the_report_names_the_rank(self, tmp_path):
         run = mpirun(4, "nan", tmp_path)
         print(f"all stopped after {run.seconds:.1f} s with status {run.status}")
-        assert run.status != 0 and run.seconds < 60 and not run.results, run.text
+        assert run.status != 0 and run.seconds < STOPPED_S and not run.results, run.text
         assert "rank 2 of 4 failed; stopping all ranks" in run.text
         assert "NumericsError: [E_NAN_INF] log: nan in f32[4, 4] at [1, 2]" in run.text
         assert "here rank 2 has a negative number" in run.text
@@ -305,7 +305,7 @@ class TestLeaving:
     def test_an_exit_on_one_rank_ends_all_with_its_status(self, program, tmp_path):
         run = mpirun(3, program, tmp_path)
         print(f"all stopped after {run.seconds:.1f} s")
-        assert run.status == 3 and run.seconds < 30 and not run.results, run.text
+        assert run.status == 3 and run.seconds < STOPPED_S and not run.results, run.text
         assert "rank 1 of 3 has left by sys.exit(3); stopping all ranks" in run.text
 
     @needs_mpi

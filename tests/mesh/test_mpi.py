@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from mesh.battery import collectives, rows
-from mesh.launch import ROOT, mpirun, needs_mpi
+from mesh.launch import ROOT, STOPPED_S, mpirun, needs_mpi
 
 
 @needs_mpi
@@ -48,9 +48,9 @@ FAILURES = {
 @needs_mpi
 @pytest.mark.parametrize("program", FAILURES)
 def test_all_ranks_stop(program, tmp_path):
-    run = mpirun(3, program, tmp_path, TESSERA_COMM_TIMEOUT="3")
+    run = mpirun(3, program, tmp_path)
     print(f"{program}: all stopped after {run.seconds:.1f} s with status {run.status}")
-    assert run.status != 0 and run.seconds < 30, run.text
+    assert run.status != 0 and run.seconds < STOPPED_S, run.text
     assert not {0, 2} & run.results.keys(), run.text
     for words in FAILURES[program]:
         assert words in run.text, run.text
@@ -60,13 +60,26 @@ def test_all_ranks_stop(program, tmp_path):
 @needs_mpi
 def test_ranks_that_fail_alike_say_it_once(tmp_path):
     run = mpirun(4, "fails", tmp_path)
-    assert run.status != 0 and run.seconds < 30, run.text
+    assert run.status != 0 and run.seconds < STOPPED_S, run.text
     assert run.text.count("failed; stopping all ranks") == 1, run.text
     assert run.text.count("matmul:") == 1 and "battery.py:" in run.text, run.text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the name is one of Linux's")
+def test_before_mpi_starts_one_rank_speaks_while_it_lives():
+    """However long it takes until the launcher, here this process, ends the others."""
+    code = ("from tessera.mesh.ranks import abort; import sys; "
+            "print(abort._take_name(), flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], text=True, cwd=ROOT, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "True\n"
+        assert python(code).stdout == "False\n"
+    assert python(code).stdout == "True\n"
+
+
 def python(code: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT,
+                          stdin=subprocess.DEVNULL,
                           env={**os.environ, **env}, timeout=60)
 
 

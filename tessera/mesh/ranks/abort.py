@@ -6,7 +6,8 @@ sys.exit(n). `raise SystemExit(n)` is not seen here: ranks that wait for one tha
 it has ended.
 
 Of several ranks of a machine that fail, the first to ask the watcher (status_page.py) speaks, for
-all; where there is no watcher they speak in turn, and the first ends the others.
+all. Before MPI has started there is no watcher: then the first to take a name that the machine's
+ranks share speaks. Elsewhere they speak in turn, and the first ends the others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ _GRACE_S = 0.3  # ranks that notice the same thing do so within this time of eac
 _FIRST_TURN_S, _TURN_S, _LAST_TURN_S = 1.5, 0.05, 5.0  # of those that speak in turn
 _GIVE_UP_S = 10.0  # after which a rank for which another was to speak ends them all itself
 _LEFT: list[int] = []  # the status with which sys.exit has ended this rank, unless it is 0
+_NAME: list[socket.socket] = []  # the name that says that this rank speaks, while it lives
 _STOPPED: list[int] = []  # that with which this rank ends all; MPI_Abort may return
 
 
@@ -126,10 +129,31 @@ def _board() -> Any:
 def _wait_for_turn(what: str) -> None:
     board, rank = _board(), launched_rank()
     first = None if board is None else board.claim_report(what)
-    if first is None:
+    if first is not None:
+        time.sleep(_GRACE_S if first else _GIVE_UP_S)
+    elif _take_name():
         time.sleep(min(_FIRST_TURN_S + rank * _TURN_S, _LAST_TURN_S) if rank else 0.1)
     else:
-        time.sleep(_GRACE_S if first else _GIVE_UP_S)
+        time.sleep(_GIVE_UP_S)
+
+
+def _take_name() -> bool:
+    """Whether this rank is the first of its machine to fail, as far as can be known without MPI.
+
+    The launcher, whose children the ranks are, gives the name, in no folder: on Linux one that
+    begins with a zero ends with the process that has it. Elsewhere, and where a shell lies between
+    the launcher and a rank, each is the first.
+    """
+    if sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0tessera-failed-{os.getuid()}-{os.getppid()}")
+    except OSError:  # another has it
+        name.close()
+        return False
+    _NAME.append(name)
+    return True
 
 
 # --- leaving --------------------------------------------------------------------------------------
