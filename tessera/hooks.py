@@ -255,10 +255,15 @@ class NodeObserver(Protocol):
 @dataclass(frozen=True)
 class Sentinel:
     """Who looks for bad values: shown each node when a graph runs op by op, and what a cast lost
-    when it does not."""
+    when it does not.
+
+    later: asked during a call whose values are looked at when it has ended; gives a context that is
+    this call's once more, and counts what reaches the results of the graph.
+    """
 
     observe: NodeObserver
     lost: Callable[[Node, CastCounts], None]
+    later: Callable[[Graph], Callable[[], AbstractContextManager[None]]]
 
 
 class SendingObserver(Protocol):

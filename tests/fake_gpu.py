@@ -63,8 +63,9 @@ class Compiler:
                 image: machine_code.Image | None = None) -> Any:
         self.requests.append(request)
         name = f"{function.name}_{next(self._numbers)}"
-        sites = sites_of(function, request) if request.watched else self.sites
-        words = [Parameter("sentinels", "sentinels", "i64")] if request.watched else []
+        counts = bool(request.watched or request.held)
+        sites = sites_of(function, request) if counts else self.sites
+        words = [Parameter("sentinels", "sentinels", "i64")] if counts else []
         parameters = (*parameters_of(function), *words, *self.extra)
         code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
                     threads=request.lanes)

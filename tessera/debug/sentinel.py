@@ -24,7 +24,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from ..graph.op import GraphOp
 from ..graph.ops.random import get_state
 from ..graph.run_with_sentinels import losses
 from ..numerics import CastCounts, DType, as_type
+from ..runtime import late_checks
 from ..runtime.sentinel_words import BadElements, collect_all
 from ..tensor import Tensor
 from ..tile.interpreter.arguments import Bound
@@ -84,6 +85,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.frames = [SuspectFrame()]
         self.run = 0
+        self.late = False  # a call in the mode "flag" is looked at, whatever holds now
 
 
 _local = _Local()
@@ -102,11 +104,19 @@ class numerics(config.Switch):
     """
 
     def __init__(self, mode: str):
+        late_checks.settle(wait=True)
         super().__init__(numerics=mode)
+
+    def __exit__(self, *exc: object) -> None:
+        late_checks.settle(wait=True)
+        super().__exit__(*exc)
 
 
 def _switch(mode: str | None) -> None:
     """Put the observers where ops run, or take them away. None: to be resolved at the next op."""
+    if _local.late:
+        return
+    late_checks.settle(wait=True)
     _set(hooks.eager_ops, _resolve, mode is None)
     on = mode in ("flag", "raise")
     _set(hooks.eager_ops, observe_eager, on)
@@ -136,6 +146,7 @@ def _resolve(op: GraphOp, args: tuple, attrs: dict, made: tuple) -> None:
 def flags(clear: bool = True) -> Flags:
     """What was counted since the last call, and the first bad value; clears both. What was raised
     as a NumericsError is not counted: it has been reported. Waits for kernels on GPUs."""
+    late_checks.settle(wait=True)
     for finding in findings(collect_all(), _local.run):
         _count_finding(finding)
     with _lock:
@@ -198,7 +209,7 @@ def observe_sending(op: GraphOp, where: SourceLine | None, operands: Sequence[An
 def observe_kernel(function: Function, bound: Bound, outputs: dict[str, Memory],
                    again: Callable[[Bound], Any]) -> Iterator[Blame | None]:
     """A kernel runs under the interpreter: what it writes counts when it has ended."""
-    if config.get("numerics") == "off":  # with the first op after a change of settings
+    if not _local.late and config.get("numerics") == "off":  # with the first op after a change
         yield None
         return
     def counts(bad: BadValue) -> None:
@@ -239,6 +250,25 @@ def observe_run(graph: Graph) -> Iterator[Callable[[list[Tensor]], None]]:
         yield lambda flat: _count_suspects(graph.outputs)
     finally:
         _local.frames.remove(frame)
+
+
+def call_for_later(graph: Graph) -> Callable[[], AbstractContextManager[None]]:
+    """This call of a compiled function, to be looked at when it has ended on a GPU."""
+    number, name = _local.run, _local.frames[-1].graph
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        frame, now = SuspectFrame(name), _local.run
+        _local.frames.append(frame)
+        _local.run, _local.late = number, True
+        try:
+            yield
+            _count_suspects(graph.outputs)
+        finally:
+            _local.frames.remove(frame)
+            _local.run, _local.late = now, False
+
+    return again
 
 
 def observe_exit(out: Any) -> None:
@@ -353,7 +383,7 @@ def _count_suspects(results: Iterable[Any]) -> None:
 def _count(bad: BadValue) -> None:
     """A finding counts: raised in that mode, else recorded for flags()."""
     frame = _local.frames[-1]
-    if config.numerics == "raise":
+    if config.numerics == "raise" and not _local.late:
         frame.suspects.clear()
         raise _kept(bad).error()
     frame.suspects = {k: s for k, s in frame.suspects.items() if s.bad is not bad}
@@ -381,7 +411,7 @@ def _count_cast(attrs: dict, where: Callable[[], SourceLine | None], lost: CastC
                       subnormal=lost.subnormal)
 
 
-_SENTINEL = hooks.Sentinel(observe_node, observe_lost)
+_SENTINEL = hooks.Sentinel(observe_node, observe_lost, call_for_later)
 config.WATCHERS.setdefault("numerics", []).append(_switch)
 _switch(None)
 

@@ -177,6 +177,8 @@ class GraphOp:
     drops   positions of the operands whose bad values (NaN, infinity) a finite result may hide by
             right: what it did not choose. drops_inf: those of which it may hide an infinity, whose
             exact limit is finite. Sentinels report what any other op hides
+    shows   positions of operands, besides those of which it is linear, of which each element goes
+            into a sum of products: what is bad of them shows in the result
     local(attrs, ins, outs) -> the attributes of one shard, from the shapes of its operands and
             results; without it they are those of the whole op
     loop    an elementwise op as an expression over {0}, {1}, ... and its attributes, in the
@@ -230,6 +232,7 @@ class GraphOp:
     reduces: str = ""
     linear: str = ""
     drops: tuple[int, ...] = ()
+    shows: tuple[int, ...] = ()
     drops_inf: tuple[int, ...] = ()
     local: Callable[..., dict[str, Any]] | None = None
     multi: bool = False
@@ -278,7 +281,7 @@ class GraphOp:
     def carries(self, position: int) -> bool:
         """Whether a bad value of an operand always shows in the result: sums and products of it."""
         linear = self.linear in ("each", "joint") or (self.linear == "first" and position == 0)
-        return linear and position not in self.drops + self.drops_inf
+        return (linear or position in self.shows) and position not in self.drops + self.drops_inf
 
     def lies(self, attrs: dict[str, Any]) -> ResultMemory:
         """Where the results of one node lie."""

@@ -71,6 +71,11 @@ class CopiedOut:
         """The copy is done when what was launched on a stream so far is."""
         check(driver().cuEventRecord(self._done, stream), "record an event")
 
+    @property
+    def done(self) -> bool:
+        with self.device.current():
+            return driver().cuEventQuery(self._done)[0] == 0
+
     def array(self) -> np.ndarray:
         """The elements, where they lie until the next copy."""
         with self.device.current():

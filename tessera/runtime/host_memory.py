@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from . import late_checks
+
 _kept: dict[int, list[weakref.ref[Any]]] = {}  # by memory: the tensors that keep it
 
 
@@ -35,6 +37,8 @@ def _forget(memory: int, gone: weakref.ref[Any]) -> None:
 
 def before_write(array: np.ndarray) -> None:
     """To be called before something is written where an array lies."""
+    if late_checks.pending():
+        late_checks.before_write(memory_id(array))
     for ref in _kept.pop(memory_id(array), ()) if _kept else ():
         holder = ref()
         if holder is not None:

@@ -4,8 +4,9 @@
     first element: its number in the tensor in the upper half, its value as an f32 in the lower; the
     least is kept, so the report does not depend on which thread came first
 
-Kernels get the address of their words as a parameter; looking at them takes one copy of all words
-of a device, behind the kernels that write them. Nothing is here unless TESSERA_NUMERICS is on.
+Kernels get the address of their words as a parameter. Those of one owner lie together; looking at
+them takes one copy, behind the kernels that write them, for which nobody has to wait (`later`).
+Nothing is here unless TESSERA_NUMERICS is on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import SourceLine
-from .buffer import DeviceBuffer
+from .buffer import DEFAULT, DeviceBuffer, copy_bytes
+from .copies import CopiedOut
 from .device import device
 from .flags import ReportSite
 
@@ -85,11 +87,51 @@ class BadElements:
 
 @dataclass
 class _Chunk:
-    """Words of many launches side by side."""
+    """Words of many launches of one owner side by side. clean: what they hold when nothing was
+    seen; spare: host memory of copies that were read."""
 
     memory: DeviceBuffer
+    clean: DeviceBuffer
     launches: list[tuple[int, WatchedLaunch]] = field(default_factory=list)  # by first site
     taken: int = 0
+    spare: list[CopiedOut] = field(default_factory=list)
+
+    def copied(self) -> CopiedOut:
+        """Begins to copy the words behind what was launched, and lets them be clean behind that."""
+        sites = self.memory.nbytes // SITE_BYTES
+        made = self.spare.pop() if self.spare else CopiedOut(
+            (sites, SITE_WORDS), CLEAN.dtype, self.memory.device)
+        made.begin(self.memory.pointer, DEFAULT)
+        copy_bytes(self.memory.pointer, self.clean.pointer, self.memory.nbytes, DEFAULT)
+        return made
+
+    def found(self, words: np.ndarray) -> list[BadElements]:
+        """What the words of its launches have seen."""
+        if (words[:self.taken] == CLEAN).all():
+            return []
+        return [BadElements.of(launch, site, words[start + i])
+                for start, launch in self.launches for i, site in enumerate(launch.sites)
+                if (words[start + i] != CLEAN).any()]
+
+
+class LaterWords:
+    """The words of an owner as they are behind what was launched so far: read when that is done."""
+
+    def __init__(self, chunks: Sequence[_Chunk]):
+        self._copies = [(chunk, chunk.copied()) for chunk in chunks]
+
+    @property
+    def done(self) -> bool:
+        return all(copy.done for _, copy in self._copies)
+
+    def read(self) -> list[BadElements]:
+        """What was counted, in the order in which launches were first seen. Once; waits for it."""
+        found = []
+        for chunk, copy in self._copies:
+            found += chunk.found(copy.array())
+            chunk.spare.append(copy)
+        self._copies = []
+        return found
 
 
 class SentinelWords:
@@ -97,17 +139,17 @@ class SentinelWords:
 
     def __init__(self, index: int):
         self.device = device(index)
-        self._chunks: list[_Chunk] = []
-        self._found: list[BadElements] = []  # of owners who have not asked yet
+        self._chunks: dict[int, list[_Chunk]] = {}  # by the id of an owner, whom its launches keep
         self._lock = threading.Lock()
 
     def take(self, launch: WatchedLaunch) -> int:
         """The address of a launch's words."""
         count = len(launch.sites)
         with self._lock:
-            if not self._chunks or self._chunks[-1].taken + count > self._room(self._chunks[-1]):
-                self._chunks.append(self._new(max(count, SITES_OF_CHUNK)))
-            chunk = self._chunks[-1]
+            chunks = self._chunks.setdefault(id(launch.owner), [])
+            if not chunks or chunks[-1].taken + count > self._room(chunks[-1]):
+                chunks.append(self._new(max(count, SITES_OF_CHUNK)))
+            chunk = chunks[-1]
             chunk.launches.append((chunk.taken, launch))
             chunk.taken += count
             return chunk.memory.pointer + SITE_BYTES * (chunk.taken - count)
@@ -117,32 +159,23 @@ class SentinelWords:
         return chunk.memory.nbytes // SITE_BYTES
 
     def _new(self, sites: int) -> _Chunk:
-        made = _Chunk(DeviceBuffer(SITE_BYTES * sites, self.device))
-        made.memory.write(np.tile(CLEAN, sites))
-        return made
+        memory, clean = (DeviceBuffer(SITE_BYTES * sites, self.device) for _ in range(2))
+        for each in (memory, clean):
+            each.write(np.tile(CLEAN, sites))
+        return _Chunk(memory, clean)
 
     def collect(self, owner: Any = None) -> list[BadElements]:
-        """What launches of an owner (None: of the user) counted since the last time, in the order
-        in which they were first seen. Waits for the device."""
-        with self._lock:
-            if not self._chunks:
-                return []
-            self.device.synchronize()
-            for chunk in self._chunks:
-                self._found += self._collected(chunk)
-            mine = [f for f in self._found if f.launch.owner is owner]
-            self._found = [f for f in self._found if f.launch.owner is not owner]
-            return mine
-
-    def _collected(self, chunk: _Chunk) -> list[BadElements]:
-        words = np.empty((chunk.taken, SITE_WORDS), np.uint64)
-        chunk.memory.read(words)
-        if (words == CLEAN).all():
+        """What launches of an owner (None: of the user) counted since the last time. Waits for the
+        device."""
+        if not self._chunks.get(id(owner)):
             return []
-        chunk.memory.write(np.tile(CLEAN, chunk.taken))
-        return [BadElements.of(launch, site, words[start + i])
-                for start, launch in chunk.launches for i, site in enumerate(launch.sites)
-                if (words[start + i] != CLEAN).any()]
+        self.device.synchronize()
+        return self.later(owner).read()
+
+    def later(self, owner: Any = None) -> LaterWords:
+        """The same of what was launched on the default stream so far; waits for nothing."""
+        with self._lock, self.device.current():
+            return LaterWords(self._chunks.get(id(owner), ()))
 
 
 _words: dict[int, SentinelWords] = {}
@@ -192,5 +225,5 @@ class owned:
         _local.owner = self._before
 
 
-__all__ = ["BadElements", "SentinelWords", "WatchedLaunch", "collect_all", "owned", "owner",
-           "sentinel_words"]
+__all__ = ["BadElements", "LaterWords", "SentinelWords", "WatchedLaunch", "collect_all", "owned",
+           "owner", "sentinel_words"]

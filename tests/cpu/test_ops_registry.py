@@ -154,7 +154,7 @@ def test_what_an_op_may_drop_is_in_its_record(
 def test_records_name_operands_that_exist() -> None:
     for op in OPS.values():
         most = max((len(s.args) for s in op.samples), default=8)
-        assert all(0 <= i < most for i in op.drops + op.drops_inf), op.name
+        assert all(0 <= i < most for i in op.drops + op.drops_inf + op.shows), op.name
         assert not set(op.drops) & set(op.drops_inf), op.name
 
 

@@ -45,7 +45,7 @@ from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
 from .run import CudaProgram, GroupLaunch
-from .watched import run_watched
+from .watched import count_results, run_watched
 
 
 class DeviceExecutable:
@@ -144,6 +144,8 @@ class Workspace:
         given = {program.base(n) for n in program.plan.results}
         self.drawn = Drawn([b for b in program.plan.buffers
                             if b.kind == "drawn" and b.name not in given], on)
+        if watched:
+            count_results(program)
         self._place()
         self.host_calls = HostCalls(on)
         self.inner: list[Workspace] = []  # of the iterations of its loops

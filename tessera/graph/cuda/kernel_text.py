@@ -13,12 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import SourceLine, short_path
-from ...numerics import NumericType
+from ...numerics import NumericType, as_type
 from ...tensor import Tensor, TensorType
 from ...tile import MODULE as tile
 from ...tile.builder.kernel_spec import KernelSpec
 from ...tile.ir.argument_layout import ArgumentLayout
 from ...tile.ir.ir import Function
+from ...tile.ir.types import GlobalTensor
 from ...tile.kernel.kernel import Kernel
 from ...tile.passes.argument_layouts import with_layouts
 from ...tile.passes.written_arguments import written_parameters
@@ -143,9 +144,11 @@ class GroupKernel(Kernel):
     """A kernel that a graph function has inside: no observer of the user's kernels hears of it.
 
     layouts: by parameter, how it lies in the array that is passed.
+    counted: results in which sentinels look for bad values: see `count`.
     """
 
     layouts: Mapping[str, ArgumentLayout] = MappingProxyType({})
+    counted: frozenset[str] = frozenset()
 
     @property
     def annotations(self) -> dict[str, Any]:
@@ -165,15 +168,33 @@ class GroupKernel(Kernel):
         super().keep(spec, sizes, function)
         self._untold.discard(id(function))
 
+    def count(self, names: frozenset[str]) -> None:
+        """Bad values in these results count for a program that launches it."""
+        if not names <= self.counted:
+            self.counted |= names
+            for ready in self.launchers.values():  # made for fewer
+                ready.clear()
+
     def watched_tensors(self, function: Function) -> frozenset[str]:
-        """What it writes: whose its operands were has been looked at there."""
-        return super().watched_tensors(function) & written_parameters(function)
+        """Of what it writes: those that count, and those of formats that numbers leave, where a
+        cast may lose some. What is bad in another shows in what is made of it."""
+        own = super().watched_tensors(function) & written_parameters(function)
+        return own & (self.counted | narrow_tensors(function))
 
     def function(self) -> Function:
         """Its Tile IR, which follows from the annotations."""
         self.inspect_ir("tile")
         assert self.last is not None
         return self.last
+
+
+_WIDE = float(as_type("bf16").dtype.max)
+
+
+def narrow_tensors(function: Function) -> frozenset[str]:
+    """The tensors of a kernel whose formats have fewer exponents than f32 and bf16."""
+    return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
+                     and p.type.dtype.kind == "float" and float(p.type.dtype.max) < _WIDE)
 
 
 def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:

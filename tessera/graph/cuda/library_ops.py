@@ -28,7 +28,7 @@ def _product_flops(ins: Shapes, outs: Shapes, *, layout: str, **attrs: Any) -> f
     return 2.0 * prod(outs[0]) / parts * ins[0][-1 if layout[0] == "n" else -2]
 
 
-PRODUCT = library_call("product", flops=_product_flops, matmul=True)
+PRODUCT = library_call("product", flops=_product_flops, matmul=True, shows=(0, 1))
 
 
 def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:

@@ -36,7 +36,8 @@ WIDE = 4096  # columns of a row that is held whole, beside its sums
 BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
 HELD = 200  # numbers of a lane that fit its registers
 
-STRIP_SUM = library_call("strip_sum", reduction="sum")  # x -> [strips, C], of `rows` rows each
+STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
+# x -> [strips, C], of `rows` rows each
 
 
 def open_column_sums(graph: Graph) -> Graph:

@@ -1,25 +1,29 @@
 """Graph functions on a GPU with sentinels on: what their kernels counted, and whose it is.
 
 Every kernel counts the bad elements that it stores, and those that it could hide inside
-(tile/cuda/emit/sentinels.py). After a call the words are read; where a value was bad that could be
-hidden or leaves (`checked_values`), the call is run again on the host from its arguments, op by op,
-which says what the CPU's sentinels would have: the op that made it, its line and operands, or
-nothing where it is meant. What the host does not see at all was made on the GPU alone, and is told
-as its kernel counted it.
+(tile/cuda/emit/sentinels.py). When a call has ended the words are read, in the mode "flag" without
+waiting for it. Where a value was bad that could be hidden or leaves (`checked_values`), the call is
+run again on the host from its arguments, op by op, which says what the CPU's sentinels would have:
+the op that made it, its line and operands, or nothing where it is meant. What the host does not see
+at all was made on the GPU alone, and is told as its kernel counted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import hooks
+from ... import config, hooks
 from ...errors import SourceLine
 from ...numerics.random_state import get_state, next_step, set_state
-from ...runtime.sentinel_words import BadElements, sentinel_words
+from ...runtime import late_checks
+from ...runtime.arrays import HOST
+from ...runtime.host_memory import memory_id
+from ...runtime.sentinel_words import BadElements, LaterWords, sentinel_words
 from ...tensor import Tensor
 from ...tile.passes.written_infinities import writes_infinity
 from ..ir import Graph
@@ -34,42 +38,106 @@ if TYPE_CHECKING:
 
 
 def run_watched(graph: Graph, space: Workspace, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The results of a call whose kernels count. Raises NumericsError in that mode."""
-    before = get_state()
+    """The results of a call whose kernels count. Waits for it and raises NumericsError in that
+    mode; else it is looked at when it has ended."""
+    if config.numerics == "raise":
+        call = WatchedCall(graph, space, leaves)
+        results = space.run(leaves)
+        call.judge(_counted(space))
+        return results
+    late_checks.settle()
+    late_checks.settle(wait=True, most=late_checks.MOST - 1)
+    call = LateCall(graph, space, [_kept(x) for x in leaves])
     results = space.run(leaves)
-    program, (found, bad), inside = space.program, _found(space), _found_inside(space)
-    if not found and not inside:
-        return results
-    if not bad and not inside:
-        _tell([placed(program, f) for f in found if f.overflow and f.what == "store"])
-        return results
-    after = get_state()
-    try:
-        _rewind(before, program)
-        seen = blame(graph, [x.array for x in leaves])
-    finally:
-        set_state(after)
-    ids = value_ids(graph)
-    known = {ids[v] for v in seen}
-    _tell([placed(program, f) for f in bad
-           if f.what == "store"
-           and known.isdisjoint(program.launches[f.launch.part].group.ops)])
+    call.begin()
+    late_checks.add(call)
     return results
 
 
-def _found(space: Workspace) -> tuple[list[BadElements], list[BadElements]]:
-    """What was counted, and what of it is bad."""
-    found = sentinel_words(space.device.index).collect(space.owner)
+def _kept(x: Tensor) -> Tensor:
+    """An argument as it is now. What lies on a GPU is not written before it is looked at."""
+    return Tensor(x.array.copy(), x.type) if x.place == HOST else x
+
+
+Counted = list[tuple["Workspace", list[BadElements]]]  # of a program and of those of its loops
+
+
+def _counted(space: Workspace) -> Counted:
+    words = sentinel_words(space.device.index)
+    return [(s, words.collect(s.owner)) for s in _spaces(space)]
+
+
+def _spaces(space: Workspace) -> Iterator[Workspace]:
+    yield space
+    for inner in space.inner:
+        yield from _spaces(inner)
+
+
+class WatchedCall:
+    """A call of a program, and what has to be known to run it again on the host."""
+
+    def __init__(self, graph: Graph, space: Workspace, leaves: Sequence[Tensor]):
+        self.graph, self.space, self.leaves = graph, space, leaves
+        self.random = get_state()
+
+    def judge(self, counted: Counted) -> None:
+        """Tells whose the bad values are. Which iteration of a loop made one, and whether it is
+        meant, the run on the host says alone."""
+        (space, found), *inner = counted
+        bad = _bad(space, found)
+        inside = [f for s, of_loop in inner for f in _bad(s, of_loop)]
+        if not found and not inside:
+            return
+        now = get_state()
+        try:
+            _rewind(self.random, space.program)
+            told = self._not_seen(bad) if bad or inside else [f for f in found if f.overflow]
+            _tell([placed(space.program, f) for f in told if f.what == "store"])
+        finally:
+            set_state(now)
+
+    def _not_seen(self, bad: list[BadElements]) -> list[BadElements]:
+        """Runs it on the host, where the sentinels are shown every op. What was bad on the GPU
+        alone."""
+        seen = blame(self.graph, [x.array for x in self.leaves])
+        ids, launches = value_ids(self.graph), self.space.program.launches
+        known = {ids[v] for v in seen}
+        return [f for f in bad if known.isdisjoint(launches[f.launch.part].group.ops)]
+
+
+class LateCall(WatchedCall):
+    """One that nobody waits for: its words are copied behind it."""
+
+    def __init__(self, graph: Graph, space: Workspace, leaves: Sequence[Tensor]):
+        super().__init__(graph, space, leaves)
+        self._again = [s.later(graph) for s in hooks.sentinels]
+        self._words: list[tuple[Workspace, LaterWords]] = []
+        captured = space.program.lowered.captures.values()
+        self.host_memory = frozenset(memory_id(x.array) for x in captured if x.place == HOST)
+
+    def begin(self) -> None:
+        """The program has been launched."""
+        words = sentinel_words(self.space.device.index)
+        self._words = [(s, words.later(s.owner)) for s in _spaces(self.space)]
+
+    @property
+    def done(self) -> bool:
+        return all(words.done for _, words in self._words)
+
+    def look(self) -> None:
+        counted = [(s, words.read()) for s, words in self._words]
+        if any(found for _, found in counted):
+            with ExitStack() as stack:
+                for again in self._again:
+                    stack.enter_context(again())
+                self.judge(counted)
+
+
+def _bad(space: Workspace, found: Sequence[BadElements]) -> list[BadElements]:
+    """What of it counts."""
     program, checked = space.program, checked_buffers(space.program) if found else {}
     came = {f.launch.part for f in found if f.what == "load" and f.inf}
-    return found, [f for f in found if _counts(program, checked, f, f.launch.part in came)]
-
-
-def _found_inside(space: Workspace) -> bool:
-    """Whether an iteration of a loop made something bad. Which of them did, and whether it is
-    meant, the run on the host says alone."""
-    found = [bool(_found(s)[1]) | _found_inside(s) for s in space.inner]
-    return any(found)
+    return [f for f in found if _counts(program, checked, f, f.launch.part in came)]
 
 
 def _rewind(state: object, program: CudaProgram) -> None:
@@ -94,6 +162,19 @@ def checked_buffers(program: CudaProgram) -> dict[str, str]:
             at = program.base(names[v])
             out[at] = "any" if "any" in (kind, out.get(at)) else "nan"
     return out
+
+
+def count_results(program: CudaProgram) -> None:
+    """Let the kernels of a program count what is bad in buffers where that matters; the others
+    have no code for it."""
+    checked = checked_buffers(program)
+    for launch in program.launches:
+        if isinstance(launch, NodeLaunch):
+            continue
+        names = [p.value.name for p in launch.shared.function().params if p.role != "dim"]
+        launch.shared.count(frozenset(
+            n for n, (buffer, _) in zip(names, launch.arguments, strict=True)
+            if program.base(buffer) in checked))
 
 
 def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements, came: bool) -> bool:
@@ -141,4 +222,4 @@ def placed(program: CudaProgram, found: BadElements) -> BadElements:
     return replace(found, launch=replace(named, shapes=shapes), site=site, index=index)
 
 
-__all__ = ["checked_buffers", "placed", "run_watched"]
+__all__ = ["checked_buffers", "count_results", "placed", "run_watched"]

@@ -173,6 +173,7 @@ MATMUL = GraphOp(
     ),
     flops=flops.matmul,
     matmul=True,
+    shows=(0, 1),
     hint="a product or sum beyond the range of the type",
     doc="[..., M, K] x [..., K, N] -> [..., M, N], leading axes broadcast; operands of 16 bits or "
     "fewer keep their type, and the result is wide",

@@ -21,7 +21,7 @@ from tessera import hooks
 from tessera.errors import ArgumentError
 from tessera.numerics import NumericType, as_type, row_bytes, stored_bytes
 from tessera.open_trace import trace_state
-from tessera.runtime import dlpack
+from tessera.runtime import dlpack, late_checks
 from tessera.runtime.arrays import HOST, Array, dense_strides, face_of, reader, stream_of
 from tessera.runtime.buffer import (
     DEFAULT,
@@ -74,6 +74,7 @@ class Resident(Tensor):
             out = np.empty((*self._shape[:-1], row_bytes(last, self.dtype)), np.uint8)
         if out.size:
             self.memory.read(out)
+        late_checks.settle()
         return out
 
     def copy(self) -> Resident:
@@ -116,6 +117,7 @@ class Resident(Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         """As of any tensor. A run along every axis, x[2], x[:, 3:5], is written where it lies, by a
         kernel; for other indices the whole is copied to the host and back."""
+        late_checks.settle(wait=True)
         if hooks.assign.get()(self, index, value):
             return
         host = Tensor(self.array, self.type, scale=self.scale)

@@ -17,6 +17,7 @@ import numpy as np
 from tessera import hooks
 from tessera.errors import user_line
 from tessera.numerics import as_type, decode
+from tessera.runtime import late_checks
 from tessera.runtime.arrays import HOST, read_array
 from tessera.runtime.buffer import Borrowed
 from tessera.runtime.device import device
@@ -57,6 +58,8 @@ class LaunchSentinels:
     def words(self) -> int:
         """Where this launch counts: of each owner's launch elsewhere."""
         by, part = owner()
+        if by is None and self._written:  # it may write what a call under way was given
+            late_checks.settle(wait=True)
         key = id(by), part
         if key not in self._pointers:
             launch = WatchedLaunch(self.image.function.name, self.image.sites, self._shapes,

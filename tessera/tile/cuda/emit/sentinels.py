@@ -74,7 +74,7 @@ def watch_held(e: Emitter, op: Op, place: MemoryOperand, layout: RegisterLayout)
     """Values of the kernel's that are looked at where a tile like them is stored: with its guards,
     for what lies beyond the edges of the tensor is nobody's. Of those that no such store follows
     see `_mark`."""
-    if not e.facts.held or not is_watched(e, place):
+    if not e.facts.held or place.space != "global" or place.dtype.packed:
         return
     for made in _held_before(e).get(id(op), ((), ()))[0]:
         t = made.type
