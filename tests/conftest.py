@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes are started, up to 72 at once: they share the byte code.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # A shell ignores Ctrl-C for what it runs in the background, and programs inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")
