@@ -26,18 +26,27 @@ CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-IMPORT_SECONDS, NUMPY_SECONDS, IMPORT_MB = 0.5, 0.12, 80
+# UNIT_SECONDS: what the probe's piece of Python takes where half a second is meant: 0.017 to 0.019
+# s on a virtual core of a Xeon with Python 3.11, where an import takes 19 to 20 times that
+# (2026-11-23).
+IMPORT_SECONDS, UNIT_SECONDS, IMPORT_MB = 0.5, 0.02, 80
 # Runs in a fresh interpreter. VmHWM is this program's peak; ru_maxrss would also count the parent
-# that forked it.
+# that forked it. The unit is of the kind that an import is, classes that are made: what slows the
+# one down, a slower or a shared core, slows the other.
 IMPORT_PROBE = """
-import json, sys, time
-start = time.process_time()  # of this process: others on the machine do not count
-import numpy
-numpy_seconds = time.process_time() - start
+import dataclasses, json, sys, time
+now = time.process_time  # of this process: others on the machine do not count
+def unit():
+    begin = now()
+    for i in range(40):
+        dataclasses.make_dataclass(f"C{i}", ["a", "b", "c", "d"], frozen=True)
+    return now() - begin
+of_unit, start = unit(), now()
 import tessera
-seconds = time.process_time() - start
+seconds = now() - start
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), numpy_seconds]))
+of_unit = (of_unit + unit()) / 2
+print(json.dumps([seconds, int(peak[0].split()[1]) / 1024, sorted(sys.modules), of_unit]))
 """
 HEAVY = {"numba", "llvmlite", "torch", "cupy", "mpi4py", "cuda", "numba_cuda", "nvmath", "scipy",
          "matplotlib", "rich", "opt_einsum", "safetensors", "onnx", "nvtx", "statistics"}
@@ -74,8 +83,8 @@ def declared() -> list[str]:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory) -> list[list]:
-    """[seconds, MB, modules, seconds of NumPy] of imports, each in a fresh process without GPU:
-    three, and up to eight while none is quick, as beside others on the same cores. The first
+    """[seconds, MB, modules, seconds of a unit] of imports, each in a fresh process without GPU:
+    three, and up to eight while none is quick, as where each shares a core. The first
     compiles to byte code, as the first after an installation does."""
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
                         "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
@@ -91,10 +100,10 @@ def imported(tmp_path_factory) -> list[list]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestImport:
     def test_it_is_quick(self, imported):
-        """In half a second; where importing NumPy takes longer than its 0.12 s, so may this."""
-        best, of_numpy = (min(probe[i] for probe in imported) for i in (0, 3))
-        limit = IMPORT_SECONDS * max(1.0, of_numpy / NUMPY_SECONDS)
-        assert best < limit, f"import tessera takes {best:.2f} s, NumPy's part {of_numpy:.2f} s"
+        """In half a second; where Python is slower than where that is meant, it may be too."""
+        best, unit = min((seconds / max(1.0, unit / UNIT_SECONDS), unit)
+                         for seconds, _, _, unit in imported)
+        assert best < IMPORT_SECONDS, f"import tessera takes {best:.2f} s, a unit {unit:.3f} s"
 
     def test_it_is_small(self, imported):
         best = min(mb for _, mb, _, _ in imported)

@@ -38,6 +38,8 @@ LAZY: dict[str, set[str]] = {
     "loops for the CPU are loaded, or compiled, when the first one runs": {
         "graph.cpu.compile", "graph.cpu.disk", "graph.cpu.load"},
     "each emitter registers itself, when the first kernel is emitted": {"tile.cuda.emit"},
+    "tuning and whole-array kernels are for those who ask for them": {
+        "tile.kernel.autotune", "tile.kernel.whole_array"},
     "planning is for those who plan": {"planning.alpa", "planning.functions"},
 }
 

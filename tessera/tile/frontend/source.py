@@ -12,7 +12,7 @@ import linecache
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -36,7 +36,7 @@ class KernelSource:
     first: int
     indent: int
     lines: tuple[str, ...]
-    captured: Captured = field(default_factory=Captured)
+    captured: Captured
 
     def site(self, node: Any) -> Site:
         """The place of an AST node in the user's file."""
@@ -60,8 +60,9 @@ def closure_of(f: FunctionType) -> dict[str, Any]:
     return found
 
 
-def capture(fn: Callable) -> KernelSource:
-    """The source of a plain function. Raises TileError when there is none or it changed."""
+def capture(fn: Callable, captured: Captured | None = None) -> KernelSource:
+    """The source of a plain function, whose traces write what they read into `captured`. Raises
+    TileError when there is none or it changed."""
     file = fn.__code__.co_filename
     if fn.__name__ == "<lambda>":
         raise TileError("a lambda is no kernel, and none calls one: the source of an expression "
@@ -79,7 +80,8 @@ def capture(fn: Callable) -> KernelSource:
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = _definition(textwrap.dedent(text), fn)
     _require_unchanged(tree, fn)
-    return KernelSource(tree, file, first, indent, tuple(lines))
+    return KernelSource(tree, file, first, indent, tuple(lines),
+                        Captured() if captured is None else captured)
 
 
 def _definition(text: str, fn: Callable) -> ast.FunctionDef:

@@ -10,9 +10,7 @@ from typing import Any
 from tessera.errors import ArgumentError, UnsupportedTargetError, user_line
 from tessera.tile.interpreter.launch import Config
 from tessera.tile.ir.schedule import Schedule
-from tessera.tile.kernel.autotune import TunedKernel
 from tessera.tile.kernel.kernel import Kernel
-from tessera.tile.kernel.whole_array import AutoKernel
 
 
 class KernelDecorator:
@@ -46,6 +44,8 @@ class KernelDecorator:
     def auto(self, fn: Any) -> Kernel:
         """Makes a kernel of a function of whole arrays: @ts.kernel.auto. The compiler cuts its
         result into blocks; leading axes of the arguments are a batch."""
+        from tessera.tile.kernel.whole_array import AutoKernel
+
         return AutoKernel(fn)
 
     def autotune(self, space: Any = None, metric: str = "latency_ms", budget_ms: float = 200,
@@ -64,6 +64,8 @@ class KernelDecorator:
         gpu        whose figures the model uses for arrays on the host
         model      a CostModel that several kernels share; compile_limit_s: of one candidate
         """
+        from tessera.tile.kernel.autotune import TunedKernel
+
         if inspect.isfunction(space):
             return TunedKernel(space)
         return lambda fn: TunedKernel(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera import config as settings
 from tessera import hooks
-from tessera.errors import ArgumentError, did_you_mean, trimmed, user_line
+from tessera.errors import PACKAGE_DIR, ArgumentError, did_you_mean, trimmed, user_line
 from tessera.numerics import DType, NumericType, as_type, i64
 from tessera.open_trace import trace_state
 from tessera.runtime.ptxas import Resources
@@ -17,6 +17,7 @@ from tessera.tensor import Tensor as Array
 from tessera.tensor import TensorType
 from tessera.tile.builder.kernel_spec import Kernel_, KernelSpec
 from tessera.tile.frontend import composite_parameters
+from tessera.tile.frontend.captured import Captured
 from tessera.tile.frontend.seed_parameters import seed_parameters
 from tessera.tile.frontend.source import KernelSource, capture, closure_of
 from tessera.tile.frontend.trace_kernel import trace
@@ -72,7 +73,6 @@ class Kernel(Kernel_):
         if not inspect.isfunction(fn):
             raise ArgumentError(f"@ts.kernel decorates a function, got {fn!r}", where=user_line())
         self.fn, self.grid, self.axes = fn, grid, axes
-        self.source: KernelSource = capture(fn)
         self.given = inspect.signature(fn)  # as written; `signature` has records apart
         self._signature: inspect.Signature | None = None
         self._written: dict[str, Any] | None = None  # annotations
@@ -86,9 +86,11 @@ class Kernel(Kernel_):
         self._proposed: dict[Any, Schedule] = {}
         self.report = SanitizerReport()
         self.last: Function | None = None
-        self._captured = self.source.captured
+        self._captured = Captured()
         self.changes = 0  # how often what it reads from outside has changed
         self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
+        if not fn.__code__.co_filename.startswith(PACKAGE_DIR):
+            _ = self.source  # that there is none, or no kernel's, is said here
         self._check_signature()
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
         self.__module__ = fn.__module__
@@ -100,6 +102,12 @@ class Kernel(Kernel_):
                                 where=self.source.site(self.source.tree))
 
     # --- what it is ---------------------------------------------------------------------------
+    @functools.cached_property
+    def source(self) -> KernelSource:
+        """Parsed when the function is decorated; the library's when they are first traced, for
+        there are many and a program uses few."""
+        return capture(self.fn, self._captured)
+
     @property
     def schedule(self) -> Schedule:
         """The attached schedule, or the one that the compiler chose last."""
