@@ -16,6 +16,7 @@ import tessera as ts
 from fake_gpu import Torch, count, filled
 from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
+from kernels.build import build
 from lowering_cases import CASES, arrays
 from lowering_cases import apart as apart
 from sentinel_cases import CASES as BAD
@@ -61,6 +62,12 @@ def clamps(x: Tensor["N", f32], y: Tensor["N", fp8_e4m3 @ saturate]):
     i = tile.group_id() * 16
     t = tile.load(x[i:i + 16])
     y[i:i + 16] = t  # stored
+
+
+@ts.kernel
+def rounds(x: Tensor["N", f32], w: Tensor["N", ts.fp4_e2m1], y: Tensor["N", ts.fp4_e2m1]):
+    i = tile.group_id() * 16
+    y[i:i + 16] = tile.load(x[i:i + 16]) * tile.load(w[i:i + 16])
 
 
 @ts.kernel
@@ -179,8 +186,58 @@ def test_a_cast_counts_what_it_loses(kernel, to, becomes):
     assert bad.site.formats == ("store", as_type(to).dtype.name, becomes)
 
 
+PACKED = [ts.fp4_e2m1, ts.fp6_e3m2, ts.fp6_e2m3]
+
+
+STORES = """@kernel
+def stores(x: Tensor["M", "N", f32], y: Tensor["M", "N", to]):
+    t = tile.load(x[tile_m:tile_m + 4, tile_n:tile_n + 16])
+    y[tile_m:tile_m + 4, tile_n:tile_n + 16] = t * 1.0
+
+@kernel
+def elements(x: Tensor["M", "N", f32], y: Tensor["M", "N", to]):
+    i, j = tile.group_id(), tile.local_id()
+    if j < N:
+        y[i, j] = x[i, j] + 0.0
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("to", PACKED, ids=str)
+def test_packed_formats_count_what_does_not_fit(to, target, rng):
+    """By tiles, at odd places, and by threads; elements beyond the edge do not count."""
+    built = build(STORES, to=to)
+    x = rng.uniform(-1, 1, (7, 29)).astype(np.float32)
+    x[2, 11], x[4, 28], x[6, 3] = 1e3, -1e3, to.max
+    for name, grid in (("stores", (2, 2)), ("elements", 7)):
+        found = emulator.counted(built[name], x, ts.zeros((7, 29), to), groups=grid, lanes=32,
+                                 target=target)
+        bad = next(f for (what, _), f in found.items() if what == "store y")
+        assert (bad.nan, bad.inf, bad.overflow, bad.index, bad.value) == (0, 0, 2, (2, 11), 1e3)
+        assert bad.bad == 0  # the format has neither NaN nor infinity: the largest number
+
+
+def test_packed_results_are_watched_in_kernels_and_graphs():
+    fp4 = ts.zeros((64,), ts.fp4_e2m1)
+    assert rounds.watched_tensors(rounds.lower(ones(64), fp4, fp4)) == {"x", "y"}
+
+
+@pytest.mark.parametrize("to", PACKED, ids=str)
+def test_graphs_count_what_casts_to_packed_formats_lose(to, rng):
+    """Against the casts of tessera.numerics: their kernels store codes as bytes."""
+    x = ts.tensor((rng.standard_normal((32, 64)) * to.max).astype(np.float32))
+    counts = CastCounts()
+    encode(x.numpy() * np.float32(2), to, counts=counts)
+    launch = CudaProgram(ts.jit(lambda x: ts.cast(x * 2.0, to)).graph(x)).launches[0]
+    found = emulator.counted(launch.shared, x.array.reshape(-1), np.zeros(x.size, np.uint8),
+                             groups=launch.group.grid, lanes=launch.lanes, counts=True)
+    (bad,) = found.values()
+    assert bad.overflow == counts.overflow > 0 and (bad.nan, bad.inf, bad.bad) == (0, 0, 0)
+    assert bad.site.formats == ("store", to.name, "max")
+
+
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
-@pytest.mark.parametrize("to", [f16, bf16, fp8_e4m3, fp8_e5m2, f32], ids=str)
+@pytest.mark.parametrize("to", [f16, bf16, fp8_e4m3, fp8_e5m2, f32, *PACKED], ids=str)
 @pytest.mark.parametrize("source", [f32, f64], ids=str)
 def test_the_limit_is_where_casts_begin_to_overflow(source, to, rounding):
     """Against the casts of tessera.numerics, whose own tests have ml_dtypes."""

@@ -104,9 +104,12 @@ def printed(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
 
 
 def counted(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = None,
-            target: str = "sm_80", **kwargs: Any) -> dict[tuple[str, int], BadElements]:
-    """What the sentinels of the tensors of a call count, by (what and tensor, line)."""
-    call = _prepared(kernel, args, kwargs, groups, lanes, target, None, None, watched=True)
+            target: str = "sm_80", counts: bool = False, **kwargs: Any
+            ) -> dict[tuple[str, int], BadElements]:
+    """What the sentinels of the tensors of a call count, by (what and tensor, line). counts: of
+    those alone that the kernel itself has watched."""
+    call = _prepared(kernel, args, kwargs, groups, lanes, target, None, None,
+                     kernel.watched_tensors if counts else _all_aligned)
     words = np.tile(CLEAN, len(call.emitted.sites)).view(np.int64)
     run(call.emitted, call.threads, call.grid, call.arrays | {"sentinels": words}, call.values,
         lockstep=False)
@@ -115,6 +118,10 @@ def counted(kernel: Any, *args: Any, groups: Any = None, lanes: int | None = Non
     rows = words.view(np.uint64).reshape(-1, SITE_WORDS)
     return {(f"{s.formats[0]} {s.message}", s.where.line): BadElements.of(launch, s, row)
             for s, row in zip(sites, rows, strict=True) if (row != CLEAN).any()}
+
+
+def _all_aligned(function: Any) -> None:
+    """Stands for every tensor."""
 
 
 def run(emitted: Any, threads: int, grid: tuple[int, ...], arrays: dict[str, np.ndarray],
@@ -163,12 +170,13 @@ def _value(p: Any, memory: GlobalMemory, values: dict[Any, Any], grid: tuple[int
 
 
 def _prepared(kernel: Any, args: tuple, kwargs: dict[str, Any], groups: Any, lanes: int | None,
-              target: str, schedule: Any, facts: Any, watched: bool = False) -> Prepared:
+              target: str, schedule: Any, facts: Any, watched: Any = None) -> Prepared:
     bound, function, config, count, grid, _ = tile_gpu.prepare(
         kernel, copy.deepcopy(args), kwargs, groups, lanes)
     facts = facts or tile_gpu.facts_of(function, bound)
-    if watched:
-        facts = replace(facts, watched=frozenset(facts.aligned), held=kernel.held_lines)
+    if watched is not None:
+        names = facts.aligned if watched is _all_aligned else watched(function)
+        facts = replace(facts, watched=frozenset(names), held=kernel.held_lines)
     lowered, emitted = emit(function, count, parse_target(target), facts, False, schedule)
     memories = {p.value.name: _memory(p, bound) for p in function.params
                 if isinstance(p.type, GlobalTensor)}

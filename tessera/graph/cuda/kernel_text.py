@@ -18,8 +18,8 @@ from ...tensor import Tensor, TensorType
 from ...tile import MODULE as tile
 from ...tile.builder.kernel_spec import KernelSpec
 from ...tile.ir.argument_layout import ArgumentLayout
-from ...tile.ir.ir import Function
-from ...tile.ir.types import GlobalTensor
+from ...tile.ir.ir import Function, Op, walk
+from ...tile.ir.types import GlobalTensor, TileType
 from ...tile.kernel.kernel import Kernel
 from ...tile.passes.argument_layouts import with_layouts
 from ...tile.passes.written_arguments import written_parameters
@@ -178,8 +178,10 @@ class GroupKernel(Kernel):
     def watched_tensors(self, function: Function) -> frozenset[str]:
         """Of what it writes: those that count, and those of formats that numbers leave, where a
         cast may lose some. What is bad in another shows in what is made of it."""
-        own = super().watched_tensors(function) & written_parameters(function)
-        return own & (self.counted | narrow_tensors(function))
+        written = written_parameters(function)
+        own = super().watched_tensors(function) & (self.counted | narrow_tensors(function))
+        return written & (own | (byte_tensors(function) if casts_to_packed(function)
+                                 else frozenset()))
 
     def function(self) -> Function:
         """Its Tile IR, which follows from the annotations."""
@@ -195,6 +197,18 @@ def narrow_tensors(function: Function) -> frozenset[str]:
     """The tensors of a kernel whose formats have fewer exponents than f32 and bf16."""
     return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
                      and p.type.dtype.kind == "float" and float(p.type.dtype.max) < _WIDE)
+
+
+def byte_tensors(function: Function) -> frozenset[str]:
+    return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
+                     and p.type.dtype.name == "uint8")
+
+
+def casts_to_packed(function: Function) -> bool:
+    """Whether it makes codes of less than a byte, which it stores as bytes."""
+    types = (d.type for n in walk(function.body) if isinstance(n, Op) for d in n.outs)
+    return any(isinstance(t, TileType) and t.dtype.packed and t.dtype.kind == "float"
+               for t in types)
 
 
 def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ... import config, hooks
 from ...errors import SourceLine
+from ...numerics import find_dtype
 from ...numerics.random_state import get_state, next_step, set_state
 from ...runtime import late_checks
 from ...runtime.arrays import HOST
@@ -187,6 +188,8 @@ def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements, c
     if found.what == "held":
         assert found.site.where is not None and not isinstance(launch, NodeLaunch)
         kind = hidden_lines(launch.source, launch.group).get(found.site.where.line)
+    elif find_dtype(found.site.formats[1]).packed:  # they have no place for it: it is hidden
+        kind = "any"
     else:
         kind = checked.get(program.base(_buffer(launch, found)))
     return kind == "any" or (kind == "nan" and (found.nan > 0 or found.site.formats[2] == "nan"))

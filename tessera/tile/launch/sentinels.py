@@ -36,9 +36,12 @@ RunAgain = Callable[[dict[str, Any], tuple[int, int]], Any]  # host arguments, k
 
 
 def watched_tensors(function: Function) -> frozenset[str]:
-    """The tensors of a kernel in which a NaN or an infinity can lie."""
+    """The tensors of a kernel in which a NaN or an infinity can lie, and those of other formats
+    to which it casts."""
+    written = written_parameters(function)
     return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
-                     and p.type.dtype.kind == "float" and p.type.dtype.special != "none")
+                     and p.type.dtype.kind == "float"
+                     and (p.type.dtype.special != "none" or p.value.name in written))
 
 
 class LaunchSentinels:

@@ -31,7 +31,8 @@ from tessera.tile.ir.types import TileType
 @dataclass(frozen=True)
 class WatchedValue:
     """What is looked at: numbers of a format, of which those from a limit on are lost and become
-    "inf", "nan" or the largest number, "max". what: 'load', 'store' or 'held'."""
+    "inf", "nan" or the largest number, "max". what: 'load', 'store' or 'held'. to: the format of a
+    cast, where that of the tensor is another."""
 
     what: str
     text: str
@@ -39,17 +40,19 @@ class WatchedValue:
     where: SourceLine | None
     limit: float = math.inf
     becomes: str = ""
+    to: DType | None = None
 
 
-def is_watched(e: Emitter, place: MemoryOperand) -> bool:
-    """Formats below a byte have neither NaN nor infinity."""
+def is_watched(e: Emitter, place: MemoryOperand, what: str = "store") -> bool:
+    """Formats below a byte have neither NaN nor infinity: what they lose is counted where it is
+    stored."""
     return place.space == "global" and place.name in e.facts.watched \
-        and place.dtype.kind == "float" and not place.dtype.packed
+        and place.dtype.kind == "float" and (what == "store" or not place.dtype.packed)
 
 
 def watch_load(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
     """Elements that a tile was given."""
-    if is_watched(e, place):
+    if is_watched(e, place, "load"):
         _tile(e, place, layout, WatchedValue("load", x, place.dtype, e.where))
 
 
@@ -57,6 +60,29 @@ def watch_store(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value:
     """Elements of a tile that is about to be written there."""
     if is_watched(e, place):
         _tile(e, place, layout, _stored(e, place, value))
+    elif place.space == "global" and place.name in e.facts.watched:
+        _watch_codes(e, place, layout)
+
+
+@after_each
+def _note_cast(e: Emitter, op: Op) -> None:
+    """A cast to a packed format, whose codes will be stored as bytes."""
+    if e.facts.watched and op.name == "convert" and isinstance(op.args[0], SSAValue):
+        value = op.outs[0].value
+        to, source = e.dtype(value), e.dtype(op.args[0])
+        if to.packed and to.kind == source.kind == "float" and isinstance(e.type(value), TileType):
+            e.memo.setdefault("packed casts", []).append(op)  # type: ignore[attr-defined]
+
+
+def _watch_codes(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> None:
+    """What was cast to packed formats since the last such store, where the bytes are stored."""
+    for op in e.memo.pop("packed casts", []):  # type: ignore[attr-defined]
+        x, to = op.args[0], e.dtype(op.outs[0].value)
+        t = e.type(x)
+        if isinstance(t, TileType) and t.shape == layout.shape and e.layout(x).text == layout.text:
+            limit = limit_of(e.dtype(x), to, op.attr.get("rounding", "nearest_even"))
+            _tile(e, place, layout, WatchedValue("store", e.name(x), e.dtype(x),
+                                                 op.where or e.where, limit, "max", to))
 
 
 def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: Operand,
@@ -156,14 +182,15 @@ def _follow(nodes: tuple[Node, ...], lines: frozenset[int], there: dict[int, Def
 
 def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok: str | None,
                   what: str = "store") -> None:
-    """One element that a thread writes to an address (what="load": has read there) where `ok`."""
-    if not is_watched(e, place) or isinstance(value, Const):
+    """One element that a thread writes to an address (what="load": has read there) where `ok`. at:
+    of packed formats the number of the element."""
+    if not is_watched(e, place, what) or isinstance(value, Const):
         return
     x = _stored(e, place, value) if what == "store" else \
         WatchedValue(what, e.name(value), e.dtype(value), e.where)
-    text = intrinsic("sentinels.element", _site(e, place, x), place.dtype.bits // 8,
+    text = intrinsic("sentinels.element", _site(e, place, x), _itemsize(place),
                      kind_of(x.dtype), _Number(x.limit), guarded=ok is not None)
-    args = [x.text, at, place.base, _words(e), *([ok] if ok else [])]
+    args = [x.text, at, _base(place), _words(e), *([ok] if ok else [])]
     e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
 
 
@@ -171,7 +198,7 @@ def watch_row(e: Emitter, place: MemoryOperand, where: str, value: Operand, widt
               what: str) -> None:
     """Neighbours of a row that a thread moves at once. where: address of the first, and how many
     are inside."""
-    if not is_watched(e, place):
+    if not is_watched(e, place, what) or place.dtype.packed:
         return
     x = _stored(e, place, value) if what == "store" else \
         WatchedValue(what, e.name(value), e.dtype(value), e.where)
@@ -224,15 +251,26 @@ def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedVa
     guards, bounds = guards_of(e, place, layout)
     owner = e.owner(layout)
     kind = repr(f"marked {marked}" if marked else kind_of(x.dtype))
-    text = f"use(sentinels.tile({_site(e, place, x)}, {place.dtype.bits // 8}, {kind}, " \
+    text = f"use(sentinels.tile({_site(e, place, x)}, {_itemsize(place)}, {kind}, " \
            f"{layout.text!r}, {layout.shape}, {guards}, {_Number(x.limit)!r}, " \
            f"{owner is not None}, {held!r}))"
-    steps = [bytes_of(place.dtype, product(place.stride(place.axes[a])))
+    steps = [product(place.stride(place.axes[a]))
              for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
-    offset = element_offset(e, place, parts_of(e, place, layout))
-    at = f"{place.base} + {bytes_of(place.dtype, offset)}"
-    args = [x.text, at, *steps, *bounds, place.base, _words(e), *([owner] if owner else [])]
+    at = element_offset(e, place, parts_of(e, place, layout))
+    if not place.dtype.packed:
+        steps = [bytes_of(place.dtype, step) for step in steps]
+        at = f"{place.base} + {bytes_of(place.dtype, at)}"
+    args = [x.text, at, *steps, *bounds, _base(place), _words(e), *([owner] if owner else [])]
     e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
+
+
+def _itemsize(place: MemoryOperand) -> int:
+    """Bytes between elements: packed ones are counted, from 0, and have no addresses."""
+    return 1 if place.dtype.packed else place.dtype.bits // 8
+
+
+def _base(place: MemoryOperand) -> str:
+    return "i64(0)" if place.dtype.packed else place.base
 
 
 class _Number(float):
@@ -243,7 +281,8 @@ class _Number(float):
 
 
 def _site(e: Emitter, place: MemoryOperand, x: WatchedValue) -> int:
-    e.sites.append((x.where, place.name, "numerics", (x.what, place.dtype.name, x.becomes)))
+    e.sites.append((x.where, place.name, "numerics",
+                    (x.what, (x.to or place.dtype).name, x.becomes)))
     return len(e.sites) - 1
 
 

@@ -216,7 +216,8 @@ def _store(e: Emitter, op: Op) -> None:
         return
     if once_per_group(e, value, *index):
         ok = conditions(e, first_lane(e), ok)
-    watch_element(e, place, address(e, place, index), value, ok)
+    at = flat(e, place.extents, index) if place.dtype.packed else address(e, place, index)
+    watch_element(e, place, at, value, ok)
     options, random = rounding(e, place, index)
     name = "thread_elements.store_packed" if place.dtype.packed else "thread_elements.store"
     call = e.use(f"store_{place.name}", intrinsic(name, place.space, place.dtype.name,
