@@ -22,6 +22,7 @@ import numpy as np
 from tessera.foreign import instead
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PROGRAMS = os.path.join(PACKAGE_DIR, "bench", "models", "")  # written as users write theirs
 # Frames of these stand between a `with` block, a partial or a NumPy function and the user's line.
 _BETWEEN = frozenset({contextlib.__file__, functools.__file__})
 _NUMPY_DIR = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
@@ -64,6 +65,8 @@ def user_frame(start: FrameType | None = None) -> FrameType | None:
 
 
 def _is_ours(file: str) -> bool:
+    if file.startswith(_PROGRAMS):
+        return False
     return file.startswith((PACKAGE_DIR, _NUMPY_DIR, "<frozen ")) or file in _BETWEEN
 
 

@@ -39,6 +39,7 @@ from tessera.tile.launch import recipe, resident, results
 CONTEXT = 77
 INVALID_VALUE, NOT_READY = 1, 600
 RESERVED, USED = libcuda.MEMPOOL_RESERVED_MEM_CURRENT, libcuda.MEMPOOL_USED_MEM_CURRENT
+HIGH = libcuda.MEMPOOL_USED_MEM_HIGH
 
 
 FENCE = bytes(range(64, 128))  # 64 bytes, before and behind each allocation
@@ -66,7 +67,7 @@ class Driver:
         self.recording: list[Callable[[], Any]] | None = None
         self.graphs: list[list[Callable[[], Any]]] = []
         self.graph_launches = 0
-        self.pool = {RESERVED: 0, USED: 0}  # bytes
+        self.pool = {RESERVED: 0, USED: 0, HIGH: 0}  # bytes
         self.trims = 0
 
     # --- streams and events ----------------------------------------------------------------------
@@ -232,6 +233,8 @@ class Driver:
         return 0, 55
 
     def cuMemPoolSetAttribute(self, pool, attribute, value):
+        if attribute == HIGH:
+            self.pool[HIGH] = self.pool[USED]
         return (0,)
 
     def cuMemPoolGetAttribute(self, pool, attribute, value):

@@ -23,6 +23,8 @@ from cpu.test_layers import FLOORS
 from guide_api import API
 from tessera import config, errors, numerics
 from tessera.__main__ import COMMANDS
+from tessera.bench.catalogue import MODELS
+from tessera.bench.kernel_classes import CLASSES
 from tessera.graph.op import OPS, GraphOp
 from tessera.graph.operand import PUBLIC
 from tessera.graph.signature import show_call
@@ -276,7 +278,7 @@ def commands_table() -> str:
         importlib.import_module(command.module).add_arguments(parser)
         rows.append((f"`{command.name}`", command.doc))
         rows += [(f"- `{argument_text(a)}`", (a.help or "") % {"default": a.default})
-                 for a in parser._actions]
+                 for a in parser._actions if a.help != argparse.SUPPRESS]
     return markdown(("Command, arguments", "Meaning"), rows)
 
 
@@ -375,6 +377,43 @@ def launches_table() -> str | None:
             + markdown(("", *counts), rows))
 
 
+def steps_table() -> str | None:
+    """Of `python -m tessera bench step`: a file for each model; None while none is measured."""
+    files = [json.loads(path.read_text()) for name in MODELS
+             if (path := RESULTS / f"step_{name}.json").exists()]
+    if not files:
+        return None
+    rows = []
+    for file in files:
+        ours, *others = file["sides"].items()
+        rows.append(_step_row(file, *ours, None))
+        rows += [_step_row(file, *other, ours[1]) for other in others]
+    head = ("Model", "By", "tokens/s", "Tessera's by it", "MFU", "peak memory, GiB",
+            "first step, s", "from the disk, s")
+    when = dict.fromkeys(f"{f['name']}: {f['device']}, {f['date']}, commit {f['commit']}, "
+                         f"`{f['command']}`" for f in files)
+    return markdown(head, rows) + "\n" + "; ".join(when) + ".\n" + "".join(
+        f"\n{_classes_table(f)}" for f in files if "classes" in f["sides"]["tessera"])
+
+
+def _step_row(file: dict, name: str, side: dict, ours: dict | None) -> tuple[str, ...]:
+    m = file["model"]
+    cells = [f"{file['name']}, B {m['B']}, T {m['T']}" if ours is None else "", name,
+             f"{side['tokens_per_s']:,.0f}",
+             "" if ours is None else f"{ours['tokens_per_s'] / side['tokens_per_s']:.2f}",
+             f"{side['mfu']:.3f}", f"{side['peak_mib'] / 1024:.1f}", f"{side['first_step_s']:.1f}"]
+    disk = side.get("start_from_disk_s")
+    return (*cells, "" if disk is None else f"{disk:.1f}")
+
+
+def _classes_table(file: dict) -> str:
+    """Milliseconds on the GPU and launches of a step, by class of kernel."""
+    sides = {n: s["classes"] for n, s in file["sides"].items() if "classes" in s}
+    rows = [(c, *(f"{s[c]['us'] / 1e3:.2f} ({s[c]['launches']})" if c in s else ""
+                  for s in sides.values())) for c in CLASSES if any(c in s for s in sides.values())]
+    return markdown((f"{file['name']}: ms (launches)", *sides), rows)
+
+
 def offload_table() -> str | None:
     """Of benchmarks/offload.py; None while nothing is measured."""
     if not OFFLOAD.exists():
@@ -433,6 +472,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "measured": measured_table,
     "measured in short": measured_in_short,
     "launches": launches_table,
+    "steps": steps_table,
     "offload": offload_table,
     "schedule": schedule_table,
     "knobs": knobs_table,

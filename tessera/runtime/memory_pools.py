@@ -87,6 +87,20 @@ def holders(on: Device) -> dict[str, int]:
     return {**held, "free": free}
 
 
+def reset_peak(on: Device) -> None:
+    """Begin to look for the most memory in use; see `peak_bytes`."""
+    zero = ctypes.c_uint64(0)
+    check(driver().cuMemPoolSetAttribute(_pool(on.index), libcuda.MEMPOOL_USED_MEM_HIGH,
+                                         ctypes.addressof(zero)), "reset a memory pool's peak")
+
+
+def peak_bytes(on: Device) -> int:
+    """Most bytes of the pool that were in use since `reset_peak`, and those that tessera has now
+    outside of it: memory of compiled functions, which lives as long as they do."""
+    live = sum(n for (index, _), n in list(LIVE.items()) if index == on.index)
+    return live + _pool_bytes(on.index, libcuda.MEMPOOL_USED_MEM_HIGH)
+
+
 def _report(on: Device) -> str:
     held = holders(on)
     total = sum(held.values())

@@ -92,3 +92,12 @@ def test_live_memory_is_counted_while_it_lives(driver, without_libraries):
     assert memory_pools.holders(device())["tessera"] == 1000
     free(buffer.pointer, 0)
     assert memory_pools.holders(device())["tessera"] == 0
+
+
+def test_the_peak_is_that_of_the_pool_and_what_lies_outside(driver, monkeypatch,
+                                                            without_libraries):
+    monkeypatch.setattr(memory_pools, "LIVE", {(0, 16): 1 << 20, (1, 16): 1 << 30})
+    driver.pool[USED], driver.pool[libcuda.MEMPOOL_USED_MEM_HIGH] = 5 << 20, 9 << 20
+    assert memory_pools.peak_bytes(device()) == 10 << 20
+    memory_pools.reset_peak(device())
+    assert memory_pools.peak_bytes(device()) == 6 << 20

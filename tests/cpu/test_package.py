@@ -62,7 +62,7 @@ IMPORT_NAMES: dict[str, list[str]] = {
     "mpi4py": ["mpi4py"], "mpich": [],
 }
 # Used where the user has them, required by nothing: named here so that no other slips in.
-OPTIONAL = {"onnx", "nvtx", "nvmath"}
+OPTIONAL = {"onnx", "nvtx", "nvmath", "torch"}
 
 
 def requirement_lines(text: str) -> list[str]:

@@ -41,6 +41,7 @@ LAZY: dict[str, set[str]] = {
     "tuning and whole-array kernels are for those who ask for them": {
         "tile.kernel.autotune", "tile.kernel.whole_array"},
     "planning is for those who plan": {"planning.alpa", "planning.functions"},
+    "it stands on PyTorch, which Tessera does not need": {"bench.torch_side"},
 }
 
 # Names that public classes of several modules have, with how many when it is more than two. The

@@ -1,0 +1,113 @@
+"""GPT-2: learned positions, layer norms, biases, gelu, tied vocabulary. In several spellings that
+compute the same, which are to run at the same speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tessera as ts
+
+from .record import ModelFamily, StepModel, register
+
+BF16 = "bf16 @accum(f32)"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How it is written.
+
+    product: "batched", x @ w of [B, T, d] | "flat", of [B T, d] | "einsum"
+    qkv: "split" | "slices", of one matmul | "three", matmuls with a weight each
+    """
+
+    product: str = "batched"
+    qkv: str = "split"
+    biases: bool = True
+
+
+SPELLINGS = {
+    "x @ w of [B, T, d], one qkv weight, split": Spelling(),
+    "x @ w of [B T, d]": Spelling(product="flat"),
+    "einsum": Spelling(product="einsum"),
+    "qkv by slices": Spelling(qkv="slices"),
+    "three weights": Spelling(qkv="three"),
+    "no biases": Spelling(biases=False),
+}
+
+
+def shapes(m: StepModel) -> Any:
+    d, how = m.d, m.spelling or Spelling()
+    qkv = dict.fromkeys("qkv", (d, d)) if how.qkv == "three" else {"qkv": (d, 3 * d)}
+    products = {**qkv, "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
+    biases = {f"{n}_b": s[1:] for n, s in products.items()} if how.biases else {}
+    norms = dict.fromkeys(("g1", "b1", "g2", "b2"), (d,))
+    return {"table": (m.vocabulary, d), "positions": (m.T, d),
+            "layers": [{**norms, **products, **biases} for _ in range(m.layers)],
+            "g": (d,), "b": (d,)}
+
+
+def product(x: Any, w: Any, how: Spelling) -> Any:
+    """x w.   x: [B, T, I]   w: [I, O]"""
+    if how.product == "einsum":
+        return ts.einsum("bti,io->bto", x, w)
+    if how.product == "batched":
+        return x @ w
+    B, T, width = x.shape
+    x = ts.reshape(x, (B * T, width))
+    return ts.reshape(x @ w, (B, T, w.shape[1]))
+
+
+def linear(x: Any, p: dict, name: str, how: Spelling) -> Any:
+    y = product(ts.cast(x, BF16), ts.cast(p[name], BF16), how)
+    if not how.biases:
+        return y
+    return y + ts.cast(p[name + "_b"], BF16)
+
+
+def queries_keys_values(x: Any, p: dict, how: Spelling) -> Any:
+    """Three of [B, T, d]."""
+    if how.qkv == "three":
+        return [linear(x, p, name, how) for name in "qkv"]
+    h = linear(x, p, "qkv", how)
+    if how.qkv == "split":
+        return ts.split(h, 3, axis=-1)
+    d = x.shape[-1]
+    return [h[..., i * d:(i + 1) * d] for i in range(3)]
+
+
+def layer(x: Any, p: dict, m: StepModel) -> Any:
+    (B, T, d), H, how = x.shape, m.heads, m.spelling or Spelling()
+    h = ts.layernorm(x, p["g1"], p["b1"])
+    parts = [ts.reshape(t, (B, T, H, d // H)) for t in queries_keys_values(h, p, how)]
+    q, k, v = (ts.transpose(t, (0, 2, 1, 3)) for t in parts)
+    y = ts.attention(q, k, v, causal=True)
+    y = ts.reshape(ts.transpose(y, (0, 2, 1, 3)), (B, T, d))
+    x = x + ts.cast(linear(y, p, "out", how), "f32")
+    h = ts.layernorm(x, p["g2"], p["b2"])
+    h = linear(h, p, "up", how)
+    h = ts.gelu(h)
+    return x + ts.cast(linear(h, p, "down", how), "f32")
+
+
+def loss(p: dict, tokens: Any, targets: Any, m: StepModel) -> Any:
+    x = ts.embedding(p["table"], tokens)
+    x = x + p["positions"]
+    for weights in p["layers"]:
+        x = layer(x, weights, m)
+    x = ts.layernorm(x, p["g"], p["b"])
+    logits = product(ts.cast(x, BF16), ts.transpose(ts.cast(p["table"], BF16)),
+                     m.spelling or Spelling())
+    return ts.cross_entropy(ts.cast(logits, "f32"), targets)
+
+
+def weights_per_token(m: StepModel) -> int:
+    return m.layers * 12 * m.d * m.d + m.vocabulary * m.d
+
+
+GPT2 = ModelFamily("gpt2", shapes, loss, weights_per_token)
+SMALL = register(StepModel("gpt2-124m", GPT2, 32, 1024, 12, 768, 12, 50304))
+register(StepModel("gpt2-124m-b8", GPT2, 8, 1024, 12, 768, 12, 50304))
+register(StepModel("gpt2-350m", GPT2, 16, 1024, 24, 1024, 16, 50304))
+
+__all__ = ["GPT2", "SMALL", "SPELLINGS", "Spelling"]

@@ -1,0 +1,73 @@
+"""A training step of ours on a GPU, with what is measured of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+
+from ..graph import tree
+from ..runtime import memory_pools
+from ..runtime.device import device
+from .kernel_classes import ClassTimes, of_launch
+from .models.record import StepModel
+from .models.step import OPTIMIZER, training_step
+
+
+class OurStep:
+    """Parameters and state are donated: a step's results take their memory."""
+
+    def __init__(self, model: StepModel, weights: Any, batch: tuple, where: str = "cuda"):
+        self.where = where
+        params = tree.map_tree(ts.tensor, weights)
+        state = OPTIMIZER.init(params)
+        self.params, self.state = ts.to(params, where), ts.to(state, where)
+        self.x, self.y = (ts.to(ts.tensor(t), where) for t in batch)
+        self.compiled = training_step(model, donate=("params", "state"))
+
+    def step(self) -> Any:
+        """The loss, on the device."""
+        value, self.params, self.state = self.compiled(self.params, self.state, self.x, self.y)
+        return value
+
+    def read(self, value: Any) -> float:
+        """A loss, when the device is done with it and all before."""
+        found = float(value.item())
+        if self.where != "cpu":
+            device().synchronize()
+        return found
+
+    def reset_peak(self) -> None:
+        memory_pools.reset_peak(device())
+
+    def peak_bytes(self) -> int:
+        """Most bytes of our memory that were in use since `reset_peak`."""
+        return memory_pools.peak_bytes(device())
+
+    def classes(self) -> ClassTimes:
+        """GPU time of a step by class of kernel, from the events behind each launch."""
+        with ts.debug.profile() as p:
+            self.read(self.step())
+        times = ClassTimes()
+        for record in p.launches.records:
+            if record.event.device >= 0:
+                times.add(of_launch(record), record.work.name.partition("_")[2], record.us)
+        return times
+
+    def launches(self) -> dict[str, int]:
+        """Of a step, by form."""
+        return dict(self.compiled.schedule().forms)
+
+    def moments(self) -> dict[str, np.ndarray]:
+        """AdamW's first moments by the parameter's path."""
+        return {path: np.array(m.numpy()) for path, m in self.state["m"].items()}
+
+    def weights(self) -> dict[str, np.ndarray]:
+        leaves, structure = tree.flatten(self.params)
+        return {path: np.array(p.numpy())
+                for path, p in zip(tree.paths(structure), leaves, strict=True)}
+
+
+__all__ = ["OurStep"]
