@@ -20,7 +20,8 @@ reports; it is slower, and sees no missing barrier.
     arithmetic.py     instructions of one number per thread: conversions, maths, bits
     memory.py         global memory and its arrays; shared memory and its barriers
     block.py          a block of threads in lockstep: loads, stores, copies, votes, shuffles
-    matrices.py       ldmatrix and mma
+    matrices.py       ldmatrix, stmatrix and mma
+    bulk_stores.py    stores by TMA, which read shared memory as late as they may
     threads.py        threads one at a time, their atomics and what a warp does together
     launch.py         whole kernels, compared with the interpreter
 """

@@ -105,13 +105,6 @@ def _mul_hi(x: Any, y: Any) -> np.ndarray:
     return (wide >> np.uint64(32)).astype(np.uint32).view(np.int32)
 
 
-def _min_of_halves(x: Any, y: Any) -> np.ndarray:
-    """Of signed numbers of 16 bits, two in a register."""
-    x, y = (np.ascontiguousarray(np.asarray(v, np.int32)[..., None]).view(np.int16)
-            for v in (x, y))
-    return np.ascontiguousarray(np.minimum(x, y)).view(np.int32)[..., 0]
-
-
 def _lop3(table: int) -> Callable[..., Any]:
     def apply(x: Any, y: Any, z: Any) -> Any:
         out = np.zeros((), np.int32)
@@ -143,7 +136,7 @@ NAMED: dict[str, Callable[..., Any]] = {
     "f32_to_f64": lambda x: _canonical(x.astype(np.float64), NAN32 << 32),
     "to_tf32_rn": lambda x: _canonical(encode(np.asarray(x), find_dtype("tf32")), NAN32).view(
         np.int32),
-    "prmt": _prmt, "mul_hi_u32": _mul_hi, "min_s16x2": _min_of_halves,
+    "prmt": _prmt, "mul_hi_u32": _mul_hi,
     "popc": lambda x: np.bitwise_count(without_sign(np.asarray(x))).astype(np.int32),
     "f32_max_nan": _extreme(np.maximum, True), "f32_min_nan": _extreme(np.minimum, True),
     "f32_max": _extreme(np.fmax, False), "f32_min": _extreme(np.fmin, False),

@@ -14,6 +14,7 @@ from tessera.tile.cuda.instruction import Instruction, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
 
 from .arithmetic import arithmetic
+from .bulk_stores import BulkStores
 from .matrices import Matrices
 from .memory import MANY, NOBODY, GlobalMemory, SharedMemory, aligned
 from .registers import KINDS, Builder
@@ -46,6 +47,7 @@ class Block(Matrices):
         self.on = np.ones(threads, bool)  # threads that act
         self.copies: list[Copy] = []
         self.commits = 0
+        self.bulk = BulkStores(self)
         self.counts: dict[str, int] = {}
 
     # --- emitted source -----------------------------------------------------------------------
@@ -120,7 +122,10 @@ class Block(Matrices):
             return self.shuffle(found[1], int(found[2] or WARP), *args)
         for start, does in (("red_bits", self.red_bits), ("red_add_f32_", self.red_add),
                             ("red_", self.red_shared_bits), ("vote_", self.vote),
-                            ("ldmatrix", self.ldmatrix), ("mma", self.mma),
+                            ("ldmatrix", self.ldmatrix), ("stmatrix", self.stmatrix),
+                            ("mma", self.mma), ("tma_store", self.bulk.store),
+                            ("bulk_commit", self.bulk.commit), ("bulk_wait", self.bulk.wait),
+                            ("fence_async_shared", self.bulk.fence),
                             ("cp_async_commit", self.commit), ("cp_async_wait", self.wait),
                             ("cp_async", self.copy), ("sync", self.sync)):
             if name.startswith(start):

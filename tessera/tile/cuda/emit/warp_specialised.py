@@ -12,15 +12,24 @@ from typing import Any
 
 from tessera.runtime.target import Target
 from tessera.tile.cuda.emit.emitter import INDENT, ArgumentFacts, Emitted, EmittedLine, Emitter
-from tessera.tile.cuda.emit.memory_operands import bytes_of, element_offset, place_of, product
+from tessera.tile.cuda.emit.memory_operands import (
+    MemoryOperand,
+    bytes_of,
+    element_offset,
+    place_of,
+    product,
+)
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.emit.sentinels import watch_held, watch_store
 from tessera.tile.cuda.emit.tile_access import parts_of
+from tessera.tile.cuda.emit.tiles import unrounded
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.shared_memory import descriptor_bits
 from tessera.tile.cuda.lower.warp_specialised import Refusal, lower_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_SLOTS,
+    PANEL_BYTES,
+    PANEL_ROWS,
     WARPGROUP,
     BufferRing,
     Load,
@@ -28,6 +37,7 @@ from tessera.tile.cuda.lower.warp_specialised.program import (
 )
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import Const, Function, Op, SSAValue, regions, walk
+from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
 
 CONSUMERS_BARRIER = 1  # barrier 0 is the block's
@@ -415,12 +425,37 @@ def _row_quotient(e: Emitter, op: Op) -> None:
     e.define(made, f"{make}({e.name(x)}, {e.name(y)})")
 
 
-@emits("store_rows")
-def _store_rows(e: Emitter, op: Op) -> None:
+def _watched(e: Emitter, op: Op) -> tuple[MemoryOperand, RegisterLayout, str]:
+    """(where a tile goes, its layout, its numbers before they are rounded)."""
     target, value = op.args
     place, layout = place_of(e, target), e.layout(value)
     watch_store(e, place, layout, value)
     watch_held(e, op, place, layout)
+    return place, layout, unrounded(e, value, place)
+
+
+@emits("store_panels")
+def _store_panels(e: Emitter, op: Op) -> None:
+    h = _specialised(e)
+    place, layout, x = _watched(e, op)
+    rank, (row_axis, column_axis) = len(place.extents), place.axes
+    box = tuple({row_axis: PANEL_ROWS, column_axis: PANEL_BYTES * 8 // place.dtype.bits}.get(i, 1)
+                for i in range(rank))
+    make = h.part("store_panels", "store_panels", layout.text, layout.shape, place.dtype.name, rank,
+                  rank - 1 - row_axis, h.program.panels_bytes, h.program.panel_buffers)
+    at = [f"i32({e.name(i)})" for i in reversed(place.offsets)]
+    map_ = e.param("map", place.name, "i64", box=box)
+    e.line(f"{make}({', '.join([x, map_, h.thread, *at])})")
+
+
+@emits("panels_read")
+def _panels_read(e: Emitter, op: Op) -> None:
+    e.line(e.use("panels_read", "use(ptx.tma.bulk_wait(0, read=True))") + "()")
+
+
+@emits("store_rows")
+def _store_rows(e: Emitter, op: Op) -> None:
+    place, layout, x = _watched(e, op)
     row_axis, column_axis = place.axes
     make = _specialised(e).part("store_quads", "store_quads", layout.text, layout.shape,
                            place.dtype.name)
@@ -430,7 +465,7 @@ def _store_rows(e: Emitter, op: Op) -> None:
     at = f"{place.base} + {bytes_of(place.dtype, element_offset(e, place, parts))}"
     pitch = bytes_of(place.dtype, product(place.stride(row_axis)))
     quad = e.once("quad", f"i32({_specialised(e).thread} & 3)")
-    args = [e.name(value), at, pitch, quad, left(e, place, row_axis, row),
+    args = [x, at, pitch, quad, left(e, place, row_axis, row),
             left(e, place, column_axis, "i32(0)")]
     e.line(f"{make}({', '.join(args)})")
 

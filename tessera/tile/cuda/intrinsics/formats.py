@@ -92,7 +92,9 @@ def _together(b: Builder, values: list[LLVM], bits: int) -> LLVM:
 
 def encode_half(b: Builder, name: str, values: list[LLVM], rounding: str = "nearest_even",
                 saturate: bool = False, random: Sequence[LLVM] | None = None) -> list[LLVM]:
-    """bf16 or f16, two a word; a NaN becomes the format's one with its sign.
+    """bf16 or f16, two a word, by one instruction. A NaN is the instruction's, 0x7FFF: all bits
+    that mean NaN will do (docs/reference/gpu.md), and the sign of its operand would take three
+    instructions more for each pair, in every epilogue.
 
     rounding='exact': the values are bf16 numbers already, and their upper halves are moved.
     """
@@ -109,29 +111,14 @@ def encode_half(b: Builder, name: str, values: list[LLVM], rounding: str = "near
     how = {"nearest_even": "rn", "toward_zero": "rz"}[rounding]
     out = []
     for i in range(0, len(values) - 1, 2):
-        word = _one_nan(b, name, b.call(find_instruction(f"pack_{name}_{how}"), *given[i:i + 2]))
-        signs = _upper_halves(b, values[i], values[i + 1])
-        out.append(b.or_(word, b.and_(signs, b.i32(0x80008000))))
+        out.append(b.call(find_instruction(f"pack_{name}_{how}"), *given[i:i + 2]))
     if len(values) % 2:
-        code = _one_nan(b, name, b.call(find_instruction(f"to_{name}_{how}"), given[-1]))
-        sign = b.and_(b.lshr(b.bitcast(values[-1], "i32"), b.i32(16)), b.i32(0x8000))
-        out.append(b.or_(code, sign))
+        out.append(b.call(find_instruction(f"to_{name}_{how}"), given[-1]))
     return out
 
 
-def _one_nan(b: Builder, name: str, word: LLVM) -> LLVM:
-    """Converted halves with NaN as numerics encodes it: 0x7FFF, which the instruction makes, is the
-    only one above. As signed numbers those below zero are below, too."""
-    code = find_dtype(name).nan_code
-    assert code is not None
-    return b.call(find_instruction("min_s16x2"), word, b.i32(code << 16 | code))
-
-
 def operand(b: Builder, dtype: DType, values: list[LLVM]) -> LLVM:
-    """One register of an operand of a matmul: encoded, but with whatever NaN, for a matmul with
-    a NaN is a NaN."""
-    if dtype.name in ("bf16", "f16"):
-        return b.call(find_instruction(f"pack_{dtype.name}_rn"), *values)
+    """One register of an operand of a matmul."""
     return encode(b, dtype, values)[0]
 
 

@@ -22,16 +22,6 @@ def _extreme(op: str) -> None:
         return b.select(b.compare("!=", x, x), x, b.select(b.compare("!=", y, y), y, plain))
 
 
-@otherwise("min_s16x2")
-def _min_of_halves(b: Builder, x: LLVM, y: LLVM) -> LLVM:
-    def at(word: LLVM, low: bool) -> LLVM:
-        return b.ashr(b.shl(word, b.i32(16)) if low else word, b.i32(16))
-
-    low, high = (b.call(find_instruction("s32_min"), at(x, part), at(y, part))
-                 for part in (True, False))
-    return b.call(find_instruction("prmt"), low, high, b.i32(0x5410))
-
-
 def _half(type: str, rounding: str, how: str) -> None:
     def one(b: Builder, x: LLVM) -> LLVM:
         if type == "f16":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from tessera.tile.cuda.builder import Builder
@@ -323,12 +322,8 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
 
     Four lanes share a row and each holds two columns of every eight; a 4 x 4 transpose among them
     gives each lane eight neighbouring columns of its own.
-
-    The packing instruction makes a NaN of its own. So what is stored is summed up, which costs less
-    than mending it, and a warp that met a NaN stores once more with NaN as casts make it.
     """
     whole = RegisterLayout.parse(layout, shape)
-    pack, add = find_instruction(f"pack_{dtype}_rn"), find_instruction(f"add_{dtype}x2")
     names = {"at": "i64", "pitch": "i64", "quad": "i32", "rows": "i32", "columns": "i32"}
 
     def body(b: Builder, x: list[Any], at: Any, pitch: Any, quad: Any, rows: Any,
@@ -336,40 +331,20 @@ def store_quads(layout: str, shape: tuple[int, int], dtype: str) -> Operation:
         odd, high = (b.true(b.and_(quad, b.i32(m))) for m in QUAD)
         at = b.add(at, b.shl(b.zext(quad, "i64"), b.const("i64", 4)))
         left = b.sub(columns, b.shl(quad, b.i32(3)))
-
-        def write(words_of: Callable[[list[Any]], list[Any]]) -> None:
-            for row, parts in rows_of(whole).items():
-                line = b.add(at, b.mul(pitch, b.const("i64", row)))
-                inside = b.compare("<", b.i32(row), rows)
-                for first in range(0, len(parts), 8):
-                    words = words_of([x[i] for i in parts[first:first + 8]])
-                    on = b.and_(inside, b.compare("<", b.i32(8 * (first // 2)), left))
-                    b.call(memory.st("global", "b32", 4, guarded=True),
-                           b.add(line, b.const("i64", 8 * first)),
-                           _transposed(b, words, odd, high), b.to_int(on))
-
-        met: list[Any] = []
-
-        def quick(part: list[Any]) -> list[Any]:
-            words = [b.call(pack, *part[i:i + 2]) for i in range(0, len(part), 2)]
-            met[:] = [functools.reduce(lambda a, c: b.call(add, a, c), [*met, *words])]
-            return words
-
-        write(quick)
-        again = b.call(find_instruction("vote_any"), b.to_int(_holds_nan(b, met[0])))
-        with b.when(b.true(again)):
-            write(lambda part: encode_half(b, dtype, part))
+        for row, parts in rows_of(whole).items():
+            line = b.add(at, b.mul(pitch, b.const("i64", row)))
+            inside = b.compare("<", b.i32(row), rows)
+            for first in range(0, len(parts), 8):
+                words = encode_half(b, dtype, [x[i] for i in parts[first:first + 8]])
+                on = b.and_(inside, b.compare("<", b.i32(8 * (first // 2)), left))
+                b.call(memory.st("global", "b32", 4, guarded=True),
+                       b.add(line, b.const("i64", 8 * first)),
+                       _transposed(b, words, odd, high), b.to_int(on))
 
     args = (Operand("x", "f32", whole.count),
             *(Operand(n, k) for n, k in names.items()))  # type: ignore[arg-type]
     form = InstructionForm(args, (), body)
     return Operation("store_quads", len(args), lambda *_: form)
-
-
-def _holds_nan(b: Builder, word: Any) -> Any:
-    """Whether either half is the NaN that instructions make: 0x7FFF."""
-    halves = (b.and_(word, b.i32(0xFFFF)), b.lshr(word, b.i32(16)))
-    return functools.reduce(b.or_, [b.compare("==", h, b.i32(0x7FFF)) for h in halves])
 
 
 def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:
@@ -386,6 +361,53 @@ def _transposed(b: Builder, words: list[Any], odd: Any, high: Any) -> list[Any]:
     for i, k in ((0, 2), (1, 3)):
         swap(i, k, high, 2)
     return x
+
+
+@functools.cache
+def store_panels(layout: str, shape: tuple[int, int], dtype: str, rank: int, row_axis: int,
+                 offset: int, buffers: int) -> Operation:
+    """(fragment, map, thread, coordinates innermost first): the 16 rows of each warp leave by TMA,
+    64 columns at a time.
+
+    A panel is 16 rows of 128 bytes, swizzled as the descriptor says; a warp has `buffers` of them
+    from `offset` on and waits only before it writes one again. So no barrier of warps is needed,
+    and what lies outside of the tensor is cut off by TMA. row_axis: of the coordinates.
+    """
+    whole = RegisterLayout.parse(layout, shape)
+    number, size = whole.number, 16 * 128
+    blocks = sorted({base[0] for base in whole.bases if not base[0] & 8})
+
+    def body(b: Builder, x: list[Any], map_: Any, thread: Any, *at: Any) -> None:
+        mine = b.call(warp.shfl("idx"), b.lshr(thread, b.i32(5)), b.i32(0))  # this warp
+        lane = b.and_(thread, b.i32(31))
+        base = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(mine, b.i32(buffers * size)))
+        line = b.add(base, b.shl(b.and_(lane, b.i32(15)), b.i32(7)))
+        half, turn = b.lshr(lane, b.i32(4)), b.and_(lane, b.i32(7))
+        places = [b.add(line, b.shl(b.xor(b.or_(half, b.i32(2 * i)), turn), b.i32(4)))
+                  for i in range(4)]
+        first = b.add(at[row_axis], b.shl(mine, b.i32(4)))
+        panels = [(row, column) for row in blocks for column in range(0, shape[1], 64)]
+        for n, (row, column) in enumerate(panels):
+            buffer = b.i32(n % buffers * size)
+            b.call(tma.bulk_wait(min(n, buffers - 1), read=True))
+            b.call(find_instruction("sync_warp"), b.i32(-1))
+            for i, place in enumerate(places):
+                pairs = [(row + down, column + 16 * i + right) for right in (0, 8)
+                         for down in (0, 8)]
+                found = [x[number[r, c + j]] for r, c in pairs for j in (0, 1)]
+                b.call(matrix.stmatrix(4), b.add(place, buffer), encode_half(b, dtype, found))
+            b.call(find_instruction("fence_async_shared"))
+            b.call(find_instruction("sync_warp"), b.i32(-1))
+            where = [b.add(at[0], b.i32(column)), *at[1:]]
+            where[row_axis] = b.add(first, b.i32(row))
+            with b.when(b.compare("==", lane, b.i32(0))):
+                b.call(tma.store(rank), map_, *where, b.add(base, buffer))
+                b.call(find_instruction("bulk_commit"))
+
+    args = (Operand("x", "f32", whole.count), Operand("map", "i64"),
+            Operand("thread", "i32"), *(Operand(f"c{i}", "i32") for i in range(rank)))
+    form = InstructionForm(args, (), body)
+    return Operation("store_panels", len(args), lambda *_: form)
 
 
 # --- tiles ------------------------------------------------------------------------------------

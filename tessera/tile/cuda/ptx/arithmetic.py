@@ -43,8 +43,6 @@ for _op in ("min", "max"):
                     isa=f"9.7.1 {_op}", effect="pure")
 
 # Two 16-bit numbers in a register.
-Instruction("min_s16x2", "d:i32 <- x:i32, y:i32", "min.s16x2 $d, $x, $y;", isa="9.7.1 min",
-            effect="pure", cc="90")
 for _type, _cc in (("f16x2", "75"), ("bf16x2", "90")):
     for _op in ("add", "mul", "sub"):
         Instruction(f"{_op}_{_type}", "d:i32 <- x:i32, y:i32",

@@ -2,9 +2,9 @@
 
 NaN: these instructions give one of their own (bf16 and f16 0x7FFF, fp8 0x7F, f32 0x7FFFFFFF), where
 our numerics keep the sign and give the one with the least mantissa (tessera.numerics.encode), or
-keep the payload where a format is widened. The emitter mends that where the bits are seen
-(intrinsics: formats, narrow_floats, casts); everything else is equal bit for bit to `encode` with
-the same rounding, with saturate=True for the forms marked satfinite.
+keep the payload where a format is widened. Halves are left so (formats.encode_half says why), for
+others the emitter mends it (intrinsics: narrow_floats, casts); everything else is equal bit for bit
+to `encode` with the same rounding, with saturate=True for the forms marked satfinite.
 """
 
 from __future__ import annotations

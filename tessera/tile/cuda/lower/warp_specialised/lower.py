@@ -16,10 +16,14 @@ from tessera.tile.cuda.lower.warp_specialised.operands import place_operands
 from tessera.tile.cuda.lower.warp_specialised.persist import choose_order, loop_over_tiles, rank_of
 from tessera.tile.cuda.lower.warp_specialised.pins import place_pins
 from tessera.tile.cuda.lower.warp_specialised.program import (
+    PANEL_BYTES,
+    PANEL_ROWS,
     PipelineKnobs,
     Refusal,
     Refused,
     WarpSpecialisedProgram,
+    panel_bytes,
+    panels_offset,
 )
 from tessera.tile.cuda.lower.warp_specialised.qualify import check_memory, qualify
 from tessera.tile.cuda.lower.warp_specialised.registers import hold_operands
@@ -97,10 +101,11 @@ def _lower(function: Function, pipeline: PipelineKnobs, facts: Any, generation: 
     whole = verify(tidy_names(simplify(whole)))
     assert pipeline.warpgroups is not None
     whole = place_tiles(whole, pipeline.warpgroups, getattr(facts, "shared", False), generation)
-    whole = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
-                         facts.aligned)
+    room = generation.group_shared_bytes - reserved - panels_offset(rings, pipeline)
+    whole, buffers = widen_stores(whole, pipeline.warpgroups, Knowledge(whole, facts.divisible),
+                                  facts, room // panel_bytes(pipeline.warpgroups))
     return WarpSpecialisedProgram(whole, rings, pipeline, rank_of(function), rows_of(function),
-                                  form, _notes(rings, pipeline))
+                                  form, _notes(rings, pipeline, buffers), buffers)
 
 
 def _consumer(function: Function, rings: Any, maker: Maker, pipeline: PipelineKnobs,
@@ -139,8 +144,10 @@ def _roles(producer: Nodes, consumer: Nodes, pipeline: PipelineKnobs, maker: Mak
     return (role, If(out(role), (*fewer, first, fills), (*more, *consumer), (), (), ()))
 
 
-def _notes(rings: Any, pipeline: PipelineKnobs) -> tuple[str, ...]:
+def _notes(rings: Any, pipeline: PipelineKnobs, buffers: int) -> tuple[str, ...]:
     held = [f"ring {r.name}: {r.slots} x {r.slot_bytes} bytes of "
             f"{', '.join(base_name(x.name) for x in r.loads)}" for r in rings]
+    if buffers:
+        held.append(f"results leave by TMA: {buffers} x {PANEL_ROWS * PANEL_BYTES} bytes a warp")
     knobs = ", ".join(f"{k}={v}" for k, v in vars(pipeline).items() if v is not None)
     return ("matmuls by wgmma, loads by TMA, warpgroups specialised", *held, knobs)

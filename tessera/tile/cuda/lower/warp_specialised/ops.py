@@ -272,3 +272,16 @@ def row_quotient(x: Any, y: Any) -> Any:
 def store_rows(m: Any, op: Any, target: Any, value: Any) -> Any:
     """store_tile of an accumulator in pieces of 16 bytes, after transposes among four lanes."""
     OPS["store_tile"].run(m, op, target, value)  # type: ignore[misc]
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="write", group=True, public=False,
+         layouts="any")
+def store_panels(m: Any, op: Any, target: Any, value: Any) -> Any:
+    """store_tile of an accumulator by TMA: each warp puts its rows into shared memory of its own, a
+    panel of columns at a time, and does not wait until they left it."""
+    OPS["store_tile"].run(m, op, target, value)  # type: ignore[misc]
+
+
+@declare(rule=lambda types, attrs: (), run=True, effect="sync", public=False)
+def panels_read(m: Any, op: Any) -> None:
+    """Waits until TMA has read all panels: a block that ends gives its shared memory back."""

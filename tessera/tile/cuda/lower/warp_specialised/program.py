@@ -13,6 +13,7 @@ from tessera.tile.ir.ir import Function
 WARPGROUP = 128  # threads
 PANEL_BYTES = 128  # of a row in shared memory: the widest swizzle
 ALIGNMENT_BYTES = 1024  # of a tile in shared memory: the pattern of that swizzle
+PANEL_ROWS = 16  # of a warp, in an accumulator
 MAIL_SLOTS = 2
 MAIL_BYTES = MAIL_SLOTS * (8 + 8 + 4) + 8
 
@@ -83,6 +84,24 @@ class BufferRing:
         return next(x for x in self.loads if x.name == name)
 
 
+def barriers_end(rings: tuple[BufferRing, ...]) -> int:
+    return max(r.barriers_bytes + 16 * r.slots for r in rings)
+
+
+def shared_end(rings: tuple[BufferRing, ...], pipeline: PipelineKnobs) -> int:
+    """Bytes of rings, barriers and mailbox."""
+    return barriers_end(rings) + (MAIL_BYTES if pipeline.tiles == "dynamic" else 0)
+
+
+def panels_offset(rings: tuple[BufferRing, ...], pipeline: PipelineKnobs) -> int:
+    return aligned(shared_end(rings, pipeline))
+
+
+def panel_bytes(warpgroups: int) -> int:
+    """Of one panel of each warp."""
+    return WARPGROUP // 32 * warpgroups * PANEL_ROWS * PANEL_BYTES
+
+
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -131,7 +150,8 @@ class WarpSpecialisedProgram:
 
     function: `if is_producer() { fills rings } else { computes }`, each with the loop over tiles.
     rank: axes of the launch grid that it counts   rows: of the matmuls' tiles
-    form: how its matmuls are multiplied
+    form: how its matmuls are multiplied   panel_buffers: of each consumer warp, for results that
+    leave by TMA
     """
 
     function: Function
@@ -141,6 +161,7 @@ class WarpSpecialisedProgram:
     rows: int
     form: WarpgroupMatmul
     notes: tuple[str, ...] = field(default=())
+    panel_buffers: int = 0
 
     @property
     def warpgroups(self) -> int:
@@ -154,12 +175,19 @@ class WarpSpecialisedProgram:
     @property
     def mailbox_bytes(self) -> int:
         """Offset of the mailbox: MAIL_SLOTS times full, empty and number."""
-        return max(r.barriers_bytes + 16 * r.slots for r in self.rings)
+        return barriers_end(self.rings)
+
+    @property
+    def panels_bytes(self) -> int:
+        """Offset of the panels of results."""
+        return panels_offset(self.rings, self.pipeline)
 
     @property
     def shared_bytes(self) -> int:
-        """Rings, barriers and mailbox."""
-        return self.mailbox_bytes + (MAIL_BYTES if self.pipeline.tiles == "dynamic" else 0)
+        """Rings, barriers, mailbox, and panels of results."""
+        if self.panel_buffers:
+            return self.panels_bytes + self.panel_buffers * panel_bytes(self.warpgroups)
+        return shared_end(self.rings, self.pipeline)
 
     def ring(self, name: str) -> BufferRing:
         return next(r for r in self.rings if r.name == name)

@@ -1,41 +1,71 @@
-"""Results: how an accumulator leaves. Stores of 16-bit tensors with aligned rows move 16 bytes a
-lane; a quotient by a row statistic in front of them is a product with its reciprocal."""
+"""Results: how an accumulator leaves. Stores of 16-bit tensors with aligned rows go through shared
+memory by TMA, where that has room, else in accesses of 16 bytes; a quotient by a row statistic in
+front of them is a product with its reciprocal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes, is_op, map_blocks
-from tessera.tile.ir.ir import Function, Node, Op, Operand, SSAValue, definitions, uses, walk
+from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES
+from tessera.tile.cuda.lower.warp_specialised.rewrite import Nodes, is_op, map_blocks, ops_in
+from tessera.tile.ir.ir import (
+    For,
+    Function,
+    If,
+    Node,
+    Op,
+    Operand,
+    SSAValue,
+    While,
+    definitions,
+    operands,
+    regions,
+    uses,
+    walk,
+)
 from tessera.tile.ir.register_layout import RegisterLayout, warpgroups
 from tessera.tile.ir.types import GlobalTensor, TileType
 from tessera.tile.passes.integer_facts import Knowledge
 
 HALVES = ("bf16", "f16")
 COLUMNS = 8  # of 16 bits in 16 bytes
+PANEL = PANEL_BYTES // 2  # columns of 16 bits in a row of shared memory
+MOST_BUFFERS = 4  # of a warp; two already run one beside the other
+MOST_AXES = 5  # of a TMA descriptor
 
 
-def widen_stores(function: Function, groups: int, known: Knowledge,
-                 aligned: frozenset[str]) -> Function:
-    """store_tile -> store_rows where 16 bytes at once are surely aligned. Layouts are there."""
-    return _Stores(function, groups, known, aligned).run()
+def widen_stores(function: Function, groups: int, known: Knowledge, facts: Any, room: int
+                 ) -> tuple[Function, int]:
+    """store_tile -> store_panels where TMA can bring the tile to its place, store_rows where 16
+    bytes at once are surely aligned. Layouts are there. room: panels that each warp may have.
+    Returns the panels that each warp takes, too."""
+    return _Stores(function, groups, known, facts, room).run()
 
 
 class _Stores:
-    def __init__(self, function: Function, groups: int, known: Knowledge,
-                 aligned: frozenset[str]):
+    def __init__(self, function: Function, groups: int, known: Knowledge, facts: Any, room: int):
         self.function, self.groups, self.known = function, groups, known
-        self.aligned = aligned
+        self.aligned, self.shared = facts.aligned, getattr(facts, "shared", False)
         self.made = {d.value: n for n in walk(function.body) if isinstance(n, Op)
                      for d in n.outs}
         self.types = definitions(function)
         self.used = uses(function.body)
         self.quotients: set[SSAValue] = set()
         self.read_later = self._read_later()
+        # Where a matmul feeds another, registers are full in a long loop, and addresses spill.
+        chain = ops_in(function.body, "pack_operand")
+        self.room, self.buffers = 0 if chain else min(room, MOST_BUFFERS), 0
+        self.accesses = self._accesses()
+        self.repeated = {id(n) for n in _inner_loops(function.body)}
 
-    def run(self) -> Function:
+    def run(self) -> tuple[Function, int]:
         body = map_blocks(self.function.body, self.stores)
-        return replace(self.function, body=map_blocks(body, self.divisions))
+        body = map_blocks(body, self.divisions)
+        if self.buffers:
+            body = _ended(body)
+        return replace(self.function, body=body), self.buffers
 
     def _read_later(self) -> set[int]:
         """Stores of tensors that are read after them, by the lane that wrote (see `order`)."""
@@ -48,13 +78,44 @@ class _Stores:
                 found.add(id(node))
         return found
 
+    def _accesses(self) -> Counter:
+        """How many ops reach each tensor, by a view or whole."""
+        found: Counter = Counter()
+        for node in walk(self.function.body):
+            if isinstance(node, Op) and node.name != "view":
+                found.update({self.made[x].args[0] if is_op(self.made.get(x), "view") else x
+                              for x in operands(node) if isinstance(x, SSAValue)})
+        return found
+
     def tensor(self, op: Op) -> Operand:
         view = self.made.get(op.args[0])  # type: ignore[arg-type]
         return view.args[0] if view is not None else op.args[0]
 
     def stores(self, nodes: Nodes) -> list[Node]:
-        return [replace(n, name="store_rows") if is_op(n, "store_tile") and self.wide(n)
-                else n for n in nodes]
+        return [replace(n, name=self.way(n)) if is_op(n, "store_tile") else n for n in nodes]
+
+    def way(self, store: Op) -> str:
+        """The op that writes a tile."""
+        if not self.wide(store):
+            return "store_tile"
+        if not self.alone(store):
+            return "store_rows"
+        tile = self.types[store.args[1]]  # type: ignore[index]
+        rows, columns = tile.shape  # type: ignore[union-attr]
+        panels = rows // (64 * self.groups) * (columns // PANEL)
+        if columns % PANEL or min(self.room, panels) < min(2, panels):
+            return "store_rows"
+        self.buffers = max(self.buffers, min(self.room, panels))
+        return "store_panels"
+
+    def alone(self, store: Op) -> bool:
+        """Whether nothing else reaches the tensor while TMA writes this tile: no other access, no
+        other parameter that is the same memory, no second time in the same tile of the grid."""
+        tensor = self.tensor(store)
+        t = self.types[tensor]  # type: ignore[index]
+        assert isinstance(t, GlobalTensor)
+        return (not self.shared and self.accesses[tensor] == 1 and len(t.dims) <= MOST_AXES
+                and id(store) not in self.repeated)
 
     def wide(self, store: Op) -> bool:
         if id(store) in self.read_later:
@@ -70,7 +131,8 @@ class _Stores:
         policy, rank = tensor.numeric.policy, len(tensor.dims)
         plain = policy.rounding == "nearest_even" and not policy.saturate
         kept = tuple(view.attr["kept"])
-        if not plain or tensor.dtype.name not in HALVES or tile.dtype.name != "f32" or (
+        if not plain or tensor.dtype.name not in HALVES or tile.dtype.name not in (
+                "f32", tensor.dtype.name) or (
                 len(kept) != 2 or kept[1] != rank - 1 or kept[0] > kept[1]):
             return False
         if RegisterLayout.parse(tile.layout, tile.shape) != warpgroups(tile.shape, self.groups):
@@ -89,3 +151,22 @@ class _Stores:
     def divisions(self, nodes: Nodes) -> list[Node]:
         return [replace(n, name="row_quotient") if isinstance(n, Op) and n.outs
                 and n.outs[0].value in self.quotients else n for n in nodes]
+
+
+def _inner_loops(nodes: Nodes, depth: int = 0) -> list[Node]:
+    """What lies in a loop inside of the loop over tiles."""
+    found: list[Node] = []
+    for node in nodes:
+        if depth > 1:
+            found.append(node)
+        inside = depth + isinstance(node, For | While)
+        for region in regions(node):
+            found += _inner_loops(region, inside)
+    return found
+
+
+def _ended(body: Nodes) -> Nodes:
+    """The consumers end when TMA has read what they left in shared memory."""
+    *before, roles = body
+    assert isinstance(roles, If)
+    return (*before, replace(roles, orelse=(*roles.orelse, Op("panels_read", (), ()))))
