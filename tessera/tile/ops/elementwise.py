@@ -115,6 +115,8 @@ _unary("bitnot", "~x", np.invert, rules.integers, public=False, total=True)
 _unary("abs", "|x|", np.abs, rules.elementwise, total=True, exact=True)
 _unary("exp", "e^x; exp(a - b) is 0 where a is -inf, also when b is.", np.exp, special=True)
 _unary("exp2", "2^x", np.exp2, special=True)
+_unary("exp_approx", "e^x in few instructions, for results of 16 bits: in f32 within "
+       "(1.4 |x| + 4) 2^-24 of it, relative, and 0 below 2^-126.", np.exp, special=True)
 _unary("expm1", "e^x - 1, exact near 0", np.expm1, special=True)
 _unary("log", "The natural logarithm.", np.log, special=True)
 _unary("log2", "The logarithm to base 2.", np.log2, special=True)
@@ -142,6 +144,8 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 _unary("erf", "The error function.", _erf, special=True)
 _unary("sigmoid", "1 / (1 + e^-x)", _sigmoid, special=True)
+_unary("sigmoid_approx", "1 / (1 + e^-x) in few instructions, for results of 16 bits: in f32 "
+       "within (1.4 |x| + 6) 2^-24 of it, relative, and 0 below 2^-126.", _sigmoid, special=True)
 
 
 def _predicate(types: Any, attrs: Any) -> Any:

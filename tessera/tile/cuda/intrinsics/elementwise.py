@@ -181,6 +181,23 @@ def _sigmoid_f64(b: Builder, x: Any) -> Any:
     return b.fdiv(one, b.fadd(one, library("exp")(b, b.fneg(x))))
 
 
+@body_of("exp_approx", 1, "f32")
+def _exp_approx(b: Builder, x: Any) -> Any:
+    """2^t with t = x log2(e), two roundings: 1.4 |x| 2^-24; ex2 itself: 2^-22."""
+    return b.call(find_instruction("ex2_approx"), b.fmul(x, b.like(x, LOG2E)))
+
+
+@body_of("sigmoid_approx", 1, "f32")
+def _sigmoid_approx(b: Builder, x: Any) -> Any:
+    """What exp_approx has, 1/2 ulp of the sum, 1 of the reciprocal."""
+    return b.call(find_instruction("rcp_approx"),
+                  b.fadd(b.like(x, 1.0), _exp_approx(b, b.fneg(x))))
+
+
+body_of("exp_approx", 1, "f64")(library("exp"))
+body_of("sigmoid_approx", 1, "f64")(_sigmoid_f64)
+
+
 @body_of("exp_sub", 2, *FLOATS)
 def _exp_sub(b: Builder, x: Any, y: Any) -> Any:
     """e^(x - y), 0 where x is -inf."""
