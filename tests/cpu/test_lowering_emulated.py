@@ -10,7 +10,7 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, strips
+from tessera.graph.cuda import CudaProgram, choose_schedule, strips
 from tessera.graph.cuda.run import run_of
 
 
@@ -116,3 +116,19 @@ def test_labels_of_rows(rng):
 def test_parts_of_a_long_sum(rng):
     a, b = normal(rng, 4160, 16, dtype="bf16"), normal(rng, 4160, 24, dtype="bf16")
     emulate(lambda a, b: ts.cast(a.T @ b, "f32"), a, b)
+
+
+@pytest.mark.parametrize("n", [128, 150])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_rows_in_passes(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
+                         rng: np.random.Generator) -> None:
+    """With a part of a block at the end, and without; through asynchronous copies."""
+    for name, value in (("LONGEST", 64), ("STEP", 64), ("PASS_WARPS", 1)):
+        monkeypatch.setattr(choose_schedule, name, value)
+    y = ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+
+    def loss(x: Any) -> Any:
+        loss, back = ts.vjp(lambda x: ts.cross_entropy(ts.cast(x, "f32"), y), x)
+        return loss, back(ts.ones(()))
+
+    emulate(loss, normal(rng, 3, n, dtype=dtype), lockstep=False, atol=1e-7)

@@ -55,3 +55,17 @@ def test_a_sigmoid_does_not_branch() -> None:
     kernel = _kernel("loop", ts.sigmoid, _zeros(4096))
     counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
     assert counts["MUFU"] == 8 and not counts["CALL"] and not counts["BSSY"]
+
+
+def test_a_row_of_a_loss_is_copied_to_shared_memory_and_two_of_them_fit() -> None:
+    def loss(x: Any, labels: Any) -> Any:
+        loss, back = ts.vjp(lambda x: ts.cross_entropy(ts.cast(x, "f32"), labels), x)
+        return loss, back(ts.ones(()))
+
+    labels = ts.tensor(np.zeros(4, np.int32))
+    kernel = _kernel("rows", loss, _zeros(4, 50304, dtype="bf16"), labels)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    counts = _instructions(sass)
+    assert counts["LDGSTS"] >= 2 and counts["LDG"] <= 1  # the row; its label
+    assert not counts["STL"] and not counts["LDL"] and not counts["CALL"]
+    assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # twice 256 threads

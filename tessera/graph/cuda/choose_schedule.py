@@ -12,7 +12,7 @@ IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
 COPIED = "a copy, because kernels take elements in row-major order"
-STEP = 2048  # columns of a pass over rows that are longer than LONGEST
+STEP, PASS_WARPS = 4096, 8  # columns of a pass over rows that are longer than LONGEST
 
 
 def power(n: int) -> int:
@@ -36,7 +36,9 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
 
 def for_rows(extents: tuple[int, ...]) -> Schedule:
     """32 elements in each thread; short rows share a group, long ones are passed over."""
-    n = extents[-1] if extents[-1] <= LONGEST else STEP
+    n = extents[-1]
+    if n > LONGEST:
+        return chosen(1, STEP, warps=PASS_WARPS)
     wide = power(n)
     m = min(power(extents[-2]), max(1, 1024 // wide))
     return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))

@@ -51,6 +51,7 @@ class FrameBlock:
     held: dict[str, KernelValue] = field(default_factory=dict)
     suffix: str = ""  # of names in a further pass over the same elements
     fill: str = ""  # of loads, where what lies beyond the edges counts nowhere
+    shared: dict[str, str] = field(default_factory=dict)  # blocks of operands there
 
     @property
     def flat(self) -> bool:
@@ -118,6 +119,8 @@ def value(w: KernelWriter, b: FrameBlock, arg: Any, kind: str, step: GroupStep) 
     place, m, n = b.place(operand)
     name = arg + b.suffix
     text = place if not (m or n) else f"tile.load({place}{b.fill})"
+    if arg in b.shared:
+        text = f"tile.load({b.shared[arg]})"
     if n and not m and not b.flat:
         text += "[None, :]"
     w.line(f"{name} = {text}", step)
@@ -195,19 +198,17 @@ class Fold:
         return str(int(self.kept.min if self.way == "max" else self.kept.max))
 
 
-def fold_rows(w: KernelWriter, b: FrameBlock, fold: Fold, edge: str = "") -> str:
-    """The expression of a block's row statistic. edge: columns inside, when the block is ragged."""
+def folded(w: KernelWriter, b: FrameBlock, fold: Fold) -> str:
+    """The elements of a block that are reduced, in the type in which they are."""
     (arg,) = fold.step.args
     held = value(w, b, arg, fold.source.kind, fold.step)
-    text = held.text
-    if not (held.m and held.n):
-        text = f"tile.broadcast({text}, {b.shape})"
-        if edge and not held.n:
-            inside = f"tile.arange(0, {b.BN})[None, :] < {edge}"
-            text = f"tile.where({inside}, {text}, {fold.neutral})"
-    if fold.kept is not fold.source:
-        text = f"tile.cast({text}, {_kept(w, fold)})"
-    return f"tile.row_{fold.way}({text})"
+    text = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
+    return text if fold.kept is fold.source else f"tile.cast({text}, {_kept(w, fold)})"
+
+
+def fold_rows(w: KernelWriter, b: FrameBlock, fold: Fold) -> str:
+    """The expression of a block's row statistic."""
+    return f"tile.row_{fold.way}({folded(w, b, fold)})"
 
 
 def finished(w: KernelWriter, fold: Fold, text: str) -> str:
@@ -236,4 +237,4 @@ def start(w: KernelWriter, fold: Fold, shape: str) -> str:
 
 
 __all__ = ["COLUMNS", "FrameBlock", "Fold", "KernelValue", "combined", "emit_step", "finished",
-           "fold_rows", "placed", "start", "store", "value"]
+           "fold_rows", "folded", "placed", "start", "store", "value"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..schedule.ir import GroupOperand, GroupStep, ScheduledGroup
 from ..schedule.loop_axes import Frame
 from .choose_schedule import blocks
@@ -13,16 +15,33 @@ from .group_statements import (
     emit_step,
     finished,
     fold_rows,
-    placed,
     start,
     store,
 )
 from .kernel_text import KernelText, KernelWriter, capital
+from .row_passes import write_passes
+
+APPROXIMATED = re.compile(r"\b(tile\.(?:exp|sigmoid))\(")
 
 
 def templates(group: ScheduledGroup) -> dict[str, str]:
     """The expression of each elementwise step."""
-    return {s.name: dict(s.attrs)["text"] for s in group.steps if "text" in dict(s.attrs)}
+    narrow = narrow_steps(group)
+    texts = {s.name: str(dict(s.attrs)["text"]) for s in group.steps if "text" in dict(s.attrs)}
+    return {name: APPROXIMATED.sub(r"\1_approx(", text) if name in narrow else text
+            for name, text in texts.items()}
+
+
+def narrow_steps(group: ScheduledGroup) -> set[str]:
+    """The f32 values of which nothing is kept but what elementwise steps make of them and round to
+    16 bits. An approximation of 2^-17 changes these by less than 2^-5 of a last place, unless
+    they are a difference of numbers 2^7 times as large; f32's own rounding shows from 2^12 on."""
+    wide = {o.name for o in group.writes}
+    for s in reversed(group.steps):
+        rounds = s.type.dtype.kind == "float" and s.type.dtype.bits <= 16
+        if not rounds and (s.name in wide or s.reduction or s.type.dtype.name != "f32"):
+            wide.update(a for a in s.args if isinstance(a, str))
+    return {s.name for s in group.steps if s.name not in wide and s.type.dtype.name == "f32"}
 
 
 def _frame(group: ScheduledGroup) -> Frame:
@@ -106,85 +125,8 @@ def rows_source(group: ScheduledGroup) -> KernelText:
             store(w, b, o, maker(group, o.name))
     else:
         b = FrameBlock(frame, f"m:m+{BM}", f"n:n+{BN}", index, BM, BN, reads)
-        _passes(w, b, group, N)
+        write_passes(w, b, group, N, templates(group))
     return w.finish(*signature(w, b, group, unique(group)))
-
-
-def _passes(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int) -> None:
-    """Row statistics are held across passes; everything that varies along a row is computed anew
-    in each pass that needs it."""
-    levels, wide = _levels(group, b)
-    steps = {s.name: s for s in group.steps}
-    texts = templates(group)
-    rows: list[GroupStep] = [s for s in group.steps if not s.reduction and s.name not in wide]
-    for level in range(max(levels.values(), default=0) + 1):
-        _narrow(w, b, [s for s in rows if levels[s.name] == level], texts)
-        folds = [Fold.of(s, blocks(N, b.BN)) for s in group.steps
-                 if s.reduction and levels[s.name] == level + 1]
-        if not folds:
-            continue
-        for f in folds:
-            w.line(f"{f.step.name}_a = {start(w, f, f'({b.BM},)')}", f.step)
-        inner = _inside(b, f"_p{level}")
-        with w.block(f"for n in range(0, {N}, {b.BN}):"):
-            for f in folds:
-                _needed(w, inner, f.step.args, steps, texts)
-                name = f"{f.step.name}_a"
-                part = fold_rows(w, inner, f, f"{N} - n")
-                w.line(f"{name} = {combined(w, f, name, part)}", f.step)
-        for f in folds:
-            w.line(f"{f.step.name} = {finished(w, f, f'{f.step.name}_a')}", f.step)
-            b.held[f.step.name] = _column(f.step.name)
-    _write_rows(w, b, group, N, steps, texts)
-
-
-def _write_rows(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, N: int,
-                steps: dict[str, GroupStep],
-                texts: dict[str, str]) -> None:
-    full = [o for o in group.writes if b.pattern(o)[-1]]
-    for o in group.writes:
-        if o not in full:
-            store(w, b, o, steps.get(o.name))
-    if full:
-        inner = _inside(b, "_w")
-        with w.block(f"for n in range(0, {N}, {b.BN}):"):
-            for o in full:
-                _needed(w, inner, (o.name,), steps, texts)
-                store(w, inner, o, steps.get(o.name))
-
-
-def _inside(b: FrameBlock, suffix: str) -> FrameBlock:
-    return FrameBlock(b.frame, b.rows, b.columns, b.index, b.BM, b.BN, b.operands, dict(b.held),
-                      suffix)
-
-
-def _levels(group: ScheduledGroup, b: FrameBlock) -> tuple[dict[str, int], set[str]]:
-    """How many statistics deep each value is, and which values vary along a row."""
-    levels = {r.name: 0 for r in group.reads}
-    wide = {r.name for r in group.reads if b.pattern(r)[-1]}
-    for s in group.steps:
-        names = [a for a in s.args if isinstance(a, str)]
-        levels[s.name] = max((levels[a] for a in names), default=0)
-        if s.reduction:
-            levels[s.name] += 1
-        elif placed(s) or any(a in wide for a in names):
-            wide.add(s.name)
-    return levels, wide
-
-
-def _narrow(w: KernelWriter, b: FrameBlock, steps: list[GroupStep], texts: dict[str, str]) -> None:
-    """Steps on row statistics, outside of any pass."""
-    for s in steps:
-        emit_step(w, b, s, texts[s.name])
-
-
-def _needed(w: KernelWriter, b: FrameBlock, names: tuple, steps: dict[str, GroupStep],
-            texts: dict[str, str]) -> None:
-    """Whatever of these values is not held yet, operands first."""
-    for name in names:
-        if isinstance(name, str) and name not in b.held and name in steps:
-            _needed(w, b, steps[name].args, steps, texts)
-            emit_step(w, b, steps[name], texts[name])
 
 
 # --- columns ----------------------------------------------------------------------------------

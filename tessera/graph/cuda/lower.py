@@ -39,6 +39,7 @@ from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
+from .row_passes import brought_rows
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .searches import schedule_search
@@ -46,6 +47,8 @@ from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIP_SUM, schedule_strips
 from .target import CUDA
+
+KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
 
 
 class LoweredGraph:
@@ -145,7 +148,11 @@ class _KernelSchedule(ScheduleBuilder):
             frame = Frame(space, ((), *frame.members))
         s = choose_schedule.for_rows(frame.extents)
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
-        self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members)
+        more = {}
+        if s.n < frame.extents[-1]:  # two groups on a multiprocessor: one computes, one waits
+            room = self.chip.group_shared_bytes // 2 - KEPT_BYTES
+            more["brought"] = brought_rows(frame, reads, writes, steps, room)
+        self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
 
     def _one_reduction(self, group: FusionGroup) -> None:
         """A reduction alone, over the last run of axes: [A, R] -> [A, 1]."""

@@ -1,0 +1,127 @@
+"""Rows too long for registers, and what is approximated where only 16 bits of it are kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from emulator import Block, Builder
+from emulator import register as as_register
+from tessera.graph.cuda import CudaProgram, choose_schedule
+from tessera.graph.cuda.generate_kernels import source_of
+from tessera.graph.schedule.ir import ScheduledGroup
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.instruction import Operand
+from tessera.tile.cuda.intrinsics import elementwise
+from tolerance import assert_close
+
+TARGET = parse_target("sm_90a")
+
+
+def _drawn(rng: np.random.Generator, *shape: int, dtype: Any = "f32") -> ts.Tensor:
+    return ts.cast(ts.tensor(rng.standard_normal(shape).astype(np.float32)), dtype)
+
+
+def _groups(fn: Any, *xs: Any, kind: str = "rows") -> list[ScheduledGroup]:
+    return [g for g in CudaProgram(ts.jit(fn).graph(*xs), TARGET).plan.groups if g.kind == kind]
+
+
+def _loss(x: Any, labels: Any) -> Any:
+    loss, back = ts.vjp(lambda x: ts.cross_entropy(ts.cast(x, "f32"), labels), x)
+    return loss, back(ts.ones(()))
+
+
+# --- rows in shared memory --------------------------------------------------------------------
+@pytest.mark.parametrize("n", [17000, 20480, 50304])
+def test_the_loss_and_its_gradient_read_a_row_once(n: int, rng: np.random.Generator) -> None:
+    x, y = _drawn(rng, 3, n, dtype="bf16"), ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+    program = CudaProgram(ts.jit(_loss).graph(x, y), TARGET)
+    group = next(g for g in program.plan.groups if g.kind == "rows" and g.space[-1] == n)
+    assert [group.reads[i].type.dtype.name for i in group.attr("brought")] == ["bf16"]
+    text = source_of(group).text
+    (name,) = re.findall(r"(V\w+): Tensor\[3, \d+, \w+\]", text)[:1]
+    assert len(re.findall(rf"{name}\[", text)) == 1 + (n % choose_schedule.STEP > 0)
+    loss, dx = program.run([x, y])
+    e, at = np.asarray(x, np.float64), (np.arange(3), np.asarray(y))
+    p = np.exp(e - e.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert_close(loss, -np.log(p[at]).mean(), "f32", n=n)
+    p[at] -= 1
+    assert_close(np.asarray(dx, np.float64), p / 3, "bf16")
+
+
+def test_rows_that_leave_no_room_for_a_second_group_are_read_again(
+        rng: np.random.Generator) -> None:
+    x = _drawn(rng, 2, 30000)
+    (group,) = _groups(lambda x: ts.softmax(x), x)
+    assert group.attr("brought") == ()
+    (got,) = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(x), TARGET).run([x])
+    e = np.exp(np.asarray(x, np.float64))
+    assert_close(got, e / e.sum(1, keepdims=True), "f32", n=30000)
+
+
+def test_of_two_operands_the_one_that_has_room_is_brought(rng: np.random.Generator) -> None:
+    def fn(x: Any, y: Any) -> Any:
+        z = x + ts.cast(y, "f32")
+        return z - ts.max(z, axis=-1, keepdims=True)
+
+    (group,) = _groups(fn, x := _drawn(rng, 2, 25001), y := _drawn(rng, 2, 25001, dtype="bf16"))
+    brought = [group.reads[i].type.dtype.name for i in group.attr("brought")]
+    assert len(group.reads) == 2 and brought == ["bf16"]
+    (got,) = CudaProgram(ts.jit(fn).graph(x, y), TARGET).run([x, y])
+    z = np.asarray(x, np.float32) + np.asarray(ts.cast(y, "f32"))
+    assert np.array_equal(got, z - z.max(1, keepdims=True))
+
+
+def test_bad_numbers_stay_in_their_rows() -> None:
+    x = np.zeros((3, 20000), np.float32)
+    x[0, 17], x[1, 19999] = np.nan, -np.inf
+    got = CudaProgram(ts.jit(lambda x: ts.softmax(x)).graph(ts.tensor(x)), TARGET).run(
+        [ts.tensor(x)])[0]
+    assert np.isnan(got[0]).all() and got[1, 19999] == 0
+    assert_close(got[1, :-1], np.full(19999, 1 / 19999), "f32", n=20000)
+    assert_close(got[2], np.full(20000, 1 / 20000), "f32", n=20000)
+
+
+# --- approximations ---------------------------------------------------------------------------
+def _texts(fn: Any, *xs: Any) -> str:
+    return "\n".join(source_of(g).text for k in ("loop", "rows", "strips")
+                     for g in _groups(fn, *xs, kind=k))
+
+
+def test_what_is_rounded_to_16_bits_is_approximated(rng: np.random.Generator) -> None:
+    x = _drawn(rng, 64, 300)
+    narrow = _texts(lambda x: ts.cast(ts.gelu(x) * 2.0, "bf16"), x)
+    assert "tile.sigmoid_approx(" in narrow and "tile.sigmoid(" not in narrow
+    assert "tile.exp_approx(" in _texts(lambda x: ts.cast(ts.exp(x), "f16"), x)
+    for fn in (ts.gelu,  # f32 results
+               lambda x: (s := ts.sigmoid(x), ts.cast(s, "bf16")),
+               lambda x: ts.cast(ts.sum(ts.exp(x), axis=-1, keepdims=True), "bf16"),
+               lambda x: ts.cast(ts.where(ts.exp(x) > 0.5, 1.0, 2.0), "bf16"),
+               lambda x: ts.cast(ts.cast(ts.sigmoid(x), "f64"), "bf16")):
+        assert "_approx(" not in _texts(fn, x)
+
+
+@pytest.mark.parametrize("name, terms, want", [
+    ("exp_approx", 4, np.exp), ("sigmoid_approx", 6, lambda x: 1 / (1 + np.exp(-x)))])
+def test_approximations_keep_their_bounds(name: str, terms: int, want: Any,
+                                          rng: np.random.Generator) -> None:
+    """What roundings do, in emulated instructions; the instructions' own errors are in the bound.
+    """
+    x = np.concatenate([rng.uniform(-87.3, 88.7, 20000), rng.uniform(-1, 1, 2000),
+                        [0.0, -0.0]]).astype(np.float32)
+    body = elementwise.operation(name, "f32").rule(Operand("x", "f32", 1)).body
+
+    def run(v: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            (got,) = body(Builder(Block(len(v))), [as_register(v)])
+        return np.asarray(got, np.float64)
+
+    exact = want(x.astype(np.float64))
+    assert (np.abs(run(x) - exact) <= (1.4 * np.abs(x) + terms) * 2.0**-24 * exact).all()
+    ends = run(np.array([np.inf, -np.inf, np.nan], np.float32))
+    assert ends[0] == want(np.inf) and ends[1] == 0 and np.isnan(ends[2])
