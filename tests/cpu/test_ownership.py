@@ -148,7 +148,7 @@ def test_what_nothing_reads_again_is_written_over(fn: Any, over: bool,
         for _ in range(2):
             got = made.run([x.array, u.array])
             for a, b in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
-                np.testing.assert_allclose(a, b.array, rtol=1e-12)
+                assert_close(a, b.array, n=6)
 
 
 # --- plans are proved -------------------------------------------------------------------------

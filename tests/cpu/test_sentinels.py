@@ -13,6 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import hooks
+from tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -286,7 +287,7 @@ class TestSwitching:
         x, w = (ts.tensor(rng.standard_normal(s).astype(np.float32)) for s in ((5, 7), (7, 3)))
         plain = f(x, w).numpy()
         with ts.debug.numerics("raise"):
-            np.testing.assert_allclose(f(x, w).numpy(), plain, rtol=1e-6)
+            assert_close(f(x, w), plain, n=7, scale=2 * 7**0.5)
 
     @pytest.mark.row("DBG-02")
     def test_off_nothing_observes(self):
