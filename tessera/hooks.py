@@ -22,10 +22,11 @@ if TYPE_CHECKING:  # types alone: this module stands below those that it speaks 
     from .errors import SourceLine
     from .graph.cpu.compiled import CompiledGraph
     from .graph.ir import Graph, Node, Value
-    from .graph.jit import JitFunction, TracedSignature
+    from .graph.jit import JitFunction
     from .graph.op import GraphOp
     from .graph.regions.call import Use
     from .graph.schedule.groups import FusionGroup
+    from .graph.traced_signature import TracedSignature
     from .kernels.routine import Routine
     from .mesh.collectives.record import Collective
     from .mesh.device_mesh import Mesh
@@ -109,7 +110,7 @@ adopt: Hook[Adopt] = Hook("adopt", "tile.launch.resident")
 place_new: Hook[PlaceNew] = Hook("place_new", "graph.devices")
 assign: Hook[Callable[[Any, Any, Any], bool]] = Hook("assign", "graph.assignment")  # x[i] = y
 can_place: Hook[Callable[[str], bool]] = Hook("can_place", "graph.devices")  # a device of a type
-on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.jit")
+on_gpu: Hook[OnGpu] = Hook("on_gpu", "graph.traced_signature")
 cast: Hook[Cast] = Hook("cast", "graph.ops.convert")
 next_key: Hook[NextKey] = Hook("next_key", "graph.ops.random")
 constant: Hook[GraphOp] = Hook("constant", "graph.ops.create")  # the op of a number in a graph

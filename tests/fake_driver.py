@@ -45,6 +45,18 @@ HIGH = libcuda.MEMPOOL_USED_MEM_HIGH
 FENCE = bytes(range(64, 128))  # 64 bytes, before and behind each allocation
 
 
+class Kernel:
+    """A launch as work to do."""
+
+    kernel = True
+
+    def __init__(self, driver: Driver, launch: SimpleNamespace):
+        self.driver, self.launch = driver, launch
+
+    def __call__(self) -> None:
+        self.driver.run(self.launch)
+
+
 class Driver:
     """What runtime.libcuda offers, on host memory. `launches` holds what was launched."""
 
@@ -64,8 +76,11 @@ class Driver:
         self.queues: dict[int, list[Callable[[], Any]]] = {}  # by stream: what is still to be done
         self.begun: dict[int, int] = {}  # by stream: how much has been asked for
         self.events: dict[int, tuple[int, int]] = {}  # stream, and how much of it came before
-        self.recording: list[Callable[[], Any]] | None = None
-        self.graphs: list[list[Callable[[], Any]]] = []
+        self.recording: list[tuple[int, Callable[[], Any]]] | None = None
+        self.graphs: list[list[int]] = []
+        self.nodes: dict[int, Callable[[], Any]] = {}
+        self.executables: list[dict[int, Callable[[], Any]]] = []
+        self.node_updates = 0
         self.graph_launches = 0
         self.pool = {RESERVED: 0, USED: 0, HIGH: 0}  # bytes
         self.trims = 0
@@ -74,7 +89,7 @@ class Driver:
     def _do(self, stream: int, work: Callable[[], Any], late: bool) -> None:
         if self.recording is not None:
             assert stream, "the default stream cannot be recorded"
-            self.recording.append(work)
+            self.recording.append((next(self.numbers), work))
             return
         self.begun[stream] = self.begun.get(stream, 0) + 1
         if late:
@@ -131,24 +146,52 @@ class Driver:
         return (0,)
 
     # --- graphs: what is recorded runs in the order in which it was asked for ---------------------
+    # A graph is a list of nodes, a node a number; an executable has work for each of the nodes.
     def cuStreamBeginCapture(self, stream, mode):
         self.recording = []
         return (0,)
 
     def cuStreamEndCapture(self, stream):
-        self.graphs.append(self.recording)
+        self.graphs.append([node for node, _ in self.recording])
+        self.nodes.update(self.recording)
         self.recording = None
         return 0, len(self.graphs)
 
-    def cuGraphInstantiateWithParams(self, graph, parameters):
-        return 0, graph
+    def cuStreamGetCaptureInfo(self, stream):
+        self.told = (ctypes.c_void_p * 1)(*(node for node, _ in self.recording[-1:]))
+        return 0, 1, 1, 1, ctypes.addressof(self.told), len(self.recording[-1:])
 
-    def cuGraphDestroy(self, graph):
+    def cuGraphGetNodes(self, graph, nodes, count):
+        assert nodes is None
+        return 0, len(self.graphs[graph - 1])
+
+    def cuGraphNodeGetType(self, node):
+        return 0, 0 if getattr(self.nodes[node], "kernel", False) else 1
+
+    def cuGraphKernelNodeGetParams(self, node, at):
+        ctypes.c_uint64.from_address(at).value = node
         return (0,)
 
-    def cuGraphLaunch(self, graph, stream):
+    def cuGraphExecKernelNodeSetParams(self, executable, node, at):
+        new = ctypes.c_uint64.from_address(at).value
+        if node not in self.nodes or new not in self.nodes:
+            return (INVALID_VALUE,)
+        self.executables[executable - 1][node] = self.nodes[new]
+        self.node_updates += 1
+        return (0,)
+
+    def cuGraphInstantiateWithParams(self, graph, parameters):
+        self.executables.append({n: self.nodes[n] for n in self.graphs[graph - 1]})
+        return 0, len(self.executables)
+
+    def cuGraphDestroy(self, graph):
+        for node in self.graphs[graph - 1]:
+            del self.nodes[node]
+        return (0,)
+
+    def cuGraphLaunch(self, executable, stream):
         self.graph_launches += 1
-        for work in self.graphs[graph - 1]:
+        for work in list(self.executables[executable - 1].values()):
             self._do(stream, work, self.late == "kernels")
         return (0,)
 
@@ -224,6 +267,9 @@ class Driver:
             assert held[:n] == FENCE == held[-n:], f"written outside of {len(held) - 2 * n} bytes"
 
     def cuMemFree(self, pointer):
+        return (0,)
+
+    def cuMemFreeAsync(self, pointer, stream):
         return (0,)
 
     def cuMemAllocAsync(self, nbytes, stream):
@@ -307,7 +353,7 @@ class Driver:
             attributes={one.id: tuple(one.value[:3]) for one in said}))
         if self.run is not None:
             this = self.launches[-1]
-            self._do(this.stream, lambda: self.run(this), self.late == "kernels")
+            self._do(this.stream, Kernel(self, this), self.late == "kernels")
         return 0
 
 
@@ -327,7 +373,7 @@ def driver(monkeypatch):
                        (copies, "_close"), (offloaded, "_destroy"), (graphs, "_destroy")):
         monkeypatch.setattr(part, name, lambda *_: None)  # it may come when the fake is gone
     kept = (buffer._copies, memory_pools.keep_freed, flags.error_flags, flags.printed_lines,
-            results.numbers, offloaded.copy_streams)
+            results.numbers, offloaded.copy_streams, graphs.recording_stream)
     for made in kept:
         made.cache_clear()
     monkeypatch.setattr(flags, "_flags", {})

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from ..errors import TesseraError
 from ..graph import jit
 from ..graph.ir import Graph
+from ..graph.traced_signature import TracedSignature
 
 LEVELS = ("graph", "schedule", "tile", "target")
 WIDTH = 160  # columns of the listing
@@ -98,7 +99,7 @@ def _cell(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else text[:width - 1] + "…"
 
 
-def function_lowering(fn: jit.JitFunction, traced: jit.TracedSignature,
+def function_lowering(fn: jit.JitFunction, traced: TracedSignature,
                       target: str | None = None) -> FunctionLowering:
     """The levels of one traced signature; target: 'sm_90a', ...; no GPU is needed."""
     graph = traced.graph

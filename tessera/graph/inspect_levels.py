@@ -10,7 +10,7 @@ from .ir import Graph
 
 if TYPE_CHECKING:
     from .cuda.launch_plan import LaunchPlan
-    from .jit import TracedSignature
+    from .traced_signature import TracedSignature
 
 LEVELS = ("graph", "schedule", "tile", "target", "ptx", "sass")
 

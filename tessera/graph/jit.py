@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,15 +26,13 @@ from ..tile.launch.resident import adopted
 from . import tree
 from .annotate import fit_argument, fit_result, placements, tensor_annotations
 from .decorator import Decorator
-from .devices import place_arguments, place_typed, target_of
+from .devices import place_arguments, target_of
 from .donation import check_donated, use_up
-from .execute import Executable
 from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
-from .op import GraphOp
 from .operand import describe
-from .regions.call import RegionCall, Update, check_updates, close_regions, open_regions
+from .regions.call import RegionCall, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
 from .signature import (
     Static,
@@ -43,7 +40,6 @@ from .signature import (
     find_signature,
     hashable,
     is_data,
-    join_scales,
     leaf_names,
     leaf_slots,
     leaf_tensors,
@@ -51,9 +47,9 @@ from .signature import (
     show_call,
     split_result,
     stand_in,
-    type_of,
 )
 from .trace import Tracer, aval_of, current_builder, evaluate, trace
+from .traced_signature import TracedSignature
 from .value_type import ValueType
 from .weak_numbers import number_of, number_type
 
@@ -61,94 +57,6 @@ if TYPE_CHECKING:
     from .cuda.launch_plan import LaunchPlan
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-def executor(graph: Graph, target: str, capture: bool = False, donated: Sequence[int] = (),
-             offloaded: Sequence[int] = ()) -> Any:
-    """What runs a graph. donated: inputs whose memory results may take; offloaded: on the host."""
-    if target == "cpu":
-        return Executable(graph)
-    from .cuda.device import DeviceExecutable  # loads what compiles kernels
-
-    return DeviceExecutable(graph, gpu_number(target), capture, donated, offloaded)
-
-
-class _OnGpu:
-    """What is computed at once on a GPU, in graph/cuda/eager.py: loaded where there is one."""
-
-    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
-        from .cuda.eager import run_op
-
-        return run_op(op, args, attrs)
-
-    def call(self, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        from .cuda.eager import call
-
-        return call(name, fn, args, kwargs)
-
-
-hooks.on_gpu.fill(_OnGpu())
-
-
-class TracedSignature:
-    """One traced signature: the graph, how results are rebuilt, the executable when needed.
-
-    `params` are the names of the arguments that are ts.params. `updates` are the regions that the
-    graph's last outputs are written back into. `layouts`: how each input and then each capture
-    lies on a mesh, None when no tensor is distributed.
-    """
-
-    def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
-                 target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
-                 layouts: tuple | None = None, capture: bool = False,
-                 donated: Sequence[int] = (), offloaded: Sequence[int] = ()):
-        self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
-        self.updates, self.layouts, self.capture = updates, layouts, capture
-        self.donated, self.offloaded = tuple(donated), tuple(offloaded)
-        self.typed_places = any(v.aval.type.policy.device for v in graph.outputs)
-        self.used = 0  # when it was called last; see kept_traces.py
-        leaves, self.in_tree = tree.flatten(arguments)
-        self.leaf_types = [type_of(x) for x in leaves]
-        self.params = frozenset(n for n, x in arguments.items()
-                                if isinstance(x, Tensor) and x.is_param)
-
-    @property
-    def types(self) -> dict[str, Any]:
-        """The arguments it was traced for, tensors as tensor types."""
-        return tree.unflatten(self.in_tree, self.leaf_types)
-
-    @functools.cached_property
-    def executable(self) -> Any:
-        return executor(self.graph, self.target, self.capture, self.donated, self.offloaded)
-
-    @functools.cached_property
-    def program(self) -> Any:
-        """The graph on the mesh of its distributed tensors."""
-        assert self.layouts is not None
-        return hooks.distributed.get().program(self.graph, self.layouts)
-
-    def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None) -> Any:
-        """The result of the compiled graph on these tensors; `call` has its regions."""
-        if not hooks.runs:
-            return self.result(self._tensors(leaves), call)
-        with ExitStack() as stack:
-            shown = [stack.enter_context(observe(self.graph)) for observe in hooks.runs]
-            flat = self._tensors(leaves)
-            for show in shown:
-                show(flat)
-        return self.result(flat, call)
-
-    def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        if self.layouts is not None:
-            return self.program.run(leaves)
-        made = self.executable.tensors(leaves)
-        return list(map(place_typed, made)) if self.typed_places else made
-
-    def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
-        out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
-        if call is None:
-            return out
-        return call.finish(self.updates, flat[len(flat) - len(self.updates):], out)
 
 
 class JitFunction:
@@ -160,7 +68,7 @@ class JitFunction:
 
     def __init__(self, fn: Callable, *, static: Sequence[str | int] = (), name: str | None = None,
                  target: str | None = None, allowed: frozenset[str] | None = None,
-                 cast: bool = False, capture_graph: bool = False,
+                 cast: bool = False, capture_graph: bool | None = None,
                  donate: str | int | Sequence[str | int] = ()):
         if not callable(fn):
             raise ArgumentError(f"jit needs a function, got {fn!r}", hint="@ts.jit above a def")
@@ -494,12 +402,19 @@ class JitFunction:
 
     @property
     def capture(self) -> str:
-        """Whether calls replay a CUDA graph, `jit(capture_graph=True)`, and if not, why."""
-        if not self.capture_graph:
+        """Whether calls are launched as a CUDA graph, and if not, why."""
+        if self.capture_graph is False:
             return "off"
-        if (self._last.target if self._last is not None else self.target) == "cpu":
+        target = self._last.target if self._last is not None else self.target
+        if target == "cpu":
             return "off: the target cpu launches nothing that could be captured"
-        what = self._last.executable.captured if self._last is not None else ""
+        if self._last is None or self._last.layouts is not None:
+            return "on: from the second call of a signature" if self._last is None else \
+                "off: its tensors are distributed"
+        executable = self._last.executable
+        if self.capture_graph is None and executable.no_graph:
+            return f"off: {executable.no_graph}"
+        what = executable.captured
         return f"on: {what} in one launch" if what else "on: from the second call of a signature"
 
     @property
@@ -583,8 +498,9 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     target: by default where the arguments lie, all on the host or all on one GPU; "cpu", "cuda" or
     "cuda:1" say it, and then arguments on the host are copied to the GPU at each call.
     cast=True: arguments of another numeric type than their annotation's are cast, where it is a
-    DTypeError otherwise. capture_graph=True: on a GPU, calls of a signature after its first are one
-    launch, of a CUDA graph with the new arguments; f.capture says whether they are.
+    DTypeError otherwise. capture_graph: on a GPU, calls of a signature after its first are one
+    launch, of a CUDA graph, where that can be; f.capture says whether they are. True: also where
+    the program copies between host and GPU, and an error where it cannot be; False: never.
     donate=("params", 1): arguments that a call uses up. On a GPU a result takes their memory where
     it is read no more; on the host it is freed. Reading one afterwards is an ArgumentError.
     Raises ArgumentError where arguments lie in several places, UnsupportedTargetError at an op that

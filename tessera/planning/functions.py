@@ -16,12 +16,13 @@ from typing import Any
 from tessera.errors import ArgumentError, SourceLine
 from tessera.graph import tree
 from tessera.graph.ir import Graph, Value
-from tessera.graph.jit import JitFunction, TracedSignature
+from tessera.graph.jit import JitFunction
 from tessera.graph.jit import jit as compile_function
 from tessera.graph.op import Aval
 from tessera.graph.operand import shape_tuple
 from tessera.graph.signature import StandIn
 from tessera.graph.simplify import simplify
+from tessera.graph.traced_signature import TracedSignature
 from tessera.numerics import as_type
 from tessera.tensor import Tensor, TensorType
 

@@ -1,59 +1,126 @@
 """CUDA graphs: launches and copies recorded once, and begun by one call of the driver after that.
 
-    graph = DeviceGraph.record(device, stream, run)   # run() works on `stream`; nothing runs yet
+    graph = DeviceGraph.record(device, stream, steps)   # each step works on `stream`; nothing runs
     graph.launch(0)
+    graph.update(stream, {3: step})                     # from here on step 3 has other parameters
 
-What is recorded keeps its pointers: memory that it names must live as long as the graph.
+What is recorded keeps its pointers: memory that it names must live as long as the graph, or until
+the steps that name it are updated.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from . import libcuda
+from .buffer import new_stream
 from .device import Device, check, device, driver, outside_capture
+
+PARAMETER_BYTES = 256  # more than CUDA_KERNEL_NODE_PARAMS has (72), which is passed on as it is
+
+Step = Callable[[], Any]
 
 
 class DeviceGraph:
-    """A recorded program of a device. Freed with the object."""
+    """A recorded program of a device. Freed with the object.
 
-    __slots__ = ("device", "_executable", "__weakref__")
+    nodes: by step, the last thing that it asked for, 0 where the driver does not say.
+    """
 
-    def __init__(self, on: Device, executable: int):
-        self.device, self._executable = on, executable
-        weakref.finalize(self, _destroy, executable, on.index).atexit = False
+    __slots__ = ("device", "nodes", "_graph", "_executable", "__weakref__")
+
+    def __init__(self, on: Device, graph: int, executable: int, nodes: Sequence[int]):
+        self.device, self.nodes = on, tuple(nodes)
+        self._graph, self._executable = graph, executable
+        weakref.finalize(self, _destroy, graph, executable, on.index).atexit = False
 
     @staticmethod
-    def record(on: Device, stream: int, run: Callable[[], None]) -> DeviceGraph:
-        """What `run` asks of a stream, and of streams that wait for it and that it waits for again,
-        as a graph. Raises what run raises, and DeviceError for what cannot be recorded."""
-        library = driver()
+    def record(on: Device, stream: int, steps: Sequence[Step]) -> DeviceGraph:
+        """What steps ask of a stream, and of streams that wait for it and that it waits for again,
+        as a graph. Raises what a step raises, and DeviceError for what cannot be recorded."""
         with on.current():
-            check(library.cuStreamBeginCapture(stream, libcuda.CAPTURE_MODE_THREAD_LOCAL),
-                  "begin a graph")
-            try:
-                run()
-            except BaseException:
-                library.cuStreamEndCapture(stream)  # invalid: there is nothing to free
-                raise
-            graph = check(library.cuStreamEndCapture(stream), "end a graph")
+            graph, nodes = _captured(stream, steps)
             try:
                 parameters = libcuda.GraphParams()
-                made = check(library.cuGraphInstantiateWithParams(
+                made = check(driver().cuGraphInstantiateWithParams(
                     graph, ctypes.addressof(parameters)), "prepare a graph")
-            finally:
-                check(library.cuGraphDestroy(graph), "free a graph")
-        return DeviceGraph(on, made)
+            except BaseException:
+                driver().cuGraphDestroy(graph)
+                raise
+        return DeviceGraph(on, graph, made, nodes)
 
     def launch(self, stream: int) -> None:
         check(driver().cuGraphLaunch(self._executable, stream), "launch a graph")
 
+    def update(self, stream: int, steps: Mapping[int, Step]) -> bool:
+        """These steps, by number, with what they ask for now. Launches that are under way keep what
+        they had. False where one asks for more than a kernel: then nothing has changed."""
+        library = driver()
+        with self.device.current(), _scratch(stream, list(steps.values())) as (graph, nodes):
+            count = check(library.cuGraphGetNodes(graph, None, 0), "count the nodes of a graph")
+            old = [self.nodes[i] for i in steps]
+            if count != len(nodes) or not all((*old, *nodes)) or any(
+                    check(library.cuGraphNodeGetType(n), "ask for the kind of a node")
+                    != libcuda.KERNEL_NODE for n in (*old, *nodes)):
+                return False
+            memory = ctypes.create_string_buffer(PARAMETER_BYTES)
+            at = ctypes.addressof(memory)
+            for mine, new in zip(old, nodes, strict=True):
+                check(library.cuGraphKernelNodeGetParams(new, at), "read a node of a graph")
+                check(library.cuGraphExecKernelNodeSetParams(self._executable, mine, at),
+                      "change a node of a graph")
+        return True
 
-def _destroy(executable: int, index: int) -> None:
+
+@contextmanager
+def _scratch(stream: int, steps: Sequence[Step]) -> Iterator[tuple[int, list[int]]]:
+    """A graph of these steps for the block."""
+    graph, nodes = _captured(stream, steps)
+    try:
+        yield graph, nodes
+    finally:
+        check(driver().cuGraphDestroy(graph), "free a graph")
+
+
+def _captured(stream: int, steps: Sequence[Step]) -> tuple[int, list[int]]:
+    """The graph of what steps ask for, and the last node of each."""
+    library, nodes = driver(), list[int]()
+    check(library.cuStreamBeginCapture(stream, libcuda.CAPTURE_MODE_THREAD_LOCAL), "begin a graph")
+    try:
+        for step in steps:
+            step()
+            nodes.append(_last_node(stream))
+    except BaseException:
+        status, graph = library.cuStreamEndCapture(stream)
+        if status == libcuda.SUCCESS and graph:
+            library.cuGraphDestroy(graph)
+        raise
+    return check(library.cuStreamEndCapture(stream), "end a graph"), nodes
+
+
+def _last_node(stream: int) -> int:
+    """The node that what is asked of the stream next will wait for; 0 where it is not one."""
+    status, _, _, _, nodes, count = driver().cuStreamGetCaptureInfo(stream)
+    if status != libcuda.SUCCESS or count != 1:
+        return 0
+    return ctypes.c_void_p.from_address(nodes).value or 0
+
+
+@functools.cache
+def recording_stream(index: int) -> int:
+    """A stream of the device on which graphs are recorded, and nothing runs."""
+    return new_stream(device(index))
+
+
+def _destroy(graph: int, executable: int, index: int) -> None:
     with device(index).current(), outside_capture():
         driver().cuGraphExecDestroy(executable)  # a lost context has freed it already
+        driver().cuGraphDestroy(graph)
 
 
-__all__ = ["DeviceGraph"]
+__all__ = ["DeviceGraph", "recording_stream"]

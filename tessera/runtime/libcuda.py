@@ -39,6 +39,7 @@ EVENT_DISABLE_TIMING = 2
 MEMPOOL_RELEASE_THRESHOLD, MEMPOOL_RESERVED_MEM_CURRENT = 4, 5
 MEMPOOL_USED_MEM_CURRENT, MEMPOOL_USED_MEM_HIGH = 7, 8
 CAPTURE_STATUS_NONE, CAPTURE_MODE_THREAD_LOCAL, CAPTURE_MODE_RELAXED = 0, 1, 2
+KERNEL_NODE = 0
 MEMHOSTALLOC_PORTABLE, MEMHOSTALLOC_DEVICEMAP = 1, 2
 LAUNCH_CLUSTER_DIMENSION, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
 TENSOR_MAP_TYPES = {name: i for i, name in enumerate((
@@ -168,7 +169,12 @@ DriverFunction("cuStreamWaitEvent", "ptr ptr uint")
 DriverFunction("cuStreamIsCapturing", "ptr *int")
 DriverFunction("cuStreamBeginCapture_v2", "ptr int")
 DriverFunction("cuStreamEndCapture", "ptr *ptr")
+DriverFunction("cuStreamGetCaptureInfo_v2", "ptr *int *size *ptr *ptr *size")
 DriverFunction("cuGraphInstantiateWithParams", "*ptr ptr ptr")
+DriverFunction("cuGraphGetNodes", "ptr ptr &size")
+DriverFunction("cuGraphNodeGetType", "ptr *int")
+DriverFunction("cuGraphKernelNodeGetParams_v2", "ptr ptr")
+DriverFunction("cuGraphExecKernelNodeSetParams_v2", "ptr ptr ptr")
 DriverFunction("cuGraphLaunch", "ptr ptr")
 DriverFunction("cuGraphDestroy", "ptr")
 DriverFunction("cuGraphExecDestroy", "ptr")

@@ -21,14 +21,15 @@ SAMPLES = {
     "debug": ("On", True), "device": ("cuda", "cuda"),
     "cache_dir": ("~/elsewhere", Path.home() / "elsewhere"),
     "num_threads": ("3", 3), "loop_min_elements": ("0", 0),
-    "poison": ("1", True), "nvtx": ("1", True), "f64_arrays": ("f32", "f32"), "seed": ("17", 17),
+    "poison": ("1", True), "nvtx": ("1", True), "cuda_graphs": ("0", False),
+    "f64_arrays": ("f32", "f32"), "seed": ("17", 17),
     "comm_timeout": ("0", 0), "rank_output": ("first", "first"),
     "rank_logs": ("logs", Path("logs")), "comm": ("mpi", "mpi"),
     "compile_processes": ("31", 31), "compile_progress": ("off", False),
 }
 REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
            "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
-           "seed": "-1", "nvtx": "nsys",
+           "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
            "comm_timeout": "soon", "comm": "gloo", "rank_output": "second", "rank_logs": None,
            "compile_processes": "0", "compile_progress": "bar"}
 
@@ -43,7 +44,8 @@ def test_defaults(fresh_config):
         "numerics": "off", "debug": False, "device": "auto",
         "cache_dir": Path.home() / ".cache/tessera",
         "num_threads": len(os.sched_getaffinity(0)), "loop_min_elements": 2048,
-        "poison": False, "nvtx": False, "f64_arrays": "warn", "seed": 0, "comm_timeout": 45,
+        "poison": False, "nvtx": False, "cuda_graphs": True, "f64_arrays": "warn",
+        "seed": 0, "comm_timeout": 45,
         "comm": "auto", "rank_output": "all", "rank_logs": None,
         "compile_processes": config.compile_cpus(), "compile_progress": True,
     }

@@ -37,6 +37,7 @@ from ..schedule.ir import (
 )
 from ..schedule.offload import placed_on_host, waits
 from .compile_program import CompiledBefore, collection_paused, compile_launches
+from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of
 from .launch_plan import annotated
@@ -44,6 +45,7 @@ from .launch_work import StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
+from .recorded_calls import RecordedCalls, recordable
 from .run import CudaProgram, GroupLaunch
 from .watched import count_results, run_watched
 
@@ -60,7 +62,7 @@ class DeviceExecutable:
     """
 
     def __init__(self, graph: Graph, index: int = 0, capture: bool = False,
-                 donated: Sequence[int] = (), on_host: Sequence[int] = ()):
+                 donated: Sequence[int] = (), on_host: Sequence[int] = (), graphs: bool = False):
         self.graph, self.device, self._capture = graph, device(index), capture
         self.donated = tuple(donated)  # inputs whose memory results may take
         self.on_host = tuple(on_host)  # inputs that lie on the host until they are used
@@ -68,6 +70,11 @@ class DeviceExecutable:
             self.before = CompiledBefore(graph, self.device.target, self.donated)
             self.program = CudaProgram(graph, self.device.target, self.donated,
                                        None if capture else self.on_host)
+        self._why = why_no_graph(self.program)
+        count = len(self.program.launches)
+        if not self._why and count < FEWEST_LAUNCHES:
+            self._why = f"it is {('no launch', 'one launch', 'two launches')[count]}"
+        self._graphs = graphs and not capture and not self._why
         self._workspace: Workspace | None = None
         self._lock = threading.Lock()
 
@@ -95,6 +102,8 @@ class DeviceExecutable:
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
                                                     watched, donated)
             first = not space.compiled
+            if self._graphs and space.graphs is None and space.ran and recordable():
+                space.graphs = RecordedCalls(space)
             results = run_watched(blamed or self.graph, space, leaves) if watched \
                 else space.run(leaves)
             if first:
@@ -106,10 +115,18 @@ class DeviceExecutable:
             return results
 
     @property
+    def no_graph(self) -> str:
+        """Why calls are not launched as CUDA graphs, "" where they are, or will be."""
+        if self._why or config.cuda_graphs:
+            space = self._workspace
+            return self._why or (space.graphs.stopped if space and space.graphs else "")
+        return "the setting cuda_graphs"
+
+    @property
     def captured(self) -> str:
         """What the next call launches at once, "" when it does so kernel by kernel."""
         space = self._workspace
-        if space is None or space.recorded is None:
+        if space is None or (space.recorded is None and not (space.graphs and space.graphs.graphs)):
             return ""
         kernels, copies = len(self.program.plan.groups), len(self.program.plan.transfers)
         return f"{kernels} kernels" + (f" and {copies} copies" if copies else "")
@@ -139,6 +156,7 @@ class Workspace:
                                            if b.kind in ("input", "capture", "result")
                                            or (b.kind == "host" and
                                                b.name in program.plan.results)]
+        self.given = frozenset(self.arguments)
         fetched = {t.source for t in program.plan.transfers if t.kind == "fetch"}
         self.on_host = fetched & {*program.lowered.inputs}  # inputs, there at each call
         given = {program.base(n) for n in program.plan.results}
@@ -155,6 +173,7 @@ class Workspace:
         self.donated = frozenset(donated)
         self.results = self._result_buffers(donated)
         self.recorded: DeviceGraph | None = None
+        self.graphs: RecordedCalls | None = None  # from the second call on
 
     @property
     def device_bytes(self) -> int:
@@ -200,7 +219,7 @@ class Workspace:
         with own_stream(self.device) as stream:
             self.host_calls = HostCalls(self.device)
             steps = [s.run for s in self._steps(stream)]
-            self.recorded = DeviceGraph.record(self.device, stream, lambda: _all(steps))
+            self.recorded = DeviceGraph.record(self.device, stream, steps)
 
     def _steps(self, stream: int) -> list[TimedStep]:
         """What a call does, in order: kernels go to a stream, copies to one beside it."""
@@ -310,6 +329,7 @@ class Workspace:
         """offset: the element of the buffer at which it begins."""
         base = self.program.base(name)
         pointer, owner = self.memory[base]
+        owner = None if base in self.given else owner  # of a call alone
         dtype = self.program.plan.buffer(name).type.dtype
         at = offset * dtype.numpy.itemsize
         made = ForeignArray(pointer + at, shape, dtype, self.device.index, owner)
@@ -381,11 +401,15 @@ class Workspace:
             memory.load(array)
 
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        try:
-            with self.device.current():
+        with self.device.current():
+            if self.graphs is not None and recordable():
+                made = self.graphs.run(leaves)
+                if made is not None:
+                    return made
+            try:
                 return self._run(leaves)
-        finally:
-            self._forget()
+            finally:
+                self._forget()
 
     def iterate(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """An iteration of a loop: a run inside of the step of another program."""
@@ -397,17 +421,13 @@ class Workspace:
     def _run(self, leaves: Sequence[Tensor], inside: bool = False) -> list[Tensor]:
         self.host_calls.settle()
         lowered = self.program.lowered
-        self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
+        self.draw()
         for name, x in zip(lowered.inputs, leaves, strict=True):
             self._give(name, x)
         for name, i in () if self.fixed else lowered.overwritten.items():
             self._give_up(name, leaves[i], i in self.donated)
         for name, x in lowered.captures.items():
             self._give_capture(name, x)
-        for name, a in drawn.items():
-            if name not in self.drawn.places:
-                self._load(name, a)
-        self.drawn.load(drawn)
         plain = self.recorded is None and not hooks.timed_steps and not config.nvtx
         ahead = self.ahead if plain and self.compiled else 0
         _all(self.steps[:ahead])  # a GPU has work while the memory of results is looked for
@@ -431,6 +451,15 @@ class Workspace:
             if x.place != HOST and not x.offloaded:
                 x.memory.give_back()
         return out
+
+    def draw(self) -> None:
+        """What the host computes for a call, on its way to where kernels read it."""
+        lowered = self.program.lowered
+        self.words = drawn = dict(zip(lowered.drawn, lowered.draws.run(), strict=True))
+        for name, a in drawn.items():
+            if name not in self.drawn.places:
+                self._load(name, a)
+        self.drawn.load(drawn)
 
     def _compile(self) -> None:
         """Kernels that no process has compiled yet, side by side; the launches find them."""

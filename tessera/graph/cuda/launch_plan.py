@@ -20,6 +20,7 @@ from ...tile.tuning.gpus import Gpu
 from ...tile.tuning.gpus import gpu as find_gpu
 from ..schedule.ir import GraphSchedule, ScheduledGroup, ScheduleLine, Transfer
 from ..schedule.work import LaunchWork, amount
+from .graph_limits import why_no_graph
 from .launch_forms import BEST_FIRST, LaunchForm, forms_of
 from .launch_work import group_work, transfer_work
 
@@ -69,6 +70,7 @@ class LaunchPlan:
     target: str
     launches: tuple[PlannedLaunch, ...]
     temporary_bytes: int
+    no_graph: str = ""  # why calls cannot be launched as a CUDA graph
 
     @property
     def forms(self) -> Counter[str]:
@@ -105,12 +107,13 @@ class LaunchPlan:
 
     def summary(self) -> list[str]:
         """Launches by form, bytes, operations and the least time."""
+        why = [f"no CUDA graph, because {self.no_graph}"] if self.no_graph else []
         order = {form: i for i, form in enumerate(BEST_FIRST)}
         counts = sorted(self.forms.items(), key=lambda f: (order.get(f[0], len(order)), f[0]))
         return [f"launches: {len(self.launches)}: "
                 + (", ".join(f"{n} {form}" for form, n in counts) or "none"),
                 f"work: {amount(self.flops, 'flop')}, {amount(self.bytes, 'B')}, at least "
-                f"{self.least_us():.3g} us on {find_gpu(self.target).name}"]
+                f"{self.least_us():.3g} us on {find_gpu(self.target).name}", *why]
 
 
 def plan_of(program: CudaProgram) -> LaunchPlan:
@@ -118,7 +121,8 @@ def plan_of(program: CudaProgram) -> LaunchPlan:
     readers = _readers(program.plan)
     made = tuple(_planned(s, form, readers) for s, form in zip(
         program.plan.steps, forms_of(program), strict=True))
-    return LaunchPlan(program.plan.name, str(program.target), made, program.plan.temporary_bytes)
+    return LaunchPlan(program.plan.name, str(program.target), made, program.plan.temporary_bytes,
+                      why_no_graph(program))
 
 
 def _readers(plan: GraphSchedule) -> dict[str, list[str]]:

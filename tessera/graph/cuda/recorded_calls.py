@@ -1,0 +1,296 @@
+"""Calls of a program on a GPU as CUDA graphs, which are made by themselves.
+
+A program that has run once is recorded at its next call and launched as a whole from then on. A
+graph names addresses, so there is one for each set of places where arguments, captured tensors and
+results lie. Results are written where earlier ones lay that nobody has any more: a step that gets
+what the step before it returned meets the same two sets of places in turn, and one with donated
+arguments a single one. Where a few addresses are new (a batch, a loss that somebody keeps), the
+kernels that read or write there are changed in the graph, and no others.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ... import config, hooks
+from ...numerics import stored_bytes
+from ...runtime.buffer import DEFAULT, DeviceBuffer, PooledBuffer
+from ...runtime.device import Device
+from ...runtime.flags import error_flags
+from ...runtime.graphs import DeviceGraph, recording_stream
+from ...tensor import Tensor
+from ...tile.launch.resident import Resident
+
+if TYPE_CHECKING:
+    from .device import Workspace
+    from .node_kernels import NodeLaunch
+    from .run import GroupLaunch
+
+MOST_GRAPHS = 4  # of one program; each has its nodes once more
+MOST_SETS = 3  # of places for results
+CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
+KEPT_PLACES = 8
+MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
+
+
+class RecordedCalls:
+    """The graphs of a program, by where its buffers lie, and the memory of its results.
+
+    stopped: why its calls are not recorded any more, "" while they are.
+    """
+
+    def __init__(self, space: Workspace):
+        self.space, self.stopped = space, ""
+        lowered, self.device = space.program.lowered, space.device
+        self.captures = tuple(lowered.captures.items())
+        self.over = [(lowered.inputs.index(n), i in space.donated)
+                     for n, i in lowered.overwritten.items()]
+        own = [r for r in space.results if r.own]
+        self.written = [r for r in own if r.base not in lowered.overwritten]
+        self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
+        self.at = {name: i for i, name in enumerate(self.names)}
+        kept = [r.buffer for r in self.written if r.given is None]
+        copied = [space.program.plan.buffer(lowered.inputs[i])
+                  for i, donated in self.over if not donated]
+        self.memory = ResultPlaces(
+            [stored_bytes(b.shape, b.type.dtype) for b in (*kept, *copied)], self.device)
+        self.stream = recording_stream(self.device.index)
+        steps = space._steps(self.stream)
+        self.steps = [s.run for s in steps]
+        self.touching = self._steps_by_buffer([s.what.step for s in steps])
+        self.graphs: list[PlacedGraph] = []
+        self.before: list[list[int]] = []  # places that had no graph when they came
+        self.misses = 0
+        _all.add(self)
+
+    def _steps_by_buffer(self, steps: Sequence[GroupLaunch | NodeLaunch | None]
+                         ) -> dict[str, set[int]]:
+        """The steps that are given the address of a buffer. None: one that fills temporaries."""
+        plan, found = self.space.program.plan, dict[str, set[int]]()
+        for i, step in enumerate(steps):
+            for o in () if step is None else (*step.group.reads, *step.group.writes):
+                found.setdefault(plan.base(o.name), set()).add(i)
+        return found
+
+    # --- a call ---------------------------------------------------------------------------------
+    def run(self, leaves: Sequence[Tensor]) -> list[Tensor] | None:
+        """The results of a call; None where it has to go step by step, and nothing has run."""
+        if self.stopped:
+            return None
+        memories = self._inputs(leaves)
+        if memories is None:
+            return None
+        space = self.space
+        space.draw()
+        taken = self.memory.take()
+        written = self._results(leaves, memories, iter(taken))
+        places = [m.pointer for m in (*memories, *written)]
+        graph = next((g for g in self.graphs if g.places == places), None)
+        if graph is None:
+            graph = self._placed(places, [*memories, *written])
+        else:
+            self.misses = 0
+        error_flags(self.device.index).check()
+        graph.graph.launch(DEFAULT)
+        made = self._made(memories, written)
+        for m in memories:
+            if type(m) is not PooledBuffer:
+                m.give_back()
+        return made
+
+    def _inputs(self, leaves: Sequence[Tensor]) -> list[Any] | None:
+        """The memory of arguments and captured tensors; of what lies elsewhere a copy's."""
+        space, lowered = self.space, self.space.program.lowered
+        memories: list[Any] = [x.memory for x in leaves]
+        if not ON_DEVICE.issuperset(map(type, memories)):
+            if any(x.offloaded for x in leaves):
+                return None
+            for i, (name, x) in enumerate(zip(lowered.inputs, leaves, strict=True)):
+                memories[i] = self._given(name, x)
+        elif any(m.device is not self.device for m in memories):
+            return None
+        for name, x in self.captures:
+            if not space._reads(x):
+                space._give_capture(name, x)
+            memories.append(x.memory if space._reads(x) else space.own[name])
+        return memories
+
+    def _given(self, name: str, x: Tensor) -> DeviceBuffer:
+        if self.space._reads(x):
+            return x.memory
+        self.space._give(name, x)
+        return self.space.own[name]
+
+    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: Any) -> list[Any]:
+        """The memory of results that kernels write; arguments that are written over are replaced
+        by copies where they are not donated."""
+        written: list[Any] = []
+        for r in self.written:
+            if r.given is None:
+                written.append(next(taken))
+                continue
+            free = self.space._free_memory(leaves[r.given])
+            written.append(free if free is not None else self._new(r.buffer))
+        for i, donated in self.over:
+            if donated and self.space._free_memory(leaves[i]) is not None:
+                continue
+            copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
+                else next(taken)
+            if copy.nbytes:
+                copy.copy(memories[i])
+            if type(memories[i]) is not PooledBuffer:
+                memories[i].give_back()
+            memories[i] = copy
+        return written
+
+    def _new(self, b: Any) -> PooledBuffer:
+        return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
+
+    def _made(self, memories: list[Any], written: list[Any]) -> list[Tensor]:
+        new, made = Resident.__new__, list[Tensor]()
+        own = iter(written)
+        for r in self.space.results:
+            y = new(Resident)
+            y._shape, y.type = r.buffer.shape, r.buffer.type
+            y.scale, y.is_param, y.name = None, False, None
+            if not r.own:
+                y.memory = self._new(r.buffer)
+                if y.memory.nbytes:
+                    y.memory.copy(self._memory(r.base, memories, written))
+            elif (at := self.at.get(r.base, 0)) >= len(memories):
+                y.memory = next(own)
+            else:  # an argument, written over
+                y.memory = memories[at]
+            made.append(y)
+        return made
+
+    def _memory(self, base: str, memories: list[Any], written: list[Any]) -> DeviceBuffer:
+        at = self.at.get(base)
+        if at is None:
+            return self.space.memory[base][1]
+        return memories[at] if at < len(memories) else written[at - len(memories)]
+
+    # --- graphs ---------------------------------------------------------------------------------
+    def _placed(self, places: list[int], memories: Sequence[Any]) -> PlacedGraph:
+        """A graph for new places: one that is changed, or recorded now."""
+        space = self.space
+        try:
+            for name, memory in zip(self.names, memories, strict=True):
+                space._bind(name, memory)
+            graph = self._changed(places) or self._recorded(places)
+        except BaseException:
+            self.forget()  # what was begun is no graph of these places
+            raise
+        finally:
+            space._forget()
+        return graph
+
+    def _changed(self, places: list[int]) -> PlacedGraph | None:
+        """The graph that is cheapest to change, where that is cheap or there are many. Places that
+        come again get a graph of their own."""
+        before, self.before = places in self.before, [*self.before[1 - KEPT_PLACES:], places]
+        found = [(len(self._steps_of(g, places)), -i, g) for i, g in enumerate(self.graphs)]
+        if not found:
+            return None
+        count, _, graph = min(found)
+        cheap = count * CHEAP_SHARE < len(self.steps)
+        if (before or not cheap) and len(self.graphs) < MOST_GRAPHS:
+            return None
+        if not cheap:
+            graph = self.graphs[0]
+        steps = {i: self.steps[i] for i in sorted(self._steps_of(graph, places))}
+        self.graphs.remove(graph)
+        if not graph.graph.update(self.stream, steps):
+            return None
+        self._count(cheap)
+        graph.places = places
+        self.graphs.append(graph)
+        return graph
+
+    def _steps_of(self, graph: PlacedGraph, places: list[int]) -> set[int]:
+        """The steps that are given another address than they have in a graph."""
+        found = set[int]()
+        for name, old, new in zip(self.names, graph.places, places, strict=True):
+            if old != new:
+                found |= self.touching.get(name, set())
+        return found
+
+    def _recorded(self, places: list[int]) -> PlacedGraph:
+        self._count(cheap=False)
+        made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places)
+        self.graphs = [*self.graphs[1 - MOST_GRAPHS:], made]
+        return made
+
+    def _count(self, cheap: bool) -> None:
+        """Gives up where graphs are recorded again and again."""
+        self.misses = 0 if cheap else self.misses + 1
+        if self.misses > MOST_MISSES:
+            self.stopped = "its arguments or results lie elsewhere at every call"
+
+    def forget(self) -> None:
+        """Give back the memory of results that nobody has, and the graphs that name it."""
+        self.graphs = []
+        self.memory.sets = []
+
+
+class PlacedGraph:
+    """A graph, and where the buffers lie that it names."""
+
+    __slots__ = ("graph", "places")
+
+    def __init__(self, graph: DeviceGraph, places: list[int]):
+        self.graph, self.places = graph, places
+
+
+class ResultPlaces:
+    """Memory of results, used again when nobody has it any more. sizes: in bytes."""
+
+    def __init__(self, sizes: Sequence[int], on: Device):
+        self.sizes, self.device = tuple(sizes), on
+        self.sets: list[list[PooledBuffer]] = []
+
+    def take(self) -> list[PooledBuffer]:
+        """A buffer for each result, which is free: of a set of which most are, or new ones."""
+        if not self.sizes:
+            return []
+        best, least = None, len(self.sizes) + 1
+        for held in self.sets:
+            counts = list(map(sys.getrefcount, held))
+            if max(counts) <= ALONE:
+                return held
+            others = sum(n > ALONE for n in counts)
+            best, least = (held, others) if others < least else (best, least)
+        few = least * CHEAP_SHARE <= len(self.sizes)
+        if best is None or (not few and len(self.sets) < MOST_SETS):
+            best = [PooledBuffer(n, self.device) for n in self.sizes]
+        else:
+            counts = list(map(sys.getrefcount, best))
+            best[:] = [m if n <= ALONE else PooledBuffer(m.nbytes, self.device)
+                       for m, n in zip(tuple(best), counts, strict=True)]
+        self.sets = [*(s for s in self.sets if s is not best), best]
+        return best
+
+
+ALONE = list(map(sys.getrefcount, [object()]))[0]  # of what a list has and nobody else
+ON_DEVICE = frozenset({PooledBuffer, DeviceBuffer})
+_all: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
+
+
+def _trim(on: Device) -> None:
+    for calls in [c for c in _all if c.device is on]:
+        calls.forget()
+
+
+hooks.trimmed.append(_trim)
+
+
+def recordable() -> bool:
+    """Whether a call that runs now may be a graph: its kernels are not looked at one by one."""
+    return bool(config.cuda_graphs) and not (
+        hooks.timed_steps or config.nvtx or config.debug or config.numerics != "off")
+
+
+__all__ = ["RecordedCalls", "recordable"]

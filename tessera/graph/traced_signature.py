@@ -1,0 +1,112 @@
+"""A function traced for one signature: its graph, what runs it, how its result is put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from .. import hooks
+from ..tensor import Tensor
+from ..tile.launch.placement import gpu_number
+from . import tree
+from .devices import place_typed
+from .execute import Executable
+from .ir import Graph
+from .op import GraphOp
+from .regions.call import RegionCall, Update
+from .signature import join_scales, type_of
+
+
+def executor(graph: Graph, target: str, capture: bool | None = None, donated: Sequence[int] = (),
+             offloaded: Sequence[int] = ()) -> Any:
+    """What runs a graph. capture: see jit. donated: inputs whose memory results may take;
+    offloaded: on the host."""
+    if target == "cpu":
+        return Executable(graph)
+    from .cuda.device import DeviceExecutable  # loads what compiles kernels
+
+    return DeviceExecutable(graph, gpu_number(target), bool(capture), donated, offloaded,
+                            graphs=capture is None)
+
+
+class _OnGpu:
+    """What is computed at once on a GPU, in graph/cuda/eager.py: loaded where there is one."""
+
+    def run_op(self, op: GraphOp, args: Sequence[Tensor], attrs: dict[str, Any]) -> Any:
+        from .cuda.eager import run_op
+
+        return run_op(op, args, attrs)
+
+    def call(self, name: str, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        from .cuda.eager import call
+
+        return call(name, fn, args, kwargs)
+
+
+hooks.on_gpu.fill(_OnGpu())
+
+
+class TracedSignature:
+    """One traced signature: the graph, how results are rebuilt, the executable when needed.
+
+    `params` are the names of the arguments that are ts.params. `updates` are the regions that the
+    graph's last outputs are written back into. `layouts`: how each input and then each capture
+    lies on a mesh, None when no tensor is distributed.
+    """
+
+    def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
+                 target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
+                 layouts: tuple | None = None, capture: bool | None = None,
+                 donated: Sequence[int] = (), offloaded: Sequence[int] = ()):
+        self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
+        self.updates, self.layouts, self.capture = updates, layouts, capture
+        self.donated, self.offloaded = tuple(donated), tuple(offloaded)
+        self.typed_places = any(v.aval.type.policy.device for v in graph.outputs)
+        self.used = 0  # when it was called last; see kept_traces.py
+        leaves, self.in_tree = tree.flatten(arguments)
+        self.leaf_types = [type_of(x) for x in leaves]
+        self.params = frozenset(n for n, x in arguments.items()
+                                if isinstance(x, Tensor) and x.is_param)
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The arguments it was traced for, tensors as tensor types."""
+        return tree.unflatten(self.in_tree, self.leaf_types)
+
+    @functools.cached_property
+    def executable(self) -> Any:
+        return executor(self.graph, self.target, self.capture, self.donated, self.offloaded)
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The graph on the mesh of its distributed tensors."""
+        assert self.layouts is not None
+        return hooks.distributed.get().program(self.graph, self.layouts)
+
+    def run(self, leaves: Sequence[Tensor], call: RegionCall | None = None) -> Any:
+        """The result of the compiled graph on these tensors; `call` has its regions."""
+        if not hooks.runs:
+            return self.result(self._tensors(leaves), call)
+        with ExitStack() as stack:
+            shown = [stack.enter_context(observe(self.graph)) for observe in hooks.runs]
+            flat = self._tensors(leaves)
+            for show in shown:
+                show(flat)
+        return self.result(flat, call)
+
+    def _tensors(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        if self.layouts is not None:
+            return self.program.run(leaves)
+        made = self.executable.tensors(leaves)
+        return list(map(place_typed, made)) if self.typed_places else made
+
+    def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
+        out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
+        if call is None:
+            return out
+        return call.finish(self.updates, flat[len(flat) - len(self.updates):], out)
+
+
+__all__ = ["TracedSignature", "executor"]
