@@ -254,6 +254,11 @@ def collect(which: Collective, x: Any, axis: Any, mesh: Mesh | None, *, dtype: A
     if x.layout is not None or traces_whole_tensors():
         return hooks.global_view.get()(which, x, axis, mesh, dtype=dtype, key=key, index=index,
                                        **attrs)
+    if x.place != HOST and current_builder() is None:
+        from ..ranks.nccl import collect_resident
+
+        return collect_resident(collect, which, x, axis, mesh, dtype=dtype, key=key, index=index,
+                                **attrs)
     mesh, axes = find_mesh(axis, mesh)
     group = make_group(mesh, axes)
     attrs = which.check(tuple(x.shape), group.size, **attrs)

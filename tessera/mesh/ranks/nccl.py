@@ -1,4 +1,5 @@
-"""Collectives of arrays on GPUs, torch's and CuPy's: by NCCL where each rank has a GPU of its own.
+"""Collectives of arrays on GPUs, ours, torch's and CuPy's: by NCCL where each rank has a GPU of its
+own.
 
     y = ts.dist.all_reduce(x, "dp")        # x, y: arrays of one library on this rank's GPU
 
@@ -17,6 +18,8 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ from tessera.numerics import NumericType, as_type
 from tessera.runtime.arrays import Array, current_stream, read_array
 from tessera.runtime.device import check, device, device_count, driver, gpu_id
 from tessera.tensor import Tensor
+from tessera.tile.launch.resident import from_dlpack, on_gpu
 from tessera.tile.launch.results import maker
 
 from ..collectives.traffic import Sent, record_sent
@@ -319,4 +323,32 @@ def _through_host(on_host: Callable[..., Tensor], which: Collective, x: Any, arr
     return out.array
 
 
-__all__ = ["RUNS", "GroupCommunicator", "backend_of", "collect_on_gpu"]
+# --- tensors of ours ----------------------------------------------------------------------------
+def collect_resident(on_host: Callable[..., Tensor], which: Collective, x: Tensor, axis: Any,
+                     mesh: Mesh | None, *, dtype: Any = None, key: Any = None, index: Any = None,
+                     **attrs: Any) -> Tensor:
+    """A collective on this rank's tensor on a GPU; the result lies there, too. As an array of CuPy
+    or torch on the same memory where ranks are processes and one of them has its type; others, and
+    simulated ranks, go through host memory."""
+    group = make_group(*find_mesh(axis, mesh))
+    to = x.type if dtype is None else as_type(dtype)
+    plain = all(t == as_type(t.dtype) and t.dtype.name in SUMMED for t in (x.type, to))
+    library = _library_of(x.type, to) if plain and group.transport.name == "mpi" else None
+    if library is not None and which.name in RUNS:
+        made = collect_on_gpu(on_host, which, library.from_dlpack(x), axis, mesh, dtype=dtype,
+                              key=key, index=index, **attrs)
+        return from_dlpack(made)
+    if group.transport.name == "mpi" and config.comm == "nccl":
+        raise _no_nccl(f"{which.name} of {x.type}")
+    return on_gpu(on_host(which, x.cpu(), axis, mesh, dtype=dtype, key=key, index=index, **attrs),
+                  x.place)
+
+
+def _library_of(*types: NumericType) -> Any:
+    """A library that computes with arrays of these types; None where none is there."""
+    if all(t.dtype.name != "bf16" for t in types) and find_spec("cupy") is not None:
+        return import_module("cupy")
+    return import_module("torch") if find_spec("torch") is not None else None
+
+
+__all__ = ["RUNS", "GroupCommunicator", "backend_of", "collect_on_gpu", "collect_resident"]
