@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,3 +163,8 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (package / f"{name}.py").touch()
     monkeypatch.setattr(f"{__name__}.PACKAGE", package)
     return package
+
+
+def test_the_compiler_comes_first_in_a_process() -> None:
+    """A launch imports it before anything has declared what the emitters emit."""
+    subprocess.run([sys.executable, "-c", "import tessera.tile.cuda.compile"], check=True)

@@ -15,6 +15,7 @@ from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
+from tessera.tile.cuda.lower import assign_layouts  # noqa: F401  declares what is emitted here
 from tessera.tile.ir.ir import Op
 from tessera.tile.ir.register_layout import RegisterLayout
 
