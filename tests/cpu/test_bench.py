@@ -231,11 +231,8 @@ def test_spellings_are_the_same_launches() -> None:
     for name, plan in plans.items():
         assert not plan.copies, name
         assert {x.form for x in plan.matmuls} == {"wgmma"}, name
-    for name in (einsum, slices):
+    for name in (flat, einsum, slices):
         assert found[name] == found[first], name
-    # casts of what is reshaped are loops of their own
-    assert not found[first] - found[flat]
-    assert why_more(found[flat] - found[first]) <= {"elementwise"}
     # three weights are three matmuls where there was one, each with gradients, parts of sums,
     # casts, a bias and an update of its own
     assert not found[first] - found[three]

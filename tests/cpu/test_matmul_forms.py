@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tessera as ts
@@ -110,6 +111,57 @@ def test_a_transposed_result_is_that_of_transposed_operands(rng):
     made = CudaProgram(ts.jit(lambda x, w: ts.transpose(x @ w)).graph(x, w), "sm_90a")
     assert [g.kind for g in made.plan.groups] == ["gemm"]
     assert_close(made.run([x.array, w.array])[0], ts.transpose(x @ w).array, "bf16", n=32)
+
+
+# --- reshapes beside matmuls ----------------------------------------------------------------------
+def _cut_first(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return ts.reshape(x @ w, (2, 32, 48)) + b
+
+
+def _cut_last(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return ts.reshape(x @ w + b, (2, 32, 48))
+
+
+def _not_cut(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return ts.reshape(x, (2, 32, 40)) @ w + b
+
+
+@pytest.mark.parametrize("spelling", [_cut_first, _cut_last, _not_cut])
+def test_a_reshape_beside_a_matmul_is_no_loop_of_its_own(spelling: Any, rng: Any) -> None:
+    """The bias is the matmul's, and gradients are rounded by the loop that makes them: one loop of
+    the whole space beside the casts of the operands, and the values of f64."""
+    shapes = ((64, 40), (40, 48), (48,), (2, 32, 48))
+    args = [ts.tensor(rng.standard_normal(s).astype("f4")) for s in shapes]
+
+    def loss(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Tensor:
+        y = spelling(*(ts.cast(t, PRODUCTS) for t in (x, w, b)))
+        return ts.sum(ts.cast(ts.cast(y, "f32") * ts.cast(y, "f32"), "f32") * g)
+
+    program = CudaProgram(ts.jit(ts.value_and_grad(loss, argnums=(0, 1, 2))).graph(*args), "sm_90a")
+    groups = program.plan.groups
+    assert [g.kind for g in groups].count("gemm") == 3
+    assert [g.kind for g in groups if len(g.steps) and g.kind in ("loop", "rows")
+            and max(map(len, (o.shape for o in g.writes))) == 3] == ["rows"]
+    assert "add" in [s.op for g in groups if g.kind == "gemm" for s in g.steps]
+    x, w, b, g = (np.asarray(ts.cast(ts.cast(t, PRODUCTS), "f64")) if i < 3 else t.array.astype(
+        "f8") for i, t in enumerate(args))
+    y = x @ w + b
+    dy = 2 * y * g.reshape(64, 48)
+    for got, want in zip(program.run([t.array for t in args]),
+                         ((y * y * g.reshape(64, 48)).sum(), dy @ w.T, x.T @ dy, dy.sum(0)),
+                         strict=True):
+        scale = float(np.abs(dy).sum()) if np.ndim(want) == 0 else float(np.abs(want).max())
+        assert_close(np.asarray(got, "f8"), want, "bf16", n=64, scale=scale)
+
+
+def test_rows_that_a_reshape_cuts_stay_as_they_are(rng: Any) -> None:
+    """A bias of rows of 48 is none of rows of 24."""
+    args = [ts.tensor(rng.standard_normal(s).astype("f4")) for s in ((64, 40), (40, 48), (48,))]
+    made = CudaProgram(ts.jit(lambda x, w, b: ts.exp(ts.reshape(x @ w + b, (64, 2, 24)))).graph(
+        *args), "sm_90a")
+    x, w, b = (t.array.astype("f8") for t in args)
+    assert_close(made.run([t.array for t in args])[0], np.exp(x @ w + b).reshape(64, 2, 24), "f32",
+                 n=40, scale=float(np.exp(x @ w + b).max()))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -66,6 +66,7 @@ OTHERS = {
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",
     "graph/cuda/launch_work.py:SORTS": "kinds of groups, and sorts of work",
     "debug/profile_page.py:COLOURS": "sorts of work",
+    "bench/kernel_classes.py:": "classes of kernels and sorts of work, some called as an op is",
     "graph/regions/types.py": "privileges of a region",
     "state/effect.py": "names of effects",
     "mesh/sharding/layout_change_ops.py": "kinds of collectives",

@@ -9,6 +9,7 @@ from typing import Any
 from ...numerics import NumericType
 from ..ir import Graph, Node, Value
 from ..schedule.loop_axes import extents_of
+from ..schedule.loop_ops import loop_space
 from ..simplify import Rewriter, rebuild, remove_dead
 from .library_ops import joined
 
@@ -34,11 +35,16 @@ def narrow_moves(graph: Graph) -> Graph:
         return rw.emit("cast", v, source=v.aval.type, to=to)
 
     def turns(rw: Rewriter, v: Value) -> bool:
-        """Whether a value is moved by more than a reshape, which is no work where it is."""
+        """Whether a value is moved by more than a reshape of a matmul, which takes in what is
+        behind it. Loops end at a reshape: a cast behind one would be a loop of its own."""
         made = rw.producer.get(v)
         if made is None or made.op.name not in MOVED or count.get(v, 1) > 1:
             return False
-        return made.op.name != "reshape" or turns(rw, made.inputs[0])
+        if made.op.name != "reshape":
+            return True
+        before = rw.producer.get(made.inputs[0])
+        return before is not None and before.op.name != "matmul" and (
+            before.op.name not in MOVED or turns(rw, made.inputs[0]))
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "cast" or not narrows(node) or count[node.inputs[0]] > 1 or (
@@ -50,6 +56,66 @@ def narrow_moves(graph: Graph) -> Graph:
         return out
 
     return remove_dead(rebuild(graph, visit))
+
+
+def reshape_matmuls(graph: Graph) -> Graph:
+    """What is computed of a matmul element by element and then cut into other rows is cut first:
+    the matmul takes in what is behind the reshape as well. Rows stay whole."""
+    count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
+
+    def of_matmul(rw: Rewriter, v: Value) -> bool:
+        """Whether it is made of a matmul by ops that nothing else reads."""
+        made = rw.producer.get(v)
+        if made is None or count.get(v, 1) > 1:
+            return False
+        if made.op.name == "matmul":
+            return True
+        main = [x for x in made.inputs if _fills(x, v)]
+        return _is_plain_loop(made) and len(main) == 1 and all(
+            _fills(x, v) or _is_row(x, v) for x in made.inputs) and of_matmul(rw, main[0])
+
+    def cut(rw: Rewriter, v: Value, shape: tuple[int, ...]) -> Value:
+        made, line = rw.producer[v], rw.where
+        if made.op.name == "matmul":
+            return rw.emit("reshape", v, shape=shape)
+        parts = [cut(rw, x, shape) if _fills(x, v) else _flat_row(rw, x) for x in made.inputs]
+        rw.where = made.where
+        out = rw.emit(made.op.name, *parts, **made.attrs)
+        rw.where = line
+        return out
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "reshape":
+            return None
+        shape, made = node.outputs[0].aval.shape, rw.producer.get(inputs[0])
+        if made is None or made.op.name == "matmul" or not all(isinstance(n, int) for n in shape):
+            return None
+        if not shape or inputs[0].aval.shape[-1:] != shape[-1:] or not of_matmul(rw, inputs[0]):
+            return None
+        return cut(rw, inputs[0], extents_of(node.outputs[0]))
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _is_plain_loop(node: Node) -> bool:
+    """An op of each element by itself."""
+    return loop_space(node) is not None and not (node.op.reduction or node.op.placed
+                                                 or node.op.makes or node.op.effects)
+
+
+def _fills(x: Value, v: Value) -> bool:
+    return x.aval.shape == v.aval.shape and x.aval.ndim > 1
+
+
+def _is_row(x: Value, v: Value) -> bool:
+    """The same for all rows."""
+    return all(n == 1 for n in x.aval.shape[:-1]) and x.aval.shape[-1:] in ((), (1,),
+                                                                            v.aval.shape[-1:])
+
+
+def _flat_row(rw: Rewriter, x: Value) -> Value:
+    shape = extents_of(x)[-1:]
+    return x if x.aval.ndim <= 1 else rw.emit("reshape", x, shape=shape)
 
 
 def narrows(node: Node) -> bool:
@@ -134,4 +200,4 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
     return (axis, [v for v, _ in parts]) if at == shape[axis] else None
 
 
-__all__ = ["join_parts", "narrow_moves", "narrows"]
+__all__ = ["join_parts", "narrow_moves", "narrows", "reshape_matmuls"]

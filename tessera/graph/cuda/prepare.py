@@ -21,7 +21,7 @@ from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
 from .masked_attention_kernels import use_masked_kernels
-from .move_passes import join_parts, narrow_moves
+from .move_passes import join_parts, narrow_moves, reshape_matmuls
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .scatters import open_writes
@@ -132,6 +132,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     canonicalize,
     merge_common,
     join_parts,
+    reshape_matmuls,
     narrow_moves,
     use_attention_kernels,
     use_masked_kernels,
