@@ -19,7 +19,7 @@ HIGHEST = 3e38
 
 
 @kernel
-def mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN):
+def mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN, floats):
     """The mask of queries [q0:q0+BM] and keys [k0:k0+BN] of head h.
 
     per_batch, per_head: how far apart the masks of neighbouring sequences and heads are, 0 for one.
@@ -32,7 +32,8 @@ def mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN):
         return tile.load(M[z, q0:q0+BM, 0], fill=0)[:, None]
     if columns:
         return tile.load(M[z, 0, k0:k0+BN], fill=0)[None, :]
-    return tile.broadcast(tile.full((1, 1), 0.0) + M[z, 0, 0], (BM, BN))
+    one = tile.broadcast(tile.full((1, 1), 0.0) + M[z, 0, 0], (BM, BN))
+    return one if floats else one != 0.0
 
 
 @kernel
@@ -76,7 +77,8 @@ def masked_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"], V: Tens
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, E))
     for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
         k = tile.load(K[h // group, k0:k0+BN, :])
-        mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
+        mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN,
+                          floats)
         s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
         m_new = tile.maximum(m, tile.row_max(s))
         alpha = tile.exp2(m - m_new)
@@ -109,7 +111,8 @@ def masked_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     for h in range(c * group, c * group + group):
         for q0 in range(max(0, k0 - (T - S)) // BM * BM if causal else 0, S, BM):
             q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
-            mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
+            mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN,
+                          floats)
             s = scores_of_columns(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
             p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[None, :])
             ds = p * (tile.dot(v, g.T) - tile.load(delta[h, q0:q0+BM])[None, :])
@@ -133,7 +136,8 @@ def masked_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     dq = tile.zeros((BM, D))
     for k0 in range(0, min(T, q0 + BM + T - S) if causal else T, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
-        mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
+        mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN,
+                          floats)
         s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
         ds = tile.exp2(s - sums[:, None]) * (tile.dot(g, v.T) - own[:, None])
         dq = tile.dot(tile.cast(ds, K.dtype), k, dq)
@@ -151,7 +155,8 @@ def masked_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     k0, q0, h = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
-    mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN)
+    mask = mask_block(M, h, q0, k0, heads, per_batch, per_head, rows, columns, BM, BN,
+                      floats)
     s = scores_of_rows(q, k, mask, q0, k0, T - S, T, scale, BM, BN, causal, floats)
     p = tile.exp2(s - tile.load(lse[h, q0:q0+BM])[:, None])
     dM[h, q0:q0+BM, k0:k0+BN] = p * (tile.dot(g, v.T) - tile.load(delta[h, q0:q0+BM])[:, None])

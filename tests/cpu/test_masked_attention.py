@@ -24,6 +24,7 @@ MASKS = {  # the mask's extents for [B, H, S, T] or [N, S, T]
     "of heads": lambda s: (1, *s[1:]) if len(s) == 4 else (1, *s[-2:]),
     "of queries": lambda s: (*(1,) * (len(s) - 2), s[-2], 1),
     "one": lambda s: s[-2:],
+    "a number": lambda s: (*s[:1], *(1,) * (len(s) - 1)),
 }
 
 
