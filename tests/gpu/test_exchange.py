@@ -37,6 +37,7 @@ def torch_bytes(t: Any) -> bytes:
     return t.contiguous().view(torch.uint8).cpu().numpy().tobytes()
 
 
+@pytest.mark.row("RT-13")
 @pytest.mark.parametrize("dtype", ALL)
 def test_torch_and_back(dtype: str, rng: Any) -> None:
     torch = pytest.importorskip("torch")
@@ -55,6 +56,7 @@ def test_torch_and_back(dtype: str, rng: Any) -> None:
     assert not ts.as_bytes(back).array.any()
 
 
+@pytest.mark.row("RT-13")
 @pytest.mark.parametrize("dtype", NUMPY_HAS)
 def test_cupy_and_back(dtype: str, rng: Any) -> None:
     cupy = pytest.importorskip("cupy")
@@ -68,6 +70,7 @@ def test_cupy_and_back(dtype: str, rng: Any) -> None:
         assert back.array.tobytes() == host.array.tobytes()
 
 
+@pytest.mark.row("RT-14")
 @pytest.mark.parametrize("dtype", [t for t in ALL + UNSIGNED if "64" not in t])
 def test_jax_and_back(dtype: str, rng: Any) -> None:
     jax = pytest.importorskip("jax")
