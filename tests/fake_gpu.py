@@ -56,6 +56,8 @@ class Compiler:
         self.after: Any = None  # called with the values by name, when the kernel has run
         self._programs: dict[str, tuple[Function, tuple[Parameter, ...], int]] = {}
         self._sites: dict[str, tuple] = {}
+        self.batched: dict[str, bool] = {}
+        self.launched: list[str] = []  # names, in order
         self._numbers = itertools.count()
         driver.run = self.run
 
@@ -67,26 +69,46 @@ class Compiler:
         sites = sites_of(function, request) if counts else self.sites
         words = [Parameter("sentinels", "sentinels", "i64")] if counts else []
         parameters = (*parameters_of(function), *words, *self.extra)
+        columns = parameters if request.batched else ()
+        if request.batched:
+            parameters = TABLE
         code = Code(b"cubin", name, [p.abi for p in parameters], target=request.target,
                     threads=request.lanes)
         self.driver.formats[name.encode()] = "".join(
             {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}[p.abi] for p in parameters)
-        self._programs[name] = (function, parameters, request.lanes)
+        self._programs[name] = (function, columns or parameters, request.lanes)
+        self.batched[name] = bool(columns)
         self._sites[name] = sites
         built = SimpleNamespace(kernel=code, resources=Resources(32, 0, 0, 0, 0, 1), ptx="the ptx",
                                 file="source.py", warnings=("a warning",), sass=lambda: "the sass")
         return SimpleNamespace(built=built, parameters=parameters, grid=self.grid,
-                               function=function, emitted=SimpleNamespace(sites=sites),
+                               function=function,
+                               emitted=SimpleNamespace(sites=sites, columns=columns),
                                notes=("a note",), source=f"source for {request.target}",
                                lanes=request.lanes)
 
     def run(self, launch: SimpleNamespace) -> None:
         function, parameters, lanes = self._programs[launch.f.decode()]
         assert launch.threads == lanes
-        values = {(p.kind, p.name): v for p, v in zip(parameters, launch.values, strict=True)}
+        self.launched.append(function.name)
+        if not self.batched[launch.f.decode()]:
+            return self._call(launch, dict(zip(parameters, launch.values, strict=True)),
+                              launch.grid[0])
+        calls, table, count = launch.values
+        words = memory(table, (1 + len(parameters), count), np.int64)
+        of_blocks = memory(calls, (launch.grid[0],), np.int32)
+        for i in range(count):
+            blocks = np.flatnonzero(of_blocks == i)
+            assert blocks[0] == words[0, i] and (np.diff(blocks) == 1).all()
+            self._call(launch, dict(zip(parameters, words[1:, i].tolist(), strict=True)),
+                       len(blocks))
+
+    def _call(self, launch: SimpleNamespace, given: dict[Parameter, Any], blocks: int) -> None:
+        function, _, lanes = self._programs[launch.f.decode()]
+        values = {(p.kind, p.name): v for p, v in given.items()}
         self.seen = {p.name: values[p.kind, p.name] for p in self.extra}
         axes = [v for (kind, _), v in sorted(values.items()) if kind == "axis"]
-        assert prod(axes) == launch.grid[0] or self.grid != "groups", "the grid does not fit"
+        assert prod(axes) == blocks or self.grid != "groups", "the grid does not fit"
         env = environment(function, values)
         groups = np.arange(prod(axes), dtype=np.int64)
         with np.errstate(all="ignore"):
@@ -97,6 +119,10 @@ class Compiler:
                   values["sentinels", "sentinels"])
         if self.after is not None:
             self.after(values)
+
+
+TABLE = (Parameter("calls", "calls", "i64"), Parameter("table", "table", "i64"),
+         Parameter("call_count", "call_count", "i32"))  # what a batch is launched with
 
 
 def sites_of(function: Function, request: Any) -> tuple[ReportSite, ...]:

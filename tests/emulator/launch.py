@@ -160,7 +160,7 @@ def _blocks(emitted: Any, threads: int, grid: tuple[int, ...], number: int, memo
 
 
 def _value(p: Any, memory: GlobalMemory, values: dict[Any, Any], grid: tuple[int, ...]) -> Any:
-    if p.kind in ("tensor", "count", "lines", "sentinels"):
+    if p.kind in ("tensor", "count", "lines", "sentinels", "calls", "table"):
         return memory.pointers[p.name]
     if p.kind == "axis":
         return grid[p.axis]

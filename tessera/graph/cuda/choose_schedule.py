@@ -34,6 +34,12 @@ def for_loop(extents: tuple[int, ...], bits: int) -> Schedule:
     return chosen(m, n, warps=max(1, min(4, n * (m or 1) * 4 // total)))
 
 
+def for_many(bits: int) -> Schedule:
+    """Of a loop over arrays of any length in one launch: two accesses of 16 bytes for each lane, as
+    a block first has to find out which array it works on."""
+    return chosen(None, 2 * LANES * max(1, 128 // max(bits, 8)), warps=4)
+
+
 def for_rows(extents: tuple[int, ...]) -> Schedule:
     """32 elements in each thread; short rows share a group, long ones are passed over."""
     n = extents[-1]
@@ -108,5 +114,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
     return (*extents[:-2], blocks(extents[-2], m), blocks(extents[-1], n))
 
 
-__all__ = ["blocks", "chosen", "for_attention", "for_columns", "for_gather", "for_loop", "for_move",
-           "for_rows", "for_segments", "grid_of"]
+__all__ = ["blocks", "chosen", "for_attention", "for_columns", "for_gather", "for_loop", "for_many",
+           "for_move", "for_rows", "for_segments", "grid_of"]

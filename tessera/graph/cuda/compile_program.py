@@ -24,6 +24,7 @@ from ...tile.launch.machine_code import fingerprint
 from ...tile.launch.precompile import wanted_image
 from ...tile.launch.repeated_call import ALIGNMENT_BYTES
 from ..ir import Graph
+from .batch_launch import BatchLaunch
 from .node_kernels import NodeLaunch
 from .run import GroupLaunch
 
@@ -58,11 +59,12 @@ class CompiledBefore:
 
 
 def compile_launches(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]],
-                     nodes: Sequence[NodeLaunch], pointer: Callable[[str], int],
-                     index: int) -> None:
-    """Compiles, side by side, what these calls and nodes on a GPU will launch. pointer: where a
-    buffer lies in the call under way."""
-    compile_images(itertools.chain((n.wanted(pointer, index) for n in nodes), _of_groups(calls)))
+                     batches: Sequence[BatchLaunch], nodes: Sequence[NodeLaunch],
+                     pointer: Callable[[str], int], index: int) -> None:
+    """Compiles, side by side, what these calls, batches and nodes on a GPU will launch. pointer:
+    where a buffer lies in the call under way."""
+    compile_images(itertools.chain((n.wanted(pointer, index) for n in nodes),
+                                   (b.wanted() for b in batches), _of_groups(calls)))
 
 
 def _of_groups(calls: Sequence[tuple[GroupLaunch, Sequence[ForeignArray]]]

@@ -36,12 +36,13 @@ from ..schedule.ir import (
     Transfer,
 )
 from ..schedule.offload import placed_on_host, waits
+from .batch_launch import BatchLaunch
 from .compile_program import CompiledBefore, collection_paused, compile_launches
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of
 from .launch_plan import annotated
-from .launch_work import StepLabel
+from .launch_work import GroupBatch, StepLabel
 from .library_steps import LibraryStep, need_cupy
 from .loop_steps import LoopStep
 from .node_kernels import NodeLaunch
@@ -71,7 +72,7 @@ class DeviceExecutable:
             self.program = CudaProgram(graph, self.device.target, self.donated,
                                        None if capture else self.on_host)
         self._why = why_no_graph(self.program)
-        count = len(self.program.launches)
+        count = len(self.program.runs())
         if not self._why and count < FEWEST_LAUNCHES:
             self._why = f"it is {('no launch', 'one launch', 'two launches')[count]}"
         self._graphs = graphs and not capture and not self._why
@@ -97,10 +98,11 @@ class DeviceExecutable:
         with self._lock:
             space = self._workspace
             watched = config.numerics != "off"
-            if space is None or space.watched != watched:
+            alone = bool(config.debug)  # what checks its accesses has a launch of its own
+            if space is None or (space.watched, space.alone) != (watched, alone):
                 donated = () if watched else self.donated  # a failing call is run again
                 space = self._workspace = Workspace(self.program, self.device, self._capture,
-                                                    watched, donated)
+                                                    watched, donated, alone)
             first = not space.compiled
             if self._graphs and space.graphs is None and space.ran and recordable():
                 space.graphs = RecordedCalls(space)
@@ -128,7 +130,8 @@ class DeviceExecutable:
         space = self._workspace
         if space is None or (space.recorded is None and not (space.graphs and space.graphs.graphs)):
             return ""
-        kernels, copies = len(self.program.plan.groups), len(self.program.plan.transfers)
+        copies = len(self.program.plan.transfers)
+        kernels = len(self.program.runs(not space.alone)) - copies
         return f"{kernels} kernels" + (f" and {copies} copies" if copies else "")
 
 
@@ -137,12 +140,13 @@ class Workspace:
     that of an argument or a result; and the arguments of every launch and copy, made once.
 
     fixed: every buffer has memory of its own, which a recorded graph needs. watched: its kernels
-    count bad elements.
+    count bad elements. alone: each group has a launch of its own.
     """
 
     def __init__(self, program: CudaProgram, on: Device, fixed: bool = False,
-                 watched: bool = False, donated: Sequence[int] = ()):
+                 watched: bool = False, donated: Sequence[int] = (), alone: bool = False):
         self.program, self.device, self.fixed = program, on, fixed
+        self.alone = alone
         self.watched, self.owner = watched, object()  # whose the words of its launches are
         self.words: dict[str, np.ndarray] = {}  # what the host drew for the call under way
         self.memory: dict[str, tuple[int, Any]] = {}  # pointer and owner of each buffer
@@ -151,6 +155,7 @@ class Workspace:
         self.own: dict[str, Any] = {}  # memory for what is copied there
         self.captured: dict[str, HostCopy] = {}
         self.calls: list[tuple[GroupLaunch, list[ForeignArray]]] = []
+        self.batches: dict[int, BatchLaunch] = {}  # by their first step
         self.compiled = False
         self.arguments = [] if fixed else [b.name for b in program.plan.buffers
                                            if b.kind in ("input", "capture", "result")
@@ -236,31 +241,37 @@ class Workspace:
 
         results = {plan.base(n) for n in plan.results}
         ahead = True
-        for i, (step, copy) in enumerate(zip(self.program.steps, waits(plan.steps, plan.region),
-                                             strict=True)):
+        awaited = waits(plan.steps, plan.region)
+        for run in program.runs(not self.alone):
+            step = program.steps[run.start]
+            copy = max((n for k in run if (n := awaited[k]) is not None), default=None)
             self.ahead = len(found) if ahead else self.ahead
-            ahead = ahead and not _touches(plan, plan.steps[i], results)
+            ahead = ahead and not any(_touches(plan, plan.steps[k], results) for k in run)
             if copies and copy is not None and not isinstance(step, Transfer):
                 add("wait", partial(copies.wait, copy))
-            if isinstance(step, GroupLaunch | NodeLaunch):
-                for part, run in self._launch(step, stream):
-                    add(part, run, step)
+            if len(run) > 1:
+                batch = self._batch(run)
+                add("kernel", partial(batch, stream), GroupBatch(
+                    tuple(launch.group for launch in batch.launches), batch))
+            elif isinstance(step, GroupLaunch | NodeLaunch):
+                for part, launch in self._launch(step, stream):
+                    add(part, launch, step)
             elif isinstance(step, LibraryStep):
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
             elif isinstance(step, LoopStep):
-                run = step.launcher(lambda name: self._at(name)[0],
-                                    self._inside, self.device.index)
-                add("loop", run, step)
+                repeat = step.launcher(lambda name: self._at(name)[0],
+                                       self._inside, self.device.index)
+                add("loop", repeat, step)
             elif isinstance(step, HostStep):
-                for run in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
-                    add("host", run, step)
+                for call in self.host_calls.add(step, lambda name: self._at(name)[0], stream):
+                    add("host", call, step)
             elif copies:
                 add("transfer", self._copy(step, copies, begun), step, copies.stream)
                 leaving.append((plan.region(step.on_device), begun))
                 begun += 1
-            for offset, size in free.get(i, ()):
+            for offset, size in (at for k in run for at in free.get(k, ())):
                 at = ByteRange("temporaries", offset, offset + size)
                 pending = [n for r, n in leaving if r.meets(at)]
                 if copies and pending:
@@ -272,9 +283,24 @@ class Workspace:
 
     def _inside(self, program: CudaProgram) -> Workspace:
         """Memory for the iterations of a loop, which are watched as this program is."""
-        made = Workspace(program, self.device, watched=self.watched)
+        made = Workspace(program, self.device, watched=self.watched, alone=self.alone)
         self.inner.append(made)
         return made
+
+    def _batch(self, run: range) -> BatchLaunch:
+        """The launch of some steps, made once."""
+        if run.start not in self.batches:
+            launches = [s for s in self.program.steps[run.start:run.stop]
+                        if isinstance(s, GroupLaunch)]
+            first = self.program.launches.index(launches[0])
+            self.batches[run.start] = BatchLaunch(
+                launches, [self._arguments(launch) for launch in launches], self.device.index,
+                range(first, first + len(launches)), self.owner)
+        return self.batches[run.start]
+
+    def _arguments(self, launch: GroupLaunch) -> list[ForeignArray]:
+        return [self._argument(n, shape, at)
+                for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
 
     def _launch(self, launch: GroupLaunch | NodeLaunch, stream: int
                 ) -> list[tuple[str, Callable[[], Any]]]:
@@ -294,8 +320,7 @@ class Workspace:
         if isinstance(launch, NodeLaunch):
             return launch.steps(lambda name: self._at(name)[0], self._key, self.device.index,
                                 stream)
-        arguments = [self._argument(n, shape, at)
-                     for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
+        arguments = self._arguments(launch)
         if not self.compiled:
             self.calls.append((launch, arguments))
         if stream == DEFAULT:
@@ -464,7 +489,9 @@ class Workspace:
     def _compile(self) -> None:
         """Kernels that no process has compiled yet, side by side; the launches find them."""
         nodes = [s for s in self.program.steps if isinstance(s, NodeLaunch)]
-        compile_launches(self.calls, nodes, lambda name: self._at(name)[0], self.device.index)
+        batches = list(self.batches.values())
+        compile_launches(self.calls, batches, nodes, lambda name: self._at(name)[0],
+                         self.device.index)
         self.compiled, self.calls = True, []
 
     def _result_buffers(self, donated: Sequence[int]) -> list[ResultBuffer]:
@@ -551,6 +578,7 @@ def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
             plan.base(r) == name for r in plan.results):
         return False
     reads, writes = [-1], list[int]()
+    first = {k: run.start for run in program.runs() for k in run}  # of one launch: at once
     for i, step in enumerate(plan.steps):
         if isinstance(step, Transfer):
             if name in (plan.base(step.on_device), plan.base(step.on_host)):
@@ -561,7 +589,9 @@ def may_overwrite(program: CudaProgram, name: str, result: str) -> bool:
         if any(plan.base(o.name) == result for o in step.writes):
             writes.append(i)
     if not writes or reads[-1] != writes[0]:
-        return bool(writes) and reads[-1] < writes[0]
+        return bool(writes) and reads[-1] < first[writes[0]]
+    if reads[-2] >= first[writes[0]]:
+        return False  # by another group of the launch, too
     last = plan.steps[writes[0]]
     assert isinstance(last, ScheduledGroup)
     own = [o for o in (*last.reads, *last.writes) if plan.base(o.name) in (name, result)]

@@ -12,6 +12,7 @@ record of each kernel (launch_forms.py).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from ..schedule.ir import GraphSchedule, ScheduledGroup, ScheduleLine, Transfer
 from ..schedule.work import LaunchWork, amount
 from .graph_limits import why_no_graph
 from .launch_forms import BEST_FIRST, LaunchForm, forms_of
-from .launch_work import group_work, transfer_work
+from .launch_work import batch_work, group_work, transfer_work
 
 if TYPE_CHECKING:
     from .run import CudaProgram
@@ -118,9 +119,9 @@ class LaunchPlan:
 
 def plan_of(program: CudaProgram) -> LaunchPlan:
     """The launches of a lowered graph. Nothing is compiled."""
-    readers = _readers(program.plan)
-    made = tuple(_planned(s, form, readers) for s, form in zip(
-        program.plan.steps, forms_of(program), strict=True))
+    readers, forms = _readers(program.plan), forms_of(program)
+    made = tuple(_planned(program.plan.steps[run.start:run.stop], forms[run.start], readers)
+                 for run in program.runs())
     return LaunchPlan(program.plan.name, str(program.target), made, program.plan.temporary_bytes,
                       why_no_graph(program))
 
@@ -134,15 +135,19 @@ def _readers(plan: GraphSchedule) -> dict[str, list[str]]:
     return found
 
 
-def _planned(step: ScheduledGroup | Transfer, form: LaunchForm, readers: dict[str, list[str]]
-             ) -> PlannedLaunch:
+def _planned(steps: Sequence[ScheduledGroup | Transfer], form: LaunchForm,
+             readers: dict[str, list[str]]) -> PlannedLaunch:
+    step = steps[0]
     if isinstance(step, Transfer):
         return PlannedLaunch(step.name, transfer_work(step), form, (), (), "copies")
     if form.name == "copy":
         by = [r for o in step.writes for r in readers.get(o.name, ())]
         form = replace(form, reason=f"{form.reason}; read by {' '.join(by)}" if by else form.reason)
     types = tuple(str(o.type.dtype) for o in step.reads)
-    return PlannedLaunch(step.name, group_work(step), form, types, step.schedule.notes, "main")
+    groups = [s for s in steps if isinstance(s, ScheduledGroup)]
+    name, work = (step.name, group_work(step)) if len(groups) == 1 else (
+        step.batch, batch_work(groups))
+    return PlannedLaunch(name, work, form, types, step.schedule.notes, "main")
 
 
 def annotated(program: CudaProgram) -> list[ScheduleLine]:
@@ -155,7 +160,7 @@ def annotated(program: CudaProgram) -> list[ScheduleLine]:
         if line.at in mine and line.text.startswith("    ops "):
             out += [replace(line, text=f"    {text}", ops=()) for text in mine.pop(line.at)]
         out.append(line)
-        if line.at in mine and line.ops:  # a transfer: one line
+        if line.at in mine and (line.ops or line.at in program.plan.batches):  # one line
             out += [ScheduleLine(f"    {text}", (), line.at) for text in mine.pop(line.at)]
     last = out.pop()
     return [*out, *(ScheduleLine(f"  {text}") for text in plan.summary()), last]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,14 @@ SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "row
 
 
 @dataclass(frozen=True, eq=False)
+class GroupBatch:
+    """What one launch of several groups runs, and the launch."""
+
+    groups: tuple[ScheduledGroup, ...]
+    launch: Any
+
+
+@dataclass(frozen=True, eq=False)
 class StepLabel:
     """What runs between two events: a part of a step of a program.
 
@@ -36,7 +45,8 @@ class StepLabel:
     """
 
     program: CudaProgram
-    step: GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep | Transfer | None
+    step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep | Transfer
+           | None)
     part: str
 
     @cached_property
@@ -52,6 +62,8 @@ class StepLabel:
             return transfer_work(self.step)
         if self.step is None:
             return LaunchWork(self.part, "copy", "", None, "", 0, 0)
+        if isinstance(self.step, GroupBatch):
+            return batch_work(self.step.groups)
         group = self.step.group
         if self.part in ("copy", "fill"):
             nbytes = operand_bytes(group.writes)
@@ -79,6 +91,16 @@ def group_work(group: ScheduledGroup) -> LaunchWork:
         sort = part
     return LaunchWork(group.kernel, sort, part, group.where, _shapes(group), read_bytes(group),
                       written_bytes(group), sum(s.flops for s in group.steps), matmuls, rate)
+
+
+def batch_work(groups: Sequence[ScheduledGroup]) -> LaunchWork:
+    """One launch of several groups."""
+    each = [group_work(g) for g in groups]
+    return replace(each[0], name=f"{groups[0].kernel}_x{len(groups)}",
+                   shapes=f"{each[0].shapes} and {len(groups) - 1} more",
+                   read_bytes=sum(w.read_bytes for w in each),
+                   written_bytes=sum(w.written_bytes for w in each),
+                   flops=sum(w.flops for w in each))
 
 
 def _kernel_work(group: ScheduledGroup) -> LaunchWork:
@@ -109,4 +131,4 @@ def _shapes(group: ScheduledGroup) -> str:
     return f"{text(group.reads)} -> {text(group.writes)}"
 
 
-__all__ = ["SORTS", "StepLabel", "group_work", "transfer_work"]
+__all__ = ["SORTS", "GroupBatch", "StepLabel", "batch_work", "group_work", "transfer_work"]

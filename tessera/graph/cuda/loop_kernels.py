@@ -52,8 +52,11 @@ def parameters(w: KernelWriter, b: FrameBlock,
                operands: tuple[GroupOperand, ...]) -> tuple[list[str], list]:
     """Parameters of the kernel, and the extents in which each is passed."""
     shapes = [b.dims(o) for o in operands]
-    texts = [f"{capital(o.name)}: {w.annotation(o, s)}"
-             for o, s in zip(operands, shapes, strict=True)]
+    texts = []
+    for o, shape in zip(operands, shapes, strict=True):
+        named = any(b.pattern(o)) and any(k == "extent" for k, _ in w.group.attrs)
+        texts.append(f"{capital(o.name)}: "
+                     f"{w.annotation(o, (w.group.attr('extent'),) if named else shape)}")
     return texts, shapes
 
 
@@ -78,7 +81,11 @@ def loop_source(group: ScheduledGroup) -> KernelText:
     body(w, b, group, list(group.steps))
     for o in group.writes:
         store(w, b, o, maker(group, o.name))
-    return w.finish(*signature(w, b, group, unique(group)))
+    texts, grid, shapes = signature(w, b, group, unique(group))
+    if any(k == "extent" for k, _ in group.attrs):
+        name = group.attr("extent")
+        grid = f"(grid=lambda {name}: (-(-{name} // {BN}),))"
+    return w.finish(texts, grid, shapes)
 
 
 def body(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, steps: list[GroupStep]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -16,21 +17,24 @@ from ...runtime.target import Target
 from ...tensor import Tensor
 from ...tile.ir.schedule import Schedule
 from ..ir import Graph, Node, Value, subgraphs
+from ..schedule.batches import batch_groups
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
-from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep
+from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, ScheduledGroup, Transfer
 from ..schedule.loop_axes import Frame, extents_of, merged
-from ..schedule.memory_plan import MemoryPlan, plan_memory
+from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
 from ..schedule.op_ids import id_of, line_of, number
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
+from .batch_key import batch_key, is_flat
 from .elements import schedule_elements
 from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
+from .generate_kernels import kernel_of
 from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
@@ -89,6 +93,8 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     rest, draws = split_draws(prepared, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
     groups = order_arguments(place_saved(fuse(rest, CUDA), rest), rest)
+    plain = numbers(known)
+    groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
                          [rest.inputs[i] for i in donated])
     builder = _KernelSchedule(rest, groups, memory, draws.values,
@@ -110,6 +116,23 @@ class _KernelSchedule(ScheduleBuilder):
     def attributes(self, node: Node) -> dict[str, Any]:
         return _attrs(node)
 
+    def launched(self, steps: list[ScheduledGroup | Transfer]) -> list[ScheduledGroup | Transfer]:
+        """Groups of a batch whose kernels are the same are one launch: where their operands lie
+        otherwise than in order, kernels of groups that do the same may differ."""
+        out: list[ScheduledGroup | Transfer] = []
+        for name, run in itertools.groupby(steps, lambda s: getattr(s, "batch", "")):
+            if not name:
+                out += run
+                continue
+            alike: dict[int, list[ScheduledGroup]] = {}
+            for group in run:
+                assert isinstance(group, ScheduledGroup)
+                alike.setdefault(id(kernel_of(group)[0]), []).append(group)
+            for i, mine in enumerate(alike.values()):
+                launch = f"{name}_{i}" if i else name
+                out += [replace(g, batch=launch if len(mine) > 1 else "") for g in mine]
+        return out
+
     def loop(self, group: FusionGroup) -> None:
         reads = [self.operand(v) for v in self.reads(group)]
         writes = [self.operand(v) for v in group.outputs]
@@ -117,9 +140,16 @@ class _KernelSchedule(ScheduleBuilder):
         if not frame.members:
             frame = Frame(group.space, (tuple(range(len(group.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
+        steps = [self.step(n) for n in group.nodes]
+        if group.batch is not None and is_flat(group, self.numbers) and len(frame.members) == 1:
+            s = choose_schedule.for_many(bits)
+            grid = (choose_schedule.blocks(prod(group.space), s.n),)
+            self.add("loop", group.space, reads, writes, steps, s, grid, axes=frame.members,
+                     extent="N")
+            return
         s = choose_schedule.for_loop(frame.extents, bits)
-        self.add("loop", group.space, reads, writes, [self.step(n) for n in group.nodes], s,
-                  choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
+        self.add("loop", group.space, reads, writes, steps, s,
+                 choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
 
     def rows(self, group: FusionGroup) -> None:
         if len(group.nodes) == 1 and group.nodes[0].op.reduction in COMBINE:

@@ -23,8 +23,10 @@ from ...runtime.flags import error_flags
 from ...runtime.graphs import DeviceGraph, recording_stream
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
+from .launch_work import GroupBatch
 
 if TYPE_CHECKING:
+    from .batch_launch import BatchLaunch, BatchTable
     from .device import Workspace
     from .node_kernels import NodeLaunch
     from .run import GroupLaunch
@@ -61,17 +63,22 @@ class RecordedCalls:
         steps = space._steps(self.stream)
         self.steps = [s.run for s in steps]
         self.touching = self._steps_by_buffer([s.what.step for s in steps])
+        self.batches: dict[int, BatchLaunch] = {
+            i: s.what.step.launch for i, s in enumerate(steps)
+            if isinstance(s.what.step, GroupBatch)}
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
         _all.add(self)
 
-    def _steps_by_buffer(self, steps: Sequence[GroupLaunch | NodeLaunch | None]
+    def _steps_by_buffer(self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | None]
                          ) -> dict[str, set[int]]:
         """The steps that are given the address of a buffer. None: one that fills temporaries."""
         plan, found = self.space.program.plan, dict[str, set[int]]()
         for i, step in enumerate(steps):
-            for o in () if step is None else (*step.group.reads, *step.group.writes):
+            groups = () if step is None else (
+                step.groups if isinstance(step, GroupBatch) else (step.group,))
+            for o in (o for g in groups for o in (*g.reads, *g.writes)):
                 found.setdefault(plan.base(o.name), set()).add(i)
         return found
 
@@ -202,11 +209,13 @@ class RecordedCalls:
         if not cheap:
             graph = self.graphs[0]
         steps = {i: self.steps[i] for i in sorted(self._steps_of(graph, places))}
+        tables = {i: b.table() for i, b in self.batches.items() if i in steps}
         self.graphs.remove(graph)
         if not graph.graph.update(self.stream, steps):
             return None
         self._count(cheap)
         graph.places = places
+        graph.tables |= tables
         self.graphs.append(graph)
         return graph
 
@@ -220,7 +229,8 @@ class RecordedCalls:
 
     def _recorded(self, places: list[int]) -> PlacedGraph:
         self._count(cheap=False)
-        made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places)
+        tables = {i: b.table() for i, b in self.batches.items()}
+        made = PlacedGraph(DeviceGraph.record(self.device, self.stream, self.steps), places, tables)
         self.graphs = [*self.graphs[1 - MOST_GRAPHS:], made]
         return made
 
@@ -237,12 +247,12 @@ class RecordedCalls:
 
 
 class PlacedGraph:
-    """A graph, and where the buffers lie that it names."""
+    """A graph, and where the buffers lie that it names. tables: of its batches, by step."""
 
-    __slots__ = ("graph", "places")
+    __slots__ = ("graph", "places", "tables")
 
-    def __init__(self, graph: DeviceGraph, places: list[int]):
-        self.graph, self.places = graph, places
+    def __init__(self, graph: DeviceGraph, places: list[int], tables: dict[int, BatchTable]):
+        self.graph, self.places, self.tables = graph, places, tables
 
 
 class ResultPlaces:

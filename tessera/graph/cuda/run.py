@@ -90,6 +90,19 @@ class CudaProgram:
         self.steps = tuple(_launch(s, self.target) if isinstance(s, ScheduledGroup) else s
                            for s in self.plan.steps)
 
+    def runs(self, together: bool = True) -> list[range]:
+        """The numbers of its steps, those of one launch in a range. together: batches are one."""
+        found: list[range] = []
+        name = ""
+        for i, step in enumerate(self.plan.steps):
+            batch = step.batch if together and isinstance(step, ScheduledGroup) else ""
+            if batch and batch == name:
+                found[-1] = range(found[-1].start, i + 1)
+            else:
+                found.append(range(i, i + 1))
+            name = batch
+        return found
+
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Results on host memory, poisoned first: what no kernel writes is seen."""
         memory = self._host_memory(arrays)
@@ -163,4 +176,4 @@ def poisoned(b: PlannedBuffer) -> np.ndarray:
     return raw if b.type.dtype.packed else raw.view(b.type.dtype.numpy).reshape(b.shape)
 
 
-__all__ = ["GroupLaunch", "CudaProgram", "run_of"]
+__all__ = ["CudaProgram", "GroupLaunch", "run_of"]

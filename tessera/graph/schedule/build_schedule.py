@@ -50,6 +50,7 @@ class ScheduleBuilder(ABC):
         self.steps: list[ScheduledGroup | Transfer] = []
         self.behind: list[int] = []
         self._taken: set[str] = set()
+        self._batch: int | None = None
         self._group_count, self._copy_count = itertools.count(), itertools.count()
         self._name_values()
 
@@ -61,12 +62,18 @@ class ScheduleBuilder(ABC):
         """What a step says of its node beside operands and types."""
         return {}
 
+    def launched(self, steps: list[ScheduledGroup | Transfer]) -> list[ScheduledGroup | Transfer]:
+        """The steps, those of a batch in the order and under the names of its launches."""
+        return steps
+
     def build(self, target: str, numbered: Graph, on_host: Iterable[Node] = ()) -> GraphSchedule:
         """The schedule. numbered: the graph as it was traced, with ids.  on_host: nodes that the
         host computes at each call."""
         for group in self.groups:
+            self._batch = group.batch
             self.write(group)
             self.behind.append(len(self.steps) - 1)
+        self.steps = self.launched(self.steps)
         results = tuple(self.buffer_name(v) for v in self.graph.outputs)
         buffers = tuple(self._buffers())
         homes = {i: s.name for s in self.steps for i in s.ops}
@@ -153,7 +160,8 @@ class ScheduleBuilder(ABC):
         """A kernel. attrs: what its kind needs beyond the steps."""
         self.steps.append(ScheduledGroup(
             f"g{next(self._group_count)}", kind, space, tuple(reads), tuple(writes), tuple(steps),
-            schedule, grid, tuple(sorted(attrs.items()))))
+            schedule, grid, tuple(sorted(attrs.items())),
+            "" if self._batch is None else f"b{self._batch}"))
 
     def transfer(self, group: FusionGroup) -> None:
         """A copy beside the kernels."""

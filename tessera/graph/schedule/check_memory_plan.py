@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import GraphError
 from ..ir import Graph, Value, value_bytes
+from .batches import batch_ends
 from .groups import FusionGroup
 from .layouts import StridedLayout
 from .place_views import dense, is_copy, parts_of, view_layout
@@ -46,7 +47,9 @@ class _Proof:
         self.owner: dict[Value, Value] = {}
         self.lying: dict[Value, list[Value]] = {}  # by owner: what lies there, in order
         self.made: dict[Value, int] = {}  # by owner: the group that makes it
-        self.ends: dict[Value, int] = {}  # by owner: the last that reads any there
+        self.ends: dict[Value, int] = {}  # by owner: the last that reads any there, or the last
+        # of its batch, whose groups run at once
+        self.until = batch_ends(groups)
 
     def own(self) -> None:
         """Owners of all values, and until when their memory is read."""
@@ -54,9 +57,14 @@ class _Proof:
         for v in (*self.graph.inputs, *(v for v, _ in self.graph.captures), *self.plan.known,
                   *drawn):
             self.owner[v], self.lying[v] = v, [v]
+        maker: dict[Value, int] = {}
         for i, group in enumerate(self.groups):
+            maker |= dict.fromkeys(group.outputs, i)
             for v in group.inputs:
-                self.ends[self.owner[v]] = i
+                if maker.get(v, i) != i and self.until[maker[v]] == self.until[i]:
+                    raise self._fault(f"{_name(group)} reads what {_name(self.groups[maker[v]])} "
+                                      "makes in the same launch")
+                self.ends[self.owner[v]] = self.until[i]
             for v in group.outputs:
                 self._own(v, group, i)
         for v in self.graph.outputs:
@@ -72,7 +80,7 @@ class _Proof:
             self.owner[v] = v
             self.lying.setdefault(v, []).append(v)
             self.made.setdefault(v, i)
-            self.ends[v] = i
+            self.ends[v] = self.until[i]
             if place.kind in GIVEN:
                 raise self._fault(f"{_name(group)} writes {place.kind} memory")
             if place.root is not v:
@@ -82,7 +90,7 @@ class _Proof:
         if memory.kind == "fresh":
             raise self._fault(f"{_name(group)} makes a new buffer, the plan calls it a view")
         self.owner[v] = owner = self.owner[group.inputs[memory.operand]]
-        self.ends[owner] = i
+        self.ends[owner] = self.until[i]
         self.lying[owner].append(v)
         if place.root is not owner:
             raise self._fault(f"{_name(group)} lies in the memory of its operand {memory.operand}, "
@@ -96,7 +104,7 @@ class _Proof:
         self.owner[v] = owner
         self.lying.setdefault(owner, []).append(v)
         self.made.setdefault(owner, i)
-        self.ends[owner] = i
+        self.ends[owner] = self.until[i]
 
     def layouts(self) -> None:
         """Every group can read and write its values where they lie, and the parts of a value that

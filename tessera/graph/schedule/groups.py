@@ -20,6 +20,7 @@ class FusionGroup:
     "call" of one op (a library's or NumPy's), and those of the kernels for GPUs.
     anchor: the node whose kernel takes in the nodes behind it, such as a matmul.
     writes_all: all results of its node are written, whether something reads them or not.
+    batch: the number that groups of one batch have in common (batches.py).
     """
 
     kind: str
@@ -29,6 +30,7 @@ class FusionGroup:
     outputs: list[Value] = field(default_factory=list)
     anchor: Node | None = None
     writes_all: bool = False
+    batch: int | None = None
 
     @property
     def call(self) -> Node | None:

@@ -128,6 +128,7 @@ class ScheduledGroup:
     library | host, and others of the target's.
     space: what its grid covers.
     schedule: block, stages, warps of the kernel.  attrs: what the kind needs beyond the steps.
+    batch: the name of its launch, where it shares one with the groups beside it of that name.
     """
 
     name: str
@@ -139,6 +140,7 @@ class ScheduledGroup:
     schedule: Schedule
     grid: tuple[int, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
+    batch: str = ""
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -193,7 +195,8 @@ def canonical_group(group: ScheduledGroup, lines: bool = False) -> ScheduledGrou
         replace(s, args=tuple(renamed(a) if isinstance(a, str) else a for a in s.args),
                 name=renamed(s.name), ops=(), where=s.where if lines else None)
         for s in group.steps)
-    return replace(group, name="g", reads=reads, steps=steps, writes=operands(group.writes))
+    return replace(group, name="g", batch="", reads=reads, steps=steps,
+                   writes=operands(group.writes))
 
 
 def _mark(step: GroupStep | Transfer) -> str:
@@ -261,6 +264,15 @@ class GraphSchedule:
         """The steps that are kernels."""
         return tuple(s for s in self.steps if isinstance(s, ScheduledGroup))
 
+    @cached_property
+    def batches(self) -> dict[str, tuple[ScheduledGroup, ...]]:
+        """The groups that one launch runs, by its name."""
+        found: dict[str, tuple[ScheduledGroup, ...]] = {}
+        for g in self.groups:
+            if g.batch:
+                found[g.batch] = (*found.get(g.batch, ()), g)
+        return found
+
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         return tuple(s for s in self.steps if isinstance(s, Transfer))
@@ -314,7 +326,13 @@ class GraphSchedule:
         count = len(self.groups)
         out = [ScheduleLine(f"schedule{title} v{VERSION} target={self.target} groups={count}")]
         out += [ScheduleLine(f"  {b}") for b in self.buffers]
+        batches = self.batches
         for step in self.steps:
+            if isinstance(step, ScheduledGroup) and step is batches.get(step.batch, (None,))[0]:
+                names = " ".join(g.name for g in batches[step.batch])
+                out.append(ScheduleLine(f"  {step.batch} one launch of "
+                                        f"{len(batches[step.batch])} groups: {names}",
+                                        (), step.batch))
             out += [replace(line, text=f"  {line.text}") for line in step.lines(canonical)]
         if not canonical:
             out += self._notes()

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import Graph, Node, Value, elements, value_bytes
+from .batches import batch_ends
 from .check_memory_plan import verify_plan
 from .groups import FusionGroup
 from .place_views import ViewPlan, place_views
@@ -136,7 +137,8 @@ def _own_memory(plan: MemoryPlan, v: Value, kind: str) -> None:
 
 def _last_reads(graph: Graph, groups: Sequence[FusionGroup]) -> dict[Value, int]:
     """The last group that reads each value; one past the end for results."""
-    last = {v: i for i, group in enumerate(groups) for v in group.inputs}
+    last = {v: i for i, group in zip(batch_ends(groups), groups, strict=True)
+            for v in group.inputs}
     return last | dict.fromkeys(graph.outputs, len(groups))
 
 
@@ -205,7 +207,7 @@ def place_in(node: Node, x: np.ndarray) -> np.ndarray:
 
 
 def _note_uses(plan: MemoryPlan, graph: Graph, groups: Sequence[FusionGroup]) -> None:
-    for i, group in enumerate(groups):
+    for i, group in zip(batch_ends(groups), groups, strict=True):
         for v in (*group.inputs, *group.outputs):
             plan.last_use[plan.places[v].root] = i
     for v in graph.outputs:

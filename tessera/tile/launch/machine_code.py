@@ -43,13 +43,14 @@ class CompileRequest:
     checked: bool = False
     watched: frozenset[str] = frozenset()  # tensors whose bad elements are counted
     held: frozenset[tuple[int, str]] = frozenset()  # and values, by line
+    batched: bool = False  # one launch runs many calls
 
     def key(self, function: Function) -> str:
         """The name of the entry in the disk cache: the same in every process."""
         return content_name(
             print_ir(function), _file(function), str(self.lanes), self.schedule.text(),
             f"{self.target} {self.target.generation}", " ".join(sorted(self.divisible)),
-            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked}",
+            " ".join(sorted(self.aligned)), f"{self.shared} {self.checked} {self.batched}",
             " ".join(sorted(self.watched)), " ".join(map(str, sorted(self.held))), fingerprint())
 
 
@@ -74,6 +75,7 @@ class Image:
     """The machine code of a function for one request, and what a launch has to know.
 
     ptx, file: for the texts of its levels; file: where its source lies.
+    columns: of a batch, what its table has of each call.
     cached: whether it came from the disk.
     """
 
@@ -88,6 +90,7 @@ class Image:
     ptx: str
     file: str
     cached: bool
+    columns: tuple[Slot, ...] = ()
 
     @functools.cached_property
     def key(self) -> int:
@@ -144,7 +147,7 @@ def emit_request(function: Function, request: CompileRequest) -> Any:
     from tessera.tile.cuda.emit.emitter import ArgumentFacts
 
     facts = ArgumentFacts(request.divisible, request.aligned, request.shared, request.watched,
-                          request.held)
+                          request.held, request.batched)
     return emit_kernel(function, request.lanes, request.target, facts, request.checked,
                        request.schedule)
 
@@ -168,6 +171,7 @@ def to_entry(compiled: Any) -> CacheEntry:
         "grid": compiled.grid, "resources": asdict(compiled.built.resources),
         "warnings": compiled.built.warnings, "file": compiled.built.file,
         "slots": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.parameters],
+        "columns": [(p.kind, p.name, p.abi, p.axis, p.box) for p in compiled.emitted.columns],
         "sites": [(_line(s.where), s.message, s.kind, s.formats) for s in sites],
     }
     return CacheEntry(meta, {"cubin": code.cubin, "ptx": compiled.built.ptx.encode()})
@@ -180,8 +184,9 @@ def _line(where: SourceLine | None) -> list[Any] | None:
 def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
                cached: bool) -> Image:
     meta: Mapping[str, Any] = entry.meta
-    slots = tuple(Slot(kind, name, abi, axis, tuple(box))
-                  for kind, name, abi, axis, box in meta["slots"])
+    slots, columns = (tuple(Slot(kind, name, abi, axis, tuple(box))
+                            for kind, name, abi, axis, box in meta[of])
+                      for of in ("slots", "columns"))
     sites = tuple(flags.ReportSite(where and errors.Site(*where), message, kind, tuple(formats))
                   for where, message, kind, formats in meta["sites"])
     code = Code(entry.parts["cubin"], meta["name"], [s.abi for s in slots],
@@ -190,7 +195,7 @@ def from_entry(entry: CacheEntry, function: Function, request: CompileRequest,
                 dependent=meta["dependent"])
     return Image(function, request, code, slots, meta["grid"], sites,
                  Resources(**meta["resources"]), tuple(meta["warnings"]),
-                 entry.parts["ptx"].decode(), meta["file"], cached)
+                 entry.parts["ptx"].decode(), meta["file"], cached, columns)
 
 
 @functools.cache

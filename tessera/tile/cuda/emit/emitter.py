@@ -80,6 +80,7 @@ class ArgumentFacts:
     shared: some arguments share memory and one is written: any parameters may be the same memory.
     watched: tensors whose bad elements are counted, see emit/sentinels.py.  held: (line of the
     kernel, "any" or "nan"): values that are looked at beside a stored tile that is held alike.
+    batched: one launch runs many calls: what differs between them is read from a table.
     """
 
     divisible: frozenset[str] = frozenset()
@@ -87,6 +88,10 @@ class ArgumentFacts:
     shared: bool = False
     watched: frozenset[str] = frozenset()
     held: frozenset[tuple[int, str]] = frozenset()
+    batched: bool = False
+
+
+IN_TABLE = ("tensor", "dim", "axis", "groups", "sentinels")  # parameters of each call of a batch
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ class Parameter:
     'report' of the error flags | 'count', 'lines' of printed lines |
     'kernel' the launch's number in reports | 'sentinels' the words of its sentinels |
     'seed' word `axis` of the key by which the launch draws | 'replays' where a captured launch
-    finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box`."""
+    finds the number of its replay, else 0 | 'map' a TMA descriptor of a tensor for `box` |
+    of a batch 'table' of words, one for each call in every row: the call's first block, then its
+    own parameters; 'calls', the call of each block; 'call_count', how many."""
 
     kind: str
     name: str
@@ -125,6 +132,7 @@ class Emitted:
     lines: dict[int, tuple[str, int]]
     notes: tuple[str, ...]
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
+    columns: tuple[Parameter, ...] = ()  # of a batch: what its table has of each call
     matmul_forms: tuple[str, ...] = ()
 
 
@@ -145,6 +153,7 @@ class Emitter:
         self.spelled = {v: self._spelling(v) for v in self.types}
         self.header: dict[str, str] = {}
         self.parameters: dict[tuple, Parameter] = {}
+        self.columns: dict[tuple, Parameter] = {}  # read from the table of a batch
         self.top: list[EmittedLine] = []  # computed once, in front
         self.cached: dict[str, str] = {}
         self.lines: list[EmittedLine] = []
@@ -225,16 +234,37 @@ class Emitter:
               box: tuple[int, ...] = ()) -> str:
         """A launch parameter, declared once; returns its variable."""
         key = (kind, name, axis, box)
-        if key not in self.parameters:
+        if key not in self.parameters and key not in self.columns:
             plain = kind in ("tensor", "scalar") or (kind == "dim" and isinstance(
                 self.types.get(SSAValue(name)), Scalar))  # an extent may have a tensor's name
             spelled = self.spelled[SSAValue(name)] if plain else self.fresh(
                 {"map": f"map_{name}", "axis": f"groups_{axis}"}.get(kind, name))
             if not spelled.isidentifier():
                 spelled = self.fresh("extent")
-            self.parameters[key] = Parameter(kind, name, abi, axis, box)
+            made = Parameter(kind, name, abi, axis, box)
+            if self.facts.batched and kind in IN_TABLE:
+                self.columns[key] = made
+                word = self.word(len(self.columns), abi)
+                self.top.append(EmittedLine(f"{INDENT}{spelled} = {word}"))
+            else:
+                self.parameters[key] = made
             self.cached[repr(key)] = spelled
         return self.cached[repr(key)]
+
+    @property
+    def block_number(self) -> str:
+        return self.once("block", self.use("block_number", "use('ctaid_x')") + "()")
+
+    def word(self, row: int, abi: Kind) -> str:
+        """A word of this block's call, in a row of the table of a batch."""
+        number = self.use("load_number", "use(thread_elements.load('global', 'int32'))")
+        calls, table = self.param("calls", "calls", "i64"), self.param("table", "table", "i64")
+        call = self.once("call", f"{number}({calls} + i64({self.block_number}) * 4)")
+        at = self.once("word", f"{table} + i64({call}) * 8")
+        step = self.once("step", f"i64({self.param('call_count', 'call_count', 'i32')}) * 8")
+        load = number if abi == "i32" else self.use(
+            "load_word", "use(thread_elements.load('global', 'int64'))")
+        return f"{load}({at}{f' + {step} * {row}' if row else ''})"
 
     def extent(self, dim: int | Dim | str) -> str | int:
         """An extent of a tensor: a number, or the variable of a launch parameter."""
@@ -409,7 +439,7 @@ class Emitter:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
                        self.shared_bytes, lines, tuple(self.notes), tuple(self.sites),
-                       tuple(self.matmul_forms))
+                       tuple(self.columns.values()), tuple(self.matmul_forms))
 
 
 def literal(value: object, dtype: DType) -> str:
@@ -431,4 +461,5 @@ def intrinsic(name: str, *args: object, **options: object) -> str:
     return f"use({name}({', '.join(given)}))"
 
 
-__all__ = ["Emitted", "Emitter", "ArgumentFacts", "Parameter", "intrinsic", "kind_of", "literal"]
+__all__ = ["IN_TABLE", "ArgumentFacts", "Emitted", "Emitter", "Parameter", "intrinsic", "kind_of",
+           "literal"]

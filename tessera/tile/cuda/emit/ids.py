@@ -10,6 +10,9 @@ from tessera.tile.ir.op_record import OPS
 
 def group_number(e: Emitter) -> str:
     """The linear number of the group in the launch."""
+    if e.facts.batched:
+        first = e.once("first_block", e.word(0, "i32"))
+        return e.once("group", f"i32({e.block_number} - {first})")
     return e.once("group", e.use("block_number", "use('ctaid_x')") + "()")
 
 

@@ -1,0 +1,56 @@
+"""Which groups a GPU can run in one launch: those whose kernels differ in arrays and extents alone.
+
+A loop over elements whose operands lie along all of its space, or are one number, has a kernel for
+any number of elements (`is_flat`), so arrays of all shapes share it. Others have the extents in
+their text, and share a launch where these are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from math import prod
+from typing import Any
+
+from ..ir import Node, Value
+from ..schedule.groups import FusionGroup
+from ..schedule.loop_axes import extents_of
+
+KINDS = ("loop", "rows", "columns")
+MOST_ELEMENTS = 1 << 30  # of an array that a flat loop is over: its numbers have 32 bits
+
+
+def is_flat(group: FusionGroup, numbers: Mapping[Value, Any]) -> bool:
+    """Whether a group is a loop over elements that does not depend on their shape."""
+    if group.kind != "loop" or not 1 < prod(group.space) <= MOST_ELEMENTS:
+        return False
+    values = (*(v for v in group.inputs if v not in numbers), *group.outputs)
+    shapes = {extents_of(v) for v in values if prod(extents_of(v)) != 1}
+    return shapes == {group.space}
+
+
+def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any) -> Hashable | None:
+    """Equal for groups that do the same; None for one that has a launch of its own: it draws, knows
+    where its elements stand, or checks an index. attributes: of a node's step."""
+    if group.kind not in KINDS or any(
+            n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
+            for n in group.nodes):
+        return None
+    flat = is_flat(group, numbers)
+    names: dict[Value, int] = {}
+
+    def value(v: Value) -> Hashable:
+        if v in numbers:
+            return repr(numbers[v])
+        shape = extents_of(v)
+        lies = prod(shape) != 1 if flat else shape
+        return names.setdefault(v, len(names)), str(v.aval.type), lies
+
+    def step(n: Node) -> Hashable:
+        return n.op.name, repr(sorted(attributes(n).items())), tuple(map(value, n.inputs)), tuple(
+            map(value, n.outputs))
+
+    steps = tuple(map(step, group.nodes))
+    return group.kind, () if flat else group.space, steps, tuple(map(value, group.outputs))
+
+
+__all__ = ["batch_key", "is_flat"]

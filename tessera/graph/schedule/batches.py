@@ -1,0 +1,201 @@
+"""Batches: groups that do the same to other values and do not wait for each other, side by side.
+
+    groups = batch_groups(groups, graph, key, target)
+
+A step of an optimizer does the same to hundreds of parameters, most of which are small: one launch
+over all of them costs less than one for each. Which groups do the same is the target's to say
+(`key`). Those that no path joins may run in any order, so at once; they come to stand one after
+another, with the same number in `FusionGroup.batch`, and the memory plan takes what such a run
+reads and writes as in use from its first group to its last.
+
+To stand together some of them move: a value is made earlier than it is read, or kept until the last
+group of the batch is ready. A batch is taken where the most bytes that are in use at one time do
+not grow by more than one part in GROWTH; else halves of it are tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import Graph, Value, node_effects, value_bytes
+from ..simplify import KEEP_EFFECTS
+from .groups import FusionGroup
+from .target import ScheduleTarget
+
+GROWTH = 64
+SMALL = 1 << 20  # bytes by which any program may grow
+LARGE = 1 << 28  # bytes of a group on average, from which on a launch is no part of its time
+VIEWS = ("view", "saved")  # groups whose result lies where their operand does
+
+
+@dataclass(eq=False)
+class _Unit:
+    """Groups that stand together, by number, and the units that it reads from and is read by."""
+
+    groups: list[int]
+    before: set[_Unit] = field(default_factory=set)
+    behind: set[_Unit] = field(default_factory=set)
+
+
+class _Batcher:
+    def __init__(self, groups: Sequence[FusionGroup], graph: Graph, target: ScheduleTarget):
+        self.groups = groups
+        self.unit = [_Unit([i]) for i in range(len(groups))]  # of each group
+        self.made: dict[Value, int] = {}
+        self.root: dict[Value, Value] = {}
+        self._connect(target)
+        results = {self.root.get(v, v) for v in graph.outputs}
+        self.bytes = {v: value_bytes(v) for v in self.made
+                      if self.root[v] is v and v not in results}
+        most = self.peak()
+        self.limit = most + max(most // GROWTH, SMALL)
+
+    def _connect(self, target: ScheduleTarget) -> None:
+        readers: dict[Value, list[int]] = {}
+        last = -1  # with an order of its own: an effect, or a copy beside the kernels
+        for i, group in enumerate(self.groups):
+            for v in group.inputs:
+                if v in self.made:
+                    self._join(self.made[v], i)
+                readers.setdefault(self.root.get(v, v), []).append(i)
+            source = group.inputs[0] if group.inputs else None
+            for v in group.outputs:
+                self.made[v] = i
+                self.root[v] = v if source is None or group.kind not in VIEWS else \
+                    self.root.get(source, source)
+            if target.memory(group).kind == "donated":  # what it is written over is read before
+                for v in group.inputs:
+                    for reader in readers[self.root.get(v, v)]:
+                        self._join(reader, i)
+            if group.kind in ("fetch", "offload", "host", "repeat") or any(
+                    node_effects(n) & KEEP_EFFECTS for n in group.nodes):
+                if last >= 0:
+                    self._join(last, i)
+                last = i
+
+    def _join(self, a: int, b: int) -> None:
+        if a != b:
+            self.unit[a].behind.add(self.unit[b])
+            self.unit[b].before.add(self.unit[a])
+
+    # --- order --------------------------------------------------------------------------------
+    def order(self) -> list[_Unit]:
+        """As in the program, a batch where its last group was or where something first needs it."""
+        done, out = set[_Unit](), list[_Unit]()
+        for i, unit in enumerate(self.unit):
+            stack = [unit] if i == unit.groups[-1] else []
+            while stack:
+                top = stack[-1]
+                waits = [] if top in done else [b for b in top.before if b not in done]
+                if waits:
+                    stack += sorted(waits, key=lambda u: -u.groups[-1])
+                    continue
+                stack.pop()
+                if top not in done:
+                    done.add(top)
+                    out.append(top)
+        return out
+
+    def peak(self) -> int:
+        """The most bytes of values between groups that are in use at one time."""
+        units = self.order()
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        for at, unit in enumerate(units):
+            for i in unit.groups:
+                for v in self.groups[i].outputs:
+                    first.setdefault(self.root[v], at)
+                    last[self.root[v]] = at
+                for v in self.groups[i].inputs:
+                    last[self.root.get(v, v)] = at
+        change = [0] * (len(units) + 1)
+        for v, nbytes in self.bytes.items():
+            change[first[v]] += nbytes
+            change[last[v] + 1] -= nbytes
+        return max(itertools.accumulate(change))
+
+    # --- batches ------------------------------------------------------------------------------
+    def levels(self, members: Sequence[int]) -> list[list[int]]:
+        """Groups by how many of them lie on the longest path to each: of one level none waits for
+        another, whatever runs between."""
+        mine, depth = {self.unit[i] for i in members}, dict[_Unit, int]()
+        found: dict[int, list[int]] = {}
+        for unit in self.order():
+            depth[unit] = max((depth[b] + (b in mine) for b in unit.before), default=0)
+            if unit in mine:
+                found.setdefault(depth[unit], []).append(unit.groups[0])
+        return [sorted(level) for _, level in sorted(found.items())]
+
+    def take(self, members: Sequence[int]) -> None:
+        """Make one unit of them, or of halves of them, as memory allows."""
+        if len(members) < 2:
+            return
+        old = [self.unit[i] for i in members]
+        made = _Unit(list(members), {b for u in old for b in u.before},
+                     {b for u in old for b in u.behind})
+        self._put(made, old, [made])
+        if self.peak() > self.limit:
+            self._put(made, [made], old)
+            half = len(members) // 2
+            self.take(members[:half])
+            self.take(members[half:])
+
+    def _put(self, made: _Unit, gone: Sequence[_Unit], there: Sequence[_Unit]) -> None:
+        """Units of the same groups in place of others."""
+        for u in gone:
+            for b in u.before:
+                b.behind.discard(u)
+            for b in u.behind:
+                b.before.discard(u)
+        for u in there:
+            for i in u.groups:
+                self.unit[i] = u
+            for b in u.before:
+                b.behind.add(u)
+            for b in u.behind:
+                b.before.add(u)
+
+
+def batch_groups(groups: Sequence[FusionGroup], graph: Graph,
+                 key: Callable[[FusionGroup], Hashable | None], target: ScheduleTarget
+                 ) -> list[FusionGroup]:
+    """The groups in an order in which those of a batch stand together, with its number.
+
+    key: equal for groups that may share a launch, None for those that cannot.
+    """
+    alike: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        if (of := key(group)) is not None:
+            alike.setdefault(of, []).append(i)
+    several = [m for m in alike.values() if len(m) > 1
+               and sum(_moved_bytes(groups[i]) for i in m) <= LARGE * len(m)]
+    if not several:
+        return list(groups)
+    batcher = _Batcher(groups, graph, target)
+    for members in several:
+        for level in batcher.levels(members):
+            batcher.take(level)
+    out = []
+    for number, unit in enumerate(batcher.order()):
+        for i in unit.groups:
+            groups[i].batch = number if len(unit.groups) > 1 else None
+            out.append(groups[i])
+    return out
+
+
+def batch_ends(groups: Sequence[FusionGroup]) -> list[int]:
+    """For each group the number of the last one of its batch: its own where it has none."""
+    ends = list(range(len(groups)))
+    for i in reversed(range(len(groups) - 1)):
+        if groups[i].batch is not None and groups[i].batch == groups[i + 1].batch:
+            ends[i] = ends[i + 1]
+    return ends
+
+
+def _moved_bytes(group: FusionGroup) -> int:
+    return sum(map(value_bytes, (*group.inputs, *group.outputs)))
+
+
+__all__ = ["batch_ends", "batch_groups"]
