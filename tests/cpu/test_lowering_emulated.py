@@ -10,8 +10,9 @@ import pytest
 import tessera as ts
 from emulator import compare
 from kernels.build import build
-from tessera.graph.cuda import CudaProgram, choose_schedule, strips
+from tessera.graph.cuda import CudaProgram, choose_schedule, sorted_segments, strips
 from tessera.graph.cuda.run import run_of
+from tolerance import assert_close
 
 
 def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) -> None:
@@ -42,6 +43,24 @@ def test_take(shape, ids, axis, rng):
 def test_segment_sum(T, C, V, rng):
     u, ids = normal(rng, T, C), ts.tensor(rng.integers(-V, V, T))
     emulate(lambda u, i: ts.segment_sum(u, i, V), u, ids, lockstep=False)
+
+
+@pytest.mark.parametrize("C", [8, 1])
+@pytest.mark.parametrize("often", [0.6, 1.0])
+def test_sums_of_sorted_segments(C, often, monkeypatch, rng):
+    """Segments of up to eight slices, and longer ones by the blocks that they reach into."""
+    monkeypatch.setattr(sorted_segments, "IDS", 16)
+    monkeypatch.setattr(sorted_segments, "CHAIN", 8)
+    T, V = 38, 5
+    ids = np.where(rng.random(T) < often, 2 - V, rng.integers(-V, V, T))
+    fn = ts.jit(lambda u, i: ts.segment_sum(u, i, V))
+    u, i = normal(rng, T, C), ts.tensor(ids)
+    emulate(fn, u, i, lockstep=False)
+    program = CudaProgram(fn.graph(u, i), "sm_80")
+    assert [g.kind for g in program.plan.groups][-2:] == ["parts", "runs"]
+    want = np.zeros((V, C))
+    np.add.at(want, ids % V, np.asarray(u, np.float64))
+    assert_close(program.run([u, i])[0], want, "f32", n=8)
 
 
 @pytest.mark.parametrize("shape", [(300,), (7, 36), (7, 33), (3, 5, 8)])

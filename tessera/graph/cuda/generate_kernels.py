@@ -26,6 +26,7 @@ from .loop_kernels import columns_source, loop_source, rows_source
 from .scans import scan_source
 from .scatters import last_source
 from .searches import search_source
+from .sorted_segments import parts_source, runs_source
 from .sorting import merge_source, sort_source
 from .strips import strips_source
 
@@ -37,6 +38,7 @@ WRITERS: dict[str, Callable[[ScheduledGroup], KernelText]] = {
     "search": search_source, "sort": sort_source, "merge": merge_source,
     "position": position_source, "scan": scan_source,
     "last": last_source, "key": key_source, "strips": strips_source,
+    "parts": parts_source, "runs": runs_source,
 }
 _kernels: dict[tuple, GroupKernel] = {}  # by the text of the canonical group, and the schedule
 _lock = threading.Lock()

@@ -47,6 +47,7 @@ from .row_passes import brought_rows
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .searches import schedule_search
+from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIP_SUM, schedule_strips
@@ -399,6 +400,7 @@ MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,
-           "last": schedule_last, "key": schedule_key, "strips": schedule_strips}
+           "last": schedule_last, "key": schedule_key, "strips": schedule_strips,
+           "parts": schedule_runs, "runs": schedule_runs}
 MAKERS |= dict.fromkeys(("view", "empty"), _KernelSchedule.nothing)
 MAKERS |= dict.fromkeys(("offload", "fetch"), _KernelSchedule.transfer)

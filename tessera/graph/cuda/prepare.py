@@ -25,6 +25,7 @@ from .move_passes import join_parts, narrow_moves, reshape_matmuls
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .scatters import open_writes
+from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
 from .strips import open_column_sums
@@ -147,6 +148,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    sort_segments,
     open_sorts,
     open_writes,
     drop_same_casts,

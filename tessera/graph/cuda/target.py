@@ -24,7 +24,7 @@ from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_sp
 from ..schedule.offload import FETCH, OFFLOAD
 from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
-from . import argument_views, scatters, sorting
+from . import argument_views, scatters, sorted_segments, sorting
 from .anchors import anchor_frame
 from .host_keys import CAST
 from .host_steps import host_groups
@@ -42,7 +42,7 @@ ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of eac
 # The kind of what an op does with whole lines.
 LINES = {"search": "search", "largest": "position", "smallest": "position",
          **dict.fromkeys(SCANS, "scan")}
-OWN = sorting.KINDS | scatters.KINDS  # of ops that passes put into a graph
+OWN = sorting.KINDS | scatters.KINDS | sorted_segments.KINDS  # of ops that passes put into a graph
 
 
 # --- loops ----------------------------------------------------------------------------------------

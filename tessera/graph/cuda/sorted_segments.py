@@ -1,0 +1,185 @@
+"""Sums of many slices by integers: the integers are put in order first, so that a segment reads its
+own slices and nothing else.
+
+    y[s, c] = sum of u[order[j], c] over begin[s] <= j < begin[s + 1]
+
+The slices of a segment are added in the order in which they stand, as the order is stable. Those of
+more than CHAIN slices are added in f64, and by several groups: each block of CHAIN places has the
+sum of what reaches into it from the left, and of what begins in it and goes on. So a segment of all
+slices takes no longer than many of a few, and the sums follow from the integers alone.
+"""
+
+from __future__ import annotations
+
+from ...numerics import as_type
+from ..ir import Graph, Node, Value
+from ..op import Aval, GraphOp
+from ..schedule.build_schedule import ScheduleBuilder
+from ..schedule.groups import FusionGroup
+from ..schedule.ir import ScheduledGroup
+from ..schedule.library_call import library_call
+from ..schedule.loop_axes import extents_of
+from ..simplify import Rewriter, rebuild
+from .choose_schedule import AHEAD, IDS, blocks, for_segments
+from .gathers import around
+from .group_statements import CHAIN
+from .kernel_text import KernelText, KernelWriter, capital
+from .searches import LONG
+from .spell import stored_as
+
+INT32 = as_type("int32")
+# Read before the first is added: many segments have one slice or none, and groups with few
+# registers, of which many run at once, are what is needed there.
+SLICES, PARTS = 4, 2
+# u, order, the ids in order, begin -> [2 * blocks, C] in f64: of each block what reaches into it
+# from the left, and what begins in it and goes on; of long segments alone.
+PART_SUMS = library_call("part_sums")
+RUN_SUMS = library_call("run_sums")  # u, order, begin (, parts) -> [V, C]
+KINDS: dict[GraphOp, str] = {PART_SUMS: "parts", RUN_SUMS: "runs"}
+
+
+def sort_segments(graph: Graph) -> Graph:
+    """Sums by more integers than a group looks through at once, as sums of runs."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        indexed = node.op.indexed
+        if indexed is None or indexed.reads or indexed.along or node.op.meets not in ("", "sum"):
+            return None
+        u, ids = inputs
+        if not all(isinstance(d, int) for v in inputs for d in v.aval.shape):
+            return None
+        A, T, C = around(extents_of(u), node.attrs["axis"], ids.aval.ndim)
+        if A > 1 or not IDS < T < LONG or C == 0:
+            return None
+        return _sums_of_runs(rw, node, u, ids, T, C)
+
+    return rebuild(graph, visit)
+
+
+def _sums_of_runs(rw: Rewriter, node: Node, u: Value, ids: Value, T: int, C: int) -> Value:
+    V, out = node.attrs["extent"], node.outputs[0].aval
+    narrow = rw.made_by(ids, "cast")
+    if narrow is not None and narrow.inputs[0].aval.dtype is INT32.dtype:
+        ids = narrow.inputs[0]
+    flat = rw.emit("reshape", ids, shape=(T,))
+    places = rw.emit("check_index", flat, extent=V, wrap=True)
+    order = rw.emit("argsort", places, axis=0, descending=False)
+    at = rw.emit("take", places, order, axis=0)
+    numbers = rw.emit("iota", size=V + 1, type=places.aval.type)
+    begin = rw.emit("searchsorted", at, numbers, side="left", lines=0)
+    rows = rw.emit("reshape", u, shape=(T, C))
+    given: tuple[Value, ...] = (rows, order, begin)
+    if u.aval.dtype.name == "f32":
+        parts = Value(Aval((2 * blocks(T, CHAIN), C), as_type("f64")))
+        rw.add(Node(PART_SUMS, (rows, order, at, begin), {}, (parts,), rw.where))
+        given = (*given, parts)
+    sums = Value(Aval((V, C), out.type))
+    rw.add(Node(RUN_SUMS, given, {}, (sums,), rw.where))
+    return rw.emit("reshape", sums, shape=out.shape)
+
+
+def schedule_runs(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    (node,) = group.nodes
+    reads = [builder.operand(v) for v in node.inputs]
+    y = builder.operand(node.outputs[0])
+    V, C = y.shape
+    s = for_segments(V, reads[0].shape[0], C)
+    builder.add(group.kind, y.shape, reads, [y], [builder.step(node)], s, (V, blocks(C, s.n)))
+
+
+def parts_source(group: ScheduledGroup) -> KernelText:
+    w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
+    u, order, at, begin = group.reads
+    (y,), T = group.writes, u.shape[0]
+    w.line("slot = tile.group_id(0)")
+    w.line(f"n = tile.group_id(1) * {BN}")
+    w.line(f"first = slot // 2 * {CHAIN}", step)
+    w.line(f"last = tile.minimum(first + {CHAIN}, {T})", step)
+    w.line("tail = slot % 2", step)
+    place = "tile.where(tail == 1, last - 1, first)"
+    w.line(f"s = {_number(w, capital(at.name), place)}", step)
+    _begin_and_end(w, group, capital(begin.name))
+    wide = w.type(y.type)
+    w.line(f"{step.name} = tile.full((1, {BN}), 0.0, {wide})", step)
+    w.line("start = tile.maximum(lo, first)", step)
+    w.line(f"wanted = tile.where(hi - lo > {CHAIN}, tile.where(lo >= first, 1, 0), 2)", step)
+    with w.block("if wanted == tail:"):
+        w.line("stop = tile.minimum(hi, last)", step)
+        with w.block(f"for j in range(start, stop, {AHEAD}):"):
+            _load_slices(w, group, capital(order.name), T, AHEAD)
+            for r in range(AHEAD):
+                w.line(f"{step.name} = {step.name} + tile.cast(r{r}, {wide})", step)
+    w.line(f"{capital(y.name)}[slot:slot+1, n:n+{BN}] = {step.name}", step)
+    return _finished(w, group)
+
+
+def runs_source(group: ScheduledGroup) -> KernelText:
+    w, (step,), BN = KernelWriter(group), group.steps, group.schedule.n
+    (u, order, begin, *parts), (y,) = group.reads, group.writes
+    T, kind, name = u.shape[0], w.type(y.type), step.name
+    w.line("s = tile.group_id(0)")
+    w.line(f"n = tile.group_id(1) * {BN}")
+    _begin_and_end(w, group, capital(begin.name))
+    zero = "0.0" if y.type.dtype.kind == "float" else "0"
+    w.line(f"{name} = tile.full((1, {BN}), {zero}, {kind})", step)
+    w.line(f"stop = tile.where(hi - lo > {CHAIN}, lo, hi)" if parts else "stop = hi", step)
+    dtype = y.type.dtype
+    narrow = dtype.compute is not dtype or dtype.bits < 32
+    with w.block(f"for j in range(lo, stop, {SLICES}):"):
+        _load_slices(w, group, capital(order.name), T, SLICES)
+        for r in range(SLICES):
+            total = f"{name} + r{r}"
+            w.line(f"{name} = {stored_as(total, dtype, kind) if narrow else total}", step)
+    if parts:
+        with w.block("if stop < hi:"):
+            _add_parts(w, group, kind)
+    w.line(f"{capital(y.name)}[s:s+1, n:n+{BN}] = {name}", step)
+    return _finished(w, group)
+
+
+def _add_parts(w: KernelWriter, group: ScheduledGroup, kind: str) -> None:
+    """The sums of the blocks of a segment: where it begins, what goes on; then what reaches in."""
+    (step,), parts, BN = group.steps, group.reads[3], group.schedule.n
+    many = parts.shape[0]
+    w.line(f"wide = tile.full((1, {BN}), 0.0, {w.type(parts.type)})", step)
+    w.line(f"block = lo // {CHAIN}", step)
+    w.line(f"end = (hi + {CHAIN - 1}) // {CHAIN}", step)
+    with w.block(f"for j in range(block, end, {PARTS}):"):
+        for r in range(PARTS):
+            slot = f"tile.where(j + {r} == block, 2 * block + 1, 2 * (j + {r}))"
+            w.line(f"p{r} = tile.where(j + {r} < end, {slot}, {many})", step)
+        for r in range(PARTS):
+            w.line(f"r{r} = tile.load({capital(parts.name)}[p{r}:p{r}+1, n:n+{BN}])", step)
+        for r in range(PARTS):
+            w.line(f"wide = wide + r{r}", step)
+    w.line(f"{step.name} = tile.cast(wide, {kind})", step)
+
+
+def _begin_and_end(w: KernelWriter, group: ScheduledGroup, begin: str) -> None:
+    (step,) = group.steps
+    w.line(f"lo = {_number(w, begin, 's')}", step)
+    w.line(f"hi = {_number(w, begin, 's + 1')}", step)
+
+
+def _load_slices(w: KernelWriter, group: ScheduledGroup, order: str, T: int, ahead: int) -> None:
+    """The slices at order[j], order[j + 1] ... before `stop`; zeros behind: T is no slice."""
+    (step,), U, BN = group.steps, capital(group.reads[0].name), group.schedule.n
+    for r in range(ahead):
+        w.line(f"p{r} = {_number(w, order, f'tile.minimum(j + {r}, {T - 1})')}", step)
+    for r in range(ahead):
+        w.line(f"p{r} = tile.where(j + {r} < stop, p{r}, {T})", step)
+    for r in range(ahead):
+        w.line(f"r{r} = tile.load({U}[p{r}:p{r}+1, n:n+{BN}])", step)
+
+
+def _number(w: KernelWriter, tensor: str, place: str) -> str:
+    return f"tile.cast({tensor}[{place}], {w.type(INT32)})"
+
+
+def _finished(w: KernelWriter, group: ScheduledGroup) -> KernelText:
+    operands = (*group.reads, *group.writes)
+    texts = [f"{capital(o.name)}: {w.annotation(o, o.shape)}" for o in operands]
+    return w.finish(texts, f"(grid={group.grid})", [o.shape for o in operands])
+
+
+__all__ = ["KINDS", "parts_source", "runs_source", "schedule_runs", "sort_segments"]
