@@ -105,13 +105,64 @@ def test_a_loop_without_an_iteration(rng):
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
 def test_two_matmuls_of_one_load(extra, rng):
-    """x is read by two matmuls: released once. Bias and residual are loaded by the consumers."""
+    """x is read by two matmuls: released once. The bias comes as a row, the residual is loaded by
+    the consumers."""
     M, N, K = 200, 136, 328
     args = [random(rng, M, K), random(rng, N, K), random(rng, N, K),
             rng.standard_normal(N).astype(np.float32), random(rng, M, N), poisoned(M, N)]
     made = compared(swiglu, (2, 3), args, 5, schedule=Schedule(**extra))
-    assert sorted(len(r.loads) for r in made.rings) == [1, 2]
-    assert len(ops_in(made.function.body, "load_tile")) == 2
+    assert sorted(len(r.loads) for r in made.rings) == [1, 1, 2]
+    assert len(ops_in(made.function.body, "load_tile")) == 1
+
+
+@ts.kernel
+def biased(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], bias: Tensor["N"],
+           scale: Tensor["M", f32], C: Tensor["M", "N", bf16], BM=128, BN=64, BK=64):
+    """The bias is loaded before the loop, the scale behind it."""
+    b = ts.tile.cast(ts.tile.load(bias[tile_n:tile_n + BN])[None, :], f32)  # noqa: F821
+    acc = ts.tile.zeros((BM, BN))
+    for k in range(0, K, BK):  # noqa: F821
+        a = ts.tile.load(A[tile_m:tile_m + BM, k:k + BK])  # noqa: F821
+        acc = ts.tile.dot(a, ts.tile.load(B[tile_n:tile_n + BN, k:k + BK]).T, acc)  # noqa: F821
+    s = ts.tile.load(scale[tile_m:tile_m + BM])  # noqa: F821
+    C[tile_m:tile_m + BM, tile_n:tile_n + BN] = acc * s[:, None] + b  # noqa: F821
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+@pytest.mark.parametrize("shape", [(200, 136, 328), (300, 200, 64)], ids=str)
+def test_rows_behind_a_matmul_come_by_tma(dtype, shape, rng):
+    """They are read where they are needed; the producer brings them behind the tile's operands, so
+    that these need not wait until the tile before has read its row."""
+    M, N, K = shape
+    args = [random(rng, M, K), random(rng, N, K), rng.standard_normal(N).astype(dtype.numpy),
+            rng.standard_normal(M).astype(np.float32), poisoned(M, N)]
+    facts = Known(aligned=frozenset("ABC") | {"bias", "scale"})
+    made = program(biased, *args, facts=facts)
+    assert not ops_in(made.function.body, "load_tile")
+    fills = [n.attr["ring"] for n in ops_in(made.function.body, "ring_fill")]
+    rows = {r.name for r in made.rings if all(len(x.shape) == 1 for x in r.loads)}
+    assert len(fills) == 2 and fills[-1] in rows, fills
+    want = (np.asarray(args[0], "f8") @ np.asarray(args[1], "f8").T * args[3][:, None]
+            + np.asarray(args[2], "f8"))
+    run(biased, made, (-(-M // 128), -(-N // 64)), *args, blocks=2)
+    assert distance(args[4], want) < 4e-3
+
+
+def test_a_row_that_is_written_too_is_loaded_where_it_stands(rng):
+    @ts.kernel
+    def shifted(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], bias: Tensor["N", f32],
+                C: Tensor["M", "N", bf16]):
+        acc = ts.tile.zeros((128, 64))
+        for k in range(0, K, 64):  # noqa: F821
+            acc = ts.tile.dot(ts.tile.load(A[tile_m:tile_m + 128, k:k + 64]),  # noqa: F821
+                              ts.tile.load(B[0:64, k:k + 64]).T, acc)
+        b = ts.tile.load(bias[0:64])
+        C[tile_m:tile_m + 128, 0:64] = acc + b[None, :]  # noqa: F821
+        bias[0:64] = b + 1.0
+
+    made = program(shifted, random(rng, 128, 64), random(rng, 64, 64), np.zeros(64, np.float32),
+                   poisoned(128, 64))
+    assert len(ops_in(made.function.body, "load_tile")) == 1
 
 
 def attention_args(rng, S, D=128, heads=2, shared=1):
@@ -500,6 +551,22 @@ def test_held_operands_are_those_that_tma_wrote(columns, rng):
         at = row + 8 * (i % 2), column + 16 * (i // 4) + 8 * (i // 2 % 2)
         want = np.stack([tile[at], tile[at[0], at[1] + 1]], 1)
         np.testing.assert_array_equal(np.asarray(word), want.view(np.int32)[:, 0])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int32"])
+def test_rows_in_shared_memory_are_read_by_their_type(dtype, rng):
+    d, layout = find_dtype(dtype), warpgroups((128, 64), 2).drop(0)
+    row = rng.integers(0, 1000, 64).astype(np.float32)
+    codes = encode(row, d) if d.kind == "float" else row.astype(np.int32)
+    block = emulator.Block(256, shared_bytes=4096)
+    size = d.bits // 8
+    block.shared.bytes[2048:2048 + 64 * size] = np.ascontiguousarray(codes).view(np.uint8)
+    operation = warp_specialised.read_row(1024, 1024, layout.text, layout.shape, dtype)
+    column = (block.t & 3) * 2
+    found = block.operate(operation, 1, column)
+    want = decode(encode(row, d), d) if d.kind == "float" else codes
+    for base, x in zip(layout.bases, found, strict=True):
+        np.testing.assert_array_equal(np.asarray(x), want[column + base[0]])
 
 
 def test_a_quotient_of_nothing_is_nothing():

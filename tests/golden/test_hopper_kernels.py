@@ -164,6 +164,8 @@ def test_two_accumulators_bias_and_residual(extra):
     _, _, built = compiled(kernels.swiglu, x, w, w, ones(f32, 768), y, y, BN=128,
                            schedule=Schedule(**extra))
     require_fast(built)
+    found = counts(built)  # residual from global memory, bias of 128 columns: two a lane at once
+    assert total(found, "LDG") == 32 and total(found, "LDS") in (16, 32)
 
 
 @pytest.mark.parametrize("dtype, out, depth, name", [

@@ -372,7 +372,7 @@ def _read_row(e: Emitter, op: Op) -> None:
     ring, load, slot = h.slots[op.args[0]]
     layout = e.layout(op.outs[0].value)
     make = h.part(f"read_{base_name(load.name)}", "read_row", ring.offset_bytes + load.offset_bytes,
-                  ring.slot_bytes, layout.text, layout.shape, load.dtype.kind == "float")
+                  ring.slot_bytes, layout.text, layout.shape, load.dtype.name)
     e.define(op.outs[0], f"{make}({slot}, {e.index(layout, 0)})")
 
 

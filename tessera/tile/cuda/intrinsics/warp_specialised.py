@@ -10,10 +10,11 @@ import functools
 from collections import defaultdict
 from typing import Any
 
+from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Kind, Operand, Operation
 from tessera.tile.cuda.instruction_names import find_instruction
-from tessera.tile.cuda.intrinsics.formats import encode_half
+from tessera.tile.cuda.intrinsics.formats import access, decode, encode_half, kind_of
 from tessera.tile.cuda.ptx import atomics, matrix, memory, tma, warp
 from tessera.tile.ir.register_layout import RegisterLayout
 
@@ -208,24 +209,24 @@ def hold(offset: int, slot_bytes: int, panel_bytes: int, row_bytes: int) -> Oper
 
 
 @functools.cache
-def read_row(offset: int, slot_bytes: int, layout: str, shape: tuple[int], is_float: bool
-             ) -> Operation:
-    """(slot, thread part of the index) -> the numbers of 32 bits that this thread holds of a row.
-    All lanes have read when it ends: the slot may go back."""
-    whole = RegisterLayout.parse(layout, shape)
-    width, element = min(whole.run(0), 4), "f32" if is_float else "b32"
+def read_row(offset: int, slot_bytes: int, layout: str, shape: tuple[int], dtype: str) -> Operation:
+    """(slot, thread part of the index) -> the numbers of 16 or 32 bits that this thread holds of a
+    row. All lanes have read when it ends: the slot may go back."""
+    whole, d = RegisterLayout.parse(layout, shape), find_dtype(dtype)
+    width, size, kind = min(whole.run(0), 128 // d.bits), d.bits // 8, kind_of(d)
+    element, vector = ("f32", width) if d.name == "f32" else access(d, width)
 
     def body(b: Builder, slot: Any, index: Any) -> list[Any]:
         at = b.add(b.add(b.shared_base(), b.i32(offset)), b.mul(slot, b.i32(slot_bytes)))
-        at = b.add(at, b.shl(index, b.i32(2)))
+        at = b.add(at, b.mul(index, b.i32(size)))
         found: list[Any] = []
         for (first,) in whole.bases[::width]:
-            read = b.call(memory.ld("shared", element, width), b.add(at, b.i32(4 * first)))
-            found += read if width > 1 else [read]
+            read = b.call(memory.ld("shared", element, vector), b.add(at, b.i32(size * first)))
+            words = read if isinstance(read, list) else [read]
+            found += words if element == "f32" else decode(b, d, words, width)
         b.call(find_instruction("sync_warp"), b.i32(-1))
         return found
 
-    kind: Kind = "f32" if is_float else "i32"
     form = InstructionForm(operands(slot="i32", index="i32"), (Operand("d", kind, whole.count),),
                            body)
     return Operation("read_row", 2, lambda *_: form)

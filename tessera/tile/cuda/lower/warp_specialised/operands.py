@@ -2,7 +2,8 @@
 
 A transpose of a load is no work: it only says which axis of the operand is contiguous. What an
 operand loads goes through a ring (`ring_load`); a computed first operand stays in registers. A row
-of numbers that each iteration loads beside operands comes with them (`read_row`).
+of numbers that each iteration loads beside operands comes with them (`read_row`). So does a row
+behind the matmuls, such as a bias: it is there when the sums are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from tessera.tile.cuda.lower.warp_specialised.qualify import (
     check_shape,
     comes_as_row,
 )
-from tessera.tile.cuda.lower.warp_specialised.rewrite import Maker, Nodes, is_op, map_blocks, out
+from tessera.tile.cuda.lower.warp_specialised.rewrite import (
+    Maker,
+    Nodes,
+    is_op,
+    made_by,
+    map_blocks,
+    out,
+    reads,
+)
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
 from tessera.tile.ir.ir import For, Function, Node, Op, SSAValue, walk
 from tessera.tile.ir.ir import Operand as Argument
@@ -36,7 +45,7 @@ def place_operands(function: Function, maker: Maker, known: Knowledge, aligned: 
     in f32, unless fast_sums.
     """
     placing = _Placing(function, maker, known, aligned, form, fast_sums)
-    return replace(function, body=map_blocks(function.body, placing.block))
+    return replace(function, body=map_blocks(placing.sunk(function.body), placing.block))
 
 
 class _Placing:
@@ -54,6 +63,8 @@ class _Placing:
         for loop in walk(function.body):
             if isinstance(loop, For):
                 self.find_rows(loop)
+        self.late = self.find_late_rows(function)
+        self.rows |= self.late
 
     def find(self, matmul: Op) -> None:
         for side, x in zip("ab", matmul.args[:2], strict=True):
@@ -90,6 +101,36 @@ class _Placing:
         if any(out(n) in self.rings for n in loads):
             self.rows |= {out(n) for n in loads if out(n) not in self.rings
                           and self.is_row(n)}
+
+    def find_late_rows(self, function: Function) -> set[SSAValue]:
+        """Rows that are loaded outside of loops. Kernels in which a matmul feeds another have no
+        registers for what a ring takes, and read theirs once in many iterations."""
+        matmuls = [n for n in walk(function.body) if is_op(n, "matmul")]
+        if not all(self.source(x)[0] for n in matmuls for x in n.args[:2]):
+            return set()
+        written = {self.tensor(n) for n in walk(function.body) if is_op(n, "store_tile")}
+        return {out(n) for n in function.body if is_op(n, "load_tile")
+                and out(n) not in self.rings and self.is_row(n) and self.tensor(n) not in written}
+
+    def tensor(self, op: Op) -> Argument:
+        view = self.made.get(op.args[0])  # type: ignore[arg-type]
+        return view.args[0] if view is not None else op.args[0]
+
+    def sunk(self, nodes: Nodes) -> Nodes:
+        """Late rows, and what only reshapes or casts them, in front of their first reader: written
+        early they would come before the operands, and the next tile's wait for this one's end."""
+        kept: list[Node] = []
+        held: list[Node] = []
+        for node in nodes:
+            below = {v for n in held for v in made_by(n)}
+            light = is_op(node, "expand_dims", "convert") and reads(node) <= below
+            if light and below or is_op(node, "load_tile") and out(node) in self.late:
+                held.append(node)
+                continue
+            if reads(node) & below:
+                kept, held = [*kept, *held], []
+            kept.append(node)
+        return (*kept, *held)
 
     def is_row(self, load: Op) -> bool:
         view = self.made.get(load.args[0])  # type: ignore[arg-type]

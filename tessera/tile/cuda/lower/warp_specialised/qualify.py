@@ -119,9 +119,9 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
 
 def comes_as_row(tensor: GlobalTensor, tile: TileType, load: Op, view: Op, known: Any,
                  aligned: frozenset[str], form: WarpgroupMatmul) -> bool:
-    """Whether TMA can bring a row of numbers of 32 bits, contiguous in memory."""
+    """Whether TMA can bring a row of numbers of 16 or 32 bits, contiguous in memory."""
     copies, rank = form.copies, len(tensor.dims)
-    plain = tensor.dtype is tile.dtype and tensor.dtype.bits == 32 and load.attr["fill"] == 0
+    plain = tensor.dtype is tile.dtype and tensor.dtype.bits in (16, 32) and load.attr["fill"] == 0
     row = len(tile.shape) == 1 and tuple(view.attr["kept"]) == (rank - 1,) and rank <= 5
     if not plain or not row or view.args[0].name not in aligned:  # type: ignore[union-attr]
         return False
