@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from tessera import numerics
+
 
 def attention64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool,
-                mask: np.ndarray | None = None) -> list:
+                mask: np.ndarray | None = None, factor: np.ndarray | float = 1.0) -> list:
     """The result and the cotangents of q, k and v. mask: bools (seen), or added to the scores; its
-    cotangent comes last then."""
+    cotangent comes last then. factor: of dropout, 0 or 1 / (1 - p) for each weight."""
     keys, values = _to_heads(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
     p = _weights(q, keys, causal, mask)
-    dp = g @ values.swapaxes(-1, -2)
+    dp = g @ values.swapaxes(-1, -2) * factor
     ds = p * (dp - (dp * p).sum(-1, keepdims=True))
-    out = [p @ values, ds @ keys * scale, _over_groups(ds.swapaxes(-1, -2) @ q, k) * scale,
-           _over_groups(p.swapaxes(-1, -2) @ g, k)]
+    out = [(p * factor) @ values, ds @ keys * scale,
+           _over_groups(ds.swapaxes(-1, -2) @ q, k) * scale,
+           _over_groups((p * factor).swapaxes(-1, -2) @ g, k)]
     return out if mask is None or mask.dtype == bool else [*out, ds]
 
 
 def sizes64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: bool,
-            mask: np.ndarray | None = None) -> list:
+            mask: np.ndarray | None = None, factor: np.ndarray | float = 1.0) -> list:
     """The size of the terms behind each element of attention64: the root of the sum of their
     squares, for an error is relative to these where they cancel.
 
@@ -32,17 +36,31 @@ def sizes64(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, causal: 
     """
     keys, values = _to_heads(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
-    p = _weights(q, keys, causal, mask) ** 2
+    p, factor = _weights(q, keys, causal, mask) ** 2, np.square(factor)
     s = np.sqrt(q**2 @ (keys**2).swapaxes(-1, -2)) * scale
     if mask is not None and mask.dtype != bool:
         s = s + np.abs(mask)
     p = p * (1 + s.max(-1, keepdims=True)) ** 2
-    dp = g**2 @ (values**2).swapaxes(-1, -2)
+    dp = g**2 @ (values**2).swapaxes(-1, -2) * factor
     ds = p * (dp + (dp * p).sum(-1, keepdims=True))
-    out = [p @ values**2, ds @ keys**2 * scale**2,
+    out = [(p * factor) @ values**2, ds @ keys**2 * scale**2,
            _over_groups(ds.swapaxes(-1, -2) @ q**2, k) * scale**2,
-           _over_groups(p.swapaxes(-1, -2) @ g**2, k)]
+           _over_groups((p * factor).swapaxes(-1, -2) @ g**2, k)]
     return [np.sqrt(x) for x in (out if mask is None or mask.dtype == bool else [*out, ds])]
+
+
+def dropout_factors(key: Any, shape: tuple[int, ...], causal: bool, p: float) -> np.ndarray:
+    """0 or 1 / (1 - p) for the weights [..., S, T]; of more than 512 queries by blocks of 512."""
+    *lead, S, T = shape
+    made = np.zeros(shape)
+    for start in range(0, S, 512 if S > 512 else S):
+        stop = min(S, start + 512) if S > 512 else S
+        seen = min(T, stop + T - S) if causal and S > 512 else T
+        own = numerics.fold_in(key, start) if S > 512 else key
+        words = numerics.random_bits(own, int(np.prod(lead)) * (stop - start) * seen)
+        kept = (words >> 8).reshape(*lead, stop - start, seen) * 2.0**-24 >= np.float32(p)
+        made[..., start:stop, :seen] = kept / (1 - p)
+    return made
 
 
 def _to_heads(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list:
@@ -65,4 +83,4 @@ def _weights(q: np.ndarray, keys: np.ndarray, causal: bool, mask: np.ndarray | N
     return e / np.where(z == 0, 1, z)
 
 
-__all__ = ["attention64", "sizes64"]
+__all__ = ["attention64", "dropout_factors", "sizes64"]

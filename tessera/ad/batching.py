@@ -7,19 +7,25 @@ from typing import Any
 
 from ..errors import GradError
 from ..graph import functions as F
+from ..graph.expand import rule_graph
 from ..graph.ir import Graph, Node, Value
 from ..graph.trace import at_line, replay
 from ..tensor import Tensor
 
 
 def batch_graph(
-    graph: Graph, size: Any, args: Sequence[Tensor], batched: Sequence[bool]
+    graph: Graph, size: Any, args: Sequence[Tensor], batched: Sequence[bool],
+    drawn: Sequence[bool] = ()
 ) -> tuple[list[Tensor], list[bool]]:
-    """Outputs of the graph applied to each slice of the batched args, and which are batched."""
+    """Outputs of the graph applied to each slice of the batched args, and which are batched.
+
+    drawn: which args are keys that the function around it draws itself
+    """
     env: dict[Value, Tensor] = dict(zip(graph.inputs, args, strict=True))
     env.update((v, t) for v, t in graph.captures)
     flags: dict[Value, bool] = dict(zip(graph.inputs, batched, strict=True))
-    own: set[Value] = set()  # keys that the function draws itself: rows draw apart
+    # keys that the function draws itself: rows draw apart
+    own = {v for v, mine in zip(graph.inputs, drawn, strict=False) if mine}
     for node in graph.nodes:
         with at_line(node.where):
             out, flag = _batch_node(node, size, env, flags, own)
@@ -34,6 +40,9 @@ def _batch_node(node: Node, size: Any, env: dict, flags: dict, own: set[Value]) 
     op, inputs = node.op, [env[v] for v in node.inputs]
     which = tuple(flags.get(v, False) for v in node.inputs)
     keys = [v in own for v in node.inputs]
+    if op.batch is None and op.expand is not None and not op.graph_attrs and any((*which, *keys)):
+        outs, marks = batch_graph(rule_graph(node), size, inputs, which, keys)
+        return (tuple(outs), tuple(marks)) if op.multi else (outs[0], marks[0])
     if any(keys):
         made = op.spread(size, which, *inputs, **node.attrs) if op.spread else None
         if made is not None:

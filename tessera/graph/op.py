@@ -145,7 +145,8 @@ class GraphOp:
                               when `multi` and g may then hold None
     jvp(ts, y, *xs, **attrs) -> tangent(s) of the output; ts holds None for a zero tangent
     batch(size, batched, *xs, **attrs) -> (y, batched outputs): xs with `batched[i]` have a new axis
-                              0; y is a value or tuple, the flag one bool for all outputs
+                              0; y is a value or tuple, the flag one bool for all outputs.
+                              Without it `expand` is batched, where there is one
     spread  the batching rule where a key among the operands was drawn by the batched function
             itself: one draw for all rows, so that they draw apart. A result that is not batched
             is such a key again; an op of no operands that has the rule draws one. Without it, or

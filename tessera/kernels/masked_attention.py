@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ..numerics import f32
+from ..numerics import DType, f32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
@@ -162,5 +162,12 @@ def masked_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     dM[h, q0:q0+BM, k0:k0+BN] = p * (tile.dot(g, v.T) - tile.load(delta[h, q0:q0+BM])[:, None])
 
 
+def masked_blocks(dtype: DType, width: int, draws: bool) -> tuple[int, int, int]:
+    """Rows of a block, and rows of an iteration of the result and of the gradient: as many as
+    leave a thread's numbers in registers on sm_90a, but for four."""
+    rows = 32 if dtype.bits > 16 or width > 128 else 64
+    return rows, 32 if width > 64 and draws else rows, 32 if width > 64 or draws else rows
+
+
 __all__ = ["masked_attention", "masked_attention_keys", "masked_attention_queries",
-           "masked_attention_scores"]
+           "masked_attention_scores", "masked_blocks"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from attention_cases import attention64, sizes64
+from attention_cases import attention64, dropout_factors, sizes64
 from tolerance import assert_close
 
 # query heads, key heads, queries, keys, causal
@@ -109,3 +109,38 @@ def test_masked_attention_and_its_gradient(D, dtype, rng):
             sizes[4] = np.sqrt((sizes[4]**2).sum(0, keepdims=True))
         for y, w, size in zip(made[name], want, sizes, strict=True):
             _check(np.asarray(ts.cast(y, "f64")), w, size, dtype, 150 + D)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("D, S, T", [(64, 100, 152), (128, 640, 640), (192, 70, 91)])
+def test_dropout_and_its_gradient(D, S, T, dtype, rng):
+    """The key says which weights are dropped; heads in groups, queries in blocks of 512."""
+    shapes = ((2, 4, S, D), (2, 2, T, D), (2, 2, T, D), (2, 4, S, D))
+    xs = [ts.tensor(rng.standard_normal(s).astype(np.float32), dtype) for s in shapes]
+    key = ts.random.key(int(rng.integers(2**40)))
+
+    def both(q, k, v, g, key):
+        y, pull = ts.vjp(lambda *a: ts.attention(*a, causal=True, dropout=0.3, key=key), q, k, v)
+        return y, *pull(g)
+
+    with ts.config.scope(poison=True):
+        made = ts.jit(both, target="cuda")(*xs, key)
+    wide = [np.asarray(ts.cast(x, "f64")) for x in xs]
+    factor = dropout_factors(key.numpy(), (2, 4, S, T), True, 0.3)
+    want, sizes = (f(*wide, True, None, factor) for f in (attention64, sizes64))
+    for y, w, size in zip(made, want, sizes, strict=True):
+        _check(np.asarray(ts.cast(y, "f64")), w, size, dtype, T + D)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_with_keys_of_its_own_runs_twice_alike(causal, rng):
+    x = ts.tensor(rng.standard_normal((2, 4, 256, 64)).astype(np.float32), "bf16")
+
+    def f(x):
+        key = ts.random.next_key()
+        y, pull = ts.vjp(lambda *a: ts.attention(*a, causal=causal, dropout=0.3, key=key), x, x, x)
+        return y, *pull(x), *pull(x)
+
+    y, *made = ts.jit(f, target="cuda")(x)
+    for a, b in zip(made[:3], made[3:], strict=True):
+        assert np.array_equal(a.numpy(), b.numpy())

@@ -1,19 +1,31 @@
-"""Masked attention and its gradient by the library's kernels, which keep no scores in memory.
+"""Attention with a mask or dropout and its gradient by the library's kernels, which keep no scores
+in memory.
 
 A mask's own cotangent is one of every matrix of scores before it is summed: where it is asked for
-these lie in memory.
+these lie in memory. Dropout's draws are made in the kernels: they get the keys of its blocks of
+queries, which the host computes where it knows the graph's.
 """
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import Any
 
+import numpy as np
+
+from ...kernels.dropout_attention import (
+    dropout_attention,
+    dropout_attention_keys,
+    dropout_attention_queries,
+    dropout_attention_scores,
+)
 from ...kernels.masked_attention import (
     masked_attention,
     masked_attention_keys,
     masked_attention_queries,
     masked_attention_scores,
+    masked_blocks,
 )
 from ...numerics import NumericType, as_type
 from ...tensor import Tensor
@@ -21,6 +33,8 @@ from .. import functions as F
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..operand import convert, to_compute
+from ..ops.attention_blocks import BLOCK_ROWS
+from ..ops.dropout_attention_op import DROPOUT_ATTENTION, DROPOUT_ATTENTION_VJP
 from ..ops.elementwise import unbroadcast
 from ..ops.masked_attention_op import MASKED_ATTENTION, MASKED_ATTENTION_VJP
 from ..schedule.library_call import library_call
@@ -28,12 +42,16 @@ from ..schedule.loop_axes import extents_of
 from .attention_kernels import WIDEST, rounded_values
 
 F32 = as_type("f32")
+FORWARD = (MASKED_ATTENTION, DROPOUT_ATTENTION)
+BACKWARD = (MASKED_ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
 class _Call:
     """The operands of one call as the kernels take them, and their constants."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, causal: bool):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
+                 causal: bool, dropout: float):
+        mask, key = _mask_and_key(rest, q.ndim)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys, lead = prod(q.shape[:-2]), prod(k.shape[:-2]), tuple(mask.shape[:-2])
         self.Q, self.K = F.reshape(q, (count, S, D)), F.reshape(k, (keys, T, D))
@@ -43,43 +61,72 @@ class _Call:
         heads = q.shape[-3]
         per_head = int(lead[-1] > 1)
         per_batch = lead[-1] if len(lead) > 1 and lead[0] > 1 else 0
-        wide = q.dtype.bits > 16
-        n = 32 if wide or max(D, E) > 128 else 64
+        self.rows_of_block, self.step, self.gradient_step = masked_blocks(
+            q.dtype, max(D, E), key is not None)
         self.constants: dict[str, Any] = {
-            "heads": heads, "group": count // keys, "causal": causal, "BM": n, "BN": n,
+            "heads": heads, "group": count // keys, "causal": causal,
             "floats": mask.dtype.kind == "float", "per_batch": per_batch, "per_head": per_head,
             "rows": mask.shape[-2] > 1, "columns": mask.shape[-1] > 1}
-        self.scale = scale
+        self.scale, self.mask, self.draws = scale, mask, key is not None
+        self.operands: tuple[Tensor, ...] = (self.Q, self.K, self.V, self.M)
+        if key is not None:
+            blocks = range(0, S, BLOCK_ROWS) if S > BLOCK_ROWS else ()
+            keys_of_blocks = [F.fold_in(key, start) for start in blocks] or [key]
+            self.operands += (F.stack(keys_of_blocks),)
+            self.constants |= {
+                "block": BLOCK_ROWS if blocks else S, "runs": S % 4 == 0 and T % 4 == 0,
+                "least": smallest_kept(dropout), "grown": 1 / (1 - dropout)}
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, causal: bool,
-             types: tuple[NumericType, ...]) -> tuple[Tensor, Tensor]:
-    c = _Call(q, k, v, mask, scale, causal)
+def smallest_kept(dropout: float) -> int:
+    """The smallest word of a draw that keeps a weight: its upper 24 bits are a fraction that is
+    compared with the f32 of a probability."""
+    return math.ceil(float(np.float32(dropout)) * 2**24) << 8
+
+
+def _mask_and_key(rest: tuple[Tensor, ...], axes: int) -> tuple[Tensor, Tensor | None]:
+    """Of what follows the values: a mask, a key, or both. Without a mask all is seen."""
+    key = rest[-1] if rest[-1].ndim == 1 else None
+    if len(rest) == 1 and key is not None:
+        return F.full((1,) * axes, True, dtype="bool_"), key
+    return rest[0], key
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
+             types: tuple[NumericType, ...], dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+    c = _Call(q, k, v, rest, scale, causal, dropout)
     out, lse = F.zeros((*c.rows, v.shape[-1]), types[0]), F.zeros(c.rows)
-    masked_attention(c.Q, c.K, c.V, c.M, out, lse, c.scale, **c.constants)
+    kernel = dropout_attention if c.draws else masked_attention
+    kernel(*c.operands, out, lse, c.scale, BM=c.rows_of_block, BN=c.step, **c.constants)
     return F.reshape(out, (*q.shape[:-1], v.shape[-1])), F.reshape(lse, q.shape[:-1])
 
 
-def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *,
-              scale: float, causal: bool, types: tuple[NumericType, ...],
-              wanted: bool) -> tuple[Tensor, ...]:
+def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor,
+              scale: float, causal: bool, types: tuple[NumericType, ...], wanted: bool,
+              dropout: float = 0.0) -> tuple[Tensor, ...]:
     """Two kernels, and one more where the mask's cotangent is wanted. The result's own row sums are
     taken of it as it is stored."""
-    c = _Call(q, k, v, mask, scale, causal)
+    c = _Call(q, k, v, rest, scale, causal, dropout)
+    mask = c.mask
+    of_keys, of_queries, of_scores = (
+        (dropout_attention_keys, dropout_attention_queries, dropout_attention_scores)
+        if c.draws else
+        (masked_attention_keys, masked_attention_queries, masked_attention_scores))
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
     G = g if g.dtype is q.dtype else convert(g, q.type)
-    common = (c.Q, c.K, c.V, c.M, F.reshape(G, (*c.rows, v.shape[-1])), F.reshape(lse, c.rows),
+    common = (*c.operands, F.reshape(G, (*c.rows, v.shape[-1])), F.reshape(lse, c.rows),
               F.reshape(delta, c.rows))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((c.Q, c.K, c.V), types, strict=False))
-    masked_attention_keys(*common, dK, dV, c.scale, **c.constants)
-    masked_attention_queries(*common, dQ, c.scale, **c.constants)
+    n, step = c.rows_of_block, c.gradient_step
+    of_keys(*common, dK, dV, c.scale, BM=step, BN=n, **c.constants)
+    of_queries(*common, dQ, c.scale, BM=n, BN=step, **c.constants)
     made = F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
     if mask.dtype.kind == "bool":
         return made
     if not wanted:
         return *made, F.zeros(mask.shape, types[3])
     dM = F.zeros((*c.rows, k.shape[-2]))
-    masked_attention_scores(*common, dM, c.scale, **c.constants)
+    of_scores(*common, dM, c.scale, BM=n, BN=n, **c.constants)
     whole = F.reshape(dM, (*q.shape[:-1], k.shape[-2]))
     return *made, convert(unbroadcast(whole, tuple(mask.shape)), types[3])
 
@@ -89,8 +136,8 @@ MASKED_GRADIENT = library_call("masked_flash_attention_gradient", multi=True, ex
 
 
 def use_masked_kernels(graph: Graph) -> Graph:
-    """The graph with the masked attention that the kernels take as their calls."""
-    ops = (MASKED_ATTENTION, MASKED_ATTENTION_VJP)
+    """The graph with the attention with a mask or dropout that the kernels take as their calls."""
+    ops = (*FORWARD, *BACKWARD)
     rounded = rounded_values(graph, lambda n: n.op in ops and _is_taken(n))
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
     saved: dict[Any, tuple[Value, Value]] = {}
@@ -103,17 +150,17 @@ def use_masked_kernels(graph: Graph) -> Graph:
         if node.op not in ops or not _is_taken(node):
             nodes.append(node)
             continue
-        q, _, v, _ = operands = node.inputs[-4:]
-        key = (*operands, repr(node.attrs["scale"]), node.attrs["causal"])
-        attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"]}
-        if node.op is MASKED_ATTENTION or key not in saved:
+        q, _, v, *_ = operands = _operands(node)
+        attrs = {name: x for name, x in node.attrs.items() if name != "accum"}
+        key = (*operands, repr(attrs))
+        if node.op in FORWARD or key not in saved:
             made = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
-            if node.op is MASKED_ATTENTION:
+            if node.op in FORWARD:
                 made = rounded.get(node.outputs[0], node.outputs[0])
             saved[key] = made, Value(Aval(q.aval.shape[:-1], F32))
             nodes.append(Node(MASKED_FLASH, operands, attrs | {"types": (made.aval.type,)},
                               saved[key], node.where))
-        if node.op is MASKED_ATTENTION_VJP:
+        if node.op in BACKWARD:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
             attrs |= {"types": tuple(v.aval.type for v in outputs),
                       "wanted": len(outputs) == 4 and node.outputs[3] in read}
@@ -122,14 +169,22 @@ def use_masked_kernels(graph: Graph) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
+def _operands(node: Node) -> tuple[Value, ...]:
+    """Queries, keys and values, the mask and the key of dropout if there are."""
+    return node.inputs[1:] if node.op in BACKWARD else node.inputs
+
+
 def _is_taken(node: Node) -> bool:
-    q, _, v, mask = (x.aval for x in node.inputs[-4:])
-    shapes = [x.aval.shape for x in node.inputs[-4:]]
+    operands = _operands(node)
+    q, _, v, *rest = (x.aval for x in operands)
+    shapes = [x.aval.shape for x in operands]
+    if smallest_kept(node.attrs.get("dropout", 0.0)) >= 2**32:
+        return False
     if not all(isinstance(n, int) and n for s in shapes for n in s) or q.ndim < 3:
         return False
-    width = max(extents_of(node.inputs[-4])[-1], extents_of(node.inputs[-2])[-1])
+    width = max(extents_of(operands[0])[-1], extents_of(operands[2])[-1])
     return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST and (
-        mask.dtype.name in ("bool", "bool_", "f32"))
+        rest[0].ndim == 1 or rest[0].dtype.name in ("bool", "bool_", "f32"))
 
 
 __all__ = ["use_masked_kernels"]

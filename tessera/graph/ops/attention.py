@@ -15,11 +15,12 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
-from .attention_blocks import AttentionRule, in_blocks
 from .attention_op import ATTENTION
 from .contract import matmul_type, operand_as
+from .dropout_attention_op import DROPOUT_ATTENTION
 from .elementwise import broadcast_shapes
 from .masked_attention_op import MASKED_ATTENTION
+from .random import next_key
 from .reduce import accumulate_dtype
 
 # What stands for keys and values in flash_attention(q, cache): type -> attend(q, cache, causal=,
@@ -41,7 +42,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     dropout  probability with which a weight is zeroed (the others are divided by 1 - p)
     A query that sees no key gives 0. Computes in the accumulate type and rounds once, at the end;
     with dropout of types of 16 bits, weights too are rounded to the type of the values.
-    More than 512 queries go in blocks of 512, so the scores take [B, H, 512, T] of memory.
+    On a GPU no scores lie in memory; else more than 512 queries go in blocks of 512, and the scores
+    take [B, H, 512, T].
     Raises ShapeError, DTypeError.
     """
     a, b, c, numeric = _operands(q, k, v)
@@ -49,12 +51,16 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     scale = 1.0 / math.sqrt(a.shape[-1]) if scale is None else float(scale)
     accum = accumulate_dtype(numeric)
     hidden = None if mask is None else _mask_operand(mask, a, b)
+    attrs: dict[str, Any] = {"scale": scale, "causal": bool(causal), "accum": accum}
     if not dropout:
         xs = (a, b, c) if hidden is None else (a, b, c, hidden)
         op = ATTENTION if hidden is None else MASKED_ATTENTION
-        return store(apply(op, *xs, scale=scale, causal=bool(causal), accum=accum), numeric)
-    rule = AttentionRule(scale, bool(causal), accum, dropout, key)
-    return store(in_blocks(a, b, c, hidden, rule), numeric)
+        return store(apply(op, *xs, **attrs), numeric)
+    if not 0 < dropout < 1:
+        raise ArgumentError(f"dropout needs 0 <= p < 1, got {dropout}")
+    own = next_key() if key is None else as_tensor(key)
+    given = (a, b, c, own) if hidden is None else (a, b, c, hidden, own)
+    return store(apply(DROPOUT_ATTENTION, *given, **attrs, dropout=float(dropout)), numeric)
 
 
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:

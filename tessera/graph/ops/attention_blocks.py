@@ -1,7 +1,6 @@
 """Attention as a composition: scores, weights and values, a block of queries at a time.
 
-What the op `attention` means, and what a target without a kernel for it runs. With a mask or
-dropout it is what ts.attention records.
+What the ops of attention mean, and what a target without a kernel for them runs.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
     parts = []
     for b, rows in zip(blocks, _rows(q, blocks), strict=True):
         part = _mask_rows(mask, b, len(blocks))
-        own = rule if rule.key is None or len(blocks) == 1 else replace(
-            rule, key=F.fold_in(rule.key, b.start))
+        own = _block_rule(rule, b, blocks)
         heads = _Heads.of(rows, k)
         p = _block_weights(heads.grouped(rows), _seen(k, b), part, own, b.last, heads)
         p = F.dropout(p, own.dropout, key=own.key)
@@ -92,10 +90,16 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Attent
     return parts[0] if len(parts) == 1 else F.concatenate(parts, axis=-2)
 
 
+def _block_rule(rule: AttentionRule, b: QueryBlock, blocks: list[QueryBlock]) -> AttentionRule:
+    """With the key by which a block of queries draws."""
+    if rule.key is None or len(blocks) == 1:
+        return rule
+    return replace(rule, key=F.fold_in(rule.key, b.start))
+
+
 def _weighted(p: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-    """The sum of values by weights. With dropout, whose draws no kernel of attention makes, weights
-    are rounded to values of 16 bits, and so are the cotangents of scores: all matmuls are on tensor
-    cores."""
+    """The sum of values by weights. With dropout weights are rounded to values of 16 bits, and so
+    are the cotangents of scores: all matmuls are on tensor cores."""
     if rule.dropout and v.dtype.bits == 16:
         return matmul_compute(convert(p, v.type), v, rule.accum)
     return matmul_compute(p, widened(v), rule.accum)
@@ -106,8 +110,8 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
     """The cotangents of q, k and v, from that of the result, in the wide type; of a mask of floats
     too, at the end.
 
-    p = softmax(scale q k' + mask), dv = p' g, dp = g v', dmask = p (dp - sum_t p_t dp_t),
-    ds = scale dmask, dq = ds k, dk = ds' q
+    p = softmax(scale q k' + mask), dv = drop(p)' g, dp = drop(g v'), ds = scale dmask,
+    dmask = p (dp - sum_t p_t dp_t), dq = ds k, dk = ds' q; drop draws the same both times.
     """
     T = k.shape[-2]
     blocks = list(query_blocks(q.shape[-2], T, rule.causal))
@@ -115,9 +119,10 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
     for b, rows, cotangent in zip(blocks, _rows(q, blocks), _rows(g, blocks), strict=True):
         heads = _Heads.of(rows, k)
         own_q, own_g, own_k = heads.grouped(rows), heads.grouped(cotangent), _seen(k, b)
-        part = _mask_rows(mask, b, len(blocks))
-        p = _block_weights(own_q, own_k, part, rule, b.last, heads)  # [..., S, T]
+        part, own = _mask_rows(mask, b, len(blocks)), _block_rule(rule, b, blocks)
+        p = _block_weights(own_q, own_k, part, own, b.last, heads)  # [..., S, T]
         dp = heads.scores(stored_product(own_g, _mT(_seen(v, b)), rule.accum))
+        dp = F.dropout(dp, own.dropout, key=own.key)
         dm = p * (dp - row_sum(dp * p))
         if mask is not None and mask.dtype.kind == "float":
             whole = _from_seen(_mT(F.reshape(dm, (*heads.heads, *dm.shape[-2:]))), T)
@@ -125,7 +130,8 @@ def gradients_in_blocks(g: Tensor, q: Tensor, k: Tensor, v: Tensor, rule: Attent
         ds = heads.grouped(dm * rule.scale)
         queries.append(heads.apart(stored_product(ds, own_k, rule.accum)))
         keys.append(_from_seen(stored_product(_mT(ds), own_q, rule.accum), T))
-        values.append(_from_seen(stored_product(_mT(heads.grouped(p)), own_g, rule.accum), T))
+        kept = heads.grouped(F.dropout(p, own.dropout, key=own.key))
+        values.append(_from_seen(stored_product(_mT(kept), own_g, rule.accum), T))
     dq = queries[0] if len(blocks) == 1 else F.concatenate(queries, axis=-2)
     made = dq, sum(keys[1:], start=keys[0]), sum(values[1:], start=values[0])
     if not masks:

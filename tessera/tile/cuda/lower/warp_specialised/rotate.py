@@ -132,9 +132,9 @@ def held_over(nodes: Nodes, most: int) -> set[SSAValue]:
     return found
 
 
-def _needed(matmuls: list[Op], body: Nodes) -> list[Node]:
-    """The matmuls and what they need of the iteration."""
-    need, got = set().union(*map(reads, matmuls)), list[Node](matmuls)
+def _needed(ops: list[Op], body: Nodes) -> list[Node]:
+    """Some ops and what they need of an iteration."""
+    need, got = set().union(*map(reads, ops)), list[Node](ops)
     for node in reversed(body):
         if node not in got and made_by(node) & need:
             got.append(node)
@@ -179,24 +179,30 @@ def _halves(parts: LoopSections) -> tuple[Nodes, Nodes, Nodes]:
 
     meeting begins with the first node that reads what the tail makes. Packed operands that only the
     next tail reads come late, behind the wait: the running matmul still reads their registers. So
-    does the test that only the meeting needs.
+    does the test that only the meeting needs. What such an operand is made from is early, wherever
+    it stands.
     """
     middle = parts.middle
     wanted = set(parts.by_tail)
     at = next((i for i, n in enumerate(middle) if reads(n) & wanted), len(middle))
+    for node in middle:
+        if reads(node) & wanted:
+            wanted |= made_by(node)
 
     def readers(node: Node) -> list[Node]:
         return [n for n in middle if reads(n) & made_by(node)]
 
     def is_late(node: Node) -> bool:
         if is_op(node, "pack_operand"):
-            return not readers(node)
+            return not readers(node) and not reads(node) & wanted
         return is_op(node, "any_differs") and readers(node) == list(middle[at:at + 1])
 
-    early = tuple(n for n in middle[:at] if not is_late(n))
-    packs = tuple(n for n in middle if is_op(n, "pack_operand") and is_late(n))
-    tests = tuple(n for n in middle[:at] if is_late(n) and n not in packs)
-    return early, (*packs, *tests), tuple(n for n in middle[at:] if n not in packs)
+    packs = [n for n in middle if is_op(n, "pack_operand") and is_late(n)]
+    sources = [n for n in _needed(packs, middle[at:]) if n not in packs]
+    early = (*(n for n in middle[:at] if not is_late(n)), *(n for n in middle[at:] if n in sources))
+    tests = [n for n in middle[:at] if is_late(n) and n not in packs]
+    return early, (*packs, *tests), tuple(
+        n for n in middle[at:] if n not in packs and n not in sources)
 
 
 def _rotated(parts: LoopSections, maker: Maker) -> list[Node]:
