@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # mpirun starts this 
 
 import tessera as ts  # noqa: E402
 from mesh import programs  # noqa: E402
-from mesh.launch import processes_of_run  # noqa: E402
+from mesh.processes import processes_of_run  # noqa: E402
 from tessera.mesh.collectives.record import COLLECTIVES  # noqa: E402
 from tessera.mesh.ranks.messages import gather, share  # noqa: E402
 from tessera.mesh.sharding.reshard import plan, reshard  # noqa: E402

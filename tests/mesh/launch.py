@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from mesh.processes import processes_of_run
+
 ROOT = Path(__file__).resolve().parents[2]
 BATTERY = Path(__file__).with_name("battery.py")
 MPIRUN = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
@@ -27,19 +31,6 @@ needs_mpi = pytest.mark.skipif(
 ALLOW = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
          "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # from Open MPI 5 on
          "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-
-
-def processes_of_run(mark: str) -> list[str]:
-    """Command lines of the processes that were started with RUN_OF_TEST=mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"RUN_OF_TEST={mark}\0".encode() in \
-                    (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # it has ended
-            continue
-    return found
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,17 @@ def mpirun(ranks: int, program: str, folder: Path, timeout_s: int = 100,
     assert seconds < timeout_s, f"still there after {seconds:.0f} s; it had written:\n{text}"
     return Run(running.returncode, text, seconds,
                {int(f.name): f.read_text() for f in folder.iterdir() if f.name.isdigit()})
+
+
+@functools.cache
+def results_of_all(battery: Path, programs: str, ranks: int) -> dict[str, dict[int, str]]:
+    """{program: {rank: text}} of programs "a,b" in one run, for tests that look at one each."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = mpirun(ranks, programs, Path(folder), battery=battery)
+    assert run.status == 0, run.text
+    texts = {rank: json.loads(text) for rank, text in run.results.items()}
+    return {name: {rank: text[name] for rank, text in texts.items()}
+            for name in programs.split(",")}
 
 
 def _wait(running: subprocess.Popen, begin: float, timeout_s: float, program: str,

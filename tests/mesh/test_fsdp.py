@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from mesh import training
-from mesh.launch import mpirun, needs_mpi
+from mesh.launch import needs_mpi, results_of_all
 from mesh.training import ROWS, held_bytes, mesh_of
 from tessera.graph.simplify import simplify
 from tolerance import assert_close
@@ -135,7 +135,6 @@ def test_simulated_ranks_train_beside_tensor_parallel_layers():
 
 @needs_mpi
 @pytest.mark.row("DIST-42")
-def test_mpi_trains_to_the_bits_of_the_simulation(tmp_path):
-    run = mpirun(4, "fsdp", tmp_path, battery=PROGRAMS)
-    assert run.status == 0, run.text
-    assert run.results == dict(enumerate(ts.dist.simulate(training.fsdp, 4)))
+def test_mpi_trains_to_the_bits_of_the_simulation():
+    found = results_of_all(PROGRAMS, training.COMPARED, 4)["fsdp"]
+    assert found == dict(enumerate(ts.dist.simulate(training.fsdp, 4)))

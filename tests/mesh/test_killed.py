@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.launch import ALLOW, BATTERY, MPIRUN, ROOT, Run, mpirun, needs_mpi, processes_of_run
+from mesh.launch import ALLOW, BATTERY, MPIRUN, ROOT, Run, mpirun, needs_mpi
+from mesh.processes import processes_of_run
 from tessera.mesh.ranks import status_page, watcher
 from tessera.mesh.ranks.watcher import COMPUTES, LEFT, SAID, WAITS, Rank
 

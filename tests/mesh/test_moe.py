@@ -10,7 +10,7 @@ import pytest
 
 import tessera as ts
 from mesh import longcontext
-from mesh.launch import mpirun, needs_mpi
+from mesh.launch import needs_mpi, results_of_all
 from mesh.training import ROWS, mesh_of
 from tolerance import assert_close
 
@@ -210,7 +210,6 @@ def test_simulated_ranks_have_the_tokens_of_one_process():
 
 @needs_mpi
 @pytest.mark.row("DIST-29")
-def test_mpi_gives_the_bits_of_the_simulation(tmp_path):
-    run = mpirun(4, "experts", tmp_path, battery=PROGRAMS)
-    assert run.status == 0, run.text
-    assert run.results == dict(enumerate(ts.dist.simulate(longcontext.experts, 4)))
+def test_mpi_gives_the_bits_of_the_simulation():
+    found = results_of_all(PROGRAMS, longcontext.COMPARED, 4)["experts"]
+    assert found == dict(enumerate(ts.dist.simulate(longcontext.experts, 4)))

@@ -12,12 +12,12 @@ import functools
 import hashlib
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tessera as ts
+from mesh.processes import run_programs
 from tessera.graph import tree
 from tolerance import assert_close
 
@@ -171,6 +171,8 @@ def fsdp() -> str:
     return report(*train(make_step(optimizer), params, optimizer.init(params), batch))
 
 
+# Those whose bits under mpirun are compared with the simulation's, in one run.
+COMPARED = "data_parallel,tensor_parallel,zero_2,zero_3,fsdp"
+
 if __name__ == "__main__":
-    text = globals()[sys.argv[1]]()
-    (Path(sys.argv[2]) / str(ts.dist.rank())).write_text(text)
+    run_programs(globals(), sys.argv[1], sys.argv[2])
