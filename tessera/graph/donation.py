@@ -57,6 +57,10 @@ def _slot(x: Any) -> Any:
     return Resident.__dict__["memory"] if isinstance(x, Resident) else Tensor.__dict__["_buffer"]
 
 
+_SET = {DonatedTensor: Tensor.__dict__["_buffer"].__set__,
+        DonatedResident: Resident.__dict__["memory"].__set__}
+
+
 def _held(x: Any) -> tuple[SourceLine | None, str]:
     return _slot(x).__get__(x)
 
@@ -64,15 +68,19 @@ def _held(x: Any) -> tuple[SourceLine | None, str]:
 def use_up(leaves: Sequence[Tensor], donated: Sequence[int], function: str) -> None:
     """Take the memory away from the donated leaves of a call of this function."""
     where = user_line()
+    held = where, function
     for x in (leaves[i] for i in donated):
-        if type(x) in _USED_UP:
-            x.__class__ = _USED_UP[type(x)]
-            _slot(x).__set__(x, (where, function))
+        if (used := _USED_UP.get(type(x))) is not None:
+            x.__class__ = used
+            _SET[used](x, held)
 
 
 def check_donated(leaves: Sequence[Tensor], donated: Sequence[int], names: Sequence[str],
                   function: str) -> None:
     """Raise ArgumentError where a donated tensor is given a second time."""
+    memories = [x.memory for x in leaves if x.memory is not None]
+    if len({*map(id, leaves)}) == len(leaves) and len({*map(id, memories)}) == len(memories):
+        return
     for i in donated:
         for j, other in enumerate(leaves):
             same = leaves[i].memory is not None and other.memory is leaves[i].memory

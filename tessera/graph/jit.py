@@ -32,6 +32,7 @@ from .inspect_levels import launch_plan, level_text, need_level
 from .ir import Graph, subgraphs
 from .kept_traces import Signatures
 from .operand import describe
+from .prepared_call import KEPT, PreparedCall, leaf_key
 from .regions.call import RegionCall, check_updates, close_regions, open_regions
 from .regions.types import RegionType, region_annotations
 from .signature import (
@@ -84,6 +85,7 @@ class JitFunction:
         self._cache = Signatures(self.name)
         self._groups: dict[tuple, tuple] = {}  # by surroundings: see hooks.together
         self._last: TracedSignature | None = None
+        self._ready: list[PreparedCall] = []
         self._annotations: dict[str, Any] | None = None
         self._regions: dict[str, RegionType] | None = None
 
@@ -93,6 +95,11 @@ class JitFunction:
             fast = self._fast_call(args)
             if fast is not None:
                 return fast
+            for ready in () if self._groups else self._ready:
+                leaves = ready.tensors(args)
+                if leaves is not None:
+                    self._cache.used(ready.traced)
+                    return self._run(ready.traced, leaves)
         bound, call = self.bind(args, kwargs), None
         bound = (place_arguments(bound[0], self.placements, self.name), bound[1])
         if self.regions:
@@ -104,16 +111,34 @@ class JitFunction:
             traced = self._new(leaves, statics, key)
             if not kwargs and not statics and call is None:
                 self._remember(args, leaves, traced)
+        elif not kwargs and call is None and current_builder() is None:
+            self._prepare(args, key, statics, traced)
         self._last = traced
         if any(isinstance(x, Tracer) for x in leaves) or current_builder() is not None:
             return traced.result(evaluate(traced.graph, leaves), call)
+        return self._run(traced, leaves, call)
+
+    def _run(self, traced: TracedSignature, leaves: Sequence[Tensor],
+             call: RegionCall | None = None) -> Any:
+        self._last = traced
         if not traced.donated:
             return traced.run(leaves, call)
-        named = [n for i, n in enumerate(tree.paths(key[0])) if i not in statics]
-        check_donated(leaves, traced.donated, [n for n, _ in _named(named, leaves)], self.name)
+        check_donated(leaves, traced.donated, traced.leaf_names, self.name)
         out = traced.run(leaves, call)
         use_up(leaves, traced.donated, self.name)
         return out
+
+    def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:
+        """Calls like this one are recognised without taking them apart leaf by leaf."""
+        if traced.target == "cpu" or self._names is None or len(args) != len(self._names) or \
+                self._groups or self.placements:
+            return
+        flat, structure = tree.flatten(args)
+        if any(r.traced is traced and r.kinds == [*map(type, flat)] for r in self._ready):
+            return
+        made = PreparedCall.of(structure, flat, leaf_names(key[0]), statics, key[3], traced)
+        if made is not None:
+            self._ready = [made, *self._ready[:KEPT - 1]]
 
     def _fast_call(self, args: tuple) -> Any:
         """The hot path: positional plain tensors of a known signature."""
@@ -187,7 +212,7 @@ class JitFunction:
                 continue
             for t in leaf_tensors(adopted(leaf, name)):
                 leaves.append(t)
-                key.append((tuple(t.shape), t.type, t.layout, number_type(t), t.offloaded))
+                key.append(leaf_key(t))
             key.append(leaf.is_param if isinstance(leaf, Tensor) else None)
         here = self._surroundings(leaves)
         where = self._where(leaves, treedef, statics)
@@ -229,12 +254,12 @@ class JitFunction:
             it = (t if (own := number_type(leaf)) is None else number_of(t, own)
                   for t, leaf in zip(tracers, leaves, strict=True))
             values: list[Any] = []
-            for i, leaf_key in enumerate(leaf_slots(treedef, statics, leaves)):
+            for i, scale in enumerate(leaf_slots(treedef, statics, leaves)):
                 if i in statics:
                     values.append(statics[i].value)
                     continue
                 t = next(it)
-                if leaf_key is not None:
+                if scale is not None:
                     t.scale = next(it)
                 values.append(t)
             bound = tree.unflatten(treedef, values)
@@ -257,13 +282,15 @@ class JitFunction:
         held = [*(x.layout for x in leaves), *(t.layout for _, t in graph.captures)]
         layouts = tuple(held) if any(x is not None for x in held) else None
         names = [n for i, n in enumerate(tree.paths(treedef)) if i not in statics]
-        target = self._with_captures(graph, key[4], _named(names, leaves))
-        donated = [i for i, (n, x) in enumerate(_named(names, leaves))
+        named = _named(names, leaves)
+        target = self._with_captures(graph, key[4], named)
+        donated = [i for i, (n, x) in enumerate(named)
                    if n.partition(".")[0] in self.donate and x.layout is None and x.ndim]
         return TracedSignature(graph, box["tree"], box["rebuild"], target, box["arguments"],
                                box["updates"], layouts, self.capture_graph, donated,
                                [i for i, x in enumerate(leaves)
-                                if x.offloaded and not x.dtype.packed])
+                                if x.offloaded and not x.dtype.packed],
+                               [n for n, _ in named])
 
     def _with_captures(self, graph: Graph, where: str, named: list[tuple[str, Tensor]]) -> str:
         """Where a trace runs: its captured tensors on GPUs have a say too. Those on the host are

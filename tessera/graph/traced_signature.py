@@ -17,6 +17,7 @@ from .ir import Graph
 from .op import GraphOp
 from .regions.call import RegionCall, Update
 from .signature import join_scales, type_of
+from .tree_code import unflattener
 
 
 def executor(graph: Graph, target: str, capture: bool | None = None, donated: Sequence[int] = (),
@@ -59,7 +60,9 @@ class TracedSignature:
     def __init__(self, graph: Graph, out_tree: tree.TreeDef, rebuild: Sequence[Any],
                  target: str, arguments: dict[str, Any], updates: Sequence[Update] = (),
                  layouts: tuple | None = None, capture: bool | None = None,
-                 donated: Sequence[int] = (), offloaded: Sequence[int] = ()):
+                 donated: Sequence[int] = (), offloaded: Sequence[int] = (),
+                 leaf_names: Sequence[str] = ()):
+        self.leaf_names = tuple(leaf_names)  # "params.layers.0.up", by input
         self.graph, self.out_tree, self.rebuild, self.target = graph, out_tree, rebuild, target
         self.updates, self.layouts, self.capture = updates, layouts, capture
         self.donated, self.offloaded = tuple(donated), tuple(offloaded)
@@ -69,6 +72,19 @@ class TracedSignature:
         self.leaf_types = [type_of(x) for x in leaves]
         self.params = frozenset(n for n, x in arguments.items()
                                 if isinstance(x, Tensor) and x.is_param)
+
+    @functools.cached_property
+    def _put_together(self) -> Callable[[Sequence[Any]], Any]:
+        return unflattener(self.out_tree)
+
+    @functools.cached_property
+    def _plain(self) -> bool:
+        """Whether the leaves of the result are the graph's outputs."""
+        return all(how in ("tensor", "param") for how in self.rebuild)
+
+    @functools.cached_property
+    def _params_out(self) -> list[int]:
+        return [i for i, how in enumerate(self.rebuild) if how == "param"]
 
     @property
     def types(self) -> dict[str, Any]:
@@ -103,7 +119,13 @@ class TracedSignature:
         return list(map(place_typed, made)) if self.typed_places else made
 
     def result(self, flat: Sequence[Tensor], call: RegionCall | None = None) -> Any:
-        out = tree.unflatten(self.out_tree, join_scales(flat, self.rebuild))
+        if self._plain:
+            for i in self._params_out:
+                flat[i].is_param = True
+            leaves: Sequence[Any] = flat[:len(self.rebuild)] if self.updates else flat
+        else:
+            leaves = join_scales(flat, self.rebuild)
+        out = self._put_together(leaves)
         if call is None:
             return out
         return call.finish(self.updates, flat[len(flat) - len(self.updates):], out)

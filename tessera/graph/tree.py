@@ -149,6 +149,27 @@ def _flatten_fields(tree: Any, fields: tuple, leaves: list) -> TreeDef:
     return TreeDef(type(tree), data, tuple(_flatten(getattr(tree, n), leaves) for n in parts))
 
 
+def fields_data(tree: Any) -> DataclassFields | None:
+    """What is fixed of a dataclass of the user's."""
+    fields = _tree_fields(type(tree))  # type: ignore[arg-type]  # a class is hashable
+    if fields is None:
+        return None
+    return DataclassFields(fields[0], tuple((name, getattr(tree, name)) for name in fields[1]))
+
+
+def parts_of(tree: Any) -> tuple[Any, Any]:
+    """(children, fixed data) of an instance of a registered class; of a named tuple, its values."""
+    found = _REGISTERED.get(type(tree))
+    return (tuple(tree), None) if found is None else found[0](tree)
+
+
+def from_parts(kind: Any, data: Any, children: list) -> Any:
+    """What has this kind and fixed data, of its children."""
+    if kind in _REGISTERED:
+        return _REGISTERED[kind][1](data, children)
+    return _from_fields(kind, data, children) if type(data) is DataclassFields else kind(*children)
+
+
 def _from_fields(kind: type, data: DataclassFields, children: list) -> Any:
     """An instance with these values. __init__ and __post_init__ are not called: they may check or
     change what is only a stand-in here."""
@@ -174,11 +195,7 @@ def _unflatten(treedef: TreeDef, leaves: Any) -> Any:
         return kind(children)
     if kind is dict:
         return dict(zip(treedef.data, children, strict=True))
-    if kind in _REGISTERED:
-        return _REGISTERED[kind][1](treedef.data, children)
-    if type(treedef.data) is DataclassFields:
-        return _from_fields(kind, treedef.data, children)
-    return kind(*children)
+    return from_parts(kind, treedef.data, children)
 
 
 def map_tree(f: Callable, tree: Any, *rest: Any) -> Any:

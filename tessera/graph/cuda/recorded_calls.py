@@ -54,6 +54,9 @@ class RecordedCalls:
         self.written = [r for r in own if r.base not in lowered.overwritten]
         self.names = [*lowered.inputs, *lowered.captures, *(r.base for r in self.written)]
         self.at = {name: i for i, name in enumerate(self.names)}
+        self.made = [(self.at[r.base] if r.own else 0, r.buffer.shape, r.buffer.type)
+                     for r in space.results]
+        self.copied = [(i, r) for i, r in enumerate(space.results) if not r.own]
         kept = [r.buffer for r in self.written if r.given is None]
         copied = [space.program.plan.buffer(lowered.inputs[i])
                   for i, donated in self.over if not donated]
@@ -92,17 +95,17 @@ class RecordedCalls:
             return None
         space = self.space
         space.draw()
-        taken = self.memory.take()
-        written = self._results(leaves, memories, iter(taken))
-        places = [m.pointer for m in (*memories, *written)]
+        written = self._results(leaves, memories, self.memory.take())  # may change the others
+        held = [*memories, *written]
+        places = [m.pointer for m in held]
         graph = next((g for g in self.graphs if g.places == places), None)
         if graph is None:
-            graph = self._placed(places, [*memories, *written])
+            graph = self._placed(places, held)
         else:
             self.misses = 0
         error_flags(self.device.index).check()
         graph.graph.launch(DEFAULT)
-        made = self._made(memories, written)
+        made = self._made(held)
         for m in memories:
             if type(m) is not PooledBuffer:
                 m.give_back()
@@ -131,21 +134,25 @@ class RecordedCalls:
         self.space._give(name, x)
         return self.space.own[name]
 
-    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: Any) -> list[Any]:
+    def _results(self, leaves: Sequence[Tensor], memories: list[Any], taken: list[PooledBuffer]
+                 ) -> list[Any]:
         """The memory of results that kernels write; arguments that are written over are replaced
         by copies where they are not donated."""
-        written: list[Any] = []
+        if not self.over and len(taken) == len(self.written):
+            return taken
+        kept, written = iter(taken), list[Any]()
+        numbers = [r.given for r in self.written if r.given is not None]
+        free = iter(self._free(leaves, memories, numbers))
         for r in self.written:
             if r.given is None:
-                written.append(next(taken))
-                continue
-            free = self.space._free_memory(leaves[r.given])
-            written.append(free if free is not None else self._new(r.buffer))
+                written.append(next(kept))
+            else:
+                written.append(memories[r.given] if next(free) else self._new(r.buffer))
         for i, donated in self.over:
-            if donated and self.space._free_memory(leaves[i]) is not None:
+            if donated and self._free(leaves, memories, [i])[0]:
                 continue
             copy = self._new(self.space.program.plan.buffer(self.names[i])) if donated \
-                else next(taken)
+                else next(kept)
             if copy.nbytes:
                 copy.copy(memories[i])
             if type(memories[i]) is not PooledBuffer:
@@ -153,32 +160,34 @@ class RecordedCalls:
             memories[i] = copy
         return written
 
+    def _free(self, leaves: Sequence[Tensor], memories: list[Any], numbers: Sequence[int]
+              ) -> list[bool]:
+        """Of donated arguments, whether nobody has the memory but the tensor; see
+        Workspace._free_memory. What is captured is twice among the memories."""
+        mine = [memories[i] for i in numbers]
+        counts = list(map(sys.getrefcount, mine))
+        known = ALONE + 2  # the list, `memories`, the tensor
+        return [n <= known and type(m) in ON_DEVICE and leaves[i].memory is m
+                for i, m, n in zip(numbers, mine, counts, strict=True)]
+
     def _new(self, b: Any) -> PooledBuffer:
         return PooledBuffer(stored_bytes(b.shape, b.type.dtype), self.device)
 
-    def _made(self, memories: list[Any], written: list[Any]) -> list[Tensor]:
+    def _made(self, held: list[Any]) -> list[Tensor]:
+        """The results. held: the memory of each buffer that has a place of its own at each call."""
         new, made = Resident.__new__, list[Tensor]()
-        own = iter(written)
-        for r in self.space.results:
+        for at, shape, numeric in self.made:
             y = new(Resident)
-            y._shape, y.type = r.buffer.shape, r.buffer.type
-            y.scale, y.is_param, y.name = None, False, None
-            if not r.own:
-                y.memory = self._new(r.buffer)
-                if y.memory.nbytes:
-                    y.memory.copy(self._memory(r.base, memories, written))
-            elif (at := self.at.get(r.base, 0)) >= len(memories):
-                y.memory = next(own)
-            else:  # an argument, written over
-                y.memory = memories[at]
+            y._shape, y.type, y.scale, y.is_param, y.name = shape, numeric, None, False, None
+            y.memory = held[at]
             made.append(y)
+        for i, r in self.copied:
+            memory = self._new(r.buffer)
+            if memory.nbytes:
+                place = self.at.get(r.base)
+                memory.copy(self.space.memory[r.base][1] if place is None else held[place])
+            made[i].memory = memory
         return made
-
-    def _memory(self, base: str, memories: list[Any], written: list[Any]) -> DeviceBuffer:
-        at = self.at.get(base)
-        if at is None:
-            return self.space.memory[base][1]
-        return memories[at] if at < len(memories) else written[at - len(memories)]
 
     # --- graphs ---------------------------------------------------------------------------------
     def _placed(self, places: list[int], memories: Sequence[Any]) -> PlacedGraph:

@@ -1,0 +1,104 @@
+"""Calls of a compiled function that are like one before: recognised without taking trees apart
+leaf by leaf.
+
+A step of a model has hundreds of tensors in nested dicts. What is asked of each (its class,
+extents, type, whether it is a parameter, where it lies) is compared list by list with what it was;
+leaves that are no tensors on a GPU are looked at as in any call. What does not match goes the long
+way, which raises what there is to raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import config, hooks
+from ..runtime.buffer import DeviceBuffer, PooledBuffer
+from ..tensor import Tensor
+from ..tile.launch.resident import Resident, adopted
+from .signature import Static, leaf_tensors
+from .traced_signature import TracedSignature
+from .tree import TreeDef
+from .tree_code import flattener
+from .weak_numbers import number_type
+
+KEPT = 4  # calls of one function that are recognised so
+
+QUICK = frozenset({PooledBuffer, DeviceBuffer})
+
+
+def leaf_key(t: Tensor) -> tuple:
+    """What of a tensor belongs to the signature of a call."""
+    return tuple(t.shape), t.type, t.layout, number_type(t), t.offloaded
+
+
+class PreparedCall:
+    """A call by position. leaves: the arguments' leaves.  names: their parameters.  statics: those
+    that are constants of the trace, by number.  here: of the surroundings."""
+
+    def __init__(self, structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
+                 statics: dict[int, Static], here: tuple, traced: TracedSignature):
+        self.traced, self.statics, self.here, self.device = traced, statics, here, config.device
+        self.flatten = flattener(structure)
+        self.kinds = list(map(type, leaves))
+        self.there = [i for i, x in enumerate(leaves) if type(x) is Resident]
+        self.whole = len(self.there) == len(leaves)
+        self.others = [(i, names[i]) for i in range(len(leaves)) if i not in {*self.there}]
+        mine = [leaves[i] for i in self.there]
+        self.shapes, self.types = [x._shape for x in mine], [x.type for x in mine]
+        self.params, self.scales = [x.is_param for x in mine], [None] * len(mine)
+        self.devices = [x.memory.device for x in mine]
+        self.keys = {i: _key_of(leaves[i], leaf_tensors(adopted(leaves[i], name)))
+                     for i, name in self.others if i not in statics}
+
+    @staticmethod
+    def of(structure: TreeDef, leaves: Sequence[Any], names: Sequence[str],
+           statics: dict[int, Static], here: tuple, traced: TracedSignature) -> PreparedCall | None:
+        """None where a call cannot be recognised so: nothing of it lies on a GPU, or it is
+        distributed, scaled, offloaded or another library's."""
+        there = [x for x in leaves if type(x) is Resident]
+        if not there or traced.layouts is not None or flattener(structure) is None or any(
+                x.scale is not None or type(x.memory) not in QUICK for x in there):
+            return None
+        return PreparedCall(structure, leaves, names, statics, here, traced)
+
+    def tensors(self, args: tuple) -> list[Tensor] | None:
+        """The tensors of a call like this one; None where it is not."""
+        assert self.flatten is not None
+        leaves = self.flatten(args)
+        if leaves is None or list(map(type, leaves)) != self.kinds:
+            return None
+        mine = leaves if self.whole else [leaves[i] for i in self.there]
+        if ([x._shape for x in mine] != self.shapes or [x.type for x in mine] != self.types
+                or [x.is_param for x in mine] != self.params
+                or [x.scale for x in mine] != self.scales):
+            return None
+        memories = [x.memory for x in mine]
+        if not QUICK.issuperset(map(type, memories)) or [
+                m.device for m in memories] != self.devices:
+            return None
+        if config.device != self.device or tuple(look() for look in hooks.surroundings) != \
+                self.here:
+            return None
+        return leaves if self.whole else self._with_others(leaves)
+
+    def _with_others(self, leaves: list[Any]) -> list[Tensor] | None:
+        made = dict[int, list[Tensor]]()
+        for i, name in self.others:
+            if i in self.statics:
+                if Static(leaves[i]) != self.statics[i]:
+                    return None
+                made[i] = []
+                continue
+            made[i] = leaf_tensors(adopted(leaves[i], name))
+            if _key_of(leaves[i], made[i]) != self.keys[i]:
+                return None
+        return [t for i, x in enumerate(leaves) for t in (made[i] if i in made else (x,))]
+
+
+def _key_of(leaf: Any, tensors: Sequence[Tensor]) -> tuple:
+    return (*((leaf_key(t), t.place) for t in tensors),
+            leaf.is_param if isinstance(leaf, Tensor) else None)
+
+
+__all__ = ["KEPT", "PreparedCall", "leaf_key"]
