@@ -28,6 +28,12 @@ CASES = {
     "hidden inside a sum": (lambda x: ts.sum(ts.rsqrt(ts.exp(x * 100.0)), axis=-1), 50.0),
     "hidden in a count": (lambda x: ts.sum(ts.cast(ts.log(x) < 1.0, "f32"), axis=-1), -1.0),
     "through a product": (lambda x: ts.tanh(ts.sqrt(x) @ ts.ones((96, 64))), -1.0),
+    "in front of attention": (lambda x: ts.attention(
+        *[ts.cast(ts.sqrt(x), "bf16")[None, None]] * 3, causal=True), -1.0),
+    "a query's": (lambda x: ts.attention(ts.sqrt(x)[None, None], x[None, None], x[None, None],
+                                         causal=True), -1.0),
+    "a key's": (lambda x: ts.attention(x[None, None], ts.log(x)[None, None], x[None, None],
+                                       causal=True), -1.0),
     "a sum over rows": (lambda x: ts.sum(ts.exp(x * 60.0), 0), 50.0),
     "a softmax": (lambda x: ts.softmax(x * 1e38 * 1e38), 2.0),
     "a gradient": (ts.grad(lambda x: ts.sum(ts.sqrt(x - x) * x)), 1.0),

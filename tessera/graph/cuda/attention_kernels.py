@@ -60,9 +60,10 @@ def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
     return 2.0 * prod(heads) * seen * (D + E)
 
 
-FLASH = library_call("flash_attention", flops=_flops, matmul=True)
+# A NaN of a query is in its scores, one of a key in those of the queries that see it, as the last.
+FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
-                           flops=_flops, matmul=True)
+                           flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
 
 
