@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.stats
 
 import tessera as ts
+from frequencies import likely
 from tessera.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError
 
 MANY = 40_000
-
-
-def likely(counts: np.ndarray, p: np.ndarray) -> bool:
-    """A chi-squared test that a right sampler fails once in 10^9 runs."""
-    return scipy.stats.chisquare(counts, p / p.sum() * counts.sum()).pvalue > 1e-9
 
 
 def test_split_keys_differ_and_repeat(rng: np.random.Generator) -> None:
