@@ -243,6 +243,24 @@ def test_spellings_are_the_same_launches() -> None:
     assert why_more(found[first] - found[bare]) <= {"other", "optimizer"}
 
 
+def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
+    """Every matmul by wgmma, attention by the kernels for shared heads, and of copies only those of
+    16 bits that rotary positions have: the halves that change place, and heads that go back."""
+    model = MODELS["llama"].sized(layers=1)
+    _, plan = launches(model)
+    assert {x.form for x in plan.matmuls} == {"wgmma"} and len(plan.matmuls) == 27
+    shared = [x for x in plan.matmuls if x.work.kind == "attention"]
+    assert [x.work.part for x in shared] == ["forward", "backward", "backward"]
+    assert all("bf16[128, 2048, 64] bf16[32, 2048, 64] bf16[32, 2048, 64]" in x.work.shapes
+               for x in shared)
+    turned = [x for x in plan.copies if x.where and "rotary" in x.where.text]
+    rest = [x for x in plan.copies if x not in turned]
+    assert len(turned) == 4 and len(rest) == 2
+    assert all(set(x.operands) == {"bf16"} for x in plan.copies)
+    loops = [x for x in plan.launches if x.where and "rotary" in x.where.text and x not in turned]
+    assert len(loops) == 4  # of queries and keys, forward and backward
+
+
 # --- differences ------------------------------------------------------------------------------
 def test_a_trace_has_the_gradients_and_changes_of_the_first_step() -> None:
     m = small("train.py").sized(clip=0)

@@ -183,6 +183,30 @@ def test_what_cannot_read_a_layout_makes_a_copy_and_says_why(rng):
     assert_close(got, want, "f32", n=24)
 
 
+@pytest.mark.parametrize("turn", [
+    lambda x: ts.rotary_embedding(ts.transpose(ts.reshape(x, (2, 24, 3, 16)), (0, 2, 1, 3))),
+    lambda x: ts.rotary_embedding(ts.reshape(ts.cast(x, "f32"), (2, 3, 24, 16)))])
+def test_rotary_positions_of_halves_are_moved_and_written_as_halves(turn, rng):
+    """The halves change place as they lie, then one loop computes; no f32 in memory between."""
+    x = ts.cast(ts.tensor(rng.standard_normal((2, 24, 48)).astype(np.float32)), "bf16")
+    made = program(lambda x: ts.cast(turn(x), "bf16"), x)
+    assert [g.kind for g in made.plan.groups] == ["move", "loop"]
+    assert {str(b.type.dtype) for b in made.plan.buffers if b.kind == "temporary"} == {"bf16"}
+    want = np.asarray(turn(ts.tensor(x.array.astype(np.float64))), np.float64)
+    assert_close(made.run([x.array])[0].astype(np.float64), want, "bf16", n=2)
+
+
+def test_what_is_stored_wide_is_widened_once(rng):
+    """A result, or an operand of a sum over slices, is what it was."""
+    x = ts.cast(ts.tensor(rng.standard_normal((8, 12)).astype(np.float32)), "bf16")
+    made = program(lambda x: ts.reshape(ts.cast(x, "f32"), (4, 24)), x)
+    assert [g.kind for g in made.plan.groups if g.kind != "view"] == ["loop"]
+    np.testing.assert_array_equal(made.run([x.array])[0], x.array.astype(np.float32).reshape(4, 24))
+    made = program(lambda x: ts.flip(ts.cast(x, "f32"), 0) @ ts.ones((12, 3)), x)
+    want = x.array.astype(np.float64)[::-1] @ np.ones((12, 3))
+    assert_close(made.run([x.array])[0], want, "f32", n=12)
+
+
 @pytest.mark.parametrize("fn, kind", [
     (lambda x: ts.exp(ts.transpose(x, (1, 0, 2))) * 2.0, "loop"),
     (lambda x: ts.exp(x[1:5, :, 3:]) + 1.0, "loop"),

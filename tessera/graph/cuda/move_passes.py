@@ -97,6 +97,43 @@ def reshape_matmuls(graph: Graph) -> Graph:
     return remove_dead(rebuild(graph, visit))
 
 
+CARRIED = ("reshape", "transpose", "slice", "flip")  # moves of one operand, each element once
+
+
+def widen_late(graph: Graph) -> Graph:
+    """What is moved and then computed with is widened where it is computed with: copies move half
+    the bytes, and a cast in front of a reshape would be a loop of its own."""
+    readers: dict[Value, list[Node]] = {v: [] for v in graph.outputs}
+    for node in graph.nodes:
+        for v in node.inputs:
+            readers.setdefault(v, []).append(node)
+    results = set(graph.outputs)
+
+    def is_late(v: Value) -> bool:
+        """Whether all that reads it computes with it, or moves what is computed with."""
+        return v not in results and all(
+            is_late(n.outputs[0]) if n.op.name in CARRIED else loop_space(n) is not None
+            for n in readers.get(v, ()))
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.name not in CARRIED:
+            return None
+        cast = rw.made_by(inputs[0], "cast")
+        if cast is None or not widens(cast) or not is_late(node.outputs[0]):
+            return None
+        moved = rw.emit(node.op.name, cast.inputs[0], **node.attrs)
+        return rw.emit("cast", moved, **cast.attrs)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def widens(node: Node) -> bool:
+    """Whether a cast gives floats more bits."""
+    source, to = node.attrs["source"], node.attrs["to"]
+    return source.dtype.kind == to.dtype.kind == "float" and source.dtype.bits < to.dtype.bits and (
+        is_plain(source) and is_plain(to))
+
+
 def _is_plain_loop(node: Node) -> bool:
     """An op of each element by itself."""
     return loop_space(node) is not None and not (node.op.reduction or node.op.placed
@@ -200,4 +237,5 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
     return (axis, [v for v, _ in parts]) if at == shape[axis] else None
 
 
-__all__ = ["join_parts", "narrow_moves", "narrows", "reshape_matmuls"]
+__all__ = ["join_parts", "narrow_moves", "narrows", "reshape_matmuls",
+           "widen_late"]

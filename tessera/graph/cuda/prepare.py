@@ -21,7 +21,7 @@ from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
 from .masked_attention_kernels import use_masked_kernels
-from .move_passes import join_parts, narrow_moves, reshape_matmuls
+from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .scatters import open_writes
@@ -148,6 +148,8 @@ PIPELINE: list[Callable[..., Graph]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    widen_late,
+    narrow_moves,
     sort_segments,
     open_sorts,
     open_writes,
