@@ -7,11 +7,12 @@ the names of kernels: the compiler of PyTorch puts the ops that it fused into th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..debug.launch_profile import LaunchRecord, is_step
+from ..graph.cuda.launch_work import GroupBatch
 
 if TYPE_CHECKING:
     from ..graph.schedule.ir import ScheduledGroup
@@ -54,7 +55,7 @@ WORDS = (("loss", r"cross_entropy\("), ("norm", r"(layer|rms)norm\("),
          ("elementwise", r"(gelu|silu|rotary_embedding|dropout)\("),
          ("embedding", r"\bembedding\("))
 SORTS = {"matmul": "matmul", "attention": "attention", "optimizer": "optimizer",
-         "index": "embedding", "move": "copies", "copy": "copies"}
+         "index": "embedding", "sort": "embedding", "move": "copies", "copy": "copies"}
 
 
 def of_launch(record: LaunchRecord) -> str:
@@ -62,23 +63,23 @@ def of_launch(record: LaunchRecord) -> str:
     work = record.work
     if not is_step(record) or work.kind in SORTS:
         return SORTS.get(work.kind, "other")
-    step = record.event.what.step
-    group = getattr(step, "group", None)
-    if group is None:
-        return "copies" if work.kind == "copy" else "other"
-    return of_group(group, work.kind, parts_of_matmuls(record.event.what.program.plan.groups))
+    label = record.event.what
+    groups = label.step.groups if isinstance(label.step, GroupBatch) else (
+        label.step.group,) if label.step is not None else ()
+    return of_groups(groups, work.kind, parts_of_matmuls(label.program.plan.groups))
 
 
-def of_group(group: ScheduledGroup, kind: str, parts: frozenset[str]) -> str:
-    """The class of a group by its sort of work and the lines of its ops.
+def of_groups(groups: Sequence[ScheduledGroup], kind: str, parts: frozenset[str]) -> str:
+    """The class of a launch of groups by their sort of work and the lines of their ops.
 
     parts: buffers with parts of sums of matmuls, whose addition is a matmul's too.
     """
     if kind in SORTS:
         return SORTS[kind]
-    if any(o.name in parts for o in group.reads):
+    if any(o.name in parts for g in groups for o in g.reads):
         return "matmul"
-    text = "\n".join(dict.fromkeys(s.where.text for s in group.steps if s.where is not None))
+    text = "\n".join(dict.fromkeys(s.where.text for g in groups for s in g.steps
+                                   if s.where is not None))
     found = next((name for name, word in WORDS if re.search(word, text)), "")
     if found == "embedding" and kind != "index":
         found = ""  # sums and residuals on its line
@@ -109,4 +110,4 @@ def of_torch(kernel: str) -> str:
     return next((name for name, word in NAMES if re.search(word, kernel)), "other")
 
 
-__all__ = ["CLASSES", "ClassTimes", "of_group", "of_launch", "of_torch", "parts_of_matmuls"]
+__all__ = ["CLASSES", "ClassTimes", "of_groups", "of_launch", "of_torch", "parts_of_matmuls"]

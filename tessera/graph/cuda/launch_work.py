@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # The sort of work that each kind of group is; of a user's or the library's kernel see `_sort`.
 SORTS = {"gemm": "matmul", "attention": "attention", "loop": "elementwise", "rows": "reduction",
          "columns": "reduction", "strips": "reduction", "move": "move", "elements": "move",
-         "gather": "index", "segments": "index", "last": "index", "sort": "sort", "merge": "sort",
+         "gather": "index", "segments": "index", "last": "index", "parts": "index",
+         "runs": "index", "sort": "sort", "merge": "sort",
          "search": "sort", "position": "reduction", "scan": "reduction", "key": "elementwise",
          "library": "library", "host": "copy", "repeat": "loop"}
 
