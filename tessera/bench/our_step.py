@@ -53,7 +53,8 @@ class OurStep:
         times = ClassTimes()
         for record in p.launches.records:
             if record.event.device >= 0:
-                times.add(of_launch(record), record.work.name.partition("_")[2], record.us)
+                name = record.work.name  # without the number of the group
+                times.add(of_launch(record), name.partition("_")[2] or name, record.us)
         return times
 
     def launches(self) -> dict[str, int]:

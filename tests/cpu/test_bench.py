@@ -15,6 +15,10 @@ import pytest
 
 import guide_tables
 import tessera as ts
+from cpu.test_lowering_profile import clock as clock
+from fake_gpu import driver as driver
+from fake_gpu import gpu as gpu
+from lowering_cases import apart as apart
 from tessera.__main__ import main
 from tessera.bench import command, measure
 from tessera.bench.catalogue import FAMILIES, MODELS
@@ -261,6 +265,23 @@ def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
     assert all(set(x.operands) == {"bf16"} for x in plan.copies)
     loops = [x for x in plan.launches if x.where and "rotary" in x.where.text and x not in turned]
     assert len(loops) == 4  # of queries and keys, forward and backward
+
+
+def test_a_whole_measurement_of_ours(gpu: Any, clock: Any, apart: Any) -> None:
+    """On a fake GPU with a clock: every figure of the report, and a class for each launch."""
+    told: list[str] = []
+    model = small("gpt2-124m").sized(B=1, layers=1, vocabulary=40)
+    made = measure.measure(model, [measure.OURS], 1, 2, True, told.append)
+    ours = made["sides"]["tessera"]
+    assert made["model"]["d"] == 32 and made["rounds"] == 2 and len(told) == 2
+    assert ours["loss_last"] < ours["loss_first"]
+    assert ours["least_ms"] <= ours["step_ms"] <= ours["most_ms"]
+    assert ours["tokens_per_s"] == pytest.approx(16e3 / ours["step_ms"], rel=1e-2)
+    assert set(ours["classes"]) >= set(CLASSES) - {"copies"}
+    assert ours["gpu_us"] == pytest.approx(sum(c["us"] for c in ours["classes"].values()), abs=1)
+    assert sum(ours["launches"].values()) == sum(
+        c["launches"] for n, c in ours["classes"].items() if n != "copies")
+    assert "GPU ms (launches)" in step_text("gpt2", made)
 
 
 # --- differences ------------------------------------------------------------------------------
