@@ -4,85 +4,44 @@
     python benchmarks/gpt2_step.py --layers 2 --B 4
     python benchmarks/gpt2_step.py --profile          # and one more step, launch by launch
 
-Weights and moments are f32, matmuls bf16 with f32 sums. A step ends when its loss is on the host;
-host_ms is what its call takes until it returns.
+The model is that of `python -m tessera bench step gpt2-124m`: weights and moments are f32, matmuls
+bf16 with f32 sums. A step ends when its loss is on the host; host_ms is what its call takes until
+it returns.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 import numpy as np
 import record
 
 import tessera as ts
+from tessera.bench.models.gpt2 import SMALL
+from tessera.bench.models.record import StepModel, batch, weights
+from tessera.bench.models.step import OPTIMIZER, training_step
+from tessera.graph import tree
 from tessera.runtime.device import device
 
-BF16 = "bf16 @accum(f32)"
 
-
-def linear(x: Any, p: dict, name: str) -> Any:
-    return ts.cast(x, BF16) @ ts.cast(p[name], BF16) + ts.cast(p[name + "_b"], BF16)
-
-
-def layer(x: Any, p: dict, heads: int) -> Any:
-    B, T, d = x.shape
-    h = linear(ts.layernorm(x, p["g1"], p["b1"]), p, "qkv")
-    q, k, v = (ts.transpose(ts.reshape(t, (B, T, heads, d // heads)), (0, 2, 1, 3))
-               for t in ts.split(h, 3, axis=-1))
-    y = ts.transpose(ts.attention(q, k, v, causal=True), (0, 2, 1, 3))
-    x = x + ts.cast(linear(ts.reshape(y, (B, T, d)), p, "out"), "f32")
-    h = ts.gelu(linear(ts.layernorm(x, p["g2"], p["b2"]), p, "up"))
-    return x + ts.cast(linear(h, p, "down"), "f32")
-
-
-def loss(params: dict, tokens: Any, targets: Any, heads: int) -> Any:
-    x = ts.embedding(params["table"], tokens) + params["positions"]
-    for p in params["layers"]:
-        x = layer(x, p, heads)
-    x = ts.layernorm(x, params["g"], params["b"])
-    logits = ts.cast(x, BF16) @ ts.transpose(ts.cast(params["table"], BF16))
-    return ts.cross_entropy(ts.cast(logits, "f32"), targets)
-
-
-def parameters(vocabulary: int, T: int, d: int, layers: int, rng: np.random.Generator) -> dict:
-    def weight(*shape: int) -> Any:
-        return ts.param(ts.tensor((0.02 * rng.standard_normal(shape)).astype(np.float32)))
-
-    def one(*names: str) -> dict:
-        return {n: ts.param(ts.ones((d,)) if n[0] == "g" else ts.zeros((d,))) for n in names}
-
-    sizes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
-    blocks = [{**one("g1", "b1", "g2", "b2"),
-               **{n: weight(*s) for n, s in sizes.items()},
-               **{n + "_b": ts.param(ts.zeros((s[1],))) for n, s in sizes.items()}}
-              for _ in range(layers)]
-    return {"table": weight(vocabulary, d), "positions": weight(T, d), "layers": blocks,
-            **one("g", "b")}
+def sized(flags: argparse.ArgumentParser) -> tuple[argparse.Namespace, StepModel]:
+    """GPT-2 124M, or of the extents that flags say."""
+    names = ("layers", "d", "heads", "B", "T", "vocabulary")
+    for name in names:
+        flags.add_argument(f"--{name}", type=int, default=getattr(SMALL, name))
+    a = flags.parse_args()
+    return a, SMALL.sized(**{name: getattr(a, name) for name in names})
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("layers", 12), ("d", 768), ("heads", 12), ("B", 32), ("T", 1024),
-                        ("vocabulary", 50304), ("steps", 10)):
-        flags.add_argument(f"--{name}", type=int, default=value)
+    flags.add_argument("--steps", type=int, default=10)
     flags.add_argument("--profile", action="store_true")
-    a = flags.parse_args()
-    rng = np.random.default_rng(0)
-    params = parameters(a.vocabulary, a.T, a.d, a.layers, rng)
-    optimizer = ts.optim.AdamW()
-    tokens = rng.integers(0, a.vocabulary, (a.B, a.T + 1)).astype(np.int32)
-
-    @ts.jit
-    def step(params: dict, state: Any, x: Any, y: Any) -> Any:
-        value, grads = ts.value_and_grad(lambda p: loss(p, x, y, a.heads))(params)
-        params, state = optimizer.update(params, grads, state, 3e-4)
-        return value, params, state
-
-    state = optimizer.init(params)
-    x, y = ts.tensor(tokens[:, :-1].copy()), ts.tensor(tokens[:, 1:].copy())
+    a, model = sized(flags)
+    params, step = tree.map_tree(ts.tensor, weights(model)), training_step(model)
+    state = OPTIMIZER.init(params)
+    x, y = (ts.tensor(t) for t in batch(model))
     params, state, x, y = (ts.to(t, "cuda") for t in (params, state, x, y))
     begin = time.perf_counter()
     value, params, state = step(params, state, x, y)

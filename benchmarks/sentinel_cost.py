@@ -13,11 +13,14 @@ import argparse
 import time
 from typing import Any
 
-import gpt2_step
 import numpy as np
 import record
+from gpt2_step import sized
 
 import tessera as ts
+from tessera.bench.models.record import StepModel, batch, weights
+from tessera.bench.models.step import OPTIMIZER, training_step
+from tessera.graph import tree
 from tessera.runtime.device import device
 
 MODES = ("off", "flag")
@@ -26,23 +29,12 @@ MODES = ("off", "flag")
 class Steps:
     """The training step in one mode, and how long each call took."""
 
-    def __init__(self, mode: str, a: argparse.Namespace):
+    def __init__(self, mode: str, model: StepModel):
         self.mode, self.times = mode, list[float]()
-        rng = np.random.default_rng(0)
-        params = gpt2_step.parameters(a.vocabulary, a.T, a.d, a.layers, rng)
-        tokens = rng.integers(0, a.vocabulary, (a.B, a.T + 1)).astype(np.int32)
-        optimizer = ts.optim.AdamW()
-
-        @ts.jit
-        def step(params: dict, state: Any, x: Any, y: Any) -> Any:
-            value, grads = ts.value_and_grad(lambda p: gpt2_step.loss(p, x, y, a.heads))(params)
-            params, state = optimizer.update(params, grads, state, 3e-4)
-            return value, params, state
-
-        self.step = step
-        self.trained = ts.to((params, optimizer.init(params)), "cuda")
-        self.batch = ts.to((ts.tensor(tokens[:, :-1].copy()), ts.tensor(tokens[:, 1:].copy())),
-                           "cuda")
+        params = tree.map_tree(ts.tensor, weights(model))
+        self.step = training_step(model)
+        self.trained = ts.to((params, OPTIMIZER.init(params)), "cuda")
+        self.batch = ts.to(tuple(ts.tensor(t) for t in batch(model)), "cuda")
 
     def run(self) -> float:
         """One step; its loss."""
@@ -75,12 +67,10 @@ def most_changed(modes: dict[str, Steps], count: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("layers", 12), ("d", 768), ("heads", 12), ("B", 32), ("T", 1024),
-                        ("vocabulary", 50304), ("steps", 8)):
-        flags.add_argument(f"--{name}", type=int, default=value)
+    flags.add_argument("--steps", type=int, default=8)
     flags.add_argument("--profile", action="store_true")
-    a = flags.parse_args()
-    modes = {mode: Steps(mode, a) for mode in MODES}
+    a, model = sized(flags)
+    modes = {mode: Steps(mode, model) for mode in MODES}
     losses: dict[str, float] = {}
     for _ in range(a.steps + 1):
         losses = {mode: steps.run() for mode, steps in modes.items()}

@@ -147,7 +147,8 @@ def count(machine: Machine, function: Function, sites: tuple[ReportSite, ...],
     held = {box.memory.name: box.memory for box in machine.env.values()
             if isinstance(box, MemoryBox)}
     made = {n.where.line: machine.env[n.outs[0].value] for n in walk(function.body)
-            if isinstance(n, Op) and n.outs and n.where is not None}
+            if isinstance(n, Op) and n.outs and n.where is not None
+            and n.outs[0].value in machine.env}  # no way may have led there
     words = memory(pointer, (len(sites), SITE_WORDS), np.uint64)
     for site, row in zip(sites, words, strict=True):
         if site.formats[0] == "held":

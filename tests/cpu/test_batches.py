@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import gpt2_step
 import numpy as np
 import pytest
 
@@ -18,7 +17,11 @@ from fake_gpu import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
 from tessera import config
+from tessera.bench.models.gpt2 import SMALL
+from tessera.bench.models.record import weights
+from tessera.bench.models.step import OPTIMIZER, training_step
 from tessera.errors import GraphError, NumericsError
+from tessera.graph import tree
 from tessera.graph.cuda import CudaProgram
 from tessera.graph.cuda.launch_forms import request_of
 from tessera.graph.cuda.launch_plan import plan_of
@@ -313,13 +316,9 @@ def test_each_group_counts_in_words_of_its_own(rng):
 # --- a training step ---------------------------------------------------------------------------
 def test_launches_of_a_step_of_gpt2():
     """Of 12 layers 633 groups were 633 launches; here a small one of 3, with the same ops."""
-    def step(params, state, x, y):
-        value, grads = ts.value_and_grad(lambda p: gpt2_step.loss(p, x, y, 2))(params)
-        return value, *optimizer.update(params, grads, state, 3e-4)
-
-    params = gpt2_step.parameters(512, 64, 64, 3, np.random.default_rng(0))
-    optimizer, tokens = ts.optim.AdamW(), ts.zeros((2, 64), dtype="int32")
-    made = program(step, params, optimizer.init(params), tokens, tokens)
+    model = SMALL.sized(B=2, T=64, layers=3, d=64, heads=2, vocabulary=512)
+    params, tokens = tree.map_tree(ts.tensor, weights(model)), ts.zeros((2, 64), dtype="int32")
+    made = program(training_step(model).fn, params, OPTIMIZER.init(params), tokens, tokens)
     groups, plan = made.plan.groups, plan_of(made)
     optimizer_launches = [x for x in plan.launches if x.work.part == "optimizer"]
     assert len(optimizer_launches) <= 6  # by whether it decays, and what makes the gradient
@@ -341,7 +340,8 @@ def test_each_recorded_graph_reads_tables_of_its_own(gpu, driver, rng, apart):
             fresh = ts.tensor(rng.uniform(1, 2, sizes[0]).astype(np.float32))
             sets[t % 2][0] = ts.to(fresh, "cuda")
         xs, ys = sets[t % 2][:4], sets[t % 2][4:]
-        made, sums, roots = f(xs, ys)
+        with ts.config.scope(cuda_graphs=True):
+            made, sums, roots = f(xs, ys)
         for x, y in zip(xs, made, strict=True):
             assert_close(y.array, np.exp(x.array.astype(np.float64)) * 2.0, "f32", n=2)
         for x, y, z in zip(ys, sums, roots, strict=True):

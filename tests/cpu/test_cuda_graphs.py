@@ -1,4 +1,4 @@
-"""Calls of compiled functions as CUDA graphs: recorded at the second call, without being asked."""
+"""Calls of compiled functions as CUDA graphs, with the setting on: recorded at the second call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from tessera.runtime.flags import ReportSite, error_flags, register
 from tessera.runtime.memory_pools import trim
 from tessera.tensor import Tensor
 
-pytestmark = pytest.mark.usefixtures("gpu", "apart")
 tile = ts.tile
+
+
+@pytest.fixture
+def graphs_on():
+    with ts.config.scope(cuda_graphs=True):
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("gpu", "apart", "graphs_on")
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
