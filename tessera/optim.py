@@ -17,7 +17,9 @@ arguments, so that the next step runs the same compiled program. `ts.dist.zero` 
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -33,6 +35,8 @@ from .graph.trace import in_part
 from .mesh.parallel.matching_layouts import counter, lie_as, zeros_as
 from .numerics import as_type
 from .tensor import Tensor, as_tensor
+
+TOGETHER = 8  # sums of squares that are added one after another
 
 
 def decays_matrices(path: str, param: Tensor) -> bool:
@@ -238,11 +242,11 @@ def global_norm(grads: Any) -> Tensor:
     if not leaves:
         raise ArgumentError("the norm of a tree without tensors")
     with in_part("optimizer"):
-        squares = [F.sum(F.square(convert(g, compute_type(g.type)))) for g in leaves]
-        total = squares[0]
-        for s in squares[1:]:
-            total = total + s
-        return F.sqrt(total)
+        sums = [F.sum(F.square(convert(g, compute_type(g.type)))) for g in leaves]
+        while len(sums) > 1:  # a tree: those of a level do not wait for each other
+            sums = [functools.reduce(operator.add, sums[i:i + TOGETHER])
+                    for i in range(0, len(sums), TOGETHER)]
+        return F.sqrt(sums[0])
 
 
 def clip_by_global_norm(grads: Any, limit: float, norm: Any = None) -> tuple[Any, Tensor]:

@@ -348,3 +348,13 @@ def test_each_recorded_graph_reads_tables_of_its_own(gpu, driver, rng, apart):
             assert_close(y.array, x.array.astype(np.float64).sum(), "f32", n=160)
             assert_close(z.array, np.sqrt(x.array.astype(np.float64)), "f32")
     assert driver.graph_launches >= 7 and driver.node_updates
+
+
+def test_the_norm_of_many_gradients_is_a_tree_of_sums(rng):
+    """64 of one shape: their sums, eights of them, and all; one after another they were nine."""
+    gs = [normal(rng, 24) for _ in range(64)]
+    made = program(ts.optim.global_norm, gs)
+    assert len(launches(made)) <= 3
+    (norm,) = made.run([g.array for g in gs])
+    assert_close(norm, np.sqrt(sum((g.array.astype(np.float64) ** 2).sum() for g in gs)), "f32",
+                 n=64 * 24)
