@@ -43,9 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes are started, up to 72 at once: they share the byte code.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # A shell ignores Ctrl-C for what it runs in the background, and programs inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell ignores Ctrl-C for what it runs in the background, nohup that the terminal closes, and
+    # programs inherit that.
+    for ignored, default in ((signal.SIGINT, signal.default_int_handler),
+                             (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, default)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     settings.load_profile("tessera")

@@ -150,4 +150,5 @@ def test_rows_in_passes(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
         loss, back = ts.vjp(lambda x: ts.cross_entropy(ts.cast(x, "f32"), y), x)
         return loss, back(ts.ones(()))
 
-    emulate(loss, normal(rng, 3, n, dtype=dtype), lockstep=False, atol=1e-7)
+    one_place = 2.0**-7 if dtype == "bf16" else 1e-6  # sums of another order may round elsewhere
+    emulate(loss, normal(rng, 3, n, dtype=dtype), lockstep=False, rtol=one_place, atol=1e-7)

@@ -105,6 +105,8 @@ def test_casts_as_numerics(source, rounding, saturate, rng):
             if want.dtype.kind == "f":
                 word = f"u{want.itemsize}"
                 wrong = got.view(word) != want.view(word)
+                if z.name in ("bf16", "f16"):  # a NaN is one whatever its bits
+                    wrong &= ~(np.isnan(got) & np.isnan(want))
             at = int(np.argmax(wrong))
             assert not wrong.any(), f"{a} to {z}: {x[at]!r} gives {got[at]!r}, not {want[at]!r}"
 
