@@ -54,6 +54,20 @@ def test_a_norm_and_its_sums_are_one_kernel(rng: np.random.Generator) -> None:
     assert_close(dx.reshape(-1, 72), want, "f32", n=72)
 
 
+@pytest.mark.parametrize("rows", [(1600,), (40, 8, 5)])
+def test_rows_cut_anew_end_no_loop(rows: tuple[int, ...], rng: np.random.Generator) -> None:
+    """The sum of what a loop makes is taken in it, however its rows are written for the sum."""
+    def fn(x: Any) -> Any:
+        y = ts.cast(ts.exp(x), "bf16")
+        return y, ts.sum(ts.cast(ts.reshape(y, (*rows, 24)), "f32"), axis=tuple(range(len(rows))))
+
+    x = _drawn(rng, 4, 400, 24)
+    (y, total), groups = _run(fn, x)
+    assert [g.kind for g in groups] == ["strips", "columns"]
+    want = np.asarray(ts.cast(ts.tensor(y, "bf16"), "f32"), np.float64).sum((0, 1))
+    assert_close(total, want, "f32", n=1600)
+
+
 def test_narrow_elements_are_added_in_f32(rng: np.random.Generator) -> None:
     x = _drawn(rng, 2048, 16, dtype="bf16")
     (got,), groups = _run(lambda x: ts.sum(x, axis=0), x)

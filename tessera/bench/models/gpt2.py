@@ -17,7 +17,8 @@ BF16 = "bf16 @accum(f32)"
 class Spelling:
     """How it is written.
 
-    product: "batched", x @ w of [B, T, d] | "flat", of [B T, d] | "einsum"
+    product: "batched", gemm of [B, T, d] | "flat", of [B T, d] | "einsum", which rounds before the
+    bias is added
     qkv: "split" | "slices", of one matmul | "three", matmuls with a weight each
     """
 
@@ -27,8 +28,8 @@ class Spelling:
 
 
 SPELLINGS = {
-    "x @ w of [B, T, d], one qkv weight, split": Spelling(),
-    "x @ w of [B T, d]": Spelling(product="flat"),
+    "gemm of [B, T, d], one qkv weight, split": Spelling(),
+    "gemm of [B T, d]": Spelling(product="flat"),
     "einsum": Spelling(product="einsum"),
     "qkv by slices": Spelling(qkv="slices"),
     "three weights": Spelling(qkv="three"),
@@ -47,22 +48,23 @@ def shapes(m: StepModel) -> Any:
             "g": (d,), "b": (d,)}
 
 
-def product(x: Any, w: Any, how: Spelling) -> Any:
-    """x w.   x: [B, T, I]   w: [I, O]"""
+def product(x: Any, w: Any, how: Spelling, bias: Any = None) -> Any:
+    """x w + bias.   x: [B, T, I]   w: [I, O]   bias: [O]"""
     if how.product == "einsum":
-        return ts.einsum("bti,io->bto", x, w)
+        y = ts.einsum("bti,io->bto", x, w)
+        return y if bias is None else y + bias
     if how.product == "batched":
-        return x @ w
+        return ts.gemm(x, w, bias)
     B, T, width = x.shape
-    x = ts.reshape(x, (B * T, width))
-    return ts.reshape(x @ w, (B, T, w.shape[1]))
+    y = ts.gemm(ts.reshape(x, (B * T, width)), w, bias)
+    return ts.reshape(y, (B, T, w.shape[1]))
 
 
 def linear(x: Any, p: dict, name: str, how: Spelling) -> Any:
-    y = product(ts.cast(x, BF16), ts.cast(p[name], BF16), how)
-    if not how.biases:
-        return y
-    return y + ts.cast(p[name + "_b"], BF16)
+    """Rounded once, bias and all: one that is small beside the product would be lost if it were
+    added to what is rounded already, and biases are small for all of the first steps."""
+    bias = ts.cast(p[name + "_b"], BF16) if how.biases else None
+    return product(ts.cast(x, BF16), ts.cast(p[name], BF16), how, bias)
 
 
 def queries_keys_values(x: Any, p: dict, how: Spelling) -> Any:

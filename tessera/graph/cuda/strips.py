@@ -52,6 +52,8 @@ def open_column_sums(graph: Graph) -> Graph:
         if x.aval.dtype.kind != "float" or not all(
                 isinstance(d, int) for d in x.aval.shape) or prod(extents_of(x)[:-1]) < LONG:
             return None
+        x = _before_cuts(rw, x)
+        axis = tuple(range(x.aval.ndim - 1))
         accum = node.attrs["accum"]
         wide = as_type(accum.name)
         if x.aval.dtype is not accum:
@@ -69,6 +71,20 @@ def open_column_sums(graph: Graph) -> Graph:
         return rw.emit("reshape", made, shape=out.shape)
 
     return rebuild(graph, visit)
+
+
+def _before_cuts(rw: Rewriter, x: Value) -> Value:
+    """x in the rows that its elements are made in: the loop that makes them takes in the sum."""
+    made = rw.producer.get(x)
+    if made is None or made.op.name not in ("reshape", "cast"):
+        return x
+    (before,) = made.inputs
+    if made.op.name == "cast":
+        rows = _before_cuts(rw, before)
+        return x if rows is before else rw.emit("cast", rows, **made.attrs)
+    whole = before.aval.ndim > 1 and before.aval.shape[-1:] == x.aval.shape[-1:] and all(
+        isinstance(n, int) for n in before.aval.shape)
+    return _before_cuts(rw, before) if whole else x
 
 
 def strips_of(nodes: Sequence[Node]) -> list[Node]:
