@@ -7,7 +7,6 @@ from .operators import install
 from .ops import (
     attention,
     channel_norms,
-    contract,
     conv,
     convert,
     cosine,
@@ -31,6 +30,7 @@ from .ops import (
     nn,
     norms,
     pool,
+    products,
     quantiles,
     random,
     reduce,
@@ -52,10 +52,10 @@ from .regions.dependences import deps
 install()
 
 __all__ = [
-    "attention", "channel_norms", "contract", "conv", "convert", "cosine", "create",
+    "attention", "channel_norms", "conv", "convert", "cosine", "create",
     "cumulative", "deps", "determinants", "distances", "einsum", "elementwise",
     "factorizations", "gather", "index", "join", "linalg", "logic", "loss", "lu", "maths",
-    "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool",
+    "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products",
     "quantiles", "random", "reduce", "resize", "safe", "scatter", "segments", "sets", "shape",
     "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
 ]

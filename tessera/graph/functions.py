@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from .ops.attention import flash_attention as flash_attention
     from .ops.channel_norms import batch_norm as batch_norm
     from .ops.channel_norms import group_norm as group_norm
-    from .ops.contract import batched_gemm as batched_gemm
-    from .ops.contract import gemm as gemm
-    from .ops.contract import gemv as gemv
-    from .ops.contract import linear as linear
-    from .ops.contract import matmul as matmul
     from .ops.conv import conv1d as conv1d
     from .ops.conv import conv2d as conv2d
     from .ops.conv import conv_transpose2d as conv_transpose2d
@@ -179,6 +174,11 @@ if TYPE_CHECKING:
     from .ops.norms import rmsnorm as rmsnorm
     from .ops.pool import avg_pool2d as avg_pool2d
     from .ops.pool import max_pool2d as max_pool2d
+    from .ops.products import batched_gemm as batched_gemm
+    from .ops.products import gemm as gemm
+    from .ops.products import gemv as gemv
+    from .ops.products import linear as linear
+    from .ops.products import matmul as matmul
     from .ops.quantiles import median as median
     from .ops.quantiles import quantile as quantile
     from .ops.random import bernoulli as bernoulli
