@@ -36,6 +36,8 @@ from .ops import (
     reduce,
     resize,
     safe,
+    scaled,
+    scaled_matmul,
     scatter,
     segments,
     sets,
@@ -52,10 +54,10 @@ from .regions.dependences import deps
 install()
 
 __all__ = [
-    "attention", "channel_norms", "conv", "convert", "cosine", "create",
-    "cumulative", "deps", "determinants", "distances", "einsum", "elementwise",
-    "factorizations", "gather", "index", "join", "linalg", "logic", "loss", "lu", "maths",
-    "matrix_functions", "matrix_norms", "nn", "norms", "numpy_calls", "ops", "pool", "products",
-    "quantiles", "random", "reduce", "resize", "safe", "scatter", "segments", "sets", "shape",
+    "attention", "channel_norms", "conv", "convert", "cosine", "create", "cumulative", "deps",
+    "determinants", "distances", "einsum", "elementwise", "factorizations", "gather", "index",
+    "join", "linalg", "logic", "loss", "lu", "maths", "matrix_functions", "matrix_norms", "nn",
+    "norms", "numpy_calls", "ops", "pool", "products", "quantiles", "random", "reduce",
+    "resize", "safe", "scaled", "scaled_matmul", "scatter", "segments", "sets", "shape",
     "softmax", "sort", "sparse", "special", "spectral", "stop_gradient",
 ]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .ops.conv import conv_transpose2d as conv_transpose2d
     from .ops.convert import cast as cast
     from .ops.convert import cast_like as cast_like
-    from .ops.convert import dequantize as dequantize
-    from .ops.convert import quantize as quantize
     from .ops.cosine import dct as dct
     from .ops.cosine import idct as idct
     from .ops.create import arange as arange
@@ -209,6 +207,8 @@ if TYPE_CHECKING:
     from .ops.safe import logsumexp_safe as logsumexp_safe
     from .ops.safe import rmsnorm_safe as rmsnorm_safe
     from .ops.safe import softmax_safe as softmax_safe
+    from .ops.scaled import dequantize as dequantize
+    from .ops.scaled import quantize as quantize
     from .ops.scatter import dynamic_slice as dynamic_slice
     from .ops.scatter import dynamic_update_slice as dynamic_update_slice
     from .ops.scatter import index_put as index_put

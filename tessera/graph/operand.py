@@ -202,6 +202,20 @@ def plain(x: Any) -> Tensor:
     return x if x.scale is None else to_compute(x)
 
 
+def with_one_scale(x: Any) -> Tensor:
+    """x as a tensor whose elements may change places: codes that share one scale keep it; others
+    are multiplied out."""
+    x = as_tensor(x)
+    one = x.scale is None or (x.scale.ndim == 0 and x.policy.custom is None)
+    return x if one else to_compute(x)
+
+
+def keep_scale(y: Tensor, x: Tensor) -> Tensor:
+    """y, made of x by moving its elements, with x's scale."""
+    y.scale = x.scale
+    return y
+
+
 def convert(x: Tensor, numeric: NumericType) -> Tensor:
     """x as `numeric`, rounded as its policy says. x itself when nothing changes."""
     if x.type == numeric:

@@ -340,7 +340,7 @@ class _Prices:
 
     def _work(self, step: PartitionedOp) -> float:
         """Of a matmul on rank 0."""
-        if step.node.op.name != "matmul":
+        if step.node.op.name not in ("matmul", "scaled_matmul"):
             return 0.0
         a, out = step.node.inputs[0], step.node.outputs[0]
         k = _local(step.ins[0], a.aval.shape, a.aval.dtype)[-1]

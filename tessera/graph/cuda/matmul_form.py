@@ -70,11 +70,12 @@ def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
     notes = [f"{' and '.join(names)} read transposed, as they lie" if len(names) > 1 else
              f"{names[0]} is read transposed, as it lies"] if names else []
     types = [v.aval.dtype.name for v in anchor.inputs]
+    kinds = " and ".join(dict.fromkeys(types))
     if copied := anchor.attrs["copied"]:
-        notes.append(f"copy of {' and '.join(copied)}, because wgmma reads {types[0]} only along "
+        notes.append(f"copy of {' and '.join(copied)}, because wgmma reads {kinds} only along "
                      "the contracted axis")
     wide = anchor.attrs["accum"].name
-    notes += [f"operands of {types[0]}, sums in {wide}"] if types[0] != wide else []
+    notes += [f"operands of {kinds}, sums in {wide}"] if types[0] != wide else []
     if "parts" in anchor.attrs:
         return [*notes, f"sums over K in {anchor.attrs['parts']} parts of {anchor.attrs['depth']}, "
                 "because the result has few blocks"]

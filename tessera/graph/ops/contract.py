@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ F64 = as_type("f64").dtype
 def _matmul_shape(a: Aval, b: Aval, accum: DType) -> Aval:
     if a.ndim < 2 or b.ndim < 2:
         raise ShapeError("matmul needs matrices", hint="use ts.matmul, which takes vectors too")
-    if a.dtype is not b.dtype:
+    if not multiply_together(a.dtype, b.dtype):
         raise DTypeError(f"operands of one type needed, got {a.type} and {b.type}")
     if a.shape[-1] != b.shape[-2]:
         raise ShapeError(
@@ -53,6 +54,12 @@ def is_multiplied_as_stored(dtype: DType) -> bool:
     if dtype.kind == "float":
         return dtype.bits <= 16 and not dtype.packed
     return dtype.name == "int8"
+
+
+def multiply_together(a: DType, b: DType) -> bool:
+    """Whether a matmul takes elements of these types beside each other: of one type, or both floats
+    of 8 bits, of which tensor cores take any two."""
+    return a is b or (a.bits == b.bits == 8 and a.kind == b.kind == "float")
 
 
 def wide_type(dtype: DType) -> NumericType:
@@ -128,7 +135,7 @@ def stored_product(a: Tensor, b: Tensor, accum: DType) -> Tensor:
     """a b in a derivative: of elements of a narrow type where both are such, as a cotangent is that
     was rounded behind the forward matmul; else in the wide type."""
     (x, i), (y, j) = as_stored(a), as_stored(b)
-    if x.dtype is not y.dtype or not is_multiplied_as_stored(x.dtype):
+    if not multiply_together(x.dtype, y.dtype) or not is_multiplied_as_stored(x.dtype):
         return apply(MATMUL, to_compute(a), to_compute(b), accum=accum)
     out = apply(MATMUL, x, y, accum=accum)
     return out if i * j == 1.0 else out * (i * j)
@@ -183,11 +190,15 @@ MATMUL = GraphOp(
 
 def matmul_compute(a: Tensor, b: Tensor, accum: DType) -> Tensor:
     """matmul of operands of one type; a 2-D right operand makes it one 2-D product."""
+    return as_one_matrix(a, b, lambda x, y: apply(MATMUL, x, y, accum=accum))
+
+
+def as_one_matrix(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """multiply(a, b) by one 2-D product where the right operand is 2-D."""
     if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[-2]:
         flat = F.reshape(a, (size_of(a.shape[:-1]), a.shape[-1]))
-        out = apply(MATMUL, flat, b, accum=accum)
-        return F.reshape(out, (*a.shape[:-1], b.shape[-1]))
-    return apply(MATMUL, a, b, accum=accum)
+        return F.reshape(multiply(flat, b), (*a.shape[:-1], b.shape[-1]))
+    return multiply(a, b)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -23,11 +23,10 @@ from ...numerics import (
     encode,
 )
 from ...numerics.policy import without_host
-from ...tensor import OPERATORS, Tensor, as_tensor
+from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..op import FLAT_VIEW, FRESH, Arg, GraphOp, ResultMemory, Sample
 from ..operand import (
-    axis_index,
     compute_type,
     convert,
     public,
@@ -199,7 +198,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     x, numeric = as_tensor(x), as_type(dtype)
     wide_arrays.forget(x)
     if numeric.policy.custom is not None or numeric.policy.scaled or _per_channel(numeric):
-        return quantize(x, numeric)
+        return F.quantize(x, numeric)
     out = convert(to_compute(x) if x.scale is not None else x, numeric)
     if type(x) is type(out) is Tensor and out is not x and out.buffer is x.buffer:
         return out.copy()
@@ -215,43 +214,6 @@ def _per_channel(numeric: NumericType) -> bool:
 def cast_like(x: Any, like: Tensor) -> Tensor:
     """x converted to the numeric type and policy of `like`."""
     return cast(x, like.type)
-
-
-@public
-def quantize(x: Any, dtype: Any) -> Tensor:
-    """x as a scaled type: codes and the scale that is stored beside them.
-
-    `@scaled("amax")`: scale = max|x| / largest value of the format, over the whole tensor, or per
-    index of one axis with `@per_channel(axis)`. A precision policy class uses its own quantize().
-    A scale of 0 is stored as 1.
-    """
-    x, numeric = as_tensor(x), as_type(dtype)
-    wide = convert(to_compute(x), as_type("f32"))
-    if numeric.policy.custom is not None:
-        codes, scale = numeric.policy.custom().quantize(wide)
-        codes = convert(as_tensor(codes), as_type(numeric.dtype))
-    else:
-        scale = _amax_scale(wide, numeric)
-        plain = NumericType(numeric.dtype, Policy(saturate=True, rounding=numeric.policy.rounding,
-                                                  loss_scale=numeric.policy.loss_scale))
-        scaled = wide / scale
-        if numeric.dtype.kind == "int":
-            scaled = F.round(scaled)
-        codes = convert(scaled, plain)
-    scale = as_tensor(scale)
-    scale = F.where(F.equal(scale, 0.0), 1.0, scale)
-    return with_scale(codes, scale, numeric)
-
-
-def _amax_scale(x: Tensor, numeric: NumericType) -> Tensor:
-    axis = numeric.policy.per_channel
-    if axis is None:
-        amax = F.max(F.abs(x))
-    else:
-        keep = axis_index(axis, x.ndim)
-        others = tuple(i for i in range(x.ndim) if i != keep)
-        amax = F.max(F.abs(x), axis=others, keepdims=True)
-    return amax * (1.0 / float(numeric.dtype.max))
 
 
 RETYPE = GraphOp(
@@ -275,18 +237,3 @@ def with_scale(codes: Tensor, scale: Tensor, numeric: NumericType) -> Tensor:
         out = apply(RETYPE, codes, to=numeric)
     out.scale = scale
     return out
-
-
-@public
-def dequantize(x: Tensor) -> Tensor:
-    """The values of a scaled tensor in its compute type: codes * scale, or the policy's own
-    dequantize(). Other tensors are converted to their compute type."""
-    if x.scale is None:
-        return to_compute(x)
-    plain = apply(RETYPE, x, to=as_type(x.dtype))
-    if x.policy.custom is not None:
-        return x.policy.custom().dequantize(plain, x.scale)
-    return convert(plain, compute_type(x.type)) * x.scale
-
-
-OPERATORS["quantize"], OPERATORS["dequantize"] = quantize, dequantize

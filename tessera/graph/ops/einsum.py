@@ -15,14 +15,15 @@ from typing import Any
 
 from ...dims import Dim, show_shape, size_of
 from ...errors import ArgumentError, AxisError, ShapeError
-from ...numerics import DType, NumericType
+from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor, as_tensor
 from .. import functions as F
-from ..operand import axis_index, promote, public, store, to_compute
+from ..operand import axis_index, plain, promote, public, store, to_compute
 from ..trace import apply
 from .contract import matmul_compute, matmul_type, operand_as, widened
 from .index import DIAGONAL
 from .reduce import SUM
+from .scaled_matmul import multiplies_scaled, scaled_product
 
 NOMINAL = 64  # stands for a symbolic extent when costs of contraction orders are compared
 
@@ -104,7 +105,7 @@ def _prepare(x: Tensor, letters: str, sizes: dict[str, Any]) -> Labelled:
         while letters.count(c) > 1:
             a = letters.index(c)
             b = letters.index(c, a + 1)
-            x = apply(DIAGONAL, x, offset=0, axis1=a, axis2=b)  # becomes the last axis
+            x = apply(DIAGONAL, plain(x), offset=0, axis1=a, axis2=b)  # becomes the last axis
             letters = letters[:a] + letters[a + 1:b] + letters[b + 1:] + c
     keep = [i for i, c in enumerate(letters) if x.shape[i] == sizes[c]]
     if len(keep) < len(letters):
@@ -117,7 +118,7 @@ def _sum_out(x: Tensor, letters: str, gone: str, accum: DType) -> Labelled:
     axes = tuple(i for i, c in enumerate(letters) if c in gone)
     if not axes:
         return x, letters
-    total = apply(SUM, widened(x), axis=axes, keepdims=False, accum=accum)
+    total = apply(SUM, widened(plain(x)), axis=axes, keepdims=False, accum=accum)
     return total, "".join(c for c in letters if c not in gone)
 
 
@@ -136,8 +137,8 @@ def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelle
     summed = "".join(c for c in both if c not in keep)
     m = "".join(c for c in left if c not in right)
     n = "".join(c for c in right if c not in left)
-    if x.dtype is not y.dtype:  # a sum by now, and an operand
-        x, y = widened(x), widened(y)
+    if x.dtype is not y.dtype and not multiplies_scaled(x, y):  # a sum by now, and an operand
+        x, y = widened(plain(x)), widened(plain(y))
     if not summed:
         return _product(x, left, y, right, batch + m + n), batch + m + n
     if batch and not m and not n:  # many short dot products: a loop, not a matmul for each
@@ -149,7 +150,7 @@ def _contract(a: Labelled, b: Labelled, keep: set[str], accum: DType) -> Labelle
                           (*lead, size_of(rows), size_of(depth)))
     y = F.reshape(_arrange(y, right, batch + summed + n),
                           (*lead, size_of(depth), size_of(columns)))
-    out = matmul_compute(x, y, accum)
+    out = scaled_product(x, y) if multiplies_scaled(x, y) else matmul_compute(x, y, accum)
     return F.reshape(out, (*lead, *rows, *columns)), batch + m + n
 
 
@@ -162,7 +163,7 @@ def _product(x: Tensor, left: str, y: Tensor, right: str, order: str) -> Tensor:
             shape.append(next(it) if c in letters else 1)
         return F.reshape(t, shape)
 
-    return F.multiply(spread(widened(x), left), spread(widened(y), right))
+    return F.multiply(spread(widened(plain(x)), left), spread(widened(plain(y)), right))
 
 
 # --- order ------------------------------------------------------------------------------------
@@ -186,6 +187,9 @@ def contraction_path(spec: EinsumSpec, sizes: dict[str, Any],
 def _operands(tensors: Sequence[Any]) -> tuple[list[Tensor], NumericType, DType]:
     """Operands in one type, as matmul takes them, the result's type and the accumulate type."""
     xs = [as_tensor(t) for t in tensors]
+    if len(xs) == 2 and multiplies_scaled(*xs):
+        wide = as_type("f32")
+        return xs, wide, wide.dtype
     if any(x.scale is not None for x in xs):
         xs = [to_compute(x) for x in xs]
     if len(xs) == 1:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from ... import hooks
 from ...dims import show_shape
 from ...errors import ShapeError
-from ...numerics import NumericType, result_type
+from ...numerics import NumericType, as_type, result_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import functions as F
 from ..operand import convert, public, store, to_compute
 from .contract import matmul_compute, matmul_operands
+from .scaled_matmul import multiplies_scaled, scaled_product
 
 
 @public
@@ -20,21 +23,32 @@ def matmul(a: Any, b: Any) -> Tensor:
 
     a: [..., M, K]   b: [..., K, N]   y: [..., M, N]
     Computes in the accumulate type and rounds once to the common type of the operands; int8 and
-    int4 give int32. Raises ShapeError, DTypeError.
+    int4 give int32, scaled operands f32. Of fp8 with `@scaled("amax")` the codes are multiplied as
+    they are stored, and the sums by both scales; in the derivatives the cotangent is
+    fp8_e5m2 @scaled("amax"). Raises ShapeError, DTypeError.
     """
     out, result = _unrounded_product(a, b)
     return store(out, result)
 
 
+def _operands(a: Any, b: Any) -> tuple[Tensor, Tensor, NumericType, Callable[..., Tensor]]:
+    """(operands, type of the result, what multiplies them)"""
+    x, y = as_tensor(a), as_tensor(b)
+    if multiplies_scaled(x, y):
+        return x, y, as_type("f32"), scaled_product
+    x, y, result, accum = matmul_operands(x, y)
+    return x, y, result, functools.partial(matmul_compute, accum=accum)
+
+
 def _unrounded_product(a: Any, b: Any) -> tuple[Tensor, NumericType]:
     """The product in the type it is computed in, and the type it is to be rounded to."""
-    x, y, result, accum = matmul_operands(a, b)
+    x, y, result, multiply = _operands(a, b)
     if x.ndim == 0 or y.ndim == 0:
         raise ShapeError("matmul of a scalar", hint="multiply with *")
     left, right = x.ndim == 1, y.ndim == 1
     x = F.reshape(x, (1, x.shape[0])) if left else x
     y = F.reshape(y, (y.shape[0], 1)) if right else y
-    out = matmul_compute(x, y, accum)
+    out = multiply(x, y)
     if left or right:
         shape = list(out.shape)
         del shape[len(shape) - 2 if left else len(shape) - 1]
@@ -99,12 +113,12 @@ def linear(x: Any, w: Any, bias: Any = None) -> Tensor:
     Weights [I, O] need no transpose: x @ w + bias. Computed in the accumulate type, the bias too,
     and rounded once. Raises ShapeError, DTypeError.
     """
-    a, b, result, accum = matmul_operands(x, w)
+    a, b, result, multiply = _operands(x, w)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[1]:
         raise ShapeError(f"linear takes x [..., I] and w [O, I], got {show_shape(a.shape)} and "
                          f"{show_shape(b.shape)}", hint="x @ w takes w [I, O]")
     rows = a if a.ndim > 1 else F.reshape(a, (1, -1))
-    y = matmul_compute(rows, F.swapaxes(b, 0, 1), accum)
+    y = multiply(rows, F.swapaxes(b, 0, 1))
     y = F.reshape(y, (*a.shape[:-1], b.shape[0]))
     if bias is not None:
         c = convert(to_compute(as_tensor(bias)), y.type)

@@ -19,11 +19,13 @@ from ..operand import (
     axis_index,
     compute_type,
     convert,
+    keep_scale,
     literal,
     plain,
     public,
     shape_tuple,
     to_compute,
+    with_one_scale,
 )
 from ..trace import apply
 from .elementwise import pad_batch_axes, unbroadcast
@@ -61,11 +63,11 @@ def reshape(x: Any, *shape: Any) -> Tensor:
 
     Raises ShapeError when the numbers of elements differ.
     """
-    x = plain(x)
+    x = with_one_scale(x)
     items = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     dims = list(_with_inferred(x, items))
     target = shape_tuple(dims)
-    return x if target == tuple(x.shape) else apply(RESHAPE, x, shape=target)
+    return x if target == tuple(x.shape) else keep_scale(apply(RESHAPE, x, shape=target), x)
 
 
 def _with_inferred(x: Tensor, dims: Sequence) -> Sequence:
@@ -90,7 +92,7 @@ def flatten(x: Any, start: int = 0, end: int = -1) -> Tensor:
 
     A scalar becomes a line of one element. Raises AxisError, also where start is behind end.
     """
-    x = plain(x)
+    x = with_one_scale(x)
     if x.ndim == 0:
         x = reshape(x, (1,))
     first, last = axis_index(start, x.ndim), axis_index(end, x.ndim)
@@ -102,7 +104,7 @@ def flatten(x: Any, start: int = 0, end: int = -1) -> Tensor:
 @public
 def expand_dims(x: Any, axis: Any) -> Tensor:
     """x with new axes of extent 1 at these positions of the result."""
-    x = plain(x)
+    x = with_one_scale(x)
     count = len(axis) if isinstance(axis, tuple | list) else 1
     places = axes_tuple(axis, x.ndim + count)
     dims = list(x.shape)
@@ -114,7 +116,7 @@ def expand_dims(x: Any, axis: Any) -> Tensor:
 @public
 def squeeze(x: Any, axis: Any = None) -> Tensor:
     """x without these axes of extent 1 (all of them when axis is None). Raises ShapeError."""
-    x = plain(x)
+    x = with_one_scale(x)
     drop = (
         tuple(i for i, d in enumerate(x.shape) if d == 1)
         if axis is None
@@ -153,7 +155,7 @@ def transpose(x: Any, axes: Any = None, *more: int) -> Tensor:
     axes: a sequence, or the axes themselves: x.transpose(0, 2, 1). Two axes of more are no
     permutation: PyTorch's x.transpose(a, b) is x.swapaxes(a, b). Raises AxisError.
     """
-    x = plain(x)
+    x = with_one_scale(x)
     if more:
         axes = (axes, *more)
         if axes in ((0, 1), (-2, -1)) and x.ndim == 2:
@@ -169,7 +171,7 @@ def transpose(x: Any, axes: Any = None, *more: int) -> Tensor:
             f"{tuple(axes)} is not a permutation of the {x.ndim} axes",
             hint=f"x.swapaxes({axes[0]}, {axes[1]}) exchanges two of them" if len(axes) == 2
             else f"each of 0..{x.ndim - 1} once")
-    return x if order == tuple(range(x.ndim)) else apply(TRANSPOSE, x, axes=order)
+    return x if order == tuple(range(x.ndim)) else keep_scale(apply(TRANSPOSE, x, axes=order), x)
 
 
 def _is_one_axis(axes: Any) -> bool:
@@ -179,7 +181,7 @@ def _is_one_axis(axes: Any) -> bool:
 @public
 def swapaxes(x: Any, a: int, b: int) -> Tensor:
     """x with two axes exchanged."""
-    x = plain(x)
+    x = with_one_scale(x)
     order = list(range(x.ndim))
     i, j = axis_index(a, x.ndim), axis_index(b, x.ndim)
     order[i], order[j] = j, i
@@ -189,7 +191,7 @@ def swapaxes(x: Any, a: int, b: int) -> Tensor:
 @public
 def moveaxis(x: Any, source: Any, destination: Any) -> Tensor:
     """x with an axis, or several, moved to other places, the others in order: np.moveaxis."""
-    x = plain(x)
+    x = with_one_scale(x)
     pairs = [v if isinstance(v, tuple | list) else (v,) for v in (source, destination)]
     if len(pairs[0]) != len(pairs[1]):
         raise ArgumentError(f"{len(pairs[0])} axes to move and {len(pairs[1])} places")

@@ -432,6 +432,6 @@ def _reason(v: Value, user: Node | None, layout: Layout) -> str:
 def _work(node: Node) -> float:
     """Operations of a node: products of all letters' extents for contractions, else elements."""
     sizes = [prod(extents(v.aval)) for v in (*node.inputs, *node.outputs)]
-    if node.op.name == "matmul":
+    if node.op.name in ("matmul", "scaled_matmul"):
         return 2.0 * sizes[-1] * extents(node.inputs[0].aval)[-1]
     return float(max(sizes, default=1))

@@ -1,0 +1,207 @@
+"""Scaled types: codes, and the scale that is stored beside them.
+
+x ~ decode(codes) * scale. To derivatives the pair is the value that it stands for: quantize is the
+identity, which passes a cotangent on as it is, and the cotangent of codes is that of the values.
+Scales are constants. So no factor is multiplied into a cotangent to be divided out again, and none
+is rounded here: products round theirs, with a scale of its own (scaled_matmul.py).
+Bengio et al. 2013, arXiv:1308.3432 (straight-through).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import DTypeError, ShapeError
+from ...numerics import NumericType, Policy, as_type, decode
+from ...tensor import OPERATORS, Tensor, as_tensor
+from .. import functions as F
+from ..op import Arg, Aval, GraphOp, Sample
+from ..operand import axis_index, compute_type, convert, public, to_compute
+from ..trace import apply
+from .convert import CAST, CAST_STOCHASTIC, RETYPE, cast_ref, with_scale
+from .elementwise import broadcast_shapes, pad_batch_axes
+from .stop_gradient import STOP_GRADIENT
+
+F32 = as_type("f32")
+FIRST = Arg((), "positive", False)
+
+
+# --- codes and values ---------------------------------------------------------------------------
+def _scaled_shape(x: Aval, scale: Aval, numeric: NumericType) -> Aval:
+    if broadcast_shapes(x.shape, scale.shape) != tuple(x.shape):
+        raise ShapeError(f"a scale of {scale} does not broadcast to {x}")
+    return Aval(x.shape, numeric)
+
+
+def _quantize_ref(x: np.ndarray, scale: np.ndarray, key: np.ndarray | None = None, *,
+                  to: NumericType) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = x / scale
+    if to.dtype.kind == "int":
+        scaled = np.rint(scaled)
+    elif not to.policy.saturate:
+        scaled = np.where(np.isfinite(scaled), np.clip(scaled, -to.dtype.max, to.dtype.max), scaled)
+    return cast_ref(scaled, key, source=F32, to=to)
+
+
+def _quantize_steps(x: Tensor, scale: Tensor, *key: Tensor, to: NumericType) -> Tensor:
+    """Of floats what is finite saturates, with @saturate infinities, too."""
+    scaled = x / scale
+    if to.dtype.kind == "int":
+        scaled = F.round(scaled)
+    elif not to.policy.saturate:
+        most = float(to.dtype.max)
+        scaled = F.where(F.abs(scaled) < np.inf, F.clip(scaled, -most, most), scaled)
+    return apply(CAST_STOCHASTIC if key else CAST, scaled, *key, source=F32, to=to)
+
+
+def _rows(x: Tensor, scale: Tensor, batched: tuple) -> tuple[Tensor, Tensor]:
+    """Operands with a batch axis each where the scale has one, which broadcasts behind it."""
+    if not batched[1]:
+        return x, scale
+    x = x if batched[0] else F.expand_dims(x, 0)
+    return x, pad_batch_axes(scale, x.ndim - 1)
+
+
+def _quantize_batch(size: Any, batched: tuple, x: Tensor, scale: Tensor, *key: Tensor, to: Any
+                    ) -> tuple:
+    x, scale = _rows(x, scale, batched)
+    if not batched[0] and batched[1]:
+        x = F.broadcast_to(x, (size, *x.shape[1:]))
+    if not (key and batched[2]):
+        return apply(QUANTIZE, x, scale, *key, to=to), True
+    keys = [F.reshape(k, (2,)) for k in F.split(key[0], [1] * size, axis=0)]
+    rows = [F.split(t, [1] * size, axis=0) if on else [t] * size
+            for t, on in zip((x, scale), (batched[0] or batched[1], batched[1]), strict=True)]
+    made = [apply(QUANTIZE, row, s, k, to=to) for row, s, k in zip(*rows, keys, strict=True)]
+    if batched[0] or batched[1]:
+        return F.concatenate(made, axis=0), True
+    return F.stack(made), True
+
+
+QUANTIZE = GraphOp(
+    "quantize",
+    shape=lambda x, scale, *key, to: _scaled_shape(x, scale, to),
+    ref=_quantize_ref,
+    vjp=lambda g, y, x, scale, *key, to: (g, None, *(None for _ in key)),
+    jvp=lambda ts, y, x, scale, *key, to: ts[0],
+    batch=_quantize_batch,
+    expand=_quantize_steps,
+    axes="...,...->...",
+    samples=(
+        Sample((Arg((2, 3), "normal", False), FIRST), {"to": as_type("fp8_e4m3 @saturate")}),
+        Sample((Arg((2, 3), "normal", False), Arg((2, 1), "positive", False)),
+               {"to": as_type("int8")}),
+    ),
+    doc="the codes of x / scale; to derivatives the identity",
+)
+
+
+def _dequantize_batch(size: Any, batched: tuple, codes: Tensor, scale: Tensor) -> tuple:
+    return apply(DEQUANTIZE, *_rows(codes, scale, batched)), True
+
+
+DEQUANTIZE = GraphOp(
+    "dequantize",
+    shape=lambda codes, scale: Aval(broadcast_shapes(codes.shape, scale.shape), F32),
+    ref=lambda codes, scale: np.multiply(
+        decode(codes, as_type(codes.dtype).dtype).astype(np.float32), scale, dtype=np.float32),
+    vjp=lambda g, y, codes, scale: (g, None),
+    jvp=lambda ts, y, codes, scale: ts[0],
+    batch=_dequantize_batch,
+    expand=lambda codes, scale: convert(codes, F32) * scale,
+    axes="...,...->...",
+    samples=(
+        Sample((Arg((2, 3), "type:fp8_e4m3", False), FIRST), {}),
+        Sample((Arg((2, 3), "type:int8", False), Arg((2, 1), "positive", False)), {}),
+    ),
+    doc="codes times their scale; to derivatives the identity",
+)
+
+
+# --- scales -------------------------------------------------------------------------------------
+def finite_amax(x: Tensor, axis: int | None = None) -> Tensor:
+    """The largest finite |x|, 0 where there is none: of all, or for each index of one axis, in
+    extents that broadcast. A constant for derivatives."""
+    size = F.abs(apply(STOP_GRADIENT, x))
+    size = F.where(size < np.inf, size, 0.0)
+    if axis is None:
+        return F.max(size)
+    keep = axis_index(axis, x.ndim)
+    return F.max(size, axis=tuple(i for i in range(x.ndim) if i != keep), keepdims=True)
+
+
+def scale_of(amax: Tensor, numeric: NumericType) -> Tensor:
+    """The scale that puts amax on the largest value of the format; 1 where it would be 0."""
+    scale = amax * (1.0 / float(numeric.dtype.max))
+    return F.where(F.equal(scale, 0.0), 1.0, scale)
+
+
+def codes_of(x: Tensor, scale: Tensor, numeric: NumericType, saturate: bool = True) -> Tensor:
+    """The codes of x / scale. Beyond the range they are the largest values; of infinities only
+    where they saturate."""
+    policy = numeric.policy
+    to = NumericType(numeric.dtype, Policy(saturate=saturate, rounding=policy.rounding))
+    key = (F.next_key(),) if policy.rounding == "stochastic" and to.dtype.kind == "float" else ()
+    return apply(QUANTIZE, x, scale, *key, to=to)
+
+
+@public
+def quantize(x: Any, dtype: Any, scale: Any = None) -> Tensor:
+    """x as a scaled type: codes and the scale that is stored beside them.
+
+    `@scaled("amax")`: scale = largest finite |x| / largest value of the format, over the whole
+    tensor, or per index of one axis with `@per_channel(axis)`. A precision policy class uses its
+    own quantize(). A scale of 0 is stored as 1.
+    scale: one for the whole tensor, instead; what is beyond the range then saturates.
+    To derivatives it is the identity: cotangents pass as they are, and a scale is a constant.
+    """
+    x, numeric = as_tensor(x), as_type(dtype)
+    wide = convert(to_compute(x), F32)
+    if numeric.policy.custom is not None:
+        if scale is not None:
+            raise DTypeError(f"{numeric} finds its scale itself", hint="leave scale= out")
+        codes, scale = numeric.policy.custom().quantize(wide)
+        codes, scale = convert(as_tensor(codes), as_type(numeric.dtype)), as_tensor(scale)
+        return with_scale(codes, F.where(F.equal(scale, 0.0), 1.0, scale), numeric)
+    if scale is None:
+        scale = scale_of(finite_amax(wide, numeric.policy.per_channel), numeric)
+    else:
+        scale = _given_scale(scale, numeric)
+    return with_scale(codes_of(wide, scale, numeric), scale, numeric)
+
+
+def _given_scale(scale: Any, numeric: NumericType) -> Tensor:
+    scale = convert(as_tensor(scale), F32)
+    if scale.ndim or numeric.policy.per_channel is not None:
+        raise ShapeError(f"scale= is one number for the whole tensor, got {scale.ndim} axes for "
+                         f"{numeric}", hint="ts.quantize(x / scales, dtype, scale=1.0)")
+    if not numeric.policy.scaled:
+        raise DTypeError(f"{numeric} has no scale", hint=f'ts.quantize(x, "{numeric} '
+                         '@scaled(amax)", scale)')
+    return apply(STOP_GRADIENT, scale)
+
+
+@public
+def dequantize(x: Tensor) -> Tensor:
+    """The values of a scaled tensor in its compute type: codes * scale, or the policy's own
+    dequantize(). Other tensors are converted to their compute type."""
+    if x.scale is None:
+        return to_compute(x)
+    plain = stored_codes(x)
+    if x.policy.custom is not None:
+        return x.policy.custom().dequantize(plain, x.scale)
+    assert compute_type(x.type) == F32
+    return apply(DEQUANTIZE, plain, x.scale)
+
+
+def stored_codes(x: Tensor) -> Tensor:
+    """The codes of a scaled tensor, as numbers of its storage type."""
+    return apply(RETYPE, x, to=as_type(x.dtype))
+
+
+OPERATORS["quantize"], OPERATORS["dequantize"] = quantize, dequantize
+
+__all__ = ["DEQUANTIZE", "QUANTIZE", "codes_of", "finite_amax", "scale_of", "stored_codes"]
