@@ -1,0 +1,40 @@
+"""Attention with a mask or dropout as compiled for sm_90a: by wgmma, and at most four numbers of a
+thread are not in registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tile_gpu
+from tessera import bf16
+from tessera.kernels.attention_scores import DropoutRule, MaskRule, ScoreRule
+from tessera.kernels.modified_attention import (
+    modified_attention,
+    modified_attention_keys,
+    modified_attention_queries,
+    modified_blocks,
+)
+
+H, S, T = 2, 256, 256
+KERNELS = modified_attention, modified_attention_keys, modified_attention_queries
+MASK, DRAWS = MaskRule(False, H, columns=True), DropoutRule(S, True, 1 << 31, 2.0)
+
+
+@pytest.mark.parametrize("which", range(3), ids=["result", "keys", "queries"])
+@pytest.mark.parametrize("masked, draws", [(True, False), (False, True), (True, True)],
+                         ids=["mask", "dropout", "both"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_numbers_stay_in_registers(D, masked, draws, which):
+    x = np.zeros((H, S, D), bf16.numpy)
+    M = np.ones((1, 1, T), bool) if masked else None
+    W = np.zeros((1, 2), np.uint32) if draws else None
+    lse, made = np.zeros((H, S), np.float32), np.zeros((H, S, D), np.float32)
+    n, step, gradient_step = modified_blocks(bf16, D, draws)
+    rest, BM, BN = [((made, lse), n, step), ((x, lse, lse, made, made), gradient_step, n),
+                    ((x, lse, lse, made), n, gradient_step)][which]
+    rule = ScoreRule(True, MASK if masked else None, DRAWS if draws else None)
+    built = tile_gpu.compiled(KERNELS[which], x, x, x, M, W, *rest, 0.1, rule=rule, BM=BM, BN=BN,
+                              target="sm_90a")
+    assert built.notes[0].startswith("matmuls by wgmma")
+    assert built.built.resources.spill_store_bytes <= 16 and not built.built.warnings
