@@ -48,9 +48,11 @@ class History:
         return [step for step, done in self._found() if done]
 
     def _found(self) -> list[tuple[int, bool]]:
-        if not self.folder.is_dir():
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):  # another rank may remove it meanwhile
             return []
-        matches = (STEP_FOLDER.fullmatch(name) for name in os.listdir(self.folder))
+        matches = map(STEP_FOLDER.fullmatch, names)
         steps = sorted(int(m[1]) for m in matches if m)
         return [(step, (self.path(step) / MANIFEST).is_file()) for step in steps]
 

@@ -629,6 +629,20 @@ def test_nothing_whole_is_said_and_unfinished_ones_are_not_offered(tmp_path, rng
     assert caught.value.hint == "no other checkpoint of this run is whole"
 
 
+def test_a_folder_that_goes_while_it_is_looked_at_has_no_steps(tmp_path, monkeypatch):
+    """A rank that fails removes the empty folder that it made."""
+    history = History(tmp_path / "run")
+    history.folder.mkdir()
+    listed = os.listdir
+
+    def late(path):
+        os.rmdir(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", late)
+    assert history.steps() == []
+
+
 def test_going_on_from_an_earlier_step_leaves_one_line_of_history(tmp_path):
     history = History(tmp_path / "run", keep=3)
     for step in (10, 20, 30):
