@@ -53,7 +53,7 @@ def named_range(name: str) -> Iterator[None]:
                 profile.spans.append(span)
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
     """What ran in the block, as it always runs: `.launches` of GPUs and of the host, with
     operations and bytes, `.records` of what the host ran, `.spans` of ranges, `.graphs` in calling
@@ -71,9 +71,12 @@ class Profile:
     programs: dict[int, Any] = field(default_factory=dict)  # that ran, by identity
     _kernels: list[KernelEvent] = field(default_factory=list)  # of compiled functions on a GPU
 
+    def __str__(self) -> str:
+        return self.launches.table()
+
     @property
     def launches(self) -> LaunchTable:
-        """Times, operations and bytes of all that ran: `print(p.launches.table())`."""
+        """Times, operations and bytes of all that ran; `print(p)` shows their table."""
         return self.recorder.launches
 
     def _step(self, event: StepEvent) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -44,15 +45,22 @@ def own(results: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> tuple[np
     return tuple(out)
 
 
-def call_node(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
+@contextmanager
+def located(node: Node) -> Iterator[None]:
+    """An error of a node is one at its line."""
     try:
+        yield
+    except TesseraError as err:
+        if not err.located:  # the innermost node knows best: a scan's body, not the scan
+            err.where, err.located = node.where or err.where, True
+        raise
+
+
+def call_node(node: Node, inputs: tuple) -> tuple[np.ndarray, ...]:
+    with located(node):
         if node.op.effects:  # its messages, and other ranks, name the line
             with at_line(node.where):
                 made = node.op.ref(*inputs, **node.attrs)
         else:
             made = node.op.ref(*inputs, **node.attrs)
-    except TesseraError as err:
-        if not err.located:  # the innermost node knows best: a scan's body, not the scan
-            err.where, err.located = node.where or err.where, True
-        raise
     return tuple(map(np.asarray, made)) if node.op.multi else (np.asarray(made),)

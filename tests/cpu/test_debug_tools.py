@@ -62,6 +62,12 @@ class TestTrace:
 
 
 class TestProfile:
+    def test_printing_one_shows_its_table(self, args):
+        with ts.debug.profile() as p:
+            block(*args)
+        assert str(p) == p.launches.table() and "steps on the host" in str(p)
+        assert repr(p).startswith("<") and len(repr(p)) < 200
+
     @pytest.mark.row("DBG-14")
     def test_named_ranges_nest(self, args):
         with ts.debug.profile() as p:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import config, hooks
 from ...errors import OutOfMemoryError
-from ..interpret import call_node
+from ..interpret import call_node, located
 from ..ir import Graph, Node, Value, elements
 from ..schedule.describe import describe
 from ..schedule.fuse import fuse
@@ -184,7 +184,8 @@ class CompiledGraph:
 
         def step(env: list) -> None:
             out = env[target]
-            made = ref(*ins(env), out=out, **attrs)
+            with located(node):
+                made = ref(*ins(env), out=out, **attrs)
             if made is not out:
                 out[...] = made
 

@@ -129,7 +129,7 @@ class LoopKernel:
         if found is None:
             with self.lock:
                 if pattern not in self.functions:
-                    self.functions[pattern] = _obtain(emit(self.program, pattern))
+                    self.functions[pattern] = obtain(emit(self.program, pattern))
                 found = self.functions[pattern]
         return found
 
@@ -195,7 +195,7 @@ def _nothing(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Non
     """The launch of an iteration space with nothing to write."""
 
 
-def _obtain(source: str) -> Any:
+def obtain(source: str) -> Any:
     """Machine code of a source: from the disk cache, else compiled and stored there."""
     from . import disk
     from .load import load_object

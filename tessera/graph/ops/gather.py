@@ -8,6 +8,7 @@ An index outside its extent is an AxisError when the op runs: nothing is clamped
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...numerics import as_type
 from ...tensor import OPERATORS, Tensor, as_tensor
 from .. import flops
 from .. import functions as F
+from ..cpu import rows as compiled_rows
 from ..element import Element, IndexBound, places
 from ..op import Aval, GraphOp, Indexed, sample
 from ..operand import (
@@ -141,9 +143,10 @@ def _add_along_axes(u: Aval, ids: Aval, axis: int, extent: Any) -> str:
 
 
 # --- take, segment_sum ------------------------------------------------------------------------
-def _take_ref(x: np.ndarray, ids: np.ndarray, axis: int) -> np.ndarray:
+def _take_ref(x: np.ndarray, ids: np.ndarray, axis: int,
+              out: np.ndarray | None = None) -> np.ndarray:
     check_bounds(ids, x.shape[axis], wrap=True, what=f"axis {axis} of ")
-    return np.take(x, ids, axis)
+    return np.take(x, ids, axis, out, "wrap")
 
 
 def _take_batch(size: Any, batched: tuple, x: Tensor, ids: Tensor, axis: int) -> tuple:
@@ -183,6 +186,7 @@ TAKE = GraphOp(
     flops=flops.none,
     picks=True,
     indexed=Indexed(reads=True),
+    out=True,
     doc="slices of x along an axis, at integer positions: [pre, n, post] -> [pre, ids, post]",
 )
 
@@ -192,14 +196,21 @@ def add_rows(out: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
 
     Repeated ids are added in order; those of more than CHAIN rows in f64, and rounded once.
     """
+    ids, often = np.where(ids < 0, ids + len(out), ids), np.zeros(0, np.int64)
     if ids.size > CHAIN and out.dtype == np.float32:
-        ids = np.where(ids < 0, ids + len(out), ids)
         often = np.flatnonzero(np.bincount(ids) > CHAIN)
-        if often.size:
-            _add_in_f64(out, ids, rows, often)
-            rest = np.isin(ids, often, invert=True)
-            ids, rows = ids[rest], rows[rest]
-    _add_in_order(out, ids, rows)
+    if compiled_rows.takes(out, rows):
+        slots = np.full(len(out), -1, np.int64)
+        slots[often] = np.arange(often.size)
+        sums = np.zeros((often.size, out.shape[1]))
+        compiled_rows.combine("sum", out, ids, rows, slots, sums)
+        out[often] = sums
+        return
+    if often.size:
+        _add_in_f64(out, ids, rows, often)
+        rest = np.isin(ids, often, invert=True)
+        ids, rows = ids[rest], rows[rest]
+    np.add.at(out, ids, rows) if out.shape[1] != 1 else np.add.at(out[:, 0], ids, rows[:, 0])
 
 
 def _add_in_f64(out: np.ndarray, ids: np.ndarray, rows: np.ndarray, often: np.ndarray) -> None:
@@ -212,28 +223,20 @@ def _add_in_f64(out: np.ndarray, ids: np.ndarray, rows: np.ndarray, often: np.nd
         out[i] = np.cumsum(wide, axis=0)[-1] if wide.shape[1] == 1 else np.add.reduce(wide, axis=0)
 
 
-def _add_in_order(out: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
-    """add_rows, one row after another.
-
-    Wide rows in a Python loop: 0.7 us each, where np.add.at needs 7 ns per element and sorting the
-    ids copies the rows first (f32, 8192 rows of 512 into 32000: 6.8, 31 and 34 ms on 2 CPU cores;
-    rows of 64 and fewer are faster with np.add.at).
-    """
-    if out.shape[1] < 96:
-        np.add.at(out, ids, rows) if out.shape[1] != 1 else np.add.at(out[:, 0], ids, rows[:, 0])
-        return
-    for i, row in zip(ids.tolist(), rows, strict=True):
-        out[i] += row
-
-
-def _segment_ref(u: np.ndarray, ids: np.ndarray, axis: int, extent: int) -> np.ndarray:
+def _segment_ref(u: np.ndarray, ids: np.ndarray, axis: int, extent: int,
+                 out: np.ndarray | None = None) -> np.ndarray:
     check_bounds(ids, extent, wrap=True, what="the ")
     pre, post = u.shape[:axis], u.shape[axis + ids.ndim:]
+    if prod(pre) == 1 and out is not None:
+        total = out.reshape(extent, prod(post))
+        total[...] = 0
+        add_rows(total, ids.reshape(-1), u.reshape(ids.size, prod(post)))
+        return out
     rows = np.moveaxis(u.reshape(*pre, ids.size, *post), axis, 0)
-    out = np.zeros((extent, *pre, *post), u.dtype)
-    width = int(np.prod(pre + post, dtype=np.int64))
-    add_rows(out.reshape(extent, width), ids.reshape(-1), rows.reshape(ids.size, width))
-    return np.moveaxis(out, 0, axis)
+    made = np.zeros((extent, *pre, *post), u.dtype)
+    width = prod(pre + post)
+    add_rows(made.reshape(extent, width), ids.reshape(-1), rows.reshape(ids.size, width))
+    return np.moveaxis(made, 0, axis)
 
 
 def _segment_shape(u: Aval, ids: Aval, axis: int, extent: Any) -> Aval:
@@ -272,6 +275,7 @@ SEGMENT_SUM = GraphOp(
     ),
     flops=flops.per_operand,
     indexed=Indexed(reads=False),
+    out=True,
     doc="y[ids[i]] = sum of the values u[i] with that id, 0 where there is none: the adjoint of "
     "take",
 )

@@ -57,7 +57,7 @@ def _concat_letters(*xs: Aval, axis: int) -> str:
 CONCATENATE = GraphOp(
     "concatenate",
     shape=_concat_shape,
-    ref=lambda *xs, axis: np.concatenate(xs, axis),
+    ref=lambda *xs, axis, out=None: np.concatenate(xs, axis, out=out),
     vjp=_concat_vjp,
     jvp=lambda ts, y, *xs, axis: apply(
         CONCATENATE,
@@ -71,6 +71,7 @@ CONCATENATE = GraphOp(
     samples=(sample((2, 3), (1, 3), axis=0), sample((2, 1), (2, 2), (2, 3), axis=1)),
     flops=flops.none,
     doc="join along an axis",
+    out=True,
 )
 
 

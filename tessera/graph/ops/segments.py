@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ...errors import DTypeError
 from ...tensor import Tensor
 from .. import functions as F
+from ..cpu import rows as compiled_rows
 from ..op import OPS, GraphOp, sample
 from ..operand import floating, literal, promote, public, store
 from ..trace import apply
@@ -29,7 +31,14 @@ def _ref(extremum: np.ufunc, u: np.ndarray, ids: np.ndarray, axis: int,
     check_bounds(ids, extent, wrap=True, what="the ")
     rows = np.moveaxis(u.reshape(*u.shape[:axis], ids.size, *u.shape[axis + ids.ndim:]), axis, 0)
     out = np.full((extent, *rows.shape[1:]), _identity(u.dtype, extremum is np.maximum), u.dtype)
-    extremum.at(out, ids.reshape(-1), rows)
+    width = prod(rows.shape[1:])
+    flat, given, at = out.reshape(extent, width), rows.reshape(ids.size, width), ids.reshape(-1)
+    if compiled_rows.takes(flat, given):
+        at = np.where(at < 0, at + extent, at)
+        compiled_rows.combine("max" if extremum is np.maximum else "min", flat, at, given,
+                              np.full(extent, -1, np.int64), np.zeros((0, width)))
+    else:
+        extremum.at(flat, at, given)
     return np.moveaxis(out, 0, axis)
 
 

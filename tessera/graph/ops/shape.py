@@ -363,12 +363,14 @@ def _pad_shape(x: Aval, value: Aval, before: tuple, after: tuple, holes: tuple) 
     return Aval(tuple(dims), x.type)
 
 
-def _pad_ref(x: np.ndarray, value: np.ndarray, before: tuple, after: tuple, holes: tuple) -> Any:
+def _pad_ref(x: np.ndarray, value: np.ndarray, before: tuple, after: tuple, holes: tuple,
+             out: np.ndarray | None = None) -> Any:
     shape = [
         ((n - 1) * (h + 1) + 1 if n else 0) + lo + hi
         for n, lo, hi, h in zip(x.shape, before, after, holes, strict=True)
     ]
-    out = np.full(shape, value, x.dtype)
+    out = np.empty(shape, x.dtype) if out is None else out
+    out[...] = value
     target, source = [], []
     for n, lo, m, h in zip(x.shape, before, shape, holes, strict=True):
         step = h + 1
@@ -445,6 +447,7 @@ PAD = GraphOp(
     ),
     flops=flops.none,
     element=_pad_element,
+    out=True,
     doc="surround with a value, and put `holes` of it between neighbours",
 )
 

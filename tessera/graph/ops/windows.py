@@ -42,22 +42,44 @@ def _unfold_shape(x: Aval, window: tuple, stride: tuple, dilation: tuple, paddin
 
 
 def _unfold_ref(x: np.ndarray, window: tuple, stride: tuple, dilation: tuple,
-                padding: Pairs) -> np.ndarray:
-    rank = len(window)
-    lead = x.ndim - rank
-    padded = np.pad(x, [(0, 0)] * lead + list(padding)) if any(map(any, padding)) else x
-    out = tuple(
-        out_extent(n, *each)
-        for n, *each in zip(x.shape[lead:], window, stride, dilation, padding, strict=True)
-    )
-    steps = padded.strides[lead:]
-    strides = (
-        *padded.strides[:lead],
-        *(s * d for s, d in zip(steps, dilation, strict=True)),
-        *(s * t for s, t in zip(steps, stride, strict=True)),
-    )
-    shape = (*x.shape[:lead], *window, *out)
-    return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False).copy()
+                padding: Pairs, out: np.ndarray | None = None) -> np.ndarray:
+    """One strided copy for each place of the window, zeros where it lies in the padding."""
+    lead, spatial = x.shape[:x.ndim - len(window)], x.shape[x.ndim - len(window):]
+    axes = list(zip(spatial, window, stride, dilation, padding, strict=True))
+    if out is None:
+        out = np.empty((*lead, *window, *(out_extent(*axis) for axis in axes)), x.dtype)
+    for place in itertools.product(*map(range, window)):
+        part = _at_place(out, len(lead), place)
+        inside, there = _covered(place, axes)
+        for a, (s, n) in enumerate(zip(inside, part.shape[len(lead):], strict=True)):
+            behind = (slice(None),) * (len(window) - a - 1)
+            for rest in (slice(0, s.start), slice(s.stop, n)):
+                part[_last(*inside[:a], rest, *behind)] = 0
+        part[_last(*inside)] = x[_last(*there)]
+    return out
+
+
+def _at_place(x: np.ndarray, lead: int, place: tuple[int, ...]) -> np.ndarray:
+    """The windows' elements at one place of them. x: [lead, window, places]"""
+    return x[(slice(None),) * lead + place]
+
+
+def _last(*parts: slice) -> Any:
+    """A subscript of the last axes."""
+    return (..., *parts)
+
+
+def _covered(place: tuple[int, ...], axes: list[tuple]) -> tuple[list[slice], list[slice]]:
+    """Of one place of the window: which windows have it inside, and where it lies in these."""
+    inside, there = [], []
+    for i, (n, window, s, d, pad) in zip(place, axes, strict=True):
+        at = i * d - pad[0]  # in the first window
+        first = max(0, -(at // s))
+        last = max(first, min(out_extent(n, window, s, d, pad), (n - 1 - at) // s + 1))
+        inside.append(slice(first, last))
+        begin = at + first * s
+        there.append(slice(begin, begin + max(0, (last - first - 1) * s + 1), s))
+    return inside, there
 
 
 def _fold_shape(x: Aval, spatial: tuple, stride: tuple, dilation: tuple, padding: Pairs) -> Aval:
@@ -72,21 +94,18 @@ def _fold_shape(x: Aval, spatial: tuple, stride: tuple, dilation: tuple, padding
 
 
 def _fold_ref(x: np.ndarray, spatial: tuple, stride: tuple, dilation: tuple,
-              padding: Pairs) -> np.ndarray:
+              padding: Pairs, out: np.ndarray | None = None) -> np.ndarray:
     """One strided addition for each place of the window."""
     rank = len(spatial)
     lead = x.ndim - 2 * rank
-    window, out = x.shape[lead:lead + rank], x.shape[lead + rank:]
-    full = [n + a + b for n, (a, b) in zip(spatial, padding, strict=True)]
-    total = np.zeros((*x.shape[:lead], *full), x.dtype)
+    window = x.shape[lead:lead + rank]
+    axes = list(zip(spatial, window, stride, dilation, padding, strict=True))
+    total = np.empty((*x.shape[:lead], *spatial), x.dtype) if out is None else out
+    total[...] = 0
     for place in itertools.product(*map(range, window)):
-        where: Any = (..., *(
-            slice(i * d, i * d + s * (m - 1) + 1, s)
-            for i, d, s, m in zip(place, dilation, stride, out, strict=True)
-        ))
-        total[where] += x[(slice(None),) * lead + place]
-    inner: Any = (..., *(slice(a, a + n) for n, (a, _) in zip(spatial, padding, strict=True)))
-    return np.ascontiguousarray(total[inner])
+        inside, there = _covered(place, axes)
+        total[_last(*there)] += _at_place(x, lead, place)[_last(*inside)]
+    return total
 
 
 def _lead_axes(lead: int, rank: int, before: int) -> str:
@@ -133,6 +152,7 @@ UNFOLD = GraphOp(
     ),
     flops=flops.none,
     element=_unfold_element,
+    out=True,
     doc="windows of the last axes: [lead, spatial] -> [lead, window, places]",
 )
 
@@ -153,6 +173,7 @@ FOLD = GraphOp(
                padding=((0, 0), (1, 0))),
     ),
     element=_fold_element,
+    out=True,
     doc="windows added up where they overlap: the adjoint of unfold",
 )
 
