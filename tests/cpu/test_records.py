@@ -62,6 +62,7 @@ OTHERS = {
     "graph/cuda/generate_kernels.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/lower.py:MAKERS": "kinds of groups, some called as an op is",
     "graph/cuda/argument_views.py:READERS": "kinds of groups, some called as an op is",
+    "graph/cuda/argument_views.py:WRITERS": "kinds of groups, some called as an op is",
     "graph/cuda/move_passes.py:MOVED": "ops that a cast may pass: each element once",
     "graph/cuda/move_passes.py:CARRIED": "moves of one operand that a cast may pass",
     "graph/cpu/": "kinds of loop ops, functions of loop templates and LLVM's instructions",

@@ -186,12 +186,12 @@ def test_what_cannot_read_a_layout_makes_a_copy_and_says_why(rng):
 @pytest.mark.parametrize("turn", [
     lambda x: ts.rotary_embedding(ts.transpose(ts.reshape(x, (2, 24, 3, 16)), (0, 2, 1, 3))),
     lambda x: ts.rotary_embedding(ts.reshape(ts.cast(x, "f32"), (2, 3, 24, 16)))])
-def test_rotary_positions_of_halves_are_moved_and_written_as_halves(turn, rng):
-    """The halves change place as they lie, then one loop computes; no f32 in memory between."""
+def test_rotary_positions_of_halves_are_read_and_written_as_halves(turn, rng):
+    """One loop reads both halves where they lie and writes both; nothing is in memory between."""
     x = ts.cast(ts.tensor(rng.standard_normal((2, 24, 48)).astype(np.float32)), "bf16")
     made = program(lambda x: ts.cast(turn(x), "bf16"), x)
-    assert [g.kind for g in made.plan.groups] == ["move", "loop"]
-    assert {str(b.type.dtype) for b in made.plan.buffers if b.kind == "temporary"} == {"bf16"}
+    assert [g.kind for g in made.plan.groups] == ["loop"]
+    assert not [b for b in made.plan.buffers if b.kind == "temporary"]
     want = np.asarray(turn(ts.tensor(x.array.astype(np.float64))), np.float64)
     assert_close(made.run([x.array])[0].astype(np.float64), want, "bf16", n=2)
 

@@ -22,8 +22,11 @@ from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .node_kernels import NodeKernel, launch_of
+from .strips import strip_blocks
 
 ROWS = "kernels of this kind take elements in row-major order"
+WORD = 16  # bytes of one access
+SHORT_ROWS = f"no blocks of {WORD} bytes fit its rows"
 MOST_AXES = 5  # of a TMA descriptor
 WHOLE = -1
 WIDEST = 256  # rows or columns of a block
@@ -43,7 +46,7 @@ def writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
 
 
 def refusal(layout: StridedLayout, shape: Extents, box: Mapping[int, int], bits: int,
-            row_bytes: int = 16) -> str:
+            row_bytes: int = WORD) -> str:
     """Why a kernel that takes it in these extents cannot; "" where it can.
 
     box: the axes along which it takes boxes, and a multiple of what they are in them; 0 where
@@ -113,7 +116,7 @@ def _loop_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     """Elements beyond the end of a row are left out of what is computed for the row by their number
     alone, and may do harm as indices."""
     space, rows, bits = group.space, group.kind == "rows", v.aval.dtype.bits
-    if rows and len(group.nodes) == 1 and group.nodes[0].op.reduction:
+    if rows and _is_reduction(group):
         first = group.nodes[0].attrs["axis"][0]
         shape: Extents = (prod(space[:first]), prod(space[first:]))
         return refusal(layout, shape, {0: 0, 1: choose_schedule.for_rows(shape).n}, bits, 1)
@@ -130,10 +133,49 @@ def _loop_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     return refusal(layout, shape, box, bits, 1)
 
 
+def _is_reduction(group: FusionGroup) -> bool:
+    return len(group.nodes) == 1 and bool(group.nodes[0].op.reduction)
+
+
+def _loop_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Blocks end where a part does (loop_blocks.py), and accesses are as wide as those of a copy,
+    which would write the same places."""
+    space, rows, bits = group.space, group.kind == "rows", v.aval.dtype.bits
+    if layout.shape != space or _is_reduction(group) or max(space, default=1) == 1:
+        return ROWS
+    frame = merged(space, [space], rows, layout.cuts(len(space)))
+    shape, last = frame.extents, len(frame.extents) - 1
+    box = {last: choose_schedule.for_rows((1, *shape)).n if rows else 0}
+    box |= {last - 1: 0} if last else {}
+    if why := refusal(layout, shape, box, bits):
+        return why
+    columns = next((n for n in reversed(space) if n > 1), 1)  # however finely axes are cut
+    if not rows:
+        columns = choose_schedule.dividing(columns, choose_schedule.LANES, bits)
+    return SHORT_ROWS if columns * bits % (8 * WORD) else ""
+
+
+def _strips_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    if layout.shape != group.space:
+        return ROWS
+    blocks = strip_blocks(group.space, group.nodes)
+    box = {0: blocks.rows, 1: blocks.schedule.n}
+    return refusal(layout, blocks.frame.extents, box, v.aval.dtype.bits)
+
+
 def _columns_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     axis, space = group.nodes[0].attrs["axis"], group.space
     shape = (prod(space[:axis[0]]), prod(space[axis[0]:axis[-1] + 1]), prod(space[axis[-1] + 1:]))
     return refusal(layout, shape, {1: WHOLE, 2: 0}, v.aval.dtype.bits, 1)
+
+
+def _columns_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    axis, space = group.nodes[0].attrs["axis"], group.space
+    R, C = prod(space[axis[0]:axis[-1] + 1]), prod(space[axis[-1] + 1:])
+    n = choose_schedule.for_columns((R, C), ends=True).n
+    bits = v.aval.dtype.bits
+    why = refusal(layout, (prod(space[:axis[0]]), C), {1: n}, bits)
+    return why or (SHORT_ROWS if n * bits % (8 * WORD) else "")
 
 
 # --- copies ---------------------------------------------------------------------------------------
@@ -144,6 +186,19 @@ def _move_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
             tiles = [a for a, (o, _, _) in enumerate(move.axes) if o in move.tile_axes()]
             if why := refusal(layout, shape, dict.fromkeys(tiles, 0), v.aval.dtype.bits, 0):
                 return why
+    return ""
+
+
+def _move_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    """Blocks end where its parts do."""
+    shape, bits = extents_of(v), v.aval.dtype.bits
+    for _, _, move in moves_of(group.nodes[0]):
+        tiles = move.tile_axes()
+        if why := refusal(layout, shape, dict.fromkeys(tiles, 0), bits, 1):
+            return why
+        if not tiles or choose_schedule.dividing(move.region[tiles[-1]], 64, bits) * bits < (
+                8 * WORD):
+            return SHORT_ROWS
     return ""
 
 
@@ -195,7 +250,9 @@ Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,
     "loop": _loop_reads, "rows": _loop_reads, "columns": _columns_reads}
-WRITERS: dict[str, Rule] = {"attention": _anchor_writes, "gemm": _anchor_writes,
-                            "launch": _launch_writes}
+WRITERS: dict[str, Rule] = {
+    "attention": _anchor_writes, "gemm": _anchor_writes, "launch": _launch_writes,
+    "move": _move_writes, "loop": _loop_writes, "rows": _loop_writes, "strips": _strips_writes,
+    "columns": _columns_writes}
 
 __all__ = ["reads", "refusal", "writes"]

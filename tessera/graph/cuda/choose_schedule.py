@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ...kernels.softmax import LONGEST
 from ...numerics import NumericType
 from ...runtime.generations import Generation
 from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
+SECTOR = 32  # bytes that memory gives at once
 IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
@@ -40,6 +43,15 @@ def for_many(bits: int) -> Schedule:
     return chosen(None, 2 * LANES * max(1, 128 // max(bits, 8)), warps=4)
 
 
+def dividing(extent: int, most: int, bits: int) -> int:
+    """The size of blocks that end where an extent does, because behind it lies something else: a
+    power of two of 32 bytes or more, else the largest divisor."""
+    even = min(extent & -extent, most)
+    if even == extent or even * bits >= 8 * SECTOR:
+        return even
+    return next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
+
+
 def for_rows(extents: tuple[int, ...]) -> Schedule:
     """32 elements in each thread; short rows share a group, long ones are passed over."""
     n = extents[-1]
@@ -50,12 +62,13 @@ def for_rows(extents: tuple[int, ...]) -> Schedule:
     return chosen(m, n, warps=max(1, min(16, m * wide // 1024)))
 
 
-def for_columns(extents: tuple[int, ...]) -> Schedule:
+def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
     """Blocks of rows, added up while they stream through; as narrow as the rows are many, so that
-    there are groups enough."""
+    there are groups enough. ends: something lies behind the sums."""
     rows = power(extents[-2])
     n = min(power(extents[-1]), max(32, 4096 // rows))
-    return chosen(min(rows, 4096 // n), n, warps=8)
+    n = dividing(extents[-1], n, 32) if ends else n
+    return chosen(min(rows, 4096 // power(n)), n, warps=8)
 
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
@@ -74,14 +87,21 @@ def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
     return chosen(m, n, warps=m // 16, stages=2)
 
 
-def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "") -> Schedule:
+def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",
+             ends: Collection[int] = (), bits: int = 8) -> Schedule:
     """Squares where the order of elements changes, so that both sides move in runs. why: it is a
-    copy."""
+    copy.  ends: axes behind whose end something lies that must stay as it is."""
     note = f"a copy, because {why}" if why else COPIED
     if not tiles:
         return chosen(None, 1, warps=1).with_notes(note)
-    n = min(power(extents[tiles[-1]]), 64 if len(tiles) > 1 else 1024)
-    m = min(power(extents[tiles[0]]), 32) if len(tiles) > 1 else None
+
+    def size(axis: int, most: int) -> int:
+        if axis not in ends:
+            return min(power(extents[axis]), most)
+        return dividing(extents[axis], most, bits)
+
+    n = size(tiles[-1], 64 if len(tiles) > 1 else 1024)
+    m = size(tiles[0], 32) if len(tiles) > 1 else None
     return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128))).with_notes(note)
 
 
@@ -114,5 +134,5 @@ def grid_of(extents: tuple[int, ...], m: int | None, n: int) -> tuple[int, ...]:
     return (*extents[:-2], blocks(extents[-2], m), blocks(extents[-1], n))
 
 
-__all__ = ["blocks", "chosen", "for_attention", "for_columns", "for_gather", "for_loop", "for_many",
-           "for_move", "for_rows", "for_segments", "grid_of"]
+__all__ = ["SECTOR", "blocks", "chosen", "dividing", "for_attention", "for_columns", "for_gather",
+           "for_loop", "for_many", "for_move", "for_rows", "for_segments", "grid_of"]

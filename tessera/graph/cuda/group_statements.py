@@ -38,7 +38,8 @@ class KernelValue:
 class FrameBlock:
     """The block of a frame that a kernel works on, and what it holds of it.
 
-    rows, columns: slices of the two last axes ("" when the frame has one).  index: of the others.
+    rows, columns: slices of two axes ("" when the frame has one).  index: of the others.  The
+    columns are those of the last axis, the rows of axis `along`, by default the one before it.
     """
 
     frame: Frame
@@ -52,6 +53,7 @@ class FrameBlock:
     suffix: str = ""  # of names in a further pass over the same elements
     fill: str = ""  # of loads, where what lies beyond the edges counts nowhere
     shared: dict[str, str] = field(default_factory=dict)  # blocks of operands there
+    along: int = -2
 
     @property
     def flat(self) -> bool:
@@ -75,10 +77,17 @@ class FrameBlock:
     def place(self, operand: GroupOperand) -> tuple[str, bool, bool]:
         """`V7[g0, m:m+8, n:n+64]`, and whether it has rows and columns."""
         along = self.pattern(operand)
-        slices = (*self.index, *((self.columns,) if self.flat else (self.rows, self.columns)))
-        parts = [s for s, p in zip(slices, along, strict=True) if p] or ["0"]
-        m = not self.flat and along[-2]
+        parts = [s for s, p in zip(self.slices, along, strict=True) if p] or ["0"]
+        m = not self.flat and along[self.along]
         return f"{capital(operand.name)}[{', '.join(parts)}]", m, along[-1]
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """By axis of the frame."""
+        if self.flat:
+            return *self.index, self.columns
+        at = len(self.frame.members) + self.along
+        return *self.index[:at], self.rows, *self.index[at:], self.columns
 
     @property
     def runs(self) -> bool:
@@ -98,9 +107,11 @@ class FrameBlock:
         if self.flat:
             return f"{columns} + {_start(self.columns)}"
         row = ""
-        for at, extent in zip((*self.index, _start(self.rows)), extents[:-1], strict=True):
+        for at, extent in zip(map(_start, self.slices[:-1]), extents[:-1], strict=True):
             row = f"({row}) * {extent} + {at}" if row else f"tile.cast({at}, {kind})"
-        rows = f"(tile.arange(0, {self.BM}, {kind}) + {row})[:, None]"
+        apart = prod(extents[self.along + 1:-1])
+        times = f" * {apart}" if apart > 1 else ""
+        rows = f"(tile.arange(0, {self.BM}, {kind}){times} + {row})[:, None]"
         return f"{rows} * {extents[-1]} + ({columns} + {_start(self.columns)})[None, :]"
 
 

@@ -69,15 +69,14 @@ def loop_source(group: ScheduledGroup) -> KernelText:
     """A block of the space for each group: load, compute, store."""
     w, frame = KernelWriter(group), _frame(group)
     BM, BN = group.schedule.m or 1, group.schedule.n
-    outer = len(frame.members) - (1 if len(frame.members) == 1 else 2)
-    for i in range(outer):
-        w.line(f"g{i} = tile.group_id({i})")
-    flat = len(frame.members) == 1
-    if not flat:
-        w.line(f"m = tile.group_id({outer}) * {BM}")
-    w.line(f"n = tile.group_id({outer + (not flat)}) * {BN}")
-    b = FrameBlock(frame, "" if flat else f"m:m+{BM}", f"n:n+{BN}",
-                   tuple(f"g{i}" for i in range(outer)), BM, BN, {r.name: r for r in group.reads})
+    last, along = len(frame.members) - 1, dict(group.attrs).get("along", -2)
+    for i in range(last):
+        rows = i == last + 1 + along
+        w.line(f"m = tile.group_id({i}) * {BM}" if rows else f"g{i} = tile.group_id({i})")
+    w.line(f"n = tile.group_id({last}) * {BN}")
+    index = tuple(f"g{i}" for i in range(last) if i != last + 1 + along)
+    b = FrameBlock(frame, f"m:m+{BM}" if last else "", f"n:n+{BN}", index, BM, BN,
+                   {r.name: r for r in group.reads}, along=along)
     body(w, b, group, list(group.steps))
     for o in group.writes:
         store(w, b, o, maker(group, o.name))

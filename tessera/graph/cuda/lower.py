@@ -22,11 +22,12 @@ from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.fuse import fuse
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GraphSchedule, GroupOperand, GroupStep, ScheduledGroup, Transfer
+from ..schedule.join_readers import join_readers
 from ..schedule.loop_axes import Frame, extents_of, merged
 from ..schedule.memory_plan import MemoryPlan, numbers, plan_memory
 from ..schedule.offload import copy_arguments, order_arguments, place_saved
 from ..schedule.op_ids import id_of, line_of, number
-from ..schedule.region_copies import moves_of
+from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .batch_key import batch_key, is_flat
@@ -39,6 +40,7 @@ from .group_statements import COLUMNS
 from .host_keys import Draws, split_draws
 from .host_steps import HostCallee
 from .library_steps import LibraryCallee
+from .loop_blocks import loop_blocks, loop_grid, region_ends, row_block
 from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
@@ -93,7 +95,7 @@ def lower(graph: Graph, target: Target, donated: Sequence[int] = (),
     prepared, known = prepare(numbered, target.generation)
     rest, draws = split_draws(prepared, known, "random" in graph.effects and not inner)
     rest = rest if on_host is None else copy_arguments(rest, on_host)
-    groups = order_arguments(place_saved(fuse(rest, CUDA), rest), rest)
+    groups = order_arguments(place_saved(join_readers(fuse(rest, CUDA)), rest), rest)
     plain = numbers(known)
     groups = batch_groups(groups, rest, lambda g: batch_key(g, plain, _attrs), CUDA)
     memory = plan_memory(rest, groups, known, CUDA, draws.values,
@@ -142,15 +144,18 @@ class _KernelSchedule(ScheduleBuilder):
             frame = Frame(group.space, (tuple(range(len(group.space))),))
         bits = min(o.type.dtype.bits for o in (*reads, *writes))
         steps = [self.step(n) for n in group.nodes]
-        if group.batch is not None and is_flat(group, self.numbers) and len(frame.members) == 1:
+        laid = any(o.layout for o in (*reads, *writes))
+        if group.batch is not None and is_flat(group, self.numbers) and not laid and (
+                len(frame.members) == 1):
             s = choose_schedule.for_many(bits)
             grid = (choose_schedule.blocks(prod(group.space), s.n),)
             self.add("loop", group.space, reads, writes, steps, s, grid, axes=frame.members,
                      extent="N")
             return
-        s = choose_schedule.for_loop(frame.extents, bits)
+        s, along = loop_blocks(frame, reads, writes, bits)
         self.add("loop", group.space, reads, writes, steps, s,
-                 choose_schedule.grid_of(frame.extents, s.m, s.n), axes=frame.members)
+                 loop_grid(frame.extents, s, along), axes=frame.members,
+                 **({} if along == -2 else {"along": along}))
 
     def rows(self, group: FusionGroup) -> None:
         if len(group.nodes) == 1 and group.nodes[0].op.reduction in COMBINE:
@@ -178,6 +183,8 @@ class _KernelSchedule(ScheduleBuilder):
         if len(frame.members) == 1:
             frame = Frame(space, ((), *frame.members))
         s = choose_schedule.for_rows(frame.extents)
+        m = row_block(frame, writes, s.m or 1)
+        s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         more = {}
         if s.n < frame.extents[-1]:  # two groups on a multiprocessor: one computes, one waits
@@ -200,7 +207,7 @@ class _KernelSchedule(ScheduleBuilder):
         A, R = prod(group.space[:axis[0]]), prod(group.space[axis[0]:axis[-1] + 1])
         C = prod(group.space[axis[-1] + 1:])
         x, y = self.operand(node.inputs[0], (A, R, C)), self.operand(node.outputs[0], (A, C))
-        s = choose_schedule.for_columns((R, C))
+        s = choose_schedule.for_columns((R, C), ends=y.layout is not None)
         self.add("columns", (A, R, C), [x], [y], [self.step(node, shape=(A, C))], s,
                   (A, choose_schedule.blocks(C, s.n)))
 
@@ -259,29 +266,39 @@ class _KernelSchedule(ScheduleBuilder):
 
     def move(self, group: FusionGroup) -> None:
         (node,) = group.nodes
-        views = self.memory.views
+        views, moves = self.memory.views, []
         for i, j, move in moves_of(node):
             source, target = node.inputs[i], node.outputs[j]
-            if target in views.owners or views.owners.get(source) is target:
+            at = move.part_of_result(extents_of(source), views.layout(target))
+            if target not in views.pieces and target in views.owners or (
+                    views.is_there(source, at, target)):
                 continue  # it lies there already
-            x, y = self.operand(source), self.operand(target)
-            # runs of elements are passed alone, so that one kernel copies all of them
-            if (at := move.run_in_result(y.shape)) is not None:
-                y = replace(y, shape=move.region, offset=at)
-                move = replace(move, offset=(0,) * len(move.region))
-            if x.layout is None and (at := move.run_in_source(x.shape)) is not None:
-                x = replace(x, shape=move.region, offset=x.offset + at)
-                move = replace(move, axes=tuple((a, 0, 1) for a in range(len(move.region))))
-            tiles = move.tile_axes()
-            why = views.copies.get(target, "")
-            s = choose_schedule.for_move(move.region, tiles, why)
-            sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
-            grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
-                         for o, n in enumerate(move.region))
-            step = self.step(node, (x.name,), y.shape)
-            step = GroupStep(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
-            self.add("move", move.region, [x], [y], [step], s, grid or (1,), tile=tiles,
-                      region=move.region, offset=move.offset, **{"from": move.axes})
+            moves.append((source, target, move))
+        some = 0 < len(moves) < len(moves_of(node))  # parts that no copy may reach into
+        for source, target, move in moves:
+            self._move(node, source, target, move, some)
+
+    def _move(self, node: Node, source: Value, target: Value, move: RegionCopy,
+              some: bool) -> None:
+        x, y = self.operand(source), self.operand(target)
+        ends = region_ends(move, y) if some or y.layout else frozenset()
+        # runs of elements are passed alone, so that one kernel copies all of them
+        if y.layout is None and (at := move.run_in_result(y.shape)) is not None:
+            y = replace(y, shape=move.region, offset=y.offset + at)
+            move, ends = replace(move, offset=(0,) * len(move.region)), frozenset()
+        if x.layout is None and (at := move.run_in_source(x.shape)) is not None:
+            x = replace(x, shape=move.region, offset=x.offset + at)
+            move = replace(move, axes=tuple((a, 0, 1) for a in range(len(move.region))))
+        tiles = move.tile_axes()
+        why = self.memory.views.copies.get(target, "")
+        s = choose_schedule.for_move(move.region, tiles, why, ends, y.type.dtype.bits)
+        sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
+        grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
+                     for o, n in enumerate(move.region))
+        step = self.step(node, (x.name,), y.shape)
+        step = GroupStep(y.name, step.op, step.args, (), y.shape, y.type, step.ops, step.where)
+        self.add("move", move.region, [x], [y], [step], s, grid or (1,), tile=tiles,
+                 region=move.region, offset=move.offset, **{"from": move.axes})
 
     def gather(self, group: FusionGroup) -> None:
         (node,) = group.nodes

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...numerics import as_type
 from ...runtime.generations import Generation
-from ..expand import expand, expand_by, expand_control
+from ..expand import expand_by, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
@@ -119,8 +119,8 @@ def drop_same_casts(graph: Graph) -> Graph:
 
 
 def expand_for_kernels(graph: Graph) -> Graph:
-    """Ops that one call does on a CPU, in ops that have kernels."""
-    return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu)
+    """Ops in those that have kernels: by the rule for GPUs where there is one."""
+    return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu or node.op.expand)
 
 
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
@@ -139,7 +139,6 @@ PIPELINE: list[Callable[..., Graph]] = [
     use_modified_kernels,
     use_conv_kernels,
     drop_overwritten,
-    expand,
     expand_for_kernels,
     multiply_narrow,
     open_packed,

@@ -11,9 +11,11 @@ follows from the extents alone, so two runs give the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ...numerics import NumericType, as_type
+from ...tile.ir.schedule import Schedule
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..schedule.build_schedule import ScheduleBuilder
@@ -111,26 +113,44 @@ def _frame(space: tuple[int, ...], nodes: Sequence[Node]) -> Frame:
     return merged(space, map(extents_of, whole), True)
 
 
-def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
-    sums = strips_of(group.nodes)
-    frame = _frame(group.space, group.nodes)
-    (R, C), rows = frame.extents, sums[0].attrs["rows"]
-    whole = has_rows(group.space, group.nodes)
+@dataclass(frozen=True)
+class StripBlocks:
+    """frame: of two axes.  rows: of a strip.  whole: whether blocks have whole rows."""
+
+    frame: Frame
+    rows: int
+    whole: bool
+    schedule: Schedule
+
+
+def strip_blocks(space: tuple[int, ...], nodes: Sequence[Node]) -> StripBlocks:
+    """The blocks of a loop with such sums."""
+    sums = strips_of(nodes)
+    frame = _frame(space, nodes)
+    (_, C), rows = frame.extents, sums[0].attrs["rows"]
+    whole = has_rows(space, nodes)
     n = C if whole else min(power(C), 256)
     m = max(1, BLOCK // power(n))
     if whole:  # a row for each warp, so that no statistic waits for other warps
-        values = len(sums) + sum(extents_of(v) == group.space for v in group.inputs) + 2
+        inside = {v for node in nodes for v in node.outputs}
+        read = {v for node in nodes for v in node.inputs} - inside
+        values = len(sums) + sum(extents_of(v) == space for v in read) + 2
         while m < WARPS and blocks(2 * m * n, 32 * WARPS) * values <= HELD:
             m *= 2
-    s = chosen(min(rows, m), n, warps=WARPS)
+    return StripBlocks(frame, rows, whole, chosen(min(rows, m), n, warps=WARPS))
+
+
+def schedule_strips(builder: ScheduleBuilder, group: FusionGroup) -> None:
+    sums, b = strips_of(group.nodes), strip_blocks(group.space, group.nodes)
+    (R, C), s = b.frame.extents, b.schedule
     kept = {v for n in sums for v in n.outputs}
     reads = [builder.operand(v) for v in builder.reads(group)]
     writes = [builder.operand(v) for v in group.outputs if v not in kept]
     builder.add("strips", group.space, reads,
                 [*writes, *(builder.operand(v) for v in group.outputs if v in kept)],
                 [builder.step(n) for n in group.nodes], s,
-                (blocks(R, rows),) if whole else (blocks(R, rows), blocks(C, n)),
-                axes=frame.members, rows=rows)
+                (blocks(R, b.rows),) if b.whole else (blocks(R, b.rows), blocks(C, s.n)),
+                axes=b.frame.members, rows=b.rows)
 
 
 def strips_source(group: ScheduledGroup) -> KernelText:
@@ -196,5 +216,5 @@ def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: boo
     w.line(f"{step.name}_a = {step.name}_a + tile.cast({inside}, {kind})", step)
 
 
-__all__ = ["STRIP_SUM", "has_rows", "open_column_sums", "schedule_strips", "strips_of",
-           "strips_source", "takes_strips"]
+__all__ = ["STRIP_SUM", "has_rows", "open_column_sums", "schedule_strips", "strip_blocks",
+           "strips_of", "strips_source", "takes_strips"]

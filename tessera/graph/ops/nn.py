@@ -170,6 +170,16 @@ def _rotary_expand(x: Tensor, c: Tensor, s: Tensor, turn: float) -> Tensor:
     return F.reshape(parts * c + other * s * _sign(x.dtype.name, turn), x.shape)
 
 
+def _rotary_halves(x: Tensor, c: Tensor, s: Tensor, turn: float) -> Tensor:
+    """One elementwise loop over [..., D/2] that reads x once and writes both halves, where they
+    belong."""
+    half = divide(x.shape[-1], 2)
+    a, b = x[..., :half], x[..., half:]
+    first, second = (b * s, a * s)
+    parts = (a * c - first, b * c + second) if turn > 0 else (a * c + first, b * c - second)
+    return F.concatenate(parts, axis=-1)
+
+
 def _rotary_vjp(g: Tensor, y: Tensor, x: Tensor, c: Tensor, s: Tensor, turn: float) -> tuple:
     """For x the turn back; for the tables the products of corresponding halves."""
     gh, xh = _halves(g), _halves(x)
@@ -207,6 +217,7 @@ ROTARY = GraphOp(
     jvp=_rotary_jvp,
     batch=_rotary_batch,
     expand=_rotary_expand,
+    expand_gpu=_rotary_halves,
     samples=(sample((2, 3, 4), (3, 2), (3, 2), turn=1.0), sample((4,), (2,), (2,), turn=-1.0)),
     doc="(a, b) -> (a c - t b s, b c + t a s) for the halves a, b of the last axis; t is turn",
 )

@@ -121,7 +121,7 @@ class _Proof:
                 layout = lies.get(v)
                 if layout is None or layout.is_dense or shown:
                     continue
-                if is_copy(group) and self.owner[v] is self.owner[group.outputs[0]]:
+                if is_copy(group) and self._is_there(v, group, lies):
                     continue
                 if why := target.reads(group, v, layout):
                     raise self._fault(f"{_name(group)} cannot read an operand that lies "
@@ -142,11 +142,19 @@ class _Proof:
         layout, owner = self.plan.views.layout(v), self.owner[v]
         if layout.shape != dense(v).shape or layout.end > dense(owner).end:
             raise self._fault(f"{_name(group)} writes beyond its part")
-        if is_copy(group):  # of what is there already
-            return layout
+        if not is_copy(group):  # else of what is there already, see _parts
+            self._require_written(v, layout, group)
+        return layout
+
+    def _require_written(self, v: Value, layout: StridedLayout, group: FusionGroup) -> None:
         if why := self.plan.target.writes(group, v, layout):
             raise self._fault(f"{_name(group)} cannot write a result that lies {layout}: {why}")
-        return layout
+
+    def _is_there(self, x: Value, group: FusionGroup, lies: dict[Value, StridedLayout]) -> bool:
+        """Whether a copy finds an operand in each place of its result where it belongs."""
+        (y,) = group.outputs
+        return self.owner[x] is self.owner[y] and all(
+            at == lies.get(x) for v, at in parts_of(group, lies.get(y) or dense(y)) if v is x)
 
     def _view_layout(self, v: Value, group: FusionGroup, flat: bool,
                      lies: dict[Value, StridedLayout]) -> StridedLayout:
@@ -161,14 +169,17 @@ class _Proof:
 
     def _parts(self, group: FusionGroup, lies: dict[Value, StridedLayout],
                origin: dict[Value, Value]) -> set[Value]:
-        """The parts of a copy's result that are there already: of a part of another, all."""
-        (y,), found = group.outputs, set[Value]()
+        """The parts of a copy's result that are there already. Those of a value of its own lie
+        there or in other memory; of a part of another, some may be copied there."""
+        (y,), found, views = group.outputs, set[Value](), self.plan.views
         for x, layout in parts_of(group, lies.get(y) or dense(y)):
-            if self.owner[x] is not self.owner[y] and y not in self.plan.views.pieces:
-                continue
-            if x not in origin or lies[x] != layout or origin[x] in found:
+            there = self.owner[x] is self.owner[y] and x in origin and lies[x] == layout
+            if there and origin[x] not in found:
+                found.add(origin[x])
+            elif self.owner[x] is self.owner[y] and y not in views.pieces:
                 raise self._fault(f"a part of {_name(group)} does not lie where it belongs")
-            found.add(origin[x])
+            elif y in views.pieces:
+                self._require_written(y, lies[y], group)
         return found
 
     def _donations(self) -> None:

@@ -49,6 +49,10 @@ class ViewPlan:
     def owner(self, v: Value) -> Value:
         return self.owners.get(v, v)
 
+    def is_there(self, part: Value, at: StridedLayout | None, whole: Value) -> bool:
+        """Whether a part of a copy's result lies where it belongs."""
+        return self.owner(part) is self.owner(whole) and at == self.layout(part)
+
 
 def nbytes(v: Value) -> int:
     return stored_bytes(extents_of(v), v.aval.dtype)
@@ -195,7 +199,7 @@ class _Placer:
                    found: dict[Value, tuple[Value, StridedLayout]]
                    ) -> dict[Value, StridedLayout] | None:
         """What is made in y's memory so that x lies there, and how; None where another reader or
-        the kernel cannot. Of what is joined all parts are."""
+        the kernel cannot. Of what is joined parts that cannot are copied there."""
         group = self.maker.get(x)
         if group is None or x in found or x in self.results or (
                 self.refused(x, layout, y, but=reader)):
@@ -208,19 +212,19 @@ class _Placer:
         before = _source_layout(group, id(group) in self.flat, source, layout)
         return None if before is None else self.made_there(source, before, y, group, found)
 
-
     def joined_there(self, group: FusionGroup, x: Value, layout: StridedLayout, y: Value,
                      found: dict[Value, tuple[Value, StridedLayout]]
                      ) -> dict[Value, StridedLayout] | None:
         made = {x: layout}
+        copies = False
         for part, at in parts_of(group, layout):
-            if at is None or part in made or group.nodes[0].inputs.count(part) > 1:
-                return None
-            below = self.made_there(part, at, y, group, found)
+            once = at is not None and group.nodes[0].inputs.count(part) == 1
+            below = self.made_there(part, at, y, group, found) if once and at is not None else None
             if below is None or below.keys() & made.keys():
-                return None
-            made |= below
-        return made
+                copies = True
+            else:
+                made |= below
+        return None if copies and self.target.writes(group, x, layout) else made
 
 
 def _source_layout(group: FusionGroup, flat: bool, source: Value,

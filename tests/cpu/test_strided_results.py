@@ -1,0 +1,266 @@
+"""Results that loops, rows, sums and copies write where they belong: into parts of larger values,
+in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from cpu.test_lowering_emulated import emulate, normal, short_strips  # noqa: F401
+from tessera.graph.cuda import strips
+from tessera.graph.cuda.levels import emitted_of, program_of
+from tessera.graph.cuda.run import CudaProgram
+from tolerance import assert_close
+
+BF16 = "bf16 @accum(f32)"
+
+
+def program(fn: Callable, *args: Any) -> CudaProgram:
+    return program_of(ts.jit(fn).graph(*args), "sm_90a")
+
+
+def kinds(made: CudaProgram) -> list[str]:
+    return [g.kind for g in made.plan.groups]
+
+
+def laid(made: CudaProgram) -> list[str]:
+    """The kinds of the groups that write into a part of something, or in another order."""
+    return [g.kind for g in made.plan.groups if any(o.layout for o in g.writes)]
+
+
+# --- each kind of kernel --------------------------------------------------------------------------
+def _heads(x: Any, fn: Callable = ts.exp) -> Any:
+    """[B, T, H D] in the order [B, H, T, D], and back behind a function."""
+    B, T, d = x.shape
+    y = fn(ts.transpose(ts.reshape(x, (B, T, d // 16, 16)), (0, 2, 1, 3)))
+    return ts.reshape(ts.transpose(y, (0, 2, 1, 3)), (B * T, d)) @ ts.ones((d, 4), x.type)
+
+
+CASES = {
+    "halves of rows": (lambda x: ts.concatenate([ts.exp(x), ts.sin(x)], -1), ["loop"]),
+    "parts in front of each other": (
+        lambda x: ts.concatenate([ts.exp(x), ts.sin(x)], 1), ["loop"]),
+    "heads that go back": (_heads, ["loop"]),
+    "three parts of a new axis": (
+        lambda x: ts.stack([ts.exp(x), ts.sin(x), ts.cos(x)], 2), ["loop"]),
+    "rows": (lambda x: ts.concatenate([ts.softmax(x), ts.rmsnorm(x, ts.ones(48, x.type))], -1),
+             ["rows", "rows"]),
+    "rows of heads": (lambda x: _heads(x, ts.softmax), ["rows"]),
+    "sums": (lambda x: ts.concatenate([ts.sum(x, 1), ts.exp(ts.sum(x * x, 1) * 0.01)], -1),
+             ["columns", "loop"]),
+    "a part that is copied": (
+        lambda x: ts.concatenate([ts.exp(x), ts.concatenate([x, ts.sin(x)], -1)], -1),
+        ["loop", "move"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_written_where_they_belong(case: str, rng: np.random.Generator) -> None:
+    fn, want = CASES[case]
+    x = normal(rng, 2, 12, 48)
+    made = program(lambda x: fn(x) + 1.0, x)
+    assert sorted(laid(made)) == sorted(want)
+    assert kinds(made).count("move") == want.count("move")
+    wide = fn(ts.tensor(x.array.astype(np.float64))).array + 1.0
+    assert_close(made.run([x.array])[0], wide, "f32", n=48, scale=float(np.abs(wide).max()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_written_where_they_belong_by_instructions(
+        case: str, rng: np.random.Generator) -> None:
+    fn, _ = CASES[case]
+    emulate(lambda x: fn(x) + 1.0, normal(rng, 2, 12, 48), target="sm_90a", lockstep=False,
+            rtol=1e-5, atol=1e-5)
+
+
+def test_a_strip_of_rows_is_written_where_it_belongs(
+        short_strips: None, rng: np.random.Generator) -> None:  # noqa: F811
+    """A norm's gradient beside another value; the strips end where the rows do."""
+    def fn(x: Any, g: Any, b: Any, dy: Any) -> Any:
+        dx, dg, db = ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)
+        return ts.concatenate([dx, ts.exp(dy)], -1) * 2.0, dg, db
+
+    for rows in (64, 70):
+        args = normal(rng, rows, 32), normal(rng, 32), normal(rng, 32), normal(rng, rows, 32)
+        made = program(fn, *args)
+        assert strips.LONG == 64 and "strips" in laid(made)
+        wide = fn(*(ts.tensor(a.array.astype(np.float64)) for a in args))
+        for got, w in zip(made.run([a.array for a in args]), wide, strict=True):
+            assert_close(got, w.array, "f32", n=rows, scale=float(np.abs(w.array).max()))
+        emulate(fn, *args, target="sm_90a", lockstep=False, rtol=1e-5, atol=1e-5)
+
+
+# --- what stays a copy ----------------------------------------------------------------------------
+@pytest.mark.parametrize("fn, why", [
+    (lambda x: ts.transpose(ts.exp(x)) + 1.0, "neighbours in its rows lie apart"),
+    (lambda x: ts.concatenate([ts.exp(x[:, :5]), ts.sin(x[:, 5:])], -1) + 1.0, "a copy")])
+def test_what_would_be_written_in_small_pieces_is_copied(
+        fn: Callable, why: str, rng: np.random.Generator) -> None:
+    """Neighbours that would lie apart, and rows that begin between words of 16 bytes."""
+    x = normal(rng, 16, 24)
+    made = program(fn, x)
+    assert "loop" not in laid(made) and "move" in kinds(made)
+    assert why in str(made.plan)
+    wide = fn(ts.tensor(x.array.astype(np.float64))).array
+    assert_close(made.run([x.array])[0], wide, "f32", n=16, scale=float(np.abs(wide).max()))
+
+
+@pytest.mark.parametrize("columns", [40, 37, 100])
+def test_a_copied_part_ends_where_the_next_begins(columns: int, rng: np.random.Generator) -> None:
+    """What lies behind it was made there already."""
+    x, w = normal(rng, 64, columns), normal(rng, columns, 64)
+
+    def fn(x: Any, w: Any) -> Any:
+        return ts.concatenate([ts.cast(x[:, :columns // 4 * 4], "f32"), x @ w], -1) * 2.0
+
+    made = program(fn, x, w)
+    assert "gemm" in laid(made)
+    wide = [t.array.astype(np.float64) for t in (x, w)]
+    want = np.concatenate([wide[0][:, :columns // 4 * 4], wide[0] @ wide[1]], -1) * 2
+    assert_close(made.run([x.array, w.array])[0], want, "f32", n=columns,
+                 scale=float(np.abs(want).max()))
+
+
+# --- rotary positions -----------------------------------------------------------------------------
+def _angles(x: Any) -> Any:
+    T, D = x.shape[-2:]
+    angle = np.arange(T)[:, None] * 10000.0 ** (-np.arange(D // 2) / (D // 2))
+    return (ts.tensor(f(angle).astype(np.float32)) for f in (np.cos, np.sin))
+
+
+def _op(x: Any) -> Any:
+    return ts.rotary_embedding(x)
+
+
+def _halves(x: Any) -> Any:
+    c, s = _angles(x)
+    a, b = ts.split(x, 2, axis=-1)
+    return ts.concatenate([a * c - b * s, b * c + a * s], -1)
+
+
+def _slices(x: Any) -> Any:
+    c, s = _angles(x)
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return ts.concatenate([a * c - b * s, b * c + a * s], -1)
+
+
+def _stacked(x: Any) -> Any:
+    c, s = _angles(x)
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return ts.reshape(ts.stack([a * c - b * s, b * c + a * s], -2), x.shape)
+
+
+ROTARY = {"the op": _op, "split": _halves, "slices": _slices, "stacked": _stacked}
+
+
+@pytest.mark.parametrize("spelling", ROTARY)
+def test_rotary_positions_are_one_loop(spelling: str, rng: np.random.Generator) -> None:
+    """Of heads where they lie, forward, and back into the order of the projections: x is read once
+    and nothing is copied."""
+    B, T, h, D = 2, 40, 3, 32
+    x, g = (normal(rng, B, T, h * D, dtype="bf16") for _ in range(2))
+
+    def fn(x: Any, g: Any) -> Any:
+        def heads(x: Any) -> Any:
+            y = ts.transpose(ts.reshape(ts.cast(x, "f32"), (B, T, h, D)), (0, 2, 1, 3))
+            return ROTARY[spelling](y)
+
+        y, back = ts.vjp(heads, x)
+        g = ts.transpose(ts.reshape(ts.cast(g, "f32"), (B, T, h, D)), (0, 2, 1, 3))
+        dx = back(g)
+        rows = ts.reshape(dx, (B * T, h * D))
+        return ts.cast(y, "bf16") * 1.0, rows @ ts.ones((h * D, 8), "bf16")
+
+    made = program(fn, x, g)
+    assert "move" not in kinds(made) and "elements" not in kinds(made)
+    turns = [s for s in made.launches if s.group.kind == "loop" and s.group.space[-1] == D // 2]
+    assert len(turns) == 2
+    for launch in turns:
+        x_reads = [o for o in launch.group.reads if str(o.type.dtype) == "bf16"]
+        assert len(x_reads) == len(launch.group.writes) == 2
+        assert launch.group.schedule.m * launch.group.schedule.n >= 512
+        assert "load_" in emitted_of(launch, made.target).source
+    (y, dx), wide = made.run([x.array, g.array]), [t.array.astype(np.float64) for t in (x, g)]
+    c, s = (t.array.astype(np.float64) for t in _angles(ts.zeros((T, D))))
+    a, b = np.split(wide[0].reshape(B, T, h, D).transpose(0, 2, 1, 3), 2, -1)
+    turned = np.concatenate([a * c - b * s, b * c + a * s], -1)
+    assert_close(y.astype(np.float64), turned, "bf16", n=2)
+    a, b = np.split(wide[1].reshape(B, T, h, D).transpose(0, 2, 1, 3), 2, -1)
+    turned = np.concatenate([a * c + b * s, b * c - a * s], -1).transpose(0, 2, 1, 3)
+    assert_close(dx.astype(np.float64).reshape(B * T, 8),
+                 np.repeat(turned.reshape(B * T, -1).sum(-1, keepdims=True), 8, 1), "bf16", n=h * D,
+                 scale=float(np.abs(turned).sum((-1, -2)).max()))
+
+
+# --- programs that nobody wrote -------------------------------------------------------------------
+MAPS = (lambda x: x, ts.sin, lambda x: ts.cos(x) * 0.5, ts.softmax, lambda x: ts.sin(x * x))
+
+
+def _step(values: list, rng: np.random.Generator) -> tuple[str, Callable]:
+    """An op on values of these shapes: its name, and what makes a new value of them."""
+    i = int(rng.integers(len(values)))
+    shape = values[i]
+    way = rng.choice(["map", "map", "turn", "cut", "join", "join", "rows", "sum", "split",
+                      "matmul"])
+    if way == "turn":
+        order = tuple(map(int, rng.permutation(len(shape))))
+        return way, lambda v: ts.transpose(v[i], order)
+    if way == "cut":
+        axis = int(rng.integers(len(shape)))
+        n = shape[axis]
+        unit = 4 if n % 8 == 0 else 1
+        start = int(rng.integers(n // unit)) * unit
+        length = int(rng.integers(1, (n - start) // unit + 1)) * unit
+        span = tuple(slice(start, start + length) if a == axis else slice(None)
+                     for a in range(len(shape)))
+        return way, lambda v: v[i][span]
+    if way == "join":
+        axis = int(rng.integers(len(shape)))
+        fits = [k for k, s in enumerate(values) if len(s) == len(shape) and all(
+            a == axis or s[a] == shape[a] for a in range(len(shape)))]
+        parts = [(k, MAPS[rng.integers(len(MAPS))])
+                 for k in (i, *map(int, rng.choice(fits, int(rng.integers(1, 3)))))]
+        order = tuple(map(int, rng.permutation(len(shape))))
+        return way, lambda v: ts.transpose(ts.concatenate([f(v[k]) for k, f in parts], axis), order)
+    if way == "rows":
+        return way, lambda v: ts.softmax(v[i])
+    if way == "sum" and len(shape) > 2:
+        return way, lambda v: ts.sum(v[i], int(rng.integers(1)))
+    if way == "split" and shape[-1] % 8 == 0:
+        return way, lambda v: ts.reshape(v[i], (*shape[:-1], shape[-1] // 8, 8))
+    if way == "matmul" and len(shape) == 2:
+        return way, lambda v: v[i] @ ts.ones((shape[-1], 16), v[i].type) * 0.1
+    return "map", lambda v: ts.sin(v[i]) + 0.5
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_programs_of_moves_and_loops(case: int, rng: np.random.Generator) -> None:
+    """Loops, rows, sums and matmuls whose values are cut, turned and joined at random: what is
+    written where it belongs is what the ops mean, and the plan is proved."""
+    shapes: list[tuple[int, ...]] = [(8, 16), (4, 8, 32), (8, 24)]
+    given = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    steps: list[Callable] = []
+    while len(steps) < 9:
+        _, made = _step(shapes, rng)
+        values = [ts.zeros(s) for s in shapes]
+        shape = tuple(made(values).shape)
+        if np.prod(shape) <= 6000 and len(shape) <= 4:
+            steps.append(made)
+            shapes.append(shape)
+
+    def fn(*xs: Any) -> list:
+        values = list(xs)
+        for step in steps:
+            values.append(step(values))
+        return [v * 1.0 for v in values[-3:]]
+
+    made_program = program(fn, *map(ts.tensor, given))
+    wide = fn(*(ts.tensor(a.astype(np.float64)) for a in given))
+    for got, want in zip(made_program.run(given), wide, strict=True):
+        assert_close(got, want.array, "f32", n=64, scale=max(1.0, float(np.abs(want.array).max())))
