@@ -127,6 +127,26 @@ def test_a_gpu_keeps_no_scores(rng):
         assert distance(got, w) < 6e-3
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.0, -0.25, -8.0])
+def test_scales_that_turn_scores_round(scale, causal, rng):
+    """The largest product is not the largest score then, and -inf of one not -inf of the other."""
+    q, k, g = rng.standard_normal((3, 2, 40, 16))
+
+    def f(q, k, g):
+        y, pull = ts.vjp(lambda q, k: ts.attention(q, k, k, causal=causal, scale=scale), q, k)
+        return y, *pull(g)
+
+    given = [ts.tensor(x.astype(np.float32)) for x in (q, k, g)]
+    made = program_of(ts.jit(f).graph(*given), "sm_90a").run([x.array for x in given])
+    turned = q * scale * np.sqrt(16)  # attention64 divides by the root
+    want, sizes = (list(f(turned, k, k, g, causal)) for f in (attention64, sizes64))
+    want[1], sizes[1] = want[1] * scale * np.sqrt(16), sizes[1] * abs(scale) * np.sqrt(16)
+    want[2:], sizes[2:] = [want[2] + want[3]], [np.hypot(sizes[2], sizes[3])]
+    for got, w, size in zip(made, want, sizes, strict=True):
+        assert_close(got, w, "f32", n=2 * (40 + 16), scale=size)
+
+
 def test_many_queries_in_blocks(rng):
     """More queries than a block has, on the CPU: the mask's cotangent is put together."""
     q, g = (rng.standard_normal((1, 2, 600, 4)) for _ in range(2))

@@ -1,5 +1,6 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
+Without a mask and dropout by the fastest, else by those of modified_attention_kernels.py.
 Where a graph has both, the result's kernel saves what that of the gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
@@ -24,12 +25,21 @@ from ..flops import Shapes
 from ..ir import Graph, Node, Value
 from ..op import Aval
 from ..operand import convert, to_compute
-from ..ops.attention_op import ATTENTION, ATTENTION_VJP
+from ..ops.attention_op import (
+    ATTENTION,
+    ATTENTION_VJP,
+    DROPOUT_ATTENTION,
+    DROPOUT_ATTENTION_VJP,
+    mask_and_key,
+)
 from ..schedule.library_call import library_call
+from .modified_attention_kernels import MODIFIED, MODIFIED_GRADIENT, smallest_kept
 from .move_passes import narrows
 
 F32 = as_type("f32")
 WIDEST = 256  # of a head that the kernels take
+FORWARD = (ATTENTION, DROPOUT_ATTENTION)
+BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
@@ -70,34 +80,32 @@ FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gr
 def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     """The graph with the attention that the kernels take as their calls, in blocks that suit the
     chip."""
-    wanted = {_key(n) for n in graph.nodes if n.op is ATTENTION_VJP and _is_taken(n)}
+    taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)}
+    wanted = {_key(n) for n in taken if n.op in BACKWARD}
+    read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
+    rounded = rounded_values(graph, lambda n: n in taken and (n.op in BACKWARD or not _is_plain(n)))
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
-    rounded = rounded_values(graph, lambda n: n.op is ATTENTION_VJP and _is_taken(n))
     for node in graph.nodes:
         if node.op.name == "cast" and node.inputs[0] in rounded:
             made = rounded[node.inputs[0]]
             attrs = {"source": made.aval.type, "to": node.attrs["to"]}
             node = Node(node.op, (made,), attrs, node.outputs, node.where)
-        if node.op not in (ATTENTION, ATTENTION_VJP) or not _is_taken(node):
+        if node not in taken:
             nodes.append(node)
             continue
         key = _key(node)
-        if node.op is ATTENTION and key not in wanted:
-            nodes.append(_call(FLASH, node, node.outputs))
-            continue
-        if node.op is ATTENTION or key not in saved:
-            q, v = node.inputs[-3], node.inputs[-1]
-            y = node.outputs[0] if node.op is ATTENTION else Value(
-                Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
+        if node.op in FORWARD or key not in saved:
+            q, _, v, *_ = _operands(node)
+            y = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
+            if node.op in FORWARD:
+                y = rounded.get(node.outputs[0], node.outputs[0])
             saved[key] = y, Value(Aval(q.aval.shape[:-1], F32))
-            nodes.append(_call(FLASH_SAVED, node, saved[key]))
-        if node.op is ATTENTION_VJP:
+            nodes.append(_result_call(node, saved[key], key in wanted))
+        if node.op in BACKWARD:
             outputs = tuple(rounded.get(v, v) for v in node.outputs)
-            attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
-                     "chip": chip.target, "types": tuple(v.aval.type for v in outputs)}
-            nodes.append(Node(FLASH_GRADIENT, (node.inputs[0], *saved[key], *node.inputs[1:]),
-                              attrs, outputs, node.where))
+            unread = len(outputs) == 4 and node.outputs[3] not in read
+            nodes.append(_gradient_call(node, saved[key], outputs, chip, unread))
     return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
 
 
@@ -118,29 +126,65 @@ def rounded_values(graph: Graph, by: Callable[[Node], bool]) -> dict[Value, Valu
     return found
 
 
-def _call(op: Any, node: Node, outputs: tuple[Value, ...]) -> Node:
-    q, k, v = node.inputs[-3:]
-    heads, keys = q.aval.shape[-3], k.aval.shape[-3]
+def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node:
+    """wanted: the gradient is in the graph too."""
+    operands = _operands(node)
+    if not _is_plain(node):
+        attrs = _own(node) | {"types": (outputs[0].aval.type,)}
+        return Node(MODIFIED, operands, attrs, outputs, node.where)
+    q, k, _ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
-             "group": heads // keys, "shape": tuple(outputs[0].aval.shape)}
-    return Node(op, (q, k, v), attrs, outputs, node.where)
+             "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape)}
+    if wanted:
+        return Node(FLASH_SAVED, operands, attrs, outputs, node.where)
+    return Node(FLASH, operands, attrs, outputs[:1], node.where)
+
+
+def _gradient_call(node: Node, saved: tuple[Value, Value], outputs: tuple[Value, ...],
+                   chip: Generation, unread: bool) -> Node:
+    """unread: nobody asks for a mask's cotangent."""
+    op, attrs = FLASH_GRADIENT, _own(node) | {"types": tuple(v.aval.type for v in outputs)}
+    if _is_plain(node):
+        attrs |= {"chip": chip.target}
+    else:
+        op, attrs = MODIFIED_GRADIENT, attrs | {"wanted": not unread}
+    return Node(op, (node.inputs[0], *saved, *_operands(node)), attrs, outputs, node.where)
+
+
+def _own(node: Node) -> dict[str, Any]:
+    return {name: x for name, x in node.attrs.items() if name != "accum"}
 
 
 def _key(node: Node) -> Any:
     """What the result and the gradient of one attention have in common."""
-    return (*node.inputs[-3:], repr(node.attrs["scale"]), node.attrs["causal"])
+    return (*_operands(node), repr(_own(node)))
+
+
+def _operands(node: Node) -> tuple[Value, ...]:
+    """Queries, keys and values, the mask and the key of dropout if there are."""
+    return node.inputs[1:] if node.op in BACKWARD else node.inputs
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether the fastest kernels take it. The others give 0 where a query sees no key, and have
+    -inf in place of a score that is scaled already."""
+    q, k, _, *rest = (x.aval.shape for x in _operands(node))
+    causal: Any = node.attrs["causal"] and q[-2] > k[-2]
+    return not rest and not causal and node.attrs["scale"] > 0
 
 
 def _is_taken(node: Node) -> bool:
-    q, k, v = (x.aval for x in node.inputs[-3:])
-    extents = (*q.shape, *k.shape, *v.shape)
-    if not all(isinstance(n, int) and n for n in extents) or q.ndim < 3:
+    q, k, v, *rest = (x.aval for x in _operands(node))
+    dropout = node.attrs.get("dropout", 0.0)
+    mask, _ = mask_and_key(tuple(rest), dropout)
+    shapes = [x.shape for x in (q, k, v, *(() if mask is None else (mask,)))]
+    if not all(isinstance(n, int) and n for s in shapes for n in s) or q.ndim < 3:
         return False
-    if node.attrs["causal"] and q.shape[-2] > k.shape[-2]:
-        return False  # the first queries see no key: 0, where a kernel divides by the sum of none
+    if mask is not None and mask.dtype.name not in ("bool", "bool_", "f32"):
+        return False
     width: Any = max(q.shape[-1], v.shape[-1])
-    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST
+    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST and (
+        smallest_kept(dropout) < 2**32)
 
 
-__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "WIDEST", "rounded_values",
-           "use_attention_kernels"]
+__all__ = ["FLASH", "FLASH_GRADIENT", "FLASH_SAVED", "use_attention_kernels"]

@@ -1,5 +1,4 @@
-"""Attention with a mask or dropout and its gradient by the library's kernels, which keep no scores
-in memory.
+"""Attention by the kernels that take any: with a mask, dropout, queries that see no key.
 
 A mask's own cotangent is one of every matrix of scores before it is summed: where it is asked for
 these lie in memory. Dropout's draws are made in the kernels: they get the keys of its blocks of
@@ -22,23 +21,14 @@ from ...kernels.modified_attention import (
     modified_attention_scores,
     modified_blocks,
 )
-from ...numerics import NumericType, as_type
+from ...numerics import NumericType
 from ...tensor import Tensor
 from .. import functions as F
-from ..ir import Graph, Node, Value
-from ..op import Aval
 from ..operand import convert, to_compute
 from ..ops.attention_blocks import BLOCK_ROWS
-from ..ops.dropout_attention_op import DROPOUT_ATTENTION, DROPOUT_ATTENTION_VJP
+from ..ops.attention_op import mask_and_key
 from ..ops.elementwise import unbroadcast
-from ..ops.masked_attention_op import MASKED_ATTENTION, MASKED_ATTENTION_VJP
 from ..schedule.library_call import library_call
-from ..schedule.loop_axes import extents_of
-from .attention_kernels import WIDEST, rounded_values
-
-F32 = as_type("f32")
-FORWARD = (MASKED_ATTENTION, DROPOUT_ATTENTION)
-BACKWARD = (MASKED_ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
 class _Call:
@@ -49,7 +39,7 @@ class _Call:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Tensor, ...], scale: float,
                  causal: bool, dropout: float):
-        self.mask, key = _mask_and_key(rest)
+        self.mask, key = mask_and_key(rest, dropout)
         (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
         count, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
         self.Q, self.K = F.reshape(q, (count, S, D)), F.reshape(k, (keys, T, D))
@@ -93,12 +83,6 @@ def smallest_kept(dropout: float) -> int:
     return math.ceil(float(np.float32(dropout)) * 2**24) << 8
 
 
-def _mask_and_key(rest: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
-    """Of what follows the values: a mask, a key, or both."""
-    key = rest[-1] if rest[-1].ndim == 1 else None
-    return (None if len(rest) == 1 and key is not None else rest[0]), key
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, scale: float, causal: bool,
              types: tuple[NumericType, ...], dropout: float = 0.0) -> tuple[Tensor, Tensor]:
     c = _Call(q, k, v, rest, scale, causal, dropout)
@@ -136,56 +120,4 @@ MODIFIED = library_call("modified_attention", multi=True, expand=_forward)
 MODIFIED_GRADIENT = library_call("modified_attention_gradient", multi=True, expand=_gradient)
 
 
-def use_modified_kernels(graph: Graph) -> Graph:
-    """The graph with the attention with a mask or dropout that the kernels take as their calls."""
-    ops = (*FORWARD, *BACKWARD)
-    rounded = rounded_values(graph, lambda n: n.op in ops and _is_taken(n))
-    read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
-    saved: dict[Any, tuple[Value, Value]] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op.name == "cast" and node.inputs[0] in rounded:
-            made = rounded[node.inputs[0]]
-            attrs = {"source": made.aval.type, "to": node.attrs["to"]}
-            node = Node(node.op, (made,), attrs, node.outputs, node.where)
-        if node.op not in ops or not _is_taken(node):
-            nodes.append(node)
-            continue
-        q, _, v, *_ = operands = _operands(node)
-        attrs = {name: x for name, x in node.attrs.items() if name != "accum"}
-        key = (*operands, repr(attrs))
-        if node.op in FORWARD or key not in saved:
-            made = Value(Aval((*q.aval.shape[:-1], v.aval.shape[-1]), F32))
-            if node.op in FORWARD:
-                made = rounded.get(node.outputs[0], node.outputs[0])
-            saved[key] = made, Value(Aval(q.aval.shape[:-1], F32))
-            nodes.append(Node(MODIFIED, operands, attrs | {"types": (made.aval.type,)},
-                              saved[key], node.where))
-        if node.op in BACKWARD:
-            outputs = tuple(rounded.get(v, v) for v in node.outputs)
-            attrs |= {"types": tuple(v.aval.type for v in outputs),
-                      "wanted": len(outputs) == 4 and node.outputs[3] in read}
-            nodes.append(Node(MODIFIED_GRADIENT, (node.inputs[0], *saved[key], *operands), attrs,
-                              outputs, node.where))
-    return Graph(graph.name, graph.inputs, graph.captures, tuple(nodes), graph.outputs)
-
-
-def _operands(node: Node) -> tuple[Value, ...]:
-    """Queries, keys and values, the mask and the key of dropout if there are."""
-    return node.inputs[1:] if node.op in BACKWARD else node.inputs
-
-
-def _is_taken(node: Node) -> bool:
-    operands = _operands(node)
-    q, _, v, *rest = (x.aval for x in operands)
-    shapes = [x.aval.shape for x in operands]
-    if smallest_kept(node.attrs.get("dropout", 0.0)) >= 2**32:
-        return False
-    if not all(isinstance(n, int) and n for s in shapes for n in s) or q.ndim < 3:
-        return False
-    width = max(extents_of(operands[0])[-1], extents_of(operands[2])[-1])
-    return q.dtype.bits <= 32 and node.attrs["accum"].name == "f32" and width <= WIDEST and (
-        rest[0].ndim == 1 or rest[0].dtype.name in ("bool", "bool_", "f32"))
-
-
-__all__ = ["use_modified_kernels"]
+__all__ = ["MODIFIED", "MODIFIED_GRADIENT", "smallest_kept"]

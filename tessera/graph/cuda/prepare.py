@@ -20,7 +20,6 @@ from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
 from .library_ops import call_products, transpose_operands
-from .modified_attention_kernels import use_modified_kernels
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
@@ -136,7 +135,6 @@ PIPELINE: list[Callable[..., Graph]] = [
     reshape_matmuls,
     narrow_moves,
     use_attention_kernels,
-    use_modified_kernels,
     use_conv_kernels,
     drop_overwritten,
     expand_for_kernels,

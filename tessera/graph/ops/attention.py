@@ -15,11 +15,9 @@ from ...tensor import Tensor, as_tensor
 from .. import functions as F
 from ..operand import compute_type, convert, public, store, to_compute
 from ..trace import apply
-from .attention_op import ATTENTION
+from .attention_op import ATTENTION, DROPOUT_ATTENTION
 from .contract import matmul_type, operand_as
-from .dropout_attention_op import DROPOUT_ATTENTION
 from .elementwise import broadcast_shapes
-from .masked_attention_op import MASKED_ATTENTION
 from .random import next_key
 from .reduce import accumulate_dtype
 
@@ -52,15 +50,13 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
     accum = accumulate_dtype(numeric)
     hidden = None if mask is None else _mask_operand(mask, a, b)
     attrs: dict[str, Any] = {"scale": scale, "causal": bool(causal), "accum": accum}
+    xs = [a, b, c] + ([] if hidden is None else [hidden])
     if not dropout:
-        xs = (a, b, c) if hidden is None else (a, b, c, hidden)
-        op = ATTENTION if hidden is None else MASKED_ATTENTION
-        return store(apply(op, *xs, **attrs), numeric)
+        return store(apply(ATTENTION, *xs, **attrs), numeric)
     if not 0 < dropout < 1:
         raise ArgumentError(f"dropout needs 0 <= p < 1, got {dropout}")
     own = next_key() if key is None else as_tensor(key)
-    given = (a, b, c, own) if hidden is None else (a, b, c, hidden, own)
-    return store(apply(DROPOUT_ATTENTION, *given, **attrs, dropout=float(dropout)), numeric)
+    return store(apply(DROPOUT_ATTENTION, *xs, own, **attrs, dropout=float(dropout)), numeric)
 
 
 def _operands(*given: Any) -> tuple[Tensor, Tensor, Tensor, NumericType]:

@@ -1,7 +1,15 @@
 """Attention as one op, and its gradient as another: a GPU has kernels that keep no scores.
 
+The operands are q, k, v, a mask if there is one, and a key if weights are dropped. A mask has as
+many axes as the queries, each of its extent or 1: bools (seen), or floats in the type of the
+scores, which are added to them and have a cotangent. What is dropped is a function of the key and
+of a weight's place, so the gradient makes the same draws again, and nobody stores them.
+
 Without a kernel they are compositions (attention_blocks.py). Those of the gradient begin with the
 same ops as those of the result, and where both are in one graph these run once.
+
+Attention that drops weights has records of its own, made as the others, since under vmap it is its
+composition: rows of a batch draw apart, where rows of heads draw on.
 """
 
 from __future__ import annotations
@@ -10,70 +18,91 @@ from typing import Any
 
 import numpy as np
 
+from ... import numerics
 from ...numerics import DType, as_type
 from ...tensor import Tensor
 from .. import functions as F
-from ..op import OPS, Aval, GraphOp, Sample, sample
+from ..op import OPS, Arg, Aval, GraphOp, Sample
 from ..operand import as_stored
 from ..trace import apply
-from .attention_blocks import AttentionRule, gradients_in_blocks, in_blocks, query_blocks
+from .attention_blocks import (
+    AttentionRule,
+    QueryBlock,
+    gradients_in_blocks,
+    in_blocks,
+    query_blocks,
+)
 from .contract import is_multiplied_as_stored, matmul_ref, wide_type, widened_array
 from .softmax import SOFTMAX
 
+F32 = as_type("f32").dtype
 
+
+def mask_and_key(rest: tuple, dropout: float) -> tuple[Any, Any]:
+    """(the mask, the key), each None without one, of the operands that follow the values."""
+    mask, key = (rest[:-1], rest[-1]) if dropout else (rest, None)
+    return (mask[0] if mask else None), key
+
+
+# --- types ------------------------------------------------------------------------------------
 def _wide(x: Aval) -> Any:
     return wide_type(x.dtype) if is_multiplied_as_stored(x.dtype) else x.type
 
 
-def _shape(q: Aval, k: Aval, v: Aval, **attrs: Any) -> Aval:
+def _shape(q: Aval, k: Aval, v: Aval, *rest: Aval, **attrs: Any) -> Aval:
     return Aval((*q.shape[:-1], v.shape[-1]), _wide(q))
 
 
+def _vjp_shape(g: Aval, q: Aval, k: Aval, v: Aval, *rest: Aval, dropout: float = 0.0, **attrs: Any
+               ) -> tuple[Aval, ...]:
+    mask, _ = mask_and_key(rest, dropout)
+    made = tuple(Aval(x.shape, _wide(x)) for x in (q, k, v))
+    return made if mask is None or mask.dtype.kind == "bool" else (*made, mask)
+
+
 # --- meaning ----------------------------------------------------------------------------------
-def _weights_ref(q: np.ndarray, k: np.ndarray, last: int, scale: float, causal: bool, accum: DType
-                 ) -> np.ndarray:
+def _weights_ref(q: np.ndarray, k: np.ndarray, mask: np.ndarray | None, last: int, scale: float,
+                 causal: bool, accum: DType) -> np.ndarray:
     """Of one block, [..., S, T]; heads of keys are repeated already."""
     s = matmul_ref(q, k.swapaxes(-1, -2), accum) * q.dtype.type(scale)
+    if mask is not None:
+        s = np.where(mask, s, -np.inf).astype(s.dtype) if mask.dtype == bool else s + mask
     if causal:
         rows, columns = np.arange(s.shape[-2])[:, None], np.arange(s.shape[-1])
         s = np.where(columns <= rows + last, s, -np.inf).astype(s.dtype)
-    return s if s.shape[-1] == 0 else SOFTMAX.ref(s, axis=s.ndim - 1, safe=causal, accum=accum)
+    safe = causal or mask is not None
+    return s if s.shape[-1] == 0 else SOFTMAX.ref(s, axis=s.ndim - 1, safe=safe, accum=accum)
 
 
-def repeated_heads(x: np.ndarray, q: np.ndarray) -> np.ndarray:
+def _kept_ref(key: np.ndarray | None, shape: tuple[int, ...], x: QueryBlock, blocks: int,
+              dropout: float) -> np.ndarray | None:
+    """Whether each weight of a block of queries is kept; None where all are."""
+    if key is None:
+        return None
+    own = key if blocks == 1 else numerics.fold_in(key, x.start)
+    return numerics.uniform(own, int(np.prod(shape))).reshape(shape) >= np.float32(dropout)
+
+
+def _dropped(x: np.ndarray, keep: np.ndarray | None, dropout: float) -> np.ndarray:
+    grown = x.dtype.type(1 / (1 - dropout))
+    return x if keep is None else np.where(keep, x * grown, x.dtype.type(0))
+
+
+def _part(mask: np.ndarray | None, x: QueryBlock) -> np.ndarray | None:
+    """What a mask says of a block."""
+    if mask is None:
+        return None
+    mask = mask if mask.shape[-2] == 1 else mask[..., x.start:x.stop, :]
+    return mask if mask.shape[-1] == 1 else mask[..., :x.seen]
+
+
+def _repeated_heads(x: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Heads of keys or values, one for each head of queries, wide."""
     x = widened_array(x)
     return np.repeat(x, q.shape[1] // x.shape[1], 1) if q.ndim == 4 else x
 
 
-def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool, accum: DType
-         ) -> np.ndarray:
-    a, b, c = widened_array(q), repeated_heads(k, q), repeated_heads(v, q)
-    y = np.empty((*a.shape[:-1], c.shape[-1]), a.dtype)
-    for x in query_blocks(a.shape[-2], b.shape[-2], causal):
-        p = _weights_ref(a[..., x.start:x.stop, :], b[..., :x.seen, :], x.last, scale, causal,
-                         accum)
-        y[..., x.start:x.stop, :] = matmul_ref(p, c[..., :x.seen, :], accum)
-    return y
-
-
-def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float,
-             causal: bool, accum: DType) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    a, b, c, g = widened_array(q), repeated_heads(k, q), repeated_heads(v, q), widened_array(g)
-    dq, dk, dv = np.zeros_like(a), np.zeros_like(b), np.zeros_like(c)
-    for x in query_blocks(a.shape[-2], b.shape[-2], causal):
-        rows, seen = slice(x.start, x.stop), slice(0, x.seen)
-        own, cot, keys = a[..., rows, :], g[..., rows, :], b[..., seen, :]
-        p = _weights_ref(own, keys, x.last, scale, causal, accum)
-        dp = matmul_ref(cot, c[..., seen, :].swapaxes(-1, -2), accum)
-        ds = p * (dp - np.sum(dp * p, -1, keepdims=True)) * a.dtype.type(scale)
-        dq[..., rows, :] = matmul_ref(ds, keys, accum)
-        dk[..., seen, :] += matmul_ref(ds.swapaxes(-1, -2), own, accum)
-        dv[..., seen, :] += matmul_ref(p.swapaxes(-1, -2), cot, accum)
-    return dq, summed_heads(dk, k), summed_heads(dv, v)
-
-
-def summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+def _summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Cotangents of repeated heads, added up."""
     if x.shape == like.shape:
         return x
@@ -81,73 +110,146 @@ def summed_heads(x: np.ndarray, like: np.ndarray) -> np.ndarray:
     return x.reshape(B, like.shape[1], H // like.shape[1], T, D).sum(2)
 
 
+def _ref(q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray, scale: float,
+         causal: bool, accum: DType, dropout: float = 0.0) -> np.ndarray:
+    mask, key = mask_and_key(rest, dropout)
+    a, b, c = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q)
+    y = np.empty((*a.shape[:-1], c.shape[-1]), a.dtype)
+    blocks = list(query_blocks(a.shape[-2], b.shape[-2], causal))
+    for x in blocks:
+        p = _weights_ref(a[..., x.start:x.stop, :], b[..., :x.seen, :], _part(mask, x), x.last,
+                         scale, causal, accum)
+        p = _dropped(p, _kept_ref(key, p.shape, x, len(blocks), dropout), dropout)
+        if dropout and v.dtype.itemsize == 2:
+            p = p.astype(v.dtype).astype(p.dtype)
+        y[..., x.start:x.stop, :] = matmul_ref(p, c[..., :x.seen, :], accum)
+    return y
+
+
+def _vjp_ref(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: np.ndarray,
+             scale: float, causal: bool, accum: DType, dropout: float = 0.0
+             ) -> tuple[np.ndarray, ...]:
+    mask, key = mask_and_key(rest, dropout)
+    a, b, c, g = widened_array(q), _repeated_heads(k, q), _repeated_heads(v, q), widened_array(g)
+    dq, dk, dv = np.zeros_like(a), np.zeros_like(b), np.zeros_like(c)
+    added = mask is not None and mask.dtype != bool
+    dm = np.zeros((*a.shape[:-1], b.shape[-2]) if added else 0, a.dtype)
+    blocks = list(query_blocks(a.shape[-2], b.shape[-2], causal))
+    for x in blocks:
+        rows, seen = slice(x.start, x.stop), slice(0, x.seen)
+        own, cot, keys = a[..., rows, :], g[..., rows, :], b[..., seen, :]
+        p = _weights_ref(own, keys, _part(mask, x), x.last, scale, causal, accum)
+        keep = _kept_ref(key, p.shape, x, len(blocks), dropout)
+        dp = _dropped(matmul_ref(cot, c[..., seen, :].swapaxes(-1, -2), accum), keep, dropout)
+        part = p * (dp - np.sum(dp * p, -1, keepdims=True))
+        ds = part * a.dtype.type(scale)
+        if added:
+            dm[..., rows, seen] = part
+        dq[..., rows, :] = matmul_ref(ds, keys, accum)
+        dk[..., seen, :] += matmul_ref(ds.swapaxes(-1, -2), own, accum)
+        dv[..., seen, :] += matmul_ref(_dropped(p, keep, dropout).swapaxes(-1, -2), cot, accum)
+    made = dq, _summed_heads(dk, k), _summed_heads(dv, v)
+    if not added:
+        return made
+    along = tuple(i for i, n in enumerate(mask.shape) if n != dm.shape[i])
+    return *made, dm.sum(along, keepdims=True) if along else dm
+
+
 # --- rules ------------------------------------------------------------------------------------
-def _vjp(g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attrs: Any) -> tuple:
-    """The cotangent as it is stored where it was rounded to the type of the operands."""
-    z, factor = as_stored(g)
-    if z.dtype is not q.dtype:
-        z, factor = g, 1.0
-    made = apply(ATTENTION_VJP, z, q, k, v, **attrs)
-    return made if factor == 1.0 else tuple(x * factor for x in made)
+def _expand(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, dropout: float = 0.0, **attrs: Any
+            ) -> Tensor:
+    mask, key = mask_and_key(rest, dropout)
+    return in_blocks(q, k, v, mask, AttentionRule(**attrs, dropout=dropout, key=key))
 
 
-def _leading_axes(size: Any, batched: tuple, xs: tuple[Tensor, ...]) -> tuple[list[Tensor], bool]:
-    """Operands that all have the axis of a batch, as heads or as further sequences of a batch, and
-    whether it was joined with another axis."""
-    full = [x if b else F.broadcast_to(x, (size, *x.shape))
-            for x, b in zip(xs, batched, strict=True)]
-    joined = full[-1].ndim > 4  # the last operand is v
-    if not joined:
-        return full, False
-    return [F.reshape(x, (size * x.shape[1], *x.shape[2:])) for x in full], True
+def _vjp_expand(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, dropout: float = 0.0,
+                **attrs: Any) -> tuple[Tensor, ...]:
+    mask, key = mask_and_key(rest, dropout)
+    rule = AttentionRule(**attrs, dropout=dropout, key=key)
+    return gradients_in_blocks(g, q, k, v, rule, mask)
 
 
-def _batch(op: str) -> Any:
-    def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
-        full, joined = _leading_axes(size, batched, xs)
-        made = apply(OPS[op], *full, **attrs)
-        if not joined:
-            return made, True
-        outs = tuple(F.reshape(y, (size, y.shape[0] // size, *y.shape[1:]))
-                     for y in (made if isinstance(made, tuple) else (made,)))
-        return outs if isinstance(made, tuple) else outs[0], True
+def _vjp(op: str) -> Any:
+    def rule(g: Tensor, y: Tensor, *xs: Tensor, **attrs: Any) -> tuple:
+        """The cotangent as it is stored where it was rounded to the type of the operands."""
+        z, factor = as_stored(g)
+        if z.dtype is not xs[0].dtype:
+            z, factor = g, 1.0
+        made = apply(OPS[op], z, *xs, **attrs)
+        made = made if factor == 1.0 else tuple(x * factor for x in made)
+        return (*made, *(None,) * (len(xs) - len(made)))
 
     return rule
 
 
-def _samples(backward: bool) -> tuple[Sample, ...]:
+def _batch(op: str, values: int) -> Any:
+    """A batch is heads of sequences that have none, or further sequences; a mask of all sequences
+    is one of each then. values: the position of v, behind which there may be a mask."""
+    def rule(size: Any, batched: tuple, *xs: Tensor, **attrs: Any) -> tuple:
+        full = [x if b else F.broadcast_to(x, (size, *x.shape))
+                for x, b in zip(xs, batched, strict=True)]
+        if full[0].ndim <= 4:
+            return apply(OPS[op], *full, **attrs), True
+        count, mask = full[0].shape[1], full[-1] if len(full) > values + 1 else None
+        if mask is not None:
+            full[-1] = F.broadcast_to(mask, (size, count, *mask.shape[2:]))
+        made = apply(OPS[op], *(F.reshape(x, (size * count, *x.shape[2:])) for x in full), **attrs)
+        outs = [F.reshape(y, (size, count, *y.shape[1:]))
+                for y in (made if isinstance(made, tuple) else (made,))]
+        if len(outs) == 4 and mask is not None and mask.shape[1] == 1:
+            outs[3] = F.sum(outs[3], axis=1, keepdims=True)
+        return tuple(outs) if isinstance(made, tuple) else outs[0], True
+
+    return rule
+
+
+# --- records ----------------------------------------------------------------------------------
+# leading axes of queries and of keys, numbers of queries and keys, mask, causal
+PLAIN_SAMPLES: tuple[tuple[Any, ...], ...] = (
+    ((2,), (2,), 3, 4, None, False), ((2,), (2,), 3, 3, None, True),
+    ((1, 4), (1, 2), 2, 3, None, True))
+MASKED_SAMPLES: tuple[tuple[Any, ...], ...] = (
+    ((2,), (2,), 3, 4, Arg((1, 3, 4)), False), ((1, 4), (1, 2), 2, 3, Arg((1, 4, 2, 3)), True),
+    ((1, 2), (1, 2), 3, 4, Arg((1, 1, 1, 4), "bool", False), False))
+
+
+def _samples(cases: tuple[tuple[Any, ...], ...], dropout: float, backward: bool
+             ) -> tuple[Sample, ...]:
     """backward: with the result's cotangent in front."""
     made = []
-    for lead, keys, S, T, causal in (((2,), (2,), 3, 4, False), ((2,), (2,), 3, 3, True),
-                                     ((1, 4), (1, 2), 2, 3, True)):
-        shapes = [(*lead, S, 3)] * backward + [(*lead, S, 2), (*keys, T, 2), (*keys, T, 3)]
-        made.append(sample(*shapes, scale=0.7, causal=causal, accum=F32))
+    for lead, keys, S, T, mask, causal in cases:
+        args = [Arg(s) for s in ([(*lead, S, 3)] * backward + [
+            (*lead, S, 2), (*keys, T, 2), (*keys, T, 3)])]
+        args += [mask] * (mask is not None) + [Arg((2,), "key", False)] * bool(dropout)
+        attrs = {"scale": 0.7, "causal": causal, "accum": F32}
+        made.append(Sample(tuple(args), attrs | ({"dropout": dropout} if dropout else {})))
     return tuple(made)
 
 
-F32 = as_type("f32").dtype
-ATTENTION = GraphOp(
-    "attention",
-    shape=_shape,
-    ref=_ref,
-    vjp=_vjp,
-    batch=_batch("attention"),
-    expand=lambda q, k, v, **attrs: in_blocks(q, k, v, None, AttentionRule(**attrs)),
-    drops_inf=(0, 1),
-    samples=_samples(False),
-    hint="scores beyond the range of the type",
-    doc="softmax(scale q k') v, causal or not, each head of keys read by a group of heads",
-)
+def _records(name: str, cases: tuple[tuple[Any, ...], ...], formula: str, *, batch: bool = True,
+             dropout: float = 0.0) -> tuple[GraphOp, GraphOp]:
+    """An op and its gradient. dropout: of its samples."""
+    gradient = f"{name}_vjp"
+    common: dict[str, Any] = {"hint": "scores beyond the range of the type"}
+    forward = GraphOp(
+        name, shape=_shape, ref=_ref, vjp=_vjp(gradient), expand=_expand,
+        batch=_batch(name, 2) if batch else None, drops=(3,), drops_inf=(0, 1),
+        samples=_samples(cases, dropout, False), doc=formula, **common)
+    backward = GraphOp(
+        gradient, shape=_vjp_shape, ref=_vjp_ref, expand=_vjp_expand, multi=True,
+        batch=_batch(gradient, 3) if batch else None, drops=(4,), drops_inf=(1, 2),
+        samples=_samples(cases, dropout, True),
+        doc=f"cotangents of q, k, v and a mask of floats, from that of {name}'s result", **common)
+    return forward, backward
 
-ATTENTION_VJP = GraphOp(
-    "attention_vjp",
-    shape=lambda g, *xs, **attrs: tuple(Aval(x.shape, _wide(x)) for x in xs),
-    ref=_vjp_ref,
-    batch=_batch("attention_vjp"),
-    expand=lambda g, q, k, v, **attrs: gradients_in_blocks(g, q, k, v, AttentionRule(**attrs)),
-    multi=True,
-    drops_inf=(1, 2),
-    samples=_samples(True),
-    hint="scores beyond the range of the type",
-    doc="cotangents of q, k and v from that of attention's result",
-)
+
+ATTENTION, ATTENTION_VJP = _records(
+    "attention", (*PLAIN_SAMPLES, *MASKED_SAMPLES),
+    "softmax(scale q k' + mask) v, a head of keys for a group of heads; 0 where no key is seen")
+DROPOUT_ATTENTION, DROPOUT_ATTENTION_VJP = _records(
+    "dropout_attention", (PLAIN_SAMPLES[0], *MASKED_SAMPLES[1:]),
+    "dropout(softmax(scale q k' + mask)) v, its draws by a key and a weight's place", batch=False,
+    dropout=0.3)
+
+__all__ = ["ATTENTION", "ATTENTION_VJP", "DROPOUT_ATTENTION", "DROPOUT_ATTENTION_VJP",
+           "mask_and_key"]
