@@ -53,6 +53,27 @@ def test_of_a_function_its_operand_is_kept_and_not_its_derivative(rng: np.random
         assert_close(got, want, "bf16", n=R)
 
 
+def test_both_factors_of_a_gate_are_made_again(rng: np.random.Generator) -> None:
+    """The gradient reads the matmul's result for the one factor's derivative; the other factor,
+    rounded, is made of it as well."""
+    def step(x: Any, w: Any, v: Any, u: Any) -> Any:
+        def loss(w: Any, v: Any, u: Any) -> Any:
+            h = ts.silu(x @ w) * (x @ v)
+            return ts.sum(ts.cast(h @ u, "f32") ** 2)
+
+        return ts.grad(loss, argnums=(0, 1, 2))(w, v, u)
+
+    x = _drawn(rng, R, 16, dtype="bf16 @accum(f32)")
+    w, v, u = (_drawn(rng, *s, dtype="bf16 @accum(f32)") for s in ((16, C), (16, C), (C, 16)))
+    program = _lowered(step, x, w, v, u)
+    loops = [g for g in program.plan.groups if g.kind == "loop" and g.space == (R, C)]
+    assert [len(g.writes) for g in loops] == [1, 2]  # the product of factors; two gradients
+    reads = [{o.name for o in g.reads} for g in loops]
+    assert len(reads[0]) == 2 and len(reads[1]) == 3 and reads[0] < reads[1]
+    for got, want in zip(program.run([x, w, v, u]), ts.jit(step)(x, w, v, u), strict=True):
+        assert_close(got, want, "bf16", n=R, scale=float(np.abs(np.asarray(want, float)).max()))
+
+
 def test_a_norm_is_made_again_from_its_operand_and_two_numbers_a_row(rng: np.random.Generator
                                                                      ) -> None:
     def step(x: Any, g: Any, w: Any) -> Any:

@@ -9,7 +9,8 @@ would be written and read. Of all sets of values from which the readers can make
 ops, the one of the fewest bytes is kept instead: pre, of 2 bytes. It is a minimum cut of the ops
 that lead to the value (Ford and Fulkerson 1956, doi:10.4153/CJM-1956-045-5), where a value weighs
 the bytes that would be written and read of it. Values that lie in memory anyway weigh no write;
-the sums of a matmul do not lie there, if what follows can take them from registers.
+the sums of a matmul do not lie there, if what follows can take them from registers, unless a reader
+reads them already.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ def narrow_boundaries(groups: list[FusionGroup], count: Count, target: ScheduleT
             readers.setdefault(v, []).append(g)
     fleeting = _fleeting(groups)
     for group in groups:
-        for v in list(group.outputs):
-            if not group.writes_all and _is_large(v):
-                _Boundary(group, v, readers, count, target, fleeting).narrow()
+        again = not group.writes_all
+        while again:  # what is kept for one value may make another
+            again = any([_is_large(v) and _Boundary(group, v, readers, count, target,
+                                                    fleeting).narrow()
+                         for v in list(group.outputs)])
     return groups
 
 
@@ -70,24 +73,25 @@ class _Boundary:
     target: ScheduleTarget
     fleeting: set[Value]
 
-    def narrow(self) -> None:
+    def narrow(self) -> bool:
+        """Whether the readers make it again from now on."""
         readers = self.readers.get(self.value, [])
-        if not readers or self.group in readers:
-            return
+        if not readers or self.group in readers or self.value not in self.group.outputs:
+            return False
         read = sum(r.reads(self.value) for r in readers)
         if self.count[self.value] != read + self.group.reads(self.value):
-            return  # a result of the graph
+            return False  # a result of the graph
         if any(r.space != self.group.space or r.anchor is not None for r in readers):
-            return
+            return False
         cone = self.cone()
-        if not cone:
-            return
-        again = self.cut(cone)
+        again = self.cut(cone) if cone else []
         if not again or len(again) > MOST_OPS:
-            return
+            return False
         made = [self.with_nodes(r, again) for r in readers]
-        if all(self.target.takes(g) and len(g.nodes) <= MAX_OPS for g, _ in made):
+        fits = all(self.target.takes(g) and len(g.nodes) <= MAX_OPS for g, _ in made)
+        if fits:
             self.replace(readers, made)
+        return fits
 
     # --- which values to keep -----------------------------------------------------------------
     def cone(self) -> list[Node]:
@@ -104,9 +108,11 @@ class _Boundary:
 
     def weight(self, v: Value) -> int:
         """Bytes written and read if the readers take v from memory."""
-        stored = v is not self.value and v not in self.fleeting and (
-            v in self.group.inputs or v in self.group.outputs)
-        more = sum(v not in r.inputs or v is self.value for r in self.readers[self.value])
+        readers = self.readers[self.value]
+        mine = v in self.group.inputs or v in self.group.outputs
+        stored = v is not self.value and (mine and v not in self.fleeting
+                                          or any(v in r.inputs for r in readers))
+        more = sum(v not in r.inputs or v is self.value for r in readers)
         return value_bytes(v) * (more + (not stored))
 
     def cut(self, cone: Sequence[Node]) -> list[Node]:
