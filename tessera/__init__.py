@@ -36,6 +36,8 @@ from .effects import pure as pure
 from .errors import *  # noqa: F403
 from .errors import UnknownNameError as _UnknownNameError
 from .foreign import FUNCTIONS as _FOREIGN
+from .fp8_scaling import CurrentScaling as CurrentScaling
+from .fp8_scaling import DelayedScaling as DelayedScaling
 from .graph import assignment as _assignment  # noqa: F401  it fills a hook
 from .graph import functions as _functions
 from .graph import random as random

@@ -32,6 +32,8 @@ from .dynamic_scale import DynamicLossScale as DynamicLossScale
 from .effects import effects as effects
 from .effects import pure as pure
 from .errors import *  # noqa: F403
+from .fp8_scaling import CurrentScaling as CurrentScaling
+from .fp8_scaling import DelayedScaling as DelayedScaling
 from .graph import random as random
 from .graph import sparse as sparse
 from .graph.devices import to as to

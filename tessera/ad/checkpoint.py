@@ -61,7 +61,7 @@ class remat_policies:
     @staticmethod
     def save_matmuls(node: Node) -> bool:
         """Results of matrix products, which cost most to compute again."""
-        return node.op.name in ("matmul", "scaled_matmul")
+        return node.op.matmul
 
     @staticmethod
     def save_ops(*names: str) -> Policy:

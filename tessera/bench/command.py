@@ -30,6 +30,7 @@ from .measure import (
     COMPILED,
     EAGER,
     OURS,
+    PLAIN,
     is_gpt2,
     measure,
     measure_spellings,
@@ -120,7 +121,8 @@ def check(args: argparse.Namespace, models: Sequence[StepModel]) -> None:
 
 
 def names_of(model: StepModel, ours: bool) -> list[str]:
-    return [OURS] if ours else [OURS, COMPILED, *[EAGER] * model.eager]
+    mine = [OURS, *[PLAIN] * model.fp8]
+    return mine if ours else [*mine, COMPILED, *[EAGER] * model.eager]
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def stepped(model: StepModel, args: argparse.Namespace) -> dict[str, Any]:
         env = {name: os.path.join(kept, name) for name in CACHES}
         figures = started(["--part", "step"], model, args, env)
         if not args.no_start:
-            for name in names_of(model, args.ours)[:2]:
+            for name in [OURS, *[COMPILED] * (not args.ours)]:
                 again = started(["--part", f"start {name}"], model, args, env)
                 figures["sides"][name]["start_from_disk_s"] = round(again["seconds"], 2)
     return figures

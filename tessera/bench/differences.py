@@ -50,6 +50,8 @@ def differences(model: StepModel, steps: int, torch_step: Any, where: str = "cud
         "torch f32": lambda: torch_step(model, start, given, False, "float32", where),
         "torch bf16": lambda: torch_step(model, start, given, False, "bfloat16", where),
         "ours": lambda: OurStep(model, start, given, where)}
+    if model.fp8:
+        sides["ours bf16"] = lambda: OurStep(model.plain, start, given, where)
     found = {}
     for name, make in sides.items():
         found[name] = traced(make(), before, steps)

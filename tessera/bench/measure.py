@@ -20,6 +20,7 @@ from .models.record import StepModel, batch, weights
 from .our_step import OurStep
 
 OURS, COMPILED, EAGER = "tessera", "torch.compile", "torch eager"
+PLAIN = "tessera bf16"  # beside fp8
 WARM_UP = 2  # steps that are not timed, behind the first
 
 
@@ -40,8 +41,8 @@ def torch_side() -> Any:
 
 
 def make_side(name: str, model: StepModel, weights: Any, batch: tuple) -> Any:
-    if name == OURS:
-        return OurStep(model, weights, batch)
+    if name in (OURS, PLAIN):
+        return OurStep(model if name == OURS else model.plain, weights, batch)
     return torch_side().TorchStep(model, weights, batch, compiled=name == COMPILED)
 
 
@@ -122,5 +123,5 @@ def is_gpt2(model: StepModel) -> bool:
     return model.family is GPT2
 
 
-__all__ = ["COMPILED", "EAGER", "OURS", "is_gpt2", "measure", "measure_spellings",
+__all__ = ["COMPILED", "EAGER", "OURS", "PLAIN", "is_gpt2", "measure", "measure_spellings",
            "measure_start", "need_torch", "torch_side"]

@@ -13,7 +13,7 @@ from ..runtime import memory_pools
 from ..runtime.device import device
 from .kernel_classes import ClassTimes, of_launch
 from .models.record import StepModel
-from .models.step import OPTIMIZER, training_step
+from .models.step import first_state, training_step
 
 
 class OurStep:
@@ -22,7 +22,7 @@ class OurStep:
     def __init__(self, model: StepModel, weights: Any, batch: tuple, where: str = "cuda"):
         self.where = where
         params = tree.map_tree(ts.tensor, weights)
-        state = OPTIMIZER.init(params)
+        state = first_state(model, params)
         self.params, self.state = ts.to(params, where), ts.to(state, where)
         self.x, self.y = (ts.to(ts.tensor(t), where) for t in batch)
         self.compiled = training_step(model, donate=("params", "state"))

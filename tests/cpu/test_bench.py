@@ -25,9 +25,9 @@ from tessera.bench.catalogue import FAMILIES, MODELS
 from tessera.bench.differences import TrainingTrace, compared, first_step_text, losses_text, traced
 from tessera.bench.figures import distance, rate, slope, spread, table
 from tessera.bench.kernel_classes import CLASSES, of_groups, of_torch, parts_of_matmuls
-from tessera.bench.models.gpt2 import BF16, SPELLINGS, linear
+from tessera.bench.models.gpt2 import BF16, SPELLINGS, Spelling, linear
 from tessera.bench.models.record import StepModel, batch, shapes_of, weights
-from tessera.bench.models.step import OPTIMIZER, training_step
+from tessera.bench.models.step import first_state, training_step
 from tessera.bench.our_step import OurStep
 from tessera.bench.report import step_text
 from tessera.graph import tree
@@ -38,7 +38,8 @@ EXTENTS: dict[str, dict[str, int]] = {
     "gpt2-124m": {"B": 2, "T": 16, "layers": 2, "d": 32, "heads": 2, "vocabulary": 80},
     "llama": {"B": 2, "T": 16, "layers": 2, "d": 64, "heads": 4, "kv_heads": 2, "hidden": 96,
               "vocabulary": 80},
-    "train.py": {"B": 2, "T": 16, "layers": 2, "d": 32, "heads": 2}}
+    "train.py": {"B": 2, "T": 16, "layers": 2, "d": 32, "heads": 2},
+    "gpt2-350m-fp8": {"B": 2, "T": 64, "layers": 2, "d": 64, "heads": 2, "vocabulary": 96}}
 
 
 def small(name: str) -> StepModel:
@@ -205,7 +206,7 @@ def launches(model: StepModel) -> tuple[Counter, Any]:
     """(class, part, form) -> launches of a step on sm_90a, and the plan of it."""
     params = shapes_of(model, ts.zeros)
     x = ts.zeros((model.B, model.T), "int32")
-    args = params, OPTIMIZER.init(params), x, x
+    args = params, first_state(model, params), x, x
     step = training_step(model)
     plan = step.schedule(*args, target="sm_90a")
     program = program_of(step.traced(*args).graph, "sm_90a").plan
@@ -215,6 +216,31 @@ def launches(model: StepModel) -> tuple[Counter, Any]:
     parts = parts_of_matmuls(program.groups)
     return Counter((of_groups(groups[x.group], x.work.kind, parts), x.work.part, x.form)
                    for x in plan.launches), plan
+
+
+@pytest.mark.parametrize("name", ["gpt2-350m-fp8", "gpt2-350m-fp8-current"])
+def test_products_of_fp8_layers_are_wgmma_of_codes(name: str) -> None:
+    """Four weights a layer, three products each; of the rest of the model none is of f32."""
+    model = MODELS[name].sized(B=2, T=128, layers=2, d=256, heads=4, vocabulary=512)
+    plan = launches(model)[1]
+    found = Counter((x.operands[0].split()[0], x.operands[1].split()[0], x.form)
+                    for x in plan.matmuls if x.work.kind == "matmul")
+    fp8 = {k: n for k, n in found.items() if k[0].startswith("fp8")}
+    assert fp8 == {("fp8_e4m3", "fp8_e4m3", "wgmma"): 8, ("fp8_e5m2", "fp8_e4m3", "wgmma"): 8,
+                   ("fp8_e4m3", "fp8_e5m2", "wgmma"): 8}
+    assert {k for k in found if k not in fp8} == {("bf16", "bf16", "wgmma")}
+    assert model.plain.spelling == Spelling() and not model.plain.fp8
+
+
+def test_delayed_scales_cost_fewer_launches_and_bytes() -> None:
+    """Scales that are known do not wait for a reduction; those are one launch for all layers."""
+    plans = {}
+    for name in ("gpt2-350m-fp8", "gpt2-350m-fp8-current"):
+        plans[name] = launches(MODELS[name].sized(layers=2))[1]
+    delayed, current = plans.values()
+    assert len(delayed.launches) < len(current.launches)
+    assert sum(x.work.bytes for x in delayed.launches) < sum(
+        x.work.bytes for x in current.launches)
 
 
 def by_class(found: Counter) -> Counter:
@@ -303,6 +329,18 @@ def test_a_whole_measurement_of_ours(gpu: Any, clock: Any, apart: Any) -> None:
 
 
 # --- differences ------------------------------------------------------------------------------
+def test_fp8_is_measured_beside_bf16(gpu: Any, clock: Any, apart: Any) -> None:
+    model = small("gpt2-350m-fp8").sized(B=1, T=32, layers=1, vocabulary=40)
+    names = command.names_of(model, ours=True)
+    assert names == [measure.OURS, measure.PLAIN]
+    assert command.names_of(model, ours=False) == [*names, measure.COMPILED]
+    sides = measure.measure(model, names, 1, 1, False, lambda text: None)["sides"]
+    fp8, plain = sides.values()
+    assert fp8["loss_first"] != plain["loss_first"]
+    assert fp8["loss_last"] < fp8["loss_first"]
+    assert fp8["loss_last"] == pytest.approx(plain["loss_last"], rel=1e-2)
+
+
 def test_a_trace_has_the_gradients_and_changes_of_the_first_step() -> None:
     m = small("train.py").sized(clip=0)
     start = weights(m)

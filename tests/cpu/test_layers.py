@@ -32,7 +32,7 @@ FLOORS: list[list[str]] = [
     ["ad"],
     ["mesh"],
     ["planning"],
-    ["checkpoints", "data", "dynamic_scale", "optim", "state"],
+    ["checkpoints", "data", "dynamic_scale", "fp8_scaling", "optim", "state"],
     ["debug"],
     ["array", "dist", "effects", "shape", "stdlib"],
     ["doctor"],

@@ -56,6 +56,7 @@ RULES = {
 OTHERS = {
     "__all__": "names that a module gives",
     "foreign.py": "words of other libraries, and what is said here instead",
+    "numerics/policy.py:_CUSTOM_METHODS": "methods of a policy class, as the ops are called",
     "graph/operators.py": "operators of Python, ufuncs and methods of NumPy",
     "graph/numpy_calls.py": "functions of NumPy that take a tensor",
     "graph/weak_numbers.py": "operators of Python",

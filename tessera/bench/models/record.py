@@ -25,12 +25,15 @@ class ModelFamily:
     with _b or is b, b1, b2.
     loss(params, tokens, targets, model): mean cross entropy in ops of ts; tokens, targets: [B, T]
     weights_per_token(model): elements of matrices that each token is multiplied with
+    histories(model): of the largest numbers of its fp8 products, for scales that lag behind, or
+        None; loss takes them as its last argument
     """
 
     name: str
     shapes: Callable[[StepModel], Any]
     loss: Callable[..., Any]
     weights_per_token: Callable[[StepModel], int]
+    histories: Callable[[StepModel], Any] = lambda model: None
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,19 @@ class StepModel:
     eager: bool = False
     spelling: Any = None
 
-    def loss(self, params: Any, tokens: Any, targets: Any) -> Any:
-        return self.family.loss(params, tokens, targets, self)
+    def loss(self, params: Any, tokens: Any, targets: Any, history: Any = None) -> Any:
+        more = () if history is None else (history,)
+        return self.family.loss(params, tokens, targets, self, *more)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether its products are of fp8."""
+        return getattr(self.spelling, "scaling", None) is not None
+
+    @property
+    def plain(self) -> StepModel:
+        """The same model without fp8."""
+        return replace(self, spelling=replace(self.spelling, scaling=None)) if self.fp8 else self
 
     @property
     def tokens(self) -> int:

@@ -125,7 +125,7 @@ DEQUANTIZE = GraphOp(
 def finite_amax(x: Tensor, axis: int | None = None) -> Tensor:
     """The largest finite |x|, 0 where there is none: of all, or for each index of one axis, in
     extents that broadcast. A constant for derivatives."""
-    size = F.abs(apply(STOP_GRADIENT, x))
+    size = F.abs(apply(STOP_GRADIENT, convert(to_compute(x), F32)))
     size = F.where(size < np.inf, size, 0.0)
     if axis is None:
         return F.max(size)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dims import size_of
 from ...numerics import DType, NumericType, as_type
 from ...tensor import Tensor
 from .. import flops
@@ -43,7 +44,10 @@ def _ref(a: np.ndarray, a_scale: np.ndarray, b: np.ndarray, b_scale: np.ndarray,
 
 def _steps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, *cotangent_scale: Tensor,
            accum: DType, cotangent: NumericType) -> Tensor:
-    return apply(MATMUL, a, b, accum=accum) * (a_scale * b_scale)
+    scale = a_scale * b_scale
+    if scale.ndim:
+        return apply(MATMUL, a, b, accum=accum) * scale
+    return as_one_matrix(a, b, lambda x, y: apply(MATMUL, x, y, accum=accum) * scale)
 
 
 def _mT(x: Tensor) -> Tensor:
@@ -53,9 +57,13 @@ def _mT(x: Tensor) -> Tensor:
 def _vjp(g: Tensor, y: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor,
          *cotangent_scale: Tensor, accum: DType, cotangent: NumericType) -> tuple:
     scale = cotangent_scale[0] if cotangent_scale else scale_of(finite_amax(g), cotangent)
-    codes = codes_of(g, scale, cotangent, saturate=False)
+    codes = codes_of(g, scale, cotangent, saturate=False)  # where g is made: before any reshape
     attrs = {"accum": accum, "cotangent": cotangent}
     da = apply(SCALED_MATMUL, codes, scale, _mT(b), b_scale, **attrs)
+    if a.ndim > 2 and b.ndim == 2 and not a_scale.ndim:  # the sum over rows is one over matrices
+        a, codes = (F.reshape(x, (size_of(x.shape[:-1]), x.shape[-1])) for x in (a, codes))
+        return da, None, apply(SCALED_MATMUL, _mT(a), a_scale, codes, scale, **attrs), None, *(
+            None for _ in cotangent_scale)
     db = apply(SCALED_MATMUL, _mT(a), a_scale, codes, scale, **attrs)
     return (unbroadcast(da, tuple(a.shape)), None, unbroadcast(db, tuple(b.shape)), None,
             *(None for _ in cotangent_scale))
@@ -123,13 +131,9 @@ def _plain_codes(x: Tensor) -> bool:
 def scaled_product(a: Tensor, b: Tensor, cotangent_scale: Tensor | None = None,
                    cotangent: NumericType = COTANGENT) -> Tensor:
     """a b of operands that multiply as scaled codes, in f32. a: [..., M, K]   b: [..., K, N]"""
-    (x, i), (y, j) = _codes_and_scale(a), _codes_and_scale(b)
     rest = () if cotangent_scale is None else (cotangent_scale,)
-
-    def multiply(left: Tensor, right: Tensor) -> Tensor:
-        return apply(SCALED_MATMUL, left, i, right, j, *rest, accum=F32.dtype, cotangent=cotangent)
-
-    return as_one_matrix(x, y, multiply)
+    return apply(SCALED_MATMUL, *_codes_and_scale(a), *_codes_and_scale(b), *rest,
+                 accum=F32.dtype, cotangent=cotangent)
 
 
 def _codes_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
