@@ -78,10 +78,10 @@ def open_column_sums(graph: Graph) -> Graph:
 def _before_cuts(rw: Rewriter, x: Value) -> Value:
     """x in the rows that its elements are made in: the loop that makes them takes in the sum."""
     made = rw.producer.get(x)
-    if made is None or made.op.name not in ("reshape", "cast"):
+    if made is None or not (made.op.converts or made.op.name == "reshape"):
         return x
     (before,) = made.inputs
-    if made.op.name == "cast":
+    if made.op.converts:
         rows = _before_cuts(rw, before)
         return x if rows is before else rw.emit("cast", rows, **made.attrs)
     whole = before.aval.ndim > 1 and before.aval.shape[-1:] == x.aval.shape[-1:] and all(
