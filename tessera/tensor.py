@@ -7,7 +7,7 @@ unpacked where they are read. Operators and methods are graph ops; the graph lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,18 @@ def need_device(numeric: NumericType, what: str = "a tensor") -> None:
 class TensorType:
     """The type of a tensor: extents (ints, names, products) and a numeric type.
 
-    `type` is None when any numeric type is accepted: `Tensor["B", "D"]`.
+    `type` is None when any numeric type is accepted: `Tensor["B", "D"]`. optional: None in place
+    of a tensor is accepted too, as `Tensor["B", "D"] | None` says.
     """
 
     shape: tuple[int | Dim, ...]
     type: NumericType | None
+    optional: bool = False
+
+    def __or__(self, other: Any) -> TensorType:
+        return replace(self, optional=True) if other is None else NotImplemented
+
+    __ror__ = __or__
 
     @property
     def dtype(self) -> DType | None:
@@ -84,19 +91,16 @@ class TensorType:
         if self.type is None:
             return
         mine, given = self.type.policy, value.type.policy
-        same = value.type.dtype is self.type.dtype and all(
-            getattr(mine, f) == getattr(given, f) for f in ("scaled", "per_channel", "custom")
-        )
-        if not same:
-            raise DTypeError(
-                f"{what} is {value.type}, its annotation says {self.type}",
-                hint=f"convert it: ts.cast({what.split()[-1]}, {str(self.type)!r}), or "
-                "@ts.jit(cast=True)",
-            )
+        if value.type.dtype is not self.type.dtype or any(
+                getattr(mine, f) != getattr(given, f) for f in ("scaled", "per_channel", "custom")):
+            raise DTypeError(f"{what} is {value.type}, its annotation says {self.type}",
+                             hint=f"convert it: ts.cast({what.split()[-1]}, {str(self.type)!r}), "
+                             "or @ts.jit(cast=True)")
 
     def __str__(self) -> str:
         parts = [repr(str(d)) if isinstance(d, Dim) else str(d) for d in self.shape]
-        return "Tensor[" + ", ".join(parts + ([str(self.type)] if self.type else [])) + "]"
+        text = "Tensor[" + ", ".join(parts + ([str(self.type)] if self.type else [])) + "]"
+        return text + " | None" if self.optional else text
 
     __repr__ = __str__
 
@@ -116,15 +120,9 @@ class Tensor:
     place = HOST  # the number of that GPU
     offloaded = False  # a GPU's, in host memory until it is used
 
-    def __init__(
-        self,
-        array: np.ndarray,
-        type: NumericType = None,  # type: ignore[assignment]  # absent only by mistake
-        *,
-        scale: Tensor | None = None,
-        is_param: bool = False,
-        name: str | None = None,
-    ):
+    def __init__(self, array: np.ndarray,
+                 type: NumericType = None,  # type: ignore[assignment]  # absent only by mistake
+                 *, scale: Tensor | None = None, is_param: bool = False, name: str | None = None):
         if type.__class__ is not NumericType:
             _need_parts(array, type)
         if type.policy.device is not None:

@@ -332,6 +332,8 @@ class JitFunction:
             if isinstance(kind, ValueType):
                 kind.check(value, sizes, f"{self.name}: argument {name}")
                 continue
+            if value is None and kind.optional:
+                continue
             if not isinstance(value, Tensor):
                 raise DTypeError(f"{self.name}: argument {name} is {type(value).__name__}, "
                                  f"its annotation says {kind}")
@@ -345,6 +347,8 @@ class JitFunction:
             return out
         if isinstance(kind, ValueType):
             kind.check(out, sizes, f"{self.name}: the result")
+            return out
+        if out is None and kind.optional:
             return out
         if not isinstance(out, Tensor):
             raise DTypeError(f"{self.name} returns {type(out).__name__}, "

@@ -6,7 +6,7 @@
 The kernels of modified_attention.py ask here, block by block, and know nothing else of it: which
 keys a block of queries sees, what is read of the operands, the scores, which weights are kept.
 A further modification is a field of ScoreRule, a line of block_scores and, where it leaves out
-whole blocks, a line of last_key and first_query. What is added to scores, or puts -inf in their
+whole blocks, a line of keys_seen and queries_seeing. What is added to scores, or puts -inf in their
 place, has no derivative of its own: the cotangent of a product is scale times that of its score.
 For a function of the score, such as a cap, the kernels would multiply by its slope.
 """
@@ -63,15 +63,15 @@ class ScoreRule(NamedTuple):
 
 # --- which blocks ------------------------------------------------------------------------------
 @kernel
-def last_key(rule, q0, BM, S, T):
-    """The end of the keys that queries [q0:q0+BM] see. The last query of all sees the last key."""
-    return min(T, q0 + BM + T - S) if rule.causal else T
+def keys_seen(rule, q0, BM, S, T):
+    """First and end of the keys that queries [q0:q0+BM] see. The last query sees the last key."""
+    return 0, min(T, q0 + BM + T - S) if rule.causal else T
 
 
 @kernel
-def first_query(rule, k0, BM, S, T):
-    """The first query that sees keys from k0 on, rounded down to blocks of BM queries."""
-    return max(0, k0 - (T - S)) // BM * BM if rule.causal else 0
+def queries_seeing(rule, k0, BM, S, T):
+    """First and end of the queries that see keys from k0 on, the first of a block of BM."""
+    return max(0, k0 - (T - S)) // BM * BM if rule.causal else 0, S
 
 
 # --- scores ------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def kept(rule, W, h, q0, k0, S, T, BM, BN, keys=1):
     block = rule.dropout.block
     start = q0 // block * block
     rows = min(block, S - start)
-    seen = last_key(rule, start, rows, S, T) if rule.causal and S > block else T
+    seen = keys_seen(rule, start, rows, S, T)[1] if rule.causal and S > block else T
     row = tile.cast(tile.arange(0, BM) + (h * rows + q0 - start), "int64")[:, None]
     column = tile.cast(tile.arange(0, BN) + k0, "int64")[None, :]
     index = row * tile.cast(tile.full((1, 1), seen, "int32"), "int64") + column

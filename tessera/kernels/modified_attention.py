@@ -9,17 +9,17 @@ the keys of a query is that of result times cotangent, which is delta, with drop
 
 from __future__ import annotations
 
-from ..numerics import DType, f32
+from ..numerics import DType, f32, uint32
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 from .attention_scores import (
     ScoreRule,
     dropped,
-    first_query,
     kept,
-    last_key,
+    keys_seen,
     mask_block,
+    queries_seeing,
     scores_of_columns,
     scores_of_rows,
 )
@@ -30,13 +30,15 @@ PLAIN = ScoreRule()
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def modified_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
-                       V: Tensor["C", "T", "E"], M, W, out: Tensor["B", "S", "E"],
+                       V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
+                       W: Tensor["R", 2, uint32] | None, out: Tensor["B", "S", "E"],
                        lse: Tensor["B", "S", f32], scale: f32, group=1, BM=64, BN=64, rule=PLAIN):
     """The result, and each query's log2 of its sum of exp2(scores)."""
     q0, h = tile.group_id(0) * BM, tile.group_id(1)
     q = tile.load(Q[h, q0:q0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, E))
-    for k0 in range(0, last_key(rule, q0, BM, S, T), BN):
+    first, end = keys_seen(rule, q0, BM, S, T)
+    for k0 in range(first, end, BN):
         k = tile.load(K[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
         s = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
@@ -57,7 +59,8 @@ def modified_attention(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
 
 @kernel(grid=lambda T, C, BN: (-(-T // BN), C))
 def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
-                            V: Tensor["C", "T", "E"], M, W, G: Tensor["B", "S", "E"],
+                            V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
+                            W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                             lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
                             dK: Tensor["C", "T", "D"], dV: Tensor["C", "T", "E"], scale: f32,
                             group=1, BM=64, BN=64, rule=PLAIN):
@@ -69,7 +72,8 @@ def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
     k, v = tile.load(K[c, k0:k0+BN, :]), tile.load(V[c, k0:k0+BN, :])
     dk, dv = tile.zeros((BN, D)), tile.zeros((BN, E))
     for h in range(c * group, c * group + group):
-        for q0 in range(first_query(rule, k0, BM, S, T), S, BM):
+        first, end = queries_seeing(rule, k0, BM, S, T)
+        for q0 in range(first, end, BM):
             q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
             mask = mask_block(rule, M, h, q0, k0, BM, BN)
             s = scores_of_columns(rule, q, k, mask, q0, k0, S, T, scale)
@@ -86,7 +90,8 @@ def modified_attention_keys(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
 
 @kernel(grid=lambda S, B, BM: (-(-S // BM), B))
 def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
-                               V: Tensor["C", "T", "E"], M, W, G: Tensor["B", "S", "E"],
+                               V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
+                               W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                                lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
                                dQ: Tensor["B", "S", "D"], scale: f32, group=1, BM=64, BN=64,
                                rule=PLAIN):
@@ -95,7 +100,8 @@ def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"
     q, g = tile.load(Q[h, q0:q0+BM, :]), tile.load(G[h, q0:q0+BM, :])
     sums, own = tile.load(lse[h, q0:q0+BM]), tile.load(delta[h, q0:q0+BM])
     dq = tile.zeros((BM, D))
-    for k0 in range(0, last_key(rule, q0, BM, S, T), BN):
+    first, end = keys_seen(rule, q0, BM, S, T)
+    for k0 in range(first, end, BN):
         k, v = tile.load(K[h // group, k0:k0+BN, :]), tile.load(V[h // group, k0:k0+BN, :])
         mask = mask_block(rule, M, h, q0, k0, BM, BN)
         s = scores_of_rows(rule, q, k, mask, q0, k0, S, T, scale)
@@ -108,7 +114,8 @@ def modified_attention_queries(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"
 
 @kernel(grid=lambda S, T, B, BM, BN: (-(-T // BN), -(-S // BM), B))
 def modified_attention_scores(Q: Tensor["B", "S", "D"], K: Tensor["C", "T", "D"],
-                              V: Tensor["C", "T", "E"], M, W, G: Tensor["B", "S", "E"],
+                              V: Tensor["C", "T", "E"], M: Tensor["Z", "SM", "TM"] | None,
+                              W: Tensor["R", 2, uint32] | None, G: Tensor["B", "S", "E"],
                               lse: Tensor["B", "S", f32], delta: Tensor["B", "S", f32],
                               dM: Tensor["B", "S", "T"], scale: f32, group=1, BM=64, BN=64,
                               rule=PLAIN):

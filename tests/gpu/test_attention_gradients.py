@@ -12,7 +12,8 @@ from tolerance import assert_close
 # query heads, key heads, queries, keys, causal
 FORMS = {"causal": (2, 2, 192, 192, True), "full, ragged": (2, 2, 97, 97, False),
          "causal, ragged": (3, 3, 130, 130, True), "groups": (4, 2, 100, 100, True),
-         "cross": (2, 1, 70, 155, False), "a past": (2, 2, 40, 165, True)}
+         "cross": (2, 1, 70, 155, False), "a past": (2, 2, 40, 165, True),
+         "queries that see nothing": (4, 2, 165, 40, True)}
 
 
 def _heads(x, count):

@@ -83,6 +83,8 @@ def bind(fn_name: str, parameters: dict[str, Any], annotations: dict[str, Any],
         what = f"{fn_name}: argument {name}"
         if is_constant(name) and not isinstance(value, np.ndarray | Array):
             bound.constants[name] = _constant(value, annotation, what, parameters[name].default)
+        elif value is None and isinstance(annotation, TensorType) and annotation.optional:
+            bound.constants[name] = None
         elif isinstance(annotation, TensorType) or annotation is Tile or (
                 annotation is None and not _is_number(value)):
             _tensor(bound, name, value, annotation, what, read or _array)

@@ -497,7 +497,8 @@ class Kernel(Kernel_):
         annotations = self.annotations
         for name, p in self.signature.parameters.items():
             kind = annotations.get(name)
-            if isinstance(kind, TensorType) and kind.type is not None:
+            absent = isinstance(kind, TensorType) and kind.optional and p.default is None
+            if isinstance(kind, TensorType) and kind.type is not None and not absent:
                 bound.types[name] = GlobalTensor(kind.type, kind.shape)
             elif isinstance(kind, DType | NumericType) and not self._is_constant(name, annotations):
                 bound.types[name] = Scalar(as_type(kind).dtype)
