@@ -142,12 +142,14 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
 
     q: [B, H, S, D]   k: [B, Hk, T, D]   v: [B, Hk, T, E]   y: [B, H, S, E], of q's type; or without
     B, then H = Hk. H is a multiple of Hk: query head h reads key head h // (H / Hk).
-    scale: 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
+    scale: positive; 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
     All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
     type before the second product, the result once. Memory beside the result: none.
-    Raises ShapeError, DTypeError. Dao 2023, arXiv:2307.08691, algorithm 1.
+    Raises ShapeError, DTypeError, ArgumentError. Dao 2023, arXiv:2307.08691, algorithm 1.
     """
     heads, group = _check(run, q, k, v)
+    if scale is not None and not scale > 0:
+        run.fail(f"scale is {scale}", "a positive number; ts.attention takes any")
     (S, D), (T, E) = tuple(q.shape)[-2:], tuple(v.shape)[-2:]
     out = empty_like(q, (*tuple(q.shape)[:-1], E))
     if 0 in tuple(out.shape):

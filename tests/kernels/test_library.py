@@ -102,6 +102,8 @@ def test_results_lie_where_the_arrays_do(gpu, rng):
      ts.DTypeError, "one float type|q, k and v are"),
     (lambda x: stdlib.flash_attention_2(x[None], x[None], x[None], causl=True), ts.ArgumentError,
      "causl"),
+    (lambda x: stdlib.flash_attention_2(x[None], x[None], x[None], scale=-0.5), ts.ArgumentError,
+     "scale is -0.5|a positive number"),
     (lambda x: stdlib.gemm(x, x), ts.ShapeError, "do not fit"),
     (lambda x: stdlib.fused_adam(x, x, x, x, 0), ts.ArgumentError, "first update is step 1|step=0"),
     (lambda x: stdlib.fused_adam(x, x[0], x, x, 1), ts.ShapeError, "g is"),
