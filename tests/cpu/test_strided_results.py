@@ -40,11 +40,21 @@ def _heads(x: Any, fn: Callable = ts.exp) -> Any:
     return ts.reshape(ts.transpose(y, (0, 2, 1, 3)), (B * T, d)) @ ts.ones((d, 4), x.type)
 
 
+def _again(x: Any) -> Any:
+    """[2, 12, 48] -> [6, 12, 48], each three times"""
+    return ts.reshape(ts.broadcast_to(ts.expand_dims(x, 1), (2, 3, 12, 48)), (6, 12, 48))
+
+
 CASES = {
     "halves of rows": (lambda x: ts.concatenate([ts.exp(x), ts.sin(x)], -1), ["loop"]),
     "parts in front of each other": (
         lambda x: ts.concatenate([ts.exp(x), ts.sin(x)], 1), ["loop"]),
     "heads that go back": (_heads, ["loop"]),
+    "what is read from the end on": (
+        lambda x: ts.concatenate([ts.exp(ts.flip(x, (0, 1))), ts.sin(x[:, ::-1])], 1),
+        ["loop"] * 2),
+    "what is read again": (lambda x: ts.concatenate([ts.exp(_again(x)), ts.sin(_again(x))], -1),
+                           ["loop"]),
     "three parts of a new axis": (
         lambda x: ts.stack([ts.exp(x), ts.sin(x), ts.cos(x)], 2), ["loop"]),
     "rows": (lambda x: ts.concatenate([ts.softmax(x), ts.rmsnorm(x, ts.ones(48, x.type))], -1),
@@ -149,6 +159,14 @@ def _slices(x: Any) -> Any:
     return ts.concatenate([a * c - b * s, b * c + a * s], -1)
 
 
+def _flipped(x: Any) -> Any:
+    T, D = x.shape[-2:]
+    c, s = (ts.reshape(t, (T, 1, D // 2)) for t in _angles(x))
+    parts = ts.reshape(x, (*x.shape[:-1], 2, D // 2))
+    sign = ts.tensor(np.array([[-1.0], [1.0]], np.float32))
+    return ts.reshape(parts * c + ts.flip(parts, -2) * s * sign, x.shape)
+
+
 def _stacked(x: Any) -> Any:
     c, s = _angles(x)
     half = x.shape[-1] // 2
@@ -156,13 +174,14 @@ def _stacked(x: Any) -> Any:
     return ts.reshape(ts.stack([a * c - b * s, b * c + a * s], -2), x.shape)
 
 
-ROTARY = {"the op": _op, "split": _halves, "slices": _slices, "stacked": _stacked}
+ROTARY = {"the op": _op, "split": _halves, "slices": _slices, "stacked": _stacked,
+          "flipped": _flipped}
 
 
 @pytest.mark.parametrize("spelling", ROTARY)
 def test_rotary_positions_are_one_loop(spelling: str, rng: np.random.Generator) -> None:
-    """Of heads where they lie, forward, and back into the order of the projections: x is read once
-    and nothing is copied."""
+    """Of heads where they lie, forward, and back into the order of the projections: nothing is
+    copied, and of halves x is read once."""
     B, T, h, D = 2, 40, 3, 32
     x, g = (normal(rng, B, T, h * D, dtype="bf16") for _ in range(2))
 
@@ -180,10 +199,12 @@ def test_rotary_positions_are_one_loop(spelling: str, rng: np.random.Generator) 
     made = program(fn, x, g)
     assert "move" not in kinds(made) and "elements" not in kinds(made)
     turns = [s for s in made.launches if s.group.kind == "loop" and s.group.space[-1] == D // 2]
-    assert len(turns) == 2
+    if spelling == "flipped":  # a loop for all, which reads it twice; in reverse one before it
+        assert len(turns) == 3 and not laid(made)[:-1]
+    else:
+        assert len(turns) == 2
+        assert all(len(t.group.reads) == 4 and len(t.group.writes) == 2 for t in turns)
     for launch in turns:
-        x_reads = [o for o in launch.group.reads if str(o.type.dtype) == "bf16"]
-        assert len(x_reads) == len(launch.group.writes) == 2
         assert launch.group.schedule.m * launch.group.schedule.n >= 512
         assert "load_" in emitted_of(launch, made.target).source
     (y, dx), wide = made.run([x.array, g.array]), [t.array.astype(np.float64) for t in (x, g)]
@@ -207,7 +228,18 @@ def _step(values: list, rng: np.random.Generator) -> tuple[str, Callable]:
     i = int(rng.integers(len(values)))
     shape = values[i]
     way = rng.choice(["map", "map", "turn", "cut", "join", "join", "rows", "sum", "split",
-                      "matmul"])
+                      "matmul", "flip", "every other", "repeat"])
+    if way == "flip":
+        axis = int(rng.integers(len(shape)))
+        return way, lambda v: ts.flip(v[i], axis)
+    if way == "every other":
+        axis = int(rng.integers(len(shape)))
+        return way, lambda v: v[i][tuple(slice(None, None, 2 if a == axis else 1)
+                                         for a in range(len(shape)))]
+    if way == "repeat":
+        axis = int(rng.integers(len(shape) + 1))
+        wide = (*shape[:axis], 2, *shape[axis:])
+        return way, lambda v: ts.broadcast_to(ts.expand_dims(v[i], axis), wide)
     if way == "turn":
         order = tuple(map(int, rng.permutation(len(shape))))
         return way, lambda v: ts.transpose(v[i], order)
@@ -246,7 +278,7 @@ def test_programs_of_moves_and_loops(case: int, rng: np.random.Generator) -> Non
     shapes: list[tuple[int, ...]] = [(8, 16), (4, 8, 32), (8, 24)]
     given = [rng.standard_normal(s).astype(np.float32) for s in shapes]
     steps: list[Callable] = []
-    while len(steps) < 9:
+    while len(steps) < 10:
         _, made = _step(shapes, rng)
         values = [ts.zeros(s) for s in shapes]
         shape = tuple(made(values).shape)

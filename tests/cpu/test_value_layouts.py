@@ -14,6 +14,7 @@ from tessera.graph.cuda.levels import emitted_of, program_of
 from tessera.graph.schedule import memory_plan
 from tessera.graph.schedule.layouts import StridedLayout, argument_layout
 from tessera.graph.schedule.place_views import ViewPlan
+from tessera.graph.schedule.region_copies import RegionCopy
 from tolerance import assert_close
 
 BF16 = "bf16 @accum(f32)"
@@ -27,7 +28,21 @@ def program(fn, *args):
 # --- strides --------------------------------------------------------------------------------------
 def _random_view(array, layout, rng):
     """One more step on an array of NumPy's and on a layout; the same array where it is no view."""
-    way = rng.integers(3)
+    way = rng.integers(5)
+    if way == 3:  # in steps, and from the end on
+        axis, step = int(rng.integers(array.ndim)), int(rng.choice([-1, 2, -2]))
+        n = array.shape[axis]
+        start, count = (n - 1, -(-n // -step)) if step < 0 else (0, -(-n // step))
+        made = layout.part([start * (a == axis) for a in range(array.ndim)],
+                           [count if a == axis else e for a, e in enumerate(array.shape)],
+                           [step if a == axis else 1 for a in range(array.ndim)])
+        spans = tuple(slice(None, None, step if a == axis else 1) for a in range(array.ndim))
+        return (array, layout) if made is None else (array[spans], made)
+    if way == 4:  # again and again along a new axis
+        move = RegionCopy((3, *array.shape), (0,) * (array.ndim + 1),
+                          tuple((a + 1, 0, 1) for a in range(array.ndim)))
+        made = move.part_of_source(layout)
+        return np.broadcast_to(array, (3, *array.shape)), made
     if way == 0:
         order = tuple(map(int, rng.permutation(array.ndim)))
         return array.transpose(order), layout.permuted(order)
@@ -55,15 +70,16 @@ def _factors(n):
     return found or [1]
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(100))
 def test_layouts_are_numpys_views(case, rng):
-    """Each element of random slices, transposes and reshapes lies where the layout says, and a
-    kernel's index finds it there."""
+    """Each element of random slices, flips, repetitions, transposes and reshapes lies where the
+    layout says, and a kernel's index finds it there."""
     shape = (4, 6, 2, 5)
     array, layout = np.arange(240).reshape(shape), StridedLayout.dense(shape)
     for _ in range(rng.integers(1, 6)):
         array, layout = _random_view(array, layout, rng)
-    assert layout.shape == array.shape and layout.end == array.max() + 1
+    assert layout.shape == array.shape
+    assert (layout.begin, layout.end) == (array.min(), array.max() + 1)
     assert layout.is_dense == (array.reshape(-1) == np.arange(array.size)).all()
     begin, rest = layout.from_pointer
     lies = argument_layout(rest, array.shape)
@@ -72,8 +88,9 @@ def test_layouts_are_numpys_views(case, rng):
     memory = np.arange(240)[begin:begin + np.prod(lies.extents)].reshape(lies.extents)
     index = np.indices(array.shape)
     found = memory[tuple(
-        np.full(array.shape, p.start) if p.axis < 0 else
-        (index[p.axis] // p.divisor) % (p.modulus or 1 << 30) + p.start for p in lies.places)]
+        np.full(array.shape, p.start) if p.axis < 0 else p.start + (
+            index[p.axis] // p.divisor) % (p.modulus or 1 << 30) * (-1 if p.reversed else 1)
+        for p in lies.places)]
     np.testing.assert_array_equal(found, array)
 
 

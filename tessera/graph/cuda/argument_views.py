@@ -129,7 +129,7 @@ def _loop_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     last = choose_schedule.for_rows(frame.extents).n if rows and len(frame.extents) > 1 else last
     axes = [i for i, p in enumerate(along) if p]
     box = {k: last if a == len(along) - 1 else 0 for k, a in enumerate(axes)
-           if a >= len(along) - 2}
+           if a == len(along) - 1 or rows and a == len(along) - 2}
     return refusal(layout, shape, box, bits, 1)
 
 
@@ -146,7 +146,7 @@ def _loop_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     frame = merged(space, [space], rows, layout.cuts(len(space)))
     shape, last = frame.extents, len(frame.extents) - 1
     box = {last: choose_schedule.for_rows((1, *shape)).n if rows else 0}
-    box |= {last - 1: 0} if last else {}
+    box |= {last - 1: 0} if rows and last else {}
     if why := refusal(layout, shape, box, bits):
         return why
     columns = next((n for n in reversed(space) if n > 1), 1)  # however finely axes are cut

@@ -38,7 +38,7 @@ class KernelValue:
 class FrameBlock:
     """The block of a frame that a kernel works on, and what it holds of it.
 
-    rows, columns: slices of two axes ("" when the frame has one).  index: of the others.  The
+    rows, columns: slices of two axes ("" for tiles of columns alone).  index: of the others.  The
     columns are those of the last axis, the rows of axis `along`, by default the one before it.
     """
 
@@ -57,8 +57,8 @@ class FrameBlock:
 
     @property
     def flat(self) -> bool:
-        """One axis: tiles have one too."""
-        return len(self.frame.members) == 1
+        """Whether tiles have one axis."""
+        return not self.rows
 
     @property
     def shape(self) -> str:
@@ -104,11 +104,12 @@ class FrameBlock:
         extents, long = self.frame.extents, prod(self.frame.extents) >= 1 << 30
         kind = w.type(as_type("int64" if long else "int32"))
         columns = f"tile.arange(0, {self.BN}, {kind})"
-        if self.flat:
-            return f"{columns} + {_start(self.columns)}"
         row = ""
         for at, extent in zip(map(_start, self.slices[:-1]), extents[:-1], strict=True):
             row = f"({row}) * {extent} + {at}" if row else f"tile.cast({at}, {kind})"
+        if self.flat:
+            before = f"({row}) * {extents[-1]} + " if row else ""
+            return f"{before}{columns} + {_start(self.columns)}"
         apart = prod(extents[self.along + 1:-1])
         times = f" * {apart}" if apart > 1 else ""
         rows = f"(tile.arange(0, {self.BM}, {kind}){times} + {row})[:, None]"

@@ -1,8 +1,9 @@
 """Blocks of loops over operands that lie in larger arrays, or in another order.
 
 A block has columns along the last axis of the frame and rows along another: the one before it,
-unless that is too short to fill a block. Where a result is a part of a larger array no block may
-reach beyond it: what lies beside is another's.
+unless that is too short to fill a block, or some operand has no boxes along it; no rows where none
+has boxes for all. Where a result is a part of a larger array no block may reach beyond it: what
+lies beside is another's.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def is_part(lies: ArgumentLayout, shape: Sequence[int], axis: int) -> bool:
 
 def loop_blocks(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[GroupOperand],
                 bits: int) -> tuple[Schedule, int]:
-    """The blocks of a loop, and the axis of its rows, counted from the end. bits: of the narrowest
-    element."""
+    """The blocks of a loop, and the axis of its rows, counted from the end, 0 for none. bits: of
+    the narrowest element."""
     extents = frame.extents
     plain = choose_schedule.for_loop(extents, bits)
     made = [LaidOperand(o, frame) for o in writes if o.layout]
@@ -65,10 +66,12 @@ def loop_blocks(frame: Frame, reads: Sequence[GroupOperand], writes: Sequence[Gr
     if last == 0:
         return (plain if n == plain.n else chosen(None, n, warps=_warps(n, total))), -2
     wanted = max(1, total // n)
+    fits = [a for a in range(last) if all(o.has_boxes(a) for o in laid)]
     along = last - 1
-    if 2 * size(along, wanted) <= wanted and n * bits >= 8 * SECTOR:
-        others = [a for a in range(last) if all(o.has_boxes(a) for o in laid)]
-        along = max(others, key=lambda a: (size(a, wanted), a), default=along)
+    if along not in fits or 2 * size(along, wanted) <= wanted and n * bits >= 8 * SECTOR:
+        along = max(fits, key=lambda a: (size(a, wanted), a), default=last + 1)
+    if along > last:
+        return chosen(None, n, warps=_warps(n, total)), 0
     m = size(along, wanted)
     if (m, n, along) == (plain.m, plain.n, last - 1):
         return plain, -2

@@ -75,7 +75,7 @@ def loop_source(group: ScheduledGroup) -> KernelText:
         w.line(f"m = tile.group_id({i}) * {BM}" if rows else f"g{i} = tile.group_id({i})")
     w.line(f"n = tile.group_id({last}) * {BN}")
     index = tuple(f"g{i}" for i in range(last) if i != last + 1 + along)
-    b = FrameBlock(frame, f"m:m+{BM}" if last else "", f"n:n+{BN}", index, BM, BN,
+    b = FrameBlock(frame, f"m:m+{BM}" if last and along else "", f"n:n+{BN}", index, BM, BN,
                    {r.name: r for r in group.reads}, along=along)
     body(w, b, group, list(group.steps))
     for o in group.writes:

@@ -6,14 +6,15 @@ element.
     argument_layout(q, (4, 256, 64))    # how a kernel of [heads, S, D] finds them in the buffer
 
 An axis that was made of several, such as the heads of a batch, has several extents and strides: a
-reshape is nearly always a layout again. Which layouts a kernel can take is up to the target
+reshape is nearly always a layout again. A stride of 0 repeats an element, a negative one goes back
+from the first. Which layouts a kernel can take is up to the target
 (`ScheduleTarget.reads`, `.writes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...tile.ir.argument_layout import ArgumentLayout, AxisPlace
@@ -51,34 +52,36 @@ class StridedLayout:
         bare = StridedLayout(self.axes)
         if bare.is_dense:
             return self.offset, bare
-        step = max(s for axis in self.axes for _, s in axis)
-        return self.offset // step * step, StridedLayout(self.axes, self.offset % step)
+        step = max([1, *(abs(s) for axis in self.axes for _, s in axis)])
+        begin = self.begin // step * step
+        return begin, StridedLayout(self.axes, self.offset - begin)
+
+    @property
+    def begin(self) -> int:
+        """The element that lies in front of all others."""
+        return self.offset + sum((n - 1) * s for axis in self.axes for n, s in axis if s < 0)
 
     @property
     def end(self) -> int:
-        """One past the last element."""
-        return 1 + self.offset + sum((n - 1) * s for axis in self.axes for n, s in axis)
+        """One past the last."""
+        return 1 + self.offset + sum((n - 1) * s for axis in self.axes for n, s in axis if s > 0)
 
     def permuted(self, order: Sequence[int]) -> StridedLayout:
         """Axis i of the result is axis order[i]."""
         return StridedLayout(tuple(self.axes[a] for a in order), self.offset)
 
-    def part(self, starts: Sequence[int], shape: Extents) -> StridedLayout | None:
-        """The elements from `starts` on; None where an axis of several is cut."""
+    def part(self, starts: Sequence[int], shape: Extents,
+             steps: Sequence[int] = ()) -> StridedLayout | None:
+        """The elements from `starts` on, every one or in other steps; None where an axis of several
+        is cut."""
         offset, axes = self.offset, list[Axis]()
-        for axis, start, n, whole in zip(self.axes, starts, shape, self.shape, strict=True):
-            if n == whole:
-                axes.append(axis)
-                continue
-            inner = prod(e for e, _ in axis[1:])
-            if start % inner or n % inner:
-                if n != 1:
-                    return None
-                offset, axis = offset + _at(axis, start), ()
-            else:
-                offset += start // inner * axis[0][1]
-                axis = _axis(((n // inner, axis[0][1]), *axis[1:]))
-            axes.append(axis)
+        for axis, start, n, step in zip(self.axes, starts, shape, steps or [1] * len(shape),
+                                        strict=True):
+            found = _run(axis, start, n, step)
+            if found is None:
+                return None
+            offset += found[0]
+            axes.append(found[1])
         return StridedLayout(tuple(axes), offset)
 
     def reshaped(self, shape: Extents) -> StridedLayout | None:
@@ -132,6 +135,22 @@ def _axis(modes: Axis) -> Axis:
     return tuple(out)
 
 
+def _run(axis: Axis, start: int, n: int, step: int) -> tuple[int, Axis] | None:
+    """The distance of the first of n elements of an axis, and how they lie from there on."""
+    whole, inner = prod(e for e, _ in axis), prod(e for e, _ in axis[1:])
+    if n == 1:
+        return _at(axis, start), ()
+    if step == 1 and n == whole:
+        return 0, axis
+    if step == -1 and n == whole:
+        return _at(axis, start), tuple((e, -s) for e, s in axis)
+    if len(axis) == 1:
+        return start * axis[0][1], ((n, step * axis[0][1]),)
+    if step != 1 or start % inner or n % inner:
+        return None
+    return start // inner * axis[0][1], _axis(((n // inner, axis[0][1]), *axis[1:]))
+
+
 def _at(axis: Axis, index: int) -> int:
     """The distance of an element from the first along an axis."""
     distance = 0
@@ -144,7 +163,8 @@ def _at(axis: Axis, index: int) -> int:
 # --- as the argument of a kernel ------------------------------------------------------------------
 def argument_layout(layout: StridedLayout, shape: Extents) -> ArgumentLayout | None:
     """The axes of the buffer, and the index along each, for a kernel that takes the value in these
-    extents; None where strides are no multiples of each other, or elements repeat."""
+    extents; None where strides are no multiples of each other. No axis of the buffer is that of
+    elements that repeat, whatever the index."""
     own = layout.reshaped(shape)
     if own is None:
         return None
@@ -152,20 +172,23 @@ def argument_layout(layout: StridedLayout, shape: Extents) -> ArgumentLayout | N
     for a, axis in enumerate(own.axes):
         inner = 1
         for i, (n, stride) in reversed(list(enumerate(axis))):
-            modes.append((stride, n, AxisPlace(a, inner, n if i else 0)))
+            if stride:
+                place = AxisPlace(a, inner, n if i else 0, reversed=stride < 0)
+                modes.append((abs(stride), n, place))
             inner *= n
     modes.sort(key=lambda m: -m[0])
     if not modes or modes[-1][0] != 1:
         modes.append((1, 1, AxisPlace(-1)))
-    extents, places, left = list[int](), list[AxisPlace](), layout.offset
+    extents, places, left = list[int](), list[AxisPlace](), layout.begin
     for i, (stride, n, place) in enumerate(modes):
         above = modes[i - 1][0] if i else 0
-        start, left = divmod(left, stride) if stride > 0 else (0, -1)
-        extent = above // stride if i and stride > 0 else start + n
+        start, left = divmod(left, stride)
+        extent = above // stride if i else start + n
         if left < 0 or (i and above % stride) or start + n > extent:
             return None
         extents.append(extent)
-        places.append(AxisPlace(place.axis, place.divisor, place.modulus, start))
+        first = start + n - 1 if place.reversed else start
+        places.append(replace(place, start=first))
     return ArgumentLayout(tuple(extents), tuple(places))
 
 

@@ -38,15 +38,16 @@ class RegionCopy:
         return _run(tuple(start for _, start, _ in self.axes), self.region, shape)
 
     def part_of_source(self, source: StridedLayout) -> StridedLayout | None:
-        """The region where it lies in the source; None of steps and repetitions."""
-        if any(o < 0 or step != 1 for o, _, step in self.axes) or (
-                len(self.axes) != len(self.region)):
+        """The region where it lies in the source: in steps, and again and again along an axis that
+        the source has not. None where strides cannot say it."""
+        extents = tuple(1 if o < 0 else self.region[o] for o, _, _ in self.axes)
+        found = source.part(tuple(start for _, start, _ in self.axes), extents,
+                            tuple(step for _, _, step in self.axes))
+        if found is None:
             return None
-        extents = tuple(self.region[o] for o, _, _ in self.axes)
-        found = source.part(tuple(start for _, start, _ in self.axes), extents)
-        order = [o for o, _, _ in self.axes]
-        back = [order.index(o) for o in range(len(order))]
-        return None if found is None else found.permuted(back)
+        own = {o: axis for (o, _, _), axis in zip(self.axes, found.axes, strict=True)}
+        again = (((n, 0),) if n > 1 else () for n in self.region)
+        return StridedLayout(tuple(own.get(o, axis) for o, axis in enumerate(again)), found.offset)
 
     def part_of_result(self, source: tuple[int, ...],
                        result: StridedLayout) -> StridedLayout | None:

@@ -13,20 +13,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AxisPlace:
-    """The index along one axis of memory: index[axis] // divisor % modulus + start.
+    """The index along one axis of memory: start + index[axis] // divisor % modulus.
 
-    axis: of the argument, -1 where the index is `start` alone.  modulus: 0 for none
+    axis: of the argument, -1 where the index is `start` alone.  modulus: 0 for none.
+    reversed: start - index[axis] // divisor % modulus
     """
 
     axis: int
     divisor: int = 1
     modulus: int = 0
     start: int = 0
+    reversed: bool = False
 
     @property
     def shifted(self) -> bool:
         """The index of the argument plus a number."""
-        return self.axis >= 0 and self.divisor == 1 and not self.modulus
+        return self.axis >= 0 and self.divisor == 1 and not (self.modulus or self.reversed)
 
     def __str__(self) -> str:
         if self.axis < 0:
@@ -34,6 +36,8 @@ class AxisPlace:
         text = f"i{self.axis}"
         text += f"//{self.divisor}" if self.divisor > 1 else ""
         text += f"%{self.modulus}" if self.modulus else ""
+        if self.reversed:
+            return f"{self.start}-{text}"
         return f"{text}+{self.start}" if self.start else text
 
 

@@ -7,6 +7,7 @@ written where they are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from tessera.tile.ir.ir import (
 )
 from tessera.tile.ir.types import GlobalTensor, Scalar, View
 
+ARITHMETIC = {"floordiv": operator.floordiv, "mod": operator.mod, "mul": operator.mul,
+              "add": operator.add}
 INDEXED = {"view": 1, "load_element": 1, "store_element": 2}  # where the indices of each begin
 
 
@@ -114,6 +117,7 @@ class _Indices:
             return Const(place.start, i32)
         x = given[place.axis]
         for name, number, neutral in (("floordiv", place.divisor, 1), ("mod", place.modulus, 0),
+                                      ("mul", -1 if place.reversed else 1, 1),
                                       ("add", place.start, 0)):
             if number != neutral:
                 x = self._arithmetic(name, x, number, made, of)
@@ -121,9 +125,7 @@ class _Indices:
 
     def _arithmetic(self, name: str, x: Operand, number: int, made: list[Op], of: Op) -> Operand:
         if isinstance(x, Const):
-            value = {"floordiv": x.value // number, "mod": x.value % number,
-                     "add": x.value + number}[name] if number else x.value
-            return Const(value, x.dtype)
+            return Const(ARITHMETIC[name](x.value, number), x.dtype)
         kind = self.types[x]
         assert isinstance(kind, Scalar)
         out = Def(self.names.fresh("at"), kind)
