@@ -78,12 +78,15 @@ def open_column_sums(graph: Graph) -> Graph:
 def _before_cuts(rw: Rewriter, x: Value) -> Value:
     """x in the rows that its elements are made in: the loop that makes them takes in the sum."""
     made = rw.producer.get(x)
-    if made is None or not (made.op.converts or made.op.name == "reshape"):
+    if made is None:
         return x
-    (before,) = made.inputs
-    if made.op.converts:
+    if made.op.name == "cast":
+        before = made.inputs[0]
         rows = _before_cuts(rw, before)
         return x if rows is before else rw.emit("cast", rows, **made.attrs)
+    if made.op.name != "reshape":
+        return x
+    before = made.inputs[0]
     whole = before.aval.ndim > 1 and before.aval.shape[-1:] == x.aval.shape[-1:] and all(
         isinstance(n, int) for n in before.aval.shape)
     return _before_cuts(rw, before) if whole else x
