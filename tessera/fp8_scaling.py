@@ -96,7 +96,7 @@ class DelayedScaling(CurrentScaling):
 
     A history of zeros gives the scale 1, in which small numbers vanish: take the first step with
     `scaling.first`, or say in `init` how large numbers may be. What is beyond the range saturates;
-    infinities of cotangents stay.
+    infinities of cotangents become NaN.
     Micikevicius et al. 2022, arXiv:2209.05433; the names are those of NVIDIA's Transformer Engine.
     """
 

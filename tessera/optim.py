@@ -68,7 +68,8 @@ class AdamW:
 
     decays(path, param) says which parameters decay. Moments are f32 (f64 for f64 parameters). A
     parameter of a narrower type has an f32 master copy in the state: updates add up there, and the
-    parameter is the master rounded once, as its type says.
+    parameter is the master rounded once, as its type says. One whose type rounds stochastically,
+    `bf16 @stochastic_round`, has none: its updates add up on average.
     Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 with the rate as schedule.
     """
 
@@ -162,7 +163,7 @@ def _first_state(params: Any, moments: Sequence[str]) -> dict[str, Any]:
         return {path: zeros_as(p, wide[path]) for path, p in named.items()}
 
     masters = {path: convert(p, wide[path]) for path, p in named.items()
-               if p.dtype is not wide[path].dtype}
+               if p.dtype is not wide[path].dtype and p.policy.rounding != "stochastic"}
     step = counter(list(named.values()))
     return {"step": step, **{m: zeros() for m in moments}, "master": masters}
 
@@ -186,7 +187,8 @@ def _step(optimizer: AdamW | SGD, params: Any, grads: Any, state: dict[str, Any]
     new: dict[str, Any] = {"step": step, **{m: {} for m in moments}, "master": {}}
     out = []
     for path, p in named.items():
-        w = state["master"].get(path, p)
+        w = state["master"].get(path)
+        w = convert(p, compute_type(p.type)) if w is None else w
         held = tuple(state[m][path] for m in moments)
         decay = optimizer.weight_decay if optimizer.decays(path, p) else 0.0
         mine = tuple(convert(r, w.type) for r in now)

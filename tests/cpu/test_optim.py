@@ -177,6 +177,37 @@ def test_the_f32_master_adds_up_updates_that_a_narrow_weight_swallows(dtype):
     assert alone.tolist() == [1.0] * 3, "without a master the weight would not stall here"
 
 
+@pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.0), SGD()])
+@pytest.mark.parametrize("jit", [False, True])
+def test_updates_are_rounded_stochastically_where_the_type_says_so(optimizer, jit):
+    """Without a master, steps of an eighth of bf16's distance below 1 add up on average, of which
+    rounding to the nearest would lose each. A rounding is off by at most the distance, with a
+    deviation of half of it; the mean by 4 sigma."""
+    n, steps, lr, distance = 20000, 40, 2.0**-11, 2.0**-8
+    params = {"w": ts.param(np.ones(n), "bf16 @stochastic_round")}
+    state = optimizer.init(params)
+    assert state["master"] == {}
+    update = ts.jit(optimizer.update) if jit else optimizer.update
+    for _ in range(steps):
+        params, state = update(params, {"w": ts.ones((n,))}, state, lr)
+    assert params["w"].type == ts.as_type("bf16 @stochastic_round") and state["master"] == {}
+    w = np.asarray(params["w"].numpy(), np.float64)
+    sigma = distance / 2 * np.sqrt(steps / n)
+    assert abs(w.mean() - (1 - steps * lr)) < 4 * sigma
+    assert len(np.unique(w)) > 3
+    near = ts.cast(ts.ones((1,)) - lr, "bf16")
+    assert near.item() == 1.0, "a nearest rounding would not stall here"
+
+
+def test_stochastic_updates_lower_to_kernels():
+    optimizer = AdamW()
+    params = {"a": ts.zeros((64, 48), "bf16 @stochastic_round"), "b": ts.zeros((48,))}
+    state = optimizer.init(params)
+    made = ts.jit(optimizer.update).schedule(
+        params, {"a": ts.zeros((64, 48)), "b": ts.zeros((48,))}, state, 1e-3, target="sm_90a")
+    assert sum(x.work.written_bytes for x in made.launches) <= 4 * 48 * 3 + 64 * 48 * 10 + 64
+
+
 def test_weight_decay_spares_norms_biases_and_embeddings(rng):
     params = make_params(rng)
     picked = {p for p, x in ts.optim.named_params(params).items() if decays_matrices(p, x)}

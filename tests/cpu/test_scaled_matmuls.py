@@ -154,6 +154,18 @@ def test_zeros_have_the_scale_1(rng):
     assert not np.asarray(none).any()
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-30, 1.0, 1e30, 3e38])
+def test_numbers_of_any_size(size, rng):
+    """Neither a scale nor its reciprocal leaves the range; tiny numbers may vanish."""
+    x = (rng.uniform(0.5, 1, (4, 8)) * size).astype(np.float32)
+    q = ts.cast(ts.tensor(x), E4M3)
+    values = q.numpy()
+    assert np.isfinite(values).all() and 2.0**-126 <= q.scale.item() < np.inf
+    lost = 2.0**-10 * q.scale.item()  # half of the least number
+    assert (np.abs(values - x) <= np.maximum(1.01 * HALF_STEP["fp8_e4m3"] * x, lost)).all()
+    np.testing.assert_array_equal(ts.jit(lambda x: ts.dequantize(ts.cast(x, E4M3)))(x), values)
+
+
 def test_infinities_saturate_and_leave_the_scale_to_finite_numbers(rng):
     x = rng.standard_normal((4, 8)).astype(np.float32)
     x[1, 2], x[2, 3] = np.inf, np.nan

@@ -69,3 +69,40 @@ def test_a_row_of_a_loss_is_copied_to_shared_memory_and_two_of_them_fit() -> Non
     assert counts["LDGSTS"] >= 2 and counts["LDG"] <= 1  # the row; its label
     assert not counts["STL"] and not counts["LDL"] and not counts["CALL"]
     assert max(int(r) for r in re.findall(r"\bR(\d+)\b", sass)) < 128  # twice 256 threads
+
+
+E4M3 = 'fp8_e4m3 @scaled("amax")'
+
+
+def test_a_scaled_cast_rounds_once_and_divides_by_nothing() -> None:
+    """A product with the reciprocal and half an instruction of rounding for each element."""
+    require_compiler()
+    program = CudaProgram(ts.jit(lambda x: ts.cast(x, E4M3)).graph(_zeros(1024, 3072)), TARGET)
+    kernel, _ = kernel_of(next(g for g in program.plan.groups
+                               if g.writes[0].type.dtype.name == "fp8_e4m3"))
+    kernel.inspect_ir("tile")
+    counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
+    elements = counts["FMUL"]
+    assert elements == 32 and counts["F2FP"] == elements / 2
+    assert not counts["CALL"] and not counts["MUFU"] and sum(counts.values()) < 8 * elements
+
+
+def test_products_of_fp8_and_their_derivatives_are_qgmma() -> None:
+    def step(x: Any, w: Any, g: Any) -> Any:
+        return ts.vjp(lambda x, w: ts.cast(ts.cast(x, E4M3) @ ts.cast(w, E4M3), "bf16"), x,
+                      w)[1](g)
+
+    require_compiler()
+    xs = _zeros(512, 1024, dtype="bf16"), _zeros(1024, 2048), _zeros(512, 2048, dtype="bf16")
+    program = CudaProgram(ts.jit(step).graph(*xs), TARGET)
+    found = []
+    for group in program.plan.groups:
+        if group.kind == "gemm":
+            kernel, _ = kernel_of(group)
+            kernel.inspect_ir("tile")
+            sass = kernel.inspect_ir("sass", target="sm_90a")
+            counts = _instructions(sass)
+            assert not counts["STL"] and not counts["LDL"]
+            found += [set(re.findall(r"QGMMA\.\d+x\d+x32\.F32\.(\w+\.\w+)", sass))]
+            assert not counts["HGMMA"] and not counts["QMMA"]
+    assert found == [{"E5M2.E4M3"}, {"E4M3.E5M2"}]

@@ -25,6 +25,7 @@ from .elementwise import broadcast_shapes, pad_batch_axes
 from .stop_gradient import STOP_GRADIENT
 
 F32 = as_type("f32")
+SMALLEST = 2.0**-126  # of the normal numbers of f32
 FIRST = Arg((), "positive", False)
 
 
@@ -36,24 +37,21 @@ def _scaled_shape(x: Aval, scale: Aval, numeric: NumericType) -> Aval:
 
 
 def _quantize_ref(x: np.ndarray, scale: np.ndarray, key: np.ndarray | None = None, *,
-                  to: NumericType) -> np.ndarray:
+                  to: NumericType, shows: bool = False) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = x / scale
-    if to.dtype.kind == "int":
-        scaled = np.rint(scaled)
-    elif not to.policy.saturate:
-        scaled = np.where(np.isfinite(scaled), np.clip(scaled, -to.dtype.max, to.dtype.max), scaled)
+        scaled = x / scale if to.dtype.kind == "int" else x * (np.float32(1) / scale)
+        scaled = np.rint(scaled) if to.dtype.kind == "int" else scaled
+        scaled = scaled + x * np.float32(0) if shows else scaled
     return cast_ref(scaled, key, source=F32, to=to)
 
 
-def _quantize_steps(x: Tensor, scale: Tensor, *key: Tensor, to: NumericType) -> Tensor:
-    """Of floats what is finite saturates, with @saturate infinities, too."""
-    scaled = x / scale
-    if to.dtype.kind == "int":
-        scaled = F.round(scaled)
-    elif not to.policy.saturate:
-        most = float(to.dtype.max)
-        scaled = F.where(F.abs(scaled) < np.inf, F.clip(scaled, -most, most), scaled)
+def _quantize_steps(x: Tensor, scale: Tensor, *key: Tensor, to: NumericType, shows: bool = False
+                    ) -> Tensor:
+    """Integers are to be at most half a step off, so they are divided; of floats, which have few
+    digits, a product with one reciprocal is as good. x 0 is NaN for infinities and 0 else."""
+    scaled = x / scale if to.dtype.kind == "int" else x * (1.0 / scale)
+    scaled = F.round(scaled) if to.dtype.kind == "int" else scaled
+    scaled = scaled + x * 0.0 if shows else scaled
     return apply(CAST_STOCHASTIC if key else CAST, scaled, *key, source=F32, to=to)
 
 
@@ -65,17 +63,17 @@ def _rows(x: Tensor, scale: Tensor, batched: tuple) -> tuple[Tensor, Tensor]:
     return x, pad_batch_axes(scale, x.ndim - 1)
 
 
-def _quantize_batch(size: Any, batched: tuple, x: Tensor, scale: Tensor, *key: Tensor, to: Any
-                    ) -> tuple:
+def _quantize_batch(size: Any, batched: tuple, x: Tensor, scale: Tensor, *key: Tensor,
+                    **attrs: Any) -> tuple:
     x, scale = _rows(x, scale, batched)
     if not batched[0] and batched[1]:
         x = F.broadcast_to(x, (size, *x.shape[1:]))
     if not (key and batched[2]):
-        return apply(QUANTIZE, x, scale, *key, to=to), True
+        return apply(QUANTIZE, x, scale, *key, **attrs), True
     keys = [F.reshape(k, (2,)) for k in F.split(key[0], [1] * size, axis=0)]
     rows = [F.split(t, [1] * size, axis=0) if on else [t] * size
             for t, on in zip((x, scale), (batched[0] or batched[1], batched[1]), strict=True)]
-    made = [apply(QUANTIZE, row, s, k, to=to) for row, s, k in zip(*rows, keys, strict=True)]
+    made = [apply(QUANTIZE, row, s, k, **attrs) for row, s, k in zip(*rows, keys, strict=True)]
     if batched[0] or batched[1]:
         return F.concatenate(made, axis=0), True
     return F.stack(made), True
@@ -83,10 +81,10 @@ def _quantize_batch(size: Any, batched: tuple, x: Tensor, scale: Tensor, *key: T
 
 QUANTIZE = GraphOp(
     "quantize",
-    shape=lambda x, scale, *key, to: _scaled_shape(x, scale, to),
+    shape=lambda x, scale, *key, to, shows=False: _scaled_shape(x, scale, to),
     ref=_quantize_ref,
-    vjp=lambda g, y, x, scale, *key, to: (g, None, *(None for _ in key)),
-    jvp=lambda ts, y, x, scale, *key, to: ts[0],
+    vjp=lambda g, y, x, scale, *key, **attrs: (g, None, *(None for _ in key)),
+    jvp=lambda ts, y, x, scale, *key, **attrs: ts[0],
     batch=_quantize_batch,
     expand=_quantize_steps,
     axes="...,...->...",
@@ -94,8 +92,11 @@ QUANTIZE = GraphOp(
         Sample((Arg((2, 3), "normal", False), FIRST), {"to": as_type("fp8_e4m3 @saturate")}),
         Sample((Arg((2, 3), "normal", False), Arg((2, 1), "positive", False)),
                {"to": as_type("int8")}),
+        Sample((Arg((2, 3), "normal", False), FIRST),
+               {"to": as_type("fp8_e5m2 @saturate"), "shows": True}),
     ),
-    doc="the codes of x / scale; to derivatives the identity",
+    doc="the codes of x / scale, where shows says so NaN for infinities, which saturate else; to "
+    "derivatives the identity",
 )
 
 
@@ -135,17 +136,21 @@ def finite_amax(x: Tensor, axis: int | None = None) -> Tensor:
 
 def scale_of(amax: Tensor, numeric: NumericType) -> Tensor:
     """The scale that puts amax on the largest value of the format; 1 where it would be 0."""
-    scale = amax * (1.0 / float(numeric.dtype.max))
-    return F.where(F.equal(scale, 0.0), 1.0, scale)
+    return _with_reciprocal(amax * (1.0 / float(numeric.dtype.max)))
 
 
-def codes_of(x: Tensor, scale: Tensor, numeric: NumericType, saturate: bool = True) -> Tensor:
-    """The codes of x / scale. Beyond the range they are the largest values; of infinities only
-    where they saturate."""
+def _with_reciprocal(scale: Tensor) -> Tensor:
+    """1 in place of 0, and no scale so small that 1 / scale were infinite."""
+    return F.where(F.equal(scale, 0.0), 1.0, F.maximum(scale, SMALLEST))
+
+
+def codes_of(x: Tensor, scale: Tensor, numeric: NumericType, shows: bool = False) -> Tensor:
+    """The codes of x / scale. Beyond the range they are the largest values; of infinities NaN where
+    these are to show."""
     policy = numeric.policy
-    to = NumericType(numeric.dtype, Policy(saturate=saturate, rounding=policy.rounding))
+    to = NumericType(numeric.dtype, Policy(saturate=True, rounding=policy.rounding))
     key = (F.next_key(),) if policy.rounding == "stochastic" and to.dtype.kind == "float" else ()
-    return apply(QUANTIZE, x, scale, *key, to=to)
+    return apply(QUANTIZE, x, scale, *key, to=to, **({"shows": True} if shows else {}))
 
 
 @public
@@ -181,7 +186,7 @@ def _given_scale(scale: Any, numeric: NumericType) -> Tensor:
     if not numeric.policy.scaled:
         raise DTypeError(f"{numeric} has no scale", hint=f'ts.quantize(x, "{numeric} '
                          '@scaled(amax)", scale)')
-    return apply(STOP_GRADIENT, scale)
+    return _with_reciprocal(apply(STOP_GRADIENT, scale))
 
 
 @public

@@ -57,7 +57,7 @@ def _mT(x: Tensor) -> Tensor:
 def _vjp(g: Tensor, y: Tensor, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor,
          *cotangent_scale: Tensor, accum: DType, cotangent: NumericType) -> tuple:
     scale = cotangent_scale[0] if cotangent_scale else scale_of(finite_amax(g), cotangent)
-    codes = codes_of(g, scale, cotangent, saturate=False)  # where g is made: before any reshape
+    codes = codes_of(g, scale, cotangent, shows=True)  # where g is made: before any reshape
     attrs = {"accum": accum, "cotangent": cotangent}
     da = apply(SCALED_MATMUL, codes, scale, _mT(b), b_scale, **attrs)
     if a.ndim > 2 and b.ndim == 2 and not a_scale.ndim:  # the sum over rows is one over matrices

@@ -63,7 +63,7 @@ def _store(e: Emitter, op: Op) -> None:
     target, value = op.args
     place = checked(e, place_of(e, target))
     if isinstance(e.type(value), TileType):
-        layout, x = e.layout(value), unrounded(e, value, place)
+        layout, x = e.layout(value), unrounded(e, value, place, rounding_of(place))
         watch_store(e, place, layout, value)
         watch_held(e, op, place, layout)
         exact = place.dtype is bf16 and x == e.name(value) and is_rounded(e, value)
@@ -132,18 +132,21 @@ def converted(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayo
     return made
 
 
-def unrounded(e: Emitter, value: Operand, place: MemoryOperand) -> str:
+def unrounded(e: Emitter, value: Operand, place: MemoryOperand,
+              how: tuple[str, bool] = PLAIN) -> str:
     """The expression of a tile to store. A cast to the tensor's type, to nearest, is what the
-    store does anyway: then what was cast."""
+    store does anyway: then what was cast. how: the rounding of this store, and whether it saturates
+    """
     made = e.made_by.get(value) if isinstance(value, SSAValue) else None
     if made is None or made.name != "convert" or place.dtype.kind != "float":
         return e.name(value)
     source, to = made.args[0], made.outs[0].type.dtype
-    plain = made.attr.get("rounding", "nearest_even") == "nearest_even" and not made.attr.get(
-        "saturate", False)
+    cast = made.attr.get("rounding", "nearest_even"), bool(made.attr.get("saturate", False))
     held = isinstance(e.type(source), TileType) and e.dtype(source).kind == "float" \
         and e.dtype(source).bits <= 32
-    if plain and held and to is place.dtype and to.bits <= 16 and rounding_of(place) == PLAIN:
+    same = cast == how == rounding_of(place) and how[0] == "nearest_even" and (
+        how == PLAIN or place.space == "global" and not to.packed)
+    if same and held and to is place.dtype and to.bits <= 16:
         return e.name(source)
     return e.name(value)
 
