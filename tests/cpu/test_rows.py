@@ -32,6 +32,23 @@ def test_sums(T, D, V, kind, monkeypatch, rng):
     assert (out == one_after_another(np.zeros((V, D), kind), ids, rows)).all()
 
 
+@pytest.mark.parametrize("D", [1, 6])
+def test_sums_behind_other_axes(D, monkeypatch, rng):
+    monkeypatch.setattr(compiled_rows, "LEAST", 0)
+    rows, ids = rng.standard_normal((4, 700, D)).astype(np.float32), rng.integers(-9, 9, 700)
+    ids[:300] = 2  # many of one
+    out = np.zeros((4, 9, D), np.float32)
+    add_rows(out, ids, rows)
+    want = [one_after_another(np.zeros((9, D), np.float32), ids, part) for part in rows]
+    assert (out == np.stack(want)).all()
+    u = rng.standard_normal((3, 2, 40, 5)).astype(np.float32)
+    got = np.asarray(ts.vjp(lambda x: ts.take(x, ids[:40], axis=2), np.zeros((3, 2, 9, 5),
+                                                                          np.float32))[1](u))
+    want = [one_after_another(np.zeros((9, 5), np.float32), ids[:40], part)
+            for part in u.reshape(6, 40, 5)]
+    assert (got.reshape(6, 9, 5) == np.stack(want)).all()
+
+
 def test_threads_take_columns(monkeypatch, rng):
     """Several threads give the bits of one; rows may lie apart."""
     monkeypatch.setattr(compiled_rows, "PARTED", 0)

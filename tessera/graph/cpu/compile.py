@@ -19,6 +19,7 @@ from . import frame  # noqa: F401  registers the instructions of the loops' fram
 from .instructions import INSTRUCTIONS, memory_access, rounding
 from .maths import MATHS
 from .pipeline import LoopCompiler
+from .tiles import tile_instruction
 
 SIGNATURE = (types.int64, types.int64, types.int64)  # layout, call, scratch
 NAMES = {
@@ -72,7 +73,7 @@ def resolve(name: str) -> object:
     for table in (NAMES, MATHS, INSTRUCTIONS):
         if name in table:
             return table[name]
-    found = memory_access(name) or rounding(name)
+    found = memory_access(name) or rounding(name) or tile_instruction(name)
     if found is None:
         raise NameError(f"emitted source uses {name!r}, which no loop instruction defines")
     return found

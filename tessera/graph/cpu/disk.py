@@ -23,7 +23,7 @@ def environment() -> str:
     here = Path(__file__).parent
     generator = hashlib.sha256()
     for file in ("emit.py", "instructions.py", "maths.py", "storage.py", "spell.py", "compile.py",
-                 "frame.py", "pipeline.py"):
+                 "frame.py", "pipeline.py", "tiles.py"):
         generator.update((here / file).read_bytes())
     versions = [f"{name} {version(name)}" for name in ("numba", "llvmlite")]
     return "\n".join([*versions, generator.hexdigest(), cpu_description()])

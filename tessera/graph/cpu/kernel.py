@@ -209,3 +209,20 @@ def obtain(source: str) -> Any:
 
     symbol, code = disk.obtain(name, compiled)
     return load_object(code, symbol)
+
+
+def run_units(function: Any, units: int, words: Sequence[int], threads: int, *arrays: np.ndarray
+              ) -> None:
+    """A function of units that threads claim, written by hand: word 0 of its table is their number,
+    `words` are behind it; of its call the first three are shared by the threads, arrays follow."""
+    layout, slot = np.array([units, *words], np.int64), np.zeros(1, np.int64)
+    call = struct.pack(f"{3 + len(arrays)}q", 0, 0, 0, *map(id, arrays))
+    table, dummy = layout.ctypes.data, slot.ctypes.data
+
+    def job(keep: Any = (layout, slot)) -> None:
+        function(dummy, dummy, table, call, 0)
+
+    for queue in pool.POOL.helpers(max(0, min(threads, units) - 1)):
+        queue.put(job)
+    if units:
+        job()

@@ -1,19 +1,19 @@
-"""Rows combined by integers in a compiled loop: out[ids[i]] = out[ids[i]] + rows[i], in order of i.
+"""Rows combined by integers in a compiled loop: out[a, ids[i]] = out[a, ids[i]] + rows[a, i], in
+order of i.
 
-A thread takes some of the columns of all rows, so the order of terms, and with it every bit, is
-that of one thread.
+A thread takes some of the a, or some of the columns of all rows, so the order of terms, and with it
+every bit, is that of one thread.
 """
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from . import pool
-from .kernel import obtain
+from .kernel import obtain, run_units
 
 LEAST = 1 << 14  # elements that are worth machine code, whose first use of all takes a second
 COLUMNS = 32  # of a thread, at least
@@ -23,27 +23,31 @@ COMBINE = {"sum": "{here} + {there}", "max": "maximum_{t}({here}, {there})",
 SOURCE = '''\
 def loops(layout, call, scratch):
     """{way} of {t}"""
-    rows, width, parts, pitch = (
+    units, count, width, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
     while True:
-        part = claim(call, 0)
-        if part >= parts:
+        unit = claim(call, 0)
+        if unit >= units:
             break
+        a, part = unit // parts, unit % parts
         first, last = part * width // parts, (part + 1) * width // parts
-        ids, x, y = data(call, 3), data(call, 4), data(call, 5)
-        slots, sums = data(call, 6), data(call, 7)
-        for i in range(rows):
+        ids, slots = data(call, 3), data(call, 6)
+        x = data(call, 4) + a * word(layout, 4)
+        y = data(call, 5) + a * word(layout, 5)
+        sums = data(call, 7) + a * word(layout, 6)
+        for i in range(count):
             row = load_int64(ids, i)
             slot = load_int64(slots, row)
+            there = x + i * word(layout, 7)
             if slot < 0:
-                there, here = x + i * pitch, y + row * width * {bytes}
+                here = y + row * width * {bytes}
                 for j in range(first, last):
                     store_{t}_out0(here, j, {combined})
             else:
-                there, here = x + i * pitch, sums + slot * width * 8
+                here = sums + slot * width * 8
                 for j in range(first, last):
                     store_f64_out1(here, j, load_f64_out1(here, j) + {wide})
-        if claim(call, 1) == parts - 1:
+        if claim(call, 1) == units - 1:
             claim(call, 2)
     while pending(call, 2):
         pass
@@ -51,35 +55,27 @@ def loops(layout, call, scratch):
 
 
 def takes(out: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether these rows are worth the loop."""
-    return rows.size >= LEAST and rows.shape[1] > 1 and out.dtype == rows.dtype and (
-        out.dtype in (np.float32, np.float64)) and out.flags.c_contiguous and out.flags.aligned
+    """Whether these rows are worth the loop. out: [A, n, D]   rows: [A, T, D]"""
+    worth = rows.size >= LEAST and rows.shape[0] * rows.shape[2] > 1
+    return worth and out.dtype == rows.dtype and out.dtype in (np.float32, np.float64) and (
+        out.flags.c_contiguous)
 
 
 def combine(way: str, out: np.ndarray, ids: np.ndarray, rows: np.ndarray, slots: np.ndarray,
             sums: np.ndarray) -> None:
     """Of a target with a slot the sum goes there, in f64, and `out` stays as it is.
 
-    out: [n, D]   ids: [T], in 0..n-1   rows: [T, D]
-    slots: [n] int64, -1 for none   sums: [slots, D] f64, of way "sum" alone
+    out: [A, n, D]   ids: [T], in 0..n-1   rows: [A, T, D]
+    slots: [n] int64, -1 for none   sums: [A, slots, D] f64, of way "sum" alone
     """
-    ids, (T, D) = np.ascontiguousarray(ids, np.int64), rows.shape
-    if rows.strides[1] != rows.itemsize or not rows.flags.aligned:
+    ids, (A, T, D) = np.ascontiguousarray(ids, np.int64), rows.shape
+    if D > 1 and rows.strides[2] != rows.itemsize:
         rows = np.ascontiguousarray(rows)
-    threads = min(pool.threads_wanted(), D // COLUMNS) if rows.size >= PARTED else 1
-    parts = max(1, threads)
+    threads = pool.threads_wanted() if rows.size >= PARTED else 1
+    parts = max(1, min(threads, D // COLUMNS)) if A < threads else 1
     function = _function(way, "f32" if out.dtype == np.float32 else "f64")
-    layout, slot = np.array([T, D, parts, rows.strides[0]], np.int64), np.zeros(1, np.int64)
-    # The first three words, which the threads share: the next part, parts that are done, finished.
-    call = struct.pack("8q", 0, 0, 0, *map(id, (ids, rows, out, slots, sums)))
-    table, dummy = layout.ctypes.data, slot.ctypes.data
-
-    def job(keep: Any = (layout, slot)) -> None:
-        function(dummy, dummy, table, call, 0)
-
-    for queue in pool.POOL.helpers(parts - 1):
-        queue.put(job)
-    job()
+    run_units(function, A * parts, [T, D, parts, rows.strides[0], out.strides[0], sums.strides[0],
+                                    rows.strides[1]], threads, ids, rows, out, slots, sums)
 
 
 @cache

@@ -116,10 +116,11 @@ def conv2d(x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 
     x: [N, C, H, W]   w: [O, C / groups, KH, KW]   bias: [O]   y: [N, O, OH, OW]
     stride, dilation: an int or one per axis   padding: those, (before, after) pairs, "same" (with
     OH = ceil(H / stride)) or "valid"
-    As matmul it computes in the accumulate type and rounds once. On a CPU the windows are copied:
-    KH KW times x. So they are on a GPU, but of bf16 and f16 of 16 channels or more: those are read
-    from one copy of x with the channels of a pixel together. Raises ShapeError, ArgumentError,
-    DTypeError.
+    As matmul it computes in the accumulate type and rounds once. On a CPU images of f32 and fewer
+    bits are padded once, and read from there; those of f64, and convolutions of few products, copy
+    their windows: KH KW times x. So they are on a GPU, but of bf16 and f16 of 16 channels or more:
+    those are read from one copy of x with the channels of a pixel together. Raises ShapeError,
+    ArgumentError, DTypeError.
     """
     return _conv(x, w, bias, 2, stride, padding, dilation, groups)
 

@@ -4,7 +4,8 @@
     conv_input    the adjoint for x: of a cotangent g like y, and w
     conv_filter   the adjoint for w: of x, and a cotangent g like y
 
-For a CPU they are matmuls of unfolded windows. A GPU has kernels that unfold none
+On a CPU those of f32 in one and two dimensions are computed without windows in memory
+(graph/cpu/conv.py), the others are matmuls of unfolded windows. A GPU has kernels that unfold none
 (graph/cuda/conv_kernels.py).
 Chetlur et al. 2014, arXiv:1410.0759, for the three products.
 """
@@ -21,6 +22,7 @@ from ...errors import DTypeError, ShapeError
 from ...numerics import DType, as_type
 from ...tensor import Tensor
 from .. import functions as F
+from ..cpu import conv as direct
 from ..flops import Shapes
 from ..op import OPS, Arg, Aval, GraphOp, Sample, sample
 from ..operand import as_stored, to_compute
@@ -76,40 +78,109 @@ def _check_places(g: Aval, spatial: tuple, window: tuple, stride: Ints, dilation
         raise ShapeError(f"windows {show_shape(g.shape)} are not those of {show_shape(spatial)}")
 
 
-# --- meaning: matmuls of windows --------------------------------------------------------------
+# --- meaning ----------------------------------------------------------------------------------
 def _conv_ref(x: np.ndarray, w: np.ndarray, stride: Ints, padding: Pairs, dilation: Ints,
-              groups: int, accum: DType) -> np.ndarray:
-    windows = _unfolded(x, w.shape[2:], stride, padding, dilation, groups)
-    y = matmul_ref(w.reshape(groups, -1, windows.shape[2]), windows, accum)
+              groups: int, accum: DType, out: np.ndarray | None = None) -> np.ndarray:
+    x, w = widened_array(x), widened_array(w)
     places = _places(x.shape[2:], w.shape[2:], stride, dilation, padding)
-    return y.reshape(x.shape[0], w.shape[0], *places)
+    shape = (x.shape[0], w.shape[0], *places)
+    if _in_registers(x, w, w.shape, places, accum, w.shape[0] // groups):
+        out = np.empty(shape, x.dtype) if out is None else out
+        direct.images(_flat(x), _by_group(w, groups), _of_groups(out, groups), *_flat_axes(
+            stride, padding, dilation))
+        return out
+    windows = _unfolded(x, w.shape[2:], stride, padding, dilation, groups)
+    return matmul_ref(w.reshape(groups, -1, windows.shape[2]), windows, accum).reshape(shape)
 
 
 def _unfolded(x: np.ndarray, window: Ints, stride: Ints, padding: Pairs, dilation: Ints,
               groups: int) -> np.ndarray:
     """[N, groups, C / groups * window, places]"""
-    made = UNFOLD.ref(widened_array(x), window=window, stride=stride, dilation=dilation,
-                      padding=padding)
     n, c = x.shape[:2]
+    made = _patches(x, window, stride, dilation, padding)
     return made.reshape(n, groups, c // groups * prod(window), prod(made.shape[2 + len(window):]))
 
 
+def _patches(x: np.ndarray, window: Ints, stride: Ints, dilation: Ints, padding: Pairs
+                     ) -> np.ndarray:
+    """[N, C, window, places]"""
+    if _pointwise(window, stride, padding):
+        return x.reshape(*x.shape[:2], *window, *x.shape[2:])
+    return UNFOLD.ref(x, window=window, stride=stride, dilation=dilation, padding=padding)
+
+
 def _input_ref(g: np.ndarray, w: np.ndarray, spatial: Ints, stride: Ints, padding: Pairs,
-               dilation: Ints, groups: int, accum: DType) -> np.ndarray:
+               dilation: Ints, groups: int, accum: DType, out: np.ndarray | None = None
+               ) -> np.ndarray:
+    g, w = widened_array(g), widened_array(w)
     n, depth, window = g.shape[0], w.shape[0] // groups, w.shape[2:]
-    filters = w.reshape(groups, depth, w.shape[1] * prod(window)).swapaxes(1, 2)
+    shape = (n, w.shape[1] * groups, *spatial)
+    if _in_registers(g, w, w.shape, g.shape[2:], accum, w.shape[1]):
+        out = np.empty(shape, g.dtype) if out is None else out
+        direct.adjoint_images(_flat(g), _by_group(w, groups), _of_groups(out, groups), *_flat_axes(
+            stride, padding, dilation))
+        return out
+    matrices = w.reshape(groups, depth, w.shape[1] * prod(window)).swapaxes(1, 2)
     columns = g.reshape(n, groups, depth, prod(g.shape[2:]))
-    made = matmul_ref(filters, columns, accum)
-    made = made.reshape(n, w.shape[1] * groups, *window, *g.shape[2:])
-    return FOLD.ref(made, spatial=spatial, stride=stride, dilation=dilation, padding=padding)
+    made = matmul_ref(matrices, columns, accum)
+    if _pointwise(window, stride, padding):
+        return made.reshape(shape)
+    made = made.reshape(*shape[:2], *window, *g.shape[2:])
+    return FOLD.ref(made, spatial=spatial, stride=stride, dilation=dilation, padding=padding,
+                    out=out)
 
 
 def _filter_ref(x: np.ndarray, g: np.ndarray, window: Ints, stride: Ints, padding: Pairs,
-                dilation: Ints, groups: int, accum: DType) -> np.ndarray:
+                dilation: Ints, groups: int, accum: DType, out: np.ndarray | None = None
+                ) -> np.ndarray:
+    x, g = widened_array(x), widened_array(g)
+    shape = (g.shape[1], x.shape[1] // groups, *window)
+    if _in_registers(x, g, shape, g.shape[2:], accum, shape[0] // groups):
+        made = np.empty(shape, x.dtype) if out is None else out
+        if direct.filters(_flat(x), _flat(g), _by_group(made, groups), *_flat_axes(
+                stride, padding, dilation)):
+            return made
     windows = _unfolded(x, window, stride, padding, dilation, groups)
     columns = g.reshape(g.shape[0], groups, g.shape[1] // groups, prod(g.shape[2:]))
     each = matmul_ref(columns, windows.swapaxes(-1, -2), accum)
-    return each.sum(0, dtype=each.dtype).reshape(g.shape[1], x.shape[1] // groups, *window)
+    return each.sum(0, dtype=each.dtype).reshape(shape)
+
+
+def _pointwise(window: Ints, stride: Ints, padding: Pairs) -> bool:
+    """Whether a window is one element, each once."""
+    return prod(window) == prod(stride) == 1 and not any(map(any, padding))
+
+
+def _in_registers(a: np.ndarray, b: np.ndarray, filters: Ints, places: Ints, accum: DType,
+                  rows: int) -> bool:
+    """Whether the compiled loops of graph/cpu/conv.py do it. filters: their shape   rows: channels
+    of the result, in a group"""
+    work = a.shape[0] * prod(filters) * prod(places)
+    return accum.name == "f32" and prod(filters[2:]) > 1 and direct.takes(
+        a, b, work, prod(filters[1:]), rows)
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    """Images of one axis as those of one row."""
+    return x if x.ndim == 4 else x[:, :, None]
+
+
+def _of_groups(x: np.ndarray, groups: int) -> np.ndarray:
+    """[N, groups, C, H, W]"""
+    x = _flat(x)
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def _by_group(w: np.ndarray, groups: int) -> np.ndarray:
+    """[groups, O, C, KH, KW]"""
+    w = _flat(w)
+    return w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+
+
+def _flat_axes(stride: Ints, padding: Pairs, dilation: Ints) -> tuple[Ints, Pairs, Ints]:
+    """Of images of two axes, where they have one."""
+    more = 2 - len(stride)
+    return (1,) * more + stride, ((0, 0),) * more + tuple(padding), (1,) * more + dilation
 
 
 # --- the same in smaller ops ------------------------------------------------------------------
@@ -271,7 +342,8 @@ CONV = GraphOp(
     vjp=_conv_vjp,
     jvp=_jvp("conv"),
     batch=_batch("conv", 1),
-    expand=_conv_expand,
+    expand_gpu=_conv_expand,
+    out=True,
     axes=_letters("nc", "oc", "no"),
     reduces="sum",
     drops=(0,),
@@ -290,7 +362,8 @@ CONV_INPUT = GraphOp(
     vjp=_input_vjp,
     jvp=_jvp("conv_input"),
     batch=_batch("conv_input", 1),
-    expand=_input_expand,
+    expand_gpu=_input_expand,
+    out=True,
     axes=_letters("no", "oc", "nc"),
     reduces="sum",
     drops=(0, 1),
@@ -308,7 +381,8 @@ CONV_FILTER = GraphOp(
     vjp=_filter_vjp,
     jvp=_jvp("conv_filter"),
     batch=_batch("conv_filter", 2),
-    expand=_filter_expand,
+    expand_gpu=_filter_expand,
+    out=True,
     axes=_letters("nc", "no", "oc"),
     reduces="sum",
     drops=(0,),

@@ -192,20 +192,29 @@ TAKE = GraphOp(
 
 
 def add_rows(out: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
-    """out[ids[i]] += rows[i]; out is zero before. out: [n, D]   ids: [T]   rows: [T, D]
+    """out[..., ids[i], :] += rows[..., i, :]; out is zero before.
 
+    out: [n, D] or [A, n, D]   ids: [T]   rows: [T, D] or [A, T, D]
     Repeated ids are added in order; those of more than CHAIN rows in f64, and rounded once.
     """
-    ids, often = np.where(ids < 0, ids + len(out), ids), np.zeros(0, np.int64)
+    if out.ndim == 2:
+        out, rows = out[None], rows[None]
+    n = out.shape[1]
+    ids, often = np.where(ids < 0, ids + n, ids), np.zeros(0, np.int64)
     if ids.size > CHAIN and out.dtype == np.float32:
         often = np.flatnonzero(np.bincount(ids) > CHAIN)
     if compiled_rows.takes(out, rows):
-        slots = np.full(len(out), -1, np.int64)
+        slots = np.full(n, -1, np.int64)
         slots[often] = np.arange(often.size)
-        sums = np.zeros((often.size, out.shape[1]))
+        sums = np.zeros((out.shape[0], often.size, out.shape[2]))
         compiled_rows.combine("sum", out, ids, rows, slots, sums)
-        out[often] = sums
+        out[:, often] = sums
         return
+    for into, given in zip(out, rows, strict=True):
+        _add_plain(into, ids, given, often)
+
+
+def _add_plain(out: np.ndarray, ids: np.ndarray, rows: np.ndarray, often: np.ndarray) -> None:
     if often.size:
         _add_in_f64(out, ids, rows, often)
         rest = np.isin(ids, often, invert=True)
@@ -227,16 +236,11 @@ def _segment_ref(u: np.ndarray, ids: np.ndarray, axis: int, extent: int,
                  out: np.ndarray | None = None) -> np.ndarray:
     check_bounds(ids, extent, wrap=True, what="the ")
     pre, post = u.shape[:axis], u.shape[axis + ids.ndim:]
-    if prod(pre) == 1 and out is not None:
-        total = out.reshape(extent, prod(post))
-        total[...] = 0
-        add_rows(total, ids.reshape(-1), u.reshape(ids.size, prod(post)))
-        return out
-    rows = np.moveaxis(u.reshape(*pre, ids.size, *post), axis, 0)
-    made = np.zeros((extent, *pre, *post), u.dtype)
-    width = prod(pre + post)
-    add_rows(made.reshape(extent, width), ids.reshape(-1), rows.reshape(ids.size, width))
-    return np.moveaxis(made, 0, axis)
+    out = np.empty((*pre, extent, *post), u.dtype) if out is None else out
+    out[...] = 0
+    add_rows(out.reshape(prod(pre), extent, prod(post)), ids.reshape(-1),
+             u.reshape(prod(pre), ids.size, prod(post)))
+    return out
 
 
 def _segment_shape(u: Aval, ids: Aval, axis: int, extent: Any) -> Aval:

@@ -29,17 +29,18 @@ from .gather import (
 def _ref(extremum: np.ufunc, u: np.ndarray, ids: np.ndarray, axis: int,
          extent: int) -> np.ndarray:
     check_bounds(ids, extent, wrap=True, what="the ")
-    rows = np.moveaxis(u.reshape(*u.shape[:axis], ids.size, *u.shape[axis + ids.ndim:]), axis, 0)
-    out = np.full((extent, *rows.shape[1:]), _identity(u.dtype, extremum is np.maximum), u.dtype)
-    width = prod(rows.shape[1:])
-    flat, given, at = out.reshape(extent, width), rows.reshape(ids.size, width), ids.reshape(-1)
-    if compiled_rows.takes(flat, given):
-        at = np.where(at < 0, at + extent, at)
-        compiled_rows.combine("max" if extremum is np.maximum else "min", flat, at, given,
-                              np.full(extent, -1, np.int64), np.zeros((0, width)))
+    pre, post = u.shape[:axis], u.shape[axis + ids.ndim:]
+    rows = u.reshape(prod(pre), ids.size, prod(post))
+    out = np.full((*pre, extent, *post), _identity(u.dtype, extremum is np.maximum), u.dtype)
+    flat = out.reshape(prod(pre), extent, prod(post))
+    at = np.where(ids < 0, ids + extent, ids).reshape(-1)
+    if compiled_rows.takes(flat, rows):
+        compiled_rows.combine("max" if extremum is np.maximum else "min", flat, at, rows,
+                              np.full(extent, -1, np.int64), np.zeros((len(flat), 0, 1)))
     else:
-        extremum.at(flat, at, given)
-    return np.moveaxis(out, 0, axis)
+        every: Any = (slice(None), at)
+        extremum.at(flat, every, rows)
+    return out
 
 
 def _identity(dtype: np.dtype, largest: bool) -> Any:
