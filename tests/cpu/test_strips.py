@@ -93,3 +93,13 @@ def test_short_columns_take_one_kernel(rng: np.random.Generator) -> None:
     (got,), groups = _run(lambda x: ts.sum(x, axis=0), x := _drawn(rng, 100, 40))
     assert [g.kind for g in groups] == ["columns"]
     assert_close(got, np.asarray(x, np.float64).sum(0), "f32", n=100)
+
+
+def test_what_is_rounded_stochastically_is_summed(rng: np.random.Generator) -> None:
+    """A cast that draws has a key beside its operand."""
+    x = _drawn(rng, 2048, 32)
+    got = CudaProgram(ts.jit(lambda x: ts.sum(ts.cast(ts.cast(
+        ts.reshape(x, (64, 32, 32)), "bf16 @stochastic_round"), "f32"), axis=(0, 1))).graph(x),
+        "sm_90a").run([x.array])[0]
+    assert_close(got, np.asarray(x, np.float64).sum(0), "bf16", n=2048,
+                 scale=float(np.abs(np.asarray(x)).sum(0).max()))

@@ -83,8 +83,9 @@ def test_a_scaled_cast_rounds_once_and_divides_by_nothing() -> None:
     kernel.inspect_ir("tile")
     counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
     elements = counts["FMUL"]
-    assert elements == 32 and counts["F2FP"] == elements / 2
-    assert not counts["CALL"] and not counts["MUFU"] and sum(counts.values()) < 8 * elements
+    assert elements >= 16 and counts["F2FP"] == elements / 2
+    assert not counts["CALL"] and not counts["MUFU"]
+    assert sum(counts.values()) - counts["NOP"] < 8 * elements
 
 
 def test_products_of_fp8_and_their_derivatives_are_qgmma() -> None:
