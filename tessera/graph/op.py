@@ -157,8 +157,9 @@ class GraphOp:
     expand(*xs, **attrs) -> y in smaller ops, when given: what a compiled graph runs, and fuses.
                               The derivative rules above are those of the whole op; one that is
                               missing is that of the smaller ops
-                              The derivative rules above are those of the whole op
-    expand_gpu(*xs, **attrs) -> y in ops that have kernels, of an op that one call does on a CPU
+    expand_gpu(*xs, **attrs) -> y in ops that have kernels, in place of `expand`: of an op that one
+                              call does on a CPU, or whose parts a GPU's loops write where they
+                              belong
     vjp of an op that holds graphs also gets wanted=: per input, whether its cotangent is used
     no_vjp, no_jvp  in place of a rule that cannot be: what the GradError says
     unroll(*xs, **attrs) -> y of an op that holds graphs, without them: a loop of known length again

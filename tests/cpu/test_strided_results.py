@@ -14,6 +14,9 @@ from cpu.test_lowering_emulated import emulate, normal, short_strips  # noqa: F4
 from tessera.graph.cuda import strips
 from tessera.graph.cuda.levels import emitted_of, program_of
 from tessera.graph.cuda.run import CudaProgram
+from tessera.graph.schedule import memory_plan
+from tessera.graph.schedule.layouts import StridedLayout
+from tessera.graph.schedule.place_views import ViewPlan
 from tolerance import assert_close
 
 BF16 = "bf16 @accum(f32)"
@@ -133,6 +136,35 @@ def test_a_copied_part_ends_where_the_next_begins(columns: int, rng: np.random.G
     want = np.concatenate([wide[0][:, :columns // 4 * 4], wide[0] @ wide[1]], -1) * 2
     assert_close(made.run([x.array, w.array])[0], want, "f32", n=columns,
                  scale=float(np.abs(want).max()))
+
+
+# --- the proof ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrong, found", [
+    ("shifted", "does not lie where it belongs"), ("beyond", "writes beyond its part"),
+    ("turned", "cannot write a result"), ("lost", "are made in memory of which they are no part")])
+def test_a_part_that_is_written_elsewhere_is_found(
+        wrong: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = memory_plan.place_views
+
+    def place(graph: Any, groups: Any, target: Any) -> ViewPlan:
+        views: ViewPlan = right(graph, groups, target)
+        v = max(views.pieces, key=lambda v: views.layouts[v].offset)
+        axes, offset = views.layouts[v].axes, views.layouts[v].offset
+        assert offset == 48
+        views.layouts[v] = {
+            "shifted": StridedLayout(axes, 32), "beyond": StridedLayout(axes, 52),
+            "turned": StridedLayout((((48, 1),), ((48, 96),)), 48),
+            "lost": views.layouts[v]}[wrong]
+        if wrong == "lost":
+            lost = next(v for v in graph.outputs)
+            views.pieces.add(lost)
+            views.owners[lost], views.layouts[lost] = views.owners[v], views.layouts[v]
+        return views
+
+    monkeypatch.setattr(memory_plan, "place_views", place)
+    x = ts.zeros((48, 48))
+    with pytest.raises(ts.TesseraError, match=f"memory plan.*{found}"):
+        program(lambda x: ts.sum(ts.concatenate([ts.exp(x), ts.sin(x)], -1)) + ts.sin(x), x)
 
 
 # --- rotary positions -----------------------------------------------------------------------------
