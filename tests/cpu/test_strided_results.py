@@ -75,10 +75,10 @@ CASES = {
 def test_results_are_written_where_they_belong(case: str, rng: np.random.Generator) -> None:
     fn, want = CASES[case]
     x = normal(rng, 2, 12, 48)
-    made = program(lambda x: fn(x) + 1.0, x)
+    made = program(fn, x)
     assert sorted(laid(made)) == sorted(want)
     assert kinds(made).count("move") == want.count("move")
-    wide = fn(ts.tensor(x.array.astype(np.float64))).array + 1.0
+    wide = fn(ts.tensor(x.array.astype(np.float64))).array
     assert_close(made.run([x.array])[0], wide, "f32", n=48, scale=float(np.abs(wide).max()))
 
 
@@ -86,7 +86,7 @@ def test_results_are_written_where_they_belong(case: str, rng: np.random.Generat
 def test_results_are_written_where_they_belong_by_instructions(
         case: str, rng: np.random.Generator) -> None:
     fn, _ = CASES[case]
-    emulate(lambda x: fn(x) + 1.0, normal(rng, 2, 12, 48), target="sm_90a", lockstep=False,
+    emulate(fn, normal(rng, 2, 12, 48), target="sm_90a", lockstep=False,
             rtol=1e-5, atol=1e-5)
 
 
@@ -199,6 +199,12 @@ def _flipped(x: Any) -> Any:
     return ts.reshape(parts * c + ts.flip(parts, -2) * s * sign, x.shape)
 
 
+def _turned_halves(x: Any) -> Any:
+    c, s = (ts.concatenate([t, t], -1) for t in _angles(x))
+    half = x.shape[-1] // 2
+    return x * c + ts.concatenate([-x[..., half:], x[..., :half]], -1) * s
+
+
 def _stacked(x: Any) -> Any:
     c, s = _angles(x)
     half = x.shape[-1] // 2
@@ -207,7 +213,7 @@ def _stacked(x: Any) -> Any:
 
 
 ROTARY = {"the op": _op, "split": _halves, "slices": _slices, "stacked": _stacked,
-          "flipped": _flipped}
+          "flipped": _flipped, "halves that change place": _turned_halves}
 
 
 @pytest.mark.parametrize("spelling", ROTARY)
@@ -235,7 +241,8 @@ def test_rotary_positions_are_one_loop(spelling: str, rng: np.random.Generator) 
         assert len(turns) == 3 and not laid(made)[:-1]
     else:
         assert len(turns) == 2
-        assert all(len(t.group.reads) == 4 and len(t.group.writes) == 2 for t in turns)
+        assert all([str(o.type.dtype) for o in t.group.reads].count("bf16") == 2
+                   and len(t.group.writes) == 2 for t in turns)
     for launch in turns:
         assert launch.group.schedule.m * launch.group.schedule.n >= 512
         assert "load_" in emitted_of(launch, made.target).source
@@ -249,6 +256,55 @@ def test_rotary_positions_are_one_loop(spelling: str, rng: np.random.Generator) 
     assert_close(dx.astype(np.float64).reshape(B * T, 8),
                  np.repeat(turned.reshape(B * T, -1).sum(-1, keepdims=True), 8, 1), "bf16", n=h * D,
                  scale=float(np.abs(turned).sum((-1, -2)).max()))
+
+
+# --- loops over parts -----------------------------------------------------------------------------
+def test_what_is_computed_of_joined_values_is_computed_of_the_parts(
+        rng: np.random.Generator) -> None:
+    """Also where parts of the result are read, and through a cast."""
+    x, y = normal(rng, 24, 32, dtype="bf16"), normal(rng, 24, 16, dtype="bf16")
+
+    def fn(x: Any, y: Any) -> Any:
+        z = ts.cast(ts.sin(ts.concatenate([x, y], -1)) * 2.0, "f32")
+        w = ts.exp(ts.cast(x, "f32")) * 0.5
+        return z, w[:, :16], w[:, 16:]
+
+    made = program(fn, x, y)
+    assert kinds(made) == ["loop"] * 4 and laid(made) == ["loop", "loop"]
+    assert not [b for b in made.plan.buffers if b.kind == "temporary"]
+    wide = [t.array.astype(np.float64) for t in (x, y)]
+    want = (np.sin(np.concatenate(wide, -1)) * 2, *np.split(np.exp(wide[0]) * 0.5, 2, -1))
+    for got, w in zip(made.run([x.array, y.array]), want, strict=True):
+        assert_close(got.astype(np.float64), w, "bf16", n=2)
+
+
+@pytest.mark.parametrize("fn, kept", [
+    (lambda x, w: ts.split(x @ w + 1.0, 2, -1), "gemm"),
+    (lambda x, w: ts.split(ts.rmsnorm(x, w[0]) * 2.0, 2, -1), "rows"),
+    (lambda x, w: ts.softmax(ts.concatenate([x @ w, x @ w.T], -1) * 0.5), "rows")])
+def test_what_takes_a_loop_along_keeps_it_whole(
+        fn: Callable, kept: str, rng: np.random.Generator) -> None:
+    """A matmul's epilogue, rows with their statistics: no kernel more."""
+    x, w = normal(rng, 32, 32), normal(rng, 32, 32)
+    made = program(fn, x, w)
+    assert "loop" not in kinds(made)
+    (group, *_) = (g for g in made.plan.groups if g.kind == kept)
+    assert len(group.steps) > 1
+    made.run([x.array, w.array])
+
+
+def test_a_sum_with_cotangents_of_parts_adds_them_joined(rng: np.random.Generator) -> None:
+    """x and both its halves are used: the parts are not padded with zeros."""
+    x = normal(rng, 24, 32)
+
+    def fn(x: Any) -> Any:
+        return ts.sum(x ** 3) + ts.sum(x[:, :16] ** 2) + ts.sum(ts.sin(x[:, 16:]))
+
+    made = program(ts.grad(fn), x)
+    assert "elements" not in kinds(made) and "move" not in kinds(made)
+    wide = x.array.astype(np.float64)
+    want = 3 * wide ** 2 + np.concatenate([2 * wide[:, :16], np.cos(wide[:, 16:])], -1)
+    assert_close(made.run([x.array])[0], want, "f32", n=3, scale=float(np.abs(want).max()))
 
 
 # --- programs that nobody wrote -------------------------------------------------------------------

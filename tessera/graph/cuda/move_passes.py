@@ -71,7 +71,7 @@ def reshape_matmuls(graph: Graph) -> Graph:
         if made.op.name == "matmul":
             return True
         main = [x for x in made.inputs if _fills(x, v)]
-        return _is_plain_loop(made) and len(main) == 1 and all(
+        return is_plain_loop(made) and len(main) == 1 and all(
             _fills(x, v) or _is_row(x, v) for x in made.inputs) and of_matmul(rw, main[0])
 
     def cut(rw: Rewriter, v: Value, shape: tuple[int, ...]) -> Value:
@@ -134,7 +134,7 @@ def widens(node: Node) -> bool:
         is_plain(source) and is_plain(to))
 
 
-def _is_plain_loop(node: Node) -> bool:
+def is_plain_loop(node: Node) -> bool:
     """An op of each element by itself."""
     return loop_space(node) is not None and not (node.op.reduction or node.op.placed
                                                  or node.op.makes or node.op.effects)
@@ -172,7 +172,8 @@ def is_plain(numeric: NumericType) -> bool:
 # --- parts side by side -----------------------------------------------------------------------
 def join_parts(graph: Graph) -> Graph:
     """A sum of values that are padded with zeros so that they lie side by side, as the cotangents
-    of slices do, is the values joined. (Of a -0 in them the sum would make 0.)"""
+    of slices do, is the values joined; of another value and then these, that and the values joined.
+    (Of a -0 in them the sum would make 0.)"""
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
         if node.op.name != "add":
@@ -180,12 +181,35 @@ def join_parts(graph: Graph) -> Graph:
         shape = node.outputs[0].aval.shape
         parts = _padded(rw, node, inputs, shape)
         found = None if parts is None else _side_by_side(parts, shape)
-        if found is None:
-            return None
-        axis, values = found
-        return rw.emit("concatenate", *values, axis=axis)
+        if found is not None:
+            return rw.emit("concatenate", *found[1], axis=found[0])
+        return _behind_another(rw, node, inputs, shape)
 
     return remove_dead(rebuild(graph, visit))
+
+
+def _behind_another(rw: Rewriter, node: Node, inputs: tuple[Value, ...], shape: Any
+                    ) -> Value | None:
+    """((x + part) + part), where the parts fill the whole: each element has one of them added."""
+    parts: list[Part] = []
+    while node.op.name == "add" and all(tuple(v.aval.shape) == tuple(shape) for v in inputs):
+        pads = [(v, made) for v in inputs if (made := rw.made_by(v, "pad")) is not None
+                and zeros_around(rw, made) is not None]
+        if len(pads) != 1:
+            return None
+        ((v, made),) = pads
+        width = zeros_around(rw, made)
+        assert width is not None
+        parts.append((made.inputs[0], width))
+        rest = inputs[1] if inputs[0] is v else inputs[0]
+        found = _side_by_side(parts, shape)
+        if found is not None:
+            return rw.emit("add", rest, rw.emit("concatenate", *found[1], axis=found[0]))
+        if rest not in rw.producer:
+            return None
+        node = rw.producer[rest]
+        inputs = node.inputs
+    return None
 
 
 Part = tuple[Value, tuple[tuple[int, int], ...]]  # a value, and the zeros around it
@@ -237,5 +261,5 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
     return (axis, [v for v, _ in parts]) if at == shape[axis] else None
 
 
-__all__ = ["join_parts", "narrow_moves", "narrows", "reshape_matmuls",
+__all__ = ["is_plain_loop", "join_parts", "narrow_moves", "narrows", "reshape_matmuls",
            "widen_late"]

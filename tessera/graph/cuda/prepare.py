@@ -23,6 +23,7 @@ from .library_ops import call_products, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
+from .part_passes import loops_of_parts, slices_of_loops
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -145,8 +146,12 @@ PIPELINE: list[Callable[..., Graph]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    slices_of_loops,
     widen_late,
     narrow_moves,
+    loops_of_parts,
+    widen_late,
+    merge_common,
     sort_segments,
     open_sorts,
     open_writes,
