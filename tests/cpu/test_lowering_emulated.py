@@ -21,7 +21,7 @@ def emulate(fn: Any, *inputs: ts.Tensor, target: str = "sm_80", **options: Any) 
     memory = program._host_memory([x.array for x in inputs])
     types = {b.name: b.type for b in program.plan.buffers}
     for launch in program.launches:
-        given = [ts.Tensor(run_of(memory[program.base(n)], shape, at), types[n])
+        given = [ts.Tensor(run_of(memory[program.base(n)], types[n].dtype, shape, at), types[n])
                  for (n, shape), at in zip(launch.arguments, launch.offsets, strict=True)]
         compare(launch.kernel, *given, lanes=launch.group.schedule.lanes, target=target,
                 schedule=launch.group.schedule, **options)

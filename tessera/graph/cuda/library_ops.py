@@ -20,6 +20,7 @@ from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
+from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
 def _product_flops(ins: Shapes, outs: Shapes, *, layout: str, **attrs: Any) -> float:
@@ -136,12 +137,27 @@ class _Calls:
         """The operand with rows along the contracted axis, copied where it lies otherwise."""
         if side.transposed == transposed:
             return side
-        v, axes = side.value, _swapped(side.value)
+        v = side.value
         if v not in self.copies:
-            made = Value(Aval(tuple(v.aval.shape[i] for i in axes), v.aval.type))
-            self.nodes.append(Node(OPS["transpose"], (v,), {"axes": axes}, (made,), where))
-            self.copies[v] = made
+            self.copies[v] = self.turned(v, where)
         return _Side(self.copies[v], transposed, side.parts, True)
+
+    def turned(self, v: Value, where: SourceLine | None) -> Value:
+        """A value with its last two axes exchanged, as a copy of bytes where it has floats of 8
+        bits: kernels would make numbers of these, and codes of the numbers again."""
+        axes, kind = _swapped(v), v.aval.type
+        shape = tuple(v.aval.shape[i] for i in axes)
+        raw = kind.dtype.kind == "float" and kind.dtype.bits == 8
+        source, moved = v, Value(Aval(shape, BYTE if raw else kind))
+        if raw:
+            source = Value(Aval(v.aval.shape, BYTE))
+            self.nodes.append(Node(BYTES_OF, (v,), {}, (source,), where))
+        self.nodes.append(Node(OPS["transpose"], (source,), {"axes": axes}, (moved,), where))
+        if not raw:
+            return moved
+        made = Value(Aval(shape, kind))
+        self.nodes.append(Node(FROM_BYTES, (moved,), {}, (made,), where))
+        return made
 
 
 # --- parts of long sums -------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from ...numerics import DType
 from ...runtime.target import DEFAULT_TARGET, Target, parse_target
 from ...tensor import Tensor
 from ...tile.interpreter.launch import Config, lanes_of
@@ -115,19 +116,21 @@ class CudaProgram:
             if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep):
                 step.run(functools.partial(self._held, memory))
                 continue
-            given = [Tensor(run_of(memory[self.base(name)], shape, at), types[name])
+            given = [Tensor(run_of(memory[self.base(name)], types[name].dtype, shape, at),
+                            types[name])
                      for (name, shape), at in zip(step.arguments, step.offsets, strict=True)]
             step.shared(*given)
         results = map(self.plan.buffer, self.plan.results)
-        return [elements_of(memory[self.base(b.name)], b.type.dtype, b.shape).copy()
-                for b in results]
+        return [elements_of(_read_as(memory[self.base(b.name)], b.type.dtype), b.type.dtype,
+                            b.shape).copy() for b in results]
 
     def _held(self, memory: dict[str, np.ndarray], name: str) -> np.ndarray:
         """The memory of a buffer: that of its owner, of which a view in order is the first part."""
         b, raw = self.plan.buffer(name), memory[self.base(name)]
+        raw = _read_as(raw, b.type.dtype)
         if not b.of or b.layout is not None or b.type.dtype.packed or raw.size == prod(b.shape):
             return raw
-        return run_of(raw, b.shape, 0)
+        return run_of(raw, b.type.dtype, b.shape, 0)
 
     def require_unchanged(self) -> None:
         """Raises TraceError when a kernel among its steps would not be compiled so any more."""
@@ -165,8 +168,15 @@ class CudaProgram:
         return memory
 
 
-def run_of(memory: np.ndarray, shape: tuple[int, ...], offset: int) -> np.ndarray:
+def _read_as(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """Memory as that of a view: bytes are codes of the floats of 8 bits that they lie for."""
+    other = raw.dtype != dtype.numpy and raw.itemsize == dtype.numpy.itemsize == 1
+    return raw if dtype.packed or not other else raw.view(dtype.numpy)
+
+
+def run_of(memory: np.ndarray, dtype: DType, shape: tuple[int, ...], offset: int) -> np.ndarray:
     """The elements of a buffer from one on, as a kernel is given them."""
+    memory = _read_as(memory, dtype)
     return memory.reshape(-1)[offset:offset + prod(shape)].reshape(shape)
 
 
