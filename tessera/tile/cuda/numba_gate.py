@@ -37,6 +37,7 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import types
+    from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic as numba_intrinsic
     from numba.cuda.typing import signature as numba_signature
 except ImportError as _error:
@@ -326,6 +327,30 @@ def _compiling(target: Target) -> Iterator[None]:
         yield
     finally:
         _compiled_for.reset(token)
+
+
+def _asked_once(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba tries the definitions of a function at each of its calls, a fifth of the time of a
+    compilation. What it finds for the same types is the same, for one target."""
+    known: dict[tuple[Target, int, tuple], tuple[Any, Any]] = {}
+
+    def resolve(function: Any, args: tuple, kws: Any) -> Any:
+        target = _compiled_for.get()
+        if target is None or kws:
+            return ask(function, args, kws)
+        key = target, id(function), args
+        if key not in known:
+            found = ask(function, args, kws)
+            if found is None:
+                return None
+            known[key] = function, found  # the function lives as long as its number is in use
+        return known[key][1]
+
+    return resolve
+
+
+cuda_target.typing_context.resolve_function_type = _asked_once(
+    cuda_target.typing_context.resolve_function_type)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""What Numba is asked while it compiles emitted source, and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ptx_harness import require_compiler
+from tessera.errors import CompileError
+from tessera.runtime.target import parse_target
+
+HEAD = """from tessera.tile.cuda.numba_gate import i32, i64
+from tessera.tile.cuda import use
+from tessera.tile.cuda.ptx import memory
+st = use(memory.st('global', 'b32', cache='wb'))
+"""
+SUMS = HEAD + """
+def kernel(p, n):
+    a = i32(n + 1)
+    b = i32(a + 2)
+    st(p, i32(b + a))
+    st(p + 4, i32(b + 7))
+"""
+
+
+@pytest.fixture
+def compiled() -> Any:
+    require_compiler()
+    from tessera.tile.cuda.numba_gate import compile_source
+
+    def run(source: str, target: str = "sm_80") -> str:
+        return compile_source(source, "<sums>", "kernel", ["i64", "i32"], parse_target(target),
+                              threads=32, lineinfo=False).text
+
+    return run
+
+
+def test_a_call_of_the_same_types_is_asked_once(compiled: Any, monkeypatch: Any) -> None:
+    from tessera.tile.cuda import numba_gate
+
+    context = numba_gate.cuda_target.typing_context
+    asked: list[tuple] = []
+    ask = type(context).resolve_function_type.__get__(context)
+
+    def counted(function: Any, args: tuple, kws: Any) -> Any:
+        asked.append((str(function), args))
+        return ask(function, args, kws)
+
+    monkeypatch.setattr(context, "resolve_function_type", counted)
+    plain, every = compiled(SUMS), len(asked)
+    asked.clear()
+    monkeypatch.setattr(context, "resolve_function_type", numba_gate._asked_once(counted))
+    assert compiled(SUMS) == plain
+    assert len(set(asked)) == len(asked) < every
+    asked.clear()
+    assert compiled(SUMS) == plain and not asked
+    compiled(SUMS, "sm_90a")  # another target's instructions may have other definitions
+    assert asked
+
+
+def test_what_no_definition_takes_is_refused_each_time(compiled: Any) -> None:
+    wrong = SUMS.replace("i32(b + 7)", "i32(b + '7')")
+    for _ in range(2):
+        with pytest.raises(CompileError, match="No implementation|Invalid use|add"):
+            compiled(wrong)
+    assert "st.global" in compiled(SUMS)
