@@ -160,6 +160,33 @@ def test_batched_examples_are_recorded_together_or_each(rng):
     assert_same(per_row, ts.stack([layers(DELAYED, rows, x[i]) for i in range(3)]))
 
 
+def test_ranks_record_the_largest_of_all(rng):
+    x, w = numbers(rng, 64, 32), numbers(rng, 32, 48)
+    history = DELAYED.init(x=4.0, w=4.0, cotangent=30.0)
+    mesh = ts.dist.mesh(axes=("dp", "tp"), shape=(2, 2))
+    X = ts.dist.tensor((64, 32), ts.ShardSpec(("row",), ("dp",)), mesh, init=x.numpy())
+    W = ts.dist.tensor((32, 48), ts.ShardSpec(("col",), ("tp",)), mesh, init=w.numpy())
+    H = tree.map_tree(lambda h: ts.dist.distribute(h, None, mesh=mesh), history)
+    grad = ts.jit(ts.grad(lambda w, h, x: ts.sum(DELAYED.matmul(x, w, h) ** 2), argnums=(0, 1)))
+    (dw, found), (want, wanted) = grad(W, H, X), grad(w, history, x)
+    assert_close(dw, want, "f32", n=64, scale=amax(want))
+    for name in history:
+        assert_close(found[name], wanted[name], "f32", n=32)
+    assert found["x"].numpy().tolist() == [amax(x)] * 4
+
+
+def test_saturation_is_no_fault_for_sentinels(rng):
+    """Nor are numbers that vanish; both are counted."""
+    x, w = numbers(rng, 8, 32), numbers(rng, 32, 16)
+    run = ts.jit(gradients(DELAYED, ts.ones((8, 16))))
+    with ts.debug.numerics("raise"):
+        run(x, w, DELAYED.init(x=0.1, w=0.1, cotangent=0.1))
+    with ts.debug.numerics("flag"):
+        run(x, w, DELAYED.init(x=0.1, w=0.1, cotangent=0.1))
+        found = ts.debug.flags()
+    assert found.overflow > 0 and (found.nan, found.inf) == (0, 0)
+
+
 def test_forward_mode_sees_the_product_alone(rng):
     x, t, w = numbers(rng, 8, 32), numbers(rng, 8, 32), numbers(rng, 32, 16)
     history = DELAYED.init(x=8.0, w=8.0, cotangent=8.0)
