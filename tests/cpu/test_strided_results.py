@@ -384,3 +384,17 @@ def test_programs_of_moves_and_loops(case: int, rng: np.random.Generator) -> Non
     wide = fn(*(ts.tensor(a.astype(np.float64)) for a in given))
     for got, want in zip(made_program.run(given), wide, strict=True):
         assert_close(got, want.array, "f32", n=64, scale=max(1.0, float(np.abs(want.array).max())))
+
+
+# --- loops that read the same ---------------------------------------------------------------------
+def test_neighbours_that_read_the_same_are_one_loop(rng: np.random.Generator) -> None:
+    """Behind a matmul the second stays where it is: what it makes would lie in memory meanwhile."""
+    x, w = normal(rng, 32, 48), normal(rng, 48, 48)
+    made = program(lambda x: (ts.sin(x), ts.exp(x) * x, ts.cos(x[1:])), x)
+    assert [len(g.writes) for g in made.plan.groups] == [2, 1]
+    wide = x.array.astype(np.float64)
+    want = np.sin(wide), np.exp(wide) * wide, np.cos(wide[1:])
+    for got, y in zip(made.run([x.array]), want, strict=True):
+        assert_close(got, y, "f32", n=2)
+    made = program(lambda x, w: (ts.sin(x) @ w, ts.exp(x) @ w), x, w)
+    assert [(g.kind, len(g.writes)) for g in made.plan.groups] == [("loop", 1), ("gemm", 1)] * 2
