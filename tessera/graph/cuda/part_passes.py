@@ -125,6 +125,18 @@ class _Cutter:
                             stops=tuple(e for _, e in ends), steps=(1,) * len(shape))
 
 
+def _behind_joins(graph: Graph) -> set[Node]:
+    """The loops on joined values."""
+    joined, found = set[Value](), set[Node]()
+    for node in graph.nodes:
+        if node.op.name == "concatenate":
+            joined.update(node.outputs)
+        elif not joined.isdisjoint(node.inputs) and is_plain_loop(node):
+            found.add(node)
+            joined.update(node.outputs)
+    return found
+
+
 def _is_statistic(node: Node) -> bool:
     """Whether the kernel of a reduction takes loops along: over the last axis."""
     return bool(node.op.reduction) and node.inputs[0].aval.ndim - 1 in node.attrs["axis"]
@@ -133,14 +145,16 @@ def _is_statistic(node: Node) -> bool:
 def loops_of_parts(graph: Graph) -> Graph:
     """Loops over joined values become one for each part, whose results are joined: where what
     follows is no loop, which would take the whole."""
+    behind = _behind_joins(graph)
+    if not behind:
+        return graph
     readers = _readers(graph)
     count = Counter(v for n in graph.nodes for v in n.inputs) + Counter(graph.outputs)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
-        if not is_plain_loop(node) or not _is_concrete(node):
-            return None
-        v = node.outputs[0]
-        if any(loop_space(n) is not None for n in readers.get(v, ())):
+        v = node.outputs[0] if node in behind else None
+        if v is None or not _is_concrete(node) or any(
+                loop_space(n) is not None for n in readers.get(v, ())):
             return None
         shape = extents_of(v)
         for axis in sorted(_joined_axes(rw, inputs, v.aval.shape)):
