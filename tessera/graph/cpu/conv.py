@@ -136,9 +136,8 @@ def _dealt(x: np.ndarray, padding: Pairs, stride: Ints, room: int, joined: bool 
     s, t = stride
     flat = _zeros(n * c * s * t * rows * columns + room)
     made = flat[:flat.size - room]
-    if joined:
-        made = made.reshape(c, s, t, n, rows, columns).transpose(3, 0, 1, 2, 4, 5)
-    made = made.reshape(n, c, s, t, rows, columns)
+    made = made.reshape(c, s, t, n, rows, columns).transpose(3, 0, 1, 2, 4, 5) if joined else (
+        made.reshape(n, c, s, t, rows, columns))
     for i in range(s):
         above = _there(x.shape[2], rows, i - padding[0][0], s)
         for j in range(t):
