@@ -24,12 +24,16 @@ from models import mixture
 from models.training import _torch_gradients, leaves, model, replaced, step_of, tensors
 
 TOKENS, EXPERTS = 2048, 8
-# Arguments of parameters(), then of batch().
-MODELS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "unet": ({"width": 16}, {"B": 4, "size": 64}),
-    "graphs": ({"d": 32, "h": 64}, {"nodes": 4000, "edges": 40000, "d": 32}),
-    "gru": ({"d": 64, "h": 128, "classes": 10}, {"T": 64, "B": 32, "d": 64, "classes": 10}),
-    "mixture": ({"d": 128, "experts": EXPERTS, "width": 512}, {"tokens": TOKENS, "d": 128}),
+# What it is; arguments of parameters(), then of batch().
+MODELS: dict[str, tuple[str, dict[str, int], dict[str, int]]] = {
+    "unet": ("U-Net, 16 to 32 channels, 4 images of 64 x 64",
+             {"width": 16}, {"B": 4, "size": 64}),
+    "graphs": ("graph network of 64, 4000 nodes, 40000 edges",
+               {"d": 32, "h": 64}, {"nodes": 4000, "edges": 40000, "d": 32}),
+    "gru": ("GRU of 128 by scan, 32 sequences of 64",
+            {"d": 64, "h": 128, "classes": 10}, {"T": 64, "B": 32, "d": 64, "classes": 10}),
+    "mixture": ("8 experts of 512, 2048 tokens of 128, 2 experts each",
+                {"d": 128, "experts": EXPERTS, "width": 512}, {"tokens": TOKENS, "d": 128}),
 }
 RATE = 1e-3
 
@@ -85,7 +89,7 @@ def theirs(name: str, params: Any, batch: Any) -> Callable[[], float]:
 
 
 def measured(name: str, steps: int, alone: bool) -> dict[str, Any]:
-    sizes, rng = MODELS[name], np.random.default_rng(0)
+    (_, *sizes), rng = MODELS[name], np.random.default_rng(0)
     m = model(name)
     m.RATE = RATE
     params, batch = m.parameters(rng, **sizes[0]), m.batch(rng, **sizes[1])
@@ -116,10 +120,12 @@ def main() -> None:
     mixture.torch_loss = routed
     figures: dict[str, Any] = {}
     for name in a.models:
-        figures[name] = {"extents": MODELS[name], **measured(name, a.steps, a.ours)}
+        figures[name] = {"what": MODELS[name][0], **measured(name, a.steps, a.ours)}
         print(name, figures[name], flush=True)
     if not a.ours:
-        record.write("cpu_models", figures, shown=False)
+        from importlib.metadata import version
+
+        record.write("cpu_models", {"torch": version("torch"), "models": figures}, shown=False)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ PACKAGE = Path(ts.__file__).parent
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
 OFFLOAD = RESULTS / "offload.json"
+CPU_MODELS = RESULTS / "cpu_models.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -431,6 +432,18 @@ def offload_table() -> str | None:
             + markdown(("Kept", "GPU memory, MiB", "host memory, MiB", "ms"), rows))
 
 
+def cpu_models_table() -> str | None:
+    """Of benchmarks/cpu_models.py; None while nothing is measured."""
+    if not CPU_MODELS.exists():
+        return None
+    file = json.loads(CPU_MODELS.read_text())
+    rows = [(m["what"], f"{m['ours']:.1f}", f"{m['torch']:.1f}", f"{m['ratio']:.2f}")
+            for m in file["models"].values()]
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, PyTorch {file['torch']}, "
+            f"`{file['command']}`.\n\n"
+            + markdown(("Model", "Tessera, ms", "PyTorch, ms", "PyTorch by Tessera"), rows))
+
+
 def schedule_table() -> str:
     """The fields of a schedule by all their names, what stands when none is said, their meaning."""
     found: dict[str, list[str]] = {}
@@ -474,6 +487,7 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "launches": launches_table,
     "steps": steps_table,
     "offload": offload_table,
+    "cpu_models": cpu_models_table,
     "schedule": schedule_table,
     "knobs": knobs_table,
     "floors": floors_list,

@@ -20,7 +20,7 @@ SHAPES = {"512 bits": TileShape(16, 8, 3, 4, 6), "256 bits": TileShape(8, 4, 3, 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    for name in ("LEAST", "FEW_PRODUCTS", "FEW_ROWS"):
+    for name in ("LEAST", "THREADED", "FEW_PRODUCTS", "FEW_ROWS"):
         monkeypatch.setattr(direct, name, 0)
 
 

@@ -27,6 +27,7 @@ from .kernel import obtain, run_units
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 LEAST = 1 << 20  # multiply-adds that are worth machine code, whose first use of all takes a second
+THREADED = 1 << 22  # that are worth waking a thread for
 FEW_PRODUCTS, FEW_ROWS = 16, 4  # of which unfolding is as fast
 DEPTH = 4096  # products that are added one after another, at most: as for matmuls (blas.py)
 STEPS = 64  # vectors of positions that dots add in f32: their rows stay in the first cache
@@ -235,7 +236,7 @@ def _product(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, out: np.nda
     made = np.empty((N, groups, blocks * t.rows, pitch), np.float32)
     source = IMAGES.format(step=4 * step, tile=f"tile_{t.lanes}_{t.rows}_{t.vectors}")
     channels = dealt.channels // groups
-    _run(source, N * groups * blocks, [
+    _run(source, out.size * K, N * groups * blocks, [
         blocks, groups, 4 * channels * dealt.plane, 4 * t.rows * K, 4 * t.rows * pitch, 4 * count,
         K, 4 * pitch], dealt.x, offsets, w, made)
     kept = made[:, :, :F, :OH * dealt.pitch].reshape(N, groups, F, OH, dealt.pitch)
@@ -270,15 +271,16 @@ def filters(x: np.ndarray, g: np.ndarray, out: np.ndarray, stride: Ints, padding
         dots=t.dots, dot_rows=t.dot_rows, chunk=4 * t.lanes * STEPS, bytes=4 * t.lanes, steps=STEPS,
         tile=f"dots_{t.lanes}_{t.dot_rows}_{t.dots}")
     ranges = min(parts, -(-UNITS // (groups * rows)))
-    _run(source, groups * rows * ranges, [
+    _run(source, out.size * positions, groups * rows * ranges, [
         rows, ranges, parts, 4 * C * dealt.plane, 4 * pitch, 8 * parts * t.dots, 4 * positions],
         dealt.x, offsets, given, sums)
     out.reshape(groups, F, K)[...] = sums[:, :F, :K]
     return bool(np.isfinite(out).all())
 
 
-def _run(source: str, units: int, words: list[int], *arrays: np.ndarray) -> None:
-    run_units(_function(source), units, words, pool.threads_wanted(), *arrays)
+def _run(source: str, work: int, units: int, words: list[int], *arrays: np.ndarray) -> None:
+    threads = pool.threads_wanted() if work >= THREADED else 1
+    run_units(_function(source), units, words, threads, *arrays)
 
 
 @cache
