@@ -84,6 +84,15 @@ def test_products(case, shape, monkeypatch, rng, used):
     assert used == ["images", "adjoint_images", "filters"]
 
 
+def test_long_sums_are_of_parts(rng, monkeypatch, used):
+    """Of DEPTH products at most: those of one are added one after another."""
+    monkeypatch.setattr(direct, "DEPTH", 7)
+    how: dict[str, Any] = {"stride": (1, 2), "padding": ((1, 0), (0, 1)), "dilation": (1, 1),
+                           "groups": 2}
+    check(*drawn(rng, 2, 3, 4, (9, 12), (3, 2), **how), **how)
+    assert used == ["images", "adjoint_images", "filters"]
+
+
 def test_drawn_products(rng, used):
     """Of any extents."""
     for _ in range(12):
@@ -149,10 +158,9 @@ def test_a_compiled_function_and_its_gradient(rng, used):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("what", ["sums of f64", "long sums", "pointwise", "volumes"])
+@pytest.mark.parametrize("what", ["sums of f64", "pointwise", "volumes"])
 def test_others_are_matmuls(what, rng, used):
     shapes = {"sums of f64": ((1, 2, 8, 8), (3, 2, 3, 3)),
-              "long sums": ((1, 500, 4, 4), (2, 500, 3, 3)),
               "pointwise": ((1, 2, 8, 8), (3, 2, 1, 1)),
               "volumes": ((1, 2, 5, 6, 7), (3, 2, 2, 2, 2))}[what]
     kind = np.float64 if what == "sums of f64" else np.float32

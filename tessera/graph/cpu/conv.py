@@ -102,7 +102,7 @@ def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> boo
     """Whether images in 1-D or 2-D, and filters, are multiplied here. work: multiply-adds of the
     whole   depth: of an element of the convolution   rows: of a tile that are used"""
     return a.dtype == b.dtype == np.float32 and a.ndim in (3, 4) and work >= LEAST and (
-        FEW_PRODUCTS <= depth <= DEPTH and rows >= FEW_ROWS)
+        depth >= FEW_PRODUCTS and rows >= FEW_ROWS)
 
 
 # --- images, padded and dealt -----------------------------------------------------------------
@@ -225,7 +225,13 @@ def _product(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, out: np.nda
 
     w: [groups, F, K]   out: [N, groups, F, OH, OW], of any strides
     """
-    t, (N, groups, F, OH, OW) = tile_shape(), out.shape
+    for k in range(0, offsets.size, DEPTH):
+        made = _part(dealt, offsets[k:k + DEPTH], w[..., k:k + DEPTH], out.shape)
+        np.add(out, made, out=out) if k else np.copyto(out, made)
+
+
+def _part(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, shape: Ints) -> np.ndarray:
+    t, (N, groups, F, OH, OW) = tile_shape(), shape
     blocks, step, K = -(-F // t.rows), t.lanes * t.vectors, offsets.size
     if F % t.rows or not w.flags.c_contiguous:
         whole = np.zeros((groups, blocks * t.rows, K), np.float32)
@@ -236,11 +242,11 @@ def _product(dealt: DealtImages, offsets: np.ndarray, w: np.ndarray, out: np.nda
     made = np.empty((N, groups, blocks * t.rows, pitch), np.float32)
     source = IMAGES.format(step=4 * step, tile=f"tile_{t.lanes}_{t.rows}_{t.vectors}")
     channels = dealt.channels // groups
-    _run(source, out.size * K, N * groups * blocks, [
+    _run(source, prod(shape) * K, N * groups * blocks, [
         blocks, groups, 4 * channels * dealt.plane, 4 * t.rows * K, 4 * t.rows * pitch, 4 * count,
         K, 4 * pitch], dealt.x, offsets, w, made)
     kept = made[:, :, :F, :OH * dealt.pitch].reshape(N, groups, F, OH, dealt.pitch)
-    out[...] = kept[..., :OW]
+    return kept[..., :OW]
 
 
 def _room() -> int:
