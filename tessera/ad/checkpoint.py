@@ -23,6 +23,7 @@ from ..graph.expand import inline
 from ..graph.interpret import own
 from ..graph.ir import Graph, Node
 from ..graph.op import OPS, VIEW, Arg, Aval, GraphOp, Sample, sample
+from ..graph.ops.scaled_matmul import SCALED_MATMUL
 from ..graph.signature import callable_name
 from ..graph.trace import apply, aval_of, current_builder
 from ..numerics import as_type
@@ -61,7 +62,7 @@ class remat_policies:
     @staticmethod
     def save_matmuls(node: Node) -> bool:
         """Results of matrix products, which cost most to compute again."""
-        return node.op.matmul
+        return node.op.name == "matmul" or node.op is SCALED_MATMUL
 
     @staticmethod
     def save_ops(*names: str) -> Policy:

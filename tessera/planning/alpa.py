@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from tessera.errors import ArgumentError, OutOfMemoryError, did_you_mean
@@ -339,15 +340,12 @@ class _Prices:
 
     def _work(self, step: PartitionedOp) -> float:
         """Of a matmul on rank 0."""
-        node = step.node
-        if not node.op.matmul or node.op.flops is None:
+        if step.node.op.name != "matmul":
             return 0.0
-        ins, outs = ([_local(layout, v.aval.shape, v.aval.dtype)
-                      for layout, v in zip(layouts, values, strict=True)]
-                     for layouts, values in ((step.ins, node.inputs), (step.outs, node.outputs)))
-        count = node.op.flops(ins, outs, **node.attrs)
-        operands = (v for v in node.inputs if v.aval.ndim > 1)  # a scale is none
-        kind = max(map(self.stored.dtype, operands), key=lambda t: t.bits)
+        a, out = step.node.inputs[0], step.node.outputs[0]
+        k = _local(step.ins[0], a.aval.shape, a.aval.dtype)[-1]
+        count = 2.0 * prod(_local(step.outs[0], out.aval.shape, out.aval.dtype)) * k
+        kind = max((self.stored.dtype(v) for v in step.node.inputs), key=lambda t: t.bits)
         return 1e6 * count / (self.device.peak(kind) * self.device.matmul_efficiency)
 
 

@@ -105,7 +105,7 @@ def storage_of(graph: Graph) -> StoredTypes:
             made.dtypes[v] = made.dtype(source)
     kept = set(graph.outputs)
     for node in graph.nodes:
-        if node.op.matmul and node.outputs[0] not in kept:
+        if node.op.name == "matmul" and node.outputs[0] not in kept:
             rounds = readers.get(node.outputs[0], [])
             if len(rounds) == 1 and rounds[0].op.name == "cast":
                 made.dtypes[node.outputs[0]] = rounds[0].outputs[0].aval.dtype

@@ -431,7 +431,7 @@ def _reason(v: Value, user: Node | None, layout: Layout) -> str:
 
 def _work(node: Node) -> float:
     """Operations of a node: products of all letters' extents for contractions, else elements."""
-    ins, outs = ([extents(v.aval) for v in vs] for vs in (node.inputs, node.outputs))
-    if node.op.matmul and node.op.flops is not None:
-        return node.op.flops(ins, outs, **node.attrs)
-    return float(max(map(prod, (*ins, *outs)), default=1))
+    sizes = [prod(extents(v.aval)) for v in (*node.inputs, *node.outputs)]
+    if node.op.name == "matmul":
+        return 2.0 * sizes[-1] * extents(node.inputs[0].aval)[-1]
+    return float(max(sizes, default=1))
