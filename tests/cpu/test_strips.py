@@ -68,6 +68,19 @@ def test_rows_cut_anew_end_no_loop(rows: tuple[int, ...], rng: np.random.Generat
     assert_close(total, want, "f32", n=1600)
 
 
+def test_a_sum_of_a_matmul_is_taken_behind_its_reshape(rng: np.random.Generator) -> None:
+    """By the loop that reads the matmul's result in the same rows."""
+    def fn(x: Any, w: Any, g: Any) -> Any:
+        y = ts.cast(ts.reshape(x @ w, (4, 300, 72)), "f32")
+        return ts.softmax(y * g), ts.sum(y, axis=(0, 1))
+
+    x, w = _drawn(rng, 1200, 16, dtype="bf16"), _drawn(rng, 16, 72, dtype="bf16")
+    (_, total), groups = _run(fn, x, w, _drawn(rng, 72))
+    assert [g.kind for g in groups] == ["gemm", "strips", "columns"]
+    y = np.asarray(ts.cast(x @ w, "f32"), np.float64)
+    assert_close(total, y.sum(0), "f32", n=1200)
+
+
 def test_narrow_elements_are_added_in_f32(rng: np.random.Generator) -> None:
     x = _drawn(rng, 2048, 16, dtype="bf16")
     (got,), groups = _run(lambda x: ts.sum(x, axis=0), x)

@@ -23,7 +23,7 @@ from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import Frame, extents_of, merged
-from ..schedule.loop_ops import column_sum_axes
+from ..schedule.loop_ops import column_sum_axes, loop_space
 from ..simplify import Rewriter, rebuild
 from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
@@ -87,6 +87,9 @@ def _before_cuts(rw: Rewriter, x: Value) -> Value:
     if made.op.name != "reshape":
         return x
     before = made.inputs[0]
+    source = rw.producer.get(before)
+    if source is None or source.op.name != "reshape" and loop_space(source) is None:
+        return x  # a matmul's: what is behind the reshape takes in the sum
     whole = before.aval.ndim > 1 and before.aval.shape[-1:] == x.aval.shape[-1:] and all(
         isinstance(n, int) for n in before.aval.shape)
     return _before_cuts(rw, before) if whole else x
