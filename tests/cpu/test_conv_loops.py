@@ -158,6 +158,19 @@ def test_a_compiled_function_and_its_gradient(rng, used):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("N, C, F", [(0, 2, 4), (2, 0, 4), (2, 3, 0)])
+def test_nothing_is_added_up_to_zeros(N, C, F):
+    """A rank may have no images, channels or filters."""
+    for kind, accum in ((np.float32, F32), (np.float64, F64)):
+        x, w, g = (np.ones(s, kind) for s in ((N, C, 5), (F, C, 3), (N, F, 5)))
+        found = products(x, w, g, accum, stride=(1,), padding=((1, 1),), dilation=(1,), groups=1)
+        assert {n: y.shape for n, y in found.items()} == {"y": (N, F, 5), "dx": (N, C, 5),
+                                                          "dw": (F, C, 3)}
+        assert not found["y"].any() or C
+        assert not found["dx"].any() or F
+        assert not found["dw"].any() or N
+
+
 @pytest.mark.parametrize("what", ["sums of f64", "pointwise", "volumes"])
 def test_others_are_matmuls(what, rng, used):
     shapes = {"sums of f64": ((1, 2, 8, 8), (3, 2, 3, 3)),

@@ -101,7 +101,7 @@ def loops(layout, call, scratch):
 def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> bool:
     """Whether images in 1-D or 2-D, and filters, are multiplied here. work: multiply-adds of the
     whole   depth: of an element of the convolution   rows: of a tile that are used"""
-    return a.dtype == b.dtype == np.float32 and a.ndim in (3, 4) and work >= LEAST and (
+    return a.dtype == b.dtype == np.float32 and a.ndim in (3, 4) and work >= max(1, LEAST) and (
         depth >= FEW_PRODUCTS and rows >= FEW_ROWS)
 
 

@@ -90,7 +90,8 @@ def _conv_ref(x: np.ndarray, w: np.ndarray, stride: Ints, padding: Pairs, dilati
             stride, padding, dilation))
         return out
     windows = _unfolded(x, w.shape[2:], stride, padding, dilation, groups)
-    return matmul_ref(w.reshape(groups, -1, windows.shape[2]), windows, accum).reshape(shape)
+    matrices = w.reshape(groups, w.shape[0] // groups, windows.shape[2])
+    return matmul_ref(matrices, windows, accum).reshape(shape)
 
 
 def _unfolded(x: np.ndarray, window: Ints, stride: Ints, padding: Pairs, dilation: Ints,
