@@ -304,3 +304,13 @@ def test_errors(call: Any, error: type, text: str) -> None:
     with pytest.raises(error) as err:
         call()
     assert re.search(text, str(err.value), re.S), str(err.value)
+
+
+@pytest.mark.parametrize("name", ["abs", "relu"])
+def test_functions_that_leave_bools_as_they_are(name, rng):
+    """In a loop of their own, too."""
+    x, function = rng.standard_normal((3, 40)).astype(np.float32), getattr(ts, name)
+    with ts.config.scope(loop_min_elements=1):
+        for fn in (lambda x: function(x > 0), lambda x: function(ts.all(x < 0.5, -1))):
+            got = [np.asarray(run(fn)(x)) for run in (ts.jit, lambda f: f)]
+            assert got[0].dtype == bool and (got[0] == got[1]).all()

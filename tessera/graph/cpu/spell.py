@@ -136,6 +136,8 @@ def _call(node: ExpressionNode, parts: list[tuple[str, str]]) -> tuple[str, str]
     dtype = promote(*(d for _, d in parts))
     if function.result in ("float", "bool") and dtype not in FLOATS:
         dtype = "f64"
+    if dtype == "bool_" and name == "abs":
+        return parts[0]
     if dtype == "bool_" and name not in ("maximum", "minimum"):
         raise ArgumentError(f"loop function {name!r} is not defined for bools", hint="cast first")
     texts = [strip(cast(*p, dtype)) for p in parts]
