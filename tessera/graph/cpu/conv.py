@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import obtain, run_units
+from .kernel import obtain, run_units, unit_source
 
 Ints = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -54,13 +54,9 @@ def tile_shape() -> TileShape:
     return TileShape(16, 8, 3, 4, 6) if wide else TileShape(8, 4, 3, 3, 4)
 
 
-IMAGES = '''\
-def loops(layout, call, scratch):
+IMAGES = unit_source('''\
     units, blocks, groups = word(layout, 0), word(layout, 1), word(layout, 2)
-    while True:
-        unit = claim(call, 0)
-        if unit >= units:
-            break
+''', '''\
         image = unit // blocks  # of a group
         x = data(call, 3) + image * word(layout, 3)
         offsets = data(call, 4)
@@ -68,19 +64,11 @@ def loops(layout, call, scratch):
         y = data(call, 6) + unit * word(layout, 5)
         for p in range(0, word(layout, 6), {step}):
             {tile}(x + p, offsets, w, y + p, word(layout, 7), word(layout, 8))
-        if claim(call, 1) == units - 1:
-            claim(call, 2)
-    while pending(call, 2):
-        pass
-'''
-FILTERS = '''\
-def loops(layout, call, scratch):
+''')
+FILTERS = unit_source('''\
     units, rows, ranges, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
-    while True:
-        unit = claim(call, 0)
-        if unit >= units:
-            break
+''', '''\
         row, some = unit // ranges, unit % ranges
         x = data(call, 3) + row // rows * word(layout, 4)
         g = data(call, 5) + row * {dot_rows} * word(layout, 5)
@@ -91,11 +79,7 @@ def loops(layout, call, scratch):
             for part in range(some * parts // ranges, (some + 1) * parts // ranges):
                 {tile}(x + p, data(call, 4) + part * {dots} * 8, g + p, word(layout, 5),
                        sums + part * {dots} * 8, word(layout, 6), steps)
-        if claim(call, 1) == units - 1:
-            claim(call, 2)
-    while pending(call, 2):
-        pass
-'''
+''')
 
 
 def takes(a: np.ndarray, b: np.ndarray, work: int, depth: int, rows: int) -> bool:

@@ -211,6 +211,21 @@ def obtain(source: str) -> Any:
     return load_object(code, symbol)
 
 
+def unit_source(words: str, body: str) -> str:
+    """The source of such a function. words: lines that read the table, `units` among them.  body:
+    what is done for `unit`, indented as in a loop"""
+    return f"""def loops(layout, call, scratch):
+{words}    while True:
+        unit = claim(call, 0)
+        if unit >= units:
+            break
+{body}        if claim(call, 1) == units - 1:
+            claim(call, 2)
+    while pending(call, 2):
+        pass
+"""
+
+
 def run_units(function: Any, units: int, words: Sequence[int], threads: int, *arrays: np.ndarray
               ) -> None:
     """A function of units that threads claim, written by hand: word 0 of its table is their number,

@@ -13,22 +13,18 @@ from typing import Any
 import numpy as np
 
 from . import pool
-from .kernel import obtain, run_units
+from .kernel import obtain, run_units, unit_source
 
 LEAST = 1 << 14  # elements that are worth machine code, whose first use of all takes a second
 COLUMNS = 32  # of a thread, at least
 PARTED = 1 << 20  # elements that are worth waking a thread for
 COMBINE = {"sum": "{here} + {there}", "max": "maximum_{t}({here}, {there})",
            "min": "minimum_{t}({here}, {there})"}
-SOURCE = '''\
-def loops(layout, call, scratch):
+SOURCE = unit_source('''\
     """{way} of {t}"""
     units, count, width, parts = (
         word(layout, 0), word(layout, 1), word(layout, 2), word(layout, 3))
-    while True:
-        unit = claim(call, 0)
-        if unit >= units:
-            break
+''', '''\
         a, part = unit // parts, unit % parts
         first, last = part * width // parts, (part + 1) * width // parts
         ids, slots = data(call, 3), data(call, 6)
@@ -47,11 +43,7 @@ def loops(layout, call, scratch):
                 here = sums + slot * width * 8
                 for j in range(first, last):
                     store_f64_out1(here, j, load_f64_out1(here, j) + {wide})
-        if claim(call, 1) == units - 1:
-            claim(call, 2)
-    while pending(call, 2):
-        pass
-'''
+''')
 
 
 def takes(out: np.ndarray, rows: np.ndarray) -> bool:
