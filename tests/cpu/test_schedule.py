@@ -70,6 +70,25 @@ def test_anchors_take_in_the_loops_that_the_record_says() -> None:
     assert kinds(fuse(graph, with_epilogues())) == ["gemm matmul cast add tanh"]
 
 
+def test_anchors_take_in_loops_that_move_few_bytes_beside_their_result() -> None:
+    """An optimizer's step reads and writes six times what a gradient has; a residual's sum once."""
+    def step(x: Any, w: Any, p: Any, m: Any, v: Any) -> Any:
+        g = x @ w
+        m, v = m + 0.1 * (g - m), v + 0.1 * (g * g - v)
+        return p - m / ts.sqrt(v), m, v
+
+    def add(x: Any, w: Any, p: Any, m: Any, v: Any) -> Any:
+        return x @ w + p
+
+    side = 1024
+    shapes = ((side, 8), (8, side), *[(side, side)] * 3)
+    assert kinds(fuse(graph_of(add, *shapes), with_epilogues())) == ["gemm matmul add"]
+    small = ((8, 8),) * 5  # there a launch more costs more than the bytes
+    for extents, want in ((shapes, ["gemm", "loop"]), (small, ["gemm"])):
+        groups = fuse(graph_of(step, *extents), with_epilogues())
+        assert [g.kind for g in groups if g.kind != "call"] == want
+
+
 @pytest.mark.parametrize("align", [16, 64, 4096])
 def test_the_arena_is_aligned_as_the_record_says(align: int) -> None:
     graph = graph_of(lambda x, w: ts.tanh(ts.tanh(ts.tanh(x @ w) @ w) @ w) @ w, (5, 5), (5, 5))

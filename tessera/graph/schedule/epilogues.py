@@ -3,16 +3,23 @@
 A matmul or attention takes in the elementwise ops that follow it, when nothing else reads its
 result: they run on the sums while these are in registers. Which loops a target's anchors can take
 in, and which nodes it computes again, its record says (`ScheduleTarget.epilogue`, `.recomputed`).
+
+While an epilogue reads and writes, its tensor cores wait, and few loads are under way: a byte takes
+about twice the time that it takes in a loop. Of a loop that moves b bytes an element, beside a
+result of s, that makes 2 b; apart they take 2 s to write the result, s to read it, and b. So the
+loop is taken in where b <= 3 s: a residual is, the moments of an optimizer, of 24 bytes where s
+is 4, are not.
 """
 
 from __future__ import annotations
 
 from ...dims import size_of
-from ..ir import Node, Value
+from ..ir import Node, Value, value_bytes
 from .groups import FusionGroup
 from .loop_axes import extents_of
 from .target import ScheduleTarget
 
+SMALL_BYTES = 1 << 20  # not counted: biases, and all where a launch costs more than bytes
 Count = dict[Value, int]  # how often each value is read
 
 
@@ -39,12 +46,14 @@ class _Joiner:
     def cut(self, group: FusionGroup) -> list[FusionGroup]:
         """What is behind an anchor in two: what can run on its result without keeping a matmul
         waiting, and the rest. A loop stays whole where more than 16 bits would lie between."""
-        heavy = group.kind == "loop" and not all(map(self.target.light, group.nodes))
-        if group.kind not in ("rows", "strips") and not heavy:
+        if group.kind not in ("loop", "rows", "strips"):
             return [group]
-        for v in group.inputs:
+        light = group.kind == "loop" and all(map(self.target.light, group.nodes))
+        for v in filter(self.anchored, group.inputs):
+            if light and _pays(group, v):
+                continue
             front, bits = _front(group, v, self.target)
-            if not front or heavy and bits > 16:
+            if not front or group.kind == "loop" and bits > 16:
                 continue
             head = FusionGroup("loop", group.space, front)
             head.connect(self.count)
@@ -54,6 +63,13 @@ class _Joiner:
                 tail.connect(self.count)
                 return [head, *self.cut(tail)]
         return [group]
+
+    def anchored(self, v: Value) -> bool:
+        """Whether a value is an anchor's result or a view of one."""
+        at = self.maker.get(v)
+        if at is not None and at.kind == "view":
+            at = self.maker.get(at.nodes[0].inputs[0])
+        return at is not None and at.anchor is not None
 
     def source(self, loop: FusionGroup) -> list[FusionGroup] | None:
         """The anchor whose result a loop can take from registers, and the view between them."""
@@ -65,7 +81,8 @@ class _Joiner:
             reader = chain[0] if chain else loop
             if at is None or at.anchor is None or len(at.nodes) > 1 or id(at) in self.gone:
                 continue
-            if self.count[v] == reader.reads(v) and self.fits(loop, at.anchor):
+            if self.count[v] == reader.reads(v) and self.fits(loop, at.anchor) and _pays(
+                    loop, chain[0].outputs[0] if chain else v):
                 return [at, *chain]
         return None
 
@@ -82,6 +99,12 @@ def join_epilogues(groups: list[FusionGroup], count: Count, target: ScheduleTarg
     if not any(g.anchor is not None for g in groups):
         return groups
     return _Joiner(groups, count, target).run()
+
+
+def _pays(loop: FusionGroup, v: Value) -> bool:
+    """Whether a loop takes less time behind an anchor whose result is v than apart from it."""
+    moved = sum(value_bytes(x) for x in (*loop.inputs, *loop.outputs) if x is not v)
+    return moved <= 3 * value_bytes(v) + SMALL_BYTES
 
 
 def _front(group: FusionGroup, v: Value, target: ScheduleTarget) -> tuple[list[Node], int]:
