@@ -258,3 +258,17 @@ def test_kernels_compute_the_same(target, rng):
     got = made.run([x.array, w.array])
     for y, want in zip(got, (f(x, w), *both(x, w)[1]), strict=True):
         assert_close(y, want, "f32", n=96, scale=np.abs(np.asarray(want)).max())
+
+
+def test_scale_bias_and_rounding_run_in_the_matmul():
+    """Of operands with a batch axis, whose rows are those of one matrix, too."""
+    scaling = ts.CurrentScaling()
+
+    def linear(x: Any, w: Any, b: Any) -> Any:
+        return ts.cast(scaling.matmul(x, w) + b, "bf16")
+
+    x, w, b = ts.ones((2, 512, 64)), ts.ones((64, 512)), ts.ones(512)
+    plan = CudaProgram(ts.jit(linear).graph(x, w, b), "sm_90a").plan
+    whole = [(g.kind, y.type.dtype.name) for g in plan.groups for y in g.writes
+             if y.shape in ((2, 512, 512), (1024, 512))]
+    assert whole == [("gemm", "bf16")]

@@ -44,10 +44,12 @@ def _ref(a: np.ndarray, a_scale: np.ndarray, b: np.ndarray, b_scale: np.ndarray,
 
 def _steps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, *cotangent_scale: Tensor,
            accum: DType, cotangent: NumericType) -> Tensor:
+    """The scales behind the reshape of rows that are one matrix: with what follows they are one
+    loop, which the matmul takes in."""
     scale = a_scale * b_scale
     if scale.ndim:
         return apply(MATMUL, a, b, accum=accum) * scale
-    return as_one_matrix(a, b, lambda x, y: apply(MATMUL, x, y, accum=accum) * scale)
+    return as_one_matrix(a, b, lambda x, y: apply(MATMUL, x, y, accum=accum)) * scale
 
 
 def _mT(x: Tensor) -> Tensor:
