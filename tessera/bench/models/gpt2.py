@@ -73,8 +73,8 @@ def linear(x: Any, p: dict, name: str, how: Spelling, history: Any = None) -> An
     """Rounded once, bias and all: one that is small beside the product would be lost if it were
     added to what is rounded already, and biases are small for all of the first steps."""
     bias = ts.cast(p[name + "_b"], BF16) if how.biases else None
-    if how.scaling is not None:
-        y = how.scaling.matmul(x, p[name], history and history[name])
+    if how.scaling is not None:  # of x in bf16: then its gradient is no wider either
+        y = how.scaling.matmul(ts.cast(x, BF16), p[name], history and history[name])
         return ts.cast(y if bias is None else y + ts.cast(bias, "f32"), BF16)
     return product(ts.cast(x, BF16), ts.cast(p[name], BF16), how, bias)
 
