@@ -107,6 +107,38 @@ def test_a_strip_of_rows_is_written_where_it_belongs(
         emulate(fn, *args, target="sm_90a", lockstep=False, rtol=1e-5, atol=1e-5)
 
 
+# --- what is there in one place and copied to another ---------------------------------------------
+def _rows_in_front(x: Any) -> Any:
+    """[2, 12, 48] -> [2, 20, 48], the last rows in front of the first"""
+    y = ts.softmax(x)
+    return ts.concatenate([y[:, 4:], y], 1)
+
+
+def _in_a_part_and_behind_it(x: Any) -> Any:
+    y, z = ts.softmax(x), ts.softmax(x * 2.0)
+    return ts.concatenate([ts.concatenate([z, y], -1), y], -1)
+
+
+def _in_two_parts(x: Any) -> Any:
+    y, z = ts.softmax(x), ts.softmax(x * 2.0)
+    return ts.concatenate([ts.concatenate([z, y], -1), ts.concatenate([y[..., :16], x], -1)], -1)
+
+
+@pytest.mark.parametrize("fn, want", [
+    (_rows_in_front, ["rows", "move"]), (_in_a_part_and_behind_it, ["rows", "rows", "move"]),
+    (_in_two_parts, ["rows", "rows", "move", "move"])])
+def test_what_is_there_is_copied_within_the_result(
+        fn: Callable, want: list[str], rng: np.random.Generator) -> None:
+    """A value that belongs in two places is made in one, and read there for the other."""
+    x = normal(rng, 2, 12, 48)
+    made = program(fn, x)
+    assert kinds(made) == want
+    assert not [b for b in made.plan.buffers if b.kind == "temporary"]
+    wide = fn(ts.tensor(x.array.astype(np.float64))).array
+    assert_close(made.run([x.array])[0], wide, "f32", n=48)
+    emulate(fn, x, target="sm_90a", lockstep=False, rtol=1e-5, atol=1e-5)
+
+
 # --- what stays a copy ----------------------------------------------------------------------------
 @pytest.mark.parametrize("fn, why", [
     (lambda x: ts.transpose(ts.exp(x)) + 1.0, "neighbours in its rows lie apart"),
@@ -140,7 +172,8 @@ def test_a_copied_part_ends_where_the_next_begins(columns: int, rng: np.random.G
 
 # --- the proof ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrong, found", [
-    ("shifted", "does not lie where it belongs"), ("beyond", "writes beyond its part"),
+    ("shifted", "are made in memory of which they are no part"),
+    ("beyond", "writes beyond its part"),
     ("turned", "cannot write a result"), ("lost", "are made in memory of which they are no part")])
 def test_a_part_that_is_written_elsewhere_is_found(
         wrong: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +198,29 @@ def test_a_part_that_is_written_elsewhere_is_found(
     x = ts.zeros((48, 48))
     with pytest.raises(ts.TesseraError, match=f"memory plan.*{found}"):
         program(lambda x: ts.sum(ts.concatenate([ts.exp(x), ts.sin(x)], -1)) + ts.sin(x), x)
+
+
+def test_a_part_that_reaches_beyond_what_is_joined_is_found(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it lies where it belongs; the other half would be copied over."""
+    right = memory_plan.place_views
+
+    def place(graph: Any, groups: Any, target: Any) -> ViewPlan:
+        views: ViewPlan = right(graph, groups, target)
+        joined = next(n for n in graph.nodes if n.op.name == "concatenate")
+        half, (whole,) = joined.inputs[0], joined.outputs
+        made = views.owners[half]
+        views.owners |= {half: whole, made: whole}
+        views.layouts[made] = StridedLayout.dense((32, 16))
+        views.pieces = {made}
+        return views
+
+    x = ts.zeros((32, 16))
+    fn = lambda x: ts.concatenate([ts.softmax(x)[:16], x[:16]], 0)  # noqa: E731
+    program(fn, x)
+    monkeypatch.setattr(memory_plan, "place_views", place)
+    with pytest.raises(ts.TesseraError, match="are made in memory of which they are no part"):
+        program(fn, x + 0.0)
 
 
 # --- rotary positions -----------------------------------------------------------------------------

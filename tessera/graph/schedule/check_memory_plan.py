@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from ...errors import GraphError
@@ -169,15 +170,14 @@ class _Proof:
 
     def _parts(self, group: FusionGroup, lies: dict[Value, StridedLayout],
                origin: dict[Value, Value]) -> set[Value]:
-        """The parts of a copy's result that are there already. Those of a value of its own lie
-        there or in other memory; of a part of another, some may be copied there."""
+        """What of a copy's result is made there, all of it: the rest is copied there, from other
+        memory or from what is made elsewhere in this. When each is all of a part of one copy, they
+        are apart from each other and from what is copied."""
         (y,), found, views = group.outputs, set[Value](), self.plan.views
         for x, layout in parts_of(group, lies.get(y) or dense(y)):
             there = self.owner[x] is self.owner[y] and x in origin and lies[x] == layout
-            if there and origin[x] not in found:
+            if there and prod(lies[x].shape) == prod(lies[origin[x]].shape):
                 found.add(origin[x])
-            elif self.owner[x] is self.owner[y] and y not in views.pieces:
-                raise self._fault(f"a part of {_name(group)} does not lie where it belongs")
             elif y in views.pieces:
                 self._require_written(y, lies[y], group)
         return found
