@@ -152,3 +152,12 @@ def test_rows_in_passes(n: int, dtype: str, monkeypatch: pytest.MonkeyPatch,
 
     one_place = 2.0**-7 if dtype == "bf16" else 1e-6  # sums of another order may round elsewhere
     emulate(loss, normal(rng, 3, n, dtype=dtype), lockstep=False, rtol=one_place, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(130, 70), (2, 33, 48)])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bf16", "f16", "f32"])
+def test_transpositions(shape, dtype, rng):
+    """Of tiles of which parts are outside, too."""
+    x = ts.tensor(rng.integers(-100, 100, shape), "int64")
+    x = ts.cast(ts.abs(x) if dtype == "uint8" else x, dtype)
+    emulate(lambda x: ts.swapaxes(x, -1, -2), x, lockstep=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tessera as ts
 from ptx_harness import require_compiler
@@ -49,6 +50,18 @@ def test_a_row_of_a_norm_and_its_sums_is_one_warp_s() -> None:
     statistics = sass[:sass.rindex("SHFL")]
     assert _instructions(statistics)["SHFL"] >= 10 and not _instructions(statistics)["BAR"]
     assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bf16", "f32"])
+def test_both_sides_of_a_transposition_move_in_accesses_of_16_bytes(dtype: str) -> None:
+    """Bytes and halves share words between them."""
+    kernel = _kernel("move", ts.transpose, _zeros(1024, 512, dtype=dtype))
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    found = re.findall(r"\b(LDG|STS|LDS|STG)\b[\w.]*?\.(\w+) ", sass)
+    assert Counter(found) == dict.fromkeys(
+        ((op, "128") for op in ("LDG", "STS", "LDS", "STG")), 4)
+    counts = _instructions(sass)
+    assert counts["BAR"] == 1 and not counts["LDL"] and not counts["STL"]
 
 
 def test_a_sigmoid_does_not_branch() -> None:

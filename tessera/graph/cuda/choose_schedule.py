@@ -11,6 +11,7 @@ from ...tile.ir.schedule import Schedule
 
 LANES = 128  # of a group that streams: four warps, one access of 16 bytes in each thread
 SECTOR = 32  # bytes that memory gives at once
+RUN_BYTES = 128  # of a tile that is transposed, in either direction
 IDS = 4096  # that a group looks through at once
 AHEAD = 8  # slices that are read before the first of them is added
 GROUPS = 1024  # enough for every GPU: eight for each of 128 multiprocessors
@@ -88,9 +89,10 @@ def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
 
 
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",
-             ends: Collection[int] = (), bits: int = 8) -> Schedule:
-    """Squares where the order of elements changes, so that both sides move in runs. why: it is a
-    copy.  ends: axes behind whose end something lies that must stay as it is."""
+             ends: Collection[int] = (), bits: int = 8, turned: bool = False) -> Schedule:
+    """Squares where the order of elements changes, so that both sides move in runs: of 128 bytes
+    where elements are narrow. why: it is a copy.  ends: axes behind whose end something lies that
+    must stay as it is.  turned: the axes of the tile change places."""
     note = f"a copy, because {why}" if why else COPIED
     if not tiles:
         return chosen(None, 1, warps=1).with_notes(note)
@@ -100,9 +102,11 @@ def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",
             return min(power(extents[axis]), most)
         return dividing(extents[axis], most, bits)
 
-    n = size(tiles[-1], 64 if len(tiles) > 1 else 1024)
-    m = size(tiles[0], 32) if len(tiles) > 1 else None
-    return chosen(m, n, warps=max(1, min(4, n * (m or 1) // 128))).with_notes(note)
+    side = RUN_BYTES * 8 // max(8, bits) if turned else 0
+    n = size(tiles[-1], max(side, 64) if len(tiles) > 1 else 1024)
+    m = size(tiles[0], max(side, 32)) if len(tiles) > 1 else None
+    most = 8 if n * (m or 1) > 8192 else 4
+    return chosen(m, n, warps=max(1, min(most, n * (m or 1) // 128))).with_notes(note)
 
 
 def for_gather(extents: tuple[int, ...], bits: int) -> Schedule:

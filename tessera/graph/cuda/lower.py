@@ -291,7 +291,9 @@ class _KernelSchedule(ScheduleBuilder):
             move = replace(move, axes=tuple((a, 0, 1) for a in range(len(move.region))))
         tiles = move.tile_axes()
         why = self.memory.views.copies.get(target, "")
-        s = choose_schedule.for_move(move.region, tiles, why, ends, y.type.dtype.bits)
+        turned = [a for a, _, _ in move.axes if a in tiles] == [*reversed(tiles)]
+        s = choose_schedule.for_move(move.region, tiles, why, ends, y.type.dtype.bits,
+                                     turned and len(tiles) == 2)
         sizes = dict(zip(reversed(tiles), (s.n, s.m), strict=False))
         grid = tuple(choose_schedule.blocks(n, sizes.get(o, 1))
                      for o, n in enumerate(move.region))

@@ -133,6 +133,11 @@ class RegisterLayout:
         return RegisterLayout(shape, tuple(b for b in self.registers if b[0] not in gone),
                               tuple(b if b and b[0] not in gone else None for b in self.threads))
 
+    def without(self, bits: Sequence[Bit]) -> RegisterLayout:
+        """One register in place of those that differ in these register bits alone."""
+        return RegisterLayout(self.shape, tuple(b for b in self.registers if b not in bits),
+                              self.threads)
+
     def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
         """The same elements in row-major order; None unless all extents are powers of two."""
         if any(n & (n - 1) for n in (*shape, *self.shape)):
@@ -171,17 +176,19 @@ class RegisterLayout:
 # --- the layouts that ops ask for ---------------------------------------------------------------
 @functools.cache
 def blocked(shape: tuple[int, ...], threads: int, vector: int = 1,
-            rows: bool = False) -> RegisterLayout:
+            rows: bool = False, down: int = 1) -> RegisterLayout:
     """For memory: `vector` neighbours in a thread, neighbouring threads next to each other.
 
     threads: a power of two. Bits that the threads do not cover are registers.
     rows: a warp stays in a row as long as there are rows for other warps, so that what is reduced
     along rows is exchanged by fewer of them, in the end by none.
+    down: neighbours in a thread along the axis before the last.
     """
     wanted = bits_of(threads)
     order = [(axis, bit) for axis in reversed(range(len(shape))) for bit in range(
         bits_of(shape[axis]))]
     inner = [b for b in order if b[0] == len(shape) - 1][:bits_of(vector)]
+    inner += [b for b in order if b[0] == len(shape) - 2][:bits_of(down)]
     rest = [b for b in order if b not in inner]
     if rows:  # the bits of lanes, then those of other rows
         rest = rest[:5] + sorted(rest[5:], key=lambda b: b[0] == len(shape) - 1)

@@ -3,30 +3,56 @@
 A layout is a permutation of index bits, so what a thread needs is decided bit by bit. Where every
 thread bit of the old layout is a replica or stays where it was, the thread already has what it
 needs. Where only lane bits change, lanes of a warp exchange. Else the elements go through shared
-memory, at addresses that are linear in the index bits and conflict-free on both sides.
+memory, at addresses that are linear in the index bits and conflict-free on both sides. Narrow
+elements that one thread has before and another after go together, as many as a word has.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from tessera.numerics import DType
+from tessera.numerics import DType, find_dtype
 from tessera.tile.cuda.emit.emitter import Emitter
 from tessera.tile.cuda.emit.registry import emits
 from tessera.tile.cuda.intrinsics.formats import kind_of
 from tessera.tile.cuda.intrinsics.layout_conversion import Route, rounds_of
 from tessera.tile.cuda.lower import assign_layouts  # noqa: F401  declares what is emitted here
 from tessera.tile.ir.ir import Op
-from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.register_layout import Bit, RegisterLayout
 
 MOST_SHUFFLES = 16  # more instructions than this, and shared memory is quicker
 POOL_BYTES = 32768  # of one round through shared memory
+WORD = find_dtype("uint32")
 
 
 @emits("convert_layout")
 def _convert_layout(e: Emitter, op: Op) -> None:
     (x,), (made,) = op.args, op.outs
-    e.define(made, convert_layout(e, e.name(x), e.layout(x), e.layout(made.value), e.dtype(x)))
+    before, after, dtype = e.layout(x), e.layout(made.value), e.dtype(x)
+    bits = _word_bits(Route(before, after), dtype) if op.attr.get("stored") else ()
+    text = e.name(x)
+    if bits:
+        put = e.use("together", f"use(layout_conversion.together({_named(before, bits, dtype)}))")
+        text, dtype = f"{put}({text})", WORD
+    text = convert_layout(e, text, before.without(bits), after.without(bits), dtype)
+    if bits:
+        get = e.use("apart", "use(layout_conversion.apart("
+                    f"{_named(after, bits, e.dtype(x))}))")
+        text = f"{get}({text})"
+    e.define(made, text)
+
+
+def _word_bits(route: Route, dtype: DType) -> tuple[Bit, ...]:
+    """The index bits of elements that share a word on the way: registers on both sides."""
+    floats = dtype.kind == "float" and dtype.bits == 8  # held as numbers: no codes of them again
+    whole = all(n & n - 1 == 0 for n in route.before.shape)
+    if route.kind != "block" or floats or not whole:
+        return ()
+    return route.shared_registers[:{8: 2, 16: 1}.get(dtype.bits, 0)]
+
+
+def _named(layout: RegisterLayout, bits: tuple[Bit, ...], dtype: DType) -> str:
+    return f"{layout.text!r}, {layout.shape}, {bits}, {dtype.name!r}"
 
 
 def convert_layout(e: Emitter, text: str, before: RegisterLayout, after: RegisterLayout,

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tessera.numerics import find_dtype
 from tessera.tile.cuda.builder import Builder
 from tessera.tile.cuda.instruction import InstructionForm, Operand, Operation
+from tessera.tile.cuda.intrinsics.formats import decode, encode, kind_of
 from tessera.tile.cuda.intrinsics.reduce import element_of, shuffled
 from tessera.tile.cuda.ptx import memory
 from tessera.tile.ir.register_layout import WARP_BITS, Bit, RegisterLayout
@@ -217,6 +219,51 @@ def gathered(b: Builder, x: LLVM, pairs: Sequence[tuple[int, int]]) -> LLVM:
         moved = b.shl(part, b.i32(by)) if by > 0 else b.lshr(part, b.i32(-by)) if by else part
         out = b.xor(out, moved)
     return out
+
+
+# --- narrow elements in words ---------------------------------------------------------------------
+def _words(text: str, shape: tuple[int, ...], bits: tuple[Bit, ...]) -> list[list[int]]:
+    """For each register of a layout without these bits, the registers with them."""
+    layout = RegisterLayout.parse(text, shape)
+
+    def number(base: tuple[int, ...], part: int) -> int:
+        index = list(base)
+        for i, (axis, bit) in enumerate(bits):
+            index[axis] |= (part >> i & 1) << bit
+        return layout.number[tuple(index)]
+
+    return [[number(base, part) for part in range(1 << len(bits))]
+            for base in layout.without(bits).bases]
+
+
+@functools.cache
+def together(text: str, shape: tuple[int, ...], bits: tuple[Bit, ...], dtype: str) -> Operation:
+    """(fragment) -> words of the elements that differ in these index bits alone."""
+    groups, kind = _words(text, shape, bits), find_dtype(dtype)
+    rounding = "exact" if dtype == "bf16" else "nearest_even"
+
+    def body(b: Builder, x: list[Any]) -> list[Any]:
+        return [encode(b, kind, [x[i] for i in group], rounding=rounding)[0] for group in groups]
+
+    form = InstructionForm((Operand("x", kind_of(kind), sum(map(len, groups))),),
+                           (Operand("d", "i32", len(groups)),), body)
+    return Operation("together", 1, lambda *_: form)
+
+
+@functools.cache
+def apart(text: str, shape: tuple[int, ...], bits: tuple[Bit, ...], dtype: str) -> Operation:
+    """(words) -> the fragment."""
+    groups, kind = _words(text, shape, bits), find_dtype(dtype)
+    place = {i: (w, part) for w, group in enumerate(groups) for part, i in enumerate(group)}
+
+    def body(b: Builder, words: list[Any]) -> list[Any]:
+        found = [decode(b, kind, [word], len(group))
+                 for word, group in zip(words, groups, strict=True)]
+        return [found[w][part] for _, (w, part) in sorted(place.items())]
+
+    form = InstructionForm((Operand("words", "i32", len(groups)),),
+                           (Operand("d", kind_of(kind), len(place)),), body)
+    return Operation("apart", 1, lambda *_: form)
 
 
 # --- shared memory --------------------------------------------------------------------------------

@@ -5,6 +5,10 @@ accumulators of matmuls, then global memory (the largest box first), then whatev
 Elementwise ops want one layout for operands and result; a reduction, a new axis and the like hand
 on a relabelled one. Where a value arrives in another layout than its reader wants, a
 `convert_layout` is put in.
+
+A transposed tile is read along one axis and written along the other. Its threads have blocks, of
+neighbours along both, and change between the two accesses: memory is reached in 16 bytes a thread
+and whole rows of a tile on either side.
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ ACCESS_BYTES = 16  # of one lane at once
 Relabel = Callable[[RegisterLayout], RegisterLayout | None]
 
 
-@declare(rule=lambda types, attrs: types[0], public=False, layouts="any", moves=True)
-def convert_layout(x: Any) -> Any:
-    """The tile; only where its elements lie changes."""
+@declare(rule=lambda types, attrs: types[0], attrs=("stored",), public=False, layouts="any",
+         moves=True)
+def convert_layout(x: Any, stored: bool = False) -> Any:
+    """The tile; only where its elements lie changes. stored: they are as they lie in memory, so
+    that the bits of their type are all there is to move."""
     return x
 
 
@@ -70,11 +76,12 @@ def assign_layouts(function: Function, hint: Hint,
 
     given: layouts that are already fixed, for example those of a warp-specialised pipeline.
     """
-    chosen = _Chooser(function, hint).run(given or {})
+    chooser = _Chooser(function, hint)
+    chosen = chooser.run(given or {})
     types = definitions(function)
     table = {v: replace(t, layout=chosen[v].text) for v,
              t in types.items() if isinstance(t, TileType)}
-    return _Rewriter(function, table, chosen).run()
+    return _Rewriter(function, table, chosen, chooser.stores()).run()
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -170,8 +177,35 @@ class _Chooser:
         share = max(1, prod(1 << bits_of(n) for n in t.shape) // self.hint.threads)
         width = max(1, ACCESS_BYTES * 8 // max(8, bits))
         wanted = bits_of(vector) if vector else share.bit_length() - 1
+        if t.shape in self.turned and not vector:
+            along, down = _both_ways(t.shape, wanted, width)
+            return blocked(t.shape, self.hint.threads, along, down=down)
         neighbours = 1 << min(bits_of(width), wanted, bits_of(t.shape[-1]))
         return blocked(t.shape, self.hint.threads, neighbours, t.shape in self.reduced_rows)
+
+    @functools.cached_property
+    def turned(self) -> frozenset[tuple[int, ...]]:
+        """The shapes of tiles that are transposed, of both sides; none where accumulators or
+        reductions decide."""
+        nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
+        if any(n.name == "matmul" or OPS[n.name].layouts == "reduced" for n in nodes):
+            return frozenset()
+        return frozenset(t.shape for n in nodes if n.name == "transpose"
+                         for x in (n.args[0], n.outs[0].value) if (t := self.tile(x)) is not None)
+
+    def stores(self) -> dict[SSAValue, RegisterLayout]:
+        """The layouts in which tiles of such shapes are written, where they have others."""
+        found = {}
+        for op in walk(self.function.body):
+            if isinstance(op, Op) and OPS[op.name].writes and OPS[op.name].access == "tile" and (
+                    op.attr.get("vector") is None and self.hint.vector is None):
+                value = op.args[1]
+                t = self.tile(value)
+                if t is not None and t.shape in self.turned:
+                    assert isinstance(value, SSAValue)
+                    bits = self.types[op.args[0]].dtype.bits  # type: ignore[index]
+                    found[value] = self.in_memory(value, bits)
+        return found
 
     @functools.cached_property
     def reduced_rows(self) -> frozenset[tuple[int, ...]]:
@@ -183,6 +217,16 @@ class _Chooser:
                  (t := self.tile(n.args[0])) is not None and len(t.shape) == 2
                  and n.attr["axis"] == 1]
         return frozenset(t.shape for t in tiles)
+
+
+def _both_ways(shape: tuple[int, ...], share: int, width: int) -> tuple[int, int]:
+    """Neighbours along the last axis and the one before, of a thread with 2^share elements: an
+    access of `width` along the last, but a square, or nearly, of few elements.
+
+    Of 8 or 16 bits four, or two, along the other axis share a register between the accesses.
+    """
+    along = min(bits_of(width), max((share + 1) // 2, share - 2), bits_of(shape[-1]))
+    return 1 << along, 1 << min(share - along, bits_of(shape[-2]))
 
 
 def split_warps(shape: tuple[int, int], warps: int) -> tuple[int, int]:
@@ -282,9 +326,10 @@ class _Rewriter:
     """Puts the types in, and conversions in front of readers that want another layout."""
 
     def __init__(self, function: Function, types: dict[SSAValue, TileType],
-                 chosen: dict[SSAValue, RegisterLayout]):
+                 chosen: dict[SSAValue, RegisterLayout], stores: dict[SSAValue, RegisterLayout]):
         self.function, self.types, self.chosen = function, types, chosen
-        self.names = Names.of(function)
+        self.stores, self.names = stores, Names.of(function)
+        self.loaded: set[SSAValue] = set()  # tiles of memory's own elements
 
     def run(self) -> Function:
         return replace(self.function, body=self.block(self.function.body))
@@ -312,13 +357,16 @@ class _Rewriter:
             new = self.names.fresh(x.name)
             made = replace(self.types[x], layout=layout.text)
             self.types[new], self.chosen[new] = made, layout
-            out.append(Op("convert_layout", (x,), (Def(new, made),)))
+            stored = (("stored", True),) if x in self.loaded else ()
+            out.append(Op("convert_layout", (x,), (Def(new, made),), stored))
             ready[key] = new
         return ready[key]
 
     def op(self, op: Op, out: list[Node], ready: dict) -> None:
         args = tuple(self.want(x, self.wanted(op, x), out, ready) for x in op.args)
         op = replace(op, args=args, outs=tuple(map(self.made, op.outs)))
+        if op.name == "load_tile" or op.name == "transpose" and op.args[0] in self.loaded:
+            self.loaded.update(d.value for d in op.outs)
         natural = self.natural(op)
         if natural is None or natural == self.chosen[op.outs[0].value]:
             out.append(op)
@@ -341,6 +389,8 @@ class _Rewriter:
             return None
         result = self.chosen.get(op.outs[0].value) if op.outs else None
         record = OPS[op.name]
+        if record.writes and record.access == "tile" and x == op.args[1]:
+            return self.stores.get(x)
         if record.positions is not None:
             if x != op.args[record.positions]:
                 return None
