@@ -68,6 +68,8 @@ CASES = {
     "a part that is copied": (
         lambda x: ts.concatenate([ts.exp(x), ts.concatenate([x, ts.sin(x)], -1)], -1),
         ["loop", "move"]),
+    "a part of what is transposed": (lambda x: ts.transpose(ts.stack([ts.softmax(x), x], 2), (
+        1, 2, 0, 3)), ["rows", "move"]),
 }
 
 

@@ -118,6 +118,9 @@ class _Proof:
             memory = target.memory(group)
             shown = [v for v in group.outputs if memory.kind == "view"
                      and self.plan.places[v].kind == "view" and v not in views.pieces]
+            for v in group.outputs:
+                if v in views.pieces:
+                    lies[v], origin[v] = self._piece_layout(v, group), v
             for v in group.inputs:
                 layout = lies.get(v)
                 if layout is None or layout.is_dense or shown:
@@ -127,13 +130,10 @@ class _Proof:
                 if why := target.reads(group, v, layout):
                     raise self._fault(f"{_name(group)} cannot read an operand that lies "
                                       f"{layout}: {why}")
-            for v in group.outputs:
-                if v in views.pieces:
-                    lies[v], origin[v] = self._piece_layout(v, group), v
-                elif v in shown:
-                    lies[v] = self._view_layout(v, group, memory.flat, lies)
-                    if group.inputs[0] in origin:
-                        origin[v] = origin[group.inputs[0]]
+            for v in shown:
+                lies[v] = self._view_layout(v, group, memory.flat, lies)
+                if group.inputs[0] in origin:
+                    origin[v] = origin[group.inputs[0]]
             if is_copy(group) and not shown:
                 done |= self._parts(group, lies, origin)
         if left := views.pieces - done:
