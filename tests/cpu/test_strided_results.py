@@ -417,6 +417,19 @@ def _step(values: list, rng: np.random.Generator) -> tuple[str, Callable]:
     return "map", lambda v: ts.sin(v[i]) + 0.5
 
 
+def _sensitivity(fn: Callable, right: list, rng: np.random.Generator) -> list[np.ndarray]:
+    """[*result] each: how far an element of a result moves when every element of every value moves
+    by a random part of itself, over that part. Rounding does that, and nothing else."""
+    part, draws = 1e-7, 4
+
+    def error(x: Any) -> Any:
+        return x * ts.tensor(1 + part * rng.standard_normal(x.shape))
+
+    moved = [[(m.array - r.array) / part for m, r in zip(fn(error), right, strict=True)]
+             for _ in range(draws)]
+    return [np.sqrt(np.mean(np.square(d), 0)) for d in zip(*moved, strict=True)]
+
+
 @pytest.mark.parametrize("case", range(40))
 def test_programs_of_moves_and_loops(case: int, rng: np.random.Generator) -> None:
     """Loops, rows, sums and matmuls whose values are cut, turned and joined at random: what is
@@ -432,16 +445,18 @@ def test_programs_of_moves_and_loops(case: int, rng: np.random.Generator) -> Non
             steps.append(made)
             shapes.append(shape)
 
-    def fn(*xs: Any) -> list:
-        values = list(xs)
+    def fn(*xs: Any, error: Callable = lambda x: x) -> list:
+        values = [error(x) for x in xs]
         for step in steps:
-            values.append(step(values))
+            values.append(error(step(values)))
         return [v * 1.0 for v in values[-3:]]
 
     made_program = program(fn, *map(ts.tensor, given))
-    wide = fn(*(ts.tensor(a.astype(np.float64)) for a in given))
-    for got, want in zip(made_program.run(given), wide, strict=True):
-        assert_close(got, want.array, "f32", n=64, scale=max(1.0, float(np.abs(want.array).max())))
+    wide = [ts.tensor(a.astype(np.float64)) for a in given]
+    right = fn(*wide)
+    scales = _sensitivity(lambda error: fn(*wide, error=error), right, rng)
+    for got, want, scale in zip(made_program.run(given), right, scales, strict=True):
+        assert_close(got, want.array, "f32", n=64, scale=scale)
 
 
 # --- loops that read the same ---------------------------------------------------------------------
