@@ -118,6 +118,11 @@ def test_sums_of_strips(shape, short_strips, rng):
             normal(rng, *shape, dtype="bf16"), lockstep=False)
 
 
+def test_the_largest_element_with_sums_of_strips(short_strips, rng):
+    emulate(lambda x: ((y := -ts.abs(x)), ts.max(y), ts.sum(y, axis=0)),
+            normal(rng, 70, 40), lockstep=False)
+
+
 def test_a_norm_with_the_sums_of_its_gradient(short_strips, rng):
     def backward(x, g, b, dy):
         return ts.vjp(lambda x, g, b: ts.layernorm(x, g, b), x, g, b)[1](dy)

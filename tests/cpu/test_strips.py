@@ -116,3 +116,40 @@ def test_what_is_rounded_stochastically_is_summed(rng: np.random.Generator) -> N
         "sm_90a").run([x.array])[0]
     assert_close(got, np.asarray(x, np.float64).sum(0), "bf16", n=2048,
                  scale=float(np.abs(np.asarray(x)).sum(0).max()))
+
+
+@pytest.mark.parametrize("shape", [(1024, 8), (3, 701, 40), (2, 600, 4100)])
+def test_the_largest_element_goes_along_with_sums(shape: tuple[int, ...],
+                                                  rng: np.random.Generator) -> None:
+    """Of negative numbers, too: what lies beyond the last row is none of them."""
+    def fn(x: Any) -> Any:
+        y = ts.cast(-ts.exp(x), "bf16")
+        wide = ts.cast(y, "f32")
+        return y, ts.max(wide), ts.sum(wide, axis=tuple(range(len(shape) - 1)))
+
+    (y, top, total), groups = _run(fn, _drawn(rng, *shape))
+    assert "strip_max" in {s.op for s in groups[0].steps}
+    assert [g.kind for g in groups if y.shape in {o.shape for o in g.reads}] == ["strips"]
+    wide = np.asarray(ts.cast(ts.tensor(y, "bf16"), "f32"), np.float64).reshape(-1, shape[-1])
+    assert top == wide.max() < 0
+    assert_close(total, wide.sum(0), "f32", n=len(wide))
+
+
+def test_the_largest_element_of_rows_with_statistics_is_one_more_of_these(
+        rng: np.random.Generator) -> None:
+    def fn(x: Any, g: Any) -> Any:
+        y = ts.softmax(x)
+        return y, ts.max(y * g), ts.sum(y * g, axis=0)
+
+    x, g = _drawn(rng, 1024, 48), _drawn(rng, 48)
+    (y, top, _), groups = _run(fn, x, g)
+    ops = [s.op for k in groups for s in k.steps]
+    assert "strip_sum" in ops and "strip_max" not in ops
+    assert_close(top, (y * np.asarray(g)).max(), "f32", n=1)
+
+
+def test_a_nan_is_the_largest_element() -> None:
+    x = np.ones((1500, 3), np.float32)
+    x[1499, 2] = np.nan
+    (top, _), groups = _run(lambda x: (ts.max(x), ts.sum(x, axis=0)), ts.tensor(x))
+    assert groups[0].kind == "strips" and np.isnan(top)

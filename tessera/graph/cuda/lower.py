@@ -52,7 +52,7 @@ from .searches import schedule_search
 from .sorted_segments import schedule_runs
 from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
-from .strips import STRIP_SUM, schedule_strips
+from .strips import STRIPS_OF, schedule_strips
 from .target import CUDA
 
 KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
@@ -381,7 +381,7 @@ def _attrs(node: Node) -> dict[str, Any]:
     if text is not None:
         plain = {k: v for k, v in node.attrs.items() if isinstance(v, int | float)}
         return {**plain, "text": text, "kinds": tuple(v.aval.dtype.kind for v in node.inputs)}
-    if node.op is STRIP_SUM:
+    if node.op in STRIPS_OF:
         return {"rows": node.attrs["rows"]}
     if node.op.reduction in COMBINE:
         sums = {"accum": node.attrs["accum"]} if "accum" in node.attrs else {}

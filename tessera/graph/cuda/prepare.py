@@ -28,7 +28,7 @@ from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
 from .spell import COMBINE
-from .strips import open_column_sums
+from .strips import open_column_sums, open_maxima
 from .target import indexed_kind
 
 Pass = Callable[[Graph], Graph]
@@ -159,6 +159,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     open_reductions,
     split_reductions,
     open_column_sums,
+    open_maxima,
     narrow_ids,
     transpose_operands,
 ]

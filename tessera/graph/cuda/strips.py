@@ -6,25 +6,28 @@ A loop over [R, C] keeps such a sum in registers while it passes over a strip of
 writes one row for each strip; a reduction over these rows follows. The elements need not lie in
 memory, and there are groups enough for a GPU however few columns there are. The order of additions
 follows from the extents alone, so two runs give the same bits.
+
+The largest of all elements goes along as that of each column, where a loop has such sums: one of
+each row would wait for other lanes, and wide rows for other warps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...numerics import NumericType, as_type
+from ...numerics import as_type
 from ...tile.ir.schedule import Schedule
 from ..ir import Graph, Node, Value
-from ..op import Aval
+from ..op import Aval, GraphOp
 from ..schedule.build_schedule import ScheduleBuilder
 from ..schedule.groups import FusionGroup
 from ..schedule.ir import GroupStep, ScheduledGroup
 from ..schedule.library_call import library_call
 from ..schedule.loop_axes import Frame, extents_of, merged
-from ..schedule.loop_ops import column_sum_axes, loop_space
-from ..simplify import Rewriter, rebuild
+from ..schedule.loop_ops import column_sum_axes, is_last_axis_reduction, loop_space
+from ..simplify import Rewriter, rebuild, remove_dead
 from .choose_schedule import blocks, chosen, power
 from .group_statements import CHAIN, FrameBlock, store, value
 from .kernel_text import KernelText, KernelWriter, capital
@@ -39,7 +42,9 @@ BLOCK, WARPS = 2048, 8  # elements of a block: 8 in each lane
 HELD = 200  # numbers of a lane that fit its registers
 
 STRIP_SUM = library_call("strip_sum", reduction="sum", shows=(0,))
-# x -> [strips, C], of `rows` rows each
+STRIP_MAX = library_call("strip_max", reduction="max", shows=(0,))
+STRIPS_OF = (STRIP_SUM, STRIP_MAX)  # x -> [strips, C], of `rows` rows each
+KEPT = {op.name: op.reduction for op in STRIPS_OF}  # while a loop passes over a strip
 
 
 def open_column_sums(graph: Graph) -> Graph:
@@ -55,17 +60,11 @@ def open_column_sums(graph: Graph) -> Graph:
                 isinstance(d, int) for d in x.aval.shape) or prod(extents_of(x)[:-1]) < LONG:
             return None
         x = _before_cuts(rw, x)
-        axis = tuple(range(x.aval.ndim - 1))
         accum = node.attrs["accum"]
         wide = as_type(accum.name)
         if x.aval.dtype is not accum:
             x = rw.emit("cast", x, source=x.aval.type, to=wide)
-        R, C = prod(extents_of(x)[:-1]), extents_of(x)[-1]
-        rows = ROWS
-        while blocks(R, rows) > STRIPS:
-            rows *= 2
-        parts = Value(Aval((blocks(R, rows), C), x.aval.type))
-        rw.add(Node(STRIP_SUM, (x,), {"axis": axis, "rows": rows}, (parts,), rw.where))
+        parts = _strips(rw, STRIP_SUM, x)
         made = rw.emit("reduce_sum", parts, axis=(0,), keepdims=True, accum=accum)
         out = node.outputs[0].aval
         if out.dtype is not accum:
@@ -73,6 +72,64 @@ def open_column_sums(graph: Graph) -> Graph:
         return rw.emit("reshape", made, shape=out.shape)
 
     return rebuild(graph, visit)
+
+
+def _strips(rw: Rewriter, op: GraphOp, x: Value) -> Value:
+    R, C = prod(extents_of(x)[:-1]), extents_of(x)[-1]
+    rows = ROWS
+    while blocks(R, rows) > STRIPS:
+        rows *= 2
+    parts = Value(Aval((blocks(R, rows), C), x.aval.type))
+    axis = tuple(range(x.aval.ndim - 1))
+    rw.add(Node(op, (x,), {"axis": axis, "rows": rows}, (parts,), rw.where))
+    return parts
+
+
+def open_maxima(graph: Graph) -> Graph:
+    """The largest of all elements as those of strips' columns, where the loop that makes the
+    elements sums strips and has no statistics of rows."""
+    maker = {v: n for n in graph.nodes for v in n.outputs}
+    readers: dict[Value, list[Node]] = {}
+    for n in graph.nodes:
+        for v in n.inputs:
+            readers.setdefault(v, []).append(n)
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        rows = maker.get(node.inputs[0]) if node.op.name == "reduce_max" else None
+        if rows is None or rows.op.name != "reduce_max" or len(readers[node.inputs[0]]) > 1:
+            return None
+        out, within = node.outputs[0].aval, rows.inputs[0]
+        if prod(out.shape) != 1 or not _sums_strips(rows, maker, readers):
+            return None
+        parts = _strips(rw, STRIP_MAX, rw.env[within])
+        for axis in ((1,), (0,)):
+            parts = rw.emit("reduce_max", parts, axis=axis, keepdims=True)
+        return rw.emit("reshape", parts, shape=out.shape)
+
+    return remove_dead(rebuild(graph, visit))
+
+
+def _sums_strips(rows: Node, maker: Mapping[Value, Node], readers: Mapping[Value, list[Node]]
+                 ) -> bool:
+    """Whether the elements whose rows are reduced are made in a loop that sums strips, and knows
+    nothing else of rows."""
+    x = rows.inputs[0]
+    space, read, ahead, sums = extents_of(x), set[Value](), [x], False
+    while ahead:
+        v = ahead.pop()
+        if v in read or extents_of(v) != space:
+            if extents_of(v) == (*space[:-1], 1):
+                return False
+            continue
+        read.add(v)
+        for n in readers[v]:
+            if n is not rows and is_last_axis_reduction(n):
+                return False
+            sums = sums or n.op is STRIP_SUM
+        made = maker.get(v)
+        if made is not None and not made.op.reduction and loop_space(made) == space:
+            ahead += made.inputs
+    return sums and x.aval.dtype.kind == "float" and x.aval.dtype.bits >= 32
 
 
 def _before_cuts(rw: Rewriter, x: Value) -> Value:
@@ -96,13 +153,13 @@ def _before_cuts(rw: Rewriter, x: Value) -> Value:
 
 
 def strips_of(nodes: Sequence[Node]) -> list[Node]:
-    return [n for n in nodes if n.op is STRIP_SUM]
+    return [n for n in nodes if n.op in STRIPS_OF]
 
 
 def has_rows(space: tuple[int, ...], nodes: Sequence[Node]) -> bool:
     """Whether some value is one number per row."""
     rows = (*space[:-1], 1)
-    folds = any(n.op.reduction in COMBINE for n in nodes if n.op is not STRIP_SUM)
+    folds = any(n.op.reduction in COMBINE for n in nodes if n.op not in STRIPS_OF)
     return folds or space != rows and any(extents_of(v) == rows for n in nodes for v in n.outputs)
 
 
@@ -164,16 +221,17 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     BM, BN, rows = group.schedule.m or 1, group.schedule.n, group.attr("rows")
     R = frame.extents[0]
-    sums = [s for s in group.steps if s.op == STRIP_SUM.name]
+    sums = [s for s in group.steps if s.op in KEPT]
     kept = {s.name for s in sums}
     w.line("strip = tile.group_id(0)")
     whole = len(group.grid) == 1
     if not whole:
         w.line(f"n = tile.group_id(1) * {BN}")
     columns = f"0:{BN}" if whole else f"n:n+{BN}"
-    kind = _sums_type(w, sums[0].type, blocks(rows, BM))
+    kinds = {s.name: _sums_type(w, s, blocks(rows, BM)) for s in sums}
     for s in sums:
-        w.line(f"{s.name}_a = tile.full(({BM}, {BN}), 0.0, {kind})", s)
+        neutral = COMBINE[KEPT[s.op]][1]
+        w.line(f"{s.name}_a = tile.full(({BM}, {BN}), {neutral}, {kinds[s.name]})", s)
     ragged = R % rows > 0  # of columns beyond the last no sum is stored
     b = FrameBlock(frame, f"m:m+{BM}", columns, (), BM, BN, {r.name: r for r in group.reads},
                    fill="" if ragged else ", fill=0")
@@ -185,9 +243,9 @@ def strips_source(group: ScheduledGroup) -> KernelText:
         for o in writes:
             store(w, b, o, maker(group, o.name))
         for s in sums:
-            _add(w, b, s, kind, ragged)
+            _add(w, b, s, kinds[s.name], ragged)
     for s in sums:
-        total = f"tile.cast(tile.col_sum({s.name}_a), {w.type(s.type)})"
+        total = f"tile.cast(tile.col_{KEPT[s.op]}({s.name}_a), {w.type(s.type)})"
         w.line(f"{capital(s.name)}[strip, {columns}] = {total}", s)
     texts, _, shapes = signature(w, b, group, (*group.reads, *writes))
     partial = [o for o in group.writes if o.name in kept]
@@ -195,10 +253,10 @@ def strips_source(group: ScheduledGroup) -> KernelText:
     return w.finish(texts, f"(grid={group.grid})", [*shapes, *(o.shape for o in partial)])
 
 
-def _sums_type(w: KernelWriter, numeric: NumericType, many: int) -> str:
+def _sums_type(w: KernelWriter, step: GroupStep, many: int) -> str:
     """Of sums that so many blocks are added to, one after another."""
-    wide = numeric.dtype.name == "f32" and many > CHAIN
-    return w.type(as_type("f64") if wide else numeric)
+    wide = step.op == STRIP_SUM.name and step.type.dtype.name == "f32" and many > CHAIN
+    return w.type(as_type("f64") if wide else step.type)
 
 
 def _load_ahead(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
@@ -210,17 +268,19 @@ def _load_ahead(w: KernelWriter, b: FrameBlock, group: ScheduledGroup) -> None:
 
 
 def _add(w: KernelWriter, b: FrameBlock, step: GroupStep, kind: str, ragged: bool) -> None:
-    """A block's elements to the running sums of their places; 0 beyond the last row. ragged: there
-    is such a place."""
+    """A block's elements to the running sums of their places; what changes none of these beyond
+    the last row. ragged: there is such a place."""
+    together, neutral = COMBINE[KEPT[step.op]]
     (arg,) = step.args
     held = value(w, b, arg, "float", step)
     part = held.text if held.m and held.n else f"tile.broadcast({held.text}, {b.shape})"
     w.line(f"{step.name}_p = {part}", step)
     inside = f"{step.name}_p"
     if ragged:
-        inside = f"tile.where(tile.inside({inside}), {inside}, 0.0)"
-    w.line(f"{step.name}_a = {step.name}_a + tile.cast({inside}, {kind})", step)
+        inside = f"tile.where(tile.inside({inside}), {inside}, {neutral})"
+    w.line(f"{step.name}_a = {together.format(f'{step.name}_a', f'tile.cast({inside}, {kind})')}",
+           step)
 
 
-__all__ = ["STRIP_SUM", "has_rows", "open_column_sums", "schedule_strips", "strip_blocks",
-           "strips_of", "strips_source", "takes_strips"]
+__all__ = ["STRIPS_OF", "STRIP_MAX", "STRIP_SUM", "has_rows", "open_column_sums", "open_maxima",
+           "schedule_strips", "strip_blocks", "strips_of", "strips_source", "takes_strips"]

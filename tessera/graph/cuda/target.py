@@ -34,7 +34,7 @@ from .node_kernels import kernel_group
 from .packed_values import DECODE, ELEMENTWISE
 from .scans import SCANS
 from .spell import COMBINE, is_light, is_stored, no_kernel, template
-from .strips import STRIP_SUM, has_rows, strips_of, takes_strips
+from .strips import STRIPS_OF, has_rows, strips_of, takes_strips
 
 ANCHORS = {"product": "gemm", "flash_attention": "attention",  # the kind of each
            "flash_attention_saved": "attention"}
@@ -192,7 +192,7 @@ def _check_indexed(node: Node) -> None:
 def _reduction(node: Node) -> list[FusionGroup]:
     """Over the last axes: rows; else columns. One run of axes (see prepare.split_reductions)."""
     x = node.inputs[0].aval
-    if node.op is STRIP_SUM:
+    if node.op in STRIPS_OF:
         return [FusionGroup("strips", extents_of(node.inputs[0]), [node])]
     if 0 in x.shape or x.dtype.kind == "bool":
         raise no_kernel(node, "no elements" if 0 in x.shape else "of bools")

@@ -31,8 +31,10 @@ def is_last_axis_reduction(node: Node) -> bool:
 
 
 def column_sum_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes of a sum over all axes but the last, None for any other node."""
-    if node.op.reduction != "sum":
+    """The axes of a sum over all axes but the last, or of a reduction of strips of `rows` rows
+    over these; None for any other node."""
+    strips = bool(node.op.reduction) and "rows" in node.attrs
+    if node.op.reduction != "sum" and not strips:
         return None
     x = node.inputs[0].aval
     axis = node.attrs["axis"]
