@@ -51,7 +51,7 @@ def run_command(command: Command, argv: list[str]) -> int:
     parser = argparse.ArgumentParser(f"python -m tessera {command.name}", description=command.doc)
     module.add_arguments(parser)
     try:
-        return int(module.run(parser.parse_args(argv)))
+        return int(module.run(parser.parse_intermixed_args(argv)))
     except TesseraError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

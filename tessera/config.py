@@ -360,7 +360,7 @@ Setting("loop_min_elements", "TESSERA_LOOP_MIN_ELEMENTS", integer(0), 2048,
         "smaller fused groups run through NumPy: compiling them would not pay")
 Setting("poison", "TESSERA_POISON", BOOL, False,
         "compiled graphs fill memory that nothing may read any more with NaN: it checks the plans")
-Setting("cuda_graphs", "TESSERA_CUDA_GRAPHS", BOOL, False,
+Setting("cuda_graphs", "TESSERA_CUDA_GRAPHS", BOOL, True,
         "compiled functions on a GPU are launched as CUDA graphs from their second call on, where "
         "they can be")
 Setting("nvtx", "TESSERA_NVTX", BOOL, profiler_attached,

@@ -529,10 +529,10 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     target: by default where the arguments lie, all on the host or all on one GPU; "cpu", "cuda" or
     "cuda:1" say it, and then arguments on the host are copied to the GPU at each call.
     cast=True: arguments of another numeric type than their annotation's are cast, where it is a
-    DTypeError otherwise. capture_graph: on a GPU, with the setting cuda_graphs on, calls
-    of a signature after its first are one launch, of a CUDA graph, where that can be; f.capture
-    says whether they are. True: also without the setting and where the program copies between host
-    and GPU, and an error where it cannot be; False: never.
+    DTypeError otherwise. capture_graph: on a GPU, calls of a signature after its
+    first are one launch, of a CUDA graph, where that can be; f.capture says whether they are.
+    True: also without the setting cuda_graphs and where the program copies between host and GPU,
+    and an error where it cannot be; False: never.
     donate=("params", 1): arguments that a call uses up. On a GPU a result takes their memory where
     it is read no more; on the host it is freed. Reading one afterwards is an ArgumentError.
     Raises ArgumentError where arguments lie in several places, UnsupportedTargetError at an op that

@@ -53,7 +53,7 @@ sys.meta_path.insert(0, Refuse())
 import numpy as np, tessera as ts
 from tessera import Tensor, f32
 tile = ts.tile
-@ts.kernel.autotune(configs=[{"BN": n} for n in (128, 256, 512)])
+@ts.kernel.autotune({"BN": [128, 256, 512]})
 def double(x: Tensor["N", f32], y: Tensor["N", f32], BN=128):
     y[tile_n:tile_n + BN] = tile.load(x[tile_n:tile_n + BN]) * 2.0
 x, y = ts.to((ts.ones((1 << 20,)), ts.zeros((1 << 20,))), "cuda")
@@ -133,14 +133,14 @@ def test_kernels_on_two_streams_overlap():
     long[1](x, 10)
     torch.cuda.synchronize()
     with ts.debug.profile() as p:
-        long[1].launch(x, 200_000, stream=one)
-        long[1].launch(y, 200_000, stream=two)
+        long.launch(x, 200_000, groups=1, stream=one)
+        long.launch(y, 200_000, groups=1, stream=two)
     a, b = sorted(p.kernels, key=lambda k: k.start_ns)
     assert {a.stream, b.stream} == {one.cuda_stream, two.cuda_stream}
     assert b.start_ns < a.end_ns - 0.5 * (a.end_ns - a.start_ns), f"{a} {b}"
     event = torch.cuda.Event()  # and an event orders them
     with torch.cuda.stream(one):
-        long[1].launch(x, 1000, stream=one)
+        long.launch(x, 1000, groups=1, stream=one)
         event.record(one)
     two.wait_event(event)
     with torch.cuda.stream(two):
