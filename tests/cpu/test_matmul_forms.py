@@ -14,7 +14,8 @@ import pytest
 
 import tessera as ts
 from tessera import Tensor
-from tessera.graph.cuda import CudaProgram
+from tessera.graph.cuda import CudaProgram, library_ops
+from tessera.kernels.matmul_blocks import CROWDED, LARGE, MatmulExtents, choose_blocks
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -205,3 +206,53 @@ def test_a_result_of_many_blocks_is_summed_at_once() -> None:
     types = Tensor[8192, 4096, "bf16"], Tensor[4096, 8192, "bf16"]
     groups = CudaProgram(ts.jit(lambda a, b: a @ b).graph(*types), "sm_90a").plan.groups
     assert [g.kind for g in groups] == ["gemm"]
+
+
+# --- blocks -------------------------------------------------------------------------------------
+def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
+    """A product with a bias, and its gradients by the operands."""
+    x, w, g = (ts.cast(v, PRODUCTS) for v in (x, w, g))
+    return (ts.gemm(x, w, b), g @ ts.transpose(w),
+            ts.cast(ts.transpose(x) @ g, "f32"))
+
+
+@pytest.mark.parametrize("block", LARGE, ids=str)
+def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any) -> None:
+    """Extents that no block divides, and weights' gradients in parts."""
+    monkeypatch.setattr(library_ops, "LARGE", (block,))
+    M, K, N = 1100, 270, 330
+    x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
+                  ((M, K), (K, N), (N,), (M, N)))
+    x, w, g = (ts.cast(v, "bf16") for v in (x, w, g))
+    program = CudaProgram(ts.jit(gradients).graph(x, w, b, g), "sm_90a")
+    products = [p for p in program.plan.groups if p.kind == "gemm"]
+    assert len(products) == 3 and {(p.schedule.m, p.schedule.n) for p in products} == {block}
+    xs, ws, bs, gs = (np.asarray(v.array, "f8") for v in (x, w, b, g))
+    for got, want, n in zip(program.run([x, w, b, g]),
+                            (xs @ ws + bs, gs @ ws.T, xs.T @ gs), (K, N, M), strict=True):
+        assert_close(got, want, "bf16", n=n)
+
+
+@pytest.mark.parametrize("extents, split, block, parts", [
+    ((8192, 768, 3072), False, (128, 192), 1),  # 256 blocks in two waves, for 192 in two
+    ((32768, 3072, 768), False, (192, 192), 1),
+    ((768, 3072, 32768), True, (192, 192), 2),  # a weight's gradient: 128 groups in one wave
+    ((1024, 3072, 16384), True, (128, 192), 1),
+    ((1024, 1024, 16384), True, (128, 256), 4),
+    ((8192, 2048, 2048), True, (128, 256), 1)])
+def test_blocks_are_chosen_by_the_estimate(extents: tuple, split: bool, block: tuple,
+                                           parts: int) -> None:
+    """What was quickest of these on an H200."""
+    M, N, K = extents
+    found = choose_blocks(MatmulExtents(M, N, K, 16, 32 if split else 16), LARGE, split)
+    assert ((found.rows, found.columns), found.parts) == (block, parts)
+    assert (found.parts - 1) * found.depth < K
+
+
+def test_what_follows_a_product_leaves_its_block_registers() -> None:
+    types = Tensor[4096, 768, "bf16"], Tensor[768, 3072, "bf16"], Tensor[4096, 3072, "f32"]
+    rest = ts.jit(lambda x, w, r: r + ts.gemm(ts.cast(x, PRODUCTS), ts.cast(w, PRODUCTS),
+                                              ts.zeros((3072,)))).graph(*types)
+    (group,) = (g for g in CudaProgram(rest, "sm_90a").plan.groups if g.kind == "gemm")
+    assert (group.schedule.m, group.schedule.n) in CROWDED
+    assert any("reads a tile of the same extents" in n for n in group.schedule.notes)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import tessera as ts
 import tile_gpu
+from cpu.test_matmul_forms import gradients
 from matmul_kernels import ATTENTION, CHAIN, NESTED, Gemm, array, make
+from tessera.graph.cuda import library_ops
+from tessera.kernels.matmul_blocks import LARGE
+from tolerance import assert_close
 
 MMA = "sm_90"  # mma.sync also where the device has more
 STYLES = ("implicit", "explicit", "stored", "ring")
@@ -112,3 +118,18 @@ def test_rings_in_a_loop(rng, target):
     a, b = array(rng, "bf16", (96, 160)), array(rng, "bf16", (100, 160))
     tile_gpu.compare(kernel, a, b, array(rng, "f32", (96, 100)), groups=3, lanes=64, rtol=3e-4,
                      atol=3e-3, target=target)
+
+
+@pytest.mark.parametrize("block", LARGE, ids=str)
+@pytest.mark.parametrize("extents", [(1100, 272, 336), (8192, 768, 768)], ids=str)
+def test_every_block_of_products_in_graphs(rng, block, extents, monkeypatch):
+    """With a bias, and the gradients; ragged extents, sums in parts."""
+    monkeypatch.setattr(library_ops, "LARGE", (block,))
+    M, K, N = extents
+    x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
+                  ((M, K), (K, N), (N,), (M, N)))
+    x, w, g = (ts.cast(v, "bf16") for v in (x, w, g))
+    xs, ws, bs, gs = (np.asarray(v.array, "f8") for v in (x, w, b, g))
+    got = ts.jit(gradients)(*ts.to((x, w, b, g), "cuda"))
+    for y, want, n in zip(got, (xs @ ws + bs, gs @ ws.T, xs.T @ gs), (K, N, M), strict=True):
+        assert_close(y.numpy(), want, "bf16", n=n)

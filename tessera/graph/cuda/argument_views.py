@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from ...errors import TesseraError
-from ...kernels.gemm import default_block
 from ...tile.passes.argument_layouts import boxes
 from ..ir import Node, Value
 from ..schedule.groups import FusionGroup
@@ -21,6 +20,7 @@ from ..schedule.loop_axes import extents_of, merged
 from ..schedule.region_copies import moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
+from .matmul_form import block_of
 from .node_kernels import NodeKernel, launch_of
 from .strips import strip_blocks
 
@@ -106,7 +106,7 @@ def _anchor_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
         return ROWS
     rows, columns = WIDEST // 2, 1
     if group.kind == "gemm":  # what memory does not hold is halved
-        rows, columns, _ = default_block(anchor.inputs[0].aval.type, *extents[-2:])
+        rows, columns, _ = block_of(group, frame)[0]
     box = {len(extents) - 2: rows, len(extents) - 1: columns}
     return refusal(layout, extents, box, v.aval.dtype.bits)
 

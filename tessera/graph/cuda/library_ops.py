@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import SourceLine
 from ...kernels.gemm import default_block
+from ...kernels.matmul_blocks import LARGE, USUAL, MatmulBlocks, MatmulExtents, choose_blocks
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
@@ -103,13 +104,15 @@ class _Calls:
         attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
                  "copied": "".join(n for n, s in zip("ab", (a, b), strict=True) if s.copied),
                  **node.attrs}
-        parts, depth = parts_of(node)
-        if parts == 1:
+        blocks, chosen = blocks_of(node, self.chip)
+        if chosen:
+            attrs["block"] = blocks.rows, blocks.columns
+        if blocks.parts == 1:
             self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
             return
         out = node.outputs[0].aval
-        partial = Value(Aval((parts, *out.shape), out.type))
-        attrs |= {"parts": parts, "depth": depth}
+        partial = Value(Aval((blocks.parts, *out.shape), out.type))
+        attrs |= {"parts": blocks.parts, "depth": blocks.depth}
         self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, (partial,), where))
         whole = Value(Aval((1, *out.shape), out.type))
         total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
@@ -160,35 +163,22 @@ class _Calls:
         return made
 
 
-# --- parts of long sums -------------------------------------------------------------------------
-MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
-MOST_PARTS = 16
-STEP = 64  # of K that a block takes at once
-
-
-def parts_of(node: Node) -> tuple[int, int]:
-    """In how many parts a matmul sums over K, and how long one is.
-
-    Where the result has few blocks, as that of a weight's gradient, most multiprocessors would have
-    none. Parts are blocks of their own, which a sum of partial results follows. Of all counts the
-    one for which the last multiprocessor ends first, by clocks of tensor cores and of memory.
-    """
+# --- blocks and parts of long sums --------------------------------------------------------------
+def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, bool]:
+    """The block of a matmul's result and the parts of K, by the estimate; whether the block is
+    chosen: warpgroups have a choice where the result is no smaller than the usual block, but not
+    of codes of 8 bits, whose sums are kept twice. Extents that only a call knows take no part."""
     (a, b), out = node.inputs, node.outputs[0].aval
-    shape = (*a.aval.shape, *b.aval.shape)
-    if out.ndim != 2 or a.aval.dtype.bits > 16 or out.dtype.kind != "float" or not all(
-            isinstance(n, int) for n in shape):
-        return 1, 0
-    (M, K), N = extents_of(a), extents_of(b)[1]
-    m, n, _ = default_block(a.aval.type, M, N)
-    blocks, steps = -(-M // m) * -(-N // n), -(-K // STEP)
-
-    def clocks(parts: int) -> float:
-        waves = -(-blocks * parts // MULTIPROCESSORS)
-        each = -(-steps // parts) * STEP * m * n / 2048 * 1.25 + 4000  # 1.25: of peak; and to store
-        return waves * each + (parts > 1) * (6000 + (2 * parts + 2) * M * N * 4 / 2000)
-
-    best = min(range(1, MOST_PARTS + 1), key=clocks)
-    return best, -(-steps // best) * STEP
+    numeric, shape = a.aval.type, (*a.aval.shape, *b.aval.shape)
+    if numeric.dtype.bits > 16 or not all(isinstance(n, int) for n in shape):
+        return MatmulBlocks(0, 0), False
+    *lead, M, N = extents_of(node.outputs[0])
+    usual = default_block(numeric, M, N)[:2]
+    chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
+        numeric.dtype.name in chip.operands)
+    extents = MatmulExtents(M, N, extents_of(a)[-1], numeric.dtype.bits, out.dtype.bits, prod(lead))
+    return choose_blocks(extents, LARGE if chosen else (usual,),
+                         not lead and out.dtype.kind == "float"), chosen
 
 
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...kernels.gemm import default_block
-from ...numerics import NumericType
+from ...kernels.matmul_blocks import CROWDED, USUAL, MatmulExtents, choose_blocks
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
@@ -49,8 +49,7 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     shapes = [extents_of(v) for v in anchor.inputs]
     a, b = ((prod(s[:-2]), *s[-2:]) if lead else s for s in shapes)
     batch = tuple(_matrix_index(lead, s[:-2]) for s in shapes) if lead else ()
-    schedule = _schedule(anchor.inputs[0].aval.type, extents[-2], extents[-1], shared_bytes,
-                         _pressure(group, frame))
+    schedule = _schedule(anchor, shared_bytes, *block_of(group, frame))
     eights = _rows_of_eight(anchor, a, b)
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
     return MatmulForm((a, b), anchor.attrs["layout"], batch, not (lead or eights), schedule,
@@ -85,21 +84,46 @@ def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
                     ] * eights
 
 
-def _schedule(numeric: NumericType, M: int, N: int, shared_bytes: int, pressure: str) -> Schedule:
-    """The library's block, narrower where two stages of operands do not fit shared memory; then as
-    many stages as it takes, four at most.
+def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, int], list[str]]:
+    """Rows, columns and depth of the block of a group's matmul, and notes. Memory may halve its
+    columns.
 
-    pressure: what needs registers beside the sums. 128 x 256 of them leave none to spare: a gelu,
-    or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
+    What follows the matmul may need registers beside the sums. 128 x 256 of them leave none to
+    spare: a gelu, or a residual that is read as a tile, spills (ptxas for sm_80 and sm_90a).
     """
+    anchor = group.anchor
+    assert anchor is not None
+    numeric, extents = anchor.inputs[0].aval.type, anchor_extents(anchor)
+    M, N = extents[-2:]
     m, n, k = default_block(numeric, M, N)
-    if numeric.dtype.kind == "float" and numeric.dtype.bits == 8:
-        pressure = f"short sums of {numeric.dtype} are added up beside those of the tensor cores"
-    notes = []
-    if pressure and n > 128:
-        n = 128
-        notes.append(f"128 columns, because {pressure}")
-    bits, room = numeric.dtype.bits, shared_bytes - KEPT_BYTES
+    pressure = _pressure(group, frame) if frame is not None else ""
+    if "block" not in anchor.attrs:
+        if numeric.dtype.kind == "float" and numeric.dtype.bits == 8:
+            pressure = f"short sums of {numeric.dtype} are added to others beside them"
+        crowded = bool(pressure) and n > 128
+        return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
+    m, n = anchor.attrs["block"]
+    notes = [f"blocks of {m} x {n}: the last wave of groups is fuller"] * ((m, n) != USUAL)
+    if pressure and (m, n) not in CROWDED:
+        bits, K = numeric.dtype.bits, contracted(anchor)
+        found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)
+        m, n = found.rows, found.columns
+        notes = [f"blocks of {m} x {n}, because {pressure}"]
+    return (m, n, k), notes
+
+
+def contracted(anchor: Node) -> int:
+    """K of a product."""
+    a, layout = extents_of(anchor.inputs[0]), anchor.attrs["layout"]
+    return a[-1] if layout[0] == "n" else a[-2]
+
+
+def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
+              notes: list[str]) -> Schedule:
+    """The block, narrower where two stages of operands do not fit shared memory; then as many
+    stages as it takes, four at most."""
+    (m, n, k), notes = block, list(notes)
+    bits, room = anchor.inputs[0].aval.dtype.bits, shared_bytes - KEPT_BYTES
     fits = n
     while fits > 64 and 2 * (m + fits) * k * bits // 8 > room:
         fits //= 2
@@ -137,4 +161,4 @@ def _matrix_index(lead: Extents, own: Extents) -> str:
     return " + ".join(reversed(terms))
 
 
-__all__ = ["MatmulForm", "matmul_form"]
+__all__ = ["MatmulForm", "block_of", "matmul_form"]

@@ -7,7 +7,8 @@ some rows of tiles side by side; of attention, as many heads as have their keys 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.dims import Dim
@@ -108,12 +109,20 @@ def choose_order(function: Function, pipeline: PipelineKnobs,
 
 
 def uneven(function: Function) -> bool:
-    """Whether some tiles take more iterations than others."""
+    """Whether some tiles take more iterations than others, but for the last of parts of a sum."""
     depends = dependence(function)
     made = {d.value: n for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
     return any(depends.get(x) for n in walk(function.body)
-               if isinstance(n, For) and not extent_of(n, made)
+               if isinstance(n, For) and not (extent_of(n, made) or _is_part(n, made))
                for x in (n.lo, n.hi) if isinstance(x, SSAValue))
+
+
+def _is_part(loop: For, made: Mapping[SSAValue, Op]) -> bool:
+    """Whether it ends a number of steps behind its start, or where something else ends: `range(lo,
+    minimum(end, lo + 4096), 64)`."""
+    end = made.get(loop.hi) if isinstance(loop.hi, SSAValue) else None
+    return end is not None and end.name == "minimum" and any(
+        isinstance(x, SSAValue) and extent_of(replace(loop, hi=x), made) for x in end.args)
 
 
 def _strip(function: Function, defaults: PipelineDefaults) -> int:

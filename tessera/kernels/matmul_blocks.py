@@ -1,0 +1,95 @@
+"""The block of a matmul's result that a group makes, and in how many parts K is summed.
+
+Tensor cores of a warpgroup reach their speed in blocks of 128 x 256, but a result is seldom a
+multiple of 132 such blocks, and in the last wave of groups many multiprocessors have nothing to do:
+a quarter of the time with 192 blocks on 132. A weight's gradient has few blocks and a long K: there
+groups for other multiprocessors sum other parts of K, and a sum of partial results follows, which
+costs their bytes. The time of each choice is estimated from what was measured of each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
+MOST_PARTS = 16
+STEP_BYTES = 128  # of K, that a block takes at once
+BEGIN_US = 4.0  # of a kernel
+STORE_US = 1.25, 2.5  # of 128 x 256 elements in 16 bits; by the word more. It overlaps with nothing
+BYTES_PER_US = 3.75e6  # of the sum of partial results
+USUAL = 128, 256
+# What another block, and a sum in parts, has to gain: estimates are not better, and partial results
+# take memory and a launch.
+OTHER_BLOCK, IN_PARTS = 0.015, 0.03
+
+# Microseconds of a step by rows and columns of a block (H200, bf16, products of GPT-2's extents,
+# 2026-11-23). 192 rows are three warpgroups, whose threads have registers for 128 sums less. In
+# blocks of 64 the four stages of operands are too few bytes to be under way.
+STEP_US: Mapping[tuple[int, int], float] = {
+    (128, 256): 0.65, (192, 192): 0.73, (128, 192): 0.503, (192, 128): 0.503, (128, 128): 0.39,
+    (64, 256): 0.39, (64, 128): 0.34, (128, 64): 0.34, (64, 64): 0.3}
+LARGE = tuple(b for b in STEP_US if min(b) >= 128)
+# Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
+CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
+
+
+@dataclass(frozen=True)
+class MatmulBlocks:
+    """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
+    where it is summed whole.  us: the estimate."""
+
+    rows: int
+    columns: int
+    parts: int = 1
+    depth: int = 0
+    us: float = 0.0
+
+
+@dataclass(frozen=True)
+class MatmulExtents:
+    """Of `matrices` results [M, N] with sums over K. bits: of an element of an operand, and of one
+    of the result."""
+
+    M: int
+    N: int
+    K: int
+    bits: int
+    result_bits: int
+    matrices: int = 1
+
+    @property
+    def steps(self) -> int:
+        return -(-self.K * self.bits // (8 * STEP_BYTES))
+
+
+def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False
+                  ) -> MatmulBlocks:
+    """The quickest of some blocks by the estimate, the first where others are hardly quicker.
+
+    blocks: of STEP_US.  split: whether K may be summed in parts.
+    """
+    parts = range(1, MOST_PARTS + 1) if split else (1,)
+
+    def cost(b: MatmulBlocks) -> float:
+        other = (b.rows, b.columns) != blocks[0]
+        return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS)
+
+    return min((_estimate(extents, b, p) for b in blocks for p in parts), key=cost)
+
+
+def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlocks:
+    (m, n), steps = block, -(-x.steps // parts)
+    groups = x.matrices * -(-x.M // m) * -(-x.N // n) * parts
+    waves = -(-groups // MULTIPROCESSORS)
+    bits = x.result_bits if parts == 1 else 32
+    store = (STORE_US[0] + STORE_US[1] * (bits > 16)) * m * n / (128 * 256)
+    us = BEGIN_US + waves * (steps * STEP_US[block] + store)
+    if parts == 1:
+        return MatmulBlocks(m, n, us=us)
+    us += (parts + 1) * x.matrices * x.M * x.N * 4 / BYTES_PER_US
+    return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
+
+
+__all__ = ["CROWDED", "LARGE", "USUAL", "MatmulBlocks", "MatmulExtents", "choose_blocks"]
