@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..numerics import NumericType
+
 MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
 MOST_PARTS = 16
 STEP_BYTES = 128  # of K, that a block takes at once
@@ -20,6 +22,7 @@ BEGIN_US = 4.0  # of a kernel
 STORE_US = 1.25, 2.5  # of 128 x 256 elements in 16 bits; by the word more. It overlaps with nothing
 BYTES_PER_US = 3.75e6  # of the sum of partial results
 USUAL = 128, 256
+FP8_COLUMNS = 128  # most of a block
 # What another block, and a sum in parts, has to gain: estimates are not better, and partial results
 # take memory and a launch.
 OTHER_BLOCK, IN_PARTS = 0.015, 0.03
@@ -30,6 +33,8 @@ OTHER_BLOCK, IN_PARTS = 0.015, 0.03
 STEP_US: Mapping[tuple[int, int], float] = {
     (128, 256): 0.65, (192, 192): 0.73, (128, 192): 0.503, (192, 128): 0.503, (128, 128): 0.39,
     (64, 256): 0.39, (64, 128): 0.34, (128, 64): 0.34, (64, 64): 0.3}
+# Of fp8, whose short sums threads add to others: those of GPT-2 350M's weight gradients.
+FP8_STEP_US = {(128, 128): 0.41}
 LARGE = tuple(b for b in STEP_US if min(b) >= 128)
 # Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
 CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
@@ -64,6 +69,12 @@ class MatmulExtents:
         return -(-self.K * self.bits // (8 * STEP_BYTES))
 
 
+def short_sums(numeric: NumericType) -> bool:
+    """Whether tensor cores keep too few digits of long sums, so that short ones are added to others
+    beside them: of fp8. Registers are left for blocks of FP8_COLUMNS."""
+    return numeric.dtype.kind == "float" and numeric.dtype.bits == 8
+
+
 def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False
                   ) -> MatmulBlocks:
     """The quickest of some blocks by the estimate, the first where others are hardly quicker.
@@ -85,11 +96,13 @@ def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlo
     waves = -(-groups // MULTIPROCESSORS)
     bits = x.result_bits if parts == 1 else 32
     store = (STORE_US[0] + STORE_US[1] * (bits > 16)) * m * n / (128 * 256)
-    us = BEGIN_US + waves * (steps * STEP_US[block] + store)
+    step = FP8_STEP_US.get(block, STEP_US[block]) if x.bits == 8 else STEP_US[block]
+    us = BEGIN_US + waves * (steps * step + store)
     if parts == 1:
         return MatmulBlocks(m, n, us=us)
     us += (parts + 1) * x.matrices * x.M * x.N * 4 / BYTES_PER_US
     return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
 
 
-__all__ = ["CROWDED", "LARGE", "USUAL", "MatmulBlocks", "MatmulExtents", "choose_blocks"]
+__all__ = ["CROWDED", "FP8_COLUMNS", "LARGE", "USUAL", "MatmulBlocks", "MatmulExtents",
+           "choose_blocks", "short_sums"]

@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera.graph.cuda import CudaProgram
+from tessera.kernels.matmul_blocks import MULTIPROCESSORS
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -272,3 +273,15 @@ def test_scale_bias_and_rounding_run_in_the_matmul():
     whole = [(g.kind, y.type.dtype.name) for g in plan.groups for y in g.writes
              if y.shape in ((2, 512, 512), (1024, 512))]
     assert whole == [("gemm", "bf16")]
+
+
+def test_parts_of_a_long_sum_fill_the_multiprocessors_once():
+    """By blocks of fp8, which have half the columns of those of bf16."""
+    def product(x: Any, y: Any) -> Any:
+        return ts.cast(ts.transpose(ts.cast(x, E4M3)) @ ts.cast(y, E4M3), "f32")
+
+    x = ts.zeros((16384, 1024))
+    plan = CudaProgram(ts.jit(product).graph(x, x), "sm_90a").plan
+    (gemm,) = [g for g in plan.groups if g.kind == "gemm"]
+    assert (gemm.schedule.m, gemm.schedule.n) == (128, 128)
+    assert 0.9 * MULTIPROCESSORS < np.prod(gemm.grid) <= MULTIPROCESSORS

@@ -12,7 +12,15 @@ from typing import Any
 
 from ...errors import SourceLine
 from ...kernels.gemm import default_block
-from ...kernels.matmul_blocks import LARGE, USUAL, MatmulBlocks, MatmulExtents, choose_blocks
+from ...kernels.matmul_blocks import (
+    FP8_COLUMNS,
+    LARGE,
+    USUAL,
+    MatmulBlocks,
+    MatmulExtents,
+    choose_blocks,
+    short_sums,
+)
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
@@ -173,7 +181,8 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     if numeric.dtype.bits > 16 or not all(isinstance(n, int) for n in shape):
         return MatmulBlocks(0, 0), False
     *lead, M, N = extents_of(node.outputs[0])
-    usual = default_block(numeric, M, N)[:2]
+    m, n, _ = default_block(numeric, M, N)
+    usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
     chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands)
     extents = MatmulExtents(M, N, extents_of(a)[-1], numeric.dtype.bits, out.dtype.bits, prod(lead))

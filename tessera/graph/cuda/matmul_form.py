@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...kernels.gemm import default_block
-from ...kernels.matmul_blocks import CROWDED, USUAL, MatmulExtents, choose_blocks
+from ...kernels.matmul_blocks import CROWDED, USUAL, MatmulExtents, choose_blocks, short_sums
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
@@ -98,7 +98,7 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
     m, n, k = default_block(numeric, M, N)
     pressure = _pressure(group, frame) if frame is not None else ""
     if "block" not in anchor.attrs:
-        if numeric.dtype.kind == "float" and numeric.dtype.bits == 8:
+        if short_sums(numeric):
             pressure = f"short sums of {numeric.dtype} are added to others beside them"
         crowded = bool(pressure) and n > 128
         return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
