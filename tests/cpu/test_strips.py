@@ -153,3 +153,23 @@ def test_a_nan_is_the_largest_element() -> None:
     x[1499, 2] = np.nan
     (top, _), groups = _run(lambda x: (ts.max(x), ts.sum(x, axis=0)), ts.tensor(x))
     assert groups[0].kind == "strips" and np.isnan(top)
+
+
+@pytest.mark.parametrize("rows, strips", [(8192, 256), (16384, 512), (65536, 512)])
+def test_rows_with_statistics_are_summed_in_as_many_strips_as_run_at_once(rows: int,
+                                                                          strips: int) -> None:
+    """Four warps each; columns alone in long strips."""
+    w, x, g = (ts.Tensor[1024, "f32"], ts.Tensor[rows, 1024, "f32"], ts.Tensor[rows, 1024, "bf16"])
+
+    def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
+        y, pull = ts.vjp(lambda *a: ts.cast(ts.layernorm(*a), "bf16"), x, w, b)
+        return pull(g)
+
+    def strips_in(fn: Callable, *types: Any) -> list[ScheduledGroup]:
+        groups = CudaProgram(ts.jit(fn).graph(*types), TARGET).plan.groups
+        return [g for g in groups if g.kind == "strips"]
+
+    (norm,) = strips_in(gradients, x, w, w, g)
+    assert norm.grid == (strips,) and norm.schedule.warps_ == 4
+    (alone,) = strips_in(lambda g: ts.sum(ts.cast(g, "f32"), axis=0), g)
+    assert alone.grid[0] == rows // 128
