@@ -18,14 +18,17 @@ from .routine import empty_like, routine, type_of
 
 
 @kernel
-def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None):
+def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None,
+            acc=None):
     """The block [m:m+BM, n:n+BN] of A B, kept in the type `sums`. Other kernels call it.
 
     layout: 'nn', 'nt', 'tn' or 'tt'; t is an operand that lies transposed, [K, M] or [N, K].
     batch: which matrix of each operand, (i, j); None for an operand that is one matrix.
     part: (i, depth) of a sum over [i*depth : (i+1)*depth] of K alone.
+    acc: what it is added to, such as another product.
     """
-    acc = tile.zeros((BM, BN), sums)
+    if acc is None:
+        acc = tile.zeros((BM, BN), sums)
     begin, end = 0, A.shape[-1] if layout[0] == "n" else A.shape[-2]
     if part is not None:
         begin = part[0] * part[1]

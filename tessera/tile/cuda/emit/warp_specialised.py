@@ -231,10 +231,11 @@ def _ring_fill(e: Emitter, op: Op) -> None:
     h = _specialised(e)
     ring = h.program.ring(op.attr["ring"])
     at, phase = h.positions[ring.name]
+    loads = [ring.load(name) for name in op.attr["loads"]]
     acquire = h.part(f"{ring.name}_acquire", "ring_acquire", ring.slots, ring.barriers_bytes,
-                     ring.copied_bytes)
+                     sum(load.bytes for load in loads))
     e.line(f"{acquire}({at}, {phase})")
-    for load, view in zip(ring.loads, op.args, strict=True):
+    for load, view in zip(loads, op.args, strict=True):
         place = place_of(e, view)
         columns = load.panel_box[-1]
         copy = h.part(f"{base_name(load.name)}_copy", "ring_copy", len(load.box),

@@ -62,26 +62,32 @@ class Load:
 
 @dataclass(frozen=True)
 class BufferRing:
-    """`slots` buffers in shared memory for `loads`, each with a full and an empty barrier."""
+    """`slots` buffers in shared memory, each with a full and an empty barrier.
+
+    fills: what arrives together in a slot, of each loop that takes its turn with the ring.
+    """
 
     name: str
     slots: int
-    loads: tuple[Load, ...]
+    fills: tuple[tuple[Load, ...], ...]
     offset_bytes: int = 0  # of slot 0
     barriers_bytes: int = 0  # offset of full[0]; empty[0] follows full[slots - 1]
 
     @property
     def slot_bytes(self) -> int:
-        last = self.loads[-1]
-        return aligned(last.offset_bytes + last.bytes)
+        return max(aligned(loads[-1].offset_bytes + loads[-1].bytes) for loads in self.fills)
 
     @property
-    def copied_bytes(self) -> int:
-        """What the copies of a slot bring."""
-        return sum(load.bytes for load in self.loads)
+    def loads(self) -> tuple[Load, ...]:
+        """Of all fills."""
+        return tuple(load for loads in self.fills for load in loads)
 
     def load(self, name: str) -> Load:
         return next(x for x in self.loads if x.name == name)
+
+    def fill(self, name: str) -> tuple[Load, ...]:
+        """The loads that arrive together with the one of this name."""
+        return next(loads for loads in self.fills if any(x.name == name for x in loads))
 
 
 def barriers_end(rings: tuple[BufferRing, ...]) -> int:

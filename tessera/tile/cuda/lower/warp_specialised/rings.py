@@ -3,7 +3,8 @@
 Loads of one block whose first reader is the same matmul share a ring: they are needed together and
 free together. A row of numbers comes with the matmul whose result it meets. A load outside of loops
 is simply a ring of one slot, or of two where there is room and nobody reads it into registers: that
-of the next tile arrives meanwhile. A load that an iteration's first matmuls read and its last ones
+of the next tile arrives meanwhile. Loops one after another take turns with their rings: what the
+next one reads arrives while the one before ends, and none has memory that lies idle. A load that an iteration's first matmuls read and its last ones
 too has a slot more, for a rotated loop holds it into the next iteration.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from tessera.tile.cuda.lower.warp_specialised.program import (
     MAIL_BYTES,
@@ -31,7 +33,7 @@ from tessera.tile.cuda.lower.warp_specialised.rewrite import (
 )
 from tessera.tile.cuda.lower.warp_specialised.rotate import held_over
 from tessera.tile.cuda.lower.warp_specialised.tidy import base_name
-from tessera.tile.ir.ir import For, Op, SSAValue, While, regions, walk
+from tessera.tile.ir.ir import For, If, Op, SSAValue, While, regions, walk
 
 BARRIER_BYTES = 8
 
@@ -55,14 +57,11 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAV
            ) -> tuple[BufferRing, ...]:
     made: list[BufferRing] = []
     at = 0
-    for in_loop, loads in groups(nodes):
-        placed, size = [], 0
-        for load in loads:
-            placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
-            size = aligned(size + placed[-1].bytes)
-        name = ring_name(made, placed)
-        slots = stages + any(out(load) in held for load in loads) if in_loop else outside
-        made.append(BufferRing(name, slots, tuple(placed), at))
+    for in_loop, fills in groups(nodes):
+        placed = tuple(_placed(loads, nodes, maker) for loads in fills)
+        name = ring_name(made, placed[0])
+        over = any(out(load) in held for loads in fills for load in loads)
+        made.append(BufferRing(name, stages + over if in_loop else outside, placed, at))
         at += made[-1].slots * made[-1].slot_bytes
     for i, ring in enumerate(made):
         made[i] = replace(ring, barriers_bytes=at)
@@ -70,13 +69,22 @@ def _rings(nodes: Nodes, maker: Maker, stages: int, outside: int, held: set[SSAV
     return tuple(made)
 
 
-def ring_name(made: list[BufferRing], loads: list[Load]) -> str:
+def _placed(loads: list[Op], nodes: Nodes, maker: Maker) -> tuple[Load, ...]:
+    """What arrives together, one behind the other in a slot."""
+    placed, size = [], 0
+    for load in loads:
+        placed.append(replace(describe(load, nodes, maker), offset_bytes=size))
+        size = aligned(size + placed[-1].bytes)
+    return tuple(placed)
+
+
+def ring_name(made: list[BufferRing], loads: tuple[Load, ...]) -> str:
     name = "_".join(base_name(load.name) for load in loads)
     return name if all(r.name != name for r in made) else f"{name}_{len(made)}"
 
 
-def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
-    """(whether in a loop, its loads) of each ring, in the order of the program."""
+def groups(nodes: Nodes) -> Iterator[tuple[bool, list[list[Op]]]]:
+    """(whether in a loop, the loads of each fill) of each ring, in the order of the program."""
     first: dict[SSAValue, int] = {}
     for i, matmul in enumerate(ops_in(nodes, "async_matmul")):
         for x in matmul.args[:2]:
@@ -84,18 +92,28 @@ def groups(nodes: Nodes) -> Iterator[tuple[bool, list[Op]]]:
                 first.setdefault(x, i)
     first |= _meetings(nodes)
 
-    def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[Op]]]:
+    def block(nodes: Nodes, in_loop: bool) -> Iterator[tuple[bool, list[list[Op]]]]:
         found: dict[int, list[Op]] = {}
         for node in nodes:
             if is_op(node, "ring_load"):
                 assert isinstance(node, Op)
                 found.setdefault(first[out(node)], []).append(node)
-        yield from ((in_loop, loads) for loads in found.values())
+        yield from ((in_loop, [loads]) for loads in found.values())
+        loops = [n for n in nodes if isinstance(n, For | While)]
+        inside = [[fills for r in regions(n) for _, fills in block(r, True)] for n in loops]
+        yield from ((True, sum(turns, [])) for turns in _turns(inside))
         for node in nodes:
-            for region in regions(node):
-                yield from block(region, in_loop or isinstance(node, For | While))
+            if isinstance(node, If):
+                for region in regions(node):
+                    yield from block(region, in_loop)
 
     yield from block(nodes, False)
+
+
+def _turns(inside: list[list[list[list[Op]]]]) -> Iterator[list[list[list[Op]]]]:
+    """The rings of loops one after another: the first of each is one, the second of each is one."""
+    for some in zip_longest(*inside):
+        yield [fills for fills in some if fills]
 
 
 def _meetings(nodes: Nodes) -> dict[SSAValue, int]:
@@ -133,7 +151,6 @@ def describe(load: Op, nodes: Nodes, maker: Maker) -> Load:
     type = maker.type(out(load))
     return Load(out(load).name, view.args[0].name, tuple(view.attr["box"]),
                 type.shape, type.dtype)  # type: ignore[union-attr]
-
 
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.cuda.lower.warp_specialised.program import BufferRing, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import BufferRing, Load, Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import (
     Maker,
     Nodes,
@@ -39,17 +39,18 @@ def producer_of(function: Function, rings: tuple[BufferRing, ...], maker: Maker)
 
     def block(nodes: Nodes) -> list[Node]:
         kept: list[Node] = []
-        views: dict[str, list[SSAValue]] = {r.name: [] for r in rings}
+        views: dict[tuple[Load, ...], list[SSAValue]] = {f: [] for r in rings for f in r.fills}
         for node in nodes:
             if not is_op(node, "ring_load"):
                 kept.append(node)
                 continue
             assert isinstance(node, Op) and isinstance(node.args[0], SSAValue)
             ring = ring_of[out(node).name]
-            views[ring.name].append(node.args[0])
-            if len(views[ring.name]) == len(ring.loads):
-                kept.append(maker.op("ring_fill", views[ring.name], where=node.where,
-                                     ring=ring.name, loads=tuple(x.name for x in ring.loads)))
+            fill = ring.fill(out(node).name)
+            views[fill].append(node.args[0])
+            if len(views[fill]) == len(fill):
+                kept.append(maker.op("ring_fill", views[fill], where=node.where,
+                                     ring=ring.name, loads=tuple(x.name for x in fill)))
         return kept
 
     body = map_blocks(function.body, block)
@@ -152,7 +153,7 @@ def _waited(ring: BufferRing, load: Op, loads: dict[SSAValue, Op], table: Table,
     wait = maker.op("ring_wait", (), f"{ring.name}_slot", where=load.where, ring=ring.name)
     made: list[Node] = [wait]
     by_name = {v.name: v for v in loads}
-    for x in ring.loads:
+    for x in ring.fill(out(load).name):
         value = by_name[x.name]
         tile = maker.op("slot_tile", (out(wait),), x.name, where=loads[value].where,
                         ring=ring.name, load=x.name, dtype=x.dtype, shape=x.shape)
