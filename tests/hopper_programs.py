@@ -41,6 +41,21 @@ def gemm_tn(A: Tensor["K", "M", bf16], B: Tensor["K", "N", bf16], C: Tensor["M",
 
 
 @ts.kernel
+def two_gemms(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], X: Tensor["S", "M", bf16],
+              W: Tensor["S", "N", bf16], C: Tensor["M", "N", bf16], BM=128, BN=128, BK=64):
+    """A B' + X' W: two loops, one after the other, into the same sums."""
+    m, n = ts.tile.group_id(0) * BM, ts.tile.group_id(1) * BN
+    acc = ts.tile.zeros((BM, BN))
+    for k in range(0, K, BK):
+        acc = ts.tile.dot(ts.tile.load(A[m:m + BM, k:k + BK]),
+                          ts.tile.load(B[n:n + BN, k:k + BK]).T, acc)
+    for s in range(0, S, BK):
+        acc = ts.tile.dot(ts.tile.load(X[s:s + BK, m:m + BM]).T,
+                          ts.tile.load(W[s:s + BK, n:n + BN]), acc)
+    C[m:m + BM, n:n + BN] = acc
+
+
+@ts.kernel
 def swiglu(X: Tensor["M", "K", bf16], W: Tensor["N", "K", bf16], V: Tensor["N", "K", bf16],
            bias: Tensor["N", f32], R: Tensor["M", "N", bf16], Y: Tensor["M", "N", bf16],
            BM=128, BN=64, BK=64):

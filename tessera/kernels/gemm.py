@@ -24,15 +24,18 @@ def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None,
 
     layout: 'nn', 'nt', 'tn' or 'tt'; t is an operand that lies transposed, [K, M] or [N, K].
     batch: which matrix of each operand, (i, j); None for an operand that is one matrix.
-    part: (i, depth) of a sum over [i*depth : (i+1)*depth] of K alone.
+    part: (i, depth, before) of a sum over [i*depth : (i+1)*depth] alone, of K behind as many terms
+    of other products.
     acc: what it is added to, such as another product.
     """
     if acc is None:
         acc = tile.zeros((BM, BN), sums)
     begin, end = 0, A.shape[-1] if layout[0] == "n" else A.shape[-2]
     if part is not None:
-        begin = part[0] * part[1]
+        begin = part[0] * part[1] - part[2]
         end = tile.minimum(end, begin + part[1])
+        if part[2] > 0:
+            begin = tile.maximum(begin, 0)
     for k in range(begin, end, BK):
         if layout[0] == "n":
             a = tile.load(A[m:m+BM, k:k+BK] if batch[0] is None else A[batch[0], m:m+BM, k:k+BK])

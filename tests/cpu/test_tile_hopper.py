@@ -25,6 +25,7 @@ from hopper_programs import (
     gemm_tn,
     matmul,
     swiglu,
+    two_gemms,
     window,
 )
 from tessera import Tensor, bf16, f32, fp8_e4m3
@@ -101,6 +102,19 @@ def test_a_loop_without_an_iteration(rng):
     made = program(gemm_nt, *args)
     run(gemm_nt, made, (1, 1), *args)
     assert not np.asarray(args[2], np.float32).any()
+
+
+@pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1), dict(stages=2)])
+@pytest.mark.parametrize("depths", [(328, 136), (64, 520), (0, 72)], ids=str)
+def test_loops_one_after_another_share_a_ring(depths, extra, rng):
+    """What the second multiplies goes where the first left off, in slots and phases."""
+    M, N, (K, S) = 200, 264, depths
+    args = [random(rng, M, K), random(rng, N, K), random(rng, S, M), random(rng, S, N),
+            poisoned(M, N)]
+    made = compared(two_gemms, (2, 3), args, 4, schedule=Schedule(**extra), blocks=2)
+    (ring,) = made.rings
+    assert [[x.tensor for x in loads] for loads in ring.fills] == [["A", "B"], ["X", "W"]]
+    assert ring.slots == extra.get("stages", 4) and ring.slot_bytes == 2 * 128 * 64 * 2
 
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])

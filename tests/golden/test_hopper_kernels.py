@@ -87,6 +87,22 @@ def test_a_matmul_is_one_chain_of_wgmma(kernel, a, b):
     assert [name for name, _ in maps] == ["A", "B", "C"] and all(box[-1] == 64 for _, box in maps)
 
 
+def test_a_second_loop_into_the_same_sums_costs_its_instructions_alone():
+    """Beside one loop: as many registers, as much shared memory, and no move of a sum."""
+    one = compiled(kernels.gemm_nt, ones(bf16, 512, 320), ones(bf16, 768, 320),
+                   ones(bf16, 512, 768), BN=256)
+    two = compiled(kernels.two_gemms, ones(bf16, 512, 320), ones(bf16, 768, 320),
+                   ones(bf16, 128, 512), ones(bf16, 128, 768), ones(bf16, 512, 768), BN=256)
+    for _, _, built in (one, two):
+        require_fast(built)
+        assert built.resources.registers == 168
+    assert one[1].shared_bytes == two[1].shared_bytes
+    first, both = counts(one[2]), counts(two[2])
+    assert both["HGMMA.64x256x16.F32.BF16"] == 2 * first["HGMMA.64x256x16.F32.BF16"] == 8
+    for same in ("STSM", "UTMASTG", "F2FP", "USETMAXREG", "MOV"):
+        assert total(both, same) == total(first, same)
+
+
 def test_one_consumer_keeps_a_matmul_in_flight():
     program, _, built = compiled(kernels.gemm_nt, ones(bf16, 512, 320), ones(bf16, 768, 320),
                                  ones(bf16, 512, 768), BM=64)

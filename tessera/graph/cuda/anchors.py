@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from ...kernels.matmul_blocks import STEP_BYTES
 from ..ir import Node
 from ..schedule.loop_axes import Frame, extents_of
 
@@ -31,4 +32,11 @@ def anchor_extents(anchor: Node) -> tuple[int, ...]:
     return shape if len(shape) == 2 else (prod(shape[:-2]), *shape[-2:])
 
 
-__all__ = ["anchor_extents", "anchor_frame"]
+def whole_steps(product: Node) -> int:
+    """K of all pairs of operands of a product, each up to the end of its last step."""
+    step = 8 * STEP_BYTES // product.inputs[0].aval.dtype.bits
+    return sum(-(-extents_of(a)[-1 if way == "n" else -2] // step) * step for a, way in zip(
+        product.inputs[::2], product.attrs["layout"][::2], strict=True))
+
+
+__all__ = ["anchor_extents", "anchor_frame", "whole_steps"]

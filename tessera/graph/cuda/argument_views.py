@@ -89,9 +89,10 @@ def _anchor_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     inner = {len(lead): 0, len(lead) + 1: 0}
     if group.kind == "attention":  # rows beyond the end have to be zeros
         return refusal(layout, (*lead, *shape[-2:]), {1: WIDEST // 2, 2: 1}, bits)
-    axis = anchor.inputs.index(v)
-    along = (axis == 0) != (anchor.attrs["layout"][axis] == "t")  # the contracted axis is the last
-    inner[len(lead) + along] = 64 if bits > 8 else 128
+    for i, (x, way) in enumerate(zip(anchor.inputs, anchor.attrs["layout"], strict=True)):
+        if x is v:
+            along = (i % 2 == 0) != (way == "t")  # the contracted axis is the last
+            inner[len(lead) + along] = 64 if bits > 8 else 128
     return refusal(layout, (*lead, *shape[-2:]), inner, bits)
 
 

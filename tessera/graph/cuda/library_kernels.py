@@ -37,12 +37,13 @@ def _others(w: KernelWriter, b: FrameBlock, group: ScheduledGroup, own: int,
 
 
 def gemm_source(group: ScheduledGroup) -> KernelText:
-    """The library's loop over K. The extents of one matrix stay open, so that a kernel serves all
-    products of its kind; those of a batch, and extents from which the compiler is to see that rows
-    are of 16 bytes, are constants."""
+    """The library's loop over K, or several into the same sums, one after another. The extents of
+    one matrix stay open, so that a kernel serves all products of its kind; those of a batch, and
+    extents from which the compiler is to see that rows are of 16 bytes, are constants."""
     w, frame = KernelWriter(group), Frame(group.space, group.attr("axes"))
     w.scope |= {"product": product}
-    anchor, (A, B) = group.steps[0], group.reads[:2]
+    anchor = group.steps[0]
+    own = group.reads[:len(anchor.args)]
     s, layout, batch, open_ = (group.schedule, group.attr("layout"), group.attr("batch"),
                                group.attr("open"))
     if not open_:
@@ -51,18 +52,26 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
             w.line(f"{name} = tile.group_id({i}){size}")
     m, n = ("tile_m", "tile_n") if open_ else ("m", "n")
     b = FrameBlock(frame, f"{m}:{m}+{s.m}", f"{n}:{n}+{s.n}", ("z",) if batch else (), s.m, s.n,
-                   {r.name: r for r in group.reads[2:]})
+                   {r.name: r for r in group.reads[len(own):]})
     sums, depth = w.type(anchor.type), dict(group.attrs).get("depth", 0)
-    part = f", (z, {depth})" if depth else ""
-    indices = ", ".join(batch or ("None", "None"))
-    w_call = f"product(A, B, {m}, {n}, ({indices}), {layout!r}, {sums}, {s.m}, {s.n}, {s.k_}{part})"
-    _behind(w, b, group, anchor, w_call)
-    dims = [tuple(names if way == "n" else names[::-1]) if open_ else o.shape
-            for o, way, names in zip((A, B), layout, ("MK", "KN"), strict=True)]
-    texts, shapes = _others(w, b, group, 2, {0: "M", 1: "N"} if open_ else {})
-    own = [f"{name}: {w.annotation(o, d)}" for name, o, d in zip("AB", (A, B), dims, strict=True)]
-    return w.finish([*own, *texts], "" if open_ else f"(grid={group.grid})",
-                    [A.shape, B.shape, *shapes])
+    texts, calls, before = list[str](), list[str](), 0
+    for i in range(0, len(own), 2):
+        names = [f"{name}{i // 2 or ''}" for name in "ABK"]
+        indices = ", ".join(batch[i:i + 2] or ("None", "None"))
+        part = f", (z, {depth}, {before})" if depth else ""
+        calls.append(f"product({names[0]}, {names[1]}, {m}, {n}, ({indices}), {layout[i:i + 2]!r}, "
+                     f"{sums}, {s.m}, {s.n}, {s.k_}{part}{', acc=acc' if i else ''})")
+        for name, o, way, dims in zip(names, own[i:i + 2], layout[i:i + 2],
+                                      (("M", names[2]), (names[2], "N")), strict=False):
+            along = dims if way == "n" else dims[::-1]
+            texts.append(f"{name}: {w.annotation(o, along if open_ else o.shape)}")
+        before += -(-own[i].shape[-1 if layout[i] == "n" else -2] // s.k_) * s.k_
+    for text in calls[:-1]:
+        w.line(f"acc = {text}", anchor)
+    _behind(w, b, group, anchor, calls[-1])
+    others, shapes = _others(w, b, group, len(own), {0: "M", 1: "N"} if open_ else {})
+    return w.finish([*texts, *others], "" if open_ else f"(grid={group.grid})",
+                    [*(o.shape for o in own), *shapes])
 
 
 def attention_source(group: ScheduledGroup) -> KernelText:

@@ -29,16 +29,20 @@ from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
+from .anchors import whole_steps
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
 def _product_flops(ins: Shapes, outs: Shapes, *, layout: str, **attrs: Any) -> float:
-    """2 m n k."""
-    parts = attrs.get("parts", 1)
-    return 2.0 * prod(outs[0]) / parts * ins[0][-1 if layout[0] == "n" else -2]
+    """2 m n k, of each pair of operands."""
+    depth = sum(a[-1 if way == "n" else -2] for a, way in zip(ins[::2], layout[::2], strict=True))
+    return 2.0 * prod(outs[0]) / attrs.get("parts", 1) * depth
 
 
-PRODUCT = library_call("product", flops=_product_flops, matmul=True, shows=(0, 1))
+MOST_PAIRS = 4  # of operands whose products one call adds up
+# The sum of the products of its operands, pair by pair.
+PRODUCT = library_call("product", flops=_product_flops, matmul=True,
+                       shows=tuple(range(2 * MOST_PAIRS)))
 
 
 def joined(where: SourceLine | None, parts: list[Node]) -> SourceLine | None:
@@ -112,21 +116,7 @@ class _Calls:
         attrs = {"layout": "".join("t" if s.transposed else "n" for s in (a, b)),
                  "copied": "".join(n for n, s in zip("ab", (a, b), strict=True) if s.copied),
                  **node.attrs}
-        blocks, chosen = blocks_of(node, self.chip)
-        if chosen:
-            attrs["block"] = blocks.rows, blocks.columns
-        if blocks.parts == 1:
-            self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
-            return
-        out = node.outputs[0].aval
-        partial = Value(Aval((blocks.parts, *out.shape), out.type))
-        attrs |= {"parts": blocks.parts, "depth": blocks.depth}
-        self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, (partial,), where))
-        whole = Value(Aval((1, *out.shape), out.type))
-        total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
-        self.nodes.append(Node(OPS["reduce_sum"], (partial,), total, (whole,), where))
-        shape = {"shape": out.shape}
-        self.nodes.append(Node(OPS["reshape"], (whole,), shape, node.outputs, where))
+        self.nodes.append(Node(PRODUCT, (a.value, b.value), attrs, node.outputs, where))
 
     def side(self, v: Value) -> _Side:
         transposed, parts = False, list[Node]()
@@ -176,18 +166,40 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     """The block of a matmul's result and the parts of K, by the estimate; whether the block is
     chosen: warpgroups have a choice where the result is no smaller than the usual block, but not
     of codes of 8 bits, whose sums are kept twice. Extents that only a call knows take no part."""
-    (a, b), out = node.inputs, node.outputs[0].aval
-    numeric, shape = a.aval.type, (*a.aval.shape, *b.aval.shape)
-    if numeric.dtype.bits > 16 or not all(isinstance(n, int) for n in shape):
+    numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
+    if numeric.dtype.bits > 16 or not all(
+            isinstance(n, int) for v in node.inputs for n in v.aval.shape):
         return MatmulBlocks(0, 0), False
     *lead, M, N = extents_of(node.outputs[0])
     m, n, _ = default_block(numeric, M, N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
     chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands)
-    extents = MatmulExtents(M, N, extents_of(a)[-1], numeric.dtype.bits, out.dtype.bits, prod(lead))
+    extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
+                            prod(lead))
     return choose_blocks(extents, LARGE if chosen else (usual,),
                          not lead and out.dtype.kind == "float"), chosen
+
+
+def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
+    """The graph with the block of each product, and long sums of few blocks in parts."""
+    nodes = [_in_blocks(n, chip) if n.op is PRODUCT else [n] for n in graph.nodes]
+    return replace(graph, nodes=tuple(n for made in nodes for n in made))
+
+
+def _in_blocks(node: Node, chip: WarpgroupMatmul | None) -> list[Node]:
+    blocks, chosen = blocks_of(node, chip)
+    attrs = node.attrs | ({"block": (blocks.rows, blocks.columns)} if chosen else {})
+    if blocks.parts == 1:
+        return [replace(node, attrs=attrs)]
+    out = node.outputs[0].aval
+    partial = Value(Aval((blocks.parts, *out.shape), out.type))
+    whole = Value(Aval((1, *out.shape), out.type))
+    total = {"axis": (0,), "keepdims": True, "accum": out.dtype}
+    return [replace(node, attrs=attrs | {"parts": blocks.parts, "depth": blocks.depth},
+                    outputs=(partial,)),
+            Node(OPS["reduce_sum"], (partial,), total, (whole,), node.where),
+            Node(OPS["reshape"], (whole,), {"shape": out.shape}, node.outputs, node.where)]
 
 
 def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
@@ -198,4 +210,5 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
     return Graph(graph.name, graph.inputs, graph.captures, tuple(calls.nodes), graph.outputs)
 
 
-__all__ = ["PRODUCT", "LibraryCall", "call_products", "joined", "transpose_operands"]
+__all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined", "place_blocks",
+           "transpose_operands"]

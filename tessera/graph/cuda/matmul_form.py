@@ -15,7 +15,7 @@ from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
-from .anchors import anchor_extents
+from .anchors import anchor_extents, whole_steps
 from .choose_schedule import chosen, grid_of
 from .spell import is_light
 
@@ -25,15 +25,15 @@ Extents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class MatmulForm:
-    """operands: the extents of both as the kernel takes them.  layout: "n" of one that lies as
-    [M, K] or [K, N], "t" of one whose matrices lie transposed.
+    """operands: the extents of all, pair by pair, as the kernel takes them.  layout: of each; "n"
+    of one that lies as [M, K] or [K, N], "t" of one whose matrices lie transposed.
 
     batch: of each operand, which matrix belongs to matrix z of the result; empty where there is
     one matrix.
     open: whether the kernel takes the extents at each call; else they are constants of it.
     """
 
-    operands: tuple[Extents, Extents]
+    operands: tuple[Extents, ...]
     layout: str
     batch: tuple[str, ...]
     open: bool
@@ -47,27 +47,30 @@ def matmul_form(group: FusionGroup, frame: Frame, shared_bytes: int) -> MatmulFo
     assert anchor is not None
     extents, lead = anchor_extents(anchor), extents_of(anchor.outputs[0])[:-2]
     shapes = [extents_of(v) for v in anchor.inputs]
-    a, b = ((prod(s[:-2]), *s[-2:]) if lead else s for s in shapes)
+    operands = tuple((prod(s[:-2]), *s[-2:]) if lead else s for s in shapes)
     batch = tuple(_matrix_index(lead, s[:-2]) for s in shapes) if lead else ()
     schedule = _schedule(anchor, shared_bytes, *block_of(group, frame))
-    eights = _rows_of_eight(anchor, a, b)
+    eights = _rows_of_eight(anchor, operands)
     schedule = schedule.with_notes(*_operand_notes(anchor, lead, eights), *schedule.notes)
-    return MatmulForm((a, b), anchor.attrs["layout"], batch, not (lead or eights), schedule,
+    return MatmulForm(operands, anchor.attrs["layout"], batch, not (lead or eights), schedule,
                       grid_of(extents, schedule.m, schedule.n))
 
 
-def _rows_of_eight(anchor: Node, a: Extents, b: Extents) -> bool:
+def _rows_of_eight(anchor: Node, operands: tuple[Extents, ...]) -> bool:
     """Whether rows are of 16 bytes, as TMA needs them, and it takes their extents to see it: open
     extents are known to the compiler as multiples of 16 elements or not at all."""
     bits = anchor.inputs[0].aval.dtype.bits
-    rows = (a[-1], b[-1])
+    rows = [shape[-1] for shape in operands]
     return bits <= 16 and any(n % 16 for n in rows) and not any(n * bits % 128 for n in rows)
 
 
 def _operand_notes(anchor: Node, lead: Extents, eights: bool) -> list[str]:
-    names = [n for n, way in zip("ab", anchor.attrs["layout"], strict=True) if way == "t"]
+    letters = [chr(ord("a") + i) for i in range(len(anchor.inputs))]
+    names = [n for n, way in zip(letters, anchor.attrs["layout"], strict=True) if way == "t"]
+    many = len(anchor.inputs) // 2
     notes = [f"{' and '.join(names)} read transposed, as they lie" if len(names) > 1 else
              f"{names[0]} is read transposed, as it lies"] if names else []
+    notes = [f"{many} matmuls into the same sums", *notes] if many > 1 else notes
     types = [v.aval.dtype.name for v in anchor.inputs]
     kinds = " and ".join(dict.fromkeys(types))
     if copied := anchor.attrs["copied"]:
@@ -105,17 +108,11 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
     m, n = anchor.attrs["block"]
     notes = [f"blocks of {m} x {n}: the last wave of groups is fuller"] * ((m, n) != USUAL)
     if pressure and (m, n) not in CROWDED:
-        bits, K = numeric.dtype.bits, contracted(anchor)
+        bits, K = numeric.dtype.bits, whole_steps(anchor)
         found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)
         m, n = found.rows, found.columns
         notes = [f"blocks of {m} x {n}, because {pressure}"]
     return (m, n, k), notes
-
-
-def contracted(anchor: Node) -> int:
-    """K of a product."""
-    a, layout = extents_of(anchor.inputs[0]), anchor.attrs["layout"]
-    return a[-1] if layout[0] == "n" else a[-2]
 
 
 def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],

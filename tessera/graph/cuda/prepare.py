@@ -19,11 +19,12 @@ from .attention_kernels import use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
-from .library_ops import call_products, transpose_operands
+from .library_ops import call_products, place_blocks, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
+from .product_sums import sum_products
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -171,7 +172,9 @@ def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarr
     for step in PIPELINE:
         graph = step(graph, chip) if step in BY_CHIP else step(graph)
     known, graph = fold_constants(graph)
-    return remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul)), known
+    graph = remove_dead(call_products(open_keys(graph), chip.warpgroup_matmul))
+    graph = sum_products(graph, chip.warpgroup_matmul)
+    return place_blocks(graph, chip.warpgroup_matmul), known
 
 
 __all__ = ["PIPELINE", "narrow_ids", "prepare", "split_reductions"]

@@ -4,8 +4,9 @@ Loads of one block whose first reader is the same matmul share a ring: they are 
 free together. A row of numbers comes with the matmul whose result it meets. A load outside of loops
 is simply a ring of one slot, or of two where there is room and nobody reads it into registers: that
 of the next tile arrives meanwhile. Loops one after another take turns with their rings: what the
-next one reads arrives while the one before ends, and none has memory that lies idle. A load that an iteration's first matmuls read and its last ones
-too has a slot more, for a rotated loop holds it into the next iteration.
+next one reads arrives while the one before ends, and no memory lies idle. A load that an
+iteration's first matmuls read and its last ones too has a slot more, for a rotated loop holds it
+into the next iteration.
 """
 
 from __future__ import annotations
