@@ -302,6 +302,20 @@ def test_rows_of_a_grid_of_two_axes(rng):
         assert_close(got, x.array.astype(np.float64).sum(1), "f32", n=40)
 
 
+def test_small_copies_are_one_launch_and_large_ones_are_not(rng):
+    xs = [ts.tensor(rng.integers(0, 256, (40, 48)).astype(np.uint8)) for _ in range(3)]
+    made = program(lambda xs: [ts.transpose(x) for x in xs], xs)
+    (run,) = made.runs()
+    memory = made._host_memory([x.array for x in xs])
+    emulate(made, run, memory)
+    for name, x in zip(made.plan.results, xs, strict=True):
+        assert np.array_equal(memory[made.base(name)].reshape(48, 40), x.array.T)
+    ways = program(lambda xs: [ts.transpose(xs[0]), ts.flip(ts.transpose(xs[1]), 0)], xs)
+    assert len(ways.runs()) > 1
+    large = [ts.zeros((4096, 4096), "uint8")] * 2
+    assert len(program(lambda x, y: (ts.transpose(x), ts.transpose(y)), *large).runs()) == 2
+
+
 def test_each_group_counts_in_words_of_its_own(rng):
     xs = [normal(rng, 48) for _ in range(3)]
     xs[1].array.setflags(write=True)

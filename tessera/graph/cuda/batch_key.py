@@ -2,7 +2,8 @@
 
 A loop over elements whose operands lie along all of its space, or are one number, has a kernel for
 any number of elements (`is_flat`), so arrays of all shapes share it. Others have the extents in
-their text, and share a launch where these are the same.
+their text, and share a launch where these are the same. Of copies the small ones do: a launch is
+much of their time, and no copy lies in memory for long before it is read.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Hashable, Mapping
 from math import prod
 from typing import Any
 
-from ..ir import Node, Value
+from ..ir import Node, Value, value_bytes
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import extents_of
+from ..schedule.region_copies import moves_of
 
-KINDS = ("loop", "rows", "columns")
+KINDS = ("loop", "rows", "columns", "move")
+SMALL_COPY = 1 << 23  # bytes, which a GPU moves in the time of a few launches
 MOST_ELEMENTS = 1 << 30  # of an array that a flat loop is over: its numbers have 32 bits
 
 
@@ -35,6 +38,12 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any)
             n.op.placed or n.op.makes or n.op.effects or n.op.name == "check_index"
             for n in group.nodes):
         return None
+    moves = ""
+    if group.kind == "move":
+        (node,) = group.nodes
+        if sum(map(value_bytes, node.outputs)) > SMALL_COPY:
+            return None
+        moves = repr(moves_of(node))
     flat = is_flat(group, numbers)
     names: dict[Value, int] = {}
 
@@ -50,7 +59,8 @@ def batch_key(group: FusionGroup, numbers: Mapping[Value, Any], attributes: Any)
             map(value, n.outputs))
 
     steps = tuple(map(step, group.nodes))
-    return group.kind, () if flat else group.space, steps, tuple(map(value, group.outputs))
+    return group.kind, () if flat else group.space, steps, moves, tuple(
+        map(value, group.outputs))
 
 
 __all__ = ["batch_key", "is_flat"]
