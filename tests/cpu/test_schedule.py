@@ -89,6 +89,19 @@ def test_anchors_take_in_loops_that_move_few_bytes_beside_their_result() -> None
         assert [g.kind for g in groups if g.kind != "call"] == want
 
 
+def test_an_anchor_with_its_loop_does_not_wait_for_others() -> None:
+    """tanh stands at the end of the program: its matmul runs where it stands nevertheless, so that
+    what it reads is no longer needed."""
+    def fn(x: Any, w: Any) -> Any:
+        y = x @ w
+        z = ts.softmax(w @ x) @ x
+        return z, ts.tanh(y), ts.exp(x @ x) * z
+
+    groups = kinds(fuse(graph_of(fn, (8, 8), (8, 8)), with_epilogues()))
+    assert groups[0] == "gemm matmul tanh"
+    assert groups[-1] == "gemm matmul exp mul"  # which needs z
+
+
 @pytest.mark.parametrize("align", [16, 64, 4096])
 def test_the_arena_is_aligned_as_the_record_says(align: int) -> None:
     graph = graph_of(lambda x, w: ts.tanh(ts.tanh(ts.tanh(x @ w) @ w) @ w) @ w, (5, 5), (5, 5))

@@ -30,18 +30,24 @@ class _Joiner:
         self.gone: set[int] = set()  # groups that are part of another by now
 
     def run(self) -> list[FusionGroup]:
-        out: list[FusionGroup] = []
+        """Each anchor with the loop behind it as soon as what they read is there: what others make
+        meanwhile finds the memory of its operands free."""
+        out: list[list[FusionGroup]] = []  # the groups at each place
+        place: dict[Value, int] = {}
         for group in (part for g in self.groups for part in self.cut(g)):
             front = self.source(group) if group.kind == "loop" else None
-            if front is None:
-                out.append(group)
-                continue
-            self.gone.update(map(id, front))
-            nodes = [n for g in front for n in g.nodes] + group.nodes
-            made = FusionGroup(front[0].kind, group.space, nodes, anchor=front[0].anchor)
-            made.connect(self.count)
-            out.append(made)
-        return [g for g in out if id(g) not in self.gone]
+            at = len(out)
+            if front is not None:
+                self.gone.update(map(id, front))
+                nodes = [n for g in front for n in g.nodes] + group.nodes
+                group = FusionGroup(front[0].kind, group.space, nodes, anchor=front[0].anchor)
+                group.connect(self.count)
+                at = max(place.get(v, -1) for v in (*group.inputs, *front[0].outputs))
+            if at == len(out):
+                out.append([])
+            out[at].append(group)
+            place |= dict.fromkeys(group.outputs, at)
+        return [g for at in out for g in at if id(g) not in self.gone]
 
     def cut(self, group: FusionGroup) -> list[FusionGroup]:
         """What is behind an anchor in two: what can run on its result without keeping a matmul
@@ -95,7 +101,7 @@ class _Joiner:
 
 def join_epilogues(groups: list[FusionGroup], count: Count, target: ScheduleTarget
                    ) -> list[FusionGroup]:
-    """Each anchor joined with the loop behind it, at the loop's place."""
+    """Each anchor joined with the loop behind it."""
     if not any(g.anchor is not None for g in groups):
         return groups
     return _Joiner(groups, count, target).run()
