@@ -108,10 +108,11 @@ def planned_memory(graph: Graph, groups: Sequence[FusionGroup], plan: MemoryPlan
             if plan.places[plan.places[v].root].kind in ("arena", "dynamic"):
                 first.setdefault(plan.places[v].root, i)
     ends = {plan.places[v].root: len(groups) for v in graph.outputs}
+    gone = set(plan.over.values())  # when another is written in their place
     moments = []
     for i, group in enumerate(groups):
         live = {names[v]: value_bytes(v) for v, begin in first.items()
-                if begin <= i <= max(ends.get(v, plan.last_use.get(v, begin)), begin)}
+                if begin <= i <= max(ends.get(v, plan.last_use.get(v, begin)) - (v in gone), begin)}
         moments.append(Moment(" ".join(n.op.name for n in group.nodes[:4]),
                               str(group.where or ""), always | live))
     return MemoryTimeline(tuple(moments))

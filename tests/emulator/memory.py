@@ -10,13 +10,16 @@ POISON = 0xC7
 
 
 class GlobalMemory:
-    """Bytes by address; `valid`: those of an array. Arrays lie 256 bytes apart at least."""
+    """Bytes by address; `valid`: those of an array. Arrays lie 256 bytes apart at least, or where
+    another of the same memory lies."""
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         self.arrays, self.pointers, at = arrays, {}, BASE
+        same: dict[int, int] = {}
         for name, array in arrays.items():
-            self.pointers[name] = at
-            at += -(-array.nbytes // 256) * 256 + 256
+            self.pointers[name] = same.setdefault(array.__array_interface__["data"][0], at)
+            if self.pointers[name] == at:
+                at += -(-array.nbytes // 256) * 256 + 256
         self.bytes, self.valid = np.full(at, POISON, np.uint8), np.zeros(at, bool)
         self._writer = np.zeros(at, np.int64)
         for name, array in arrays.items():

@@ -163,7 +163,10 @@ class CudaProgram:
         memory |= self.lowered.constants
         memory |= zip(self.lowered.drawn, self.lowered.draws.run(), strict=True)
         for b in self.plan.buffers:
-            if b.kind in ("temporary", "result", "host"):
+            if b.over:
+                there = memory[b.over].view(b.type.dtype.numpy)
+                memory[b.name] = there.reshape(b.shape)
+            elif b.kind in ("temporary", "result", "host"):
                 memory[b.name] = poisoned(b)
         return memory
 

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from ..ir import Node
+from ..ir import Node, Value
 from ..op import FLAT_VIEW, FRESH, VIEW, ResultMemory
 from ..ops.kernel import KERNEL
 from ..schedule.groups import MAX_READS, FusionGroup
@@ -218,6 +218,26 @@ def _memory(group: FusionGroup) -> ResultMemory:
     return FLAT_VIEW if group.kind == "view" else FRESH
 
 
+def _overwrites(group: FusionGroup, x: Value, y: Value) -> bool:
+    """A loop loads each element of an operand before it stores any result, in the one block that
+    stores there. So do rows that are held whole; in passes over them those elements come behind all
+    statistics, block by block, for each result in turn."""
+    if group.kind not in ("loop", "rows") or x.aval.dtype.packed or y.aval.dtype.packed:
+        return False
+    whole = extents_of(x) == extents_of(y) == group.space
+    return whole and x.aval.dtype.bits == y.aval.dtype.bits and (
+        group.kind == "loop" or _made_along(group, x, y))
+
+
+def _made_along(group: FusionGroup, x: Value, y: Value) -> bool:
+    """Whether elements of y are made of those of x in the same place."""
+    along = {x}
+    for n in group.nodes:
+        if not n.op.reduction and along.intersection(n.inputs):
+            along.update(n.outputs)
+    return y in along
+
+
 def _buffer(group: FusionGroup) -> str:
     return "host" if group.kind == "offload" else "arena"
 
@@ -227,6 +247,6 @@ CUDA = ScheduleTarget(
     buffer=_buffer, align_bytes=ALIGN_BYTES, strides=False, reads=argument_views.reads,
     writes=argument_views.writes, epilogue=anchor_frame, light=is_light,
     recomputed=lambda node: node.op.name == "cast" or node.op is DECODE, repeatable=_repeatable,
-    takes=_takes)
+    takes=_takes, overwrites=_overwrites)
 
 __all__ = ["CUDA", "indexed_kind"]

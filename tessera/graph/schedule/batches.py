@@ -10,7 +10,7 @@ reads and writes as in use from its first group to its last.
 
 To stand together some of them move: a value is made earlier than it is read, or kept until the last
 group of the batch is ready. A batch is taken where the most bytes that are in use at one time do
-not grow by more than one part in GROWTH; else halves of it are tried.
+not grow by more than SMALL; else halves of it are tried.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from ..ir import Graph, Value, node_effects, value_bytes
 from ..simplify import KEEP_EFFECTS
 from .groups import FusionGroup
 from .target import ScheduleTarget
 
-GROWTH = 64
-SMALL = 1 << 20  # bytes by which any program may grow
+SMALL = 1 << 20  # bytes that all batches of a program may take
 LARGE = 1 << 28  # bytes of a group on average, from which on a launch is no part of its time
 VIEWS = ("view", "saved")  # groups whose result lies where their operand does
 
@@ -49,8 +49,8 @@ class _Batcher:
         results = {self.root.get(v, v) for v in graph.outputs}
         self.bytes = {v: value_bytes(v) for v in self.made
                       if self.root[v] is v and v not in results}
-        most = self.peak()
-        self.limit = most + max(most // GROWTH, SMALL)
+        self.over = [[(self.root.get(x, x), y) for x, y in target.overwritten(g)] for g in groups]
+        self.limit = self.peak() + SMALL
 
     def _connect(self, target: ScheduleTarget) -> None:
         readers: dict[Value, list[int]] = {}
@@ -82,39 +82,53 @@ class _Batcher:
 
     # --- order --------------------------------------------------------------------------------
     def order(self) -> list[_Unit]:
-        """As in the program, a batch where its last group was or where something first needs it."""
-        done, out = set[_Unit](), list[_Unit]()
-        for i, unit in enumerate(self.unit):
-            stack = [unit] if i == unit.groups[-1] else []
-            while stack:
-                top = stack[-1]
-                waits = [] if top in done else [b for b in top.before if b not in done]
-                if waits:
-                    stack += sorted(waits, key=lambda u: -u.groups[-1])
-                    continue
-                stack.pop()
-                if top not in done:
-                    done.add(top)
-                    out.append(top)
+        """As in the program, a batch where its last group was: what reads it waits, and nothing is
+        made early for its sake but what it reads."""
+        waits = {unit: len(unit.before) for unit in self.unit}
+        ready = [unit.groups[-1] for unit, n in waits.items() if not n]
+        heapify(ready)
+        out = list[_Unit]()
+        while ready:
+            unit = self.unit[heappop(ready)]
+            out.append(unit)
+            for b in unit.behind:
+                waits[b] -= 1
+                if not waits[b]:
+                    heappush(ready, b.groups[-1])
         return out
 
     def peak(self) -> int:
         """The most bytes of values between groups that are in use at one time."""
         units = self.order()
         first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
+        last: dict[Value, tuple[int, int]] = {}  # the unit, and how many of its groups
         for at, unit in enumerate(units):
             for i in unit.groups:
-                for v in self.groups[i].outputs:
-                    first.setdefault(self.root[v], at)
-                    last[self.root[v]] = at
-                for v in self.groups[i].inputs:
-                    last[self.root.get(v, v)] = at
+                for v in dict.fromkeys(self.root[v] for v in self.groups[i].outputs):
+                    first.setdefault(v, at)
+                    last[v] = at, 1
+                for v in dict.fromkeys(self.root.get(v, v) for v in self.groups[i].inputs):
+                    last[v] = at, last[v][1] + 1 if v in last and last[v][0] == at else 1
         change = [0] * (len(units) + 1)
         for v, nbytes in self.bytes.items():
             change[first[v]] += nbytes
-            change[last[v] + 1] -= nbytes
+            change[last[v][0] + 1] -= nbytes
+        for at, unit in enumerate(units):
+            for i in unit.groups:
+                self._write_over(self.over[i], at, last, change)
         return max(itertools.accumulate(change))
+
+    def _write_over(self, pairs: Sequence[tuple[Value, Value]], at: int,
+                    last: dict[Value, tuple[int, int]], change: list[int]) -> None:
+        """Take the bytes of operands that a group writes over as given back before it."""
+        gone, there = set[Value](), set[Value]()
+        for x, y in pairs:
+            free = x not in gone and y not in there and last.get(x) == (at, 1)
+            if free and self.bytes.get(x) == self.bytes.get(y, -1):
+                change[at] -= self.bytes[x]
+                change[at + 1] += self.bytes[x]
+                gone.add(x)
+                there.add(y)
 
     # --- batches ------------------------------------------------------------------------------
     def levels(self, members: Sequence[int]) -> list[list[int]]:

@@ -188,9 +188,10 @@ class ScheduleBuilder(ABC):
         place = self.memory.places[v]
         ops = tuple(id_of(node).split()) if node is not None else ()
         of = self.names[place.root] if place.kind == "view" else ""
+        gone = self.memory.over.get(v)
         return PlannedBuffer(self.names[v], extents_of(v), v.aval.type,
                              BUFFERS.get(place.kind, place.kind), of, place.offset, ops,
-                             self.layout(v))
+                             self.layout(v), "" if gone is None else self.names[gone])
 
 
 def node_flops(node: Node) -> float:

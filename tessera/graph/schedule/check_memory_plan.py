@@ -51,6 +51,7 @@ class _Proof:
         self.ends: dict[Value, int] = {}  # by owner: the last that reads any there, or the last
         # of its batch, whose groups run at once
         self.until = batch_ends(groups)
+        self.readers: dict[Value, list[int]] = {}  # by owner: the groups that read any there
 
     def own(self) -> None:
         """Owners of all values, and until when their memory is read."""
@@ -66,6 +67,7 @@ class _Proof:
                     raise self._fault(f"{_name(group)} reads what {_name(self.groups[maker[v]])} "
                                       "makes in the same launch")
                 self.ends[self.owner[v]] = self.until[i]
+                self.readers.setdefault(self.owner[v], []).append(i)
             for v in group.outputs:
                 self._own(v, group, i)
         for v in self.graph.outputs:
@@ -206,7 +208,8 @@ class _Proof:
     def overlaps(self) -> None:
         """No two values whose memory is read at one time share bytes of the arena."""
         live: list[tuple[int, int, int]] = []  # begin, end, number; they are apart
-        at: dict[int, list[tuple[int, int, int]]] = {}
+        spans: dict[Value, tuple[int, int, int]] = {}
+        at: dict[int, list[Value]] = {}
         for i, group in enumerate(self.groups):
             for v in dict.fromkeys(self.owner[v] for v in group.outputs):
                 if self.plan.places[v].kind != "arena" or self.made.get(v) != i:
@@ -215,12 +218,31 @@ class _Proof:
                 if begin % self.plan.target.align_bytes:
                     raise self._fault(f"{_name(group)} is given byte {begin} of the arena, which "
                                       f"is no multiple of {self.plan.target.align_bytes}")
-                span = (begin, begin + _bytes(v), i)
+                spans[v] = span = (begin, begin + _bytes(v), i)
+                if (gone := self.plan.over.get(v)) is not None:
+                    self._over(gone, v, group, i)
+                    del live[bisect_left(live, spans.pop(gone))]
                 self._apart(live, span)
                 insort(live, span)
-                at.setdefault(self.ends[v], []).append(span)
-            for span in at.pop(i, ()):
-                del live[bisect_left(live, span)]
+                at.setdefault(self.ends[v], []).append(v)
+            for v in at.pop(i, ()):
+                if v in spans:
+                    del live[bisect_left(live, spans[v])]
+
+    def _over(self, gone: Value, y: Value, group: FusionGroup, i: int) -> None:
+        """A group writes y where what it reads as the last one lay."""
+        lay = [v for v in group.inputs if self.owner[v] is gone]
+        others = [r for r in self.readers.get(gone, ()) if r != i]
+        if gone not in self.readers or self.plan.places[gone].kind != "arena":
+            raise self._fault(f"{_name(group)} writes over memory that it does not read")
+        if len(lay) != 1 or not self.plan.target.overwrites(group, lay[0], y):
+            raise self._fault(f"{_name(group)} cannot write its result over an operand")
+        if not self.plan.views.layout(lay[0]).is_dense or not (
+                _bytes(lay[0]) == _bytes(gone) == _bytes(y)):
+            raise self._fault(f"{_name(group)} reads a part of what it is to write over")
+        if self.ends[gone] > self.until[i] or any(
+                self.until[r] == self.until[i] for r in others):
+            raise self._fault(f"{_name(group)} writes over what is still read")
 
     def _apart(self, live: list[tuple[int, int, int]], span: tuple[int, int, int]) -> None:
         place = bisect_left(live, span)

@@ -31,7 +31,8 @@ class PlannedBuffer:
     kind: input | capture | constant | drawn | temporary | result | view | host.
 
     of: the buffer in which a view lies.  layout: how, where not in row-major order from its first
-    element on.  offset: of a temporary in the block that they share.
+    element on.  offset: of a temporary in the block that they share.  over: the temporary that lay
+    there before, which the group that writes this one reads last.
     drawn: what the host computes at each call.  host: page-locked memory there, all others are on
     the device.
     """
@@ -44,6 +45,7 @@ class PlannedBuffer:
     offset: int = 0
     ops: tuple[str, ...] = ()
     layout: StridedLayout | None = None
+    over: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -54,10 +56,12 @@ class PlannedBuffer:
 
     @property
     def lies(self) -> str:
-        """`view of v3`, `temporary at 4096`, or the kind alone."""
+        """`view of v3`, `temporary at 4096 over v2`, or the kind alone."""
         if self.kind == "view":
             return f"view of {self.of}" + (f" {self.layout}" if self.layout else "")
-        return f"{self.kind} at {self.offset}" if self.kind == "temporary" else self.kind
+        if self.kind == "temporary":
+            return f"temporary at {self.offset}" + (f" over {self.over}" if self.over else "")
+        return self.kind
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ..ir import Graph, Node, Value, elements, value_bytes
 from .batches import batch_ends
 from .check_memory_plan import verify_plan
 from .groups import FusionGroup
+from .overwrites import find_overwrites
 from .place_views import ViewPlan, place_views
 from .target import ScheduleTarget
 
@@ -62,6 +63,8 @@ class MemoryPlan:
     # the caller gets a copy
     donated: frozenset[Value] = frozenset()  # inputs that the caller gives up
     overwritten: set[Value] = field(default_factory=set)  # those that something is written over
+    over: dict[Value, Value] = field(default_factory=dict)  # values of the arena by those that are
+    # written in their place
     arena_bytes: int = 0
     unshared_bytes: int = 0
 
@@ -124,6 +127,7 @@ def plan_memory(graph: Graph, groups: Sequence[FusionGroup], known: dict[Value, 
         _place_outputs(plan, group, i, last_read)
     _note_uses(plan, graph, groups)
     _escape(plan, graph)
+    plan.over = find_overwrites(plan, groups)
     _pack_arena(plan, groups)
     verify_plan(graph, groups, plan)
     return plan
@@ -272,16 +276,18 @@ def aligned_bytes(v: Value, target: ScheduleTarget) -> int:
 
 def _pack_arena(plan: MemoryPlan, groups: Sequence[FusionGroup]) -> None:
     arena, ends, taken = _Arena(), by_last_use(plan), set[Value]()
+    kept = set(plan.over.values())  # for what is written there
     for i, group in enumerate(groups):
         for v in dict.fromkeys(plan.places[v].root for v in group.outputs):
             place = plan.places[v]
             if place.kind == "arena" and v not in taken:
                 taken.add(v)
                 size = aligned_bytes(v, plan.target)
-                place.offset = arena.take(size)
+                place.offset = (plan.places[plan.over[v]].offset if v in plan.over
+                                else arena.take(size))
                 plan.unshared_bytes += size
         for v in ends.get(i, ()):
-            if plan.places[v].kind == "arena":
+            if plan.places[v].kind == "arena" and v not in kept:
                 at, size = plan.places[v].offset, aligned_bytes(v, plan.target)
                 arena.give(at, size)
                 plan.released.setdefault(i, []).append((at, size))

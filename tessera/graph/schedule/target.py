@@ -36,6 +36,11 @@ def takes_nothing(group: FusionGroup) -> bool:
     return False
 
 
+def beside_operands(group: FusionGroup, x: Value, y: Value) -> bool:
+    """Of a target whose results lie in other memory than what they are made of."""
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class ScheduleTarget:
     """Fusion asks:
@@ -56,6 +61,8 @@ class ScheduleTarget:
     Planning asks:
 
     memory       where the results of a group lie
+    overwrites   whether a group can write a result where an operand lies that nobody reads
+                 afterwards: its kernel reads each element of it before it writes there
     strides      whether a view has the strides that NumPy gives it, and is copied where its
                  operand's do not allow them: a target whose calls take all strides
     reads        of another target: why a group cannot read an operand that lies so; "" where it can
@@ -80,6 +87,11 @@ class ScheduleTarget:
     recomputed: Callable[[Node], bool] = never
     repeatable: Callable[[Node], bool] = never
     takes: Callable[[FusionGroup], bool] = takes_nothing
+    overwrites: Callable[[FusionGroup, Value, Value], bool] = beside_operands
+
+    def overwritten(self, group: FusionGroup) -> list[tuple[Value, Value]]:
+        """The operands that it can write over, each with a result."""
+        return [(x, y) for y in group.outputs for x in group.inputs if self.overwrites(group, x, y)]
 
 
 __all__ = ["ScheduleTarget", "Space", "takes_nothing"]

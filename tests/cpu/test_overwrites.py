@@ -1,0 +1,302 @@
+"""The most memory that a program has in use: results in the place of operands, values that are used
+up as soon as they can be, and no launch of many groups for whose sake more is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from emulator import run as run_emulated
+from tessera.bench.catalogue import MODELS
+from tessera.bench.models.record import StepModel, shapes_of
+from tessera.bench.models.step import first_state, training_step
+from tessera.errors import GraphError
+from tessera.graph import tree
+from tessera.graph.cuda import CudaProgram, choose_schedule, lower
+from tessera.graph.cuda.launch_forms import request_of
+from tessera.graph.cuda.run import GroupLaunch, run_of
+from tessera.graph.ir import value_bytes
+from tessera.graph.schedule.check_memory_plan import verify_plan
+from tessera.graph.schedule.groups import FusionGroup
+from tessera.graph.schedule.memory_plan import MemoryPlan, aligned_bytes
+from tessera.tile.launch.machine_code import emit_request
+from tolerance import assert_close
+
+MIB = 1 << 20
+
+
+def program(fn: Callable, *inputs: Any, donated: Any = (), target: str = "sm_90a") -> CudaProgram:
+    return CudaProgram(ts.jit(fn).graph(*inputs), target, donated)
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: str = "f32") -> ts.Tensor:
+    return ts.tensor(rng.standard_normal(shape).astype(np.float32), dtype)
+
+
+def written_over(made: CudaProgram) -> list[str]:
+    """The kinds of the groups that write over an operand."""
+    over = {b.name: b.over for b in made.plan.buffers if b.over}
+    return [g.kind for g in made.plan.groups for w in g.writes
+            if made.base(w.name) in over and over[w.name] in {made.base(r.name) for r in g.reads}]
+
+
+def training(m: StepModel) -> CudaProgram:
+    """A step of a model whose parameters and state are given up."""
+    params = shapes_of(m, ts.zeros)
+    state, ids = first_state(m, params), ts.zeros((m.B, m.T), dtype="int32")
+    count = len(tree.flatten((params, state))[0])
+    graph = training_step(m, donate=("params", "state")).graph(params, state, ids, ids)
+    return CudaProgram(graph, "sm_90a", tuple(range(count)))
+
+
+def small(name: str, **extents: int) -> StepModel:
+    usual = {"B": 4, "T": 128, "layers": 4, "d": 64, "heads": 2, "vocabulary": 4096}
+    return MODELS[name].sized(**{**usual, **extents})
+
+
+def live_bytes(plan: MemoryPlan, groups: list[FusionGroup]) -> list[int]:
+    """Of the arena, while each group runs."""
+    first: dict[Any, int] = {}
+    for i, g in enumerate(groups):
+        for v in g.outputs:
+            first.setdefault(plan.places[v].root, i)
+    gone, found = set(plan.over.values()), [0] * len(groups)
+    for v, begin in first.items():
+        if plan.places[v].kind == "arena":
+            for i in range(begin, plan.last_use[v] + (v not in gone)):
+                found[i] += aligned_bytes(v, plan.target)
+    return found
+
+
+# --- in the place of an operand -----------------------------------------------------------------
+def chain(x: Any, w: Any) -> Any:
+    """A loop between two matmuls, which cannot take it in: its operand is read twice."""
+    y = x @ w
+    return ts.cast(ts.softmax(y) @ w, "f32")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_are_written_where_their_operand_lay(dtype: str, rng: np.random.Generator) -> None:
+    x, w = normal(rng, 48, 32, dtype=dtype), normal(rng, 32, 32, dtype=dtype)
+    made = program(chain, x, w)
+    assert written_over(made) == ["rows"]
+    one = -(-48 * 32 * w.dtype.bits // 8 // 256) * 256
+    assert made.plan.temporary_bytes == one
+    text = str(made.plan)
+    (over,) = [b for b in made.plan.buffers if b.over]
+    assert f"temporary at 0 over {over.over}\n" in text
+    (got,) = made.run([x.array, w.array])
+    a, b = (np.asarray(t.numpy(), np.float64) for t in (x, w))
+    y = a @ b
+    p = np.exp(y - y.max(-1, keepdims=True))
+    want = (p / p.sum(-1, keepdims=True)) @ b
+    assert_close(got, want, dtype, n=32, scale=float(np.abs(b).max()))
+
+
+def test_the_interpreter_has_one_memory_for_both(rng: np.random.Generator) -> None:
+    """So a kernel that read what it has written already would show."""
+    x, w = normal(rng, 48, 32), normal(rng, 32, 32)
+    made = program(chain, x, w)
+    memory = made._host_memory([x.array, w.array])
+    (over,) = [b for b in made.plan.buffers if b.over]
+    assert np.shares_memory(memory[over.name], memory[over.over])
+
+
+def twice(x: Any, w: Any) -> Any:  # the operand of the softmax is read again
+    y = x @ w
+    return (ts.softmax(y) @ w) + y
+
+
+def narrower(x: Any, w: Any) -> Any:
+    y = x @ w
+    return ts.cast(ts.softmax(y), "bf16") @ ts.cast(w, "bf16")
+
+
+def of_an_argument(x: Any, w: Any) -> Any:
+    return ts.softmax(x) @ w
+
+
+def a_result(x: Any, w: Any) -> Any:
+    return ts.softmax(x @ w)
+
+
+def of_a_part(x: Any, w: Any) -> Any:
+    y = x @ w
+    return ts.softmax(y[:16]) @ w
+
+
+def other_rows(x: Any, w: Any) -> Any:
+    """y is used for its sums alone."""
+    y = x @ w
+    return (ts.exp(x) + ts.max(y, axis=-1, keepdims=True) * ts.sum(x, axis=-1, keepdims=True)) @ w
+
+
+@pytest.mark.parametrize("fn", [twice, narrower, of_an_argument, a_result, of_a_part, other_rows])
+def test_what_is_not_written_over(fn: Callable, rng: np.random.Generator) -> None:
+    x, w = normal(rng, 48, 32), normal(rng, 32, 32)
+    made = program(fn, x, w)
+    assert not written_over(made)
+    (got,), want = made.run([x.array, w.array]), ts.jit(fn)(x, w)
+    assert_close(got, want.array, "bf16" if fn is narrower else "f32", n=64, scale=32.0)
+
+
+def test_of_two_operands_one_is_written_over(rng: np.random.Generator) -> None:
+    def fn(x: Any, w: Any) -> Any:
+        a, b = x @ w, ts.exp(x) @ w
+        return (ts.softmax(a) * b) @ w
+
+    x, w = normal(rng, 48, 32), normal(rng, 32, 32)
+    made = program(fn, x, w)
+    assert written_over(made) == ["rows"]
+    assert made.plan.temporary_bytes == 3 * 48 * 32 * 4  # exp(x), then a b or their result
+    assert_close(made.run([x.array, w.array])[0], ts.jit(fn)(x, w).array, "f32", n=32, scale=64.0)
+
+
+def test_of_a_batch_each_writes_over_its_own(rng: np.random.Generator) -> None:
+    def both(xs: Any, w: Any) -> Any:
+        return [ts.softmax(x @ w) @ w for x in xs]
+
+    xs, w = [normal(rng, 32, 32) for _ in range(4)], normal(rng, 32, 32)
+    made = program(both, xs, w)
+    assert written_over(made) == ["rows"] * 4 and max(map(len, made.runs())) == 4
+    assert made.plan.temporary_bytes == 4 * 32 * 32 * 4
+    for got, want in zip(made.run([x.array for x in xs] + [w.array]), ts.jit(both)(xs, w),
+                         strict=True):
+        assert_close(got, want.array, "f32", n=32, scale=32.0)
+
+
+def test_in_a_batch_no_operand_of_a_neighbour_is_written_over(rng: np.random.Generator) -> None:
+    def fn(x: Any, w: Any, a: Any, b: Any) -> Any:
+        y = x @ w
+        return ts.softmax(y + a) @ w, ts.softmax(y + b) @ w
+
+    xs = [normal(rng, 48, 32), normal(rng, 32, 32), normal(rng, 48, 32), normal(rng, 48, 32)]
+    made = program(fn, *xs)
+    assert [len(r) for r in made.runs()] == [1, 2, 1, 1] and not written_over(made)
+    for got, want in zip(made.run([x.array for x in xs]), ts.jit(fn)(*xs), strict=True):
+        assert_close(got, want.array, "f32", n=32, scale=32.0)
+
+
+# --- the proof ----------------------------------------------------------------------------------
+def test_the_proof_refuses_what_is_read_later(rng: np.random.Generator) -> None:
+    low = program(twice, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
+    rows = next(g for g in low.groups if g.kind == "rows")
+    x, y = rows.inputs[0], rows.outputs[0]
+    low.memory.over[y] = x
+    low.memory.places[y].offset = low.memory.places[x].offset
+    with pytest.raises(GraphError, match="softmax|rows.*writes over what is still read"):
+        verify_plan(low.graph, low.groups, low.memory)
+
+
+def test_the_proof_refuses_kernels_that_cannot(rng: np.random.Generator) -> None:
+    low = program(lambda x, w: (x @ w) @ w, normal(rng, 32, 32), normal(rng, 32, 32)).lowered
+    first, second = (g for g in low.groups if g.kind == "gemm")
+    x, y = first.outputs[0], second.outputs[0]
+    place = low.memory.places[y]
+    place.kind, place.offset, low.memory.over[y] = "arena", low.memory.places[x].offset, x
+    with pytest.raises(GraphError, match="cannot write its result over an operand"):
+        verify_plan(low.graph, low.groups, low.memory)
+
+
+def test_the_proof_refuses_memory_that_is_not_read(rng: np.random.Generator) -> None:
+    low = program(chain, normal(rng, 48, 32), normal(rng, 32, 32)).lowered
+    (y,) = low.memory.over
+    low.memory.over[y] = low.graph.inputs[0]
+    with pytest.raises(GraphError, match="writes over memory that it does not read"):
+        verify_plan(low.graph, low.groups, low.memory)
+
+
+# --- the machine code ---------------------------------------------------------------------------
+def emulate(made: CudaProgram, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], int]:
+    """Results, and how many kernels wrote over an operand: those in emulated instructions, one
+    thread after another, all others under the interpreter."""
+    memory, count = made._host_memory(inputs), 0
+    types = {b.name: b.type for b in made.plan.buffers}
+    over = {b.name for b in made.plan.buffers if b.over}
+    for step in made.steps:
+        assert isinstance(step, GroupLaunch)
+        given = [run_of(memory[made.base(n)], types[n].dtype, shape, at)
+                 for (n, shape), at in zip(step.arguments, step.offsets, strict=True)]
+        if over.isdisjoint(o.name for o in step.group.writes):
+            step.shared(*(ts.Tensor(a, types[n]) for a, (n, _) in
+                          zip(given, step.arguments, strict=True)))
+            continue
+        request = request_of(step, made.target)
+        emitted = emit_request(step.shared.function(), request).emitted
+        names = [p.name for p in emitted.parameters if p.kind == "tensor"]
+        dims = {p.name: prod(step.group.space) for p in emitted.parameters if p.kind == "dim"}
+        run_emulated(emitted, request.lanes, step.group.grid, dict(zip(names, given, strict=True)),
+                     dims, lockstep=False)
+        count += 1
+    return [memory[made.base(n)] for n in made.plan.results], count
+
+
+@pytest.mark.parametrize("n", [64, 150, 256])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("passes", [False, True])
+def test_threads_read_before_others_write(
+        n: int, dtype: str, passes: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+    if passes:
+        for name, value in (("LONGEST", 32), ("STEP", 64), ("PASS_WARPS", 2)):
+            monkeypatch.setattr(choose_schedule, name, value)
+    y = ts.tensor(rng.integers(0, n, 3).astype(np.int32))
+
+    def step(x: Any, w: Any) -> Any:
+        logits, back = ts.vjp(lambda x: x @ w, x)
+        d = ts.grad(lambda z: ts.cross_entropy(ts.cast(z, "f32"), y))(logits)
+        return back(d)
+
+    x, w = normal(rng, 3, 16, dtype=dtype), normal(rng, 16, n, dtype=dtype)
+    made = program(step, x, w, target="sm_80")
+    (got,), count = emulate(made, [x.array, w.array])
+    assert count == 1
+    a, b = (np.asarray(t.numpy(), np.float64) for t in (x, w))
+    z = a @ b
+    d = np.exp(z - z.max(-1, keepdims=True))
+    d /= d.sum(-1, keepdims=True)
+    d[np.arange(3), y.array] -= 1.0
+    # what is rounded to bf16 is wrong by 2^-9 of the logits, which e^z makes relative
+    assert_close(got.reshape(3, 16), d @ b.T / 3, dtype, n=n, scale=float(np.abs(z).max()))
+
+
+# --- training steps -----------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama"])
+def test_the_gradient_of_logits_takes_their_place(name: str) -> None:
+    m = small(name, kv_heads=2 if name == "llama" else 0, hidden=128)
+    made = training(m)
+    over = {b.name: b for b in made.plan.buffers if b.over}
+    (d,) = (b for b in over.values() if prod(b.shape) == m.tokens * m.vocabulary)
+    assert made.plan.region(d.over) == made.plan.region(d.name)
+    live = live_bytes(made.lowered.memory, made.lowered.groups)
+    assert made.plan.temporary_bytes == made.lowered.memory.arena_bytes <= 1.1 * max(live)
+
+
+def test_operands_of_a_gradient_are_free_before_the_layers_below() -> None:
+    """Of the vocabulary's weights the gradient is a matmul behind the loss: it does not wait for
+    the optimizer, and keeps no logits for it."""
+    made = training(small("gpt2-124m"))
+    groups, plan = made.lowered.groups, made.lowered.memory
+    wide = max((g for g in groups if g.kind == "rows"), key=lambda g: prod(g.space))
+    begin = groups.index(wide)
+    (y,) = plan.over.keys() & set(wide.outputs)
+    end = plan.last_use[y]
+    assert sum(g.kind in ("strips", "attention", "launch") for g in groups[begin:end + 1]) <= 1
+    live = live_bytes(plan, groups)
+    assert min(live[end + 1:end + 4]) < live[begin] - value_bytes(y) // 2
+
+
+def test_batches_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of all layers' weight gradients are not kept for one sum of them."""
+    m = small("gpt2-124m", B=8, T=512, layers=8, d=128, vocabulary=512)
+    together = training(m)
+    monkeypatch.setattr(lower, "batch_groups", lambda groups, *args: groups)
+    alone = training(m)
+    assert len(together.runs()) < 0.8 * len(alone.runs())
+    most = [max(live_bytes(p.lowered.memory, p.lowered.groups)) for p in (together, alone)]
+    assert most[0] <= most[1] + MIB
