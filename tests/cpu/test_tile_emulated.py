@@ -3,11 +3,14 @@ the lowering itself that needs neither a GPU nor a compiler."""
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from emulator import KINDS, Block, Builder, compare
 from emulator import register as as_register
+from emulator.threads import Team
 from kernels.build import build
 from tessera.numerics import all_dtypes, decode, encode, find_dtype
 from tessera.tile.cuda.emit.emitter import kind_of
@@ -42,6 +45,14 @@ def test_emitted_as_interpreted(name, rng):
     c = CASES[name]
     compare(build(c.source)["k"], *c.args(rng), lanes=c.lanes, rtol=c.rtol, atol=c.atol,
             target="sm_90", **c.options)
+
+
+def test_threads_that_wait_for_each_other_are_told_and_end():
+    """One at a barrier, the other at a vote of its warp: a run of tests goes on behind it."""
+    team, before = Team(2), threading.active_count()
+    with pytest.raises(AssertionError, match="threads wait for each other"):
+        team.run(lambda t: team.together(t, ("sync_threads", "vote_any_sync")[t], None))
+    assert threading.active_count() == before
 
 
 # --- casts --------------------------------------------------------------------------------------

@@ -165,11 +165,16 @@ class Team:
         for p in python:
             p.start()
         ready = list(range(self.threads))
-        while ready:
-            for t in ready:
-                self.baton[t].release()
-                self.back.acquire()
-            ready = sorted(self.live) if self.errors else self._meet()
+        try:
+            while ready:
+                for t in ready:
+                    self.baton[t].release()
+                    self.back.acquire()
+                ready = sorted(self.live) if self.errors else self._meet()
+        except BaseException as error:  # a deadlock or Ctrl-C: nobody is left waiting
+            self.errors.append(error)
+            for baton in self.baton:
+                baton.release()
         for p in python:
             p.join()
         if self.errors:
