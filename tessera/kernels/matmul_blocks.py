@@ -19,6 +19,7 @@ MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
 MOST_PARTS = 16
 STEP_BYTES = 128  # of K, that a block takes at once
 BEGIN_US = 4.0  # of a kernel
+SUM_US = 3.0  # of the sum of partial results, besides its bytes
 STORE_US = 1.25, 2.5  # of 128 x 256 elements in 16 bits; by the word more. It overlaps with nothing
 BYTES_PER_US = 3.75e6  # of the sum of partial results
 USUAL = 128, 256
@@ -100,7 +101,7 @@ def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlo
     us = BEGIN_US + waves * (steps * step + store)
     if parts == 1:
         return MatmulBlocks(m, n, us=us)
-    us += (parts + 1) * x.matrices * x.M * x.N * 4 / BYTES_PER_US
+    us += SUM_US + (parts + 1) * x.matrices * x.M * x.N * 4 / BYTES_PER_US
     return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
 
 
