@@ -19,6 +19,7 @@ from ..graph import tree
 from ..graph.decorator import Decorator
 from ..graph.operand import compute_type, convert
 from ..graph.signature import callable_name
+from ..graph.simplify import merge_common
 from ..graph.trace import current_builder
 from ..numerics import as_type
 from ..tensor import Tensor, as_tensor
@@ -75,6 +76,8 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
             return fn(*positional, **named)
 
         graph, result = trace_flat(call, packed, name)
+        # What is computed twice has one cotangent, which a cast rounds once, behind the sum.
+        graph = merge_common(graph)
         tape = forward(graph, packed.tensors)
         out = result.build(tape.outputs)
         loss = _loss_of(out, name, has_aux)

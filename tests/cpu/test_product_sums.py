@@ -51,14 +51,16 @@ def pairs(program: Any) -> list[int]:
 
 @pytest.mark.parametrize(("layouts", "depths"), [
     (("nt", "nt"), (128, 128)), (("nn", "tn"), (64, 200)), (("nt", "tn", "nn"), (136, 8, 72)),
-    (("tt", "nt", "nn", "tn"), (72, 64, 8, 136))], ids=str)
+    (("tt", "nt", "nn", "tn"), (72, 64, 8, 136)), (("nt", "tn", "nn"), (2000, 8, 2600))], ids=str)
 def test_a_sum_of_products_is_one_kernel(layouts, depths, rng):
-    """Each of its own layout and K; the parts of so few blocks go on from one K to the next."""
+    """Each of its own layout and K; parts of a long sum go on from one K to the next."""
     own, bias = operands(rng, layouts, depths), rng.standard_normal(N).astype(np.float32)
     program = lowered(chain(layouts), bias, *own)
     assert pairs(program) == [len(depths)] and forms_of(program)[0].name == "wgmma"
     first, steps = program.plan.groups[0], sum(-(-K // 64) for K in depths)
-    assert first.space[0] == -(-steps * 64 // first.attr("depth")) > 1
+    depth = dict(first.attrs).get("depth", 0)
+    assert (depth > 0) == (sum(depths) > 1000)
+    assert not depth or first.space[0] == -(-steps * 64 // depth) > 1
     (got,) = program.run([bias, *own])
     want = bias.astype("f8") + sum(
         (a.T if way[0] == "t" else a).astype("f8") @ (b.T if way[1] == "t" else b).astype("f8")
@@ -118,6 +120,22 @@ def test_gradients_of_what_several_matmuls_read(rng):
     program = program_of(fn.graph(*args), "sm_90a")
     assert sorted(pairs(program)) == [1, 1, 2]
     (got,) = program.run([h, g, u])
+    want = fn(*args).array.astype(np.float64)
+    assert_close(got, want, "bf16", n=N, scale=float(np.abs(want).max()))
+
+
+def test_what_each_matmul_rounds_for_itself_has_one_gradient(rng):
+    """h is cast in front of each of three matmuls: once, and its cotangent is rounded once."""
+    def loss(h: Any, *weights: Any) -> Any:
+        return sum(ts.sum(ts.cast(ts.cast(h, "bf16") @ w, "f32") ** 2) for w in weights)
+
+    h = rng.standard_normal((M, 64)).astype(np.float32)
+    weights = [drawn(rng, 64, N) for _ in "qkv"]
+    fn = ts.jit(ts.grad(loss))
+    args = [ts.tensor(x) for x in (h, *weights)]
+    program = program_of(fn.graph(*args), "sm_90a")
+    assert sorted(pairs(program)) == [1, 1, 1, 3]
+    (got,) = program.run([h, *weights])
     want = fn(*args).array.astype(np.float64)
     assert_close(got, want, "bf16", n=N, scale=float(np.abs(want).max()))
 
