@@ -15,7 +15,8 @@ COMMANDS: dict[str, Command] = {}
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command. Its module has `add_arguments(parser)` and `run(args)`, the exit code."""
+    """A sub-command. Its module has `add_arguments(parser)` and `run(args)`, the exit code; and
+    INTERMIXED, where options may stand between positional arguments."""
 
     name: str
     doc: str
@@ -50,8 +51,10 @@ def run_command(command: Command, argv: list[str]) -> int:
     module = importlib.import_module(command.module)
     parser = argparse.ArgumentParser(f"python -m tessera {command.name}", description=command.doc)
     module.add_arguments(parser)
+    mixed = getattr(module, "INTERMIXED", False)
     try:
-        return int(module.run(parser.parse_intermixed_args(argv)))
+        return int(module.run(parser.parse_intermixed_args(argv) if mixed
+                              else parser.parse_args(argv)))
     except TesseraError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -42,6 +42,7 @@ from .models.record import StepModel
 from .record import folder, write
 from .report import spellings_text, step_text
 
+INTERMIXED = True  # options in front of models, too
 # Folders of compiled code: ours, then those of PyTorch's compiler.
 CACHES = ("TESSERA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -476,7 +476,7 @@ def test_the_command_measures_each_side_and_writes(with_gpu: list, tmp_path: Pat
 
 def test_ours_alone_needs_no_pytorch(with_gpu: list, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    assert main(["bench", "step", "llama", "--ours", "--out", str(tmp_path)]) == 0
+    assert main(["bench", "step", "--ours", "llama", "--out", str(tmp_path)]) == 0
     assert [argv[argv.index("--part") + 1] for argv, _ in with_gpu] == ["step", "start tessera"]
     assert all("--ours" in argv for argv, _ in with_gpu)
 
