@@ -86,6 +86,10 @@ def test_a_result_is_an_argument_of_the_next_kernel(gpu, rng):
     for _ in range(2):  # the long way and the short one
         assert np.array_equal(doubled(y).numpy(), 2 * y.numpy().astype(np.float32))
     assert accuracy.on_host(y).dtype == np.float64  # as tuning compares results
+    kept = y.numpy().copy()
+    other = accuracy.copied(y, "y")  # and tries kernels that write it, there
+    assert other.device == y.device and other.memory.pointer != y.memory.pointer
+    assert np.array_equal(other.numpy(), kept)
 
 
 def test_packed_results_are_not_taken_for_whole_bytes(driver):

@@ -26,8 +26,8 @@ from tessera.tile.passes.written_arguments import written_parameters
 FACTOR = 4.0  # half a unit for a result, and room for the roundings before it
 EPS_F32, EPS_TF32 = 2.0**-23, 2.0**-10
 COPY: dict[str, Callable[[Any], Any]] = {
-    "numpy": lambda x: x.copy(), "tessera": lambda x: Array(x.array.copy(), x.type),
-    "cupy": lambda x: x.copy(), "torch": lambda x: x.clone(), "jax": lambda x: x}
+    **dict.fromkeys(("numpy", "tessera", "resident", "cupy"), lambda x: x.copy()),
+    "torch": lambda x: x.clone(), "jax": lambda x: x}
 
 
 @dataclass(frozen=True)
