@@ -106,7 +106,7 @@ def test_a_graph_for_it_has_smaller_blocks():
     additions.add_generation(lambda g: replace(g, group_shared_bytes=72 << 10))
     graph = ts.jit(lambda a, b: a @ b).graph(ts.Tensor[512, 512, bf16], ts.Tensor[512, 512, bf16])
     small, large = (text_of("schedule", graph, target) for target in (PRETENDED, "sm_90a"))
-    assert "block 128x64x64  stages 2" in small and "block 128x256x64  stages 4" in large
+    assert "block 128x64x64  stages 2" in small and "block 128x128x64  stages 4" in large
     assert "ring a_b: 2 x 24576 bytes" in text_of("target", graph, PRETENDED)
 
 
