@@ -176,7 +176,7 @@ def test_a_mixture_of_experts(target):
 
     args = [ts.zeros(s) for s in ((64, 128), (128, 8), (8, 128, 256), (8, 256, 128))]
     found = forms(lambda *a: ts.grad(loss, argnums=(0, 1, 2, 3))(*a), *args, target=target)
-    assert found[16, TARGETS[target]] >= 9
+    assert found[16, TARGETS[target]] >= 9 - (target == "sm_90a")  # a sum of two is one
     assert not narrow_by_others(found, target)
 
 
