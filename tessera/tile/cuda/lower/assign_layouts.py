@@ -188,7 +188,8 @@ class _Chooser:
         """The shapes of tiles that are transposed, of both sides; none where accumulators or
         reductions decide."""
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
-        if any(n.name == "matmul" or OPS[n.name].layouts == "reduced" for n in nodes):
+        if any(n.name in ("matmul", "async_matmul") or OPS[n.name].layouts == "reduced"
+               for n in nodes):
             return frozenset()
         return frozenset(t.shape for n in nodes if n.name == "transpose"
                          for x in (n.args[0], n.outs[0].value) if (t := self.tile(x)) is not None)
