@@ -76,8 +76,8 @@ def assign_layouts(function: Function, hint: Hint,
 
     given: layouts that are already fixed, for example those of a warp-specialised pipeline.
     """
-    chooser = _Chooser(function, hint)
-    chosen = chooser.run(given or {})
+    chooser = _Chooser(function, hint, given or {})
+    chosen = chooser.run()
     types = definitions(function)
     table = {v: replace(t, layout=chosen[v].text) for v,
              t in types.items() if isinstance(t, TileType)}
@@ -86,8 +86,8 @@ def assign_layouts(function: Function, hint: Hint,
 
 # --- choosing ---------------------------------------------------------------------------------
 class _Chooser:
-    def __init__(self, function: Function, hint: Hint):
-        self.function, self.hint = function, hint
+    def __init__(self, function: Function, hint: Hint, given: dict[SSAValue, RegisterLayout]):
+        self.function, self.hint, self.given = function, hint, given
         self.types = definitions(function)
         self.links: dict[SSAValue, list[tuple[SSAValue, Relabel]]] = defaultdict(list)
         for node in walk(function.body):
@@ -101,9 +101,9 @@ class _Chooser:
         t = self.types.get(x) if isinstance(x, SSAValue) else None
         return t if isinstance(t, TileType) else None
 
-    def run(self, given: dict[SSAValue, RegisterLayout]) -> dict[SSAValue, RegisterLayout]:
-        self.chosen = dict(given)  # all before any spreads: none of them follows from another
-        for value, layout in given.items():
+    def run(self) -> dict[SSAValue, RegisterLayout]:
+        self.chosen = dict(self.given)  # all before any spreads: none of them follows from another
+        for value, layout in self.given.items():
             self.spread(value, layout)
         for value, layout in self.anchors():
             if value not in self.chosen:
@@ -188,8 +188,8 @@ class _Chooser:
         """The shapes of tiles that are transposed, of both sides; none where accumulators or
         reductions decide."""
         nodes = [n for n in walk(self.function.body) if isinstance(n, Op)]
-        if any(n.name in ("matmul", "async_matmul") or OPS[n.name].layouts == "reduced"
-               for n in nodes):
+        if self.given or any(n.name == "matmul" or OPS[n.name].layouts == "reduced"
+                             for n in nodes):
             return frozenset()
         return frozenset(t.shape for n in nodes if n.name == "transpose"
                          for x in (n.args[0], n.outs[0].value) if (t := self.tile(x)) is not None)
