@@ -17,6 +17,7 @@ from ..errors import ArgumentError, GradError, ShapeError, did_you_mean
 from ..graph import functions as F
 from ..graph import tree
 from ..graph.decorator import Decorator
+from ..graph.ir import Graph
 from ..graph.operand import compute_type, convert
 from ..graph.signature import callable_name
 from ..graph.simplify import merge_common
@@ -75,9 +76,7 @@ def value_and_grad(fn: Callable, argnums: int | Sequence[int] | None = None, *, 
             positional, named = call_slots(signature, slots | values)
             return fn(*positional, **named)
 
-        graph, result = trace_flat(call, packed, name)
-        # What is computed twice has one cotangent, which a cast rounds once, behind the sum.
-        graph = merge_common(graph)
+        graph, result = _recorded(call, packed, name)
         tape = forward(graph, packed.tensors)
         out = result.build(tape.outputs)
         loss = _loss_of(out, name, has_aux)
@@ -212,6 +211,13 @@ def _loss_of(out: Any, name: str, has_aux: bool) -> Tensor:
 
 
 # --- vjp, jvp ---------------------------------------------------------------------------------
+def _recorded(call: Callable, packed: Packed, name: str) -> tuple[Graph, Result]:
+    """The graph that reverse mode goes through. What is computed twice is one value in it: it has
+    one cotangent, which a cast rounds once, behind the sum."""
+    graph, result = trace_flat(call, packed, name)
+    return merge_common(graph), result
+
+
 def _primals(primals: Sequence[Any]) -> list[Any]:
     """Python integers given as primals are numbers to differentiate: f32, as Python floats are."""
     return [convert(as_tensor(p), as_type("f32"))
@@ -230,7 +236,7 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     need_function(fn, "vjp")
     packed = Packed(_primals(primals))
     packed.need_unscaled("vjp: primal")
-    graph, result = trace_flat(lambda args: fn(*args), packed, callable_name(fn))
+    graph, result = _recorded(lambda args: fn(*args), packed, callable_name(fn))
     if not result.plain:
         raise GradError(f"{callable_name(fn)} must return tensors, it returns {result.treedef} "
                         "with other objects in it")

@@ -18,8 +18,7 @@ from .routine import empty_like, routine, type_of
 
 
 @kernel
-def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None,
-            acc=None):
+def product(A, B, m, n, batch, layout, sums, BM, BN, BK, part=None, acc=None):
     """The block [m:m+BM, n:n+BN] of A B, kept in the type `sums`. Other kernels call it.
 
     layout: 'nn', 'nt', 'tn' or 'tt'; t is an operand that lies transposed, [K, M] or [N, K].

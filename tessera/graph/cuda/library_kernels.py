@@ -61,8 +61,8 @@ def gemm_source(group: ScheduledGroup) -> KernelText:
         part = f", (z, {depth}, {before})" if depth else ""
         calls.append(f"product({names[0]}, {names[1]}, {m}, {n}, ({indices}), {layout[i:i + 2]!r}, "
                      f"{sums}, {s.m}, {s.n}, {s.k_}{part}{', acc=acc' if i else ''})")
-        for name, o, way, dims in zip(names, own[i:i + 2], layout[i:i + 2],
-                                      (("M", names[2]), (names[2], "N")), strict=False):
+        for name, o, way, dims in zip(names[:2], own[i:i + 2], layout[i:i + 2],
+                                      (("M", names[2]), (names[2], "N")), strict=True):
             along = dims if way == "n" else dims[::-1]
             texts.append(f"{name}: {w.annotation(o, along if open_ else o.shape)}")
         before += -(-own[i].shape[-1 if layout[i] == "n" else -2] // s.k_) * s.k_

@@ -106,7 +106,7 @@ def block_of(group: FusionGroup, frame: Frame | None) -> tuple[tuple[int, int, i
         crowded = bool(pressure) and n > 128
         return (m, 128 if crowded else n, k), [f"128 columns, because {pressure}"] * crowded
     m, n = anchor.attrs["block"]
-    notes = [f"blocks of {m} x {n}: the last wave of groups is fuller"] * ((m, n) != USUAL)
+    notes = [f"blocks of {m} x {n}: the quickest by the estimate of their time"] * ((m, n) != USUAL)
     if pressure and (m, n) not in CROWDED:
         bits, K = numeric.dtype.bits, whole_steps(anchor)
         found = choose_blocks(MatmulExtents(M, N, K, bits, bits, prod(extents[:-2])), CROWDED)

@@ -4,8 +4,8 @@ A matmul or attention takes in the elementwise ops that follow it, when nothing 
 result: they run on the sums while these are in registers. Which loops a target's anchors can take
 in, and which nodes it computes again, its record says (`ScheduleTarget.epilogue`, `.recomputed`).
 
-While an epilogue reads and writes, its tensor cores wait, and few loads are under way: a byte takes
-about twice the time that it takes in a loop. Of a loop that moves b bytes an element, beside a
+While an epilogue reads and writes, its tensor cores wait, and few loads are under way: a byte is
+taken to cost twice what it costs in a loop. Of a loop that moves b bytes an element, beside a
 result of s, that makes 2 b; apart they take 2 s to write the result, s to read it, and b. So the
 loop is taken in where b <= 3 s: a residual is, the moments of an optimizer, of 24 bytes where s
 is 4, are not.
