@@ -14,6 +14,7 @@ import signal
 import sys
 import zlib
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", default="0", help="of the random inputs: a number, or 'random'")
 
 
-@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed, and xdist copies the options
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed
 def pytest_configure(config: pytest.Config) -> None:
-    config.option.seed = _run_seed(str(config.option.seed))
+    given = getattr(config, "workerinput", {}).get("seed", config.option.seed)
+    config.option.seed = _run_seed(str(given))
     # Hundreds of processes are started, up to 72 at once: they share the byte code.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -54,6 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tessera")
     # Memory that nothing should read is NaN in every graph that a test compiles.
     os.environ.setdefault("TESSERA_POISON", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers of xdist read `--seed random` themselves: they are told what it has become."""
+    node.workerinput["seed"] = str(node.config.option.seed)
 
 
 @pytest.hookimpl(wrapper=True)

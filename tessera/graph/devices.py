@@ -203,11 +203,14 @@ def target_of(what: str, operands: Iterable[tuple[str, Any]], target: str | None
 
 
 def _setting() -> str | None:
-    """What the setting `device` says of where to compute."""
-    if config.device == "auto":
-        return None
+    """What the setting `device` says of where to compute: "cuda" of it, as of a target, is the GPU
+    where operands lie."""
+    if config.device in ("auto", "cpu"):
+        return None if config.device == "auto" else "cpu"
     place = chosen_gpu()
-    return f"cuda:{place}" if place is not None else "cpu" if config.device == "cpu" else None
+    if place is None:
+        return None
+    return f"cuda:{place}" if ":" in config.device else "cuda"
 
 
 def _apart(what: str, places: dict[str, int]) -> ArgumentError:

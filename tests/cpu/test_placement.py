@@ -194,6 +194,10 @@ def test_a_target_that_is_said_wins_or_is_a_conflict(rng: np.random.Generator) -
     assert ts.jit(lambda x: x + 1.0, target="cuda")(x).device == "cuda:0"
     assert ts.jit(lambda x: x + 1.0, target="cuda:1")(x).device == "cuda:1"
     assert ts.jit(lambda x, y: x + y, target="cuda")(x.cuda(1), x).device == "cuda:1"
+    for setting in ("cuda", "gpu"):
+        with ts.config.scope(device=setting):
+            assert ts.jit(lambda x, y: x + y)(x.cuda(1), x).device == "cuda:1"
+            assert (x.cuda(1) + x).device == "cuda:1" and (x + x).device == "cuda:0"
     with pytest.raises(ArgumentError, match="is to run on the CPU, but x lies on cuda:0") as info:
         ts.jit(lambda x: x + 1.0, target="cpu")(x.cuda())
     assert "x.cpu()" in info.value.hint

@@ -59,7 +59,7 @@ def double(x: Tensor["N", f32], y: Tensor["N", f32], BN=128):
 x, y = ts.to((ts.ones((1 << 20,)), ts.zeros((1 << 20,))), "cuda")
 double(x, y)
 assert (y.numpy() == 2).all()
-print(double.tuning_trace.source, double.best_config["BN"] in (128, 256, 512))
+print(double.tuning_trace.source, double.best_config["n"] in (128, 256, 512))
 """
 
 

@@ -1,0 +1,30 @@
+"""The suite's own seed: what a run prints is what its tests had, in every process."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
+TEST = """
+import pytest
+
+@pytest.mark.parametrize("i", range(4))
+def test_fails(rng, request, i):
+    raise AssertionError(f"had {request.config.option.seed}")
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_drawn_seed_is_that_of_all_processes(tmp_path: Path, workers: int) -> None:
+    shutil.copy(CONFTEST, tmp_path)
+    (tmp_path / "test_some.py").write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--seed", "random",
+               "-p", "no:cacheprovider", str(tmp_path)]
+    text = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    had = set(re.findall(r"^E +AssertionError: had (\d+)", text, re.M))
+    assert had == set(re.findall(r"replay: --seed (\d+)", text)) and len(had) == 1, text
+    assert "4 failed" in text
