@@ -1,12 +1,13 @@
 """A run of GPT-2 124M on real text, on one GPU: losses, tokens per second, a profile of one step.
 
     python benchmarks/gpt2_train.py                   # 1,000 steps of 32 windows of 1024 bytes
+    python benchmarks/gpt2_train.py --model gpt2-350m-fp8 --steps 200
     python benchmarks/gpt2_train.py --steps 20 --layers 2 --B 2 --T 128 --where cpu
     python benchmarks/gpt2_train.py --draw            # the curve again, from the figures on file
 
 The text is that of examples/train.py, the source of Python's standard library, a byte a token. The
-model is that of `python -m tessera bench step gpt2-124m`, with gradients clipped at norm 1 and a
-cosine schedule. Losses are read every EVERY steps, so the host runs ahead in between.
+model is one of `python -m tessera bench step`, with gradients clipped at norm 1 and a cosine
+schedule. Losses are read every EVERY steps, so the host runs ahead in between.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import record
-from gpt2_step import sized
 
 import tessera as ts
+from tessera.bench.catalogue import MODELS
 from tessera.bench.kernel_classes import ClassTimes, of_launch
 from tessera.bench.models.record import StepModel, weights
-from tessera.bench.models.step import OPTIMIZER
+from tessera.bench.models.step import OPTIMIZER, first_state
 from tessera.bench.record import RESULTS
 from tessera.data import ByteCorpus, python_library
 from tessera.graph import tree
@@ -42,10 +43,14 @@ def step_of(model: StepModel) -> Any:
     """(params, state, x, y, rate) -> (loss, norm of the gradient, params, state)."""
     @ts.jit(donate=("params", "state"))
     def step(params: Any, state: Any, x: Any, y: Any, rate: Any) -> Any:
-        value, grads = ts.value_and_grad(lambda p: model.loss(p, x, y))(params)
+        history = state.get("fp8")
+        value, (grads, amax) = ts.value_and_grad(
+            lambda p, h: model.loss(p, x, y, h), argnums=(0, 1))(params, history)
         grads, norm = ts.optim.clip_by_global_norm(grads, 1.0)
-        params, state = OPTIMIZER.update(params, grads, state, rate)
-        return value, norm, params, state
+        params, new = OPTIMIZER.update(params, grads, state, rate)
+        if history is not None:
+            new["fp8"] = model.spelling.scaling.update(history, amax, state["step"])
+        return value, norm, params, new
 
     return step
 
@@ -56,8 +61,9 @@ class TrainingRun:
     def __init__(self, model: StepModel, corpus: ByteCorpus, schedule: Any, where: str):
         self.model, self.corpus, self.schedule, self.where = model, corpus, schedule, where
         params = tree.map_tree(ts.tensor, weights(model))
-        self.params, self.state = ts.to(params, where), ts.to(OPTIMIZER.init(params), where)
-        self.compiled, self.loss = step_of(model), ts.jit(model.loss)
+        self.state = ts.to(first_state(model, params), where)
+        self.params = ts.to(params, where)
+        self.compiled, self.loss = step_of(model), ts.jit(model.plain.loss)
 
     def placed(self, batch: tuple) -> list[ts.Tensor]:
         return [ts.to(ts.tensor(x.astype(np.int32)), self.where) for x in batch]
@@ -123,7 +129,14 @@ def main() -> None:
     flags.add_argument("--rate", type=float, default=6e-4)
     flags.add_argument("--where", choices=("cuda", "cpu"), default="cuda")
     flags.add_argument("--draw", action="store_true")
-    a, model = sized(flags)
+    flags.add_argument("--model", choices=[m for m in MODELS if m.startswith("gpt2")],
+                       default="gpt2-124m")
+    sizes = ("layers", "d", "heads", "B", "T", "vocabulary")
+    for name in sizes:
+        flags.add_argument(f"--{name}", type=int, help="in place of the model's")
+    a = flags.parse_args()
+    given = {n: getattr(a, n) for n in sizes if getattr(a, n) is not None}
+    model = MODELS[a.model].sized(**given)
     if a.draw:
         draw(json.loads((RESULTS / f"{NAME}.json").read_text()))
         return
@@ -132,11 +145,14 @@ def main() -> None:
     run = TrainingRun(model, corpus, schedule, a.where)
     begin = time.perf_counter()
     run.loss(run.params, *run.placed(corpus.batch(0, B=model.B, T=model.T))).item()
-    found = {"model": vars(a), "corpus": corpus.sha256, "bytes": int(corpus.train.size),
-             **trained(run, a.steps), "seconds": round(time.perf_counter() - begin, 1)}
+    found = {"model": {"name": model.name, **model.figures()}, "steps": a.steps, "rate": a.rate,
+             "corpus": corpus.sha256,
+             "bytes": int(corpus.train.size), **trained(run, a.steps)}
+    found["seconds"] = round(time.perf_counter() - begin, 1)
     if a.where == "cuda":
         found = {"device": device().name, **found, "profile": profile(run, a.steps)}
-    record.write(NAME, found, shown=False)
+    usual = a.model == "gpt2-124m" and not given
+    record.write(NAME if usual else f"{NAME}_{a.model}", found, shown=False)
     print(f"{found['tokens_per_second']:,.0f} tokens/s; held-out losses in nats per byte:",
           ", ".join(f"{loss:.3f} after {n}" for n, loss in found["held_out"]))
 
