@@ -307,6 +307,8 @@ class Program:
         self.add(f"t = tile.where(tile.load(y{text}) > 0.25, t, 0.75)", step)
 
     def dot(self) -> None:
+        if not self.so_far().there.any():
+            return  # a row of nothing has a product, 0: here no element tells which rows exist
         a, b = self.shape
         self.change(f"t = tile.dot(t, tile.load(w[0:{b}, 0:{b}]), precision=\"f32\")\n{CLAMP}",
                     lambda t: self.product(t))
@@ -319,6 +321,14 @@ class Program:
     def args_of_dot(self, t: V) -> np.ndarray:
         n = t.value.shape[1]
         return self.args["w"].astype(np.float64)[:n, :n]
+
+    def so_far(self) -> V:
+        """The tile of the first group, as the steps that are drawn leave it."""
+        r = Run(0, self.args)
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                step(r)
+        return r.t
 
     # --- ends ---------------------------------------------------------------------------------
     def end(self) -> None:
@@ -365,7 +375,14 @@ class Program:
 
     # --- the oracle ---------------------------------------------------------------------------
     def check(self, o: np.ndarray, z: np.ndarray, p: np.ndarray, q: np.ndarray) -> None:
-        """Asserts what the kernel left."""
+        """Asserts what the kernel left; else the error has the kernel and its numbers."""
+        try:
+            self._check(o, z, p, q)
+        except AssertionError as error:
+            sizes = {n: v if isinstance(v, int) else v.shape for n, v in self.args.items()}
+            raise AssertionError(f"{error}\n{self.source}\n{sizes}\n{o}\n{z}") from error
+
+    def _check(self, o: np.ndarray, z: np.ndarray, p: np.ndarray, q: np.ndarray) -> None:
         args = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v
                 for k, v in self.args.items()}
         columns = np.zeros(self.cols)

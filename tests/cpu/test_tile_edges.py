@@ -88,6 +88,15 @@ def test_what_lies_beyond_stays_out(name, rng):
         np.testing.assert_allclose(call(k, x, f), np.exp(x.astype(np.float64)).sum(1), rtol=1e-5)
 
 
+def test_a_reshaped_row_times_its_sum_is_0_beyond(rng):
+    """So shared memory may have it: a sum needs no mask there."""
+    x = rng.standard_normal((13, 50)).astype(np.float32)
+    k = kernel(f"t = tile.reshape(tile.reshape({LOAD[4:]}, (2, 4, 64)), (8, 64))", S,
+               "s[:, :] = t * tile.row_sum(t)[:, None]", "tile.barrier()",
+               "o[tile_m:tile_m+8] = tile.row_sum(tile.load(s))")
+    np.testing.assert_allclose(call(k, x), x.astype(np.float64).sum(1) ** 2, rtol=1e-4, atol=1e-4)
+
+
 def test_numbers_take_the_edge_of_what_they_meet(rng):
     """A branch without a load leaves zeros in the shape of the other one."""
     x = rng.standard_normal((13, 50)).astype(np.float32)
@@ -145,6 +154,10 @@ REFUSED = {  # (lines, the line that is named, what is said)
         "t = tile.zeros((8, 16))\nfor k in tile.range(0, x.shape[1], 16):\n"
         "    t += tile.load(x[tile_m:tile_m+8, k:k+16])\n"
         "o[tile_m:tile_m+8] = tile.row_max(t)", 4, "another edge in each iteration"),
+    "shared memory of what lies apart from a row's sum, reshaped": (
+        f"t = tile.reshape(tile.reshape({LOAD[4:]}, (2, 4, 64)), (8, 64))\n{S}\n"
+        "s[:, :] = t - tile.row_sum(t)[:, None]\ntile.barrier()\n"
+        "o[tile_m:tile_m+8] = tile.row_sum(tile.load(s))", 5, "was reshaped and stored"),
     "the block of the iteration before": (
         "t = tile.zeros((8, 16))\nd = tile.zeros((8,))\n"
         "for k in tile.range(0, x.shape[1], 16):\n"

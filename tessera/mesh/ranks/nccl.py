@@ -18,6 +18,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
@@ -280,10 +281,19 @@ def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, ax
                              index=index, **attrs)
     if which.reduces:
         _need_plain(which.name, numeric, to, attrs["op"])
-    run = NcclCollective(group, x, array, to)
-    out = RUNS[which.name](run, **attrs, **which.extents(shapes, group.index, array.dtype, **attrs))
+    extents = which.extents(shapes, group.index, array.dtype, **attrs)
+    with _working_on(array):
+        run = NcclCollective(group, x, array, to)
+        out = RUNS[which.name](run, **attrs, **extents)
     record_sent(Sent(which.name, group.axis, (numeric.dtype.name,), run.sent, mine.where))
     return out
+
+
+def _working_on(array: Array) -> AbstractContextManager[Any]:
+    """The array's GPU as the one that its library works on. Else the ops of a collective would go
+    to a stream of another GPU, which waits for none of its copies."""
+    cuda = sys.modules[array.library].cuda
+    return (cuda.device if array.library == "torch" else cuda.Device)(array.device)
 
 
 def _need_plain(op: str, numeric: NumericType, to: NumericType, how: str) -> None:

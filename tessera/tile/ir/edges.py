@@ -126,7 +126,10 @@ def meet(axes: Sequence[Axis], zero: bool, kind: str, where: SourceLine | None) 
     running total may be.
     """
     mixed = [a for a in axes if isinstance(a, Mixed)]
-    edges = _without_statistics([a for a in axes if open_(a) and not isinstance(a, Mixed)])
+    known = [a for a in axes if open_(a) and not isinstance(a, Mixed)]
+    edges = _without_statistics(known)
+    if len(edges) < len(known):  # a row's statistic is not 0 where one of its elements exists
+        zero = zero and kind == "wins"
     if mixed and len(mixed) + len(edges) == 1:
         return replace(mixed[0], zero=zero, running=zero and kind == "keeps" and mixed[0].running)
     if mixed:
