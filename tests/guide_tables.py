@@ -39,6 +39,7 @@ PACKAGE = Path(ts.__file__).parent
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 MEASURED, LAUNCHES = RESULTS / "kernels.json", RESULTS / "launch_overhead.json"
 OFFLOAD = RESULTS / "offload.json"
+POWER = RESULTS / "power_limit.json"
 CPU_MODELS = RESULTS / "cpu_models.json"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -432,6 +433,41 @@ def offload_table() -> str | None:
             + markdown(("Kept", "GPU memory, MiB", "host memory, MiB", "ms"), rows))
 
 
+def training_table() -> str | None:
+    """Of benchmarks/gpt2_train.py; None while nothing is measured."""
+    files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("gpt2_train*.json"))]
+    if not files:
+        return None
+    rows = []
+    for f in files:
+        held_out = ", ".join(f"{loss:.3f} after {n:,}" for n, loss in f["held_out"])
+        m = f["model"]
+        rows.append((f"{f['model'].get('name', 'gpt2-124m')}, B {m['B']}, T {m['T']}",
+                     f"{len(f['losses']):,}", f"{f['tokens_per_second']:,.0f}", held_out))
+    when = "; ".join(f"{f['device']}, {f['date']}, commit {f['commit']}, `{f['command']}`"
+                     for f in files)
+    text = markdown(("Model", "Steps", "tokens/s", "held-out loss, nats per byte"), rows)
+    profiles = {f["model"].get("name", "gpt2-124m"): f["profile"]["classes"] for f in files}
+    kinds = [(c, *(f"{p[c]['us'] / 1e3:.2f} ({p[c]['launches']})" if c in p else ""
+                   for p in profiles.values()))
+             for c in CLASSES if any(c in p for p in profiles.values())]
+    return f"{text}\n{when}.\n\n" + markdown(("A step: ms (launches)", *profiles), kinds)
+
+
+def power_table() -> str | None:
+    """Of benchmarks/power_limit.py; None while nothing is measured."""
+    if not POWER.exists():
+        return None
+    file = json.loads(POWER.read_text())
+    rows = [(name, f"{m['kernels_ms']:.1f}", f"{m['ms_alone']:.1f}", f"{m['ms_in_a_row']:.1f}",
+             f"{m['highest_mhz']:.0f}", f"{m['median_mhz']:.0f}", f"{m['most_w']:.0f}")
+            for name, m in file["models"].items()]
+    return (f"{file['device']}, {file['date']}, commit {file['commit']}, `{file['command']}`.\n\n"
+            + markdown(("Model", "its launches, ms", "a step after a pause, ms",
+                        "steps in a row, ms each", "highest clock, MHz", "median clock in a row",
+                        "most power, W"), rows))
+
+
 def cpu_models_table() -> str | None:
     """Of benchmarks/cpu_models.py; None while nothing is measured."""
     if not CPU_MODELS.exists():
@@ -487,6 +523,8 @@ TABLES: dict[str, Callable[[], str | None]] = {
     "launches": launches_table,
     "steps": steps_table,
     "offload": offload_table,
+    "training": training_table,
+    "power": power_table,
     "cpu_models": cpu_models_table,
     "schedule": schedule_table,
     "knobs": knobs_table,
