@@ -386,7 +386,9 @@ def test_differences_are_those_of_the_reference() -> None:
 
 def test_pytorch_computes_the_same_models() -> None:
     """Where it is installed: losses and gradients of each family, ours and PyTorch's in bf16,
-    against PyTorch in f32."""
+    against PyTorch in f32.
+
+    Of fp8 models too, whose gradients keep three bits or two."""
     pytest.importorskip("torch")
     from tessera.bench.differences import differences
     from tessera.bench.torch_side import TorchStep
@@ -395,7 +397,8 @@ def test_pytorch_computes_the_same_models() -> None:
         made = differences(small(name), 2, TorchStep, "cpu")
         for a, b in zip(made["losses"]["ours"], made["losses"]["torch f32"], strict=True):
             assert a == pytest.approx(b, abs=2e-3), name
-        assert all(r["ours"]["gradient"] < 0.03 for r in made["first_step"]
+        allowed = 0.35 if name.endswith("fp8") else 0.03
+        assert all(r["ours"]["gradient"] < allowed for r in made["first_step"]
                    if r["gradient_norm"] > 1e-4), name
 
 

@@ -73,9 +73,11 @@ def test_dropout(shape, rng):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])
 def test_dropout_behind_a_matmul(target, rng):
-    """Sums of one row lie in several threads: those of a run choose from the same block."""
+    """Sums of one row lie in several threads: those of a run choose from the same block.
+
+    A sum in another order may round to the next bf16."""
     emulate(lambda x, w: ts.random.dropout(x @ w, 0.4), normal(rng, 20, 32, dtype="bf16"),
-            normal(rng, 32, 24, dtype="bf16"), target=target)
+            normal(rng, 32, 24, dtype="bf16"), target=target, rtol=2.0**-7, atol=1e-5)
 
 
 @pytest.mark.parametrize("runs", [False, True])

@@ -136,13 +136,17 @@ def other_rows(x: Any, w: Any) -> Any:
     return (ts.exp(x) + ts.max(y, axis=-1, keepdims=True) * ts.sum(x, axis=-1, keepdims=True)) @ w
 
 
-@pytest.mark.parametrize("fn", [twice, narrower, of_an_argument, a_result, of_a_part, other_rows])
-def test_what_is_not_written_over(fn: Callable, rng: np.random.Generator) -> None:
+# The scale is that of the terms that cancel: in other_rows a maximum of 20 times a sum of 32
+# numbers of both signs, and 32 such products.
+@pytest.mark.parametrize("fn, scale", [
+    (twice, 32.0), (narrower, 32.0), (of_an_argument, 32.0), (a_result, 32.0), (of_a_part, 32.0),
+    (other_rows, 20.0 * 32)])
+def test_what_is_not_written_over(fn: Callable, scale: float, rng: np.random.Generator) -> None:
     x, w = normal(rng, 48, 32), normal(rng, 32, 32)
     made = program(fn, x, w)
     assert not written_over(made)
     (got,), want = made.run([x.array, w.array]), ts.jit(fn)(x, w)
-    assert_close(got, want.array, "bf16" if fn is narrower else "f32", n=64, scale=32.0)
+    assert_close(got, want.array, "bf16" if fn is narrower else "f32", n=64, scale=scale)
 
 
 def test_of_two_operands_one_is_written_over(rng: np.random.Generator) -> None:
