@@ -268,22 +268,45 @@ def test_memory_is_given_back_when_it_is_short(driver, monkeypatch, rng):
     assert executable.captured == "4 kernels"
 
 
-def test_profiles_sentinels_and_debug_run_step_by_step(driver, rng):
+def test_profiles_and_debug_run_step_by_step(driver, rng):
     ws = [normal(rng, 8, 8).to("cuda") for _ in range(4)]
     f, x = ts.jit(chain), normal(rng, 8, 8).to("cuda")
     for _ in range(3):
         f(x, *ws)
     graphs = driver.graph_launches
-    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError, match="nan"):
-        for _ in range(3):
-            f(x, *ws)
-        f(x * float("nan"), *ws)
     driver.cuEventElapsedTime = lambda begin, end: (0, float(end - begin))
     with ts.debug.profile() as p:
         f(x, *ws)
     assert len({r.work.name for r in p.launches.records} - {"poison"}) == 4
     assert driver.graph_launches == graphs
     f(x, *ws)
+    assert driver.graph_launches == graphs + 1
+
+
+@pytest.mark.parametrize("mode", ["flag", "raise"])
+def test_sentinels_count_in_graphs(driver, mode, rng):
+    """With words of their own: those of a call are looked at behind its graph."""
+    ws = [normal(rng, 8, 8).to("cuda") for _ in range(4)]
+    f, x = ts.jit(chain), normal(rng, 8, 8).to("cuda")
+    for _ in range(3):
+        want = f(x, *ws).array
+    bad, before = x * float("nan"), driver.graph_launches
+    with ts.debug.numerics(mode):
+        for i in range(4):
+            np.testing.assert_array_equal(f(x, *ws).array, want)
+            assert driver.graph_launches == before + i
+        if mode == "raise":
+            with pytest.raises(ts.NumericsError, match="nan"):
+                f(bad, *ws)
+        else:
+            assert not ts.debug.flags()
+            f(bad, *ws)
+            assert "nan" in str(ts.debug.flags())
+        assert driver.graph_launches > before + 3
+        np.testing.assert_array_equal(f(x, *ws).array, want)
+    graphs = driver.graph_launches
+    f(x, *ws)  # without sentinels again: other kernels
+    np.testing.assert_array_equal(f(x, *ws).array, want)
     assert driver.graph_launches == graphs + 1
 
 

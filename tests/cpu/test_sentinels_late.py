@@ -9,7 +9,7 @@ import tessera as ts
 from fake_driver import driver as driver
 from fake_gpu import gpu as gpu
 from lowering_cases import apart as apart
-from sentinel_cases import INJECTED, positive, spoiled
+from sentinel_cases import INJECTED, positive, spoiled, users_kernel
 from tessera.runtime import late_checks
 
 pytestmark = pytest.mark.usefixtures("gpu", "apart")
@@ -152,3 +152,29 @@ def test_sentinels_are_where_something_may_be_hidden(rng):
     counts = {n.group.kind: n.shared.watched_tensors(n.shared.function())
               for n in program.launches}
     assert set(counts) == {"loop", "gemm"} and not counts["loop"] and len(counts["gemm"]) == 1
+
+
+def test_kernels_of_the_library_are_looked_at_as_ops_are():
+    """Where what they make leaves or may be hidden; kernels of the user's everywhere."""
+    from tessera.graph.cuda import CudaProgram
+    from tessera.graph.cuda.node_kernels import NodeLaunch
+    from tessera.graph.cuda.watched import count_results
+
+    def loss(w, x):
+        q = ts.reshape(x @ w, (1, 2, 64, 64))
+        return ts.sum(ts.cast(ts.attention(q, q, q), "f32") ** 2)
+
+    def watched(fn, *types):
+        program = CudaProgram(ts.jit(fn).graph(*types), "sm_90a")
+        count_results(program)
+        with ts.debug.numerics("flag"):
+            return [n.wanted(lambda name: 256, 0).request.watched for n in program.launches
+                    if isinstance(n, NodeLaunch)]
+
+    w, x = ts.Tensor[64, 64, ts.bf16], ts.Tensor[128, 64, ts.bf16]
+    assert set(watched(ts.grad(loss), w, x)) == {frozenset()}
+    q = ts.Tensor[1, 2, 64, 64, ts.bf16]
+    leaves = watched(ts.grad(lambda q, k, v: ts.sum(ts.cast(ts.attention(q, k, v), "f32") ** 2),
+                             (0, 1, 2)), q, q, q)
+    assert sum(map(len, leaves)) == 3  # dQ, dK, dV
+    assert watched(users_kernel, ts.Tensor[64, 96, ts.f32]) == [{"x", "y"}]

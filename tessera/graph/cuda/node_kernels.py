@@ -224,11 +224,16 @@ def _byte(v: Value, number: Any) -> int | None:
 
 
 # --- as a step ------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NodeLaunch:
-    """The step of a group of kind "launch"."""
+    """The step of a group of kind "launch".
+
+    counted: results of a kernel of the library's whose bad elements count; of a user's everything
+    does, operands too.
+    """
 
     group: ScheduledGroup
+    counted: frozenset[str] = frozenset()
 
     @property
     def shared(self) -> NodeKernel:
@@ -261,6 +266,15 @@ class NodeLaunch:
                 assert lies is not None, f"{o} cannot be passed"
                 found[name] = lies
         return found
+
+    @property
+    def of_user(self) -> bool:
+        """Whether sentinels look at it as at a kernel of the user's, not as at an op."""
+        return not self.shared.call.kernel.of_library
+
+    def count(self, names: frozenset[str]) -> None:
+        """Bad values in these results count for a program that launches it."""
+        self.counted = names
 
     @cached_property
     def source(self) -> KernelText:
@@ -372,7 +386,9 @@ class NodeLaunch:
         target = LaunchTarget(index, made.work.grid, "", numerics=config.numerics)
         kernel, work = made.call.kernel, replace(made.work, function=function)
         # the plan is proved: what it writes nobody else reads or writes meanwhile
-        request = replace(request_for(kernel, work, bound, arrays, target), shared=False)
+        request = request_for(kernel, work, bound, arrays, target)
+        watched = request.watched if self.of_user else request.watched & self.counted
+        request = replace(request, shared=False, watched=watched)
         return WantedImage(function, request, kernel.images), target, tuple(arrays)
 
     def _recipe(self, values: list[int], index: int) -> Recipe:

@@ -307,9 +307,9 @@ hooks.trimmed.append(_trim)
 
 
 def recordable() -> bool:
-    """Whether a call that runs now may be a graph: its kernels are not looked at one by one."""
-    return bool(config.cuda_graphs) and not (
-        hooks.timed_steps or config.nvtx or config.debug or config.numerics != "off")
+    """Whether a call that runs now may be a graph: its kernels are not looked at one by one. What
+    sentinels count is looked at behind a call, so graphs have them too."""
+    return bool(config.cuda_graphs) and not (hooks.timed_steps or config.nvtx or config.debug)
 
 
 __all__ = ["RecordedCalls", "recordable"]

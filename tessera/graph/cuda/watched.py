@@ -167,10 +167,12 @@ def checked_buffers(program: CudaProgram) -> dict[str, str]:
 
 def count_results(program: CudaProgram) -> None:
     """Let the kernels of a program count what is bad in buffers where that matters; the others
-    have no code for it."""
+    have no code for it. The user's own count everywhere."""
     checked = checked_buffers(program)
     for launch in program.launches:
         if isinstance(launch, NodeLaunch):
+            made = zip(launch.shared.results, launch.group.writes, strict=True)
+            launch.count(frozenset(n for n, o in made if program.base(o.name) in checked))
             continue
         names = [p.value.name for p in launch.shared.function().params if p.role != "dim"]
         launch.shared.count(frozenset(
@@ -183,10 +185,10 @@ def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements, c
     launch = program.launches[found.launch.part]
     if found.what == "load" or not found.bad:
         return False
-    if isinstance(launch, NodeLaunch):  # as of a launch of the user's: what reads it is no matter
+    if isinstance(launch, NodeLaunch) and launch.of_user:  # what reads it is no matter
         return bool(found.bad - found.inf) or not (came or writes_infinity(launch.function()))
     if found.what == "held":
-        assert found.site.where is not None and not isinstance(launch, NodeLaunch)
+        assert found.site.where is not None
         kind = hidden_lines(launch.source, launch.group).get(found.site.where.line)
     elif find_dtype(found.site.formats[1]).packed:  # they have no place for it: it is hidden
         kind = "any"

@@ -89,7 +89,7 @@ class Kernel(Kernel_):
         self._captured = Captured()
         self.changes = 0  # how often what it reads from outside has changed
         self._retired: list[Any] = []  # may still run: images are not unloaded under a launch
-        if not fn.__code__.co_filename.startswith(PACKAGE_DIR):
+        if not self.of_library:
             _ = self.source  # that there is none, or no kernel's, is said here
         self._check_signature()
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
@@ -102,6 +102,11 @@ class Kernel(Kernel_):
                                 where=self.source.site(self.source.tree))
 
     # --- what it is ---------------------------------------------------------------------------
+    @property
+    def of_library(self) -> bool:
+        """Whether it is one of Tessera's own."""
+        return self.fn.__code__.co_filename.startswith(PACKAGE_DIR)
+
     @functools.cached_property
     def source(self) -> KernelSource:
         """Parsed when the function is decorated; the library's when they are first traced, for
