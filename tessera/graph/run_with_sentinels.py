@@ -126,8 +126,9 @@ def _holds(v: Value) -> bool:
 def _carries(node: Node, k: int) -> bool:
     if not node.op.converts:
         return node.op.carries(k)
-    to = node.attrs["to"]
-    return to.dtype.kind == "float" and to.dtype.special != "none" and not to.policy.saturate
+    to = node.attrs.get("to")  # codes of a packed type have none, and carry nothing
+    return to is not None and to.dtype.kind == "float" and to.dtype.special != "none" \
+        and not to.policy.saturate
 
 
 def is_clean(a: np.ndarray, kind: str) -> bool:

@@ -28,7 +28,7 @@ from tessera.graph.cuda.device import DeviceExecutable
 from tessera.graph.execute import Executable
 from tessera.numerics import CastCounts, as_type, encode
 from tessera.runtime.target import parse_target
-from tessera.tile.cuda.intrinsics.sentinels import limit_of
+from tessera.tile.cuda.intrinsics.sentinels import limit_of, limits_of
 from tessera.tile.interpreter.memory import MemoryBox
 from tessera.tile.launch.machine_code import CompileRequest
 
@@ -234,6 +234,87 @@ def test_graphs_count_what_casts_to_packed_formats_lose(to, rng):
     (bad,) = found.values()
     assert bad.overflow == counts.overflow > 0 and (bad.nan, bad.inf, bad.bad) == (0, 0, 0)
     assert bad.site.formats == ("store", to.name, "max")
+
+
+INTEGERS = [ts.int8, ts.uint8, ts.int4, ts.int16, ts.int32, ts.uint32, ts.int64]
+
+CUTS = """
+@kernel
+def stores(x: Tensor["M", "N", f32], y: Tensor["M", "N", to]):
+    t = tile.load(x[tile_m:tile_m + 4, tile_n:tile_n + 16])
+    y[tile_m:tile_m + 4, tile_n:tile_n + 16] = tile.cast(t + 0.0, to)
+
+@kernel
+def elements(x: Tensor["M", "N", f32], y: Tensor["M", "N", to]):
+    i, j = tile.group_id(), tile.local_id()
+    if j < N:
+        y[i, j] = tile.cast(x[i, j] + 0.0, to)
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("to", INTEGERS, ids=str)
+def test_integers_count_what_does_not_fit(to, target, rng):
+    """The largest and the least that fit do not count, nor does what lies beyond the edge."""
+    built = build(CUTS, to=to)
+    low, high = limits_of(f32, to, "nearest_even")
+    x = rng.uniform(0, 6, (7, 29)).astype(np.float32)
+    x[2, 11], x[4, 28], x[6, 3] = high, low, np.nextafter(np.float32(high), np.float32(0))
+    x[0, 0] = np.nextafter(np.float32(low), np.float32(0))
+    for name, grid in (("stores", (2, 2)), ("elements", 7)):
+        found = emulator.counted(built[name], x, ts.zeros((7, 29), to), groups=grid, lanes=32,
+                                 target=target)
+        (bad,) = [f for (what, _), f in found.items() if what == "store y"]
+        assert (bad.nan, bad.inf, bad.overflow, bad.index, bad.value) == (0, 0, 2, (2, 11), high)
+        assert bad.bad == 0
+
+
+@pytest.mark.parametrize("to", INTEGERS, ids=str)
+def test_graphs_count_what_casts_to_integers_lose(to, rng):
+    """Against the casts of tessera.numerics, which make 0 of a NaN."""
+    x = (rng.standard_normal((32, 64)) * 1.5 * float(to.max)).astype(np.float32)
+    x[3, 5], counts = np.nan, CastCounts()
+    encode(x, to, counts=counts)
+    x = ts.tensor(x)
+    launch = CudaProgram(ts.jit(lambda x: ts.cast(x, to)).graph(x)).launches[0]
+    launch.shared.count(frozenset())
+    stored = np.zeros(x.size, np.uint8 if to.packed else to.numpy)
+    found = emulator.counted(launch.shared, x.array.reshape(-1), stored, groups=launch.group.grid,
+                             lanes=launch.lanes, counts=True)
+    (bad,) = found.values()
+    assert bad.overflow == counts.overflow > 0 and (bad.nan, bad.inf, bad.bad) == (1, 0, 1)
+    assert bad.site.formats == ("store", to.name, "max")
+
+
+@pytest.mark.parametrize("to", PACKED, ids=str)
+def test_programs_with_packed_casts_run_with_sentinels(to, gpu, apart, rng):
+    x = ts.tensor(rng.uniform(0, 1, (32, 64)).astype(np.float32)).to("cuda")
+    f = ts.jit(lambda x: ts.cast(ts.sqrt(x), to))
+    want = f(x).numpy()
+    with ts.debug.numerics("raise"):
+        np.testing.assert_array_equal(f(x).numpy(), want)
+
+
+@pytest.mark.parametrize("to", [t for t in INTEGERS if not t.packed], ids=str)
+def test_a_nan_that_a_cast_drops_is_blamed(to, gpu, apart, rng):
+    x = rng.standard_normal((32, 64)).astype(np.float32)
+    x[3, 5] = -1.0 - abs(x[3, 5])
+    f = ts.jit(lambda x: ts.cast(ts.sqrt(x), to))
+    with ts.debug.numerics("raise"):
+        f(ts.tensor(abs(x)).to("cuda"))
+        with pytest.raises(ts.NumericsError, match="nan"):
+            f(ts.tensor(x).to("cuda"))
+
+
+@pytest.mark.parametrize("to", INTEGERS, ids=str)
+@pytest.mark.parametrize("source", [f32, f64], ids=str)
+def test_the_limits_of_integers_are_where_casts_lose(source, to):
+    number = source.numpy.type
+    for limit in limits_of(source, to, "nearest_even"):
+        for x, lost in ((np.nextafter(number(limit), number(0)), 0), (number(limit), 1)):
+            counts = CastCounts()
+            encode(np.array([x]), to, counts=counts)
+            assert counts.overflow == lost, x
 
 
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])

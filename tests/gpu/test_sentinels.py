@@ -106,6 +106,24 @@ def test_a_cast_that_overflows():
         assert found.overflow == 2 and found.first is None  # a policy, counted
 
 
+@pytest.mark.parametrize("to", ["int8", "uint8", "int4", "int32", "fp4_e2m1"])
+def test_functions_count_what_saturates(to, rng):
+    """As many elements as on the CPU; a NaN that becomes 0 is blamed."""
+    x = (rng.standard_normal((64, 128)) * 1.2 * float(ts.as_type(to).dtype.max)).astype(np.float32)
+    f = ts.jit(lambda x: ts.cast(x * 1.5, to))
+    counts = []
+    for on in ("cpu", "cuda"):
+        with ts.debug.numerics("flag"):
+            f(ts.tensor(x).to(on))
+            found = ts.debug.flags()
+            assert found.first is None
+            counts.append(found.overflow)
+    assert counts[0] == counts[1] > 0
+    x[5, 7] = np.nan
+    with ts.debug.numerics("raise"), pytest.raises(ts.NumericsError, match="nan"):
+        f(ts.tensor(x).to("cuda"))
+
+
 def test_a_warp_specialised_matmul_counts_in_its_epilogue():
     a = np.ones((256, 256), np.float16)
     a[100, 3] = 60000.0

@@ -194,9 +194,11 @@ _WIDE = float(as_type("bf16").dtype.max)
 
 
 def narrow_tensors(function: Function) -> frozenset[str]:
-    """The tensors of a kernel whose formats have fewer exponents than f32 and bf16."""
+    """The tensors of a kernel whose formats have fewer exponents than f32 and bf16, and those of
+    integers."""
     return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
-                     and p.type.dtype.kind == "float" and float(p.type.dtype.max) < _WIDE)
+                     and p.type.dtype.kind in ("float", "int", "uint")
+                     and (p.type.dtype.kind != "float" or float(p.type.dtype.max) < _WIDE))
 
 
 def byte_tensors(function: Function) -> frozenset[str]:
@@ -207,8 +209,7 @@ def byte_tensors(function: Function) -> frozenset[str]:
 def casts_to_packed(function: Function) -> bool:
     """Whether it makes codes of less than a byte, which it stores as bytes."""
     types = (d.type for n in walk(function.body) if isinstance(n, Op) for d in n.outs)
-    return any(isinstance(t, TileType) and t.dtype.packed and t.dtype.kind == "float"
-               for t in types)
+    return any(isinstance(t, TileType) and t.dtype.packed for t in types)
 
 
 def compiled(source: KernelText, group: ScheduledGroup) -> GroupKernel:

@@ -190,8 +190,8 @@ def _counts(program: CudaProgram, checked: dict[str, str], found: BadElements, c
     if found.what == "held":
         assert found.site.where is not None
         kind = hidden_lines(launch.source, launch.group).get(found.site.where.line)
-    elif find_dtype(found.site.formats[1]).packed:  # they have no place for it: it is hidden
-        kind = "any"
+    elif (to := find_dtype(found.site.formats[1])).packed or to.kind != "float":
+        kind = "any"  # they have no place for it: it is hidden
     else:
         kind = checked.get(program.base(_buffer(launch, found)))
     return kind == "any" or (kind == "nan" and (found.nan > 0 or found.site.formats[2] == "nan"))

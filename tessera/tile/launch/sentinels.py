@@ -25,8 +25,8 @@ from tessera.runtime.sentinel_words import WatchedLaunch, owner, sentinel_words
 from tessera.tensor import Tensor
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import extent
-from tessera.tile.ir.ir import Function
-from tessera.tile.ir.types import GlobalTensor
+from tessera.tile.ir.ir import Function, Op, SSAValue, walk
+from tessera.tile.ir.types import GlobalTensor, Scalar, TileType
 from tessera.tile.passes.written_arguments import read_parameters, written_parameters
 
 if TYPE_CHECKING:
@@ -39,9 +39,23 @@ def watched_tensors(function: Function) -> frozenset[str]:
     """The tensors of a kernel in which a NaN or an infinity can lie, and those of other formats
     to which it casts."""
     written = written_parameters(function)
+    kinds = ("float", "int", "uint") if casts_to_integers(function) else ("float",)
     return frozenset(p.value.name for p in function.params if isinstance(p.type, GlobalTensor)
-                     and p.type.dtype.kind == "float"
-                     and (p.type.dtype.special != "none" or p.value.name in written))
+                     and p.type.dtype.kind in kinds
+                     and (p.type.dtype.special in ("ieee", "fn") or p.value.name in written))
+
+
+def casts_to_integers(function: Function) -> bool:
+    """Whether it makes integers of floating-point numbers, of which those beyond the range become
+    the largest or the least."""
+    types = {d.value: d.type for n in walk(function.body) if isinstance(n, Op) for d in n.outs}
+    made = [n for n in walk(function.body) if isinstance(n, Op) and n.name == "convert"]
+    return any(_kind(n.outs[0].type) in ("int", "uint") and isinstance(n.args[0], SSAValue)
+               and _kind(types.get(n.args[0])) == "float" for n in made)
+
+
+def _kind(t: Any) -> str:
+    return t.dtype.kind if isinstance(t, TileType | Scalar) else ""
 
 
 class LaunchSentinels:

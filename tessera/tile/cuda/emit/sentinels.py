@@ -6,7 +6,6 @@ never counts. What a cast makes is looked at before it, where it shows what is l
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tessera.errors import SourceLine
@@ -22,7 +21,7 @@ from tessera.tile.cuda.emit.memory_operands import (
 from tessera.tile.cuda.emit.registry import after_each
 from tessera.tile.cuda.emit.tile_access import guards_of, parts_of, rounding_of
 from tessera.tile.cuda.intrinsics.formats import kind_of
-from tessera.tile.cuda.intrinsics.sentinels import limit_of
+from tessera.tile.cuda.intrinsics.sentinels import ANY_FINITE, Limits, limits_of
 from tessera.tile.ir.ir import Const, Def, Node, Op, Operand, SSAValue, regions
 from tessera.tile.ir.register_layout import RegisterLayout
 from tessera.tile.ir.types import TileType
@@ -30,24 +29,24 @@ from tessera.tile.ir.types import TileType
 
 @dataclass(frozen=True)
 class WatchedValue:
-    """What is looked at: numbers of a format, of which those from a limit on are lost and become
-    "inf", "nan" or the largest number, "max". what: 'load', 'store' or 'held'. to: the format of a
-    cast, where that of the tensor is another."""
+    """What is looked at: numbers of a format, of which those that are not between the limits are
+    lost and become "inf", "nan" or the largest number, "max". what: 'load', 'store' or 'held'. to:
+    the format of a cast, where that of the tensor is another."""
 
     what: str
     text: str
     dtype: DType
     where: SourceLine | None
-    limit: float = math.inf
+    limits: Limits = ANY_FINITE
     becomes: str = ""
     to: DType | None = None
 
 
 def is_watched(e: Emitter, place: MemoryOperand, what: str = "store") -> bool:
-    """Formats below a byte have neither NaN nor infinity: what they lose is counted where it is
-    stored."""
-    return place.space == "global" and place.name in e.facts.watched \
-        and place.dtype.kind == "float" and (what == "store" or not place.dtype.packed)
+    """Formats below a byte and integers have neither NaN nor infinity: what they lose is counted
+    where it is stored."""
+    return place.space == "global" and place.name in e.facts.watched and (
+        what == "store" or (place.dtype.kind == "float" and not place.dtype.packed))
 
 
 def watch_load(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str) -> None:
@@ -58,10 +57,12 @@ def watch_load(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: str)
 
 def watch_store(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: Operand) -> None:
     """Elements of a tile that is about to be written there."""
-    if is_watched(e, place):
-        _tile(e, place, layout, _stored(e, place, value))
-    elif place.space == "global" and place.name in e.facts.watched:
+    if not is_watched(e, place):
+        return
+    if place.dtype.kind != "float":
         _watch_codes(e, place, layout)
+    if (x := _stored(e, place, value)) is not None:
+        _tile(e, place, layout, x)
 
 
 @after_each
@@ -70,7 +71,7 @@ def _note_cast(e: Emitter, op: Op) -> None:
     if e.facts.watched and op.name == "convert" and isinstance(op.args[0], SSAValue):
         value = op.outs[0].value
         to, source = e.dtype(value), e.dtype(op.args[0])
-        if to.packed and to.kind == source.kind == "float" and isinstance(e.type(value), TileType):
+        if to.packed and source.kind == "float" and isinstance(e.type(value), TileType):
             e.memo.setdefault("packed casts", []).append(op)  # type: ignore[attr-defined]
 
 
@@ -80,9 +81,9 @@ def _watch_codes(e: Emitter, place: MemoryOperand, layout: RegisterLayout) -> No
         x, to = op.args[0], e.dtype(op.outs[0].value)
         t = e.type(x)
         if isinstance(t, TileType) and t.shape == layout.shape and e.layout(x).text == layout.text:
-            limit = limit_of(e.dtype(x), to, op.attr.get("rounding", "nearest_even"))
+            limits = limits_of(e.dtype(x), to, op.attr.get("rounding", "nearest_even"))
             _tile(e, place, layout, WatchedValue("store", e.name(x), e.dtype(x),
-                                                 op.where or e.where, limit, "max", to))
+                                                 op.where or e.where, limits, "max", to))
 
 
 def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: Operand,
@@ -90,6 +91,8 @@ def watch_fill(e: Emitter, place: MemoryOperand, layout: RegisterLayout, value: 
     """A tile of one number, unless that is written down: then it is meant."""
     if is_watched(e, place) and not isinstance(value, Const):
         stored = _stored(e, place, value)
+        if stored is None or e.dtype(value).kind != "float":
+            return
         made = e.fresh("filled")
         e.line(f"{made} = {fragment}")
         _tile(e, place, layout, WatchedValue("store", made, e.dtype(value), stored.where,
@@ -188,8 +191,10 @@ def watch_element(e: Emitter, place: MemoryOperand, at: str, value: Operand, ok:
         return
     x = _stored(e, place, value) if what == "store" else \
         WatchedValue(what, e.name(value), e.dtype(value), e.where)
+    if x is None:
+        return
     text = intrinsic("sentinels.element", _site(e, place, x), _itemsize(place),
-                     kind_of(x.dtype), _Number(x.limit), guarded=ok is not None)
+                     kind_of(x.dtype), _numbers(x.limits), guarded=ok is not None)
     args = [x.text, at, _base(place), _words(e), *([ok] if ok else [])]
     e.line(f"{e.use('count_bad', text)}({', '.join(args)})")
 
@@ -202,23 +207,27 @@ def watch_row(e: Emitter, place: MemoryOperand, where: str, value: Operand, widt
         return
     x = _stored(e, place, value) if what == "store" else \
         WatchedValue(what, e.name(value), e.dtype(value), e.where)
+    if x is None:
+        return
     text = intrinsic("sentinels.row", _site(e, place, x), place.dtype.bits // 8, kind_of(x.dtype),
-                     width, _Number(x.limit))
+                     width, _numbers(x.limits))
     e.line(f"{e.use('count_bad', text)}({x.text}, {where}, {place.base}, {_words(e)})")
 
 
 # --- what is stored -----------------------------------------------------------------------------
-def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue:
+def _stored(e: Emitter, place: MemoryOperand, value: Operand) -> WatchedValue | None:
     """What a stored value was cast from, at the line of the cast; else the value, which the store
-    rounds."""
+    rounds. None: integers that were no other numbers."""
     made = e.made_by.get(value) if isinstance(value, SSAValue) else None
     if made is None or made.name != "convert" or not _alike(e, value, made.args[0]):
         source = e.dtype(value)
+        if source.kind != "float":
+            return None
         return WatchedValue("store", e.name(value), source, e.where, *_losses(source, place))
     before, to = made.args[0], e.dtype(value)
     rounding, saturate = made.attr.get("rounding", "nearest_even"), made.attr.get("saturate", False)
-    limit = limit_of(e.dtype(before), to, rounding)
-    return WatchedValue("store", e.name(before), e.dtype(before), made.where or e.where, limit,
+    limits = limits_of(e.dtype(before), to, rounding)
+    return WatchedValue("store", e.name(before), e.dtype(before), made.where or e.where, limits,
                         _fate(to, rounding, saturate))
 
 
@@ -231,9 +240,9 @@ def _alike(e: Emitter, value: Operand, before: Operand) -> bool:
         all(tiles) and e.layout(before).text == e.layout(value).text)
 
 
-def _losses(source: DType, place: MemoryOperand) -> tuple[float, str]:
+def _losses(source: DType, place: MemoryOperand) -> tuple[Limits, str]:
     rounding, saturate = rounding_of(place)
-    return limit_of(source, place.dtype, rounding), _fate(place.dtype, rounding, saturate)
+    return limits_of(source, place.dtype, rounding), _fate(place.dtype, rounding, saturate)
 
 
 def _fate(to: DType, rounding: str, saturate: bool) -> str:
@@ -252,7 +261,7 @@ def _tile(e: Emitter, place: MemoryOperand, layout: RegisterLayout, x: WatchedVa
     owner = e.owner(layout)
     kind = repr(f"marked {marked}" if marked else kind_of(x.dtype))
     text = f"use(sentinels.tile({_site(e, place, x)}, {_itemsize(place)}, {kind}, " \
-           f"{layout.text!r}, {layout.shape}, {guards}, {_Number(x.limit)!r}, " \
+           f"{layout.text!r}, {layout.shape}, {guards}, {_numbers(x.limits)!r}, " \
            f"{owner is not None}, {held!r}))"
     steps = [product(place.stride(place.axes[a]))
              for a in range(len(layout.shape)) if any(base[a] for base in layout.bases)]
@@ -278,6 +287,11 @@ class _Number(float):
 
     def __repr__(self) -> str:
         return float.__repr__(self).replace("inf", "INF")
+
+
+def _numbers(limits: Limits) -> Limits:
+    low, high = limits
+    return _Number(low), _Number(high)
 
 
 def _site(e: Emitter, place: MemoryOperand, x: WatchedValue) -> int:

@@ -2,7 +2,8 @@
 
 A bad element is a NaN, an infinity, or a number that the cast on its way to memory cannot hold. The
 look costs one instruction for each element, x * 0 added up, which is NaN where one of them is bad
-(two where a cast has a limit below the largest f32: x is scaled so that it overflows). Only a
+(two where a cast has a limit below the largest f32: x is scaled so that it overflows; three where
+it is one to integers, whose limits lie about another number than 0). Only a
 thread whose sum is NaN looks at each of its elements, with the guards of their store, and counts;
 nothing is known of the others of its warp. Words are those of tessera.runtime.sentinel_words.
 """
@@ -28,6 +29,22 @@ LLVM = Any
 KINDS = ("nan", "inf", "overflow")  # of bad elements, in the order of their words
 
 
+Limits = tuple[float, float]  # numbers from the second on, and up to the first, are lost
+ANY_FINITE: Limits = (-math.inf, math.inf)
+
+
+def limits_of(source: DType, to: DType, rounding: str) -> Limits:
+    """Numbers of `source` between these fit `to`."""
+    if to.kind in ("int", "uint"):  # casts drop the fraction
+        number = np.float64 if source.bits == 64 else np.float32
+        most, least = number(to.max + 1), number(to.min - 1)
+        if least == to.min:  # no number of the source lies between
+            least = np.nextafter(least, -number(np.inf))
+        return float(least), float(most)
+    limit = limit_of(source, to, rounding)
+    return -limit, limit
+
+
 def limit_of(source: DType, to: DType, rounding: str) -> float:
     """Numbers of `source` below this, without their sign, fit `to`; inf where all finite ones do.
 
@@ -49,7 +66,7 @@ def limit_of(source: DType, to: DType, rounding: str) -> float:
 
 @functools.cache
 def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...],
-         guards: tuple[str, ...], limit: float, owner: bool = False, held: str = "") -> Operation:
+         guards: tuple[str, ...], limits: Limits, owner: bool = False, held: str = "") -> Operation:
     """(fragment, address, strides..., bounds..., base of the tensor, words [, owner]): as the store
     of a fragment, whose elements are looked at where it writes them. kind: of its registers, or
     "marked any", "marked nan": `marks` of a fragment of that layout. held: "any" or "nan" of a
@@ -65,7 +82,7 @@ def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...
     def body(b: Builder, x: list[LLVM], *values: LLVM) -> None:
         first = b.true(values[-1]) if owner else None
         *rest, base, words = values[:-1] if owner else values
-        suspect = functools.reduce(b.or_, x) if marked else _quick(b, x, limit)
+        suspect = functools.reduce(b.or_, x) if marked else _quick(b, x, limits)
         with b.when(b.compare("!=", suspect, b.zero(suspect) if marked else suspect)):
             runs = how.run(b, rest, "i64", itemsize, first)
             if marked or held:
@@ -74,7 +91,7 @@ def tile(site: int, itemsize: int, kind: str, layout: str, shape: tuple[int, ...
                 _count_threads(b, [one(b, x, p, which, condition) for _, condition, (p,) in runs],
                                words, WORD_BYTES * KINDS.index(which), site)
                 return
-            found = [(at, _bad(b, x[p], limit, condition), x[p]) for at, condition, (p,) in runs]
+            found = [(at, _bad(b, x[p], limits, condition), x[p]) for at, condition, (p,) in runs]
             _count(b, found, base, words, site, itemsize)
 
     form = InstructionForm(args, (), body)
@@ -108,11 +125,15 @@ def _words(count: int) -> int:
 CHAINS = 4  # of sums side by side: one would wait for itself
 
 
-def _quick(b: Builder, x: Sequence[LLVM], limit: float) -> LLVM:
-    """A number that is NaN where one of them is NaN, infinite, or not below the limit; it may be
-    where one is just below."""
+def _quick(b: Builder, x: Sequence[LLVM], limits: Limits) -> LLVM:
+    """A number that is NaN where one of them is NaN, infinite, or not between the limits; it may be
+    where one is just inside."""
+    low, high = limits
+    middle = 0.0 if low == -high else (low + high) / 2
+    limit = high - middle if middle == 0.0 else (high - middle) * (1 - 2.0**-20)
     sums: list[LLVM] = [b.like(x[0], 0.0)] * min(CHAINS, len(x))
     for i, v in enumerate(x):
+        v = v if middle == 0.0 else b.fadd(v, b.like(v, -middle))
         v = v if limit == math.inf else b.fmul(v, b.like(v, _scale(b.bits(v), limit)))
         sums[i % CHAINS] = _fma(b, v, b.like(v, 0.0), sums[i % CHAINS])
     return functools.reduce(b.fadd, sums)
@@ -138,27 +159,28 @@ def _marked(b: Builder, words: Sequence[LLVM], p: int, which: str, condition: LL
 def _is_held(b: Builder, x: Sequence[LLVM], p: int, which: str, condition: LLVM | None) -> LLVM:
     v = x[p]
     if which == "inf":
-        return _bad(b, v, math.inf, condition)
+        return _bad(b, v, ANY_FINITE, condition)
     nan = b.compare("!=", v, v)
     return nan if condition is None else b.and_(nan, condition)
 
 
 @functools.cache
-def element(site: int, itemsize: int, kind: str, limit: float, guarded: bool = False) -> Operation:
+def element(site: int, itemsize: int, kind: str, limits: Limits, guarded: bool = False
+            ) -> Operation:
     """(x, address, base of the tensor, words [, if]): one element, where the condition holds."""
     args = (Operand("x", kind), Operand("at", "i64"), Operand("base", "i64"),  # type: ignore[arg-type]
             Operand("words", "i64"), *([Operand("if", "i32")] if guarded else []))
 
     def body(b: Builder, x: LLVM, at: LLVM, base: LLVM, words: LLVM, *given: LLVM) -> None:
         condition = b.true(given[0]) if guarded else None
-        _count(b, [(at, _bad(b, x, limit, condition), x)], base, words, site, itemsize)
+        _count(b, [(at, _bad(b, x, limits, condition), x)], base, words, site, itemsize)
 
     form = InstructionForm(args, (), body)
     return Operation("count_bad", len(args), lambda *_: form)
 
 
 @functools.cache
-def row(site: int, itemsize: int, kind: str, width: int, limit: float) -> Operation:
+def row(site: int, itemsize: int, kind: str, width: int, limits: Limits) -> Operation:
     """(vector, address of the first, left, base of the tensor, words): neighbours of a row, of
     which `left` are inside."""
     args = (Operand("x", kind, width), Operand("at", "i64"), Operand("left", "i32"),  # type: ignore[arg-type]
@@ -166,16 +188,21 @@ def row(site: int, itemsize: int, kind: str, width: int, limit: float) -> Operat
 
     def body(b: Builder, x: list[LLVM], at: LLVM, left: LLVM, base: LLVM, words: LLVM) -> None:
         found = [(b.add(at, b.const("i64", i * itemsize)),
-                  _bad(b, v, limit, b.compare("<", b.i32(i), left)), v) for i, v in enumerate(x)]
+                  _bad(b, v, limits, b.compare("<", b.i32(i), left)), v) for i, v in enumerate(x)]
         _count(b, found, base, words, site, itemsize)
 
     form = InstructionForm(args, (), body)
     return Operation("count_bad", len(args), lambda *_: form)
 
 
-def _bad(b: Builder, x: LLVM, limit: float, condition: LLVM | None) -> LLVM:
-    """Whether an element is there and no number below the limit: a NaN is below none."""
-    fits = b.to_int(b.compare("<", _size(b, x), b.like(x, limit)))
+def _bad(b: Builder, x: LLVM, limits: Limits, condition: LLVM | None) -> LLVM:
+    """Whether an element is there and no number between the limits: a NaN is between none."""
+    low, high = limits
+    if low == -high:
+        fits = b.to_int(b.compare("<", _size(b, x), b.like(x, high)))
+    else:
+        fits = b.and_(b.to_int(b.compare("<", x, b.like(x, high))),
+                      b.to_int(b.compare(">", x, b.like(x, low))))
     there = b.i32(1) if condition is None else b.to_int(condition)
     return b.compare("<", fits, there, unsigned=True)
 
@@ -229,4 +256,5 @@ def _packed(b: Builder, address: LLVM, base: LLVM, x: LLVM, itemsize: int) -> LL
     return b.or_(b.shl(number, b.const("i64", 64 - INDEX_BITS)), bits)
 
 
-__all__ = ["KINDS", "element", "limit_of", "marks", "row", "tile"]
+__all__ = ["ANY_FINITE", "KINDS", "Limits", "element", "limit_of", "limits_of", "marks", "row",
+           "tile"]
