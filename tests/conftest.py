@@ -128,3 +128,17 @@ def fresh_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
     tessera_config.reset()
     yield monkeypatch
     tessera_config.reset()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU, whatever this one has."""
+    from tessera.errors import UnsupportedTargetError
+    from tessera.runtime import device
+
+    def driver() -> Any:
+        raise UnsupportedTargetError("no GPU driver of CUDA 12 or later here: hidden by a test",
+                                     hint="python -m tessera doctor")
+
+    monkeypatch.setattr(device, "driver", driver)
+    monkeypatch.setattr(device, "_devices", {})

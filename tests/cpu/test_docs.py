@@ -59,9 +59,9 @@ def section(title: str, page: Path = README) -> str:
 
 
 @pytest.fixture
-def folder(fresh_config, tmp_path, monkeypatch) -> Iterator[Path]:
+def folder(fresh_config, no_gpu, tmp_path, monkeypatch) -> Iterator[Path]:
     """An empty current directory, default settings, a fresh random state, and registries that are
-    given back as they were."""
+    given back as they were. Pages show what is printed without a GPU."""
     state = ts.random.get_state()
     monkeypatch.chdir(tmp_path)
     ts.random.seed(0)

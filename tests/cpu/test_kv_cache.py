@@ -309,7 +309,7 @@ class TestPlacement:
             with ts.saturate:
                 pass
 
-    def test_a_device_that_is_missing(self):
+    def test_a_device_that_is_missing(self, no_gpu):
         for name in ("cuda:99", "tpu"):
             with pytest.raises(ts.UnsupportedTargetError):
                 with ts.device(name):

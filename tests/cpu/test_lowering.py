@@ -64,7 +64,7 @@ def test_captured_tensors_are_read_at_each_call(gpu, apart):
     assert f(ts.zeros(5)).tolist() == [7.0, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_without_a_gpu_the_target_is_refused():
+def test_without_a_gpu_the_target_is_refused(no_gpu):
     with pytest.raises(UnsupportedTargetError, match="'cuda' cannot run here") as info:
         ts.jit(lambda x: x, target="cuda")
     assert "doctor" in info.value.hint

@@ -83,7 +83,7 @@ def test_what_cannot_be_moved_says_so() -> None:
         ts.jit(lambda x: x.to("cuda"))(ts.ones(3))
 
 
-def test_without_a_gpu() -> None:
+def test_without_a_gpu(no_gpu: None) -> None:
     with pytest.raises(UnsupportedTargetError, match="cuda cannot be used") as info:
         ts.ones(3).to("cuda")
     assert 'to("gpu")' in info.value.hint and "test_placement" in info.value.where.file

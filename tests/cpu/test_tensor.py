@@ -30,7 +30,7 @@ def test_repr_sums_the_values_up(values, words):
     assert repr(ts.tensor(values)).startswith(words)
 
 
-def test_types_on_any_device_are_written_and_only_tensors_need_it():
+def test_types_on_any_device_are_written_and_only_tensors_need_it(no_gpu):
     t = ts.as_type("bf16 @device('cuda:0')")
     assert ts.as_type(str(t)) == t == ts.bf16 @ ts.device("cuda:0")
     assert "cuda:0" in str(ts.Tensor["N", t])
