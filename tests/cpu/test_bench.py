@@ -279,22 +279,19 @@ def test_spellings_are_the_same_launches() -> None:
         assert {x.form for x in plan.matmuls} == {"wgmma"}, name
     for name in (flat, einsum, slices):
         assert found[name] == found[first], name
-    # three weights are three matmuls where there was one, each with a gradient; that of what they
-    # read is one kernel. Sums, casts and updates that are launched together are others
-    for name, part, n in (("matmul", "forward", 2), ("matmul", "backward", 2)):
-        assert found[three][name, part, "wgmma"] == found[first][name, part, "wgmma"] + n
-    assert differ(found[three], found[first]) <= {"matmul", "norm", "elementwise", "other",
-                                                  "optimizer"}
+    # matmuls by three weights are one. Their casts and updates have other places, and are launched
+    # together with others
+    assert differ(found[three], found[first]) <= {"elementwise", "optimizer"}
     # biases have gradients, which are sums, and updates
     assert differ(found[bare], found[first]) <= {"other", "optimizer"}
 
 
 def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
-    """No copies, every matmul by wgmma, attention by the kernels for shared heads. The gradient of
-    what gate and up read, or queries, keys and values, is one kernel."""
+    """No copies, every matmul by wgmma, attention by the kernels for shared heads. Queries, keys
+    and values are one matmul, the gradient of what they read, or gate and up, is one kernel."""
     model = MODELS["llama"].sized(layers=1)
     _, plan = launches(model)
-    assert {x.form for x in plan.matmuls} == {"wgmma"} and len(plan.matmuls) == 24
+    assert {x.form for x in plan.matmuls} == {"wgmma"} and len(plan.matmuls) == 20
     shared = [x for x in plan.matmuls if x.work.kind == "attention"]
     assert [x.work.part for x in shared] == ["forward", "backward", "backward"]
     assert all("bf16[128, 2048, 64] bf16[32, 2048, 64] bf16[32, 2048, 64]" in x.work.shapes

@@ -133,3 +133,28 @@ def test_every_block_of_products_in_graphs(rng, block, extents, monkeypatch):
     got = ts.jit(gradients)(*ts.to((x, w, b, g), "cuda"))
     for y, want, n in zip(got, (xs @ ws + bs, gs @ ws.T, xs.T @ gs), (K, N, M), strict=True):
         assert_close(y.numpy(), want, "bf16", n=n)
+
+
+@pytest.mark.parametrize("widths", [(256, 256, 256), (256, 64, 64)], ids=str)
+def test_matmuls_of_the_same_rows(rng, widths):
+    """That are one matmul, with biases; their gradients are one, too."""
+    x, *own = (rng.standard_normal(s).astype("f4") for s in (
+        (512, 192), *(s for n in widths for s in ((192, n), (n,)))))
+
+    def loss(x, *own):
+        x, *own = (ts.cast(v, "bf16 @accum(f32)") for v in (x, *own))
+        parts = [ts.cast(ts.gemm(x, w, b), "f32") for w, b in zip(own[::2], own[1::2], strict=True)]
+        return sum((i + 1) * ts.sum(y ** 2) for i, y in enumerate(parts))
+
+    step = ts.jit(lambda *a: ts.grad(loss, argnums=tuple(range(len(a))))(*a))
+    got = [y.numpy() for y in step(*ts.to(tuple(map(ts.tensor, (x, *own))), "cuda"))]
+    assert sum(launch.work.kind == "matmul" for launch in step.schedule().launches) == 3
+    x, *own = (np.asarray(ts.cast(ts.tensor(v), "bf16").array, "f8") for v in (x, *own))
+    dx = np.zeros_like(x)
+    for i, (w, b) in enumerate(zip(own[::2], own[1::2], strict=True)):
+        g = 2 * (i + 1) * (x @ w + b)
+        scale = float(np.abs(g).max())
+        dx += g @ w.T
+        assert_close(got[1 + 2 * i], x.T @ g, "bf16", n=512, scale=512 * scale)
+        assert_close(got[2 + 2 * i], g.sum(0), "bf16", n=512, scale=512 * scale)
+    assert_close(got[0], dx, "bf16", n=sum(widths), scale=float(np.abs(dx).max()) * 4)

@@ -156,6 +156,17 @@ def _loop_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     return SHORT_ROWS if columns * bits % (8 * WORD) else ""
 
 
+def _strips_reads(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
+    blocks = strip_blocks(group.space, group.nodes)
+    along = blocks.frame.pattern(layout.shape)
+    if along is None:
+        return ROWS
+    lies = [(n, box) for n, box, has in zip(
+        blocks.frame.extents, (blocks.rows, blocks.schedule.n), along, strict=True) if has]
+    box = {axis: box for axis, (_, box) in enumerate(lies)}
+    return refusal(layout, tuple(n for n, _ in lies) or (1,), box, v.aval.dtype.bits, 1)
+
+
 def _strips_writes(group: FusionGroup, v: Value, layout: StridedLayout) -> str:
     if layout.shape != group.space:
         return ROWS
@@ -250,7 +261,7 @@ RUNS = frozenset({"gather", "segments"})  # kinds that take a run of elements fr
 Rule = Callable[[FusionGroup, Value, StridedLayout], str]
 READERS: dict[str, Rule] = {
     "attention": _anchor_reads, "gemm": _anchor_reads, "move": _move_reads, "launch": _launch_reads,
-    "loop": _loop_reads, "rows": _loop_reads, "columns": _columns_reads}
+    "loop": _loop_reads, "rows": _loop_reads, "strips": _strips_reads, "columns": _columns_reads}
 WRITERS: dict[str, Rule] = {
     "attention": _anchor_writes, "gemm": _anchor_writes, "launch": _launch_writes,
     "move": _move_writes, "loop": _loop_writes, "rows": _loop_writes, "strips": _strips_writes,

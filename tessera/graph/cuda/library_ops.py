@@ -21,6 +21,7 @@ from ...kernels.matmul_blocks import (
     choose_blocks,
     short_sums,
 )
+from ...numerics import NumericType
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
@@ -164,21 +165,29 @@ class _Calls:
 # --- blocks and parts of long sums --------------------------------------------------------------
 def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, bool]:
     """The block of a matmul's result and the parts of K, by the estimate; whether the block is
-    chosen: warpgroups have a choice where the result is no smaller than the usual block, but not
-    of codes of 8 bits, whose sums are kept twice. Extents that only a call knows take no part."""
+    chosen. Extents that only a call knows take no part."""
     numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
     if numeric.dtype.bits > 16 or not all(
             isinstance(n, int) for v in node.inputs for n in v.aval.shape):
         return MatmulBlocks(0, 0), False
     *lead, M, N = extents_of(node.outputs[0])
-    m, n, _ = default_block(numeric, M, N)
+    extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
+                            prod(lead))
+    return quickest_blocks(extents, numeric, chip, not lead and out.dtype.kind == "float")
+
+
+def quickest_blocks(extents: MatmulExtents, numeric: NumericType, chip: WarpgroupMatmul | None,
+                    split: bool = True) -> tuple[MatmulBlocks, bool]:
+    """The blocks of a matmul, and whether there was a choice: warpgroups have one where the result
+    is no smaller than the usual block, but not of codes of 8 bits, whose sums are kept twice.
+
+    numeric: the type of operands, of 16 bits or fewer.  split: whether K may be summed in parts.
+    """
+    m, n, _ = default_block(numeric, extents.M, extents.N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
     chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands)
-    extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
-                            prod(lead))
-    return choose_blocks(extents, LARGE if chosen else (usual,),
-                         not lead and out.dtype.kind == "float"), chosen
+    return choose_blocks(extents, LARGE if chosen else (usual,), split), chosen
 
 
 def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
@@ -211,4 +220,4 @@ def call_products(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:
 
 
 __all__ = ["MOST_PAIRS", "PRODUCT", "LibraryCall", "call_products", "joined", "place_blocks",
-           "transpose_operands"]
+           "quickest_blocks", "swaps_last", "transpose_operands"]

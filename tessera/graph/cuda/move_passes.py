@@ -71,8 +71,9 @@ def reshape_matmuls(graph: Graph) -> Graph:
         if made.op.name == "matmul":
             return True
         main = [x for x in made.inputs if _fills(x, v)]
-        return is_plain_loop(made) and len(main) == 1 and all(
-            _fills(x, v) or _is_row(x, v) for x in made.inputs) and of_matmul(rw, main[0])
+        return is_plain_loop(made) and (len(main) == 1 or made.op.name == "add") and all(
+            _fills(x, v) or is_row(x, v) for x in made.inputs) and all(
+            of_matmul(rw, x) for x in main) and bool(main)
 
     def cut(rw: Rewriter, v: Value, shape: tuple[int, ...]) -> Value:
         made, line = rw.producer[v], rw.where
@@ -144,7 +145,7 @@ def _fills(x: Value, v: Value) -> bool:
     return x.aval.shape == v.aval.shape and x.aval.ndim > 1
 
 
-def _is_row(x: Value, v: Value) -> bool:
+def is_row(x: Value, v: Value) -> bool:
     """The same for all rows."""
     return all(n == 1 for n in x.aval.shape[:-1]) and x.aval.shape[-1:] in ((), (1,),
                                                                             v.aval.shape[-1:])
@@ -261,5 +262,5 @@ def _side_by_side(parts: list[Part], shape: Any) -> tuple[int, list[Value]] | No
     return (axis, [v for v, _ in parts]) if at == shape[axis] else None
 
 
-__all__ = ["is_plain_loop", "join_parts", "narrow_moves", "narrows", "reshape_matmuls",
+__all__ = ["is_plain_loop", "is_row", "join_parts", "narrow_moves", "narrows", "reshape_matmuls",
            "widen_late"]

@@ -19,6 +19,8 @@ from .attention_kernels import use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
+from .joined_products import join_products
+from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
 from .node_kernels import drop_overwritten
@@ -147,6 +149,9 @@ PIPELINE: list[Callable[..., Graph]] = [
     canonicalize,
     merge_common,
     remove_dead,
+    join_products,
+    join_sums,
+    canonicalize,
     slices_of_loops,
     widen_late,
     narrow_moves,
@@ -164,7 +169,8 @@ PIPELINE: list[Callable[..., Graph]] = [
     narrow_ids,
     transpose_operands,
 ]
-BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels,)  # ask what the chip has
+# These ask what the chip has.
+BY_CHIP: tuple[Callable[..., Graph], ...] = (use_attention_kernels, join_products)
 
 
 def prepare(graph: Graph, chip: Generation) -> tuple[Graph, dict[Value, np.ndarray]]:
