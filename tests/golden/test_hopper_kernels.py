@@ -140,13 +140,15 @@ def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, cau
                                        causal=causal, **block)
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
     # of the largest ptxas keeps a word in local memory, once an iteration, in one order of its
-    # stores and in others not
-    word = 4 * (results == 2 and D == 128 and causal)
-    assert built.resources.spill_store_bytes <= word and built.resources.spill_load_bytes <= word
-    assert program.pipeline.overlap and "load_tile" not in emitted.source
+    # stores and in others not; of three warpgroups two, which hide more than two that keep none
+    three = results == 2 and D == 64
+    words = 8 if three else 4 * (results == 2 and D == 128 and causal)
+    assert built.resources.spill_store_bytes <= words and built.resources.spill_load_bytes <= words
+    assert bool(program.pipeline.overlap) != three and "load_tile" not in emitted.source
     found = counts(built)
     loops = 2 + (causal and results == 2)  # on the diagonal, where all see all, at the edge
-    assert total(found, "HGMMA") % (loops + 1) == 0
+    # and of one that is rotated a head and a tail
+    assert total(found, "HGMMA") % (loops + (not three)) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -57,7 +57,7 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
     held = q.dtype, max(D, E), GENERATIONS[chip]
-    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held), **common)
+    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held, keys=T), **common)
     attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(*held), **common)
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
