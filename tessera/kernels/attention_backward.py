@@ -21,6 +21,7 @@ from ..tile import MODULE as tile
 from ..tile.kernel.decorator import kernel
 
 LOG2E = math.log2(math.e)
+SHORT = 1024  # queries
 
 
 @kernel(grid=lambda T, C, BM: (-(-T // BM), C))
@@ -87,14 +88,18 @@ def keys_block(dtype: DType, width: int, chip: Generation, keys: int | None = No
     return _fitting(((128, many), (64, 32)), dtype, width, chip)
 
 
-def queries_block(dtype: DType, width: int, chip: Generation) -> dict[str, int]:
+def queries_block(dtype: DType, width: int, chip: Generation, queries: int | None = None,
+                  causal: bool = False) -> dict[str, int]:
     """Queries of a block and keys of an iteration: one sum in registers. Of narrow heads three
-    warpgroups hide more of each other's waits than two with larger tiles."""
+    warpgroups hide more of each other's waits than two with larger tiles; of few queries under a
+    causal mask their blocks compute too much beyond the diagonal: 180 us in place of 188 of 384
+    heads of 1024 (H100, 2026-11-25, benchmarks/attention_blocks.py)."""
     if dtype.bits > 16:
         return {"BM": 32, "BN": 32}
     if _by_warpgroups(dtype, width, chip):
         if width <= 64:
-            return {"BM": 192, "BN": 80}
+            return {"BM": 128 if causal and queries is not None and queries <= SHORT else 192,
+                    "BN": 80}
         return {"BM": 128, "BN": 64 if width <= 128 else 32}
     return _fitting(((128, 64), (128, 32)) if width <= 128 else ((64, 32),), dtype, width, chip)
 

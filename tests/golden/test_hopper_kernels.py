@@ -135,7 +135,8 @@ def exponentials_beside_the_matmul(sass: str) -> list[int]:
                          ids=["keys", "queries"])
 def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal):
     x, r = ones(bf16, 4, 512, D), ones(f32, 4, 512)
-    block = (keys_block if results == 2 else queries_block)(bf16, D, TARGET.generation)
+    block = keys_block(bf16, D, TARGET.generation) if results == 2 else queries_block(
+        bf16, D, TARGET.generation, 512, causal)
     program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1,
                                        causal=causal, **block)
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings

@@ -58,7 +58,8 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
     held = q.dtype, max(D, E), GENERATIONS[chip]
     attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held, keys=T), **common)
-    attention_queries(Q, K, V, G, *sums, dQ, scale, **queries_block(*held), **common)
+    attention_queries(Q, K, V, G, *sums, dQ, scale,
+                      **queries_block(*held, queries=S, causal=causal), **common)
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
 
