@@ -25,6 +25,7 @@ from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .product_sums import sum_products
+from .result_sums import sum_results
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -137,6 +138,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     reshape_matmuls,
     narrow_moves,
     use_attention_kernels,
+    sum_results,
     use_conv_kernels,
     drop_overwritten,
     expand_for_kernels,
