@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from ...kernels.attention_backward import (
+    SUMMED_ROWS,
     attention_keys,
     attention_queries,
     keys_block,
@@ -56,28 +57,21 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
-    own = _blocks(q, v, chip)
-    columns = {i: F.zeros((-(-x.shape[1] // own[i]["BM"]), x.shape[0], x.shape[2]))
+    held = q.dtype, max(D, E), GENERATIONS[chip]
+    columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
                for i, x in enumerate((Q, K, V)) if i in sums}
     attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
-                   **own[1], **common)
-    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0), **own[0], **common)
+                   **keys_block(*held), **common)
+    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0), **queries_block(*held),
+                      **common)
     made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
     return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
                     for i, x in enumerate((q, k, v)) if i in sums)
 
 
-def _blocks(q: Any, v: Any, chip: str) -> tuple[dict[str, int], ...]:
-    """The blocks of the kernels that make the cotangents of q, k and v."""
-    held = q.dtype, max(q.shape[-1], v.shape[-1]), GENERATIONS[chip]
-    keys = keys_block(*held)
-    return queries_block(*held), keys, keys
-
-
 def _row_blocks(node: Node, i: int) -> int:
-    q, k, v = (x.aval for x in node.inputs[3:])
-    rows: Any = (q, k, v)[i].shape[-2]
-    return -(-rows // _blocks(q, v, node.attrs["chip"])[i]["BM"])
+    rows: Any = node.inputs[3 + i].aval.shape[-2]
+    return -(-rows // SUMMED_ROWS)
 
 
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
