@@ -71,7 +71,7 @@ def cross_entropy() -> Any:
 
     def mine(x: Any, labels: Any) -> Any:
         value, pull = ts.vjp(lambda x: ts.cross_entropy(ts.cast(x, "f32"), labels), x)
-        return value, pull(ts.ones(()))[0]
+        return value, pull(ts.ones(()))
 
     def torchs(x: Any, labels: Any) -> Any:
         x = x.detach().requires_grad_()
@@ -90,7 +90,7 @@ def activation() -> Any:
     x, dy = (normal(M, 4 * D, scale=2).bfloat16() for _ in range(2))
 
     def mine(x: Any, dy: Any) -> Any:
-        g = ts.vjp(ts.gelu, x)[1](dy)[0]
+        g = ts.vjp(ts.gelu, x)[1](dy)
         return g, ts.sum(ts.cast(g, "f32"), axis=0)
 
     def torchs(x: Any, dy: Any) -> Any:

@@ -281,9 +281,9 @@ def test_spellings_are_the_same_launches() -> None:
         assert found[name] == found[first], name
     # matmuls by three weights are one. Their casts and updates have other places, and are launched
     # together with others
-    assert differ(found[three], found[first]) <= {"elementwise", "optimizer"}
-    # biases have gradients, which are sums, and updates
-    assert differ(found[bare], found[first]) <= {"other", "optimizer"}
+    assert differ(found[three], found[first]) <= {"elementwise", "optimizer", "other"}
+    # biases have gradients, which are sums, rounded as biases are, and updates
+    assert differ(found[bare], found[first]) <= {"other", "elementwise", "optimizer"}
 
 
 def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
@@ -305,9 +305,13 @@ def test_a_llama_lowers_to_the_kernels_of_the_library() -> None:
 
 
 def test_a_byte_level_model_copies_nothing() -> None:
-    """Its projections are cut along an axis behind the heads."""
+    """Its projections are cut along an axis behind the heads. Values, widened in front of the cut
+    and rounded behind it, are read as the product wrote them."""
     _, plan = launches(MODELS["train.py"].sized(layers=1))
     assert not plan.copies
+    rows = "bf16[8, 1024, "
+    assert not [x for x in plan.launches if x.work.kind == "elementwise" and x.work.read_bytes ==
+                x.work.written_bytes and x.work.shapes.startswith(rows) and "cast" in x.work.name]
 
 
 def test_a_whole_measurement_of_ours(gpu: Any, clock: Any, apart: Any) -> None:

@@ -126,6 +126,31 @@ def test_reshape_of_powers_of_two_is_free():
         index = np.unravel_index(np.ravel_multi_index(base, (16, 64)), (4, 4, 64))
         assert again[thread, made.number[tuple(map(int, index))]] == at
     assert blocked((6, 4), 32).reshaped((8, 3)) is None
+    assert blocked((4, 6), 32).reshaped((24,)) is None
+
+
+@pytest.mark.parametrize("before, after", [((192, 64), (12, 16, 64)), ((6, 4), (24,)),
+                                           ((3, 8, 2), (6, 8)), ((24,), (3, 8))])
+def test_the_first_axis_may_have_any_extent(before, after):
+    """Each thread and register that exists has the same element of both."""
+    layout = blocked(before, 128)
+    made = layout.reshaped(after)
+    assert made.shape == after and made.count == layout.count
+
+    def elements(layout):
+        found = {}
+        for thread in range(128):
+            for number, base in enumerate(layout.bases):
+                index = list(base)
+                for i, bit in enumerate(layout.threads):
+                    if bit is not None:
+                        index[bit[0]] |= (thread >> i & 1) << bit[1]
+                if all(i < n for i, n in zip(index, layout.shape, strict=True)):
+                    found[thread, number] = int(np.ravel_multi_index(index, layout.shape))
+        return found
+
+    assert elements(layout) == elements(made)
+    assert set(elements(made).values()) == set(range(np.prod(before)))
 
 
 @pytest.mark.parametrize("vector", [1, 2, 8])

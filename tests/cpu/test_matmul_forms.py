@@ -115,6 +115,21 @@ def test_a_transposed_result_is_that_of_transposed_operands(rng):
 
 
 # --- reshapes beside matmuls ----------------------------------------------------------------------
+def test_what_is_widened_cut_and_rounded_again_is_a_view(rng: Any) -> None:
+    """Each element is as it was; two products, and no loop between them."""
+    x, w, u = (ts.tensor(rng.standard_normal(s).astype("f4"), "bf16")
+               for s in ((64, 48), (48, 3 * 32), (64, 64)))
+
+    def f(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        parts = ts.reshape(ts.cast(x @ w, "f32"), (64, 3, 32))
+        return u @ ts.cast(parts[:, 1], PRODUCTS)
+
+    program = CudaProgram(ts.jit(f).graph(x, w, u), "sm_90a")
+    assert [g.kind for g in program.plan.groups if g.kind != "view"] == ["gemm", "gemm"]
+    assert_close(np.asarray(program.run([t.array for t in (x, w, u)])[0], np.float64),
+                 np.asarray(f(x, w, u).array, np.float64), "bf16", n=64)
+
+
 def _cut_first(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return ts.reshape(x @ w, (2, 32, 48)) + b
 

@@ -28,7 +28,7 @@ from tessera.tile.ir.schedule import Schedule
 require_compiler()
 TARGET = parse_target("sm_90a")
 FACTS = ArgumentFacts(divisible=frozenset("MNKSDBHTEC"), aligned=frozenset("ABCQKVXWYRG") | {
-    "bias", "lse", "delta", "dQ", "dK", "dV"})
+    "bias", "lse", "delta", "dQ", "dK", "dV", "sums_q", "sums_k", "sums_v"})
 
 
 @pytest.fixture(autouse=True)
@@ -128,16 +128,18 @@ def exponentials_beside_the_matmul(sass: str) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("kernel, results, matmuls", [(attention_keys, 2, 4),
                                                       (attention_queries, 1, 3)],
                          ids=["keys", "queries"])
-def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal):
+def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, causal, sums):
     x, r = ones(bf16, 4, 512, D), ones(f32, 4, 512)
     block = keys_block(bf16, D, TARGET.generation) if results == 2 else queries_block(
         bf16, D, TARGET.generation, 512, causal)
-    program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1,
+    columns = (ones(f32, 512 // 16, 4, D),) * (results * sums)
+    program, emitted, built = compiled(kernel, x, x, x, x, r, r, *(x,) * results, 0.1, *columns,
                                        causal=causal, **block)
     assert not [w for w in built.warnings if re.search(r"C751[0-4]", w)], built.warnings
     # of the largest ptxas keeps a word in local memory, once an iteration, in one order of its
@@ -150,6 +152,7 @@ def test_the_gradient_of_attention_is_one_chain(kernel, results, matmuls, D, cau
     loops = 2 + (causal and results == 2)  # on the diagonal, where all see all, at the edge
     # and of one that is rotated a head and a tail
     assert total(found, "HGMMA") % (loops + (not three)) == 0
+    assert "bar_sync(1," not in emitted.source  # no warp waits for the sums of others
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from ...kernels.attention_backward import (
+    SUMMED_ROWS,
     attention_keys,
     attention_queries,
     keys_block,
@@ -43,24 +44,34 @@ BACKWARD = (ATTENTION_VJP, DROPOUT_ATTENTION_VJP)
 
 
 def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-              causal: bool, chip: str, types: tuple[NumericType, ...]
-              ) -> tuple[Tensor, Tensor, Tensor]:
+              causal: bool, chip: str, types: tuple[NumericType, ...], sums: tuple[int, ...] = ()
+              ) -> tuple[Tensor, ...]:
     """Two kernels. The result's own row sums are taken of it as it is stored. types: those in which
-    the cotangents of q, k and v are written."""
+    the cotangents of q, k and v are written. sums: those of them whose columns are summed."""
     (S, D), (T, E) = tuple(q.shape[-2:]), tuple(v.shape[-2:])
     heads, keys = prod(q.shape[:-2]), prod(k.shape[:-2])
     delta = F.sum(to_compute(g) * to_compute(convert(y, q.type)), axis=-1)
     G = g if g.dtype is q.dtype else convert(g, q.type)
     Q, G = F.reshape(q, (heads, S, D)), F.reshape(G, (heads, S, E))
     K, V = F.reshape(k, (keys, T, D)), F.reshape(v, (keys, T, E))
-    sums = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
+    rows = F.reshape(lse, (heads, S)), F.reshape(delta, (heads, S))
     dQ, dK, dV = (F.zeros(x.shape, t) for x, t in zip((Q, K, V), types, strict=True))
     common: dict[str, Any] = {"group": heads // keys, "causal": causal}
     held = q.dtype, max(D, E), GENERATIONS[chip]
-    attention_keys(Q, K, V, G, *sums, dK, dV, scale, **keys_block(*held, keys=T), **common)
-    attention_queries(Q, K, V, G, *sums, dQ, scale,
+    columns = {i: F.zeros((-(-x.shape[1] // SUMMED_ROWS), x.shape[0], x.shape[2]))
+               for i, x in enumerate((Q, K, V)) if i in sums}
+    attention_keys(Q, K, V, G, *rows, dK, dV, scale, sums_k=columns.get(1), sums_v=columns.get(2),
+                   **keys_block(*held, keys=T), **common)
+    attention_queries(Q, K, V, G, *rows, dQ, scale, sums_q=columns.get(0),
                       **queries_block(*held, queries=S, causal=causal), **common)
-    return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
+    made = [F.reshape(x, like.shape) for x, like in zip((dQ, dK, dV), (q, k, v), strict=True)]
+    return *made, *(F.reshape(columns[i], (columns[i].shape[0], *x.shape[:-2], x.shape[-1]))
+                    for i, x in enumerate((q, k, v)) if i in sums)
+
+
+def _row_blocks(node: Node, i: int) -> int:
+    rows: Any = node.inputs[3 + i].aval.shape[-2]
+    return -(-rows // SUMMED_ROWS)
 
 
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
@@ -75,7 +86,8 @@ def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
 FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
                            flops=_flops, matmul=True, shows=(0, 1, 2))
-FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
+FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient,
+                              row_blocks=_row_blocks)
 
 
 def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:

@@ -22,11 +22,12 @@ from .host_keys import open_keys
 from .joined_products import join_products
 from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
-from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late
+from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .node_kernels import drop_overwritten
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .product_sums import sum_products
+from .result_sums import sum_results
 from .scatters import open_writes
 from .sorted_segments import sort_segments
 from .sorting import long_sums, open_sorts
@@ -106,8 +107,9 @@ def narrow_ids(graph: Graph) -> Graph:
 
 
 def drop_same_casts(graph: Graph) -> Graph:
-    """Casts that change a policy alone: the elements are the same, and what reads them has the
-    policy in its own attributes by now. Results of the function keep their type."""
+    """Casts that change a policy alone, or round what was widened from the same type: the elements
+    are the same, and what reads them has the policy in its own attributes by now. Results of the
+    function keep their type."""
     results = set(graph.outputs)
 
     def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
@@ -116,7 +118,11 @@ def drop_same_casts(graph: Graph) -> Graph:
         source, to = node.attrs["source"], node.attrs["to"]
         plain = not any(p.saturate or p.scaled or p.custom or p.device
                         for p in (source.policy, to.policy))
-        return inputs[0] if source.dtype is to.dtype and plain else None
+        if source.dtype is to.dtype and plain:
+            return inputs[0]
+        wide = rw.made_by(inputs[0], "cast")
+        back = wide is not None and wide.attrs["source"].dtype is to.dtype and plain
+        return wide.inputs[0] if wide is not None and back and widens(wide) else None
 
     return rebuild(graph, visit)
 
@@ -139,6 +145,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     reshape_matmuls,
     narrow_moves,
     use_attention_kernels,
+    sum_results,
     use_conv_kernels,
     drop_overwritten,
     expand_for_kernels,

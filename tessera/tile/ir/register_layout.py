@@ -139,9 +139,11 @@ class RegisterLayout:
                               self.threads)
 
     def reshaped(self, shape: tuple[int, ...]) -> RegisterLayout | None:
-        """The same elements in row-major order; None unless all extents are powers of two."""
-        if any(n & (n - 1) for n in (*shape, *self.shape)):
+        """The same elements in row-major order; None unless all extents behind the first are
+        powers of two, so that bits of the one index are bits of the other."""
+        if any(n & (n - 1) for n in (*shape[1:], *self.shape[1:])):
             return None
+
         def to_flat(bit: Bit) -> int:
             return bits_of(prod(self.shape[bit[0] + 1:])) + bit[1]
 
