@@ -125,6 +125,20 @@ class VendorLibrary:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """How an op sends between ranks from the memory of a GPU.
+
+    launch(sources, targets, index, stream, **attrs) -> bool: each an address and bytes, row-major,
+    on GPU `index`, behind what the stream has; False where ranks have no way between their GPUs.
+    Then, and without it, ref does it on the host, of copies
+    route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
+    """
+
+    launch: Callable[..., bool] | None = None
+    route: Callable[..., str] | None = None
+
+
+@dataclass(frozen=True)
 class NoRule:
     """Why an op has no derivative in one mode, and what to use instead.
 
@@ -207,6 +221,7 @@ class GraphOp:
             as many as elements of operand 0 of a reduction, else one for each element of a result
     matmul  its operations are those of matmuls, at the rate of the type of its operands
     library  what does the op on GPUs in place of kernels of ours
+    exchange  how it sends between ranks from a GPU, of an op with the effect "collective"
     host    ref runs on the host wherever the operands lie, of copies: "now", before the call that
             it is part of returns, or "later", when that call is waited for, of what only raises
     hint    what to do about a NaN or an infinity that it made
@@ -261,6 +276,7 @@ class GraphOp:
     flops: Flops | None = None
     matmul: bool = False
     library: VendorLibrary | None = None
+    exchange: Exchange | None = None
     host: str = ""
     hint: str = ""
 

@@ -31,7 +31,8 @@ SAMPLES = {
 REFUSED = {"numerics": "loud", "debug": "2", "device": "cuda:x", "cache_dir": None,
            "num_threads": "0", "loop_min_elements": "-1", "poison": "maybe", "f64_arrays": "f16",
            "seed": "-1", "nvtx": "nsys", "cuda_graphs": "never",
-           "comm_timeout": "soon", "comm": "gloo", "comm_check": "never", "rank_output": "second", "rank_logs": None,
+           "comm_timeout": "soon", "comm": "gloo", "comm_check": "never",
+           "rank_output": "second", "rank_logs": None,
            "compile_processes": "0", "compile_progress": "bar"}
 
 

@@ -36,6 +36,7 @@ from ..schedule.ir import (
 from ..schedule.offload import placed_on_host, waits
 from .batch_launch import BatchLaunch
 from .compile_program import CompiledBefore, collection_paused, compile_launches
+from .exchange_steps import ExchangeStep
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of
@@ -215,6 +216,11 @@ class Workspace:
                     f"the host launches the iterations of {node.op.name}, which cannot be "
                     "captured in a CUDA graph", where=node.where,
                     hint="ts.jit without capture=True")
+            if isinstance(step, ExchangeStep):
+                node = step.callee.node
+                raise UnsupportedTargetError(
+                    f"{node.op.name} sends between ranks, which is not captured in a CUDA graph",
+                    where=node.where, hint="ts.jit without capture=True")
             if isinstance(step, LibraryStep):
                 raise UnsupportedTargetError(
                     f"{step.callee.node.op.name} runs in {step.callee.record.name}, which cannot "
@@ -259,6 +265,9 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
+            elif isinstance(step, ExchangeStep):
+                add("exchange", partial(step.launch, lambda name: self._at(name)[0],
+                                        self.device.index, stream), step)
             elif isinstance(step, LoopStep):
                 repeat = step.launcher(lambda name: self._at(name)[0],
                                        self._inside, self.device.index)

@@ -32,6 +32,7 @@ from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .batch_key import batch_key, is_flat
 from .elements import schedule_elements
+from .exchange_steps import ExchangeCallee
 from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
@@ -357,6 +358,17 @@ class _KernelSchedule(ScheduleBuilder):
                          tuple(id_of(node).split()), line_of(node.where))
         self.add("host", (), reads, (), [step], Schedule(), (1,), calls=HostCallee(node))
 
+    def exchange(self, group: FusionGroup) -> None:
+        (node,) = group.nodes
+        reads = [self.operand(v) for v in node.inputs]
+        writes = [self.operand(v) for v in node.outputs]
+        names = tuple(o.name for o in reads)
+        step = self.step(node, names) if writes else GroupStep(
+            "", node.op.name, names, (), (), as_type("bool_"), tuple(id_of(node).split()),
+            line_of(node.where))
+        self.add("exchange", group.space, reads, writes, [step], Schedule(), (1,),
+                 calls=ExchangeCallee(node))
+
     def repeat(self, group: FusionGroup) -> None:
         (node,) = group.nodes
         reads = [self.operand(v) for v in node.inputs]
@@ -402,11 +414,11 @@ def _in_space(v: Value, frame: Frame) -> tuple[int, ...]:
 
 def _need_effects(graph: Graph) -> None:
     """Raise UnsupportedTargetError at a node with an effect that a GPU's program has no step for.
-    Of random numbers the host draws the keys, and a movement is a hint."""
+    Of random numbers the host draws the keys, a movement is a hint, and what sends is a step."""
     for node in graph.nodes:
         for inner in subgraphs(node):
             _need_effects(inner)
-        kinds = node.op.effects - {"random", "movement"}
+        kinds = node.op.effects - {"random", "movement", "collective"}
         if kinds and not node.op.host:
             raise UnsupportedTargetError(
                 f"{node.op.name} has the effect {', '.join(sorted(kinds))}, which kernels for GPUs "
@@ -416,6 +428,7 @@ def _need_effects(graph: Graph) -> None:
 MAKERS: dict[str, Callable[[Any, FusionGroup], None]] = {
     k: getattr(_KernelSchedule, k) for k in ("loop", "rows", "columns", "gemm", "attention", "move",
                                              "gather", "segments", "launch", "library", "host",
+                                             "exchange",
                                              "repeat")}
 MAKERS |= {"elements": schedule_elements, "search": schedule_search, "sort": schedule_sort,
            "merge": schedule_merge, "position": schedule_position, "scan": schedule_scan,

@@ -24,7 +24,7 @@ from tessera.runtime.device import device, device_count, gpu_id
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..world import need_world
-from . import nccl_watch
+from . import nccl_watch, status_page
 from .envelope import here_in
 from .group import Group, make_group
 from .transport import Transport
@@ -125,9 +125,9 @@ class Communicator:
 _found: dict[tuple[Transport, tuple[int, ...]], Communicator | None] = {}
 
 
-def communicator(group: Group, index: int) -> Communicator | None:
+def communicator(group: Group, index: int, what: str = "") -> Communicator | None:
     """That of a group on this rank's GPU; None where its arrays go through the host. The first call
-    communicates: all members make it."""
+    communicates: all members make it. what: it is asked for, which is told of a rank that dies."""
     key = group.transport, group.ranks
     if key not in _found:
         _found[key] = Communicator.by_id(group, index) if _agree(group, index) else None
@@ -135,6 +135,8 @@ def communicator(group: Group, index: int) -> Communicator | None:
     if found is not None and found.index != index:
         raise MeshError(f"this rank's communicator of {group.axis!r} is on cuda:{found.index}, the "
                         f"array lies on cuda:{index}", hint="keep a rank's arrays on one GPU")
+    if what and found is not None:
+        status_page.note(what)
     return found
 
 

@@ -90,6 +90,7 @@ class PlannedCollective:
     elements: of the whole values   bytes: that a rank receives from others, on average
     times: in a scan, how many iterations do it   beside: with `ts.overlap`, how many ops of the
     program lie between its beginning and the first that waits for it; None without
+    by: between GPUs, "nccl", or "host", of copies there; "" between hosts, and before it is known
     """
 
     op: str
@@ -101,12 +102,14 @@ class PlannedCollective:
     where: SourceLine | None = None
     times: int = 1
     beside: int | None = None
+    by: str = ""
 
     def __str__(self) -> str:
         line = f"    # {self.where}" if self.where else ""
         often = f", {self.times} times" if self.times != 1 else ""
         beside = f" beside {self.beside} ops" if self.beside is not None else ""
-        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}, "
+        by = {"nccl": " through NCCL", "host": " through the host"}.get(self.by, "")
+        return (f"{self.op} over {', '.join(self.axes)}: {self.bytes} bytes{often}{beside}{by}, "
                 f"{self.why}{line}")
 
 

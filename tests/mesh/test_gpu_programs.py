@@ -1,0 +1,165 @@
+"""Functions of distributed tensors on GPUs: the local programs, with their collectives inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from fake_driver import driver as driver
+from fake_gpu import gpu as gpu
+from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
+from tessera import config
+from tessera.mesh import placement
+from tessera.mesh.sharding import sharded_graph
+from tolerance import assert_close
+
+DEVICES = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+SPLIT = {"rows": ts.ShardSpec(("row",), ("x",)), "columns": ts.ShardSpec(("col",), ("x",)),
+         "whole": ts.ShardSpec(replicate=True)}
+
+
+@pytest.fixture
+def gpus(gpu, apart, monkeypatch):
+    """Simulated ranks compute on GPUs."""
+    monkeypatch.setattr(placement, "REAL", {"local"})
+    monkeypatch.setattr(sharded_graph, "_PROGRAMS", {})
+    placement._found.cache_clear()
+    return gpu
+
+
+def on_ranks(n: int, program: Callable[[Any], Any]) -> list:
+    mesh = ts.dist.mesh(DEVICES[:n], axes="x")
+    return ts.dist.simulate(lambda: program(mesh), mesh)
+
+
+def values(rng: np.random.Generator, *shapes: tuple) -> list[np.ndarray]:
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def placed(mesh: Any, x: np.ndarray, how: str, kind: str = "f32") -> ts.Tensor:
+    return ts.dist.distribute(ts.tensor(x, kind), SPLIT[how], mesh=mesh)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_parts_lie_on_the_gpu_from_the_beginning(gpus, nccl, rng, n):
+    (X,) = values(rng, (5, 4))
+
+    def program(mesh):
+        x, y = placed(mesh, X, "rows"), ts.dist.tensor((5, 4), SPLIT["rows"], mesh, init=1.0)
+        assert x.local.device == y.local.device == (x + y).local.device == "cuda:0"
+        np.testing.assert_array_equal(x.numpy(), X)
+        return (x + y).numpy()
+
+    for y in on_ranks(n, program):
+        np.testing.assert_array_equal(y, X + 1)
+
+
+@pytest.mark.parametrize("route", ["nccl", "host"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_an_mlp_and_its_gradient(gpus, request, rng, n, route):
+    by = request.getfixturevalue("nccl") if route == "nccl" else None
+    X, W, V = values(rng, (6, 8), (8, 12), (12, 5))
+
+    def loss(w, v, x):
+        return ts.mean(ts.square(ts.gelu(x @ w) @ v))
+
+    want = ts.value_and_grad(loss, argnums=(0, 1))(ts.tensor(W), ts.tensor(V), ts.tensor(X))
+
+    def program(mesh):
+        step = ts.jit(ts.value_and_grad(loss, argnums=(0, 1)))
+        args = (placed(mesh, W, "columns"), placed(mesh, V, "rows"), placed(mesh, X, "whole"))
+        with ts.dist.traffic() as sent:
+            made, grads = step(*args)
+        assert all(g.local.place == 0 for g in grads)
+        return made.numpy(), [g.numpy() for g in grads], str(step.plan), len(sent)
+
+    for made, grads, plan, _ in on_ranks(n, program):
+        assert_close(made, want[0].numpy(), "f32", 100)
+        for g, w in zip(grads, want[1], strict=True):
+            assert_close(g, w.numpy(), "f32", 100)
+        assert f"all_reduce over x: {plan.split(': ')[1].split()[0]} bytes through" in plan
+        assert ("through NCCL" if route == "nccl" else "through the host") in plan
+    if by is not None:
+        assert {what for _, what, _ in by.calls} >= {"all_reduce"}
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int32"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_change_of_layout_has_the_bits_of_the_host(gpus, nccl, monkeypatch, rng, n, kind):
+    (X,) = values(rng, (7, 9))
+
+    def program(mesh):
+        x, out = placed(mesh, 9 * X, "rows", kind), []
+        for how in ("columns", "whole", "rows"):
+            x = ts.shard(x, SPLIT[how])
+            out.append(x.numpy())
+        w = placed(mesh, 9 * X.T, "columns", kind)  # contracted along what is split: terms
+        if kind != "int32":
+            out += [ts.matmul(placed(mesh, 9 * X.T, "columns", kind), placed(mesh, X, "rows", kind)
+                              ).numpy(), ts.sum(w, axis=1).numpy()]
+        out += [ts.max(w, axis=1).numpy(), ts.min(w).numpy()]
+        return out
+
+    got = on_ranks(n, program)
+    monkeypatch.setattr(placement, "REAL", set())
+    for mine, host in zip(got, on_ranks(n, program), strict=True):
+        for a, b in zip(mine, host, strict=True):
+            if kind == "int32":
+                np.testing.assert_array_equal(a, b)
+            else:
+                assert_close(a, np.asarray(b, np.float64), kind, 9)
+
+
+def test_ranks_compare_a_program_once(gpus, nccl, rng, monkeypatch):
+    compared, agree = [], sharded_graph.agree
+    monkeypatch.setattr(sharded_graph, "agree", lambda *a: compared.append(1) or agree(*a))
+    (X,) = values(rng, (4, 6))
+
+    def program(mesh):
+        f, x = ts.jit(lambda x: ts.sum(x)), placed(mesh, X, "rows")
+        return [f(x) for _ in range(4)]
+
+    on_ranks(2, program)
+    assert len(compared) == 2  # each rank, once
+    compared.clear()
+    with config.scope(comm_check="each"):
+        on_ranks(2, program)
+    assert len(compared) == 8
+
+
+def test_the_schedule_says_how_a_collective_goes(gpus, nccl, rng):
+    (X,) = values(rng, (4, 6))
+
+    def program(mesh):
+        x, f = placed(mesh, X, "rows"), ts.jit(lambda x: ts.sum(x * 2))
+        f(x)
+        return f._last.program.local(ts.dist.rank()).describe()
+
+    text = on_ranks(2, program)[0]
+    assert "form nccl: NCCL, between the ranks' GPUs" in text
+    assert "no CUDA graph, because rank_sums sends between ranks" in text
+
+
+def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
+    def program(mesh):
+        ts.random.seed(3)
+        x = ts.dist.tensor((8, 600), SPLIT["rows"], mesh, init=1.0)
+        f = ts.jit(lambda x: ts.dropout(x, 0.5))
+        return [f(x).numpy() for _ in range(2)]
+
+    got = on_ranks(2, program)
+    monkeypatch.setattr(placement, "REAL", set())
+    for mine, host in zip(got, on_ranks(2, program), strict=True):
+        for a, b in zip(mine, host, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_mesh_of_gpus_where_there_is_none_says_what_to_do(no_gpu, monkeypatch):
+    placement._found.cache_clear()
+    with pytest.raises(ts.UnsupportedTargetError, match="names GPUs .*, and rank 0 has none"):
+        ts.dist.tensor((4,), None, ts.dist.mesh(["cuda:0"]))
