@@ -17,10 +17,18 @@ from tessera.mesh.ranks import communicator, nccl_watch
 from tessera.mesh.ranks.envelope import here_in
 from tessera.mesh.ranks.group import Group
 from tessera.mesh.world import transport
-from tessera.runtime import libnccl
+from tessera.runtime import device, libnccl
 
 NUMPY = {number: name for name, number in libnccl.TYPES.items()}
 COMBINE = {0: np.add, 2: np.maximum, 3: np.minimum}
+
+
+def asked(call: Any) -> Any:
+    """What is asked of a stream: done now, or recorded."""
+    def ask(self: Any, *args: Any) -> None:
+        device.driver()._do(args[-1], lambda: call(self, *args), False)
+
+    return ask
 
 
 def memory(pointer: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
@@ -43,6 +51,7 @@ class FakeCommunicator:
         self.calls.append((self.group.transport.rank, what, sum(s.size for s in sends)))
         return self.group.swap_bytes(sends, counts, here_in(f"fake {what}"))
 
+    @asked
     def all_reduce(self, arrays: Sequence[tuple[int, int, int]], kind: int, op: int, stream: int
                    ) -> None:
         dtype = _dtype(kind)
@@ -51,6 +60,7 @@ class FakeCommunicator:
             got = self._swap("all_reduce", [mine] * self.group.size, [mine.size] * self.group.size)
             memory(target, mine.size, dtype)[...] = _total(got, dtype, op)
 
+    @asked
     def reduce_scatter(self, source: int, target: int, count: int, kind: int, op: int,
                        stream: int) -> None:
         dtype, n = _dtype(kind), self.group.size
@@ -59,11 +69,13 @@ class FakeCommunicator:
         got = self._swap("reduce_scatter", list(whole.reshape(n, size)), [size] * n)
         memory(target, size, dtype)[...] = _total(got, dtype, op)
 
+    @asked
     def all_gather(self, source: int, target: int, nbytes: int, stream: int) -> None:
         n = self.group.size
         got = self._swap("all_gather", [memory(source, nbytes)] * n, [nbytes] * n)
         memory(target, n * nbytes)[...] = np.concatenate(got)
 
+    @asked
     def swap(self, sends: Mapping[int, Any], receives: Mapping[int, Any], stream: int) -> None:
         n, nothing = self.group.size, np.empty(0, np.uint8)
         out = [memory(*sends[j]).copy() if j in sends else nothing for j in range(n)]

@@ -132,10 +132,12 @@ class Exchange:
     on GPU `index`, behind what the stream has; False where ranks have no way between their GPUs.
     Then, and without it, ref does it on the host, of copies
     route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
+    replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
     """
 
     launch: Callable[..., bool] | None = None
     route: Callable[..., str] | None = None
+    replayed: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)

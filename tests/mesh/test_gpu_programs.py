@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,15 @@ def gpus(gpu, apart, monkeypatch):
     monkeypatch.setattr(placement, "REAL", {"local"})
     monkeypatch.setattr(sharded_graph, "_PROGRAMS", {})
     placement._found.cache_clear()
-    return gpu
+    yield gpu
+    sharded_graph._PROGRAMS.clear()
+    gc.collect()  # their memory goes while there is a driver to give it back to
+
+
+def compute_on_hosts(monkeypatch) -> None:
+    """From here on simulated ranks do, as they do without these fixtures."""
+    monkeypatch.setattr(placement, "REAL", set())
+    monkeypatch.setattr(sharded_graph, "_PROGRAMS", {})
 
 
 def on_ranks(n: int, program: Callable[[Any], Any]) -> list:
@@ -106,7 +115,7 @@ def test_every_change_of_layout_has_the_bits_of_the_host(gpus, nccl, monkeypatch
         return out
 
     got = on_ranks(n, program)
-    monkeypatch.setattr(placement, "REAL", set())
+    compute_on_hosts(monkeypatch)
     for mine, host in zip(got, on_ranks(n, program), strict=True):
         for a, b in zip(mine, host, strict=True):
             if kind == "int32":
@@ -141,8 +150,42 @@ def test_the_schedule_says_how_a_collective_goes(gpus, nccl, rng):
         return f._last.program.local(ts.dist.rank()).describe()
 
     text = on_ranks(2, program)[0]
-    assert "form nccl: NCCL, between the ranks' GPUs" in text
-    assert "no CUDA graph, because rank_sums sends between ranks" in text
+    assert "form nccl: NCCL, between the ranks' GPUs" in text and "no CUDA graph" not in text
+
+
+def test_ranks_that_share_a_gpu_say_so_in_the_schedule(gpus, rng):
+    (X,) = values(rng, (4, 6))
+
+    def program(mesh):
+        x, f = placed(mesh, X, "rows"), ts.jit(lambda x: ts.sum(x * 2))
+        f(x)
+        return f._last.program.local(ts.dist.rank()).describe()
+
+    text = on_ranks(2, program)[0]
+    assert "form host: the host, of copies: MPI between the ranks" in text
+    assert "no CUDA graph, because rank_sums sends between ranks by way of the host" in text
+
+
+def test_calls_are_cuda_graphs_with_their_collectives(gpus, nccl, rng):
+    X, W, V = values(rng, (6, 8), (8, 12), (12, 8))
+
+    def program(mesh):
+        f = ts.jit(lambda x, w, v: x + ts.gelu(x @ w) @ v)
+        w, v = placed(mesh, W, "columns"), placed(mesh, V, "rows")
+        x, found = placed(mesh, X, "whole"), []
+        for _ in range(6):
+            x = f(x, w, v)
+            found.append(x.numpy())
+        local = f._last.program.local(ts.dist.rank())
+        return found, local.no_graph, local.captured
+
+    f, x = ts.jit(lambda x, w, v: x + ts.gelu(x @ w) @ v), ts.tensor(X)
+    want = [(x := f(x, ts.tensor(W), ts.tensor(V))).numpy() for _ in range(6)]
+    for found, why, captured in on_ranks(2, program):
+        assert not why and captured
+        for a, b in zip(found, want, strict=True):
+            assert_close(a, b, "f32", 12, scale=np.abs(b).max() * 8)
+    assert gpus.driver.graph_launches
 
 
 def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
@@ -153,7 +196,7 @@ def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
         return [f(x).numpy() for _ in range(2)]
 
     got = on_ranks(2, program)
-    monkeypatch.setattr(placement, "REAL", set())
+    compute_on_hosts(monkeypatch)
     for mine, host in zip(got, on_ranks(2, program), strict=True):
         for a, b in zip(mine, host, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -92,6 +92,13 @@ class ExchangeStep:
                 return
         self._through_host([p for p, _ in sources], [p for p, _ in targets], stream)
 
+    def replayed(self, index: int, stream: int) -> None:
+        """A CUDA graph that has it was launched."""
+        record = self.callee.record
+        if record.replayed is not None:
+            with at_line(self.callee.node.where):
+                record.replayed(index, stream, **self.callee.node.attrs)
+
     def _through_host(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
         library, given = driver(), [_empty(o) for o in self.group.reads]
         for array, source in zip(given, sources, strict=True):

@@ -26,7 +26,9 @@ def why_no_graph(program: CudaProgram) -> str:
         if isinstance(step, LibraryStep):
             return f"{step.callee.node.op.name} runs in {step.callee.record.name}"
         if isinstance(step, ExchangeStep):
-            return f"{step.callee.node.op.name} sends between ranks"
+            if step.callee.route == "nccl":
+                continue
+            return f"{step.callee.node.op.name} sends between ranks by way of the host"
         if isinstance(step, HostStep):
             return f"{step.node.op.name} runs on the host"
         if isinstance(step, Transfer):

@@ -58,6 +58,15 @@ def _by(members: Shape, axis: str, what: str, index: int) -> Communicator | None
     return communicator(_group(members, axis), index, what)
 
 
+def _replayed(index: int, stream: int, *, members: Shape, axis: str, what: str, **attrs: Any
+              ) -> None:
+    from ..ranks import nccl_watch
+
+    by = _by(members, axis, what, index)
+    if by is not None:
+        nccl_watch.sent(by, "a CUDA graph", stream)
+
+
 # --- reductions over all ------------------------------------------------------------------------
 def reduce_together(group: Group, arrays: Sequence[np.ndarray], type: NumericType, op: str,
                     what: str) -> tuple[np.ndarray, ...]:
@@ -102,7 +111,7 @@ def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, m
 
 SUMS = GraphOp(
     "rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
-    differentiable=False, exchange=Exchange(_launch_sums, _route),
+    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed),
     doc="reductions over ranks, on a GPU")
 
 
@@ -123,7 +132,8 @@ def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *,
 
 BLOCKS = GraphOp(
     "rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
-    ref=_blocks, effects=EFFECT, differentiable=False, exchange=Exchange(_launch_blocks, _route),
+    ref=_blocks, effects=EFFECT, differentiable=False,
+    exchange=Exchange(_launch_blocks, _route, _replayed),
     doc="the arrays of all ranks of a group, on a GPU")
 
 
@@ -145,7 +155,7 @@ def _launch_scattered(sources: Places, targets: Places, index: int, stream: int,
 
 SCATTERED = GraphOp(
     "scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
-    effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route),
+    effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route, _replayed),
     doc="a block of a reduction over ranks, on a GPU")
 
 
@@ -175,7 +185,7 @@ SWAP = GraphOp(
     "rank_swap",
     shape=lambda *xs, come, type, **attrs: tuple(Aval(shape, type) for _, shape in come),
     ref=_swap, multi=True, effects=EFFECT, differentiable=False,
-    exchange=Exchange(_launch_swap, _route), doc="blocks between ranks, on a GPU")
+    exchange=Exchange(_launch_swap, _route, _replayed), doc="blocks between ranks, on a GPU")
 
 
 # --- collectives in these -----------------------------------------------------------------------

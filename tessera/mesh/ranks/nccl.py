@@ -192,7 +192,7 @@ _own: dict[Any, OwnCall] = {}
 def _key(which: Collective, library: str, shape: Shape, numeric: Any, index: int, axis: Any,
          mesh: Mesh | None, dtype: Any, attrs: dict[str, Any]) -> Any:
     return (which.name, transport(), *find_mesh(axis, mesh), shape, numeric, index, library, dtype,
-            *attrs.values())
+            *map(str, attrs.values()))
 
 
 def _own_call(which: Collective, by: Communicator, library: str, shape: Shape,
@@ -333,7 +333,7 @@ def collect_resident(on_host: Callable[..., Tensor], which: Collective, x: Resid
     or torch on the same memory where NCCL does not do it alone and one of them has its type;
     others, and simulated ranks, go through host memory."""
     at = _key(which, "resident", x.shape, x.type, x.place, axis, mesh, dtype, attrs)
-    own = None if config.comm_check == "each" else _own.get(at)
+    own = _own.get(at) if config.comm_check == "once" and which.name in RUNS else None
     if own is not None:
         return _own_on(own, x)
     group = make_group(*find_mesh(axis, mesh))
