@@ -1,5 +1,5 @@
-"""Meshes that name GPUs where there are none, and meshes that are too large: refused before anything
-is computed."""
+"""Meshes of GPUs where there are none, and meshes that are too large: refused before anything is
+computed."""
 
 from __future__ import annotations
 

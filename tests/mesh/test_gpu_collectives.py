@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import tessera as ts
 from fake_driver import driver as driver
 from fake_gpu import gpu as gpu
 from fake_nccl import nccl as nccl
+from lowering_cases import apart as apart
 from tessera import config
 from tessera.mesh.collectives import record
 from tessera.mesh.ranks import ledger, own_arithmetic
@@ -87,3 +90,50 @@ def test_traffic_counts_what_nccl_sends(gpu, nccl):
 def test_nccl_adds_where_the_policy_says_what_it_does(op, kind, members, told):
     numeric = ts.as_type(kind)
     assert own_arithmetic.adds_as_told(op, numeric, numeric, members) is told
+
+
+# --- inside of compiled functions ---------------------------------------------------------------
+CALLS = {
+    "all_reduce": lambda x: ts.dist.all_reduce(x),
+    "mean": lambda x: ts.dist.all_reduce(x, op="mean"),
+    "max": lambda x: ts.dist.all_reduce(x, op="max"),
+    "reduce_scatter": lambda x: ts.dist.reduce_scatter(x, dim=0),
+    "reduce_scatter of columns": lambda x: ts.dist.reduce_scatter(x, dim=1),
+    "all_gather": lambda x: ts.dist.all_gather(x, dim=0),
+    "all_gather of columns": lambda x: ts.dist.all_gather(x, dim=1),
+    "all_to_all": lambda x: ts.dist.all_to_all(x, split=0, concat=1),
+    "broadcast": lambda x: ts.dist.broadcast(x, root=1),
+    "permute": lambda x: ts.dist.permute(x, pairs=[(0, 1), (1, 0)]),
+    "permute to one": lambda x: ts.dist.permute(x, pairs=[(0, 1)]),
+}
+
+
+@pytest.mark.parametrize("route", ["nccl", "host"])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_collectives_of_a_compiled_function_have_the_bits_of_the_host(gpu, apart, request, n, kind,
+                                                                      route):
+    by = request.getfixturevalue("nccl") if route == "nccl" else None
+
+    def program() -> None:
+        x = mine(ts.dist.rank(), (6, 5), kind)
+        for name, call in CALLS.items():
+            f = ts.jit(lambda x, call=call: call(x * 2) + 1)
+            got, want = f(x.to("cuda")), ts.jit(lambda x, call=call: call(x * 2) + 1)(x)
+            assert got.place == 0
+            np.testing.assert_array_equal(bits(got), bits(want), err_msg=name)
+
+    ts.dist.simulate(program, n)
+    gc.collect()
+    assert by is None or {what for _, what, _ in by.calls} >= {"swap", "all_gather"}
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_their_gradients_are_those_of_the_host(gpu, apart, nccl, name):
+    def program() -> None:
+        x = mine(ts.dist.rank(), (6, 4), "f32")
+        f = ts.jit(ts.grad(lambda x: ts.sum(ts.square(CALLS[name](x)))))
+        np.testing.assert_allclose(f(x.to("cuda")).numpy(), f(x).numpy(), rtol=1e-5)
+
+    ts.dist.simulate(program, 2)
+    gc.collect()

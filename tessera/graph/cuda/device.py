@@ -35,8 +35,8 @@ from ..schedule.ir import (
 )
 from ..schedule.offload import placed_on_host, waits
 from .batch_launch import BatchLaunch
+from .collective_steps import CollectiveStep
 from .compile_program import CompiledBefore, collection_paused, compile_launches
-from .exchange_steps import ExchangeStep
 from .graph_limits import FEWEST_LAUNCHES, why_no_graph
 from .host_steps import HostCalls, HostStep
 from .host_values import Drawn, HostCopy, block_of
@@ -216,7 +216,7 @@ class Workspace:
                     f"the host launches the iterations of {node.op.name}, which cannot be "
                     "captured in a CUDA graph", where=node.where,
                     hint="ts.jit without capture=True")
-            if isinstance(step, ExchangeStep):
+            if isinstance(step, CollectiveStep):
                 node = step.callee.node
                 raise UnsupportedTargetError(
                     f"{node.op.name} sends between ranks, which is not captured in a CUDA graph",
@@ -265,7 +265,7 @@ class Workspace:
                 need_cupy(step.callee)
                 add("library", partial(step.launch, lambda name: self._at(name)[0],
                                        self.device.index, stream), step)
-            elif isinstance(step, ExchangeStep):
+            elif isinstance(step, CollectiveStep):
                 add("exchange", partial(step.launch, lambda name: self._at(name)[0],
                                         self.device.index, stream), step)
             elif isinstance(step, LoopStep):

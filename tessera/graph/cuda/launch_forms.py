@@ -21,7 +21,7 @@ from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest
 from ..schedule.ir import Transfer
-from .exchange_steps import ExchangeStep
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -91,7 +91,7 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
         elif isinstance(step, LoopStep):
             kernels = sum(len(p.plan.groups) for p in step.programs)
             found.append(LaunchForm("host", f"{step.callee}; {kernels} launches each"))
-        elif isinstance(step, ExchangeStep):
+        elif isinstance(step, CollectiveStep):
             found.append(LaunchForm(step.callee.route or "exchange", str(step.callee)))
         elif isinstance(step, HostStep):
             found.append(LaunchForm("host", str(step.group.attr("calls"))))

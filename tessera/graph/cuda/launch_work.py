@@ -12,7 +12,7 @@ from ...errors import short_path
 from ...tile.passes.operation_counts import count, rate_of
 from ..schedule.ir import ScheduledGroup, Transfer
 from ..schedule.work import LaunchWork, operand_bytes, part_of, read_bytes, written_bytes
-from .exchange_steps import ExchangeStep
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -48,7 +48,7 @@ class StepLabel:
 
     program: CudaProgram
     step: (GroupLaunch | GroupBatch | NodeLaunch | LibraryStep | HostStep | LoopStep
-           | ExchangeStep | Transfer | None)
+           | CollectiveStep | Transfer | None)
     part: str
 
     @cached_property

@@ -31,8 +31,8 @@ from ..schedule.region_copies import RegionCopy, moves_of
 from . import choose_schedule
 from .anchors import anchor_extents, anchor_frame
 from .batch_key import batch_key, is_flat
+from .collective_steps import CollectiveCallee
 from .elements import schedule_elements
-from .exchange_steps import ExchangeCallee
 from .extrema import schedule_position
 from .fold_keys import schedule_key
 from .gathers import around
@@ -367,7 +367,7 @@ class _KernelSchedule(ScheduleBuilder):
             "", node.op.name, names, (), (), as_type("bool_"), tuple(id_of(node).split()),
             line_of(node.where))
         self.add("exchange", group.space, reads, writes, [step], Schedule(), (1,),
-                 calls=ExchangeCallee(node))
+                 calls=CollectiveCallee(node))
 
     def repeat(self, group: FusionGroup) -> None:
         (node,) = group.nodes

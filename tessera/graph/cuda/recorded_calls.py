@@ -23,7 +23,7 @@ from ...runtime.flags import error_flags
 from ...runtime.graphs import DeviceGraph, recording_stream
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
-from .exchange_steps import ExchangeStep
+from .collective_steps import CollectiveStep
 from .launch_work import GroupBatch
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RecordedCalls:
             i: s.what.step.launch for i, s in enumerate(steps)
             if isinstance(s.what.step, GroupBatch)}
         self.sending = {i: s.what.step for i, s in enumerate(steps)
-                        if isinstance(s.what.step, ExchangeStep)}
+                        if isinstance(s.what.step, CollectiveStep)}
         self.last = self.sending[max(self.sending)] if self.sending else None
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
@@ -79,7 +79,7 @@ class RecordedCalls:
         _all.add(self)
 
     def _steps_by_buffer(
-            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | ExchangeStep | None]
+            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | CollectiveStep | None]
                          ) -> dict[str, set[int]]:
         """The steps that are given the address of a buffer. None: one that fills temporaries."""
         plan, found = self.space.program.plan, dict[str, set[int]]()

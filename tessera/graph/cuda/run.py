@@ -19,7 +19,7 @@ from ...tensor import Tensor
 from ...tile.interpreter.launch import Config, lanes_of
 from ..ir import Graph
 from ..schedule.ir import GraphSchedule, PlannedBuffer, ScheduledGroup, Transfer
-from .exchange_steps import ExchangeStep
+from .collective_steps import CollectiveStep
 from .generate_kernels import kernel_of, source_of
 from .host_steps import HostStep
 from .kernel_text import GroupKernel, KernelText, compiled
@@ -68,7 +68,7 @@ class GroupLaunch:
 
 
 def _launch(group: ScheduledGroup, target: Target
-            ) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep | ExchangeStep:
+            ) -> GroupLaunch | NodeLaunch | LibraryStep | HostStep | LoopStep | CollectiveStep:
     if group.kind == "repeat":
         form = group.attr("calls").form
         test = None if form.test is None else CudaProgram(form.test, target, inner=True)
@@ -78,7 +78,7 @@ def _launch(group: ScheduledGroup, target: Target
     if group.kind == "host":
         return HostStep(group)
     if group.kind == "exchange":
-        return ExchangeStep(group)
+        return CollectiveStep(group)
     return NodeLaunch(group) if group.kind == "launch" else GroupLaunch.of(group)
 
 
@@ -117,7 +117,7 @@ class CudaProgram:
                 memory[step.target][...] = self._held(memory, step.source).reshape(shape)
                 continue
             if isinstance(step, NodeLaunch | LibraryStep | HostStep | LoopStep |
-                          ExchangeStep):
+                          CollectiveStep):
                 step.run(functools.partial(self._held, memory))
                 continue
             given = [Tensor(run_of(memory[self.base(name)], types[name].dtype, shape, at),

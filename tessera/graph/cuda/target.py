@@ -10,7 +10,7 @@
     repeat    a loop whose iterations the host launches (loop_steps.py)
     library   a vendor's library, through CuPy (library_steps.py)
     host      the host, of copies (host_steps.py)
-    exchange  a collective: NCCL, or the host, of copies (exchange_steps.py)
+    exchange  a collective: NCCL, or the host, of copies (collective_steps.py)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..schedule.region_copies import MOVES
 from ..schedule.target import ScheduleTarget, Space
 from . import argument_views, scatters, sorted_segments, sorting
 from .anchors import anchor_frame
-from .exchange_steps import exchange_group
+from .collective_steps import collective_group
 from .host_keys import CAST
 from .host_steps import host_groups
 from .library_steps import library_group
@@ -101,7 +101,7 @@ def _takes(group: FusionGroup) -> bool:
 def _from_node(node: Node) -> list[FusionGroup]:
     if "collective" in node.op.effects:
         _concrete(node)
-        return [exchange_group(node)]
+        return [collective_group(node)]
     if (node.op.effects and not node.op.host) or (node.op.graph_attrs and not node.op.repeats):
         raise no_kernel(node)
     space = _concrete(node)

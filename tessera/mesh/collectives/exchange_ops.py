@@ -12,22 +12,24 @@ other reductions are a swap, additions in the order of ranks, and a rounding: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.errors import UnsupportedTargetError
 from tessera.graph import functions as F
-from tessera.graph.op import OPS, Aval, Exchange, GraphOp
+from tessera.graph.op import OPS, Arg, Aval, Exchange, GraphOp, Sample
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type
 from tessera.runtime import libnccl
 from tessera.tensor import Tensor
 
+from ..device_mesh import Mesh
 from ..partition import balanced
 from ..ranks.envelope import here_in
-from ..ranks.group import Group
+from ..ranks.group import Group, make_group
 from ..ranks.own_arithmetic import adds_as_told
 from ..world import transport
 from .record import COLLECTIVES, EFFECT, CollectiveOperand
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ..ranks.communicator import Communicator
 
 Shape = tuple[int, ...]
+ALONE = {"members": (0,), "axis": "one rank", "type": as_type("f32"), "what": "a sample"}
 Places = Sequence[tuple[int, int]]  # address and bytes of each
 
 
@@ -112,6 +115,7 @@ def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, m
 SUMS = GraphOp(
     "rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
     differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed),
+    samples=(Sample((Arg((3, 5)), Arg((4,))), {**ALONE, "op": "sum"}),),
     doc="reductions over ranks, on a GPU")
 
 
@@ -133,7 +137,7 @@ def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *,
 BLOCKS = GraphOp(
     "rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
     ref=_blocks, effects=EFFECT, differentiable=False,
-    exchange=Exchange(_launch_blocks, _route, _replayed),
+    exchange=Exchange(_launch_blocks, _route, _replayed), samples=(Sample((Arg((3, 5)),), ALONE),),
     doc="the arrays of all ranks of a group, on a GPU")
 
 
@@ -156,6 +160,7 @@ def _launch_scattered(sources: Places, targets: Places, index: int, stream: int,
 SCATTERED = GraphOp(
     "scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
     effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route, _replayed),
+    samples=(Sample((Arg((1, 5)),), {**ALONE, "op": "sum"}),),
     doc="a block of a reduction over ranks, on a GPU")
 
 
@@ -185,6 +190,7 @@ SWAP = GraphOp(
     "rank_swap",
     shape=lambda *xs, come, type, **attrs: tuple(Aval(shape, type) for _, shape in come),
     ref=_swap, multi=True, effects=EFFECT, differentiable=False,
+    samples=(Sample((), {**ALONE, "to": (), "come": ()}),),
     exchange=Exchange(_launch_swap, _route, _replayed), doc="blocks between ranks, on a GPU")
 
 
@@ -196,14 +202,15 @@ class GpuGroup:
         self.n, self.index, self.type = len(members), index, type
         self.attrs = {"members": members, "axis": axis, "type": type, "what": what}
 
-    def swap(self, blocks: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    def swap(self, blocks: Sequence[Tensor | None], shapes: Sequence[Shape]) -> list[Tensor]:
         """blocks[j] to member j, and an array of shapes[j] from it; its own block stays."""
         others = [j for j in range(self.n) if j != self.index]
-        to = tuple(j for j in others if prod(blocks[j].shape))
+        given = {j: b for j in others if (b := blocks[j]) is not None and prod(b.shape)}
         come = tuple((j, tuple(shapes[j])) for j in others if prod(shapes[j]))
-        got: dict[int, Tensor] = {self.index: blocks[self.index]}
-        if to or come:
-            made = apply(SWAP, *(blocks[j] for j in to), to=to, come=come, **self.attrs)
+        mine = blocks[self.index]
+        got = {} if mine is None else {self.index: mine}
+        if given or come:
+            made = apply(SWAP, *given.values(), to=tuple(given), come=come, **self.attrs)
             got.update(zip((j for j, _ in come), made, strict=True))
         return [got[j] if j in got else F.zeros(tuple(shapes[j]), self.type)
                 for j in range(self.n)]
@@ -211,6 +218,8 @@ class GpuGroup:
     def all_reduce(self, xs: Sequence[Tensor], op: str, to: NumericType | None = None
                    ) -> tuple[Tensor, ...]:
         to = to or self.type
+        if self.n == 1:
+            return tuple(self.total([x], op, to) for x in xs)
         if adds_as_told(op, self.type, to, self.n):
             return tuple(apply(SUMS, *xs, op=op, **self.attrs))
         flat = [F.reshape(x, (prod(x.shape),)) for x in xs]
@@ -231,7 +240,7 @@ class GpuGroup:
                        to: NumericType | None = None) -> Tensor:
         """cuts: the block of each member along `dim`."""
         to, size = to or self.type, x.shape[dim] // self.n
-        if adds_as_told(op, self.type, to, self.n) and list(cuts) == [
+        if self.n > 1 and adds_as_told(op, self.type, to, self.n) and list(cuts) == [
                 (j * size, (j + 1) * size) for j in range(self.n)] and x.size:
             shape = (*x.shape[:dim], self.n, size, *x.shape[dim + 1:])
             blocks = F.moveaxis(F.reshape(x, shape), dim, 0)
@@ -241,6 +250,8 @@ class GpuGroup:
         return self.total(self.swap(parts, [mine] * self.n), op, to)
 
     def all_gather(self, x: Tensor, dim: int, shapes: Sequence[Shape]) -> Tensor:
+        if self.n == 1:
+            return x
         if len({tuple(s) for s in shapes}) == 1 and x.size and not x.dtype.packed:
             blocks = F.moveaxis(apply(BLOCKS, x, **self.attrs), 0, dim)
             return F.reshape(blocks, (*x.shape[:dim], self.n * x.shape[dim], *x.shape[dim + 1:]))
@@ -258,6 +269,21 @@ class GpuGroup:
         return made if made.type == to else F.cast(made, to)
 
 
+def by_group(name: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """run(group, x, to, **attrs) as the rule for GPUs of a collective that is called by hand."""
+    def rule(x: Tensor, *rest: Tensor, axis: Any, mesh: Mesh | None, index: int,
+             type: NumericType, to: NumericType | None = None, **attrs: Any) -> Tensor:
+        if rest:
+            raise UnsupportedTargetError(
+                f"{name} to {to} rounds at random, which is done on hosts alone",
+                hint="sum in f32, dtype=ts.f32, and cast the result")
+        at = make_group(mesh, axis)
+        group = GpuGroup(at.ranks, at.axis, at.index, type, f"{name} over {at.axis}")
+        return run(group, x, to, **attrs)
+
+    return rule
+
+
 def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     """x[..., lo:hi, ...] along one dimension."""
     if (lo, hi) == (0, x.shape[dim]):
@@ -267,5 +293,5 @@ def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
 
 
-__all__ = ["BLOCKS", "ONE_EXCHANGE_BYTES", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "cut_along",
+__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "by_group", "cut_along",
            "reduce_together"]

@@ -195,36 +195,77 @@ def _key(which: Collective, library: str, shape: Shape, numeric: Any, index: int
             *map(str, attrs.values()))
 
 
+Alone = tuple[Callable[[int, int, int], None], Shape, float]  # start, result, parts sent
+ALONE: dict[str, Callable[..., Alone | None]] = {}  # by the collective's name
+
+
+def alone(name: str) -> Callable[..., Any]:
+    """Decorator: form(by, shape, type, **attrs, **extents) is how NCCL does a collective alone, None
+    where it cannot."""
+    def register(form: Callable[..., Alone | None]) -> Callable[..., Alone | None]:
+        if ALONE.setdefault(name, form) is not form:
+            raise ValueError(f"the form of {name!r} in NCCL is declared twice")
+        return form
+
+    return register
+
+
+@alone("all_reduce")
+def _reduced(by: Communicator, shape: Shape, type: NumericType, op: str) -> Alone:
+    count, n, number = prod(shape), by.group.size, libnccl.OPS[op]
+    kind = libnccl.TYPES[type.dtype.name]
+
+    def start(source: int, target: int, stream: int) -> None:
+        by.all_reduce(((source, target, count),), kind, number, stream)
+
+    return start, shape, 2 * (n - 1) / n
+
+
+@alone("reduce_scatter")
+def _scattered(by: Communicator, shape: Shape, type: NumericType, op: str, dim: int,
+               sizes: Sequence[int]) -> Alone | None:
+    if not _one_run(shape, dim, sizes):
+        return None
+    out, n = (*shape[:dim], sizes[0], *shape[dim + 1:]), by.group.size
+    count, kind, number = prod(out), libnccl.TYPES[type.dtype.name], libnccl.OPS[op]
+
+    def start(source: int, target: int, stream: int) -> None:
+        by.reduce_scatter(source, target, count, kind, number, stream)
+
+    return start, out, (n - 1) / n
+
+
+@alone("all_gather")
+def _gathered(by: Communicator, shape: Shape, type: NumericType, dim: int,
+              sizes: Sequence[int]) -> Alone | None:
+    if not _one_run(shape, dim, sizes):
+        return None
+    nbytes = prod(shape) * type.dtype.numpy.itemsize
+
+    def start(source: int, target: int, stream: int) -> None:
+        by.all_gather(source, target, nbytes, stream)
+
+    return start, (*shape[:dim], sum(sizes), *shape[dim + 1:]), by.group.size - 1
+
+
+def _one_run(shape: Shape, dim: int, sizes: Sequence[int]) -> bool:
+    """Whether the parts of all ranks are of one size, and each a run of memory in the whole."""
+    return prod(shape[:dim]) == 1 and len(set(sizes)) == 1
+
+
 def _own_call(which: Collective, by: Communicator, library: str, shape: Shape,
               numeric: NumericType, to: NumericType, index: int, attrs: dict[str, Any],
               extents: dict[str, Any]) -> OwnCall | None:
     """How NCCL does a call itself, None where it cannot."""
-    n, kind = by.group.size, libnccl.TYPES.get(numeric.dtype.name, -1)
-    nbytes, start, out = prod(shape) * numeric.dtype.numpy.itemsize, None, shape
+    nbytes = prod(shape) * numeric.dtype.numpy.itemsize
     if not nbytes or numeric.dtype.packed or (
-            which.reduces and not adds_as_told(attrs["op"], numeric, to, n)):
+            which.reduces and not adds_as_told(attrs["op"], numeric, to, by.group.size)):
         return None
-    op = libnccl.OPS[attrs["op"]] if which.reduces else 0
-    if which.name == "all_reduce":
-        count, sent = prod(shape), 2 * nbytes * (n - 1) // n
-        start = lambda source, target, stream: by.all_reduce(  # noqa: E731
-            ((source, target, count),), kind, op, stream)
-    elif which.name in ("reduce_scatter", "all_gather"):
-        dim, sizes = attrs["dim"], extents["sizes"]
-        if prod(shape[:dim]) != 1 or len(set(sizes)) != 1:  # not one run of memory for each rank
-            return None
-        if which.name == "all_gather":
-            out, sent = (*shape[:dim], sum(sizes), *shape[dim + 1:]), nbytes * (n - 1)
-            start = lambda source, target, stream: by.all_gather(  # noqa: E731
-                source, target, nbytes, stream)
-        else:
-            out, sent = (*shape[:dim], sizes[0], *shape[dim + 1:]), nbytes * (n - 1) // n
-            count = prod(out)
-            start = lambda source, target, stream: by.reduce_scatter(  # noqa: E731
-                source, target, count, kind, op, stream)
-    if start is None:
+    form = ALONE[which.name](by, shape, numeric, **attrs, **extents)
+    if form is None:
         return None
-    return OwnCall(start, out, to, index, sent, which.name, by.group.axis,
+    start, out, sent = form
+    return OwnCall(start, out, to, index, round(nbytes * sent), which.name, by.group.axis,
                    maker(library, out, to, index))
 
 

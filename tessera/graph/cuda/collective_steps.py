@@ -33,7 +33,7 @@ WORDS = {"nccl": "NCCL, between the ranks' GPUs",
 
 
 @dataclass(frozen=True, eq=False)
-class ExchangeCallee:
+class CollectiveCallee:
     """What a step sends."""
 
     node: Node
@@ -52,7 +52,7 @@ class ExchangeCallee:
         return WORDS[self.route]
 
 
-def exchange_group(node: Node) -> FusionGroup:
+def collective_group(node: Node) -> FusionGroup:
     """The group of such a node. Raises UnsupportedTargetError for one that sends on hosts alone."""
     if node.op.exchange is None:
         raise no_kernel(node, "it sends between ranks, and has no form for GPUs")
@@ -62,13 +62,13 @@ def exchange_group(node: Node) -> FusionGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class ExchangeStep:
+class CollectiveStep:
     """The step of a group of kind "exchange"."""
 
     group: ScheduledGroup
 
     @property
-    def callee(self) -> ExchangeCallee:
+    def callee(self) -> CollectiveCallee:
         return self.group.attr("calls")
 
     def run(self, read: Callable[[str], np.ndarray]) -> None:
@@ -135,4 +135,4 @@ def _run_of(read: Callable[[str], np.ndarray], o: GroupOperand) -> np.ndarray:
     return read(o.name).reshape(-1)[o.offset:o.offset + prod(o.shape)].reshape(o.shape)
 
 
-__all__ = ["ExchangeCallee", "ExchangeStep", "exchange_group"]
+__all__ = ["CollectiveCallee", "CollectiveStep", "collective_group"]
