@@ -214,6 +214,7 @@ class GraphOp:
             what is no reduction (with attributes axis and keepdims)
     makes   of an op that computes from attributes and keys alone, what: "number" (an infinity of it
             is deliberate) | "range" | "key" | "bits"
+            | "bits_at", those of the indices that operand 0 holds
     converts  between numeric types, attributes source and to: what it loses is counted
     indexed  which operand is indexed by which, of takes and sums at places
     meets   of an op that writes slices at places that operand 1 holds, what stays of those that go

@@ -191,9 +191,10 @@ def test_calls_are_cuda_graphs_with_their_collectives(gpus, nccl, rng):
 def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
     def program(mesh):
         ts.random.seed(3)
-        x = ts.dist.tensor((8, 600), SPLIT["rows"], mesh, init=1.0)
+        x = ts.dist.tensor((9, 1000), SPLIT["rows"], mesh, init=1.0)
+        y = ts.dist.tensor((9, 1000), SPLIT["columns"], mesh, init=1.0)
         f = ts.jit(lambda x: ts.dropout(x, 0.5))
-        return [f(x).numpy() for _ in range(2)]
+        return [f(z).numpy() for z in (x, x, y, y)]
 
     got = on_ranks(2, program)
     compute_on_hosts(monkeypatch)

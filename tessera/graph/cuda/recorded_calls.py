@@ -215,8 +215,8 @@ class RecordedCalls:
         """The graph that is cheapest to change, where that is cheap or there are many. Places that
         come again get a graph of their own. What NCCL has put into a graph is not changed."""
         before, self.before = places in self.before, [*self.before[1 - KEPT_PLACES:], places]
-        found = [(len(steps), -i, g) for i, g in enumerate(self.graphs)
-                 if self.sending.keys().isdisjoint(steps := self._steps_of(g, places))]
+        found = [(len(new), -i, g) for i, g in enumerate(self.graphs)
+                 if self.sending.keys().isdisjoint(new := self._steps_of(g, places))]
         if not found:
             return None
         count, _, graph = min(found)

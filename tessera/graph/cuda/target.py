@@ -28,7 +28,7 @@ from ..schedule.target import ScheduleTarget, Space
 from . import argument_views, scatters, sorted_segments, sorting
 from .anchors import anchor_frame
 from .collective_steps import collective_group
-from .host_keys import CAST
+from .host_keys import BITS_AT, CAST
 from .host_steps import host_groups
 from .library_steps import library_group
 from .loop_steps import loop_group
@@ -49,7 +49,7 @@ OWN = sorting.KINDS | scatters.KINDS | sorted_segments.KINDS  # of ops that pass
 
 # --- loops ----------------------------------------------------------------------------------------
 def _loop_space(node: Node) -> Space | None:
-    if node.op in ELEMENTWISE or node.op is CAST:
+    if node.op in ELEMENTWISE or node.op in (BITS_AT, CAST):
         return extents_of(node.outputs[0]) if 0 not in node.outputs[0].aval.shape else None
     return loop_space(node)
 

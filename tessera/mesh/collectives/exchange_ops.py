@@ -200,12 +200,12 @@ class GpuGroup:
 
     def __init__(self, members: Shape, axis: str, index: int, type: NumericType, what: str):
         self.n, self.index, self.type = len(members), index, type
-        self.attrs = {"members": members, "axis": axis, "type": type, "what": what}
+        self.attrs: dict[str, Any] = {"members": members, "axis": axis, "type": type, "what": what}
 
     def swap(self, blocks: Sequence[Tensor | None], shapes: Sequence[Shape]) -> list[Tensor]:
         """blocks[j] to member j, and an array of shapes[j] from it; its own block stays."""
         others = [j for j in range(self.n) if j != self.index]
-        given = {j: b for j in others if (b := blocks[j]) is not None and prod(b.shape)}
+        given = {j: b for j in others if (b := blocks[j]) is not None and b.size}
         come = tuple((j, tuple(shapes[j])) for j in others if prod(shapes[j]))
         mine = blocks[self.index]
         got = {} if mine is None else {self.index: mine}

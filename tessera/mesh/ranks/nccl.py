@@ -200,8 +200,8 @@ ALONE: dict[str, Callable[..., Alone | None]] = {}  # by the collective's name
 
 
 def alone(name: str) -> Callable[..., Any]:
-    """Decorator: form(by, shape, type, **attrs, **extents) is how NCCL does a collective alone, None
-    where it cannot."""
+    """Decorator: form(by, shape, type, **attrs, **extents) is how NCCL does a collective alone,
+    None where it cannot."""
     def register(form: Callable[..., Alone | None]) -> Callable[..., Alone | None]:
         if ALONE.setdefault(name, form) is not form:
             raise ValueError(f"the form of {name!r} in NCCL is declared twice")
