@@ -29,7 +29,7 @@ from .device_mesh import Mesh, current_mesh
 from .errors import DisagreementError, MeshError, PolicyMismatch
 from .layout import Layout, Split, replicated
 from .partition import assemble, group_of, indices, local_shape, take
-from .placement import gpu_of, join
+from .placement import gpu_of, join, warn_of_play
 from .ranks.group import find_group
 from .ranks.ledger import agree, call
 from .sharding.reshard import plan, reshard
@@ -172,6 +172,7 @@ def held_ranks(mesh: Mesh) -> tuple[int, ...]:
     """The ranks of a mesh whose parts this process holds: its own, none if it is not in the mesh,
     all of them in a program that runs alone."""
     if transport().size == 1 and mesh.world_size > 1:
+        warn_of_play(mesh)
         need_playable(mesh.world_size, str(mesh))
         return tuple(range(mesh.size()))
     return own_ranks(mesh)

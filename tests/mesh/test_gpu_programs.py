@@ -203,7 +203,57 @@ def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_mesh_of_one_gpu_is_the_one_that_it_names(gpus, monkeypatch):
+    monkeypatch.setattr(placement, "REAL", {"single"})
+    assert placement.gpu_of(ts.dist.mesh(["cuda:1"])) == 1
+    with pytest.raises(ts.UnsupportedTargetError, match="names cuda:2, and this machine has 2 GPUs"):
+        ts.dist.tensor((4,), None, ts.dist.mesh(["cuda:2"]))
+
+
 def test_a_mesh_of_gpus_where_there_is_none_says_what_to_do(no_gpu, monkeypatch):
     placement._found.cache_clear()
     with pytest.raises(ts.UnsupportedTargetError, match="names GPUs .*, and rank 0 has none"):
         ts.dist.tensor((4,), None, ts.dist.mesh(["cuda:0"]))
+
+
+@pytest.mark.parametrize("mode", ["raise", "flag"])
+def test_a_bad_value_is_told_by_the_rank_that_made_it(gpus, nccl, rng, mode):
+    (X,) = values(rng, (4, 6))
+    X = np.abs(X) + 1
+    X[3, 2] = -1.0  # of rank 1
+
+    def program(mesh):
+        x, f = placed(mesh, X, "rows"), ts.jit(lambda x: ts.sum(ts.log(x)))
+        with ts.debug.numerics(mode):
+            y = f(x)
+            return np.isnan(y.numpy()).all(), str(ts.debug.flags())
+
+    if mode == "raise":
+        with pytest.raises(ts.NumericsError, match="log") as info:
+            on_ranks(2, program)
+        assert info.value.where.file == __file__ and "rank 1" in str(info.value.__notes__)
+    else:
+        first, second = on_ranks(2, program)
+        assert first[0] and second[0] and "log" in second[1]
+
+
+def test_checkpoints_go_between_gpus_and_hosts(gpus, nccl, monkeypatch, rng, tmp_path):
+    X, W = values(rng, (5, 4), (3, 6))
+
+    def tree(mesh, x, w):
+        return {"x": placed(mesh, x, "rows"), "w": placed(mesh, w, "columns", "bf16")}
+
+    def restored(mesh):
+        like = tree(mesh, np.zeros_like(X), np.zeros_like(W))
+        found = ts.checkpoints.load(tmp_path / "gpus").tree(like)
+        return {k: v.numpy() for k, v in found.items()}, found["x"].local.place
+
+    on_ranks(2, lambda mesh: ts.checkpoints.save(tmp_path / "gpus", tree(mesh, X, W)))
+    again = on_ranks(4, restored)
+    compute_on_hosts(monkeypatch)
+    host = on_ranks(3, restored)
+    for place, found in ((0, again), (-1, host)):
+        for made, at in found:
+            assert at == place
+            np.testing.assert_array_equal(made["x"], X)
+            np.testing.assert_array_equal(made["w"], ts.tensor(W, "bf16").numpy())

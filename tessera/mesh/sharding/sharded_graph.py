@@ -28,7 +28,7 @@ from tessera.tensor import Tensor
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
-from ..placement import gpu_of, join
+from ..placement import computes_on_gpus, gpu_of, join
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
@@ -77,7 +77,7 @@ class ShardedProgram:
     @property
     def _by(self) -> str | None:
         """"nccl" or "host", "" before its ranks have found out; None of a mesh of hosts."""
-        if gpu_of(self.mesh) is None or not is_here(self.mesh):
+        if not computes_on_gpus(self.mesh) or not is_here(self.mesh):
             return None
         from ..ranks.communicator import known  # it stands on NCCL, which few need
 
