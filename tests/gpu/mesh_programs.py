@@ -32,20 +32,26 @@ def layouts(rank: int, ranks: int) -> dict:
     mesh = ts.dist.mesh([f"cuda:{r}" for r in range(ranks)], axes="x")
     rng = np.random.default_rng(3)
     X, W = rng.standard_normal((130, 70)), rng.standard_normal((70, 90))
+
+    @ts.jit
+    def moved(x, w):
+        columns = ts.shard(x, SPLIT["columns"])
+        whole = ts.shard(columns, SPLIT["whole"])
+        return (columns, whole, ts.shard(columns, SPLIT["rows"]), columns @ w,
+                ts.max(columns, axis=1))
+
     for kind in ("f32", "bf16"):
-        exact = ts.tensor(X, kind).numpy().astype(np.float64)
-        x = ts.dist.distribute(ts.tensor(X, kind), SPLIT["rows"], mesh=mesh)
-        for how in ("columns", "whole", "rows", "columns"):
-            x = ts.shard(x, SPLIT[how])
-            np.testing.assert_array_equal(np.asarray(x.numpy(), np.float64), exact)
-        w = ts.dist.distribute(ts.tensor(W, kind), SPLIT["rows"], mesh=mesh)
-        product = ts.jit(lambda x, w: x @ w)
-        y = product(x, w)
-        wide = ts.tensor(W, kind).numpy().astype(np.float64)
-        assert_close(np.asarray(y.numpy(), np.float64), exact @ wide, kind, 70)
-        most = ts.jit(lambda x: ts.max(x, axis=1))(x)
-        np.testing.assert_array_equal(np.asarray(most.numpy(), np.float64), exact.max(1))
-    return {"place": y.local.device, "backend": mesh.backend, "plan": str(product.plan)}
+        exact, wide = (ts.tensor(a, kind).numpy().astype(np.float64) for a in (X, W))
+        x, w = (ts.dist.distribute(ts.tensor(a, kind), SPLIT["rows"], mesh=mesh) for a in (X, W))
+        for _ in range(3):  # step by step, recorded, and as a graph
+            *same, product, most = (np.asarray(y.numpy(), np.float64) for y in moved(x, w))
+            for y in same:
+                np.testing.assert_array_equal(y, exact)
+            assert_close(product, exact @ wide, kind, 70)
+            np.testing.assert_array_equal(most, exact.max(1))
+    local = moved._last.program.local(rank)
+    return {"place": x.local.device, "backend": mesh.backend, "plan": str(moved.plan),
+            "graph": local.captured, "no graph": local.no_graph}
 
 
 def split(rank: int, ranks: int) -> dict:

@@ -29,7 +29,7 @@ def run(program: str, folder: Path, **env: str) -> list[dict]:
 def test_layouts_change_and_sums_are_made_through_nccl(tmp_path):
     for r, said in enumerate(run("layouts", tmp_path)):
         assert said["place"] == f"cuda:{r}" and said["backend"] == "nccl"
-        assert "through NCCL" in said["plan"]
+        assert "through NCCL" in said["plan"] and "kernels" in said["graph"], said
 
 
 @needs_mpi

@@ -17,6 +17,7 @@ from lowering_cases import apart as apart
 from tessera import config
 from tessera.mesh import placement
 from tessera.mesh.sharding import sharded_graph
+from tessera.runtime import device as devices
 from tolerance import assert_close
 
 DEVICES = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
@@ -124,6 +125,33 @@ def test_every_change_of_layout_has_the_bits_of_the_host(gpus, nccl, monkeypatch
                 assert_close(a, np.asarray(b, np.float64), kind, 9)
 
 
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_changes_of_layout_inside_a_program(gpus, nccl, rng, n, kind):
+    X, W = values(rng, (9, 10), (10, 7))
+    exact, wide = (ts.tensor(a, kind).numpy().astype(np.float64) for a in (X, W))
+
+    def program(mesh):
+        x, w = placed(mesh, X, "rows", kind), placed(mesh, W, "rows", kind)
+
+        @ts.jit
+        def moved(x, w):
+            columns = ts.shard(x, SPLIT["columns"])
+            return (columns, ts.shard(columns, SPLIT["whole"]), ts.shard(columns, SPLIT["rows"]),
+                    columns @ w, ts.max(columns, axis=1))
+
+        found = [[y.numpy().astype(np.float64) for y in moved(x, w)] for _ in range(3)]
+        return found, moved._last.program.local(ts.dist.rank()).no_graph
+
+    for found, why in on_ranks(n, program):
+        assert not why
+        for *same, product, most in found:
+            for y in same:
+                np.testing.assert_array_equal(y, exact)
+            assert_close(product, exact @ wide, kind, 10)
+            np.testing.assert_array_equal(most, exact.max(1))
+
+
 def test_ranks_compare_a_program_once(gpus, nccl, rng, monkeypatch):
     compared, agree = [], sharded_graph.agree
     monkeypatch.setattr(sharded_graph, "agree", lambda *a: compared.append(1) or agree(*a))
@@ -205,8 +233,9 @@ def test_random_numbers_are_those_of_the_host(gpus, nccl, monkeypatch):
 
 def test_a_mesh_of_one_gpu_is_the_one_that_it_names(gpus, monkeypatch):
     monkeypatch.setattr(placement, "REAL", {"single"})
+    monkeypatch.setattr(devices, "device_count", lambda: 2)
     assert placement.gpu_of(ts.dist.mesh(["cuda:1"])) == 1
-    with pytest.raises(ts.UnsupportedTargetError, match="names cuda:2, and this machine has 2 GPUs"):
+    with pytest.raises(ts.UnsupportedTargetError, match="cuda:2, and this machine has 2 GPUs"):
         ts.dist.tensor((4,), None, ts.dist.mesh(["cuda:2"]))
 
 
