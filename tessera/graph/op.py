@@ -133,11 +133,13 @@ class Exchange:
     Then, and without it, ref does it on the host, of copies
     route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
     replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
+    in_place: whether each result may be written where its operand lies
     """
 
     launch: Callable[..., bool] | None = None
     route: Callable[..., str] | None = None
     replayed: Callable[..., None] | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

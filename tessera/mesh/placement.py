@@ -58,8 +58,9 @@ def _found(mesh: Mesh, rank: int) -> int:
         return launched_local_rank() % count
     number = int(mesh.devices[0].partition(":")[2] or 0)  # of a program that runs alone
     if number >= count:
-        raise UnsupportedTargetError(f"{mesh} names {mesh.devices[0]}, and this machine has {count} "
-                                     "GPUs", hint="cuda:0 is the first")
+        raise UnsupportedTargetError(
+            f"{mesh} names {mesh.devices[0]}, and this machine has {count} GPUs",
+            hint="cuda:0 is the first")
     return number
 
 

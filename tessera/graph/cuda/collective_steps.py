@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 
 from ...numerics import stored_bytes
+from ...runtime.copies import SideStream
 from ...runtime.device import check, driver
 from ..interpret import call_node
 from ..ir import Node
@@ -91,6 +92,13 @@ class CollectiveStep:
                                                            **node.attrs):
                 return
         self._through_host([p for p, _ in sources], [p for p, _ in targets], stream)
+
+    def beside(self, pointer: Callable[[str], int], index: int, side: SideStream, number: int
+               ) -> None:
+        """The same on a stream beside that of the kernels; see overlap.py."""
+        side.begin()
+        self.launch(pointer, index, side.stream)
+        side.end(number)
 
     def replayed(self, index: int, stream: int) -> None:
         """A CUDA graph that has it was launched."""

@@ -156,6 +156,17 @@ class CudaProgram:
         """The steps that are kernels."""
         return tuple(s for s in self.steps if isinstance(s, GroupLaunch | NodeLaunch))
 
+    def collectives(self) -> list[int]:
+        """The steps that send between GPUs without the host, where all of its collectives do."""
+        found = {k: s for k, s in enumerate(self.steps) if isinstance(s, CollectiveStep)}
+        return list(found) if all(s.callee.route == "nccl" for s in found.values()) else []
+
+    def sending_loops(self) -> list[int]:
+        """The steps that are loops with collectives inside."""
+        return [k for k, s in enumerate(self.steps) if isinstance(s, LoopStep) and any(
+            isinstance(inner, CollectiveStep) or p.sending_loops()
+            for p in s.programs for inner in p.steps)]
+
     def base(self, name: str) -> str:
         return self.plan.base(name)
 

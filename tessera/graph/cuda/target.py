@@ -226,7 +226,12 @@ def _memory(group: FusionGroup) -> ResultMemory:
 def _overwrites(group: FusionGroup, x: Value, y: Value) -> bool:
     """A loop loads each element of an operand before it stores any result, in the one block that
     stores there. So do rows that are held whole; in passes over them those elements come behind all
-    statistics, block by block, for each result in turn."""
+    statistics, block by block, for each result in turn. Sums over ranks take the place of their
+    terms, whose memory so is nobody else's while they are under way."""
+    if group.kind == "exchange":
+        (node,) = group.nodes
+        return bool(node.op.exchange and node.op.exchange.in_place) and (
+            node.inputs.count(x) == 1 and node.inputs.index(x) == node.outputs.index(y))
     if group.kind not in ("loop", "rows") or x.aval.dtype.packed or y.aval.dtype.packed:
         return False
     whole = extents_of(x) == extents_of(y) == group.space

@@ -114,7 +114,7 @@ def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, m
 
 SUMS = GraphOp(
     "rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
-    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed),
+    differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed, in_place=True),
     samples=(Sample((Arg((3, 5)), Arg((4,))), {**ALONE, "op": "sum"}),),
     doc="reductions over ranks, on a GPU")
 
