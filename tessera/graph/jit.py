@@ -130,8 +130,9 @@ class JitFunction:
 
     def _prepare(self, args: tuple, key: Any, statics: dict, traced: TracedSignature) -> None:
         """Calls like this one are recognised without taking them apart leaf by leaf."""
-        if traced.target == "cpu" or self._names is None or len(args) != len(self._names) or \
-                self._groups or self.placements:
+        if traced.target == "cpu" and traced.layouts is None:
+            return
+        if self._names is None or len(args) != len(self._names) or self._groups or self.placements:
             return
         flat, structure = tree.flatten(args)
         if any(r.traced is traced and r.kinds == [*map(type, flat)] for r in self._ready):

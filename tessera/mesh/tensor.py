@@ -58,6 +58,15 @@ class DistTensor(Tensor):
         self.held = placed(held, layout.mesh)
         self.scale, self.is_param, self.name = None, is_param, name
 
+    @staticmethod
+    def of_parts(held: dict[int, Tensor], shape: tuple[int, ...], numeric: NumericType,
+                 layout: Layout) -> DistTensor:
+        """Of parts that lie where they are to: what a program gives, many of them at a call."""
+        made = DistTensor.__new__(DistTensor)
+        made._shape, made.type, made.layout, made.held = shape, numeric, layout, held
+        made.scale, made.is_param, made.name = None, False, None
+        return made
+
     # --- what it is ---------------------------------------------------------------------------
     @property
     def mesh(self) -> Mesh:

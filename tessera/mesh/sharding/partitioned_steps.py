@@ -151,7 +151,7 @@ def _beside(steps: Sequence[Step], i: int) -> int:
     move, count = steps[i], 0
     assert isinstance(move, LayoutHop)
     for step in steps[i + 1:]:
-        if (move.value, move.hop.target) in _reads(step):
+        if (move.value, move.hop.target) in reads(step):
             break
         count += isinstance(step, PartitionedOp) and step.node.op.name not in CONSTRAINTS
     return count
@@ -193,7 +193,7 @@ def remove_dead(steps: Sequence[Step], outputs: Sequence[Held]) -> list[Step]:
         if live.isdisjoint(makes) and not acts:
             continue
         kept.append(step)
-        live.update(_reads(step))
+        live.update(reads(step))
     return kept[::-1]
 
 
@@ -231,7 +231,7 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
             del where[held]
 
     for step in steps:
-        keys = list(dict.fromkeys(where[held] for held in _reads(step) if held in where))
+        keys = list(dict.fromkeys(where[held] for held in reads(step) if held in where))
         if isinstance(step, PartitionedOp) and step.node.op.name in CONSTRAINTS and keys:
             first = where.get((step.node.inputs[0], step.ins[0]))
             if first is not None and keys == [first]:
@@ -254,7 +254,16 @@ def merge_reductions(steps: Sequence[Step]) -> list[Step]:
     return out
 
 
-def _reads(step: Step) -> list[Held]:
+def makes(step: Step) -> Sequence[Held]:
+    """The values of a step, as they lie behind it."""
+    if isinstance(step, PartitionedOp):
+        return step.makes
+    moves = step.moves if isinstance(step, Together) else (step,)
+    return [(m.value, m.hop.target) for m in moves]
+
+
+def reads(step: Step) -> list[Held]:
+    """The values that it takes, as they lie."""
     if isinstance(step, PartitionedOp):
         return list(zip(step.node.inputs, step.ins, strict=True))
     moves = step.moves if isinstance(step, Together) else (step,)

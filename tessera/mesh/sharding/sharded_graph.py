@@ -22,12 +22,14 @@ from tessera.graph.ir import Graph, Node, Value
 from tessera.graph.op import Aval, GraphOp, infer
 from tessera.graph.trace import at_line
 from tessera.graph.traced_signature import executor
+from tessera.numerics import NumericType
 from tessera.numerics.random_state import next_step
 from tessera.tensor import Tensor
 
 from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
+from ..partition import extents
 from ..placement import computes_on_gpus, gpu_of, join
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
@@ -35,6 +37,7 @@ from ..tensor import DistTensor, held_ranks
 from ..world import is_here, mesh_rank, patience, simulate, transport
 from .collective_order import issue_early
 from .control_flow import ready
+from .defer_readers import defer_readers
 from .layout_change_ops import NCCL_MOVES, group_along
 from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
@@ -62,7 +65,8 @@ class ShardedProgram:
         held = [*self.layouts, *(t.layout for _, t in graph.captures)]
         layouts = {v: at for v, at in zip(values, held, strict=True) if at is not None}
         found = propagate(graph, layouts, self.mesh)
-        return replace(found, steps=tuple(merge_reductions(issue_early(found.steps))))
+        return replace(found, steps=tuple(merge_reductions(
+            issue_early(defer_readers(found.steps)))))
 
     @functools.cached_property
     def _planned(self) -> CollectivePlan:
@@ -83,6 +87,12 @@ class ShardedProgram:
 
         found = known(make_group(self.mesh, None))
         return "" if found is None else "nccl" if found else "host"
+
+    @functools.cached_property
+    def _results(self) -> list[tuple[tuple[int, ...], NumericType, Layout]]:
+        """Shape, type and layout of each result."""
+        return [(extents(v.aval), v.aval.type, layout) for v, layout in zip(
+            self.source.outputs, self.made.results, strict=True)]
 
     @functools.cached_property
     def hash(self) -> str:
@@ -116,12 +126,8 @@ class ShardedProgram:
             with patience(first=not self._local):
                 self._agree()
                 found = {rank: self._run(rank, given) for rank in ranks}
-        return [
-            DistTensor({r: found[r][i] for r in ranks},
-                       v.aval.shape, v.aval.type, layout)  # type: ignore[arg-type]
-            for i, (v, layout) in enumerate(zip(self.source.outputs, self.made.results,
-                                                strict=True))
-        ]
+        return [DistTensor.of_parts({r: found[r][i] for r in ranks}, shape, numeric, layout)
+                for i, (shape, numeric, layout) in enumerate(self._results)]
 
     def _run(self, rank: int, given: Sequence[Tensor]) -> list[Tensor]:
         parts = [t.held[rank] if isinstance(t, DistTensor) else t for t in given]
