@@ -87,3 +87,27 @@ def test_values_are_right_whenever_a_collective_is_done(gpus, nccl, rng, n, late
             for a, b in zip(made, want, strict=True):
                 assert_close(a, b.numpy(), "f32", 48)
         assert streams == 2 and parts.count("exchange") == 3 and "wait" in parts
+
+
+def test_what_is_sent_early_is_not_launched_with_what_is_sent_late(gpus, nccl, rng):
+    """Sums of biases are alike, and would be one launch behind the last layer."""
+    X, *W = values(rng, (6, 8), *[(8, 8)] * 4)
+    B = values(rng, *[(8,)] * 4)
+
+    def loss(params, x):
+        for w, b in params:
+            x = ts.gelu(x @ w + b)
+        return ts.mean(ts.square(x))
+
+    def program(mesh):
+        with ts.overlap():
+            f = ts.jit(lambda params, x: ts.grad(loss, argnums=0)(params, x))
+        with ts.overlap():
+            f([(placed(mesh, w, "whole"), placed(mesh, b[None], "whole"))
+               for w, b in zip(W, B, strict=True)], placed(mesh, X, "rows"))
+        plan = f._last.program.local(ts.dist.rank()).program.plan
+        return [s.kind for s in plan.steps]
+
+    for kinds in on_ranks(2, program):
+        first = kinds.index("exchange")
+        assert kinds[first:].count("gemm") >= 4

@@ -111,6 +111,12 @@ class ShardedProgram:
             self._local[rank] = executor(graph, target)
         return self._local[rank]
 
+    @property
+    def on_gpu(self) -> Any:
+        """What this rank runs on its GPU; None where it has run nothing there."""
+        here = computes_on_gpus(self.mesh) and is_here(self.mesh)
+        return self._local.get(mesh_rank(self.mesh)) if here else None
+
     # --- running -----------------------------------------------------------------------------
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The results of the graph as distributed tensors."""
