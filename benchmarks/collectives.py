@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+import record
 import torch
 import torch.distributed as peers
 
@@ -98,6 +99,7 @@ def main() -> None:
     torch.cuda.set_device(rank % torch.cuda.device_count())
     join_torch(rank, ranks)
     check(rank, ranks)
+    rows = []
     if rank == 0:
         print(f"{ranks} x {torch.cuda.get_device_name()}, NCCL "
               f"{'.'.join(map(str, torch.cuda.nccl.version()))}, torch {torch.__version__}")
@@ -108,8 +110,14 @@ def main() -> None:
             torch.cuda.empty_cache()
             for name, took in found.items() if rank == 0 else ():
                 bus = size * factor(op, ranks) / took / 1e9
+                rows.append({"op": op, "size": size_name, "call": name, "us": 1e6 * took,
+                             "bus_gbps": bus})
                 print(f"{op:16}{size_name:>8}{name:>20}{1e6 * took:10.1f}{bus:10.1f}"
                       f"{found['torch'] / took:19.3f}", flush=True)
+    if rank == 0:
+        record.write("collectives", {
+            "device": f"{ranks} x {torch.cuda.get_device_name()}", "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}, shown=False)
     peers.destroy_process_group()
 
 
