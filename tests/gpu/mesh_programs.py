@@ -49,6 +49,13 @@ def layouts(rank: int, ranks: int) -> dict:
                 np.testing.assert_array_equal(y, exact)
             assert_close(product, exact @ wide, kind, 70)
             np.testing.assert_array_equal(most, exact.max(1))
+    by_hand = ts.jit(lambda x: ts.dist.all_gather(ts.dist.all_reduce(x * 2, "x", mesh=mesh), "x",
+                                                  dim=1, mesh=mesh) + 1)
+    mine = (X[:8] + rank).astype(np.float32)
+    want = np.tile(2 * sum((X[:8] + r).astype(np.float32) for r in range(ranks)), (1, ranks)) + 1
+    for _ in range(3):
+        np.testing.assert_allclose(by_hand(ts.tensor(mine).to(x.local.device)).numpy(), want,
+                                   rtol=1e-6)
     local = moved._last.program.local(rank)
     return {"place": x.local.device, "backend": mesh.backend, "plan": str(moved.plan),
             "graph": local.captured, "no graph": local.no_graph}

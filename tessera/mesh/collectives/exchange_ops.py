@@ -1,9 +1,9 @@
 """What ranks do to each other inside of a program for a GPU: four ops on dense arrays.
 
-    rank_sums       arrays -> their reductions over the ranks of a group
-    rank_blocks     x -> [members, *x.shape], the x of every member
-    scattered_sums  x [members, ...] -> this rank's block of the reduction
-    rank_swap       blocks to some members -> blocks from some
+    mesh_rank_sums       arrays -> their reductions over the ranks of a group
+    mesh_rank_blocks     x -> [members, *x.shape], the x of every member
+    mesh_scattered_sums  x [members, ...] -> this rank's block of the reduction
+    mesh_rank_swap       blocks to some members -> blocks from some
 
 Collectives of a graph are written in these and in ops that have kernels, by their records'
 `expand_gpu`. NCCL has the first three where it adds as the policy says (ranks/own_arithmetic.py);
@@ -20,7 +20,7 @@ import numpy as np
 
 from tessera.errors import UnsupportedTargetError
 from tessera.graph import functions as F
-from tessera.graph.op import OPS, Arg, Aval, Exchange, GraphOp, Sample
+from tessera.graph.op import OPS, Aval, Exchange, GraphOp
 from tessera.graph.trace import apply
 from tessera.numerics import NumericType, as_type
 from tessera.runtime import libnccl
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ..ranks.communicator import Communicator
 
 Shape = tuple[int, ...]
-ALONE = {"members": (0,), "axis": "one rank", "type": as_type("f32"), "what": "a sample"}
 Places = Sequence[tuple[int, int]]  # address and bytes of each
 
 
@@ -113,9 +112,8 @@ def _launch_sums(sources: Places, targets: Places, index: int, stream: int, *, m
 
 
 SUMS = GraphOp(
-    "rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
+    "mesh_rank_sums", shape=lambda *xs, **attrs: xs, ref=_sums, multi=True, effects=EFFECT,
     differentiable=False, exchange=Exchange(_launch_sums, _route, _replayed, in_place=True),
-    samples=(Sample((Arg((3, 5)), Arg((4,))), {**ALONE, "op": "sum"}),),
     doc="reductions over ranks, on a GPU")
 
 
@@ -135,9 +133,9 @@ def _launch_blocks(sources: Places, targets: Places, index: int, stream: int, *,
 
 
 BLOCKS = GraphOp(
-    "rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
+    "mesh_rank_blocks", shape=lambda x, members, **attrs: Aval((len(members), *x.shape), x.type),
     ref=_blocks, effects=EFFECT, differentiable=False,
-    exchange=Exchange(_launch_blocks, _route, _replayed), samples=(Sample((Arg((3, 5)),), ALONE),),
+    exchange=Exchange(_launch_blocks, _route, _replayed),
     doc="the arrays of all ranks of a group, on a GPU")
 
 
@@ -158,9 +156,8 @@ def _launch_scattered(sources: Places, targets: Places, index: int, stream: int,
 
 
 SCATTERED = GraphOp(
-    "scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
+    "mesh_scattered_sums", shape=lambda x, **attrs: Aval(x.shape[1:], x.type), ref=_scattered,
     effects=EFFECT, differentiable=False, exchange=Exchange(_launch_scattered, _route, _replayed),
-    samples=(Sample((Arg((1, 5)),), {**ALONE, "op": "sum"}),),
     doc="a block of a reduction over ranks, on a GPU")
 
 
@@ -187,10 +184,9 @@ def _launch_swap(sources: Places, targets: Places, index: int, stream: int, *, m
 
 
 SWAP = GraphOp(
-    "rank_swap",
+    "mesh_rank_swap",
     shape=lambda *xs, come, type, **attrs: tuple(Aval(shape, type) for _, shape in come),
     ref=_swap, multi=True, effects=EFFECT, differentiable=False,
-    samples=(Sample((), {**ALONE, "to": (), "come": ()}),),
     exchange=Exchange(_launch_swap, _route, _replayed), doc="blocks between ranks, on a GPU")
 
 
