@@ -104,7 +104,7 @@ class Driver:
         while queue and (upto is None or begun - len(queue) < upto):
             queue.pop(0)()
 
-    def cuStreamCreate(self, flags):
+    def cuStreamCreateWithPriority(self, flags, priority):
         return 0, next(self.numbers)
 
     def cuStreamDestroy(self, stream):

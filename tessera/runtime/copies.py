@@ -87,12 +87,13 @@ class SideStream:
     """A stream for up to `count` numbered pieces of work beside kernels, each begun once between
     two synchronisations of the device. They run in the order in which they are asked for.
 
-    beside: the stream of the kernels; stream: its own.
+    beside: the stream of the kernels; stream: its own. first: its kernels go before theirs, as
+    far as multiprocessors are free.
     """
 
-    def __init__(self, on: Device, count: int, beside: int = 0):
+    def __init__(self, on: Device, count: int, beside: int = 0, first: bool = False):
         self.device, self.beside = on, beside
-        self.stream = new_stream(on)
+        self.stream = new_stream(on, libcuda.FIRST_PRIORITY if first else libcuda.USUAL_PRIORITY)
         with on.current(), outside_capture():
             self._kernels, *self._done = (
                 check(driver().cuEventCreate(libcuda.EVENT_DISABLE_TIMING), "make an event")

@@ -250,7 +250,7 @@ class Workspace:
         awaited = waits(plan.steps, plan.region)
         beside = overlapped(plan.steps, program.collectives(), program.sending_loops(),
                             plan.region)
-        side = SideStream(self.device, len(beside.numbers), stream) if beside else None
+        side = SideStream(self.device, len(beside.numbers), stream, first=True) if beside else None
         for run in program.runs(not self.alone):
             step = program.steps[run.start]
             copy = max((n for k in run if (n := awaited[k]) is not None), default=None)

@@ -30,7 +30,7 @@ from ..device_mesh import Mesh
 from ..errors import MeshError
 from ..layout import Layout
 from ..partition import extents
-from ..placement import computes_on_gpus, gpu_of, join
+from ..placement import computes_on_gpus, gpu_of
 from ..ranks.group import make_group
 from ..ranks.ledger import agree, call
 from ..tensor import DistTensor, held_ranks
@@ -121,7 +121,6 @@ class ShardedProgram:
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The results of the graph as distributed tensors."""
         given = [*leaves, *(t for _, t in self.made.graph.captures)]
-        join(self.mesh)
         if self.random and gpu_of(self.mesh) is None:
             next_step()
         ranks = held_ranks(self.mesh)
