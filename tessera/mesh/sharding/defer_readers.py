@@ -26,13 +26,16 @@ def defer_readers(steps: Sequence[Step]) -> list[Step]:
     reduced: set[Held] = set()
 
     def emit(step: Step) -> None:
-        for held in reads(step):
-            if held in late:
-                needed = late[held]
-                for own in makes(needed):
-                    del late[own]
-                emit(needed)
-        out.append(step)
+        """A step behind those of the late ones that it needs."""
+        stack = [step]
+        while stack:
+            needed = next((late[held] for held in reads(stack[-1]) if held in late), None)
+            if needed is None:
+                out.append(stack.pop())
+                continue
+            for own in makes(needed):
+                del late[own]
+            stack.append(needed)
 
     for step in steps:
         if _follows(step, reduced, late):
