@@ -4,6 +4,7 @@
     copy                       elements are moved, nothing is computed
     library:cuFFT              a vendor's library
     host                       what the host does with values of the call
+    nccl | exchange            a collective; the latter before the ranks know how
     refused                    the compiler does not take the kernel: the reason is its error
 
 The decision and its reason are the compiler's own record of the kernel, emitted for the extents of
@@ -20,6 +21,7 @@ from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
 from ...tile.launch.machine_code import CompileRequest
 from ..schedule.ir import Transfer
+from .collective_steps import CollectiveStep
 from .host_steps import HostStep
 from .library_steps import LibraryStep
 from .loop_steps import LoopStep
@@ -89,6 +91,8 @@ def forms_of(program: CudaProgram) -> list[LaunchForm]:
         elif isinstance(step, LoopStep):
             kernels = sum(len(p.plan.groups) for p in step.programs)
             found.append(LaunchForm("host", f"{step.callee}; {kernels} launches each"))
+        elif isinstance(step, CollectiveStep):
+            found.append(LaunchForm(step.callee.route or "exchange", str(step.callee)))
         elif isinstance(step, HostStep):
             found.append(LaunchForm("host", str(step.group.attr("calls"))))
         elif step.group.kind == "move":

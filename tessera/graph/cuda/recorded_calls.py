@@ -23,6 +23,7 @@ from ...runtime.flags import error_flags
 from ...runtime.graphs import DeviceGraph, recording_stream
 from ...tensor import Tensor
 from ...tile.launch.resident import Resident
+from .collective_steps import CollectiveStep
 from .launch_work import GroupBatch
 
 if TYPE_CHECKING:
@@ -69,12 +70,16 @@ class RecordedCalls:
         self.batches: dict[int, BatchLaunch] = {
             i: s.what.step.launch for i, s in enumerate(steps)
             if isinstance(s.what.step, GroupBatch)}
+        self.sending = {i: s.what.step for i, s in enumerate(steps)
+                        if isinstance(s.what.step, CollectiveStep)}
+        self.last = self.sending[max(self.sending)] if self.sending else None
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
         _all.add(self)
 
-    def _steps_by_buffer(self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | None]
+    def _steps_by_buffer(
+            self, steps: Sequence[GroupLaunch | GroupBatch | NodeLaunch | CollectiveStep | None]
                          ) -> dict[str, set[int]]:
         """The steps that are given the address of a buffer. None: one that fills temporaries."""
         plan, found = self.space.program.plan, dict[str, set[int]]()
@@ -105,6 +110,8 @@ class RecordedCalls:
             self.misses = 0
         error_flags(self.device.index).check()
         graph.graph.launch(DEFAULT)
+        if self.last is not None:
+            self.last.replayed(self.device.index, DEFAULT)
         made = self._made(held)
         for m in memories:
             if type(m) is not PooledBuffer:
@@ -206,9 +213,10 @@ class RecordedCalls:
 
     def _changed(self, places: list[int]) -> PlacedGraph | None:
         """The graph that is cheapest to change, where that is cheap or there are many. Places that
-        come again get a graph of their own."""
+        come again get a graph of their own. What NCCL has put into a graph is not changed."""
         before, self.before = places in self.before, [*self.before[1 - KEPT_PLACES:], places]
-        found = [(len(self._steps_of(g, places)), -i, g) for i, g in enumerate(self.graphs)]
+        found = [(len(new), -i, g) for i, g in enumerate(self.graphs)
+                 if self.sending.keys().isdisjoint(new := self._steps_of(g, places))]
         if not found:
             return None
         count, _, graph = min(found)

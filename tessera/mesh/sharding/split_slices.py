@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tessera.graph.ir import Node
-from tessera.graph.op import Aval, GraphOp
+from tessera.graph.op import Aval, Exchange, GraphOp
 from tessera.numerics import DType
 
 from ..layout import Layout, Split
@@ -209,6 +209,6 @@ def _at(span: Span) -> tuple[slice, ...]:
 PLACE = GraphOp(
     "mesh_place",
     shape=lambda *xs, shape, **attrs: Aval(shape, xs[0].type),
-    ref=_place, effects=frozenset({"collective"}), differentiable=False,
+    ref=_place, effects=frozenset({"collective"}), exchange=Exchange(), differentiable=False,
     doc="boxes of the operands put into a part of the result, from the ranks that have them",
 )
