@@ -52,6 +52,21 @@ def test_four_groups_of_a_norm_and_its_sums_run_at_once() -> None:
     assert not _instructions(sass)["STL"] and not _instructions(sass)["LDL"]
 
 
+def test_what_all_groups_read_stays_in_the_nearest_cache_and_rows_pass_it() -> None:
+    w = _zeros(1024, dtype="bf16")
+    kernel = _kernel("rows", ts.layernorm, _zeros(64, 1024, dtype="bf16"), w, w)
+    sass = kernel.inspect_ir("sass", target="sm_90a")
+    found = Counter(re.findall(r"\bLDG\.E(\.NA)?\.128\b", sass))
+    assert found == {".NA": found[".NA"], "": 2 * found[".NA"]}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_row_is_divided_by_its_sum_without_a_branch(dtype: str) -> None:
+    kernel = _kernel("rows", ts.softmax, _zeros(64, 1024, dtype=dtype))
+    counts = _instructions(kernel.inspect_ir("sass", target="sm_90a"))
+    assert 32 < counts["MUFU"] < 40 and not counts["FCHK"]
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "bf16", "f32"])
 def test_both_sides_of_a_transposition_move_in_accesses_of_16_bytes(dtype: str) -> None:
     """Bytes and halves share words between them."""

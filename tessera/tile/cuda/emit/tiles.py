@@ -30,7 +30,7 @@ from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, 
 from tessera.tile.ir.types import TileType
 
 LEAST = 16  # bytes, half a sector
-STREAMING = "L1::no_allocate"  # a tile is read once by its group
+STREAMING = "L1::no_allocate"  # of a tile that one group reads; L1 is for what all of them do
 
 
 @emits("load_tile")
@@ -50,8 +50,9 @@ def _load(e: Emitter, op: Op) -> None:
     axis, width = asked(e, place, layout, op.attr["vector"])
     guards, bounds = guards_of(e, place, layout)
     more = ", True" if has_instructions(place.dtype, e.generation) else ""
+    cache = "" if all(map(e.known.in_all_groups, place.offsets)) else STREAMING
     text = (f"use(tiles.load('global', {place.dtype.name!r}, {layout.text!r}, {layout.shape}, "
-            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {STREAMING!r}{more}))")
+            f"{axis}, {width}, {guards}, {number(fill, place.dtype)}, {cache!r}{more}))")
     args = ", ".join([address(e, place, layout), *strides(e, place, layout, axis), *bounds])
     call = f"{e.use(f'load_{place.name}', text)}({args})"
     e.define(made, converted(e, call, layout, wanted, place))
