@@ -106,6 +106,32 @@ def test_what_is_rounded_to_16_bits_is_approximated(rng: np.random.Generator) ->
         assert "_approx(" not in _texts(fn, x)
 
 
+def test_powers_that_are_summed_from_their_maximum_on_are_approximated(
+        rng: np.random.Generator) -> None:
+    x = _drawn(rng, 64, 300)
+    for fn in (lambda x: ts.softmax(ts.cast(x, "bf16")), ts.log_softmax, lambda x: ts.sum(
+            ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
+        text = _texts(fn, x)
+        assert "tile.exp_approx(" in text and "tile.exp(" not in text
+    for fn in (ts.softmax,  # the powers are kept
+               lambda x: ts.sum(ts.exp(x - ts.min(x, axis=-1, keepdims=True)), axis=-1),
+               lambda x: ts.sum(ts.exp(2 * x - ts.max(x, axis=-1, keepdims=True)), axis=-1),
+               lambda x: ts.max(ts.exp(x - ts.max(x, axis=-1, keepdims=True)), axis=-1)):
+        assert "_approx(" not in _texts(fn, x)
+
+
+def test_what_a_sum_of_approximated_powers_loses_stays_within_its_bound(
+        rng: np.random.Generator) -> None:
+    """With every power off by as much as it may, and all to one side."""
+    for n in (2, 1000, 1 << 17):
+        for spread in (0.01, 1, 10, 100):
+            d = rng.standard_normal(n) * spread
+            d -= d.max()
+            p = np.exp(d)
+            off = (p * (1.4 * np.abs(d) + 4)).sum() / p.sum()
+            assert off <= 1.4 * np.log(n) + 4
+
+
 @pytest.mark.parametrize("name, terms, want", [
     ("exp_approx", 4, np.exp), ("sigmoid_approx", 6, lambda x: 1 / (1 + np.exp(-x)))])
 def test_approximations_keep_their_bounds(name: str, terms: int, want: Any,
