@@ -142,7 +142,8 @@ def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any 
         return out
     half, flat = shape[-1] // 2, (math.prod(shape[:-2]), *shape[-2:])
     BM = run.size("m", 32)
-    at = {"half": half, "rate": -math.log2(base) / half, "BM": BM, "BZ": sharing(*flat[:2], BM)}
+    at = {"half": half, "rate": -math.log2(base) / half, "BM": BM,
+          "BZ": sharing(flat[0], flat[1], BM)}
     if positions is None:
         run.run("rotary", reshaped(x, flat), reshaped(out, flat), int(start), **at)
     else:

@@ -60,7 +60,9 @@ def _sums_powers(step: GroupStep, steps: dict[str, GroupStep]) -> bool:
 
     power = made(step.args[0]) if step.reduction == "sum" else None
     shifted = made(power.args[0]) if power and POWER.fullmatch(text(power)) else None
-    top = made(shifted.args[1]) if shifted and text(shifted) == "{0} - {1}" else None
+    if shifted is None or text(shifted) != "{0} - {1}":
+        return False
+    top = made(shifted.args[1])
     return top is not None and top.reduction == "max" and top.args[0] == shifted.args[0]
 
 
