@@ -53,21 +53,21 @@ def turned(x, y, first, s, at, half, rate, BM, BZ):
 
 @kernel(grid=lambda S, Z, BM, BZ: (-(-S // BM), -(-Z // BZ)))
 def rotary(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], start: i32, half: int, rate: float,
-           BM=32, BZ=8):
+           BM=16, BZ=4):
     s = tile.group_id(0) * BM
     turned(x, y, tile.group_id(1) * BZ, s, tile.arange(0, BM) + s + start, half, rate, BM, BZ)
 
 
 @kernel(grid=lambda S, Z, BM, BZ: (-(-S // BM), -(-Z // BZ)))
 def rotary_at(x: Tensor["Z", "S", "D"], y: Tensor["Z", "S", "D"], positions: Tensor["S", i32],
-              half: int, rate: float, BM=32, BZ=8):
+              half: int, rate: float, BM=16, BZ=4):
     s = tile.group_id(0) * BM
     turned(x, y, tile.group_id(1) * BZ, s, tile.load(positions[s:s+BM]), half, rate, BM, BZ)
 
 
 def sharing(Z: int, S: int, BM: int) -> int:
     """How many matrices a group turns: as many as leave groups for every GPU."""
-    BZ = 8
+    BZ = 4
     while BZ > 1 and -(-S // BM) * -(-Z // BZ) < GROUPS:
         BZ //= 2
     return BZ
@@ -141,7 +141,7 @@ def rotary_embedding(run: Any, x: Any, *, base: float = 10000.0, positions: Any 
     if 0 in shape:
         return out
     half, flat = shape[-1] // 2, (math.prod(shape[:-2]), *shape[-2:])
-    BM = run.size("m", 32)
+    BM = run.size("m", 16)
     at = {"half": half, "rate": -math.log2(base) / half, "BM": BM,
           "BZ": sharing(flat[0], flat[1], BM)}
     if positions is None:
