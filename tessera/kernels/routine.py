@@ -122,11 +122,16 @@ class RoutineLauncher:
         chosen = getattr(self.given, ALIASES[name])
         return default if chosen is None else int(chosen)
 
-    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        kernel = self.routine.kernels[name]
-        if not any(v is not None for v in self.options.values()):
+    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
+        """A launch. warps: of a group, where neither a schedule nor the call says."""
+        kernel, options = self.routine.kernels[name], self.options | {"lanes": self.lanes(warps)}
+        if not any(v is not None for v in options.values()):
             return kernel(*args, **kwargs)
-        return kernel.launch(*args, **self.options, **kwargs)
+        return kernel.launch(*args, **options, **kwargs)
+
+    def lanes(self, warps: int | None) -> int | None:
+        given = self.options["lanes"]
+        return 32 * warps if warps and given is None and self.given is None else given
 
     def fail(self, message: str, hint: str | None = None, kind: type = ArgumentError) -> Any:
         raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
@@ -139,7 +144,7 @@ class LaunchRecorder(RoutineLauncher):
         super().__init__(routine)
         self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
 
-    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def run(self, name: str, *args: Any, warps: int | None = None, **kwargs: Any) -> Any:
         self.launches.append((name, args, kwargs))
 
 

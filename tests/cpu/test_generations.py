@@ -249,7 +249,7 @@ FIELDS: dict[str, Field] = {
     "async_copies": Field(False, staged, "go through registers"),
     "ring_stages": Field(2, staged, "2 stages 2 stages"),
     "converts": Field((), lambda: text(emitted(decoded, ones(fp8_e4m3, 128),
-                                                        ones(f32, 128))), "'L1::no_allocate'))"),
+                                                        ones(f32, 128))), "0.0, ''))"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),

@@ -234,6 +234,15 @@ def test_another_view_of_what_was_written_needs_one():
     assert barriers(lowered(body)) == 2
 
 
+def test_boxes_with_nothing_in_common_need_none():
+    body = "    for j in range(0, 64, 16):\n" \
+           "        X[j:j+16, 0:32] = tile.zeros((16, 32))\n" \
+           "        X[j:j+16, {}] = tile.zeros((16, 32))\n"
+    assert barriers(lowered(body.format("32:64"))) == 0
+    assert barriers(lowered(body.format("31:63"))) == 2
+    assert barriers(lowered(body.format("32:64")), overlapping=True) == 2
+
+
 def test_a_loop_is_looked_at_twice():
     body = "    for j in range(0, 64, 16):\n        x = tile.load(X[j:j+16, 0:64])\n" \
            "        X[0:16, 0:64] = x\n"

@@ -46,7 +46,7 @@ from .loop_steps import LoopCallee
 from .matmul_form import matmul_form
 from .node_kernels import launch_of
 from .prepare import prepare
-from .row_passes import brought_rows
+from .row_passes import brought_rows, read_again
 from .scans import schedule_scan
 from .scatters import schedule_last
 from .searches import schedule_search
@@ -55,8 +55,6 @@ from .sorting import schedule_merge, schedule_sort
 from .spell import COMBINE, template
 from .strips import STRIPS_OF, schedule_strips
 from .target import CUDA
-
-KEPT_BYTES = 2048  # of shared memory: what the driver takes of each group, and reductions
 
 
 class LoweredGraph:
@@ -189,9 +187,12 @@ class _KernelSchedule(ScheduleBuilder):
         s = s if m == s.m else choose_schedule.chosen(m, s.n, warps=s.value("warps_"))
         grid = (*frame.extents[:-2], choose_schedule.blocks(frame.extents[-2], s.m))
         more = {}
-        if s.n < frame.extents[-1]:  # two groups on a multiprocessor: one computes, one waits
-            room = self.chip.group_shared_bytes // 2 - KEPT_BYTES
-            more["brought"] = brought_rows(frame, reads, writes, steps, room)
+        if s.n < frame.extents[-1]:
+            again = read_again(frame, reads, writes, steps)
+            laid = any(o.layout for o in (*reads, *writes))
+            s, room = choose_schedule.for_passes(s, frame.extents[-1], sum(again.values()),
+                                                 self.chip.group_shared_bytes, laid)
+            more["brought"] = brought_rows(again, room)
         self.add("rows", space, reads, writes, steps, s, grid, axes=frame.members, **more)
 
     def _one_reduction(self, group: FusionGroup) -> None:

@@ -57,17 +57,16 @@ def _loop_space(node: Node) -> Space | None:
 # --- what a fused loop becomes --------------------------------------------------------------------
 def _from_loop(loop: FusionGroup) -> list[FusionGroup]:
     """Sums over leading axes leave the loop, but for those of strips that it can take along: they
-    are groups of their own behind it."""
+    are groups of their own behind it, one for all strips."""
     columns = [n for n in loop.nodes if column_sum_axes(n) is not None
                and tuple(n.inputs[0].aval.shape) == loop.space]
     strips = strips_of(columns)
     rest = [n for n in loop.nodes if n not in columns]
     inside = [n for n in loop.nodes if n in strips or n not in columns]
-    if strips and takes_strips(loop.space, inside):
-        columns = [n for n in columns if n not in strips]
-    else:
-        inside = rest
-    sums = [group for n in columns for group in _reduction(n)]
+    taken = bool(strips) and takes_strips(loop.space, inside)
+    sums = [group for n in columns if n not in strips for group in _reduction(n)]
+    if strips and not taken:  # in one pass over what they read
+        inside, sums = rest, [FusionGroup("strips", loop.space, strips), *sums]
     return [_loop(loop.space, inside), *sums] if inside else sums
 
 

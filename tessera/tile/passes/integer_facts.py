@@ -1,6 +1,6 @@
-"""What is known about integers before a kernel runs: divisors and signs.
+"""What is known about integers before a kernel runs: divisors, signs, and what all groups share.
 
-They decide how wide a memory access may be, and which guards it needs.
+They decide how wide a memory access may be, which guards it needs, and which cache it is for.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Knowledge:
                 self.loops[node.var.value] = node
         self._divisors: dict[SSAValue, int] = {}
         self._natural: dict[SSAValue, bool] = {}
+        self._shared: dict[SSAValue, bool] = {}
 
     # --- divisors -----------------------------------------------------------------------------
     def divisor(self, x: Operand | int) -> int:
@@ -106,6 +107,26 @@ class Knowledge:
     def _integer(self, x: Operand) -> bool:
         t = Scalar(x.dtype) if isinstance(x, Const) else self.types[x]
         return isinstance(t, Scalar) and t.dtype.kind in ("int", "uint", "bool")
+
+    # --- groups -------------------------------------------------------------------------------
+    def in_all_groups(self, x: Operand) -> bool:
+        """Whether every group surely has x, in one of its iterations at least."""
+        if isinstance(x, Const):
+            return True
+        if x not in self._shared:
+            self._shared[x] = False
+            self._shared[x] = self._is_in_all_groups(x)
+        return self._shared[x]
+
+    def _is_in_all_groups(self, x: SSAValue) -> bool:
+        if x in self.loops:
+            loop = self.loops[x]
+            return self.in_all_groups(loop.lo) and self.in_all_groups(loop.step)
+        node = self.made.get(x)
+        if isinstance(node, Op):
+            return OPS[node.name].family == "elementwise" and all(
+                self.in_all_groups(a) for a in node.args)
+        return node is None  # an argument
 
     # --- signs --------------------------------------------------------------------------------
     def natural(self, x: Operand | int) -> bool:
