@@ -255,6 +255,32 @@ def test_few_rows_read_packed_weights_as_they_lie(kind, wide, rng):
         assert (np.abs(y.astype(np.float64) - want) <= eps * np.abs(want) + 2e-6 * scale).all()
 
 
+@pytest.mark.parametrize("scaled, steps", [
+    ('int4 @scaled("amax") @per_channel(0)', ["launch"]),
+    ('fp4_e2m1 @scaled("amax") @per_channel(0)', ["launch"]),
+    ('fp6_e3m2 @scaled("amax")', ["move", "launch"])])
+def test_scales_of_rows_are_the_kernels(scaled, steps, rng):
+    w = ts.tensor(rng.standard_normal((40, 96)).astype(np.float32), scaled)
+    x = ts.tensor(rng.standard_normal((5, 96)).astype(np.float32), "bf16")
+    made = program(lambda x, w: x @ w.T, x, w)
+    assert kinds(made) == steps
+    (y,) = made.run([x.array, w.array, np.asarray(w.scale.array)])
+    want = values(x) @ w.numpy().astype(np.float64).T
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+def test_many_rows_and_weights_are_summed_in_parts(rng, monkeypatch):
+    from tessera.kernels import gemm_packed as library
+
+    monkeypatch.setattr(library, "LARGE", 1 << 12)
+    w, x = every("fp4_e2m1", (72, 300)), ts.tensor(rng.standard_normal((40, 300)), "bf16")
+    made = program(lambda x, w: ts.cast(x @ ts.cast(w, "bf16").T, "bf16"), x, w)
+    assert kinds(made) == ["launch", "launch"]
+    (y,) = made.run([x.array, w.array])
+    want, scale = values(x) @ values(w).T, np.abs(values(x)) @ np.abs(values(w)).T
+    assert (np.abs(y.astype(np.float64) - want) <= 2.0**-8 * np.abs(want) + 2e-6 * scale).all()
+
+
 def test_other_matmuls_with_packed_weights(rng):
     """More rows, weights along whose rows nothing is summed, a product that is read twice, and
     casts that round."""
@@ -270,6 +296,7 @@ def test_other_matmuls_with_packed_weights(rng):
             (lambda x, w: x @ ts.cast(w, "bf16").T, (few, w), True),
             (lambda x, w: x[:, :48] @ ts.cast(w, "bf16"), (few, w), False),
             (lambda x, w: x @ ts.cast(ts.cast(w, "fp8_e5m2"), "bf16").T, (few, w), False),
+            (lambda x, w: x @ ts.cast(ts.cast(w, "fp4_e2m1"), "bf16").T, (few, w), False),
             (is_read_twice, (few, w), True)):
         made = program(f, *args)
         assert ("launch" in kinds(made)) == launches
