@@ -23,7 +23,7 @@ from fake_driver import Driver
 from fake_driver import driver as driver
 from tessera import config
 from tessera.dims import Dim
-from tessera.numerics import decode
+from tessera.numerics import decode, row_bytes, unpack
 from tessera.runtime import arrays
 from tessera.runtime.flags import ReportSite
 from tessera.runtime.module import LoadedKernel as Code
@@ -193,9 +193,17 @@ def environment(function: Function, values: dict[tuple[str, str], Any]) -> dict[
             env[p.value] = constant(_unsigned(values[kind, name], p.type.dtype), p.type.dtype)
             continue
         shape = tuple(d.bind(sizes) if isinstance(d, Dim) else d for d in p.type.dims)
-        flat = memory(values["tensor", name], (prod(shape),), p.type.numeric.dtype.numpy)
+        flat = elements(values["tensor", name], shape, p.type.numeric.dtype)
         env[p.value] = MemoryBox.whole(Memory(name, shape, p.type.numeric, flat))
     return env
+
+
+def elements(pointer: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A tensor's memory; of packed ones a copy, which kernels here only read."""
+    if not dtype.packed:
+        return memory(pointer, (prod(shape),), dtype.numpy)
+    raw = memory(pointer, (prod(shape[:-1]), row_bytes(shape[-1], dtype)), np.uint8)
+    return unpack(raw, dtype, shape[-1]).reshape(-1)
 
 
 def _unsigned(value: Any, dtype: Any) -> Any:

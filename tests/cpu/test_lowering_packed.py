@@ -222,3 +222,84 @@ def test_packed_tensors_on_a_gpu_are_read_and_written_where_they_lie(gpu, driver
     assert isinstance(made, Resident) and made.memory.nbytes == 12
     assert copies.to_device == copies.to_host == 0
     assert np.array_equal(bits(made.array), bits(f(x).array))
+
+
+# --- matmuls of few rows --------------------------------------------------------------------------
+def program(f, *xs):
+    return CudaProgram(ts.jit(f).graph(*xs))
+
+
+def kinds(made):
+    return [g.kind for g in made.plan.groups]
+
+
+def values(x):
+    return np.asarray(tn.decode(x.array, x.dtype), np.float64)
+
+
+@pytest.mark.parametrize("wide", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_rows_read_packed_weights_as_they_lie(kind, wide, rng):
+    """One launch of the library's kernel, which rounds too: no weight is made bf16 in memory."""
+    w = every(kind, (40, 96))
+    x = rng.standard_normal((5, 96)).astype(np.float32)
+    x = ts.tensor(x, "bf16" if wide == "f32" else wide)
+    want = values(x) @ values(w).T
+    scale = np.abs(values(x)) @ np.abs(values(w)).T
+    for f in (lambda x, w: ts.cast(x, wide) @ ts.cast(w, wide).T,
+              lambda x, w: ts.cast(x, wide) @ ts.cast(ts.transpose(w), wide)):
+        made = program(f, x, w)
+        assert kinds(made) == ["launch"]
+        (y,) = made.run([x.array, w.array])
+        eps = 2.0 ** -{"bf16": 8, "f16": 11, "f32": 23}[wide]
+        assert (np.abs(y.astype(np.float64) - want) <= eps * np.abs(want) + 2e-6 * scale).all()
+
+
+@pytest.mark.parametrize("scaled, steps", [
+    ('int4 @scaled("amax") @per_channel(0)', ["launch"]),
+    ('fp4_e2m1 @scaled("amax") @per_channel(0)', ["launch"]),
+    ('fp6_e3m2 @scaled("amax")', ["move", "launch"])])
+def test_scales_of_rows_are_the_kernels(scaled, steps, rng):
+    w = ts.tensor(rng.standard_normal((40, 96)).astype(np.float32), scaled)
+    x = ts.tensor(rng.standard_normal((5, 96)).astype(np.float32), "bf16")
+    made = program(lambda x, w: x @ w.T, x, w)
+    assert kinds(made) == steps
+    (y,) = made.run([x.array, w.array, np.asarray(w.scale.array)])
+    want = values(x) @ w.numpy().astype(np.float64).T
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+def test_many_rows_and_weights_are_summed_in_parts(rng, monkeypatch):
+    from tessera.kernels import gemm_packed as library
+
+    monkeypatch.setattr(library, "LARGE", 1 << 12)
+    w, x = every("fp4_e2m1", (72, 300)), ts.tensor(rng.standard_normal((40, 300)), "bf16")
+    made = program(lambda x, w: ts.cast(x @ ts.cast(w, "bf16").T, "bf16"), x, w)
+    assert kinds(made) == ["launch", "launch"]
+    (y,) = made.run([x.array, w.array])
+    want, scale = values(x) @ values(w).T, np.abs(values(x)) @ np.abs(values(w)).T
+    assert (np.abs(y.astype(np.float64) - want) <= 2.0**-8 * np.abs(want) + 2e-6 * scale).all()
+
+
+def test_other_matmuls_with_packed_weights(rng):
+    """More rows, weights along whose rows nothing is summed, a product that is read twice, and
+    casts that round."""
+    w, x = every("fp6_e2m3", (48, 96)), ts.tensor(rng.standard_normal((65, 96)), "bf16")
+    few = x[:8]
+
+    def is_read_twice(x, w):
+        y = ts.cast(x, "f32") @ ts.cast(w, "f32").T
+        return ts.cast(y, "bf16"), y
+
+    for f, args, launches in (
+            (lambda x, w: x @ ts.cast(w, "bf16").T, (x, w), False),
+            (lambda x, w: x @ ts.cast(w, "bf16").T, (few, w), True),
+            (lambda x, w: x[:, :48] @ ts.cast(w, "bf16"), (few, w), False),
+            (lambda x, w: x @ ts.cast(ts.cast(w, "fp8_e5m2"), "bf16").T, (few, w), False),
+            (lambda x, w: x @ ts.cast(ts.cast(w, "fp4_e2m1"), "bf16").T, (few, w), False),
+            (is_read_twice, (few, w), True)):
+        made = program(f, *args)
+        assert ("launch" in kinds(made)) == launches
+        got, want = made.run([a.array for a in args]), ts.jit(f)(*args)
+        for y, z in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+            np.testing.assert_allclose(y.astype(np.float64), values(z), rtol=2e-2, atol=2e-1)

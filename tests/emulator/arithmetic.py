@@ -83,6 +83,14 @@ def _add_halves(name: str) -> Callable[..., Any]:
     return add
 
 
+def _fma_halves(name: str) -> Callable[..., Any]:
+    def fma(x: Any, y: Any, z: Any) -> Any:
+        low, high = (_code(np.float64(_half(x, name, s)) * _half(y, name, s) + _half(z, name, s),
+                           name) for s in (0, 16))
+        return low | high << 16
+    return fma
+
+
 def _packed(parts: list[np.ndarray], bits: int) -> Any:
     return functools.reduce(np.bitwise_or, [p << bits * i for i, p in enumerate(parts)])
 
@@ -155,6 +163,7 @@ NAMED: dict[str, Callable[..., Any]] = {
 FAMILIES: tuple[tuple[str, Callable[..., Callable[..., Any]]], ...] = (
     (r"(bf16|f16)_(low|high)", lambda name, part: lambda x: _half(x, name, 16 * (part == "high"))),
     (r"add_(bf16|f16)x2", _add_halves),
+    (r"fma_(bf16|f16)x2", _fma_halves),
     (r"to_(bf16|f16)_(r[nz])", lambda name, r: lambda x: _code(x, name, ROUNDS[r])),
     (r"pack_(bf16|f16)_(r[nz])",
      lambda name, r: lambda *x: _packed([_code(v, name, ROUNDS[r]) for v in x], 16)),

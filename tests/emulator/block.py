@@ -153,6 +153,8 @@ class Block(Matrices):
         if instruction.args[-1].kind == "pred":
             live = live & (self.spread(rest[-1]) != 0)
         place = self.bytes_at(at, size * vector) + (int(offset[1]) if offset else 0)
+        if space == "shared" and self.threads % WARP == 0:
+            self.count_passes(opcode[1], place, live)
         if opcode[1] == "st":
             return self.store(space, place, rest[0], size, live)
         raw = np.zeros((self.threads, size * vector), np.uint8)
@@ -265,6 +267,19 @@ class Block(Matrices):
         for copy in done:
             self.shared.flying[copy.place] = False
             self.shared.bytes[copy.place] = copy.value
+
+    def count_passes(self, what: str, place: np.ndarray, live: np.ndarray) -> None:
+        """Counts passes over shared memory beyond the first, of the lanes that 128 bytes serve."""
+        lanes = min(WARP, 128 // place.shape[1])
+        words = np.where(live[:, None], place[:, ::4] >> 2, -1).reshape(self.threads // lanes, -1)
+        words.sort(1)
+        new = (words >= 0) & (np.diff(words, axis=1, prepend=-1) != 0)
+        phase = np.broadcast_to(np.arange(len(words))[:, None], words.shape)[new]
+        asked = np.zeros((len(words), 32), np.int64)
+        np.add.at(asked, (phase, words[new] % 32), 1)
+        more = int(np.maximum(asked.max(1) - 1, 0).sum())
+        if more:
+            self.counts[f"passes of {what}"] = self.counts.get(f"passes of {what}", 0) + more
 
     def count_conflicts(self, what: str, at: np.ndarray, live: np.ndarray) -> None:
         """Counts accesses of 8 lanes, 16 bytes each, of which two meet in the same banks."""

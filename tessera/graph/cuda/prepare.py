@@ -24,6 +24,7 @@ from .joined_sums import join_sums
 from .library_ops import call_products, place_blocks, transpose_operands
 from .move_passes import join_parts, narrow_moves, reshape_matmuls, widen_late, widens
 from .node_kernels import drop_overwritten
+from .packed_products import multiply_packed
 from .packed_values import multiply_narrow, open_packed
 from .part_passes import loops_of_parts, slices_of_loops
 from .product_sums import sum_products
@@ -147,6 +148,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     use_attention_kernels,
     sum_results,
     use_conv_kernels,
+    multiply_packed,
     drop_overwritten,
     expand_for_kernels,
     multiply_narrow,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tessera.errors import UnsupportedTargetError
 from tessera.runtime.target import Target, parse_target
@@ -13,6 +14,7 @@ from tessera.tile.cuda.intrinsics.matmul import STEP_BYTES
 from tessera.tile.cuda.intrinsics.swizzle import stage_bytes
 from tessera.tile.cuda.lower.assign_layouts import Hint, assign_layouts
 from tessera.tile.cuda.lower.insert_barriers import order
+from tessera.tile.cuda.lower.multiply_codes import multiply_codes
 from tessera.tile.cuda.lower.prefetch import prefetch_boxes
 from tessera.tile.cuda.lower.stage_loads import Room, ring_stages, stage_matmul_loads
 from tessera.tile.cuda.lower.warp_specialised import Refusal
@@ -107,8 +109,12 @@ def emit_kernel(function: Function, lanes: int, target: Target, facts: ArgumentF
                 checked: bool = False, schedule: Schedule | None = None) -> EmittedKernel:
     """Warpgroups that specialise where the target has that form and the function fits it; else
     groups of `lanes` threads, whose matmuls are by mma.sync or by threads. A note says why."""
-    made = Refusal("accesses are checked") if checked else emit_warp_specialised(
-        function, schedule, target, facts)
+    if checked:
+        made: Any = Refusal("accesses are checked")
+    elif with_codes(function, lanes, facts, target) is not function:
+        made = Refusal("packed weights are multiplied as they lie, by mma.sync")
+    else:
+        made = emit_warp_specialised(function, schedule, target, facts)
     if not isinstance(made, Refusal):
         program, emitted = made
         return EmittedKernel(program.function, emitted, program.threads, "persistent")
@@ -134,10 +140,17 @@ def lower(function: Function, lanes: int, facts: ArgumentFacts, target: Target,
     chip = target.generation
     room = Room(chip.group_shared_bytes, stages, max(1, FULL_LANES // threads),
                 lanes % 32 == 0 and chip.warp_matmul.step_bytes == STEP_BYTES)
+    function = with_codes(function, lanes, facts, target)
     function = stage_matmul_loads(function, chip, room, facts.shared)
     function = prefetch_boxes(function)
     function = assign_layouts(function, Hint(threads, chip, chained(function), vector))
     return order(function, facts.shared)
+
+
+def with_codes(function: Function, lanes: int, facts: ArgumentFacts, target: Target) -> Function:
+    """Matmuls with packed weights in a form of their own, where there are some."""
+    return multiply_codes(function, lanes // 32 if lanes % 32 == 0 else 0, target.generation,
+                          facts.divisible, facts.shared)
 
 
 def chained(function: Function) -> bool:

@@ -63,6 +63,7 @@ class TileOp:
                of the family elementwise
     exact      in every format: the result has the type of operands that agree
     special    computed by the special function units, of which there are few
+    multiplies a matmul of operands 0 and 1, tiles or shared memory, that is added to operand 2
     draws      op -> whether it draws by the key of the launch; None: never
     cuda       emission for the CUDA targets, filled by tile/cuda
     """
@@ -89,6 +90,7 @@ class TileOp:
     moves: bool = False
     fills: bool = False
     least: Callable | None = None
+    multiplies: bool = False
     draws: Callable[[Any], bool] | None = None
     layouts: str = ""
     positions: int | None = None

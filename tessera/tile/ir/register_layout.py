@@ -225,6 +225,25 @@ def warps_over(shape: tuple[int, int], down: int, across: int) -> tuple[Bit | No
 
 
 @functools.cache
+def in_parts(shape: tuple[int, int, int], warps: int, bits: int) -> RegisterLayout:
+    """Of [parts, M, N], sums of as many warps each, which share the rows of a part: m16n8 blocks.
+
+    Rows and columns that lanes have are dealt so that what a quarter or half of a warp reads of the
+    operands, 8 bytes of rows and `bits` x 16 of columns, lies in different banks where chunks are
+    permuted: rows 0, 2, 4, 6, then 1, 3, 5, 7; of 8-bit columns 0, 4, then 1, 5 and so on.
+    """
+    parts, M, N = shape
+    one, two, three = ((2, 2), (2, 0), (2, 1)) if bits == 8 else ((2, 0), (2, 1), (2, 2))
+    beside, number = bits_of(warps // parts), bits_of(parts)
+    top = bits_of(M) - beside
+    registers = (one, (1, 3), *((2, b) for b in range(3, bits_of(N))),
+                 *((1, b) for b in range(4, top)))
+    threads = (two, three, (1, 1), (1, 2), (1, 0), *((0, b) for b in range(number)),
+               *((1, top + b) for b in range(beside)))
+    return RegisterLayout(shape, registers, threads)
+
+
+@functools.cache
 def warpgroups(shape: tuple[int, int], groups: int) -> RegisterLayout:
     """wgmma's accumulator with 64-row blocks dealt to consecutive warpgroups."""
     bits: list[Bit | None] = [(0, 4), (0, 5)]
@@ -232,4 +251,5 @@ def warpgroups(shape: tuple[int, int], groups: int) -> RegisterLayout:
     return accumulator(shape, tuple(bits))
 
 
-__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "warpgroups", "warps_over"]
+__all__ = ["Bit", "RegisterLayout", "accumulator", "bits_of", "blocked", "in_parts", "warpgroups",
+           "warps_over"]

@@ -7,6 +7,9 @@ meets different banks:
     chunk' = chunk ^ (line % 8 % chunks of a row)        line = row, or row // 2, row // 4 for
                                                          rows of 64 and 32 bytes (as TMA does)
 
+Where the chunks are no power of two, those of 128 bytes are permuted, or of 64 or 32 where the row
+is a multiple of that alone.
+
 'xor' also permutes elements of 4 bytes and more inside the chunk, word' = word ^ (row // 8 % 4): a
 column of 32 rows then touches 32 different banks. 'chunks' keeps the chunks of every type whole,
 which is what 16-byte copies and ldmatrix need; 16-bit elements keep them with either.
@@ -51,18 +54,18 @@ class SharedLayout:
     def chunks(self) -> int:
         """Chunks of a row that are permuted; 1 where no xor permutes them."""
         count = self.columns // self.chunk
-        whole = count * self.chunk == self.columns and count & (count - 1) == 0
-        return count if self.swizzle is not None and whole and count else 1
+        whole = count * self.chunk == self.columns
+        return count if self.swizzle is not None and whole and count % 2 == 0 and count else 1
 
     @property
     def line_shift(self) -> int:
         """log2 of the rows of a 128-byte line."""
-        return max(0, 4 - self.chunks.bit_length())
+        return max(0, 4 - self.permuted.bit_length())
 
     @property
     def permuted(self) -> int:
         """Chunks among which a row's chunk moves: 8, or all of a short row."""
-        return min(8, self.chunks)
+        return min(8, self.chunks & -self.chunks)
 
     @property
     def inner(self) -> int:

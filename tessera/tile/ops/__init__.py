@@ -14,6 +14,7 @@ from tessera.tile.ops import (
     macros,
     matmul,
     memory,
+    packed,
     random,
     reduce,
     vector,
@@ -22,5 +23,6 @@ from tessera.tile.ops import (
 
 __all__ = [
     "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "indexed",
-    "macros", "matmul", "memory", "random", "reduce", "vector", "warp",
+    "macros", "matmul", "memory", "packed", "random", "reduce",
+    "vector", "warp",
 ]

@@ -49,14 +49,15 @@ def _contracted(types: Any, attrs: Any) -> Any:
 
 
 @declare(rule=_dot_rule, attrs=("dtype", "precision", "taken"), run=True, effect="read", group=True,
-         public=False, edges=edge_rules.matmul, combines=_contracted, layouts="any")
+         public=False, edges=edge_rules.matmul, combines=_contracted, layouts="any",
+         multiplies=True)
 def matmul(m: Any, op: Any, a: Any, b: Any, accumulator: Any = None, taken: Any = False) -> Any:
     """accumulator + a @ b; operands are tiles or shared memory, sums are in `dtype`.
 
     taken: both operands were read by take_operand.
     """
     dtype, precision = op.attr["dtype"], op.attr["precision"]
-    x, y = (_operand(m, op, v) for v in (a, b))
+    x, y = (operand_array(m, op, v) for v in (a, b))
     if precision == "tf32":
         x, y = convert(x, tf32), convert(y, tf32)
     wide = np.float64 if dtype is f64 else np.float32
@@ -82,10 +83,10 @@ def take_operand(m: Any, op: Any, place: Any, accumulator: Any, side: Any = "A",
                  format: Any = "") -> Any:
     """An operand of a matmul in registers, in the form of the tensor cores: for a matmul whose
     sums lie as `accumulator` does. side: 'A' or 'B'; format: of the tensor cores."""
-    return np.array(_operand(m, op, place))
+    return np.array(operand_array(m, op, place))
 
 
-def _operand(m: Any, op: Any, x: Any) -> np.ndarray:
+def operand_array(m: Any, op: Any, x: Any) -> np.ndarray:
     """A tile, or the contents of a place in shared memory."""
     if not isinstance(x, MemoryBox):
         return x
@@ -185,4 +186,4 @@ def dot(t: OpTracer, a: Any, b: Any, accumulator: Any = None, *, precision: Any 
     return _multiply(t, "dot", a, b, accumulator, precision)
 
 
-__all__ = ["Buffer"]
+__all__ = ["operand_array"]

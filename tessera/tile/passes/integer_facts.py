@@ -86,6 +86,9 @@ class Knowledge:
             return gcd(*(self.divisor(a) for a in args))
         if node.name == "where":
             return gcd(*(self.divisor(a) for a in args[1:]))
+        if node.name == "floordiv" and isinstance(args[1], Const):
+            whole, by = self.divisor(args[0]), int(args[1].value)
+            return whole // by if by > 0 and whole % by == 0 else 1
         if node.name == "convert" and args:
             return self.divisor(args[0]) if self._holds(node, args[0]) else 1
         if node.name == "constant":

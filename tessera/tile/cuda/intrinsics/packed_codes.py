@@ -1,4 +1,4 @@
-"""Codes of 4, 6 and 8 bits placed bit by bit into e4m3 or f16 numbers; exact, a few instructions.
+"""Codes of 4, 6 and 8 bits placed bit by bit into e4m3, f16 or bf16; exact, a few instructions.
 
 A code's exponent and mantissa become those of the wider format, so the number that comes out is the
 code's times 2^(bias difference), subnormals included: `factor` gives it, and the scale that follows
@@ -6,7 +6,7 @@ absorbs it. Every e2m1, e2m3 and e3m2 number is an e4m3 number that way, so pack
 tensor cores without loss.
 
 Storage is that of tessera.numerics.pack: 4-bit codes two a byte, low nibble first; 6-bit codes four
-in 24 bits, little-endian. NaN and infinities of fp8 codes: e5m2 keeps them in f16, of e4m3 the two
+in 24 bits, little-endian. NaN and infinities of fp8 codes: e5m2 keeps them in f16; of e4m3 the two
 NaN codes become 480 times the factor.
 """
 
@@ -33,7 +33,8 @@ SOURCES = {"fp4_e2m1": CodeLayout(4, 1, 1), "fp4_e3m0": CodeLayout(4, 0, 3),
            "fp6_e2m3": CodeLayout(6, 3, 1),
            "fp6_e3m2": CodeLayout(6, 2, 3), "fp8_e4m3": CodeLayout(8, 3, 7),
            "fp8_e5m2": CodeLayout(8, 2, 15)}
-TARGETS = {"fp8_e4m3": CodeLayout(8, 3, 7), "f16": CodeLayout(16, 10, 15)}
+TARGETS = {"fp8_e4m3": CodeLayout(8, 3, 7), "f16": CodeLayout(16, 10, 15),
+           "bf16": CodeLayout(16, 7, 127)}
 
 
 def factor(source: str, target: str) -> float:

@@ -105,7 +105,7 @@ class Addresses:
         if self.panel.layout.chunks == 1:
             return self._plus(self._start(0), dr * self.panel.pitch + dc * size)
         phase = dr % self.panel.layout.period
-        span = min(self.panel.pitch, 128) - 1
+        span = 16 * self.panel.layout.permuted - 1
         low = dc * size & span
         if low & ~(self.zeros * size | size - 1):
             column = b.add(self.column, b.i32(dc))

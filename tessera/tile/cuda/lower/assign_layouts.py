@@ -42,6 +42,7 @@ from tessera.tile.ir.register_layout import (
     accumulator,
     bits_of,
     blocked,
+    in_parts,
     warps_over,
 )
 from tessera.tile.ir.types import TileType
@@ -137,6 +138,10 @@ class _Chooser:
         for op in nodes:
             if op.name == "matmul" and self.hint.threads >= 32 and not self.by_threads(op):
                 yield op.outs[0].value, self.matmul(op)
+            if op.name == "matmul_codes":
+                bits = self.types[op.args[1]].dtype.bits  # type: ignore[index]
+                yield op.outs[0].value, in_parts(
+                    op.outs[0].type.shape, self.hint.threads // 32, bits)  # type: ignore[union-attr]
         memory: list[tuple[bool, int, SSAValue, int,
                            int | None]] = []  # said by the user, size, ...
         for op in nodes:
@@ -274,7 +279,7 @@ def _relations(node: Node, types: dict) -> Iterator[tuple[SSAValue, SSAValue, Re
     elif node.name == "gather":
         yield (node.args[1], out, _same if shape == types[ins[0]].shape else None,  # type: ignore
                lambda layout: index_layout(node, layout, types[ins[0]].shape))
-    elif node.name == "matmul":
+    elif OPS[node.name].multiplies:
         if len(ins) and len(node.args) == 3:
             yield node.args[2], out, _same, _same  # type: ignore[misc]
     elif is_elementwise(node):

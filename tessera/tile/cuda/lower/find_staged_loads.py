@@ -102,7 +102,7 @@ class _Finder:
         """(matmul, operand, transposed) of all uses; None when there are others."""
         found = []
         for node, i in self.users.get(x, []):
-            if isinstance(node, Op) and node.name == "matmul" and i < 2:
+            if isinstance(node, Op) and OPS[node.name].multiplies and i < 2:
                 found.append((node, i, flip))
             elif isinstance(node, Op) and node.name == "transpose":
                 more = self.matmuls(node.outs[0].value, not flip)
@@ -127,6 +127,8 @@ class _Finder:
 
     def readable(self, matmul: Op, operand: int, turned: bool) -> bool:
         """Whether the matmul reads the type as it lies in memory, at a good speed."""
+        if matmul.name == "matmul_codes":
+            return turned == (operand == 1)
         a, b = (self.types[x].dtype for x in matmul.args[:2])  # type: ignore[index]
         mine = (a, b)[operand]
         kinds = format_of(a, b, matmul.attr, self.generation)

@@ -46,6 +46,7 @@ from tessera.tile.ir.ir import (
     walk,
     with_regions,
 )
+from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.types import Buffer, Scalar, TileType, View
 
 ALIGNMENT = 128
@@ -173,7 +174,7 @@ class _Stager:
             place, turned = self.ready[op.args[0]]
             self.ready[made] = (place, not turned)  # type: ignore[index]
             self.transposed[made] = op.args[0]  # type: ignore[index]
-        elif op.name == "matmul":
+        elif OPS[op.name].multiplies:
             self.arrive(out, op.args)
             if self.carrier is not None and op is self.carrier.plan.op:
                 self.carrier.matmul(out)
@@ -187,6 +188,9 @@ class _Stager:
         midst."""
         midst, self.midst = self.midst, None
         at = self.cut(op) if midst else 0
+        if midst and op.name == "matmul_codes":  # few columns: copies first, they take longer
+            midst(out)
+            midst = None
         if not at:
             out.append(replace(op, args=tuple(self.read(x, out) for x in op.args)))
         else:
@@ -204,7 +208,7 @@ class _Stager:
     def cut(self, op: Op) -> int:
         """Where to cut the matmul along k; 0: nowhere."""
         a, b = op.args[:2]
-        if a not in self.ready or b not in self.ready:
+        if op.name != "matmul" or a not in self.ready or b not in self.ready:
             return 0
         x, y = self.types[a], self.types[b]
         assert isinstance(x, TileType) and isinstance(y, TileType)

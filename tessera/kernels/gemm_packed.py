@@ -1,0 +1,173 @@
+"""Matmuls with weights of 4 and 6 bits, packed as tensors keep them: y = x W' for few rows of x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dims import show_shape
+from ..errors import DTypeError, ShapeError
+from ..numerics import NumericType, as_type, f32
+from ..tensor import Tensor
+from ..tile import MODULE as tile
+from ..tile.ir.schedule import Schedule
+from ..tile.kernel.decorator import kernel
+from .record import CompiledCall, Draw, KernelSample
+from .routine import empty_like, routine, type_of
+
+
+@kernel
+def packed_nt(X: Tensor["M", "K"], W: Tensor["N", "K"], S: Tensor["N", f32] | None,
+              D: Tensor["M", "N"], BM=16, BN=64, BK=512):
+    """Rows of weights are those of the matmul, rows of x its columns: weights are the many."""
+    depth = min(BK, K)
+    acc = tile.zeros((BN, BM))
+    for k in range(0, K, depth):
+        w = tile.cast(tile.load(W[tile_n:tile_n+BN, k:k+depth]), X.dtype)
+        acc = tile.dot(w, tile.load(X[tile_m:tile_m+BM, k:k+depth]).T, acc)
+    if S is not None:
+        acc = acc * tile.load(S[tile_n:tile_n+BN])[:, None]
+    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc.T
+
+
+@kernel(grid=lambda M, N, T, BM, BN: (-(-N // BN), -(-M // BM), T))
+def packed_parts(X: Tensor["M", "K"], W: Tensor["N", "K"], P: Tensor["T", "M", "N", f32], length,
+                 BM=64, BN=128, BK=128):
+    """The same of `length` numbers of k in each of T parts."""
+    n, m, t = tile.group_id(0) * BN, tile.group_id(1) * BM, tile.group_id(2)
+    depth = min(BK, K)
+    acc = tile.zeros((BN, BM))
+    for k in range(t * length, tile.minimum(K, t * length + length), depth):
+        w = tile.cast(tile.load(W[n:n+BN, k:k+depth]), X.dtype)
+        acc = tile.dot(w, tile.load(X[m:m+BM, k:k+depth]).T, acc)
+    P[t, m:m+BM, n:n+BN] = acc.T
+
+
+@kernel
+def sum_of_packed(P: Tensor["T", "M", "N", f32], S: Tensor["N", f32] | None, D: Tensor["M", "N"],
+                  parts, BM=2, BN=1024):
+    acc = tile.load(P[0, tile_m:tile_m+BM, tile_n:tile_n+BN])
+    for t in range(1, parts):
+        acc = acc + tile.load(P[t, tile_m:tile_m+BM, tile_n:tile_n+BN])
+    if S is not None:
+        acc = acc * tile.load(S[tile_n:tile_n+BN])[None, :]
+    D[tile_m:tile_m+BM, tile_n:tile_n+BN] = acc
+
+
+def reference(x: np.ndarray, w: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    y = x @ np.asarray(w, np.float64).T
+    return y if scale is None else y * scale
+
+
+def in_ops(F: Any, x: Any, w: Any, scale: Any = None) -> Any:
+    y = F.matmul(F.cast(x, f32), F.transpose(F.cast(w, f32)))
+    return F.cast(y if scale is None else y * scale, result_type(x.type))
+
+
+TAKES = ("bf16", "f16", "fp8_e4m3")  # of x: all numbers of weights are numbers of these
+GROUPS = 128  # that a GPU should have to read from memory at its speed
+LARGE = 1 << 25  # weights, for which it pays to add up parts in a launch of its own
+MOST_ROWS = 64  # of x, in a group
+
+
+def numbers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def integers(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(-8, 8, shape).astype(np.int8)
+
+
+@routine(
+    packed_nt, packed_parts, sum_of_packed, arrays="`[M, K]`, `[N, K]`, `[N]`",
+    reference=reference, ops=in_ops,
+    samples=(
+        KernelSample("fp4", ((3, 192), Draw((70, 192), "fp4_e2m1", numbers)), "bf16", terms=8),
+        KernelSample("fp6", ((17, 128), Draw((64, 128), "fp6_e3m2", numbers)), "bf16", terms=8),
+        KernelSample("fp6 ragged", ((2, 71), Draw((40, 71), "fp6_e2m3", numbers)), "bf16", terms=8),
+        KernelSample("int4", ((66, 64), Draw((33, 64), "int4", integers)), "f16",
+                     {"scale": Draw((33,), "f32", numbers)}, terms=8),
+    ),
+    variant=Schedule(m=8, n=16, k=64, warps=4),
+    compiled=tuple(
+        CompiledCall(f"{codes} {x}", ((m, 8192), Draw((8192, 8192), codes, numbers)), x,
+                     says="" if m > 16 else "by mma.sync: " + codes)
+        for codes in ("fp4_e2m1", "fp6_e2m3") for x, m in (("bf16", 16), ("bf16", 64),
+                                                           ("fp8_e4m3", 16))),
+)
+def gemm_packed(run: Any, x: Any, w: Any, *, scale: Any = None) -> Any:
+    """y_mn = s_n sum_k x_mk w_nk, with weights of 4 or 6 bits that are read as they lie packed.
+
+    x: [M, K] bf16, f16 or fp8_e4m3   w: [N, K] of a packed type: fp4_e2m1, fp6_e2m3, int4, ...
+    scale: [N] f32, one for each row of w; None: ones   y: [M, N] of x's type, bf16 for fp8
+    For few rows of x, up to 64, for which the time is that of reading w. Weights are made bf16 (f16
+    for other x) in registers, exactly, sums are kept in f32 and rounded once.
+    Raises ShapeError, DTypeError.
+    """
+    kinds = type_of(x, "x"), type_of(w, "w")
+    if kinds[0].name not in TAKES:
+        run.fail(f"x is {kinds[0]}", f"one of {', '.join(TAKES)}", DTypeError)
+    if not kinds[1].dtype.packed:
+        run.fail(f"w is {kinds[1]}", "a type of 4 or 6 bits, "
+                 "ts.from_bytes(w, 'fp4_e2m1', (N, K)) of bytes; gemm takes others", DTypeError)
+    shapes = tuple(x.shape), tuple(w.shape)
+    if len(shapes[0]) != 2 or len(shapes[1]) != 2 or shapes[0][1] != shapes[1][1]:
+        run.fail(f"x is {show_shape(shapes[0])}, w is {show_shape(shapes[1])}",
+                 "x [M, K] with w [N, K]", ShapeError)
+    (M, K), N = shapes[0], shapes[1][0]
+    if K == 0:
+        run.fail("rows of no elements have no products", "K of at least 1", ShapeError)
+    if scale is not None and tuple(scale.shape) != (N,):
+        run.fail(f"scale is {show_shape(tuple(scale.shape))}", f"[{N}], one for each row of w",
+                 ShapeError)
+    if scale is not None and type_of(scale, "scale").dtype is not f32:
+        run.fail(f"scale is {type_of(scale, 'scale')}", "f32", DTypeError)
+    out = empty_like(x, (M, N), result_type(kinds[0]))
+    use = blocks(M, N, K)
+    sizes = {"BM": run.size("m", use.rows), "BN": run.size("n", use.columns),
+             "BK": run.size("k", use.depth)}
+    if use.parts == 1:
+        run.run("packed_nt", x, w, scale, out, **sizes)
+        return out
+    sums = empty_like(x, (use.parts, M, N), f32)
+    run.run("packed_parts", x, w, sums, use.length(K), **sizes)
+    run.run("sum_of_packed", sums, scale, out, parts=use.parts)
+    return out
+
+
+def result_type(x: NumericType) -> NumericType:
+    return x if x.dtype.bits == 16 else as_type("bf16")
+
+
+@dataclass(frozen=True)
+class PackedBlocks:
+    """Of a group: rows of x, rows of weights, depth of a step.  parts: of K, each for other groups.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    parts: int = 1
+
+    def length(self, K: int) -> int:
+        """Numbers of k in a part: whole steps."""
+        steps = -(-K // self.depth)
+        return -(-steps // self.parts) * self.depth
+
+
+def blocks(M: int, N: int, K: int) -> PackedBlocks:
+    """A group has all rows of x, up to 64, and as many rows of weights as leave enough groups: each
+    of them reads x. A step is 512 deep, 64 for each of eight warps.
+
+    With many rows x is more bytes than the weights that meet it: groups have twice the rows of
+    weights, so that x is read half as often, and half of K. Their steps leave room for copies.
+    """
+    rows, most = min(MOST_ROWS, max(8, 1 << (M - 1).bit_length())), 1 << K.bit_length() - 1
+    if rows == MOST_ROWS and M <= MOST_ROWS and N * K >= LARGE:
+        return PackedBlocks(rows, 128, min(128, most), 2)
+    columns = 64
+    while columns > 16 and -(-N // columns) * -(-M // rows) < GROUPS:
+        columns //= 2
+    return PackedBlocks(rows, columns, min(512 if rows <= 32 else 256, most))

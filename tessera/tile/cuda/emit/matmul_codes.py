@@ -1,0 +1,94 @@
+"""Matmuls of packed weights, which are multiplied as they lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.cuda.emit.emitter import Emitter
+from tessera.tile.cuda.emit.matmul import prepare
+from tessera.tile.cuda.emit.matmul_operands import Stores
+from tessera.tile.cuda.emit.memory_operands import ZERO, MemoryOperand, place_of
+from tessera.tile.cuda.emit.registry import emits
+from tessera.tile.cuda.emit.shared_tiles import spot_of, store_buffer
+from tessera.tile.cuda.intrinsics.matmul_codes import EACH, part_words
+from tessera.tile.cuda.intrinsics.swizzle import ALIGNMENT, stage_bytes
+from tessera.tile.ir.ir import Op, Operand
+from tessera.tile.ir.register_layout import RegisterLayout
+from tessera.tile.ir.types import Buffer, GlobalTensor, TileType
+
+
+@emits("packed_bytes")
+def _packed_bytes(e: Emitter, op: Op) -> None:
+    (made,), whole = op.outs, place_of(e, op.args[0])
+    t = made.type
+    assert isinstance(t, GlobalTensor)
+    e.places[made.value] = replace(whole, numeric=t.numeric,
+                                   extents=tuple(map(e.extent, t.dims)),
+                                   texts=tuple(map(str, t.dims)))
+
+
+@emits("matmul_codes")
+def _matmul_codes(e: Emitter, op: Op) -> None:
+    a, b, sums = op.args
+    (made,), codes, layout = op.outs, op.attr["codes"], e.layout(op.outs[0].value)
+    stores: Stores = []
+    x, y = _in_shared(e, a, False, stores), _in_shared(e, b, True, stores)
+    prepare(e, stores)
+    depth = y.shape[0] // layout.shape[0]
+    part, each, lane = depth * codes.bits // 8, EACH * codes.bits // 8, f"({e.thread} & 3)"
+    number = e.index(layout, 0)
+    # Bits of a column that threads or parts may set: none below those of what a lane reads.
+    spots = [spot_of(e, x, [e.index(layout, 1), f"{number} * {part} + {lane} * {each}"],
+                     -(each & -each)),
+             spot_of(e, y, [f"({_column(e, layout)})",
+                         f"{number} * {depth} + {lane} * {EACH}"], -EACH)]
+    places = [f"({s.panel.text}, {s.zeros})" for s in spots]
+    text = (f"use(matmul_codes.multiply({codes.name!r}, {layout.text!r}, {layout.shape}, "
+            f"{places[0]}, {places[1]}, {depth}))")
+    e.matmul_forms["mma"] = None
+    e.note(f"matmul {'x'.join(map(str, layout.shape[1:]))}x{y.shape[0]} by mma.sync: {codes} as "
+           f"they lie, in {layout.shape[0]} parts of k")
+    e.define(made, f"{e.use('multiply', text)}({e.name(sums)}, "
+             f"{', '.join(p for s in spots for p in s.place)})")
+
+
+def _column(e: Emitter, layout: RegisterLayout) -> str:
+    """The column of x that a lane holds for the tensor cores. Bits of the numbers of their columns
+    are a register of the sums and two of the lane."""
+    bits = [bit[1] for bit in (layout.registers[0], *layout.threads[:2]) if bit is not None]
+    return " | ".join(f"({e.thread} >> {2 + i} & 1) << {bit}" for i, bit in enumerate(bits))
+
+
+def _in_shared(e: Emitter, x: Operand, turned: bool, stores: Stores) -> MemoryOperand:
+    """An operand whose rows run along k in memory."""
+    t = e.type(x)
+    if not isinstance(t, TileType):
+        return place_of(e, x)
+    shape = t.shape[::-1] if turned else t.shape
+    buffer = Buffer(t.dtype, shape, swizzle="chunks", alignment=ALIGNMENT)
+    place = MemoryOperand("shared", "operand", buffer.numeric, shape, tuple(map(str, shape)),
+                          (ZERO, ZERO), (1, 0) if turned else (0, 1), t.shape,
+                          e.scratch(stage_bytes(buffer), ALIGNMENT), buffer)
+    stores.append(lambda: store_buffer(e, place, e.layout(x), e.name(x)))
+    return place
+
+
+@emits("sum_parts")
+def _sum_parts(e: Emitter, op: Op) -> None:
+    """Each warp writes its part; after a barrier every thread adds up elements of its own."""
+    (x,), (made,) = op.args, op.outs
+    given, result = e.layout(x), e.layout(made.value)
+    count, *rest = given.shape
+    shape = (rest[0], rest[1])
+    at = e.scratch(4 * count * part_words(shape))
+    if e.loops:
+        e.sync()
+    pitch = part_words((shape[0], 1))
+    put = e.use("put_part", f"use(matmul_codes.put_part({given.text!r}, {given.shape}))")
+    e.line(f"{put}({e.name(x)}, i32({at} + 4 * ({e.index(given, 0)} * {part_words(shape)} + "
+           f"{e.index(given, 2)} * {pitch} + {e.index(given, 1)})))")
+    e.sync()
+    total = e.use("sum_parts", f"use(matmul_codes.sum_parts({result.text!r}, {result.shape}, "
+                  f"{count}))")
+    e.define(made, f"{total}(i32({at} + 4 * ({e.index(result, 1)} * {pitch} + "
+             f"{e.index(result, 0)})))")
