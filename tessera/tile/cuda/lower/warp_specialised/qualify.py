@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.runtime.generations import WarpgroupMatmul
-from tessera.tile.cuda.lower.warp_specialised.program import PANEL_BYTES, Refused
+from tessera.tile.cuda.lower.warp_specialised.program import Refused
 from tessera.tile.cuda.lower.warp_specialised.rewrite import ops_in
 from tessera.tile.ir.ir import For, Function, Op, SSAValue, definitions, walk
 from tessera.tile.ir.op_record import OPS
@@ -110,9 +110,6 @@ def check_operand(x: SharedOperand, load: Op, view: Op, known: Any, aligned: fro
     if known.extent(str(tensor.dims[-1])) * dtype.bits % (8 * copies.alignment_bytes):
         raise Refused(f"rows of {x.name} may not be multiples of {copies.alignment_bytes} bytes",
                       str(tensor.dims[-1]))
-    row_bytes = x.shape[1] * dtype.bits // 8
-    if row_bytes not in (32, 64) and row_bytes % PANEL_BYTES:
-        raise Refused(f"a tile of {x.name} has rows of {row_bytes} bytes")
     if x.shape[0] > copies.most_box:
         raise Refused(f"a tile of {x.name} has {x.shape[0]} rows; a copy brings {copies.most_box}")
 
