@@ -69,8 +69,8 @@ def test_fp8(rng, kernel, depth):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("S", [128, 333, 1000, 2176])
-@pytest.mark.parametrize("D, BM", [(128, 128), (64, 192), (64, 128), (96, 128), (96, 192), (48, 128)],
-                         ids=str)
+@pytest.mark.parametrize("D, BM", [(128, 128), (64, 192), (64, 128), (96, 128), (96, 192),
+                                   (48, 128)], ids=str)
 def test_attention(rng, S, D, BM, causal):
     q, k, v = (random(rng, 4 // n, S, D) for n in (1, 2, 2))
     compare(kernels.attention, (q, k, v, poisoned(4, S, D), LOG2E / D ** 0.5),

@@ -1,7 +1,8 @@
 """Attention and its gradient by the library's kernels, which keep no scores in memory.
 
-Without a mask and dropout by the fastest, else by those of modified_attention_kernels.py.
-Where a graph has both, the result's kernel saves what that of the gradient makes weights from.
+Without a mask and dropout by the fastest, few queries by those that split keys, else by those of
+modified_attention_kernels.py. Where a graph has both, the result's kernel saves what that of the
+gradient makes weights from.
 Operands that the kernels do not take are left to the composition.
 """
 
@@ -17,6 +18,8 @@ from ...kernels.attention_backward import (
     keys_block,
     queries_block,
 )
+from ...kernels.attention_scores import LOG2E
+from ...kernels.decode_attention import KERNELS, combine_parts, decode_plan, few_queries
 from ...numerics import NumericType, as_type
 from ...runtime.generations import GENERATIONS, Generation
 from ...tensor import Tensor
@@ -62,6 +65,26 @@ def _gradient(g: Tensor, y: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor
     return F.reshape(dQ, q.shape), F.reshape(dK, k.shape), F.reshape(dV, v.shape)
 
 
+def _few_queries(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool,
+                 types: tuple[NumericType, ...]) -> Tensor:
+    """The queries of a group side by side, over keys in parts."""
+    (S, D), (T, E), C = tuple(q.shape[-2:]), tuple(v.shape[-2:]), prod(k.shape[:-2])
+    R = prod(q.shape[:-1]) // C
+    plan = decode_plan(C, R, T, max(D, E))
+    P = plan.parts
+    parts = F.zeros((P, C, R, E), types[0] if P == 1 else F32)
+    lse = None if P == 1 else F.zeros((P, C, R))
+    kernel = next(x for x in KERNELS if x.__name__ == plan.kernel)
+    kernel(F.reshape(q, (C, R, D)), F.reshape(k, (C, T, D)), F.reshape(v, (C, T, E)), parts, lse,
+           scale * LOG2E, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
+    if lse is None:
+        return F.reshape(parts, (*q.shape[:-1], E))
+    out = F.zeros((C * R, E), types[0])
+    combine_parts(F.reshape(parts, (P, C * R, E)), F.reshape(lse, (P, C * R)), out,
+                  BP=plan.together)
+    return F.reshape(out, (*q.shape[:-1], E))
+
+
 def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
     """Two matmuls of each query with the keys that it sees: of a causal one, those up to its own.
     """
@@ -74,6 +97,7 @@ def _flops(ins: Shapes, outs: Shapes, *, causal: bool, **attrs: Any) -> float:
 FLASH = library_call("flash_attention", flops=_flops, matmul=True, shows=(0, 1, 2))
 FLASH_SAVED = library_call("flash_attention_saved", multi=True,  # and log2 of the sums of exp2
                            flops=_flops, matmul=True, shows=(0, 1, 2))
+FEW_QUERIES = library_call("attention_of_few_queries", expand=_few_queries)
 FLASH_GRADIENT = library_call("flash_attention_gradient", multi=True, expand=_gradient)
 
 
@@ -83,7 +107,8 @@ def use_attention_kernels(graph: Graph, chip: Generation) -> Graph:
     taken = {n for n in graph.nodes if n.op in (*FORWARD, *BACKWARD) and _is_taken(n)}
     wanted = {_key(n) for n in taken if n.op in BACKWARD}
     read = {v for n in graph.nodes for v in n.inputs} | set(graph.outputs)
-    rounded = rounded_values(graph, lambda n: n in taken and (n.op in BACKWARD or not _is_plain(n)))
+    rounded = rounded_values(graph, lambda n: n in taken and (
+        n.op in BACKWARD or not _is_plain(n) or _is_few(n) and _key(n) not in wanted))
     saved: dict[Any, tuple[Value, Value]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -132,6 +157,9 @@ def _result_call(node: Node, outputs: tuple[Value, Value], wanted: bool) -> Node
     if not _is_plain(node):
         attrs = _own(node) | {"types": (outputs[0].aval.type,)}
         return Node(MODIFIED, operands, attrs, outputs, node.where)
+    if _is_few(node) and not wanted:
+        attrs = _own(node) | {"types": (outputs[0].aval.type,)}
+        return Node(FEW_QUERIES, operands, attrs, outputs[:1], node.where)
     q, k, _ = operands
     attrs = {"scale": node.attrs["scale"], "causal": node.attrs["causal"],
              "group": q.aval.shape[-3] // k.aval.shape[-3], "shape": tuple(outputs[0].aval.shape)}
@@ -171,6 +199,12 @@ def _is_plain(node: Node) -> bool:
     q, k, _, *rest = (x.aval.shape for x in _operands(node))
     causal: Any = node.attrs["causal"] and q[-2] > k[-2]
     return not rest and not causal and node.attrs["scale"] > 0
+
+
+def _is_few(node: Node) -> bool:
+    """Whether it is plain, and has the kernels of few queries where no gradient is wanted."""
+    q, _, v, *_ = (x.aval for x in _operands(node))
+    return _is_plain(node) and few_queries(q.dtype, q.shape[-2], max(q.shape[-1], v.shape[-1]))
 
 
 def _is_taken(node: Node) -> bool:
