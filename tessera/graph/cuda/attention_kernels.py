@@ -204,7 +204,9 @@ def _is_plain(node: Node) -> bool:
 def _is_few(node: Node) -> bool:
     """Whether it is plain, and has the kernels of few queries where no gradient is wanted."""
     q, _, v, *_ = (x.aval for x in _operands(node))
-    return _is_plain(node) and few_queries(q.dtype, q.shape[-2], max(q.shape[-1], v.shape[-1]))
+    S: Any = q.shape[-2]
+    width: Any = max(q.shape[-1], v.shape[-1])
+    return _is_plain(node) and few_queries(q.dtype, S, width)
 
 
 def _is_taken(node: Node) -> bool:
