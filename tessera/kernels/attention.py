@@ -187,7 +187,7 @@ def _decode(run: Any, q: Any, k: Any, v: Any, out: Any, factor: float, extents: 
     if P > 1:
         parts, lse = (empty_like(q, shape, "f32") for shape in ((P, C, R, E), (P, C, R)))
     run.run(plan.kernel, reshaped(q, (C, R, D)), reshaped(k, (C, T, D)), reshaped(v, (C, T, E)),
-            parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
+            None, parts, lse, factor, S=S, BM=plan.rows, BN=plan.keys, causal=causal and S > 1)
     if P > 1:
         run.run("combine_parts", reshaped(parts, (P, C * R, E)), reshaped(lse, (P, C * R)),
                 reshaped(out, (C * R, E)), BP=plan.together)

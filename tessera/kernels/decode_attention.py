@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..numerics import DType, f32
+from ..numerics import DType, f32, int64
 from ..tensor import Tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
@@ -58,11 +58,13 @@ def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:
 
 
 @kernel
-def attend_part(Q, K, V, c, r0, part, parts, keys, scale, S, BM, BN, causal):
+def attend_part(Q, K, V, count, c, r0, part, parts, scale, S, BM, BN, causal):
     """Rows [r0:r0+BM] of the result over one part of the keys, and log2 of sums of exp2(scores).
 
-    Rows are S queries of each head of a group, one head after another.
+    Rows are S queries of each head of a group, one head after another.  count: of the keys, the
+    first so many are there; None: all
     """
+    keys = K.shape[1] if count is None else tile.cast(min(K.shape[1], count[0]), "int32")
     span = (keys + parts * BN - 1) // (parts * BN) * BN
     q = tile.load(Q[c, r0:r0+BM, :])
     m, z, o = tile.full((BM,), -HIGHEST), tile.zeros((BM,)), tile.zeros((BM, V.shape[-1]))
@@ -72,6 +74,8 @@ def attend_part(Q, K, V, c, r0, part, parts, keys, scale, S, BM, BN, causal):
         if causal:
             query, key = (tile.arange(0, BM) + r0) % S + (keys - S), tile.arange(0, BN) + k0
             s = tile.where(key[None, :] <= query[:, None], s, -math.inf)
+        elif count is not None:
+            s = tile.where((tile.arange(0, BN) + k0 < keys)[None, :], s, -math.inf)
         m_new = tile.running_max(m, tile.row_max(s) * scale, SLACK)
         alpha = tile.exp2(m - m_new)
         p = tile.exp2(s * scale - m_new)
@@ -85,10 +89,11 @@ def attend_part(Q, K, V, c, r0, part, parts, keys, scale, S, BM, BN, causal):
 # A warp for 16 rows: many blocks of a multiprocessor read at once, and none waits for another.
 @kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C), schedule=Schedule(warps=1, stages=4))
 def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
-                out: Tensor["P", "C", "R", "E"], lse: Tensor["P", "C", "R", f32] | None,
-                scale: f32, S=1, BM=16, BN=32, causal=False):
+                count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
+                lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=16, BN=32,
+                causal=False):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
-    o, sums = attend_part(Q, K, V, c, r0, part, P, T, scale, S, BM, BN, causal)
+    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums
@@ -96,10 +101,11 @@ def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C
 
 @kernel(grid=lambda P, R, C, BM: (P, -(-R // BM), C))
 def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C", "T", "E"],
-                     out: Tensor["P", "C", "R", "E"], lse: Tensor["P", "C", "R", f32] | None,
-                     scale: f32, S=1, BM=64, BN=64, causal=False):
+                     count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
+                     lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=64, BN=64,
+                     causal=False):
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
-    o, sums = attend_part(Q, K, V, c, r0, part, P, T, scale, S, BM, BN, causal)
+    o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
     out[part, c, r0:r0+BM, :] = o
     if lse is not None:
         lse[part, c, r0:r0+BM] = sums

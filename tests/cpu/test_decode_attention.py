@@ -12,6 +12,7 @@ import tessera as ts
 from emulator import compare
 from hopper_lowering import Known, program, run
 from tessera import Tensor, bf16
+from tessera.graph import tree
 from tessera.graph.cuda.levels import program_of
 from tessera.kernels.attention_scores import LOG2E
 from tessera.kernels.decode_attention import (
@@ -64,13 +65,13 @@ def test_parts_are_the_whole(case, rng):
     args = q.reshape(Hk, R, D), k[0], v[0]
     for kernel in (decode_rows, decode_many_rows):
         parts, lse = (np.full(s, np.nan, np.float32) for s in ((P, Hk, R, E), (P, Hk, R)))
-        kernel(*args, parts, lse, D**-0.5 * LOG2E, S=S, causal=causal)
+        kernel(*args, None, parts, lse, D**-0.5 * LOG2E, S=S, causal=causal)
         assert not np.isnan(parts).any() and not np.isnan(lse).any()
         out = np.full((H * S, E), np.nan, bf16.numpy)
         combine_parts(parts.reshape(P, -1, E), lse.reshape(P, -1), out, BP=16)
         check(out, truth(q, k, v, causal))
         parts = np.full((1, Hk, R, E), np.nan, bf16.numpy)
-        kernel(*args, parts, None, D**-0.5 * LOG2E, S=S, causal=causal)
+        kernel(*args, None, parts, None, D**-0.5 * LOG2E, S=S, causal=causal)
         check(parts, truth(q, k, v, causal))
 
 
@@ -80,7 +81,7 @@ def test_a_running_maximum_lags(P, rng):
     q, k, v = operands(rng, 4, 1, 1, 320, 32, 32)
     k = (k * np.linspace(0.1, 40, 320)[:, None]).astype(k.dtype)
     parts, lse = np.zeros((P, 1, 4, 32), np.float32), np.zeros((P, 1, 4), np.float32)
-    decode_rows(q.reshape(1, 4, 32), k[0], v[0], parts, lse, 32**-0.5 * LOG2E)
+    decode_rows(q.reshape(1, 4, 32), k[0], v[0], None, parts, lse, 32**-0.5 * LOG2E)
     assert P == 1 or np.ptp(lse, axis=0).min() > 10
     out = np.zeros((4, 32), bf16.numpy)
     combine_parts(parts.reshape(P, 4, 32), lse.reshape(P, 4), out, BP=2)
@@ -105,7 +106,7 @@ def test_by_warpgroups(S, group, causal, rng):
     q, k, v = operands(rng, group, 1, S, T, D, D)
     R = group * S
     parts, lse = (np.full(s, np.nan, np.float32) for s in ((P, 1, R, D), (P, 1, R)))
-    args = q.reshape(1, R, D), k[0], v[0], parts, lse, D**-0.5 * LOG2E
+    args = q.reshape(1, R, D), k[0], v[0], None, parts, lse, D**-0.5 * LOG2E
     made = program(decode_many_rows, *args, facts=FACTS, S=S, causal=causal)
     run(decode_many_rows, made, (P, 1, 1), *args, S=S, causal=causal)
     weights = np.exp2(lse - lse.max(0))
@@ -119,8 +120,10 @@ def test_emulated(lse, target, rng):
     q, k, v = (x[0] for x in operands(rng, 2, 2, 3, 70, 32, 16))
     P = 2 if lse else 1
     parts = np.zeros((P, 2, 3, 16), np.float32 if lse else bf16.numpy)
-    compare(decode_rows, q, k, v, parts, np.zeros((P, 2, 3), np.float32) if lse else None, 0.2,
-            S=3, causal=True, rtol=2e-2, atol=2e-2, lanes=32, target=target)
+    sums = np.zeros((P, 2, 3), np.float32) if lse else None
+    count = np.array([60], np.int64) if lse else None
+    compare(decode_rows, q, k, v, count, parts, sums, 0.2, S=3, causal=True, rtol=2e-2, atol=2e-2,
+            lanes=32, target=target)
 
 
 def test_the_combination_emulated(rng):
@@ -156,6 +159,41 @@ def test_graphs_take_them(S, T, causal, rng):
     assert ("call combine_parts" in str(made.plan)) == (T >= 2 * LEAST_KEYS)
     (got,) = made.run([x.array for x in (q, k, v)])
     check(np.asarray(got, np.float64), truth(*(x.array for x in (q, k, v)), causal))
+
+
+# queries, entries, capacity, rolling, causal
+CACHES = [(1, 300, 1000, False, True), (1, 640, 640, False, True), (1, 2, 300, False, False),
+          (4, 300, 640, False, True), (4, 290, 640, False, False), (1, 70, 64, True, True),
+          (8, 300, 640, False, True), (6, 4, 300, False, True)]
+
+
+@pytest.mark.parametrize("case", CACHES, ids=str)
+def test_over_a_cache_whose_length_is_data(case, rng):
+    """The kernels stop at the last entry: what lies behind it would be infinite."""
+    S, n, capacity, rolling, causal = case
+    q, k, v = operands(rng, 8, 2, S, n, 32, 32)
+    cache = ts.kv_cache((1, 2, capacity, 32), bf16, rolling=rolling).append(k, v)
+    for x in (cache._storage.K, cache._storage.V):
+        x.array[:, :, n:] = 1e30
+    made = program_of(ts.jit(lambda q, c: ts.flash_attention(q, c, causal=causal)).graph(
+        ts.tensor(q), cache), "sm_90a")
+    assert "call decode_" in str(made.plan) and "cast" not in str(made.plan)
+    (got,) = made.run([q, *(x.array for x in tree.flatten(cache)[0])])
+    if n < S:
+        assert not np.asarray(got)[:, :S - n].any() and np.asarray(got)[:, S - n:].any()
+        return
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(
+        q, k[:, :, -capacity:], v[:, :, -capacity:], causal))
+    assert_close(np.asarray(got, np.float64), want, "bf16", n=2, scale=size)
+
+
+@pytest.mark.parametrize("S, rolling, dtype, D", [(2, True, "bf16", 32), (17, False, "bf16", 32),
+                                                  (1, False, "f32", 32), (1, False, "bf16", 272)])
+def test_other_caches_have_a_mask(S, rolling, dtype, D, rng):
+    cache = ts.kv_cache((1, 2, 64, D), dtype, rolling=rolling)
+    made = program_of(ts.jit(lambda q, c: ts.flash_attention(q, c)).graph(
+        ts.zeros((1, 4, S, D), dtype), cache), "sm_90a")
+    assert "call decode_" not in str(made.plan)
 
 
 def test_where_a_gradient_is_wanted_the_sums_are_saved():

@@ -28,7 +28,7 @@ from hopper_programs import (
     two_gemms,
     window,
 )
-from tessera import Tensor, bf16, f32, fp8_e4m3
+from tessera import Tensor, bf16, f32, fp8_e4m3, int64
 from tessera.numerics import decode, encode, find_dtype
 from tessera.tile.cuda.instruction_names import find_instruction
 from tessera.tile.cuda.intrinsics import warp_specialised
@@ -345,6 +345,14 @@ def by_lanes(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], C: Tensor["M"
         C[1, ts.tile.local_id()] = 1.0
 
 
+@ts.kernel
+def from_a_number(A: Tensor["M", "K", bf16], B: Tensor["N", "K", bf16], R: Tensor[1, int64],
+                  C: Tensor["M", "N", bf16]):
+    first = R[0]
+    a = ts.tile.load(A[0:64, first:first+64])
+    C[0:64, 0:64] = ts.tile.dot(a, ts.tile.load(B[0:64, 0:64]).T)
+
+
 def ones(*shape):
     return ts.ones(shape, bf16)
 
@@ -366,6 +374,8 @@ def ones(*shape):
         computed_right, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
     ("differs between lanes", lambda: refusal(
         by_lanes, ones(64, 64), ones(64, 64), ts.ones((64, 64), f32))),
+    ("integer of 64 bits", lambda: refusal(from_a_number, ones(64, 64), ones(64, 64),
+                                           np.zeros(1, np.int64), ones(64, 64))),
     ("no matmul", lambda: refusal(copying, ones(64, 64), ones(64, 64))),
     ("bytes of shared memory", lambda: refusal(
         gemm_nt, ones(256, 512), ones(256, 512), ones(256, 256), BN=256, BK=512)),

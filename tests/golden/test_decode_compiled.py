@@ -13,13 +13,13 @@ from tessera.kernels.decode_attention import decode_many_rows, decode_plan, deco
 C, T, P = 2, 1024, 4
 
 
-def compiled(kernel, R, D, parts, **constants):
+def compiled(kernel, R, D, parts, count=None, **constants):
     q, k = np.zeros((C, R, D), bf16.numpy), np.zeros((C, T, D), bf16.numpy)
     out = np.zeros((parts, C, R, D), np.float32 if parts > 1 else bf16.numpy)
     lse = np.zeros((parts, C, R), np.float32) if parts > 1 else None
     plan = decode_plan(C, R, T, D)
     assert plan.kernel == kernel.__name__
-    return tile_gpu.compiled(kernel, q, k, k, out, lse, 0.1, BM=plan.rows, BN=plan.keys,
+    return tile_gpu.compiled(kernel, q, k, k, count, out, lse, 0.1, BM=plan.rows, BN=plan.keys,
                              target="sm_90a", **constants)
 
 
@@ -35,9 +35,10 @@ def test_one_warp_multiplies_16_rows(D, parts):
     assert " LDGSTS" in sass and " STL" not in sass
 
 
+@pytest.mark.parametrize("count", [None, np.zeros(1, np.int64)], ids=["all", "some"])
 @pytest.mark.parametrize("S, causal", [(1, False), (8, True)])
 @pytest.mark.parametrize("D", [64, 96, 128, 256])
-def test_more_rows_are_multiplied_by_warpgroups(D, S, causal):
-    made = compiled(decode_many_rows, 32, D, P, S=S, causal=causal)
+def test_more_rows_are_multiplied_by_warpgroups(D, S, causal, count):
+    made = compiled(decode_many_rows, 32, D, P, count, S=S, causal=causal)
     assert made.notes[0].startswith("matmuls by wgmma")
     assert not made.built.resources.spill_store_bytes and not made.built.warnings
