@@ -40,3 +40,19 @@ def test_few_queries(B, H, Hk, S, T, D, rng):
     got = [np.asarray(ts.cast(x, "f64")) for x in made]
     assert_close(got[0], want, "bf16", n=2, scale=size)
     assert np.array_equal(got[0], got[1]) and np.array_equal(got[0], got[2])
+
+
+@pytest.mark.parametrize("S, n, causal", [(1, 1000, True), (1, 4096, True), (4, 2050, True),
+                                          (3, 77, False), (16, 3000, True)])
+def test_a_cache_whose_length_is_data(S, n, causal, rng):
+    q, k, v = (ts.tensor(rng.standard_normal((2, h, m, 128)).astype(np.float32), "bf16")
+               for h, m in ((16, S), (4, n), (4, n)))
+    cache = ts.kv_cache((2, 4, 4096, 128), "bf16").append(k, v)
+    for x in (cache._storage.K, cache._storage.V):
+        x.array[:, :, n:] = 1e30
+    f = ts.jit(lambda q, c: ts.flash_attention(q, c, causal=causal), target="cuda")
+    with ts.config.scope(poison=True):
+        got = np.asarray(ts.cast(f(q, cache), "f64"))
+    assert "call decode_" in f.inspect_ir("schedule")
+    want, size = (x.swapaxes(1, 2).reshape(got.shape) for x in truth(q, k, v, causal))
+    assert_close(got, want, "bf16", n=2, scale=size)
