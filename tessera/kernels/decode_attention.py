@@ -92,6 +92,7 @@ def decode_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tensor["C
                 count: Tensor[1, int64] | None, out: Tensor["P", "C", "R", "E"],
                 lse: Tensor["P", "C", "R", f32] | None, scale: f32, S=1, BM=16, BN=32,
                 causal=False):
+    tile.launch_dependents()
     part, r0, c = tile.group_id(0), tile.group_id(1) * BM, tile.group_id(2)
     o, sums = attend_part(Q, K, V, count, c, r0, part, P, scale, S, BM, BN, causal)
     out[part, c, r0:r0+BM, :] = o
@@ -115,14 +116,16 @@ def decode_many_rows(Q: Tensor["C", "R", "D"], K: Tensor["C", "T", "D"], V: Tens
 def combine_parts(parts: Tensor["P", "N", "E", f32], lse: Tensor["P", "N", f32],
                   out: Tensor["N", "E"], BP=64):
     """Rows of a result from those of its parts, each weighed by exp2(lse)."""
+    tile.grid_dependency_wait()
     n = tile.group_id(0)
     m, z, o = tile.full((1,), -HIGHEST), tile.zeros((1,)), tile.zeros((1, E))
     for p0 in range(0, P, BP):
+        rows = tile.load(parts[p0:p0+BP, n, :])  # under way while weights are made
         sums = tile.load(lse[p0:p0+BP, n:n+1], fill=-math.inf)
         m_new = tile.maximum(m, tile.reduce_max(sums, 0))
         weights, alpha = tile.exp2(sums - m_new), tile.exp2(m - m_new)
         z = z * alpha + tile.reduce_sum(weights, 0)
-        o = o * alpha + tile.reduce_sum(weights * tile.load(parts[p0:p0+BP, n, :]), 0)[None, :]
+        o = o * alpha + tile.reduce_sum(weights * rows, 0)[None, :]
         m = m_new
     out[n:n+1, :] = o / z[:, None]
 

@@ -126,11 +126,13 @@ def test_emulated(lse, target, rng):
             lanes=32, target=target)
 
 
-def test_the_combination_emulated(rng):
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_the_combination_emulated(target, rng):
     parts = rng.standard_normal((5, 6, 16)).astype(np.float32)
     lse = (20 * rng.standard_normal((5, 6))).astype(np.float32)
     lse[1:, 2] = -np.inf
-    compare(combine_parts, parts, lse, np.zeros((6, 16), np.float32), BP=4, rtol=1e-5, atol=1e-5)
+    compare(combine_parts, parts, lse, np.zeros((6, 16), np.float32), BP=4, rtol=1e-5, atol=1e-5,
+            target=target)
 
 
 # --- who takes them -----------------------------------------------------------------------------

@@ -8,7 +8,12 @@ import pytest
 
 import tile_gpu
 from tessera import bf16
-from tessera.kernels.decode_attention import decode_many_rows, decode_plan, decode_rows
+from tessera.kernels.decode_attention import (
+    combine_parts,
+    decode_many_rows,
+    decode_plan,
+    decode_rows,
+)
 
 C, T, P = 2, 1024, 4
 
@@ -42,3 +47,15 @@ def test_more_rows_are_multiplied_by_warpgroups(D, S, causal, count):
     made = compiled(decode_many_rows, 32, D, P, count, S=S, causal=causal)
     assert made.notes[0].startswith("matmuls by wgmma")
     assert not made.built.resources.spill_store_bytes and not made.built.warnings
+
+
+def test_parts_are_weighed_by_a_kernel_that_is_there_when_they_end():
+    """It begins early and waits before its first load; sm_80 has no such launch."""
+    parts, lse = np.zeros((33, 8, 128), np.float32), np.zeros((33, 8), np.float32)
+    out = np.zeros((8, 128), bf16.numpy)
+    made = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_90a")
+    sass = made.built.sass()
+    assert made.built.kernel.dependent and sass.index(" ACQBULK") < sass.index(" LDG")
+    assert "griddepcontrol.launch_dependents" in compiled(decode_rows, 4, 128, P).built.ptx
+    older = tile_gpu.compiled(combine_parts, parts, lse, out, target="sm_80")
+    assert not older.built.kernel.dependent and "griddepcontrol" not in older.built.ptx

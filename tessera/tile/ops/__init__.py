@@ -8,6 +8,7 @@ from tessera.tile.ops import (
     attention,
     create,
     debug,
+    dependents,
     elementwise,
     ids,
     indexed,
@@ -21,6 +22,6 @@ from tessera.tile.ops import (
 )
 
 __all__ = [
-    "OPS", "TileOp", "atomics", "attention", "create", "debug", "elementwise", "ids", "indexed",
-    "macros", "matmul", "memory", "random", "reduce", "vector", "warp",
+    "OPS", "TileOp", "atomics", "attention", "create", "debug", "dependents", "elementwise", "ids",
+    "indexed", "macros", "matmul", "memory", "random", "reduce", "vector", "warp",
 ]
