@@ -125,7 +125,7 @@ HEADS = (2, 512, 128)
                      terms=16),
         KernelSample("of one query", ((2, 8, 1, 32), (2, 2, 300, 32), (2, 2, 300, 48)), "bf16",
                      CAUSAL, terms=16),
-        KernelSample("of few queries", ((1, 12, 5, 64), (1, 2, 170, 64), (1, 2, 170, 64)), "f16",
+        KernelSample("of few queries", ((1, 12, 5, 64), (1, 2, 270, 64), (1, 2, 270, 64)), "f16",
                      CAUSAL, terms=16),
         KernelSample("scaled", ((2, 20, 16), (2, 35, 16), (2, 35, 16)), "f32", {"scale": 0.3},
                      terms=35),
@@ -168,7 +168,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     if 0 in tuple(out.shape):
         return out
     factor = (1.0 / math.sqrt(D) if scale is None else float(scale)) * math.log2(math.e)
-    if run.given is None and few_queries(dtype, S, max(D, E)):
+    if run.given is None and few_queries(dtype, S, T, max(D, E)):
         _decode(run, q, k, v, out, factor, (heads // group, group * S), bool(causal))
         return out
     m, n = attention_block(dtype, S, max(D, E), bool(causal), generation_of(q))

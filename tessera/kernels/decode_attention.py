@@ -23,6 +23,7 @@ SLACK = 8.0  # powers of two by which the running maximum may lag
 # Blocks are to fill the multiprocessors of large GPUs: 132, four blocks of a warp on each.
 BLOCKS = 528
 LEAST_KEYS = 128  # of a part
+MANY_KEYS = 256
 
 
 class DecodePlan(NamedTuple):
@@ -42,9 +43,14 @@ class DecodePlan(NamedTuple):
         return min(64, 1 << (self.parts - 1).bit_length())
 
 
-def few_queries(dtype: DType, S: int, width: int) -> bool:
-    """Whether these kernels are for so many queries of a head, and heads as wide."""
-    return dtype.kind == "float" and dtype.bits == 16 and S <= MOST_QUERIES and width <= WIDEST
+def few_queries(dtype: DType, S: int, T: int, width: int) -> bool:
+    """Whether these kernels are for so many queries of a head, keys, and heads as wide.
+
+    Several queries of a head may have to be moved beside those of others, for which few keys do not
+    pay.
+    """
+    return dtype.kind == "float" and dtype.bits == 16 and width <= WIDEST and (
+        S == 1 or S <= MOST_QUERIES and T >= MANY_KEYS)
 
 
 def decode_plan(heads: int, rows: int, T: int, width: int) -> DecodePlan:

@@ -147,13 +147,14 @@ def test_the_library_takes_them_for_few_queries(rng):
     assert kernels(*zeros(1)) == kernels(*zeros(4)) == ["decode_rows", "combine_parts"]
     assert kernels(*zeros(16)) == ["decode_many_rows", "combine_parts"]
     assert kernels(*zeros(1, 60)) == ["decode_rows"]
-    for xs in (zeros(17), zeros(1, dtype="f32"), zeros(1, D=272)):
+    for xs in (zeros(17), zeros(1, dtype="f32"), zeros(1, D=272), zeros(2, 255)):
         assert kernels(*xs) == ["cross_attention"]
     chosen = flash_attention_2.with_schedule(ts.Schedule(block=(64, 64)))
     assert kernels(*zeros(1), routine=chosen) == ["cross_attention"]
 
 
-@pytest.mark.parametrize("S, T, causal", [(1, 300, True), (5, 40, True), (16, 700, False)])
+@pytest.mark.parametrize("S, T, causal", [(1, 300, True), (1, 40, False), (5, 256, True),
+                                          (16, 700, False)])
 def test_graphs_take_them(S, T, causal, rng):
     q, k, v = (ts.tensor(x) for x in operands(rng, 8, 2, S, T, 32, 32))
     made = program_of(ts.jit(lambda *x: ts.attention(*x, causal=causal)).graph(q, k, v), "sm_90a")

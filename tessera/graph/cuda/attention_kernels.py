@@ -213,9 +213,10 @@ def _is_few(node: Node) -> bool:
     """Whether the kernels of few queries take it, where no gradient is wanted."""
     q, _, v, *_ = (x.aval for x in _operands(node))
     S: Any = q.shape[-2]
+    T: Any = v.shape[-2]
     width: Any = max(q.shape[-1], v.shape[-1])
     plain = node.attrs["scale"] > 0 if node.op is CACHED_ATTENTION else _is_plain(node)
-    return plain and few_queries(q.dtype, S, width)
+    return plain and few_queries(q.dtype, S, T, width)
 
 
 def _is_taken(node: Node) -> bool:
