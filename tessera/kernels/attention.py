@@ -157,7 +157,7 @@ def flash_attention_2(run: Any, q: Any, k: Any, v: Any, *, causal: bool = False,
     scale: positive; 1 / sqrt(D) when None.  causal: query i sees the keys up to i + T - S.
     All of one float type of up to 32 bits. Scores and sums are f32; weights are rounded to v's
     type before the second product, the result once. Memory beside the result: none, but for up to
-    16 queries of 16 bits over many keys, which are split: at most 528 results of 64 rows in f32.
+    16 queries of 16 bits over many keys, which are split: some 264 results of up to 64 rows in f32.
     Raises ShapeError, DTypeError, ArgumentError. Dao 2023, arXiv:2307.08691, algorithm 1.
     """
     heads, group = _check(run, q, k, v)
@@ -221,13 +221,16 @@ def attention_block(dtype: DType, S: int, width: int, causal: bool, chip: Genera
     128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
     keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
     their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22). chip: None where it is not known
+    1.04 (H200, 2026-11-22), with 96 and 4096 queries 1.09, causal 0.96 (H100, 2026-11-25).
+    chip: None where it is not known
     """
     if dtype.bits > 16:
         return 32, 32
-    if chip is not None and chip.warpgroup_matmul is not None and width in (32, 64) and (
-            S >= (4096 if causal else 1024)):
-        return 192, 96 if causal else 128
+    if chip is not None and chip.warpgroup_matmul is not None:
+        if width in (32, 64) and S >= (4096 if causal else 1024):
+            return 192, 96 if causal else 128
+        if 64 < width <= 96 and S >= 512 and not causal:
+            return 192, 112
     m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
     while chip is not None and n > 32 and (4 * n + m) * width * 2 > chip.group_shared_bytes:
         n //= 2
