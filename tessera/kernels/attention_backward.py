@@ -136,10 +136,10 @@ def queries_block(dtype: DType, width: int, chip: Generation, queries: int | Non
 
 
 def _by_warpgroups(dtype: DType, width: int, chip: Generation) -> bool:
-    """Whether rows as wide are whole panels of what a chip's warpgroups multiply."""
-    form, row_bytes = chip.warpgroup_matmul, width * dtype.bits // 8
+    """Whether a chip's warpgroups multiply rows as wide."""
+    form = chip.warpgroup_matmul
     return form is not None and dtype.name in form.operands and (
-        row_bytes in (32, 64) or row_bytes % 128 == 0)
+        width * dtype.bits % (8 * form.step_bytes) == 0)
 
 
 def _fitting(blocks: tuple[tuple[int, int], ...], dtype: DType, width: int, chip: Generation

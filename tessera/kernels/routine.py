@@ -20,6 +20,8 @@ from ..errors import ArgumentError, did_you_mean, user_line
 from ..numerics import DType, NumericType, as_type
 from ..open_trace import trace_state
 from ..runtime.arrays import HOST, Array, dense_strides, place_of, read_array, reader
+from ..runtime.device import device
+from ..runtime.generations import Generation
 from ..tensor import Tensor
 from ..tile.ir.schedule import ALIASES, Schedule
 from ..tile.kernel.decorator import LIBRARY
@@ -202,6 +204,12 @@ def type_of(x: Any, name: str) -> NumericType:
     return x.type if isinstance(x, Tensor | RoutineArray) else as_type(read_array(x, name).dtype)
 
 
+def generation_of(x: Any) -> Generation | None:
+    """What the GPU has on which an array lies; None on a host, and where that is not known."""
+    where = None if isinstance(x, RoutineArray) else place_of(x)
+    return None if where is None or where == HOST else device(where).target.generation
+
+
 def empty_like(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
     """An array that a kernel will fill: of x's library, place, and unless given extents and type.
     """
@@ -245,5 +253,4 @@ def read_view(x: Any, name: str) -> Array:
 
 
 __all__ = ["LIBRARY", "ROUTINES", "RoutineLauncher", "LaunchRecorder", "Routine", "ForeignArray",
-           "empty_like", "find",
-           "reshaped", "routine", "type_of"]
+           "empty_like", "find", "generation_of", "reshaped", "routine", "type_of"]

@@ -114,6 +114,7 @@ class Generation:
     async_copies: copies from global to shared memory without registers (cp.async).
     ring_stages: of a ring that they fill, at most: more hide no more latency.
     converts: narrow formats that instructions convert.
+    dependent_launches: whether a kernel may begin before the one in front of it ends.
     vector_sums: whether one atomic instruction adds four f32, or two bf16, to neighbours in memory.
     """
 
@@ -128,6 +129,7 @@ class Generation:
     async_copies: bool = True
     ring_stages: int = 4
     converts: tuple[str, ...] = ()
+    dependent_launches: bool = False
     vector_sums: bool = False
     registers: int = 65536
     register_unit: int = 256
@@ -171,7 +173,7 @@ _SM89 = register(replace(_SM86, target="sm_89", name="Ada", groups=24, warp_matm
                          converts=_FP8))
 _SM90 = register(replace(_SM80, target="sm_90", name="Hopper", shared_bytes=228 * _KIB,
                          group_shared_bytes=227 * _KIB, warp_matmul=_ADA, converts=_FP8,
-                         vector_sums=True))
+                         dependent_launches=True, vector_sums=True))
 register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     operands={
         "bf16": MatmulOperand("bf16", any_major=True, packs=True),

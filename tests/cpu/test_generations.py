@@ -207,6 +207,16 @@ def summed(x: ts.Tensor["N", f32], y: ts.Tensor["N", f32]):
     ts.tile.atomic_add(y[0:512], ts.tile.load(x[0:512]))
 
 
+@ts.kernel
+def waiting(x: ts.Tensor["N", f32]):
+    ts.tile.grid_dependency_wait()
+    x[0:512] = ts.tile.full((512,), 1.0)
+
+
+def waits() -> bool:
+    return emitted(waiting, ones(f32, 512)).emitted.dependent
+
+
 def held(threads=128, registers=32, shared_bytes=0) -> str:
     return str(occupancy(PRETENDED, threads=threads, registers=registers,
                          shared_bytes=shared_bytes))
@@ -250,6 +260,7 @@ FIELDS: dict[str, Field] = {
     "ring_stages": Field(2, staged, "2 stages 2 stages"),
     "converts": Field((), lambda: text(emitted(decoded, ones(fp8_e4m3, 128),
                                                         ones(f32, 128))), "0.0, ''))"),
+    "dependent_launches": Field(False, lambda: f"dependent: {waits()}", "dependent: False"),
     "vector_sums": Field(False, lambda: text(emitted(summed, ones(f32, 512), ones(f32, 512))),
                          "0, 1, ("),
     "warp_matmul.formats": Field(("f16",), gemm, "by threads", without_wgmma),

@@ -170,6 +170,16 @@ def test_attention_overlaps(causal):
     assert any(p.kind == "counter" for p in emitted.parameters) == causal
 
 
+@pytest.mark.parametrize("D", [48, 80, 96, 112, 160, 224])
+def test_no_matmul_reads_the_rest_of_a_panel(D):
+    x = ones(bf16, 4, 512, D)
+    _, _, built = compiled(kernels.attention, x, x, x, x, 0.1, BN=64)
+    require_fast(built)
+    found = counts(built)
+    assert total(found, "HGMMA.64x64x16") == 3 * D // 16  # scores: steps of 16 along D
+    assert total(found, f"HGMMA.64x{D}x16") == 3 * 4  # weights times values: D columns
+
+
 def test_three_consumers_of_half_the_depth():
     x = ones(bf16, 4, 512, 64)
     program, _, built = compiled(kernels.attention, x, x, x, x, 0.1, BM=192)

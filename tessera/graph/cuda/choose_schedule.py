@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ...kernels.attention import attention_block
 from ...kernels.row_blocks import ALONE, row_blocks
 from ...numerics import NumericType
 from ...runtime.generations import Generation
@@ -88,18 +89,11 @@ def for_columns(extents: tuple[int, ...], ends: bool = False) -> Schedule:
 
 def for_attention(numeric: NumericType, S: int, width: int, chip: Generation,
                   causal: bool) -> Schedule:
-    """128 queries in two warpgroups, as many keys at a time; half as many for wide heads, and where
-    keys and values of two stages do not fit shared memory. Three warpgroups for narrow heads, where
-    their blocks waste little on the diagonal: with 64 and 4096 queries 1.17 times as fast, causal
-    1.04 (H200, 2026-11-22)."""
+    """A warp for 16 queries, of three warpgroups two."""
+    m, n = attention_block(numeric.dtype, S, width, causal, chip)
     if numeric.dtype.bits > 16:
-        return chosen(32, 32, warps=4, stages=1)
-    if chip.warpgroup_matmul is not None and width in (32, 64) and S >= (4096 if causal else 1024):
-        return chosen(192, 96 if causal else 128, warps=8, stages=2)
-    m, n = 128 if S > 64 else 64, 128 if width <= 128 else 64
-    while n > 32 and (4 * n + m) * width * 2 > chip.group_shared_bytes:
-        n //= 2
-    return chosen(m, n, warps=m // 16, stages=2)
+        return chosen(m, n, warps=4, stages=1)
+    return chosen(m, n, warps=min(8, m // 16), stages=2)
 
 
 def for_move(extents: tuple[int, ...], tiles: tuple[int, ...], why: str = "",

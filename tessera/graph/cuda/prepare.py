@@ -15,7 +15,7 @@ from ..expand import expand_by, expand_control
 from ..ir import Graph, Node, Value
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
-from .attention_kernels import use_attention_kernels
+from .attention_kernels import open_cached_attention, use_attention_kernels
 from .conv_kernels import use_conv_kernels
 from .gathers import nothing
 from .host_keys import open_keys
@@ -139,6 +139,7 @@ INT32 = as_type("int32")
 PIPELINE: list[Callable[..., Graph]] = [
     remove_dead,
     expand_control,
+    open_cached_attention,
     remove_dead,
     canonicalize,
     merge_common,

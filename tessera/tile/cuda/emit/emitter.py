@@ -134,6 +134,7 @@ class Emitted:
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
     columns: tuple[Parameter, ...] = ()  # of a batch: what its table has of each call
     matmul_forms: tuple[str, ...] = ()
+    dependent: bool = False  # begins before the kernel in front of it ends
 
 
 class Emitter:
@@ -160,6 +161,7 @@ class Emitter:
         self.depth, self.loops = 1, 0
         self.divergent = 0  # conditions around this op that differ between lanes
         self.shared_bytes, self.notes = 0, []  # type: ignore[var-annotated]
+        self.dependent = False  # waits for the kernel in front of it
         self.matmul_forms: dict[str, None] = {}
         self.sites: list[tuple[SourceLine | None, str, str, tuple[str, ...]]] = []
         self.where: SourceLine | None = None
@@ -439,7 +441,7 @@ class Emitter:
             text.append(f"{INDENT}pass")
         return Emitted(self.function.name, "\n".join([*text, ""]), tuple(self.parameters.values()),
                        self.shared_bytes, lines, tuple(self.notes), tuple(self.sites),
-                       tuple(self.columns.values()), tuple(self.matmul_forms))
+                       tuple(self.columns.values()), tuple(self.matmul_forms), self.dependent)
 
 
 def literal(value: object, dtype: DType) -> str:

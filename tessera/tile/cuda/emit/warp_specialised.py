@@ -362,7 +362,7 @@ def _hold_operand(e: Emitter, op: Op) -> None:
     assert isinstance(op.args[0], SSAValue)
     ring, load, slot = h.slots[op.args[0]]
     make = h.part(f"hold_{base_name(load.name)}", "hold", ring.offset_bytes + load.offset_bytes,
-                  ring.slot_bytes, load.panel_bytes, load.row_bytes)
+                  ring.slot_bytes, load.panel_bytes, load.width_bytes, load.row_bytes)
     e.define(op.outs[0], f"{make}({slot}, {h.thread})")
 
 
