@@ -10,10 +10,10 @@ costs their bytes. The time of each choice is estimated from what was measured o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from ..numerics import NumericType
+from ..numerics import DType, NumericType
 
 MULTIPROCESSORS = 132  # of an H100, and about as many of other large GPUs
 MOST_PARTS = 16
@@ -33,10 +33,12 @@ OTHER_BLOCK, IN_PARTS = 0.015, 0.03
 # blocks of 64 the four stages of operands are too few bytes to be under way.
 STEP_US: Mapping[tuple[int, int], float] = {
     (128, 256): 0.65, (192, 192): 0.73, (128, 192): 0.503, (192, 128): 0.503, (128, 128): 0.39,
-    (64, 256): 0.39, (64, 128): 0.34, (128, 64): 0.34, (64, 64): 0.3}
+    (64, 256): 0.39, (64, 128): 0.2, (128, 64): 0.22, (64, 64): 0.15, (64, 32): 0.13,
+    (64, 16): 0.12, (64, 8): 0.12}
 # Of fp8, whose short sums threads add to others: derived from the weight gradients in one profile
 # of a step of GPT-2 350M (H200, 2026-11-23), no product was timed alone.
-FP8_STEP_US = {(128, 128): 0.41}
+FP8_STEP_US = {(128, 128): 0.41, (64, 128): 0.25, (64, 64): 0.2}
+FP8_BLOCKS = tuple(FP8_STEP_US)
 LARGE = tuple(b for b in STEP_US if min(b) >= 128)
 # Where what follows needs registers beside the sums: 128 x 256 and 192 x 192 leave none to spare.
 CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
@@ -45,13 +47,15 @@ CROWDED = tuple(b for b in LARGE if prod(b) <= 128 * 192)
 @dataclass(frozen=True)
 class MatmulBlocks:
     """rows, columns: of a block.  parts: of K, of `depth` elements each but for the last; 1 and 0
-    where it is summed whole.  us: the estimate."""
+    where it is summed whole.  us: the estimate.  swapped: the operands are, transposed: the columns
+    are the rows that tensor cores take 64 at a time."""
 
     rows: int
     columns: int
     parts: int = 1
     depth: int = 0
     us: float = 0.0
+    swapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,15 @@ class MatmulExtents:
         return -(-self.K * self.bits // (8 * STEP_BYTES))
 
 
-def short_sums(numeric: NumericType) -> bool:
+def short_sums(numeric: NumericType | DType) -> bool:
     """Whether tensor cores keep too few digits of long sums, so that short ones are added to others
     beside them: of fp8. Registers are left for blocks of FP8_COLUMNS."""
-    return numeric.dtype.kind == "float" and numeric.dtype.bits == 8
+    dtype = numeric if isinstance(numeric, DType) else numeric.dtype
+    return dtype.kind == "float" and dtype.bits == 8
 
 
-def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False
-                  ) -> MatmulBlocks:
+def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], split: bool = False,
+                  multiprocessors: int = MULTIPROCESSORS) -> MatmulBlocks:
     """The quickest of some blocks by the estimate, the first where others are hardly quicker.
 
     blocks: of STEP_US.  split: whether K may be summed in parts.
@@ -89,13 +94,37 @@ def choose_blocks(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], spl
         other = (b.rows, b.columns) != blocks[0]
         return b.us * (1 + other * OTHER_BLOCK + (b.parts > 1) * IN_PARTS)
 
-    return min((_estimate(extents, b, p) for b in blocks for p in parts), key=cost)
+    return min((_estimate(extents, b, p, multiprocessors) for b in blocks for p in parts), key=cost)
 
 
-def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlocks:
+def choose_either_way(extents: MatmulExtents, blocks: Sequence[tuple[int, int]], layout: str,
+                      multiprocessors: int = MULTIPROCESSORS) -> MatmulBlocks:
+    """The same, of blocks of the result or of its transpose, K also in parts.
+
+    layout: of the operands, as of kernels.gemm.product.
+    """
+    x = extents
+    plain = choose_blocks(x, _readable(blocks, layout[1] == "t", x.bits), True, multiprocessors)
+    narrow = _readable([b for b in blocks if b[1] < 64], layout[0] == "n", x.bits)
+    if not narrow:
+        return plain
+    turned = choose_blocks(replace(x, M=x.N, N=x.M), narrow, True, multiprocessors)
+    if plain.us <= turned.us:
+        return plain
+    return replace(turned, rows=turned.columns, columns=turned.rows, swapped=True)
+
+
+def _readable(blocks: Sequence[tuple[int, int]], along: bool, bits: int) -> list[tuple[int, int]]:
+    """Those whose columns TMA brings: rows of 32 bytes or more, where they lie along the columns
+    and not along K."""
+    return [b for b in blocks if along or b[1] * bits >= 256]
+
+
+def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int, multiprocessors: int
+              ) -> MatmulBlocks:
     (m, n), steps = block, -(-x.steps // parts)
     groups = x.matrices * -(-x.M // m) * -(-x.N // n) * parts
-    waves = -(-groups // MULTIPROCESSORS)
+    waves = -(-groups // multiprocessors)
     bits = x.result_bits if parts == 1 else 32
     store = (STORE_US[0] + STORE_US[1] * (bits > 16)) * m * n / (128 * 256)
     step = FP8_STEP_US.get(block, STEP_US[block]) if x.bits == 8 else STEP_US[block]
@@ -106,5 +135,19 @@ def _estimate(x: MatmulExtents, block: tuple[int, int], parts: int) -> MatmulBlo
     return MatmulBlocks(m, n, parts, steps * 8 * STEP_BYTES // x.bits, us)
 
 
-__all__ = ["CROWDED", "FP8_COLUMNS", "LARGE", "USUAL", "MatmulBlocks", "MatmulExtents",
-           "choose_blocks", "short_sums"]
+def default_block(numeric: NumericType | DType, M: int, N: int) -> tuple[int, int, int]:
+    """Rows, columns and depth of a group's block.
+
+    Tensor cores take 128 x 256 (two consumer warpgroups of 64 rows each); steps are rows of 128
+    bytes, the widest swizzle. Small products get blocks that leave less of them empty. Threads
+    that multiply and add keep sums and operands in registers: 64 x 64.
+    """
+    bits = (numeric if isinstance(numeric, DType) else numeric.dtype).bits
+    if bits > 16:
+        return 64, 64, 1024 // bits // 2
+    columns = 256 if N >= 256 and M >= 128 else 128 if N >= 128 else 64
+    return (128 if M >= 128 else 64), columns, 1024 // max(bits, 8)
+
+
+__all__ = ["CROWDED", "FP8_BLOCKS", "FP8_COLUMNS", "LARGE", "STEP_US", "USUAL", "MatmulBlocks",
+           "MatmulExtents", "choose_blocks", "choose_either_way", "default_block", "short_sums"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class _Store:
         self._pinned: dict[Key, int] = {}
         self._free: list[int] = []
         self._slabs: list[DeviceBuffer] = []
+        self.rewritten = 0  # how often slots were given to other arrays
         self._lock = threading.Lock()
 
     def get(self, key: Key, encode: Any, pinned: bool) -> int:
@@ -101,6 +103,7 @@ class _Store:
         """A free slot. A reused one may still be read by a kernel, so that is waited for."""
         if not self._free and len(self._slots) >= KEPT:
             self._device.synchronize()
+            self.rewritten += 1
             for _ in range(SLAB_MAPS):
                 self._free.append(self._slots.popitem(last=False)[1])
         if not self._free:
@@ -146,6 +149,30 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
         return _encode(array, box, swizzle_bytes, promotion_bytes)
 
     return _store(array.device).get(key, encode, pinned)
+
+
+class TensorMaps:
+    """Descriptors for boxes of arrays that are alike but for where they begin: looked up by that
+    alone while no slot was written anew."""
+
+    def __init__(self, array: Array, name: str, box: tuple[int, ...], swizzle_bytes: int):
+        self._like, self._how = array, (name, box, swizzle_bytes)
+        self._known: dict[int, int] = {}
+        self._seen = 0
+
+    def find(self, pointer: int, pinned: bool) -> int:
+        """Its device address. pinned: as of tensor_map."""
+        store = _store(self._like.device)
+        if self._seen != store.rewritten:
+            self._known.clear()
+            self._seen = store.rewritten
+        at = None if pinned else self._known.get(pointer)
+        if at is None:
+            name, box, swizzle = self._how
+            at = self._known[pointer] = tensor_map(
+                replace(self._like, pointer=pointer), name, box=box, swizzle_bytes=swizzle,
+                pinned=pinned)
+        return at
 
 
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:

@@ -122,7 +122,7 @@ def test_a_routine_is_declared_once():
     from tessera.kernels.routine import find, routine
 
     with pytest.raises(ts.ArgumentError, match="declared twice"):
-        @routine(stdlib.gemm.kernels["gemm_nn"], **vars(stdlib.gemm.record))
+        @routine(stdlib.gemm.kernels["gemm_whole"], **vars(stdlib.gemm.record))
         def gemm(run, a):
             return a
     with pytest.raises(ts.ArgumentError, match="no routine 'gem'") as info:
@@ -134,7 +134,7 @@ def test_a_routine_without_samples_or_a_benchmark_without_a_rate_is_refused():
     from tessera.kernels.record import Benchmark
 
     facts = vars(stdlib.gemm.record)
-    with pytest.raises(ts.ArgumentError, match="0 samples and 3 compiled calls cannot be tested"):
+    with pytest.raises(ts.ArgumentError, match="0 samples and 7 compiled calls cannot be tested"):
         type(stdlib.gemm.record)(**facts | {"samples": ()})
     with pytest.raises(ts.ArgumentError, match="gives flops=0, bytes=0"):
         Benchmark("", ((4, 4),), beside=("cuBLAS", lambda torch, a: a))

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 from ...errors import SourceLine
-from ...kernels.gemm import default_block
 from ...kernels.matmul_blocks import (
     FP8_COLUMNS,
     LARGE,
@@ -19,6 +18,7 @@ from ...kernels.matmul_blocks import (
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
+    default_block,
     short_sums,
 )
 from ...runtime.generations import WarpgroupMatmul

@@ -9,8 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...kernels.gemm import default_block
-from ...kernels.matmul_blocks import CROWDED, USUAL, MatmulExtents, choose_blocks, short_sums
+from ...kernels.matmul_blocks import (
+    CROWDED,
+    USUAL,
+    MatmulExtents,
+    choose_blocks,
+    default_block,
+    short_sums,
+)
 from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup

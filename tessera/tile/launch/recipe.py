@@ -24,7 +24,7 @@ from tessera.runtime.arrays import Array, dense_strides, overlap, stream_of
 from tessera.runtime.buffer import DeviceBuffer
 from tessera.runtime.device import check, device, driver
 from tessera.runtime.replays import Replays
-from tessera.runtime.tensormap import tensor_map
+from tessera.runtime.tensormap import TensorMaps
 from tessera.runtime.timing import is_capturing
 from tessera.tile.interpreter.arguments import Bound
 from tessera.tile.interpreter.launch import extent
@@ -36,6 +36,7 @@ from tessera.tile.passes.random_draws import draws
 
 MOST_BLOCKS = 2**31 - 1  # CUDA C++ Programming Guide, table of compute capabilities, x of a grid
 COUNTER_BYTES = 256
+QUICK_KINDS = frozenset({"tensor", "scalar", "dim", "axis", "groups", "map"})  # of parameters
 
 
 @dataclass
@@ -105,6 +106,8 @@ class Recipe:
         self._start = self._prepare(bound, varying)
         plain = self._start and not (self._sources or self._waits or self._prints)
         self.quick = self._start if plain and self._kind in ("none", "param") else None
+        if self._start and "map" in kinds <= QUICK_KINDS and self._kind in ("none", "param"):
+            self.quick = self._with_maps
 
     # --- writing it -----------------------------------------------------------------------------
     def _declare_output(self, bound: Bound) -> NumericType | None:
@@ -186,6 +189,12 @@ class Recipe:
         if looked is not None:
             looked.after(objects, kept, call.key)
         return self._result(call, objects)
+
+    def _with_maps(self, stream: int, *values: Any) -> None:
+        """A launch of which only descriptors have to be found."""
+        assert self._start is not None
+        call = PendingLaunch(stream, values, {}, is_capturing(stream))
+        self._start(stream, *[source(call) for source in self._sources])
 
     def _is_captured(self, stream: int) -> bool:
         captured = is_capturing(stream)
@@ -283,11 +292,12 @@ def _map(recipe: Recipe, slot: Slot, bound: Bound, varying: tuple[str, ...]) -> 
     if 0 in shape:  # there is nothing to describe, and no iteration of a loop that would ask for it
         return lambda call: 0
 
+    maps = TensorMaps(Array(0, shape, strides, dtype, index, "", None), slot.name, slot.box,
+                      swizzle)
+
     def find(call: PendingLaunch) -> int:
         pointer = call.outputs[slot.name].pointer if at is None else call.values[at]
-        array = Array(pointer, shape, strides, dtype, index, "", None)
-        return tensor_map(array, slot.name, box=slot.box, swizzle_bytes=swizzle,
-                          pinned=call.pinned)
+        return maps.find(pointer, call.pinned)
 
     return find
 

@@ -1,0 +1,51 @@
+"""What a routine's function launches its kernels with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ArgumentError, user_line
+from ..tile.ir.schedule import ALIASES
+
+
+class RoutineLauncher:
+    """What a routine's function launches with: `run("softmax", x, y)`."""
+
+    def __init__(self, routine: Any, groups: Any = None, lanes: int | None = None,
+                 stream: Any = None, target: str | None = None):
+        self.routine, self.given = routine, routine._schedule
+        self.options = {"groups": groups, "lanes": lanes, "stream": stream, "target": target}
+
+    def size(self, name: str, default: int) -> int:
+        """A block size of the schedule: "m", "n" or "k"; `default` when it does not say."""
+        if self.given is None:
+            return default
+        chosen = getattr(self.given, ALIASES[name])
+        return default if chosen is None else int(chosen)
+
+    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        kernel = self.routine.kernels[name]
+        if not any(v is not None for v in self.options.values()):
+            return kernel(*args, **kwargs)
+        return kernel.launch(*args, **self.options, **kwargs)
+
+    def note(self, *why: str) -> None:
+        """Why the call is launched as it is, for the notes of its schedule."""
+        self.routine.notes = why
+
+    def fail(self, message: str, hint: str | None = None, kind: type = ArgumentError) -> Any:
+        raise kind(f"{self.routine.__name__}: {message}", hint=hint, where=user_line())
+
+
+class LaunchRecorder(RoutineLauncher):
+    """Writes down what a routine's function would launch."""
+
+    def __init__(self, routine: Any):
+        super().__init__(routine)
+        self.launches: list[tuple[str, tuple, dict[str, Any]]] = []
+
+    def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        self.launches.append((name, args, kwargs))
+
+
+__all__ = ["LaunchRecorder", "RoutineLauncher"]
