@@ -2,7 +2,7 @@
 
     python benchmarks/matmuls.py                       40 shapes in four layouts, bf16
     python benchmarks/matmuls.py --layouts nt --shapes rows "deep K"
-    python benchmarks/matmuls.py --types fp8 f32       other types, two cubes
+    python benchmarks/matmuls.py --types fp8 "fp8 fast" tf32 f32 f16      two cubes
 
 Nothing is set. Each product is compared with one in f64 on some of its rows. Times are medians of
 replays of CUDA graphs that hold many launches, so that they are of the GPU alone; ours and
@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import record  # noqa: E402
 import torch  # noqa: E402
 
+import tessera as ts  # noqa: E402
 from tessera.stdlib import gemm  # noqa: E402
 from tessera.tile.launch.compile_images import compile_images  # noqa: E402
 from tessera.tile.launch.precompile import wanted_image  # noqa: E402
@@ -48,34 +50,58 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
                (16384, 3072, 768), (16384, 768, 3072), (4096, 14336, 4096), (8192, 1024, 8192)),
 }
 GRAPH_US, CALL_US = 1500, 3000  # of launches in one graph, of calls in one round
+LAYOUTS = ("nt", "nn", "tn", "tt")
 Runs = dict[str, Callable[[], Any]]
 
 
-def operands(shape: Shape, layout: str, dtype: Any) -> tuple[Any, Any]:
+def operands(shape: Shape, layout: str, dtype: Any, make: Any = torch.randn) -> tuple[Any, Any]:
     """As they lie: [M, K] or, 't', [K, M]; [K, N] or, 't', [N, K]."""
     M, N, K = shape
     shapes = (M, K) if layout[0] == "n" else (K, M), (K, N) if layout[1] == "n" else (N, K)
-    a, b = (torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in shapes)
-    return a.to(dtype), b.to(dtype)
+    wide = torch.float32 if dtype == torch.float32 else torch.bfloat16
+    a, b = (make(*s, device="cuda", dtype=wide).to(dtype) for s in shapes)
+    return a, b
 
 
-def options(layout: str) -> dict[str, bool]:
-    return {f"transpose_{x}": way == "t" for x, way in zip("ab", layout, strict=True)}
+@dataclass(frozen=True)
+class Kind:
+    """A type of operands. routine, options: how ours multiplies it.  layouts: that cuBLAS has."""
+
+    dtype: Any
+    routine: Any = gemm
+    options: dict[str, Any] = field(default_factory=dict)
+    layouts: tuple[str, ...] = LAYOUTS
+    fast: bool = False
+
+    def given(self, layout: str) -> dict[str, Any]:
+        return {f"transpose_{x}": way == "t" for x, way in zip("ab", layout, strict=True)
+                } | self.options
 
 
-def sides(a: Any, b: Any, layout: str) -> Runs:
+FP8 = {"dtype": "bf16"}
+KINDS = {
+    "bf16": Kind(torch.bfloat16), "f16": Kind(torch.float16), "f32": Kind(torch.float32),
+    "tf32": Kind(torch.float32, options={"precision": "tf32"}, fast=True),
+    "fp8": Kind(torch.float8_e4m3fn, options=FP8, layouts=("nt",)),
+    "fp8 fast": Kind(torch.float8_e4m3fn, gemm.with_schedule(ts.Schedule(FAST_SUMS=True)), FP8,
+                     ("nt",), True)}
+
+
+def sides(a: Any, b: Any, layout: str, kind: Kind) -> Runs:
     """Both products of the same operands."""
     x, y = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
-    how = options(layout)
+    how, run = kind.given(layout), kind.routine
     if a.dtype == torch.float8_e4m3fn:
         one = torch.ones((), device="cuda")
-        return {"tessera": lambda: gemm(a, b, **how), "cuBLAS": lambda: torch._scaled_mm(
-            x, y, one, one, out_dtype=torch.bfloat16)}
-    return {"tessera": lambda: gemm(a, b, **how), "cuBLAS": lambda: torch.mm(x, y)}
+        return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch._scaled_mm(
+            x, y, one, one, out_dtype=torch.bfloat16, use_fast_accum=kind.fast)}
+    return {"tessera": lambda: run(a, b, **how), "cuBLAS": lambda: torch.mm(x, y)}
 
 
 def require(title: str, a: Any, b: Any, layout: str, runs: Runs) -> None:
     """Some rows of each result against f64; ours may err as cuBLAS does and half an ulp."""
+    if a.dtype == torch.float8_e4m3fn:
+        a, b = a.float(), b.float()
     a, b = a.T if layout[0] == "t" else a, b.T if layout[1] == "t" else b
     rows = torch.linspace(0, a.shape[0] - 1, min(a.shape[0], 16), device="cuda").long()
     want = a[rows].double() @ b.double()
@@ -85,24 +111,17 @@ def require(title: str, a: Any, b: Any, layout: str, runs: Runs) -> None:
         raise SystemExit(f"{title}: relative errors {errors}")
 
 
-def compile_all(cases: list[tuple[Shape, str]], dtype: Any) -> int:
+def compile_all(cases: list[tuple[Shape, str]], kind: Kind) -> int:
     """What the calls run, compiled side by side; how many kernels."""
     wanted = {}
     for shape, layout in cases:
-        a, b = operands_on_paper(shape, layout, dtype)
-        for name, args, constants in gemm.launches(a, b, **options(layout)):
-            kernel = gemm.kernels[name]
+        a, b = operands(shape, layout, kind.dtype, torch.empty)
+        for name, args, constants in kind.routine.launches(a, b, **kind.given(layout)):
+            kernel = kind.routine.kernels[name]
             w = wanted_image(kernel, kernel.bind(args, constants))
             wanted[w.key] = w
     torch.cuda.empty_cache()
     return compile_images(wanted.values())
-
-
-def operands_on_paper(shape: Shape, layout: str, dtype: Any) -> tuple[Any, Any]:
-    M, N, K = shape
-    shapes = (M, K) if layout[0] == "n" else (K, M), (K, N) if layout[1] == "n" else (N, K)
-    a, b = (torch.empty(*s, device="cuda", dtype=dtype) for s in shapes)
-    return a, b
 
 
 def graph_of(run: Callable[[], Any], launches: int) -> Any:
@@ -151,16 +170,12 @@ def called(runs: Runs, calls: int = 200) -> dict[str, float]:
     return in_turn({name: many(run) for name, run in runs.items()}, calls, 3)
 
 
-def geometric_mean(ratios: list[float]) -> float:
-    return statistics.geometric_mean(ratios)
-
-
-def product(shape: Shape, layout: str, dtype: Any, args: argparse.Namespace) -> dict[str, Any]:
+def product(shape: Shape, layout: str, kind: Kind, args: argparse.Namespace) -> dict[str, Any]:
     """Of one product: microseconds of both sides, their ratio, and why ours ran as it did."""
-    a, b = operands(shape, layout, dtype)
-    runs = sides(a, b, layout)
+    a, b = operands(shape, layout, kind.dtype)
+    runs = sides(a, b, layout, kind)
     require(f"{layout} {shape}", a, b, layout, runs)
-    why = gemm.notes[0].partition(":")[0]
+    why = kind.routine.notes[0].partition(":")[0]
     times = measured(runs, shape, args.rounds)
     found: dict[str, Any] = {**{n: round(t, 2) for n, t in times.items()},
                              "ratio": round(times["cuBLAS"] / times["tessera"], 3), "how": why}
@@ -171,50 +186,48 @@ def product(shape: Shape, layout: str, dtype: Any, args: argparse.Namespace) -> 
     return found
 
 
-def of_type(name: str, dtype: Any, shapes: list[Shape], args: argparse.Namespace
+def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
             ) -> dict[str, Any]:
     """All products of one type, and what they come to."""
-    cases = [(s, w) for s in shapes for w in args.layouts]
+    torch.backends.cuda.matmul.allow_tf32 = kind.fast
+    layouts = [w for w in args.layouts if w in kind.layouts]
     start = time.perf_counter()
-    kernels = compile_all(cases, dtype)
+    kernels = compile_all([(s, w) for s in shapes for w in layouts], kind)
     print(f"{name}: {kernels} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
     found: dict[str, Any] = {}
     for shape in shapes:
         title = " x ".join(map(str, shape))
-        found[title] = {w: product(shape, w, dtype, args) for w in args.layouts}
+        found[title] = {w: product(shape, w, kind, args) for w in layouts}
         print(f"{title:24}", "  ".join(
             f"{w} {f['tessera']:.1f} us {f['ratio']:.2f}" + (
                 f" ({f['calls']:.2f}, {f['us of a call']:.0f} us)" if args.calls else "")
-            for w, f in found[title].items()), "|", found[title][args.layouts[0]]["how"],
+            for w, f in found[title].items()), "|", found[title][layouts[0]]["how"],
             flush=True)
-    ratios = {w: [f[w]["ratio"] for f in found.values()] for w in args.layouts}
+    ratios = {w: [f[w]["ratio"] for f in found.values()] for w in layouts}
     everything = [r for rs in ratios.values() for r in rs]
-    means = {w: round(geometric_mean(rs), 3) for w, rs in ratios.items()}
-    total = {"geometric mean": round(geometric_mean(everything), 3), "least": min(everything),
+    means = {w: round(statistics.geometric_mean(rs), 3) for w, rs in ratios.items()}
+    total = {"geometric mean": round(statistics.geometric_mean(everything), 3), "least": min(everything),
              "below 0.92": sum(r < 0.92 for r in everything), **means}
     print(name, json.dumps(total), flush=True)
     return {"total": total, "products": found}
 
 
-TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.float8_e4m3fn,
-         "f32": torch.float32}
 LARGE = [(n, n, n) for n in (4096, 8192)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--types", nargs="*", choices=TYPES, default=["bf16"])
+    parser.add_argument("--types", nargs="*", choices=KINDS, default=["bf16"])
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--layouts", nargs="*", default=["nt", "nn", "tn", "tt"])
+    parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", action="store_true")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
     began = time.perf_counter()
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for name in args.types:
         every = [s for group in args.shapes for s in SHAPES[group]]
-        figures[name] = of_type(name, TYPES[name], every if name == "bf16" else LARGE, args)
+        figures[name] = of_type(name, KINDS[name], every if name == "bf16" else LARGE, args)
     figures["seconds"] = round(time.perf_counter() - began)
     if out := os.environ.get("OUT"):
         (Path(out) / "matmuls.json").write_text(

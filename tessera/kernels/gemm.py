@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..dims import show_shape
-from ..errors import DTypeError, ShapeError
-from ..numerics import DType, bf16, f32, i32
-from ..tensor import Tensor
+from ..errors import ArgumentError, DTypeError, ShapeError
+from ..numerics import DType, as_type, bf16, f32, i32, tf32, u8
+from ..runtime.arrays import read_array
+from ..tensor import Tensor, tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
 from .matmul_plan import Card, card_of, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
-from .routine import empty_like, reshaped, routine, type_of
+from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
 
 @kernel
@@ -94,13 +95,22 @@ def aligned_rows(X: Tensor["R", "C"], Y: Tensor["R", "E"], BR=8, BE=512):
     Y[tile_r:tile_r+BR, tile_e:tile_e+BE] = tile.load(X[tile_r:tile_r+BR, tile_e:tile_e+BE])
 
 
+@kernel
+def turned_rows(X: Tensor["R", "C"], Y: Tensor["C", "E"], BC=64, BE=64):
+    """X transposed, with zeros behind its rows."""
+    Y[tile_c:tile_c+BC, tile_e:tile_e+BE] = tile.load(X[tile_e:tile_e+BE, tile_c:tile_c+BC]).T
+
+
 def reference(a: np.ndarray, b: np.ndarray, transpose_a: bool = False,
-              transpose_b: bool = False) -> np.ndarray:
+              transpose_b: bool = False, dtype: Any = None) -> np.ndarray:
     return (a.T if transpose_a else a) @ (b.T if transpose_b else b)
 
 
-def _in_ops(F: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
-    return (F.transpose(a) if transpose_a else a) @ (F.transpose(b) if transpose_b else b)
+def _in_ops(F: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False,
+            dtype: Any = None, precision: str | None = None) -> Any:
+    a, b = (x if precision is None else F.cast(x, precision) for x in (a, b))
+    y = (F.transpose(a) if transpose_a else a) @ (F.transpose(b) if transpose_b else b)
+    return y if dtype is None else F.cast(y, dtype)
 
 
 def _in_torch(torch: Any, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False
@@ -115,7 +125,7 @@ LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if
 
 
 @routine(
-    gemm_whole, gemm_parts, sum_of_parts, aligned_rows,
+    gemm_whole, gemm_parts, sum_of_parts, aligned_rows, turned_rows,
     arrays="`[M, K]` or `[K, M]`, `[K, N]` or `[N, K]`", reference=reference, ops=_in_ops,
     samples=(
         KernelSample("", ((70, 50), (50, 90)), terms=50),
@@ -133,6 +143,8 @@ LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if
           for w, how in LAYOUTS.items()),
         CompiledCall("large", ((4096, 4096),) * 2, "bf16", says=SPECIALISED),
         CompiledCall("few rows", ((16, 4096), (4096, 4096)), "bf16"),
+        CompiledCall("fp8", ((512, 512),) * 2, "fp8_e4m3", LAYOUTS["nt"] | {"dtype": "bf16"},
+                     says=SPECIALISED),
         CompiledCall("f32", ((512, 512),) * 2),
     ),
     benchmarks=tuple(
@@ -140,30 +152,37 @@ LAYOUTS = {w: {f"transpose_{x}": True for x, way in zip("ab", w, strict=True) if
                   {"transpose_b": nt}, flops=2 * n**3, beside=("cuBLAS", _in_torch))
         for n in (4096, 8192) for nt in (False, True)),
 )
-def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False,
+         dtype: Any = None, precision: str | None = None) -> Any:
     """D = A B, with A' for A under transpose_a and B' for B under transpose_b.
 
-    a: [M, K], or [K, M] with transpose_a   b: [K, N], or [N, K] with transpose_b   D: [M, N] of a's
-    type
+    a: [M, K], or [K, M] with transpose_a   b: [K, N], or [N, K] with transpose_b   D: [M, N] of
+    `dtype`, by default a's type
     Both of one type: f64, or a float of up to 32 bits. Sums are kept in f32 (f64 for f64) and
-    rounded once. Operands of 16 bits or fewer are multiplied by tensor cores.
-    Raises ShapeError, DTypeError.
+    rounded once. Operands of 16 bits or fewer are multiplied by tensor cores; sums of fp8 are added
+    up outside of them every 128 of K, but not under ts.Schedule(FAST_SUMS=True).
+    precision: "tf32" rounds operands of f32 to 10 bits of mantissa, which tensor cores multiply.
+    Raises ShapeError, DTypeError, ArgumentError.
     """
-    dtype, (M, N, K) = _checked(run, a, b, transpose_a, transpose_b)
-    out, card = empty_like(a, (M, N)), card_of(a)
-    (a, turned_a), (b, turned_b) = _as_row(a, transpose_a), _as_row(b, transpose_b)
-    plan = plan_product(dtype, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, run.given is None)
+    kind, (M, N, K) = _checked(run, a, b, transpose_a, transpose_b)
+    result = kind if dtype is None else as_type(dtype).dtype
+    out, card = empty_like(a, (M, N), dtype), card_of(a)
+    if precision is not None:
+        kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, card) for which in (
+        (a, transpose_a, False), (b, transpose_b, True)))
+    plan = plan_product(kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits,
+                        not run.has_sizes, bool(run.extra("FAST_SUMS")))
     run.note(plan.why)
-    a, b = (_aligned(run, x, card) for x in (a, b))
     ways = (not turned_b, not turned_a) if plan.swapped else (turned_a, turned_b)
     how = {"layout": "nt"[ways[0]] + "nt"[ways[1]], "swapped": plan.swapped,
            "BM": run.size("m", plan.rows), "BN": run.size("n", plan.columns),
            "BK": run.size("k", plan.step)}
     if plan.parts == 1:
-        run.run("gemm_whole", a, b, out, dtype.compute, result=dtype, **how)
+        run.run("gemm_whole", a, b, out, kind.compute, result=result, **how)
         return out
     parts = empty_like(a, (plan.parts, M, N), f32)
-    run.run("gemm_parts", a, b, parts, plan.depth, dtype.compute, **how)
+    run.run("gemm_parts", a, b, parts, plan.depth, kind.compute, **how)
     run.run("sum_of_parts", reshaped(parts, (plan.parts, M * N)), reshaped(out, (M * N,)),
             count=plan.parts)
     return out
@@ -186,19 +205,38 @@ def _checked(run: Any, a: Any, b: Any, transpose_a: bool, transpose_b: bool
                             shapes[0][1 - transpose_a])
 
 
-def _as_row(x: Any, turned: bool) -> tuple[Any, bool]:
-    """An operand and whether it lies transposed; one column as a row, which lies the same."""
-    rows, columns = x.shape
-    return (reshaped(x, (1, rows)), not turned) if columns == 1 else (x, turned)
-
-
-def _aligned(run: Any, x: Any, card: Card) -> Any:
-    """An operand whose rows begin at 16 bytes, as TMA reads them: a copy where they do not."""
-    dtype, (rows, columns) = type_of(x, "x").dtype, x.shape
-    if not card.copies or dtype.name not in card.formats or dtype.bits * columns % 128 == 0 or (
-            0 in x.shape):
+def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
+    """An operand of f32 rounded to tf32, where that is not done on its way (see _operand)."""
+    if precision != "tf32" or type_of(x, "x").dtype is not f32:
+        run.fail(f"precision={precision!r} with operands of {type_of(x, 'x')}",
+                 "precision='tf32' for operands of f32", ArgumentError)
+    if card.copies:
         return x
-    step = 128 // dtype.bits
-    y = empty_like(x, (rows, -(-columns // step) * step))
-    run.run("aligned_rows", x, y)
-    return y
+    if isinstance(x, RoutineArray):
+        run.fail("precision='tf32' in a traced function", "cast the operands to tf32")
+    return tensor(read_array(x, "x").owner, tf32)
+
+
+def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType, card: Card
+             ) -> tuple[Any, bool]:
+    """An operand as TMA and wgmma read it, and whether it lies transposed: one column as a row, and
+    a copy where its rows do not begin at 16 bytes, or have to lie along K and do not.
+
+    along: whether it lies transposed when its rows lie along K.  kind: the type that is multiplied;
+    TMA rounds f32 to tf32.
+    """
+    rows, columns = x.shape
+    if columns == 1:
+        x, turned, rows, columns = reshaped(x, (1, rows)), not turned, 1, rows
+    if not card.copies or kind.name not in card.formats or 0 in x.shape:
+        return x, turned
+    step, name = 128 // kind.bits, ""
+    if turned != along and kind.name in card.along_k:
+        name, shape, turned = "turned_rows", (columns, -(-rows // step) * step), along
+    elif columns % step:
+        name, shape = "aligned_rows", (rows, -(-columns // step) * step)
+    if name:
+        y = empty_like(x, shape)
+        run.run(name, *(viewed(v, u8) if kind.bits == 8 else v for v in (x, y)))
+        x = y
+    return (x if type_of(x, "x").dtype is kind else viewed(x, kind)), turned

@@ -12,10 +12,12 @@ from typing import Any
 from ..numerics import DType
 from ..runtime.arrays import HOST, place_of
 from ..runtime.device import device
+from ..runtime.generations import GENERATIONS, WarpgroupMatmul
 from .matmul_blocks import (
     FP8_BLOCKS,
     FP8_COLUMNS,
     MULTIPROCESSORS,
+    STEP_BYTES,
     STEP_US,
     MatmulBlocks,
     MatmulExtents,
@@ -28,11 +30,13 @@ from .routine_arrays import RoutineArray
 
 @dataclass(frozen=True)
 class Card:
-    """multiprocessors: of the GPU.  formats: of operands that its warpgroups multiply.  copies:
-    whether operands lie in its memory, so that rows which TMA cannot read may be copied."""
+    """multiprocessors: of the GPU.  formats: of operands that its warpgroups multiply; along_k:
+    those of them that may lie along K alone.  copies: whether operands lie in its memory, so that
+    they may be copied where TMA cannot read their rows, or wgmma their order."""
 
     multiprocessors: int
     formats: frozenset[str]
+    along_k: frozenset[str] = frozenset()
     copies: bool = True
 
 
@@ -44,14 +48,19 @@ def card_of(x: Any) -> Card:
 
 @functools.cache
 def _usual() -> Card:
-    return Card(MULTIPROCESSORS, frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"}), False)
+    return _made(MULTIPROCESSORS, GENERATIONS["sm_90a"].warpgroup_matmul, False)
 
 
 @functools.cache
 def _card(index: int) -> Card:
-    chip, unit = device(index), device(index).target.generation.warpgroup_matmul
-    return Card(chip.multiprocessors, frozenset() if unit is None else frozenset(unit.operands),
-                unit is not None)
+    chip = device(index)
+    return _made(chip.multiprocessors, chip.target.generation.warpgroup_matmul, True)
+
+
+def _made(multiprocessors: int, unit: WarpgroupMatmul | None, copies: bool) -> Card:
+    formats = {} if unit is None else unit.operands
+    return Card(multiprocessors, frozenset(formats), frozenset(
+        n for n, operand in formats.items() if not operand.any_major), copies)
 
 
 @dataclass(frozen=True)
@@ -69,21 +78,23 @@ class ProductPlan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card, free: bool = True
-                 ) -> ProductPlan:
+def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
+                 result_bits: int = 16, free: bool = True, fast_sums: bool = False) -> ProductPlan:
     """The plan for D [M, N] with sums over K, operands of one type.
 
     layout: of the operands, as of kernels.gemm.product.
     free: whether nobody has chosen a block. Else what is not chosen is as usual, and nothing is
-    swapped or in parts.
+    swapped or in parts.  fast_sums: whether sums of fp8 may stay in the tensor cores.
     """
     rows, columns, step = default_block(dtype, M, N)
-    if short_sums(dtype):
-        columns = min(columns, FP8_COLUMNS)
+    if dtype.name in card.formats:
+        step = 8 * STEP_BYTES // dtype.bits
+    short = short_sums(dtype) and not fast_sums
+    columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
-    blocks = FP8_BLOCKS if short_sums(dtype) else tuple(STEP_US)
-    found = choose_either_way(MatmulExtents(M, N, K, dtype.bits, dtype.bits), blocks, layout,
+    blocks = FP8_BLOCKS if short else tuple(STEP_US)
+    found = choose_either_way(MatmulExtents(M, N, K, dtype.bits, result_bits), blocks, layout,
                               card.multiprocessors)
     return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
                        found.parts, found.depth)

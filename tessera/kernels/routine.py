@@ -26,6 +26,7 @@ from .routine_arrays import (
     empty_like,
     reshaped,
     type_of,
+    viewed,
 )
 from .routine_calls import RoutineCalls
 from .routine_launcher import LaunchRecorder, RoutineLauncher
@@ -151,4 +152,5 @@ def find(name: str) -> Routine:
 
 
 __all__ = ["LIBRARY", "ROUTINES", "ForeignArray", "LaunchRecorder", "Routine", "RoutineArray",
-           "RoutineLauncher", "distributed", "empty_like", "find", "reshaped", "routine", "type_of"]
+           "RoutineLauncher", "distributed", "empty_like", "find", "reshaped", "routine", "type_of",
+           "viewed"]

@@ -29,6 +29,11 @@ class RoutineArray(ABC):
         """The same elements: what is written into one is in the other."""
 
 
+    def viewed(self, dtype: DType) -> RoutineArray:
+        """Its bytes as another type of that size; where it stands for memory of a GPU."""
+        raise NotImplementedError
+
+
 def distributed(x: Any) -> bool:
     return isinstance(x, Tensor) and x.layout is not None
 
@@ -64,6 +69,14 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     return ForeignArray(array.pointer, shape, array.dtype, array.device, x)
 
 
+def viewed(x: Any, dtype: DType) -> Any:
+    """The bytes of an array on a GPU as another type of that size."""
+    if isinstance(x, RoutineArray):
+        return x.viewed(dtype)
+    array = read_array(x, "x")
+    return ForeignArray(array.pointer, array.shape, dtype, array.device, x)
+
+
 class ForeignArray:
     """Device memory of somebody else as an array that kernels take."""
 
@@ -80,4 +93,5 @@ def read_view(x: Any, name: str) -> Array:
     return Array(x.pointer, x.shape, dense_strides(x.shape), x.dtype, x.index, "view", x)
 
 
-__all__ = ["ForeignArray", "RoutineArray", "distributed", "empty_like", "reshaped", "type_of"]
+__all__ = ["ForeignArray", "RoutineArray", "distributed", "empty_like", "reshaped", "type_of",
+           "viewed"]

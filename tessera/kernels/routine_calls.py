@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..numerics import NumericType, as_type
+from ..numerics import DType, NumericType, as_type
 from ..runtime.arrays import HOST, Array, face_of, place_of, read_array
 from ..tensor import Tensor
 from ..tile.launch.first_call import form_of
 from ..tile.launch.results import maker
-from .routine_arrays import RoutineArray, distributed, reshaped
+from .routine_arrays import RoutineArray, distributed, reshaped, viewed
 from .routine_launcher import RoutineLauncher
 
 KEPT = 1024  # calls of one routine; more are shapes that do not come again
@@ -110,13 +110,17 @@ class RecordedArray(RoutineArray):
         name = self.writer.line("v{i} = reshaped(" + self.name + ", shape{i})", shape=shape)
         return RecordedArray(self.writer, name, shape, self.type, self.array)
 
+    def viewed(self, dtype: DType) -> RecordedArray:
+        name = self.writer.line("v{i} = viewed(" + self.name + ", dtype{i})", dtype=dtype)
+        return RecordedArray(self.writer, name, self.shape, as_type(dtype), self.array)
+
 
 class CallWriter(RoutineLauncher):
     """Writes down what a routine's function launches."""
 
     def __init__(self, routine: Any, objects: tuple):
         super().__init__(routine)
-        self.scope: dict[str, Any] = {"reshaped": reshaped}
+        self.scope: dict[str, Any] = {"reshaped": reshaped, "viewed": viewed}
         self.lines: list[str] = []
         self.count = len(objects)
         self.arguments = [x if isinstance(x, OPTIONS) else self._argument(f"a{i}", x)

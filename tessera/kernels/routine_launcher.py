@@ -23,6 +23,16 @@ class RoutineLauncher:
         chosen = getattr(self.given, ALIASES[name])
         return default if chosen is None else int(chosen)
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the schedule chooses a block."""
+        return self.given is not None and any(
+            getattr(self.given, ALIASES[name]) is not None for name in ("m", "n", "k"))
+
+    def extra(self, name: str) -> Any:
+        """A parameter of the schedule in capitals; None when it does not say."""
+        return dict(self.given.extra).get(name) if self.given is not None else None
+
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         kernel = self.routine.kernels[name]
         if not any(v is not None for v in self.options.values()):

@@ -125,6 +125,7 @@ class Emitted:
     """A source text and what it takes.
 
     matmul_forms: what computes its matmuls: wgmma | mma | threads, each at most once.
+    dependent: it may start before the kernel in front of it in the stream ends.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Emitted:
     sites: tuple = ()  # what may be reported: fields of runtime.flags.Site
     columns: tuple[Parameter, ...] = ()  # of a batch: what its table has of each call
     matmul_forms: tuple[str, ...] = ()
+    dependent: bool = False
 
 
 class Emitter:

@@ -129,6 +129,8 @@ class PipelineKnobs:
     reversed       grid axis that runs from its end: long tiles first
     warpgroups     consumers
     registers      of a lane of the producer, of a consumer; None: as launched
+    dependent      it starts while the kernel in front of it in the stream ends, and waits for that
+                   end before its first access of memory
     """
 
     stages: int | None = None
@@ -144,6 +146,7 @@ class PipelineKnobs:
     reversed: int | None = None
     warpgroups: int | None = None
     registers: tuple[int, int] | None = None
+    dependent: bool | None = None
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}
