@@ -206,8 +206,8 @@ def of_type(name: str, kind: Kind, shapes: list[Shape], args: argparse.Namespace
     ratios = {w: [f[w]["ratio"] for f in found.values()] for w in layouts}
     everything = [r for rs in ratios.values() for r in rs]
     means = {w: round(statistics.geometric_mean(rs), 3) for w, rs in ratios.items()}
-    total = {"geometric mean": round(statistics.geometric_mean(everything), 3), "least": min(everything),
-             "below 0.92": sum(r < 0.92 for r in everything), **means}
+    total = {"geometric mean": round(statistics.geometric_mean(everything), 3),
+             "least": min(everything), "below 0.92": sum(r < 0.92 for r in everything), **means}
     print(name, json.dumps(total), flush=True)
     return {"total": total, "products": found}
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from ..numerics import DType
 from ..runtime.arrays import HOST, place_of
-from ..runtime.device import device
-from ..runtime.generations import GENERATIONS, WarpgroupMatmul
+from ..runtime.device import device, has_gpu
+from ..runtime.generations import WarpgroupMatmul
+from ..tile.tuning.gpus import DEFAULT, Gpu, gpu_of
 from .matmul_blocks import (
+    BLOCK_US,
     FP8_BLOCKS,
     FP8_COLUMNS,
-    MULTIPROCESSORS,
     STEP_BYTES,
-    STEP_US,
+    Card,
     MatmulBlocks,
     MatmulExtents,
     choose_either_way,
@@ -28,38 +29,33 @@ from .matmul_blocks import (
 from .routine_arrays import RoutineArray
 
 
-@dataclass(frozen=True)
-class Card:
-    """multiprocessors: of the GPU.  formats: of operands that its warpgroups multiply; along_k:
-    those of them that may lie along K alone.  copies: whether operands lie in its memory, so that
-    they may be copied where TMA cannot read their rows, or wgmma their order."""
-
-    multiprocessors: int
-    formats: frozenset[str]
-    along_k: frozenset[str] = frozenset()
-    copies: bool = True
-
-
 def card_of(x: Any) -> Card:
     """Of the GPU on which an array lies; for others, the one that is tuned for."""
     where = x.place if isinstance(x, RoutineArray) else place_of(x)
-    return _usual() if where is None or where == HOST else _card(where)
+    return usual_card() if where is None or where == HOST else _card(where)
 
 
 @functools.cache
-def _usual() -> Card:
-    return _made(MULTIPROCESSORS, GENERATIONS["sm_90a"].warpgroup_matmul, False)
+def usual_card() -> Card:
+    """Of the GPUs that are tuned for."""
+    return _made(DEFAULT, False)
 
 
 @functools.cache
 def _card(index: int) -> Card:
-    chip = device(index)
-    return _made(chip.multiprocessors, chip.target.generation.warpgroup_matmul, True)
+    return _made(gpu_of(device(index)), True)
 
 
-def _made(multiprocessors: int, unit: WarpgroupMatmul | None, copies: bool) -> Card:
+def card_for(unit: WarpgroupMatmul | None) -> Card:
+    """Of this machine's GPU where it multiplies so, else of those that are tuned for."""
+    mine = has_gpu() and device().target.generation.warpgroup_matmul is unit
+    return _card(0) if mine else usual_card()
+
+
+def _made(gpu: Gpu, copies: bool) -> Card:
+    unit = gpu.generation.warpgroup_matmul
     formats = {} if unit is None else unit.operands
-    return Card(multiprocessors, frozenset(formats), frozenset(
+    return Card(gpu.multiprocessors, gpu.memory_gbps, frozenset(formats), frozenset(
         n for n, operand in formats.items() if not operand.any_major), copies)
 
 
@@ -93,9 +89,9 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     columns = min(columns, FP8_COLUMNS) if short else columns
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
-    blocks = FP8_BLOCKS if short else tuple(STEP_US)
+    blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
     found = choose_either_way(MatmulExtents(M, N, K, dtype.bits, result_bits), blocks, layout,
-                              card.multiprocessors)
+                              card)
     return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
                        found.parts, found.depth)
 

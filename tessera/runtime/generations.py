@@ -190,7 +190,7 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160)},
     copies=TensorCopies(),
     defaults=PipelineDefaults(
-        stages=(4, 2), ring_bytes=128 << 10, other_registers=(32, 28),
+        stages=(4, 2), ring_bytes=192 << 10, other_registers=(32, 28),
         # Three sixteenths where tiles are of different length: 1 % more of causal attention (H200,
         # 2026-11-21, benchmarks/kernels.py attention).
         pinned_sixteenths=(4, 3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ from fake_gpu import gpu as gpu
 from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib
 from tessera.kernels.gemm import LAYOUTS
-from tessera.kernels.matmul_blocks import STEP_US
-from tessera.kernels.matmul_plan import Card, ProductPlan, plan_product
+from tessera.kernels.matmul_blocks import BLOCK_US, Card
+from tessera.kernels.matmul_plan import ProductPlan, plan_product
 from tessera.tile.cuda.lower.warp_specialised import Refusal
 from tessera.tile.kernel.kernel import Kernel
 from tolerance import assert_close
 
-H200 = Card(132, frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"}))
+H200 = Card(132, 4800, frozenset({"bf16", "f16", "fp8_e4m3", "fp8_e5m2"}))
 
 
 def groups(p: ProductPlan, M: int, N: int) -> int:
@@ -34,7 +34,7 @@ def groups(p: ProductPlan, M: int, N: int) -> int:
 def test_a_plan_covers_the_product_and_keeps_the_card_busy(M, N, K, layout):
     p = plan_product(bf16, M, N, K, layout, H200)
     block = (p.columns, p.rows) if p.swapped else (p.rows, p.columns)
-    assert block in STEP_US and (p.parts - 1) * p.depth < K <= max(1, p.parts) * (p.depth or K)
+    assert block in BLOCK_US and (p.parts - 1) * p.depth < K <= max(1, p.parts) * (p.depth or K)
     assert groups(p, M, N) >= 60 and str(p.parts) in p.why + "1"
 
 
@@ -48,7 +48,7 @@ def test_few_rows_are_the_columns_of_a_block():
 
 def test_a_smaller_card_has_other_waves():
     """2048^3 is 128 of the usual blocks: one wave of 132 multiprocessors, two of 114."""
-    large, small = (plan_product(bf16, 2048, 2048, 2048, "nt", Card(n, H200.formats))
+    large, small = (plan_product(bf16, 2048, 2048, 2048, "nt", replace(H200, multiprocessors=n))
                     for n in (132, 114))
     assert (large.rows, large.columns) == (128, 256) and "on 132" in large.why
     assert (small.rows, small.columns) != (128, 256) and "on 114" in small.why
@@ -58,7 +58,7 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert plan_product(bf16, 512, 512, 65536, "nt", H200, free=False).parts == 1
     p = plan_product(f32, 512, 512, 65536, "nt", H200)
     assert (p.rows, p.columns, p.step, p.parts, p.swapped) == (64, 64, 16, 1, False)
-    assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108, frozenset())).swapped is False
+    assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108)).swapped is False
     assert plan_product(fp8_e4m3, 4096, 4096, 4096, "nt", H200).columns == 128
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from ...errors import SourceLine
 from ...kernels.matmul_blocks import (
+    BLOCKS,
     FP8_COLUMNS,
-    LARGE,
-    USUAL,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
     default_block,
     short_sums,
 )
+from ...kernels.matmul_plan import card_for
 from ...runtime.generations import WarpgroupMatmul
 from ..flops import Shapes
 from ..ir import Graph, Node, Value
@@ -164,8 +164,8 @@ class _Calls:
 # --- blocks and parts of long sums --------------------------------------------------------------
 def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, bool]:
     """The block of a matmul's result and the parts of K, by the estimate; whether the block is
-    chosen: warpgroups have a choice where the result is no smaller than the usual block, but not
-    of codes of 8 bits, whose sums are kept twice. Extents that only a call knows take no part."""
+    chosen: warpgroups have a choice, but not of codes of 8 bits, whose sums are kept twice. Extents
+    that only a call knows take no part."""
     numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
     if numeric.dtype.bits > 16 or not all(
             isinstance(n, int) for v in node.inputs for n in v.aval.shape):
@@ -173,12 +173,12 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     *lead, M, N = extents_of(node.outputs[0])
     m, n, _ = default_block(numeric, M, N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
-    chosen = chip is not None and usual == USUAL and numeric.dtype.bits == 16 and (
+    chosen = chip is not None and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands)
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
                             prod(lead))
-    return choose_blocks(extents, LARGE if chosen else (usual,),
-                         not lead and out.dtype.kind == "float"), chosen
+    return choose_blocks(extents, BLOCKS if chosen else (usual,),
+                         not lead and out.dtype.kind == "float", card_for(chip)), chosen
 
 
 def place_blocks(graph: Graph, chip: WarpgroupMatmul | None) -> Graph:

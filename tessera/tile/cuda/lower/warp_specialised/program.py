@@ -129,8 +129,7 @@ class PipelineKnobs:
     reversed       grid axis that runs from its end: long tiles first
     warpgroups     consumers
     registers      of a lane of the producer, of a consumer; None: as launched
-    dependent      it starts while the kernel in front of it in the stream ends, and waits for that
-                   end before its first access of memory
+    dependent      it starts while the kernel before it ends, and waits there for its results
     """
 
     stages: int | None = None
