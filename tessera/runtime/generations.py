@@ -62,8 +62,8 @@ class TensorCopies:
 class PipelineDefaults:
     """What a warp-specialised kernel gets where its schedule leaves a knob open; measured.
 
-    stages: of a ring in a loop with one matmul, with several.  ring_bytes: of the former at least,
-        in more slots where they are small.
+    stages: of a ring in a loop with one matmul, with several.  ring_bytes: of the former at most,
+        in more slots where they are small; results leave through what is left.
     other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries; and
         the fewest with which tiles that leave no more are tried.
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;

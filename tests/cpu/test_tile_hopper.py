@@ -223,7 +223,7 @@ def test_warps_of_a_schedule(rng):
     assert consumers(warps=8) == 3 and consumers(warps=4, source="auto") == 3
     assert program(gemm_nt, *args, schedule=Schedule(stages=2)).rings[0].slots == 2
     assert program(gemm_nt, *args, schedule=Schedule(
-        stages=2, source="auto")).rings[0].slots == 5
+        stages=2, source="auto")).rings[0].slots == 6
 
 
 def test_three_consumers(rng):

@@ -134,7 +134,7 @@ def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
     if fits < n:
         notes.append(f"{fits} columns, because two stages of {n} do not fit {room} bytes")
     slot, groups = (m + fits) * k * bits // 8, "block" in anchor.attrs
-    most = max(4, -(-RING_BYTES // slot)) if groups else 4
+    most = max(4, RING_BYTES // slot) if groups else 4
     stages = max(2, min(most, room // slot)) if bits <= 16 else 2
     wide = m * fits > 64 * 128 or (groups and m > 64)
     made = chosen(m, fits, k, warps=8 if wide else 4, stages=stages)

@@ -68,7 +68,7 @@ def _stages(function: Function, maker: Maker, defaults: PipelineDefaults) -> int
             types = [maker.type(out(n)) for n in loop.body if is_op(n, "ring_load")]
             most = max(most, sum(prod(t.shape) * t.dtype.bits // 8 for t in types
                                  if isinstance(t, TileType)))
-    wanted = -(-defaults.ring_bytes // most) if most else 0
+    wanted = defaults.ring_bytes // most if most else 0
     return max(defaults.stages[0], min(wanted, MOST_STAGES))
 
 
