@@ -14,7 +14,7 @@ from ..tensor import Tensor, tensor
 from ..tile import MODULE as tile
 from ..tile.ir.schedule import Schedule
 from ..tile.kernel.decorator import kernel
-from .matmul_plan import Card, card_of, plan_product
+from .matmul_plan import LINE_BYTES, Card, card_of, pays_to_copy, plan_product
 from .record import Benchmark, CompiledCall, KernelSample
 from .routine import RoutineArray, empty_like, reshaped, routine, type_of, viewed
 
@@ -169,7 +169,7 @@ def gemm(run: Any, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
     out, card = empty_like(a, (M, N), dtype), card_of(a)
     if precision is not None:
         kind, a, b = tf32, *(_as_tf32(run, x, precision, card) for x in (a, b))
-    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, card) for which in (
+    (a, turned_a), (b, turned_b) = (_operand(run, *which, kind, (M, N, K), card) for which in (
         (a, transpose_a, False), (b, transpose_b, True)))
     plan = plan_product(kind, M, N, K, "nt"[turned_a] + "nt"[turned_b], card, result.bits,
                         not run.has_sizes, bool(run.extra("FAST_SUMS")))
@@ -217,10 +217,11 @@ def _as_tf32(run: Any, x: Any, precision: str, card: Card) -> Any:
     return tensor(read_array(x, "x").owner, tf32)
 
 
-def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType, card: Card
-             ) -> tuple[Any, bool]:
+def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType,
+             extents: tuple[int, int, int], card: Card) -> tuple[Any, bool]:
     """An operand as TMA and wgmma read it, and whether it lies transposed: one column as a row, and
-    a copy where its rows do not begin at 16 bytes, or have to lie along K and do not.
+    a copy with rows of whole 128 bytes where they do not begin at 16, or where that pays, or where
+    they have to lie along K and do not.
 
     along: whether it lies transposed when its rows lie along K.  kind: the type that is multiplied;
     TMA rounds f32 to tf32.
@@ -230,11 +231,11 @@ def _operand(run: Any, x: Any, turned: bool, along: bool, kind: DType, card: Car
         x, turned, rows, columns = reshaped(x, (1, rows)), not turned, 1, rows
     if not card.copies or kind.name not in card.formats or 0 in x.shape:
         return x, turned
-    step, name = 128 // kind.bits, ""
+    line, name = 8 * LINE_BYTES // kind.bits, ""
     if turned != along and kind.name in card.along_k:
-        name, shape, turned = "turned_rows", (columns, -(-rows // step) * step), along
-    elif columns % step:
-        name, shape = "aligned_rows", (rows, -(-columns // step) * step)
+        name, shape, turned = "turned_rows", (columns, -(-rows // line) * line), along
+    elif pays_to_copy(rows, columns, kind.bits, extents, card):
+        name, shape = "aligned_rows", (rows, -(-columns // line) * line)
     if name:
         y = empty_like(x, shape)
         run.run(name, *(viewed(v, u8) if kind.bits == 8 else v for v in (x, y)))

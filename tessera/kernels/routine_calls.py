@@ -4,8 +4,8 @@ A routine decides from shapes, types and options alone, so its function is run o
 arrays that only write down what is asked of them. For gemm on torch tensors, in two parts, it reads
 
     def call(a0, a1, a2):
-        v3 = make3(None).array
-        v4 = make4(None).array
+        v3 = make3()
+        v4 = make4()
         run5(a0, a1, v4, k5_3, ...)
         v6 = reshaped(v4, k6)
         v7 = reshaped(v3, k7)
@@ -25,7 +25,7 @@ from ..numerics import DType, NumericType, as_type
 from ..runtime.arrays import HOST, Array, face_of, place_of, read_array
 from ..tensor import Tensor
 from ..tile.launch.first_call import form_of
-from ..tile.launch.results import maker
+from ..tile.launch.results import array_maker
 from .routine_arrays import RoutineArray, distributed, reshaped, viewed
 from .routine_launcher import RoutineLauncher
 
@@ -102,8 +102,8 @@ class RecordedArray(RoutineArray):
         self.shape, self.type, self.place = shape, numeric, array.device
 
     def empty(self, shape: tuple[int, ...], numeric: NumericType) -> RecordedArray:
-        make = maker(self.array.library, shape, numeric, self.place)
-        name = self.writer.line("v{i} = make{i}(None).array", make=make)
+        make = array_maker(self.array.library, shape, numeric, self.place)
+        name = self.writer.line("v{i} = make{i}()", make=make)
         return RecordedArray(self.writer, name, shape, numeric, self.array)
 
     def reshape(self, shape: tuple[int, ...]) -> RecordedArray:

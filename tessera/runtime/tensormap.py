@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,28 +150,9 @@ def tensor_map(array: Array, name: str = "x", *, box: tuple[int, ...], swizzle_b
     return _store(array.device).get(key, encode, pinned)
 
 
-class TensorMaps:
-    """Descriptors for boxes of arrays that are alike but for where they begin: looked up by that
-    alone while no slot was written anew."""
-
-    def __init__(self, array: Array, name: str, box: tuple[int, ...], swizzle_bytes: int):
-        self._like, self._how = array, (name, box, swizzle_bytes)
-        self._known: dict[int, int] = {}
-        self._seen = 0
-
-    def find(self, pointer: int, pinned: bool) -> int:
-        """Its device address. pinned: as of tensor_map."""
-        store = _store(self._like.device)
-        if self._seen != store.rewritten:
-            self._known.clear()
-            self._seen = store.rewritten
-        at = None if pinned else self._known.get(pointer)
-        if at is None:
-            name, box, swizzle = self._how
-            at = self._known[pointer] = tensor_map(
-                replace(self._like, pointer=pointer), name, box=box, swizzle_bytes=swizzle,
-                pinned=pinned)
-        return at
+def rewritten(index: int) -> int:
+    """How often slots of a device were given to other arrays: what was known of them is old."""
+    return _store(index).rewritten
 
 
 def _encode(array: Array, box: tuple[int, ...], swizzle_bytes: int, promotion_bytes: int) -> bytes:

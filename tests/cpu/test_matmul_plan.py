@@ -15,7 +15,7 @@ from hopper_lowering import lowered, program, run
 from tessera import bf16, f32, fp8_e4m3, stdlib
 from tessera.kernels.gemm import LAYOUTS
 from tessera.kernels.matmul_blocks import BLOCK_US, Card
-from tessera.kernels.matmul_plan import ProductPlan, plan_product
+from tessera.kernels.matmul_plan import ProductPlan, pays_to_copy, plan_product
 from tessera.tile.cuda.lower.warp_specialised import Refusal
 from tessera.tile.kernel.kernel import Kernel
 from tolerance import assert_close
@@ -60,6 +60,15 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     assert (p.rows, p.columns, p.step, p.parts, p.swapped) == (64, 64, 16, 1, False)
     assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108)).swapped is False
     assert plan_product(fp8_e4m3, 4096, 4096, 4096, "nt", H200).columns == 128
+
+
+def test_rows_at_odd_multiples_of_16_bytes_are_copied_where_it_pays():
+    large, small = (2632, 9176, 4952), (1000, 1000, 1000)
+    assert pays_to_copy(2632, 4952, 16, large, H200) and pays_to_copy(9176, 4952, 16, large, H200)
+    assert not pays_to_copy(1000, 1000, 16, small, H200)
+    assert not pays_to_copy(4096, 4000, 16, (4096, 4096, 4000), H200)  # at 64 bytes
+    assert pays_to_copy(1, 1001, 16, (1, 8, 1001), H200)  # TMA cannot read it
+    assert pays_to_copy(64, 24, 8, (64, 64, 24), H200)
 
 
 def test_a_schedule_says_why():
