@@ -85,7 +85,7 @@ class MatmulBlocks:
 @dataclass(frozen=True)
 class MatmulExtents:
     """Of `matrices` results [M, N] with sums over K. bits: of an element of an operand, and of one
-    of the result."""
+    of the result.  short: whether short sums are added to others (see short_sums)."""
 
     M: int
     N: int
@@ -93,6 +93,7 @@ class MatmulExtents:
     bits: int
     result_bits: int
     matrices: int = 1
+    short: bool = False
 
     @property
     def steps(self) -> int:
@@ -150,7 +151,7 @@ def estimate(x: MatmulExtents, block: tuple[int, int], parts: int = 1, card: Car
              ) -> MatmulBlocks:
     """What a choice takes: steps of all waves of groups beside the bytes, then the sum of parts."""
     (m, n), steps = block, -(-x.steps // parts)
-    step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.bits == 8 else BLOCK_US[block]
+    step, store = FP8_BLOCK_US.get(block, BLOCK_US[block]) if x.short else BLOCK_US[block]
     groups = x.matrices * -(-x.M // m) * -(-x.N // n) * parts
     bits = x.result_bits if parts == 1 else 32
     word = WORD_US * (bits > 16) * m * n / (128 * 256)

@@ -113,8 +113,8 @@ def plan_product(dtype: DType, M: int, N: int, K: int, layout: str, card: Card,
     if not free or dtype.name not in card.formats:
         return ProductPlan(rows, columns, step, f"blocks of {rows} x {columns} for {dtype}")
     blocks = FP8_BLOCKS if short else tuple(BLOCK_US)
-    found = choose_either_way(MatmulExtents(M, N, K, dtype.bits, result_bits), blocks, layout,
-                              card)
+    extents = MatmulExtents(M, N, K, dtype.bits, result_bits, short=short)
+    found = choose_either_way(extents, blocks, layout, card)
     return ProductPlan(found.rows, found.columns, step, explained(found, card), found.swapped,
                        found.parts, found.depth)
 

@@ -16,6 +16,9 @@ from tessera import bf16, f32, fp8_e4m3, stdlib
 from tessera.kernels.gemm import LAYOUTS
 from tessera.kernels.matmul_blocks import BLOCK_US, Card
 from tessera.kernels.matmul_plan import ProductPlan, pays_to_copy, plan_product
+from tessera.runtime.target import parse_target
+from tessera.tile.cuda.emit.emitter import ArgumentFacts
+from tessera.tile.cuda.emit.warp_specialised import emit_warp_specialised
 from tessera.tile.cuda.lower.warp_specialised import Refusal
 from tessera.tile.kernel.kernel import Kernel
 from tolerance import assert_close
@@ -153,3 +156,18 @@ def test_a_launch_knows_multiples_of_eight(gpu, rng):
     kernel(a, b, d, f32, layout="nt", BM=64, BN=32)
     assert (gpu.requests[-1].divisible, gpu.requests[-1].eights) == (
         {"A1", "B1"}, {"A0", "B0", "M", "N"})
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_kernel_that_starts_early_waits_before_it_reads(dependent, rng):
+    a, b, _ = matrices(rng, 128, 128, 128, "nt")
+    function = stdlib.gemm.kernels["gemm_whole"].lower(a, b, np.zeros((128, 128), bf16.numpy), f32,
+                                                       layout="nt", BM=64, BN=64)
+    schedule = ts.Schedule(DEPENDENT=dependent, source="auto")
+    made = emit_warp_specialised(function, schedule, parse_target("sm_90a"), ArgumentFacts(
+        frozenset({"A0", "A1", "B0", "B1", "M", "N"}), frozenset("ABD")))
+    assert isinstance(made, tuple) and made[1].dependent is dependent
+    body = made[1].source.partition("def gemm_whole")[2]
+    assert ("dependents_wait()" in body) == ("dependents_launch()" in body) == dependent
+    if dependent:
+        assert body.index("sync()") < body.index("dependents_wait()") < body.index("acquire(")

@@ -176,7 +176,7 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     chosen = chip is not None and numeric.dtype.bits == 16 and (
         numeric.dtype.name in chip.operands)
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
-                            prod(lead))
+                            prod(lead), short_sums(numeric))
     return choose_blocks(extents, BLOCKS if chosen else (usual,),
                          not lead and out.dtype.kind == "float", card_for(chip)), chosen
 
