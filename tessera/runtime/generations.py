@@ -62,7 +62,8 @@ class TensorCopies:
 class PipelineDefaults:
     """What a warp-specialised kernel gets where its schedule leaves a knob open; measured.
 
-    stages: of a ring in a loop with one matmul, with several.
+    stages: of a ring in a loop with one matmul, with several.  ring_bytes: of the former at most,
+        in more slots where they are small; results leave through what is left.
     other_registers: of a consumer's thread besides tiles: addresses, statistics, temporaries; and
         the fewest with which tiles that leave no more are tried.
     pinned_sixteenths: of the tile that becomes an operand, how much is pinned in front of the wait;
@@ -73,6 +74,7 @@ class PipelineDefaults:
     """
 
     stages: tuple[int, int]
+    ring_bytes: int
     other_registers: tuple[int, int]
     pinned_sixteenths: tuple[int, int]
     shared_l2_bytes: int
@@ -190,7 +192,7 @@ register(replace(_SM90, target="sm_90a", warpgroup_matmul=WarpgroupMatmul(
     most_registers={1: (255, 255), 2: (24, 240), 3: (32, 160)},
     copies=TensorCopies(),
     defaults=PipelineDefaults(
-        stages=(4, 2), other_registers=(32, 28),
+        stages=(4, 2), ring_bytes=192 << 10, other_registers=(32, 28),
         # Three sixteenths where tiles are of different length: 1 % more of causal attention (H200,
         # 2026-11-21, benchmarks/kernels.py attention).
         pinned_sixteenths=(4, 3),

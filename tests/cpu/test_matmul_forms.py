@@ -15,7 +15,7 @@ import pytest
 import tessera as ts
 from tessera import Tensor
 from tessera.graph.cuda import CudaProgram, library_ops
-from tessera.kernels.matmul_blocks import CROWDED, LARGE, MatmulExtents, choose_blocks
+from tessera.kernels.matmul_blocks import BLOCKS, CROWDED, LARGE, MatmulExtents, choose_blocks
 from tessera.numerics import as_type
 from tolerance import assert_close
 
@@ -231,10 +231,10 @@ def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
             ts.cast(ts.transpose(x) @ g, "f32"))
 
 
-@pytest.mark.parametrize("block", LARGE, ids=str)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any) -> None:
     """Extents that no block divides, and weights' gradients in parts."""
-    monkeypatch.setattr(library_ops, "LARGE", (block,))
+    monkeypatch.setattr(library_ops, "BLOCKS", (block,))
     M, K, N = 1100, 270, 330
     x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
                   ((M, K), (K, N), (N,), (M, N)))

@@ -84,7 +84,7 @@ def gemm_args(rng, kernel, M, N, K):
 def test_matmuls(kernel, shape, rng):
     M, N, K = shape
     made = compared(kernel, (-(-M // 128), -(-N // 128)), gemm_args(rng, kernel, M, N, K), 2)
-    assert [r.slots for r in made.rings] == [4] and made.warpgroups == 2
+    assert [r.slots for r in made.rings] == [6] and made.warpgroups == 2
     assert len(made.rings[0].loads) == 2  # A and B arrive together
 
 
@@ -115,7 +115,7 @@ def test_loops_one_after_another_share_a_ring(depths, extra, rng):
     made = compared(two_gemms, (2, 3), args, 4, schedule=Schedule(**extra), blocks=2)
     (ring,) = made.rings
     assert [[x.tensor for x in loads] for loads in ring.fills] == [["A", "B"], ["X", "W"]]
-    assert ring.slots == extra.get("stages", 4) and ring.slot_bytes == 2 * 128 * 64 * 2
+    assert ring.slots == extra.get("stages", 6) and ring.slot_bytes == 2 * 128 * 64 * 2
 
 
 @pytest.mark.parametrize("extra", [{}, dict(IN_FLIGHT=1)])
@@ -224,7 +224,7 @@ def test_warps_of_a_schedule(rng):
     assert consumers(warps=8) == 3 and consumers(warps=4, source="auto") == 3
     assert program(gemm_nt, *args, schedule=Schedule(stages=2)).rings[0].slots == 2
     assert program(gemm_nt, *args, schedule=Schedule(
-        stages=2, source="auto")).rings[0].slots == 4
+        stages=2, source="auto")).rings[0].slots == 6
 
 
 def test_three_consumers(rng):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import TesseraError
 from ...runtime.target import Target
 from ...tile.ir.types import GlobalTensor
-from ...tile.launch.machine_code import CompileRequest
+from ...tile.launch.machine_code import CompileRequest, divisible_extents
 from ..schedule.ir import Transfer
 from .collective_steps import CollectiveStep
 from .host_steps import HostStep
@@ -49,9 +49,10 @@ def request_of(launch: GroupLaunch | NodeLaunch, target: Target) -> CompileReque
     """
     function = launch.kernel.function()
     tensors = [p.value.name for p in function.params if isinstance(p.type, GlobalTensor)]
-    divisible = {d for d, n in extents_by_name(launch).items() if n % 16 == 0 and not d.isdigit()}
-    return CompileRequest(launch.lanes, launch.group.schedule, target, frozenset(divisible),
-                          frozenset(tensors))
+    divisible, eights = divisible_extents({
+        d: n for d, n in extents_by_name(launch).items() if not d.isdigit()})
+    return CompileRequest(launch.lanes, launch.group.schedule, target, divisible,
+                          frozenset(tensors), eights=eights)
 
 
 def extents_by_name(launch: GroupLaunch | NodeLaunch) -> dict[str, int]:
@@ -67,7 +68,7 @@ def kernel_of_launch(launch: GroupLaunch | NodeLaunch, target: Target) -> Any:
     from ...tile.cuda.emit.emitter import ArgumentFacts
 
     r, function = request_of(launch, target), launch.kernel.function()
-    facts = ArgumentFacts(r.divisible, r.aligned)
+    facts = ArgumentFacts(r.divisible, r.aligned, eights=r.eights)
     return emit_kernel(function, r.lanes, target, facts, schedule=r.schedule)
 
 

@@ -24,6 +24,7 @@ from tessera.tile.ir.types import Scalar
 
 LARGEST = 1 << 20  # the divisor of 0, and the greatest that is tracked
 DIVISIBLE = 16
+EIGHT = 8
 
 
 def divisor_of(number: int) -> int:
@@ -32,13 +33,18 @@ def divisor_of(number: int) -> int:
 
 
 class Knowledge:
-    """Answers for the integer scalars of a function. divisible: extents known to be so by 16."""
+    """Answers for the integer scalars of a function.
 
-    def __init__(self, function: Function, divisible: frozenset[str]):
+    divisible: extents known to be so by 16.  eights: by 8 and no more: rows of so many elements of
+    16 bits begin at 16 bytes.
+    """
+
+    def __init__(self, function: Function, divisible: frozenset[str],
+                 eights: frozenset[str] = frozenset()):
         self.types = definitions(function)
         self.made: dict[SSAValue, Node] = {}
         self.loops: dict[SSAValue, For] = {}
-        self.divisible = divisible
+        self.divisible, self.eights = divisible, eights
         self.extents = {p.value: p.value.name for p in function.params if p.role == "dim"}
         self.constants = dict(function.constants)
         for node in walk(function.body):
@@ -68,7 +74,7 @@ class Knowledge:
             return divisor_of(int(text))
         if text in self.constants:
             return divisor_of(int(self.constants[text]))
-        return DIVISIBLE if text in self.divisible else 1
+        return DIVISIBLE if text in self.divisible else EIGHT if text in self.eights else 1
 
     def _divisor(self, x: SSAValue) -> int:
         if x in self.extents:

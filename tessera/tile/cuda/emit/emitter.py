@@ -76,7 +76,8 @@ RESERVED = sorted({*bound_names(HEAD), *keyword.kwlist, *BUILTINS})
 class ArgumentFacts:
     """What holds for the arguments of this compilation.
 
-    divisible: extents that are multiples of 16.  aligned: tensors that start at 16 bytes.
+    divisible: extents that are multiples of 16; eights: others that are of 8.  aligned: tensors
+    that start at 16 bytes.
     shared: some arguments share memory and one is written: any parameters may be the same memory.
     watched: tensors whose bad elements are counted, see emit/sentinels.py.  held: (line of the
     kernel, "any" or "nan"): values that are looked at beside a stored tile that is held alike.
@@ -89,6 +90,7 @@ class ArgumentFacts:
     watched: frozenset[str] = frozenset()
     held: frozenset[tuple[int, str]] = frozenset()
     batched: bool = False
+    eights: frozenset[str] = frozenset()
 
 
 IN_TABLE = ("tensor", "dim", "axis", "groups", "sentinels")  # parameters of each call of a batch
@@ -123,6 +125,7 @@ class Emitted:
     """A source text and what it takes.
 
     matmul_forms: what computes its matmuls: wgmma | mma | threads, each at most once.
+    dependent: it may start before the kernel in front of it in the stream ends.
     """
 
     name: str
@@ -149,7 +152,7 @@ class Emitter:
         self.types: dict[SSAValue, Type] = definitions(function)
         self.made_by: dict[SSAValue, Op] = {d.value: n for n in walk(function.body)
                                             if isinstance(n, Op) for d in n.outs}
-        self.known = Knowledge(function, facts.divisible)
+        self.known = Knowledge(function, facts.divisible, facts.eights)
         self.names = Names([*(v.name for v in self.types), *RESERVED, function.name])
         self.spelled = {v: self._spelling(v) for v in self.types}
         self.header: dict[str, str] = {}

@@ -8,6 +8,7 @@ no variable: descriptors are made where matmuls read them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tessera.runtime.target import Target
@@ -65,7 +66,7 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.declare()
     emitter.nodes(program.function.body)
     emitter.prologue()
-    return emitter.finish()
+    return replace(emitter.finish(), dependent=bool(program.pipeline.dependent))
 
 
 class WarpSpecialisedEmitter(Emitter):
@@ -134,6 +135,9 @@ class WarpSpecialisedEmitter(Emitter):
         thread, role = self.all_threads, self.role
         self.write(f"if {thread} == 0:", *(INDENT + text for text in first))
         self.write(self.use("sync", "use('sync_threads')") + "()")
+        if self.program.pipeline.dependent:
+            for name in ("dependents_wait", "dependents_launch"):
+                self.write(self.use(name, f"use('{name}')") + "()")
         for at, phase in positions:
             self.write(f"{at}, {phase} = i32(0), i32({role} == 0)")
 

@@ -131,6 +131,7 @@ class PipelineKnobs:
     reversed       grid axis that runs from its end: long tiles first
     warpgroups     consumers
     registers      of a lane of the producer, of a consumer; None: as launched
+    dependent      it starts while the kernel before it ends, and waits there for its results
     """
 
     stages: int | None = None
@@ -146,6 +147,7 @@ class PipelineKnobs:
     reversed: int | None = None
     warpgroups: int | None = None
     registers: tuple[int, int] | None = None
+    dependent: bool | None = None
 
     def override(self, values: dict[str, Any]) -> PipelineKnobs:
         known = {f.name for f in fields(self)}
