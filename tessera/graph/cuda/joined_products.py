@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ...kernels.matmul_blocks import BEGIN_US, BYTES_PER_US, MatmulExtents
+from ...kernels.matmul_blocks import BEGIN_US, MEMORY, MatmulExtents
+from ...kernels.matmul_plan import card_for
 from ...numerics import stored_bytes
 from ...runtime.generations import Generation, WarpgroupMatmul
 from ..ir import Graph, Node, Value, value_bytes
@@ -131,7 +132,8 @@ def _pays(chains: Sequence[_Chain], readers: _Readers, chip: WarpgroupMatmul | N
     copied = [v for v in (n.inputs[1] for n in products) if not _is_made_anywhere(v, readers)]
     copied += [c.end for c in chains if readers.becomes_result(c.end)]
     moved = 2 * sum(stored_bytes(extents_of(v), v.aval.dtype) for v in copied)
-    copies = (BEGIN_US + moved / BYTES_PER_US) if copied else 0.0
+    bytes_per_us = MEMORY * 1e3 * card_for(chip).memory_gbps
+    copies = (BEGIN_US + moved / bytes_per_us) if copied else 0.0
     return us(sum(widths)) + copies < (1 - GAIN) * sum(map(us, widths))
 
 

@@ -66,7 +66,8 @@ def emit_program(program: WarpSpecialisedProgram, target: Target, facts: Argumen
     emitter.declare()
     emitter.nodes(program.function.body)
     emitter.prologue()
-    return replace(emitter.finish(), dependent=bool(program.pipeline.dependent))
+    made = emitter.finish()
+    return replace(made, dependent=made.dependent or bool(program.pipeline.dependent))
 
 
 class WarpSpecialisedEmitter(Emitter):
