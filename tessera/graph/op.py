@@ -130,15 +130,15 @@ class Exchange:
 
     launch(sources, targets, index, stream, **attrs) -> bool: each an address and bytes, row-major,
     on GPU `index`, behind what the stream has; False where ranks have no way between their GPUs.
-    Then, and without it, ref does it on the host, of copies
+    Then ref does it on the host, of copies
     route(**attrs): which way that is, "nccl" or "host", "" before it is known; sends nothing
     replayed(index, stream, **attrs): a CUDA graph that has it was launched on a stream
     in_place: whether each result may be written where its operand lies
     """
 
-    launch: Callable[..., bool] | None = None
-    route: Callable[..., str] | None = None
-    replayed: Callable[..., None] | None = None
+    launch: Callable[..., bool]
+    route: Callable[..., str]
+    replayed: Callable[..., None]
     in_place: bool = False
 
 

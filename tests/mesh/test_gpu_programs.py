@@ -285,3 +285,30 @@ def test_checkpoints_go_between_gpus_and_hosts(gpus, nccl, monkeypatch, rng, tmp
             assert at == place
             np.testing.assert_array_equal(made["x"], X)
             np.testing.assert_array_equal(made["w"], ts.tensor(W, "bf16").numpy())
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "int32", "fp8_e4m3"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_boxes_go_between_ranks(gpus, nccl, rng, n, kind):
+    """Slices, joins and padding along what is split, and other cuts of it."""
+    X = np.round(9 * rng.standard_normal((13, 5))).astype(np.float32)
+
+    def boxes(x):
+        return (x[2:9], ts.concatenate([x[5:], x], axis=0), ts.pad(x, ((3, 2), (0, 0))),
+                ts.roll(x, 4, axis=0))
+
+    want = [y.numpy().astype(np.float64) for y in boxes(ts.tensor(X, kind))]
+
+    def program(mesh):
+        x, f = placed(mesh, X, "rows", kind), ts.jit(boxes)
+        found = [[y.numpy().astype(np.float64) for y in f(x)] for _ in range(3)]
+        dealt = ts.dist.distribute(x, ts.dist.Cyclic(("x",), 2), mesh=mesh)
+        return found, dealt.numpy().astype(np.float64), str(f.plan), f.capture
+
+    for found, dealt, plan, captured in on_ranks(n, program):
+        for made in found:
+            for a, b in zip(made, want, strict=True):
+                np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(dealt, ts.tensor(X, kind).numpy().astype(np.float64))
+        assert "permute over x" in plan and "through the host" not in plan
+        assert captured.startswith("on: ")

@@ -47,7 +47,7 @@ class CollectiveCallee:
     @property
     def route(self) -> str:
         """"nccl" or "host"; "" before the ranks have found out."""
-        return self.record.route(**self.node.attrs) if self.record.route else "host"
+        return self.record.route(**self.node.attrs)
 
     def __str__(self) -> str:
         return WORDS[self.route]
@@ -88,8 +88,7 @@ class CollectiveStep:
                              for o in operands] for operands in (self.group.reads,
                                                                  self.group.writes))
         with at_line(node.where):
-            if record.launch is not None and record.launch(sources, targets, index, stream,
-                                                           **node.attrs):
+            if record.launch(sources, targets, index, stream, **node.attrs):
                 return
         self._through_host([p for p, _ in sources], [p for p, _ in targets], stream)
 
@@ -102,10 +101,9 @@ class CollectiveStep:
 
     def replayed(self, index: int, stream: int) -> None:
         """A CUDA graph that has it was launched."""
-        record = self.callee.record
-        if record.replayed is not None:
-            with at_line(self.callee.node.where):
-                record.replayed(index, stream, **self.callee.node.attrs)
+        node = self.callee.node
+        with at_line(node.where):
+            self.callee.record.replayed(index, stream, **node.attrs)
 
     def _through_host(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
         library, given = driver(), [_empty(o) for o in self.group.reads]

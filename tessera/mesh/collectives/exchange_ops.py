@@ -13,6 +13,7 @@ other reductions are a swap, additions in the order of ranks, and a rounding: th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,53 @@ class GpuGroup:
         return made if made.type == to else F.cast(made, to)
 
 
+@dataclass(frozen=True)
+class MovedBox:
+    """A box from operand number `operand` of a member to the result of one: extents, and where it
+    begins in either."""
+
+    source: int
+    target: int
+    operand: int
+    shape: Shape
+    read: Shape
+    write: Shape
+
+
+def move_boxes(group: GpuGroup, parts: Sequence[Tensor], out: Tensor, boxes: Sequence[MovedBox]
+               ) -> Tensor:
+    """`out` with the boxes of this member put into it, its own and those that come. boxes: those
+    from or to it, in an order that all members have."""
+    def cut(b: MovedBox) -> Tensor:
+        stops = tuple(lo + n for lo, n in zip(b.read, b.shape, strict=True))
+        return apply(OPS["slice"], parts[b.operand], starts=b.read, stops=stops,
+                     steps=(1,) * len(b.shape))
+
+    me, n = group.index, group.n
+    going: list[list[Tensor]] = [[] for _ in range(n)]
+    coming: list[list[MovedBox]] = [[] for _ in range(n)]
+    pieces = [(b, cut(b)) for b in boxes if b.source == b.target == me]
+    for b in boxes:
+        if b.source == me != b.target:
+            going[b.target].append(F.reshape(cut(b), (prod(b.shape),)))
+        elif b.target == me != b.source:
+            coming[b.source].append(b)
+    got = group.swap([F.concatenate(flat) if flat else None for flat in going],
+                     [(sum(prod(b.shape) for b in own),) for own in coming])
+    for flat, own in zip(got, coming, strict=True):
+        at = 0
+        for b in own:
+            size = prod(b.shape)
+            pieces.append((b, F.reshape(cut_along(flat, 0, at, at + size), b.shape)))
+            at += size
+    for b, piece in pieces:
+        if b.shape == tuple(out.shape):
+            return piece
+        starts = Tensor(np.array(b.write, np.int32), as_type("int32"))
+        out = F.dynamic_update_slice(out, piece, starts)
+    return out
+
+
 def by_group(name: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """run(group, x, to, **attrs) as the rule for GPUs of a collective that is called by hand."""
     def rule(x: Tensor, *rest: Tensor, axis: Any, mesh: Mesh | None, index: int,
@@ -289,5 +337,5 @@ def cut_along(x: Tensor, dim: int, lo: int, hi: int) -> Tensor:
     return apply(OPS["slice"], x, starts=tuple(starts), stops=tuple(stops), steps=(1,) * x.ndim)
 
 
-__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "by_group", "cut_along",
-           "reduce_together"]
+__all__ = ["BLOCKS", "SCATTERED", "SUMS", "SWAP", "GpuGroup", "MovedBox",
+           "by_group", "cut_along", "move_boxes", "reduce_together"]

@@ -14,11 +14,17 @@ from functools import lru_cache
 import numpy as np
 
 from tessera.graph import functions as F
-from tessera.graph.op import Aval, Exchange, GraphOp
+from tessera.graph.op import Aval, GraphOp
 from tessera.numerics import NumericType
 from tessera.tensor import Tensor
 
-from ..collectives.exchange_ops import GpuGroup, cut_along, reduce_together
+from ..collectives.exchange_ops import (
+    GpuGroup,
+    MovedBox,
+    cut_along,
+    move_boxes,
+    reduce_together,
+)
 from ..collectives.reduce import reduce_terms, round_once
 from ..device_mesh import Mesh
 from ..layout import Layout
@@ -141,6 +147,17 @@ def _permute(x: np.ndarray, hop: Hop, rank: int, shape: Shape, type: NumericType
     return reshard(transport(), made, x, type.dtype, what)
 
 
+def _permute_on_gpu(x: Tensor, hop: Hop, rank: int, shape: Shape, type: NumericType, what: str
+                    ) -> Tensor:
+    world = list(hop.target.mesh.world_ranks)
+    boxes = [MovedBox(world.index(m.source), world.index(m.target), 0, m.box.shape, m.source_at,
+                      m.target_at) for m in plan(hop.source, hop.target, shape, type.dtype).moves
+             if world[rank] in (m.source, m.target) and m.box.size]
+    group = GpuGroup(tuple(world), "*".join(hop.axes), rank, type, what)
+    return move_boxes(group, [x], F.zeros(local_shape(hop.target, shape, rank, type.dtype), type),
+                      boxes)
+
+
 def _along(dim: int, lo: int, hi: int) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(lo, hi))
 
@@ -155,10 +172,9 @@ ALL_REDUCE = GraphOp(
     doc="terms of all ranks of an axis, added up")
 
 
-def _moving(kind: str, ref: Callable, on_gpu: Callable | None, doc: str) -> GraphOp:
-    """on_gpu: its rule for GPUs; without one it goes through the host."""
+def _moving(kind: str, ref: Callable, on_gpu: Callable, doc: str) -> GraphOp:
     return GraphOp(f"mesh_{kind}", shape=_local_aval, ref=ref, effects=EFFECT, expand_gpu=on_gpu,
-                   exchange=Exchange(), differentiable=False, doc=doc)
+                   differentiable=False, doc=doc)
 
 
 MOVES = {
@@ -168,8 +184,6 @@ MOVES = {
                           "the blocks of an axis, on all its ranks"),
     "all_to_all": _moving("all_to_all", _all_to_all, _all_to_all_on_gpu,
                           "blocks of one dimension become those of another"),
-    "permute": _moving("permute", _permute, None,
+    "permute": _moving("permute", _permute, _permute_on_gpu,
                        "other cuts: each rank sends what others lack"),
 }
-# Kinds that go between GPUs without the host.
-NCCL_MOVES = frozenset({"all_reduce", *(k for k, op in MOVES.items() if op.expand_gpu)})

@@ -38,7 +38,7 @@ from ..world import is_here, mesh_rank, patience, simulate, transport
 from .collective_order import issue_early
 from .control_flow import ready
 from .defer_readers import defer_readers
-from .layout_change_ops import NCCL_MOVES, group_along
+from .layout_change_ops import group_along
 from .localize import localize
 from .partitioned_steps import CollectivePlan, describe, merge_reductions, planned
 from .propagate import Propagated, propagate
@@ -75,14 +75,14 @@ class ShardedProgram:
     @property
     def plan(self) -> CollectivePlan:
         """The collectives, in order; on a mesh of GPUs with the way that they go."""
-        return self._planned if self._by is None else CollectivePlan(
-            replace(c, by=self._by if c.op in NCCL_MOVES else "host") for c in self._planned)
+        by = self._by
+        return CollectivePlan(replace(c, by=by) for c in self._planned) if by else self._planned
 
     @property
-    def _by(self) -> str | None:
-        """"nccl" or "host", "" before its ranks have found out; None of a mesh of hosts."""
+    def _by(self) -> str:
+        """"nccl" or "host"; "" before its ranks have found out, and of a mesh of hosts."""
         if not computes_on_gpus(self.mesh) or not is_here(self.mesh):
-            return None
+            return ""
         from ..ranks.communicator import known  # it stands on NCCL, which few need
 
         found = known(make_group(self.mesh, None))
