@@ -102,6 +102,23 @@ def test_bad_numbers_stay_in_their_rows() -> None:
     assert_close(got[2], np.full(20000, 1 / 20000), "f32", n=20000)
 
 
+@pytest.mark.parametrize("shape, parts", [
+    ((1 << 17,), 64), ((3, 1 << 17), 64), ((17, 1 << 17), 0), (((1 << 17) + 1,), 0),
+    ((1 << 15,), 0)])
+def test_a_few_long_rows_are_reduced_by_many_groups(shape: tuple[int, ...], parts: int,
+                                                    rng: np.random.Generator) -> None:
+    x = _drawn(rng, *shape)
+    fns = (lambda x: ts.sum(x, axis=-1), lambda x: ts.max(x, axis=-1))
+    for fn, want in zip(fns, (np.sum, np.max), strict=True):
+        program = CudaProgram(ts.jit(fn).graph(x), TARGET)
+        rows = int(np.prod(shape[:-1]))
+        assert program.plan.groups[0].space[0] == rows * max(parts, 1)
+        assert len(program.plan.groups) == 1 + (parts > 0)
+        scale = np.abs(np.asarray(x, np.float64)).sum(-1)
+        assert_close(program.run([x])[0], want(np.asarray(x, np.float64), -1), "f32",
+                     n=shape[-1], scale=scale)
+
+
 # --- approximations ---------------------------------------------------------------------------
 def _texts(fn: Any, *xs: Any) -> str:
     return "\n".join(source_of(g).text for k in ("loop", "rows", "strips")

@@ -6,6 +6,7 @@ Every pass keeps the ids of the ops (see op_ids.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ...numerics import as_type
 from ...runtime.generations import Generation
 from ..expand import expand_by, expand_control
 from ..ir import Graph, Node, Value
+from ..schedule.loop_axes import extents_of
 from ..schedule.memory_plan import fold_constants
 from ..simplify import Rewriter, canonicalize, merge_common, rebuild, remove_dead
 from .attention_kernels import open_cached_attention, use_attention_kernels
@@ -55,6 +57,32 @@ def split_reductions(graph: Graph) -> Graph:
             out = rw.emit(node.op.name, out, axis=run, keepdims=True, **rest)
         if node.attrs["keepdims"]:
             return out
+        return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
+
+    return rebuild(graph, visit)
+
+
+def split_few_rows(graph: Graph) -> Graph:
+    """Reductions of few and long rows, which as many groups would have, are those of parts of them
+    and then of what the parts gave: the sum of 2^20 numbers took one multiprocessor."""
+
+    def visit(rw: Rewriter, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+        if node.op.reduction not in COMBINE or not node.attrs.get("keepdims"):
+            return None
+        (x,), axis = inputs, node.attrs["axis"]
+        if axis[-1] != x.aval.ndim - 1 or not all(isinstance(d, int) for d in x.aval.shape):
+            return None
+        outer, length = x.aval.shape[:axis[0]], prod(extents_of(x)[axis[0]:])
+        parts = min(length & -length, MOST_PARTS // max(1, prod(extents_of(x)[:axis[0]])))
+        parts = 1 << max(0, parts.bit_length() - 1)
+        while parts > 1 and length // parts < SHORTEST:
+            parts //= 2
+        if length < LONG or parts < FEWEST_PARTS:
+            return None
+        rest = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
+        out = rw.emit("reshape", x, shape=(*outer, parts, length // parts))
+        for a in (len(outer) + 1, len(outer)):
+            out = rw.emit(node.op.name, out, axis=(a,), keepdims=True, **rest)
         return rw.emit("reshape", out, shape=node.outputs[0].aval.shape)
 
     return rebuild(graph, visit)
@@ -133,6 +161,8 @@ def expand_for_kernels(graph: Graph) -> Graph:
     return expand_by(graph, lambda node: long_sums(node) or node.op.expand_gpu or node.op.expand)
 
 
+LONG, SHORTEST = 1 << 16, 2048  # elements of a row that is worth a second kernel, of a part of it
+FEWEST_PARTS, MOST_PARTS = 16, 256  # of a row; of all: two for each of 128 multiprocessors
 EMPTY = {"sum": 0, "prod": 1, "any": False, "all": True}  # of nothing; an extremum has none
 INT32 = as_type("int32")
 
@@ -176,6 +206,7 @@ PIPELINE: list[Callable[..., Graph]] = [
     split_reductions,
     open_column_sums,
     open_maxima,
+    split_few_rows,
     narrow_ids,
     transpose_operands,
 ]
