@@ -14,6 +14,8 @@ from ...errors import SourceLine
 from ...kernels.matmul_blocks import (
     BLOCKS,
     FP8_COLUMNS,
+    LARGE,
+    USUAL,
     MatmulBlocks,
     MatmulExtents,
     choose_blocks,
@@ -29,7 +31,7 @@ from ..schedule.library_call import LibraryCall, library_call
 from ..schedule.loop_axes import extents_of
 from ..schedule.op_ids import OpLine, id_of
 from ..simplify import Rewriter, rebuild, remove_dead
-from .anchors import whole_steps
+from .anchors import whole_rows, whole_steps
 from .packed_values import BYTE, BYTES_OF, FROM_BYTES
 
 
@@ -164,7 +166,8 @@ class _Calls:
 # --- blocks and parts of long sums --------------------------------------------------------------
 def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, bool]:
     """The block of a matmul's result and the parts of K, by the estimate; whether the block is
-    chosen: warpgroups have a choice, but not of codes of 8 bits, whose sums are kept twice. Extents
+    chosen: warpgroups have a choice, but not of codes of 8 bits, whose sums are kept twice. Where
+    TMA cannot read the operands others multiply, and large results alone have a choice. Extents
     that only a call knows take no part."""
     numeric, out = node.inputs[0].aval.type, node.outputs[0].aval
     if numeric.dtype.bits > 16 or not all(
@@ -173,11 +176,12 @@ def blocks_of(node: Node, chip: WarpgroupMatmul | None) -> tuple[MatmulBlocks, b
     *lead, M, N = extents_of(node.outputs[0])
     m, n, _ = default_block(numeric, M, N)
     usual = (m, min(n, FP8_COLUMNS)) if short_sums(numeric) else (m, n)
+    whole = whole_rows(node)
     chosen = chip is not None and numeric.dtype.bits == 16 and (
-        numeric.dtype.name in chip.operands)
+        numeric.dtype.name in chip.operands) and (whole or usual == USUAL)
     extents = MatmulExtents(M, N, whole_steps(node), numeric.dtype.bits, out.dtype.bits,
                             prod(lead), short_sums(numeric))
-    return choose_blocks(extents, BLOCKS if chosen else (usual,),
+    return choose_blocks(extents, BLOCKS if chosen and whole else LARGE if chosen else (usual,),
                          not lead and out.dtype.kind == "float", card_for(chip)), chosen
 
 
