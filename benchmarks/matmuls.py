@@ -49,7 +49,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "models": ((16384, 50304, 768), (16384, 50257, 768), (16384, 768, 50304), (50304, 768, 16384),
                (16384, 3072, 768), (16384, 768, 3072), (4096, 14336, 4096), (8192, 1024, 8192)),
 }
-GRAPH_US, CALL_US = 1500, 3000  # of launches in one graph, of calls in one round
+GRAPH_US = 1200  # of the launches in one graph
 LAYOUTS = ("nt", "nn", "tn", "tt")
 Runs = dict[str, Callable[[], Any]]
 

@@ -41,7 +41,7 @@ class TestForms:
         assert "form wgmma" in text
 
     @pytest.mark.parametrize("target, form, why", [
-        ("sm_90a", "mma", "rows of A may not be multiples of 16 bytes: K is 1001"),
+        ("sm_90a", "mma", "rows of A may not be multiples of 16 bytes: 1001 elements"),
         ("sm_80", "mma", "sm_80 has no wgmma")])
     def test_another_form_says_why(self, target, form, why):
         x, w = ts.zeros((256, 1001), BF16), ts.zeros((1001, 512), BF16)

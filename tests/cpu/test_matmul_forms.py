@@ -234,7 +234,8 @@ def gradients(x: Any, w: Any, b: Any, g: Any) -> Any:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_block_gives_the_product(block: tuple, rng: Any, monkeypatch: Any) -> None:
     """Extents that no block divides, and weights' gradients in parts."""
-    monkeypatch.setattr(library_ops, "BLOCKS", (block,))
+    for name in ("BLOCKS", "LARGE"):
+        monkeypatch.setattr(library_ops, name, (block,))
     M, K, N = 1100, 270, 330
     x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
                   ((M, K), (K, N), (N,), (M, N)))

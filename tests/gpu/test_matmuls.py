@@ -126,7 +126,8 @@ def test_rings_in_a_loop(rng, target):
 @pytest.mark.parametrize("extents", [(1100, 272, 336), (8192, 768, 768)], ids=str)
 def test_every_block_of_products_in_graphs(rng, block, extents, monkeypatch):
     """With a bias, and the gradients; ragged extents, sums in parts."""
-    monkeypatch.setattr(library_ops, "BLOCKS", (block,))
+    for name in ("BLOCKS", "LARGE"):
+        monkeypatch.setattr(library_ops, name, (block,))
     M, K, N = extents
     x, w, b, g = (ts.tensor(rng.standard_normal(s).astype("f4")) for s in
                   ((M, K), (K, N), (N,), (M, N)))

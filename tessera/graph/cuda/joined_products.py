@@ -32,7 +32,6 @@ from .replace_nodes import Replacement, replace_nodes
 GAIN = 0.03  # of the time: estimates are not better
 BOX = 1024  # bits: a box of TMA with its swizzle, of which parts of rows are multiples
 NARROW = 16  # bits of a result that leaves with its epilogue
-LAYS = ("reshape", "transpose", "slice")
 # Parts of a joined result stay in memory until the last of them has been read: those of more bytes
 # are not joined with one that is read so many nodes later, as the backward pass is.
 LATER, HELD_BYTES = 64, 1 << 20
@@ -78,7 +77,7 @@ class _Readers:
 
     def last_use(self, v: Value) -> int:
         """The place of the last node that reads a value, where it lies."""
-        return max((self.last_use(n.outputs[0]) if n.op.name in LAYS else self.place[n]
+        return max((self.last_use(n.outputs[0]) if n.op.view else self.place[n]
                     for n in self.nodes.get(v, ())), default=len(self.place))
 
     def made_of(self, values: Iterable[Value], nodes: Sequence[Node]) -> bool:
@@ -152,7 +151,7 @@ def _can_lie_apart(chains: Sequence[_Chain], readers: _Readers) -> bool:
 def _is_made_anywhere(v: Value, readers: _Readers) -> bool:
     """Whether a value is made by a kernel that can write it where it belongs."""
     made = readers.maker.get(v)
-    while made is not None and made.op.name in ("reshape", "transpose"):
+    while made is not None and made.op.view:
         v = made.inputs[0]
         made = readers.maker.get(v)
     return made is not None and v not in readers.results and (

@@ -21,7 +21,7 @@ from ...tile.ir.schedule import Schedule
 from ..ir import Node
 from ..schedule.groups import FusionGroup
 from ..schedule.loop_axes import Frame, extents_of
-from .anchors import anchor_extents, whole_steps
+from .anchors import anchor_extents, whole_rows, whole_steps
 from .choose_schedule import chosen, grid_of
 from .spell import is_light
 
@@ -133,7 +133,8 @@ def _schedule(anchor: Node, shared_bytes: int, block: tuple[int, int, int],
         fits //= 2
     if fits < n:
         notes.append(f"{fits} columns, because two stages of {n} do not fit {room} bytes")
-    slot, groups = (m + fits) * k * bits // 8, "block" in anchor.attrs
+    slot = (m + fits) * k * bits // 8
+    groups = "block" in anchor.attrs and whole_rows(anchor)
     most = max(4, RING_BYTES // slot) if groups else 4
     stages = max(2, min(most, room // slot)) if bits <= 16 else 2
     wide = m * fits > 64 * 128 or (groups and m > 64)
