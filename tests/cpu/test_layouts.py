@@ -130,8 +130,9 @@ def test_reshape_of_powers_of_two_is_free():
 
 
 @pytest.mark.parametrize("before, after", [((192, 64), (12, 16, 64)), ((6, 4), (24,)),
-                                           ((3, 8, 2), (6, 8)), ((24,), (3, 8))])
-def test_the_first_axis_may_have_any_extent(before, after):
+                                           ((3, 8, 2), (6, 8)), ((24,), (3, 8)),
+                                           ((32, 24), (2, 16, 24)), ((5, 3), (1, 5, 3))])
+def test_the_first_axis_and_those_that_stay_may_have_any_extent(before, after):
     """Each thread and register that exists has the same element of both."""
     layout = blocked(before, 128)
     made = layout.reshaped(after)
