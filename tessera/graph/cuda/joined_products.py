@@ -151,7 +151,7 @@ def _can_lie_apart(chains: Sequence[_Chain], readers: _Readers) -> bool:
 def _is_made_anywhere(v: Value, readers: _Readers) -> bool:
     """Whether a value is made by a kernel that can write it where it belongs."""
     made = readers.maker.get(v)
-    while made is not None and made.op.view:
+    while made is not None and made.op.view and value_bytes(made.inputs[0]) == value_bytes(v):
         v = made.inputs[0]
         made = readers.maker.get(v)
     return made is not None and v not in readers.results and (
