@@ -37,16 +37,17 @@ def layouts(rank: int, ranks: int) -> dict:
     def moved(x, w):
         columns = ts.shard(x, SPLIT["columns"])
         whole = ts.shard(columns, SPLIT["whole"])
-        return (columns, whole, ts.shard(columns, SPLIT["rows"]), columns @ w,
-                ts.max(columns, axis=1))
+        return (columns, whole, ts.shard(columns, SPLIT["rows"]), ts.roll(x, 3, axis=0),
+                columns @ w, ts.max(columns, axis=1))
 
     for kind in ("f32", "bf16"):
         exact, wide = (ts.tensor(a, kind).numpy().astype(np.float64) for a in (X, W))
         x, w = (ts.dist.distribute(ts.tensor(a, kind), SPLIT["rows"], mesh=mesh) for a in (X, W))
         for _ in range(3):  # step by step, recorded, and as a graph
-            *same, product, most = (np.asarray(y.numpy(), np.float64) for y in moved(x, w))
+            *same, rolled, product, most = (np.asarray(y.numpy(), np.float64) for y in moved(x, w))
             for y in same:
                 np.testing.assert_array_equal(y, exact)
+            np.testing.assert_array_equal(rolled, np.roll(exact, 3, axis=0))
             assert_close(product, exact @ wide, kind, 70)
             np.testing.assert_array_equal(most, exact.max(1))
     by_hand = ts.jit(lambda x: ts.dist.all_gather(ts.dist.all_reduce(x * 2, "x", mesh=mesh), "x",

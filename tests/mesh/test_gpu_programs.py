@@ -312,3 +312,21 @@ def test_boxes_go_between_ranks(gpus, nccl, rng, n, kind):
         np.testing.assert_array_equal(dealt, ts.tensor(X, kind).numpy().astype(np.float64))
         assert "permute over x" in plan and "through the host" not in plan
         assert captured.startswith("on: ")
+
+
+def test_batches_that_are_sent_need_no_graph_of_their_own(gpus, nccl, rng):
+    """NCCL reads an input itself, and each call brings another: it is copied to one place."""
+    batches = values(rng, *[(4, 6)] * 12)
+
+    def program(mesh):
+        f = ts.jit(lambda x: ((y := ts.shard(x, SPLIT["whole"])) @ y.T @ y, y * 2, y + 1, y - 1,
+                              y * y, y / 2))
+        kept = [placed(mesh, x, "rows") for x in batches]
+        found = [f(x)[1].numpy() for x in kept]
+        recorded = f._last.program.local(ts.dist.rank())._workspace.graphs
+        return found, recorded.steady, recorded.stopped, f.capture
+
+    for found, steady, stopped, captured in on_ranks(2, program):
+        assert not stopped and len(steady) == 1 and captured.startswith("on: ")
+        for x, y in zip(batches, found, strict=True):
+            np.testing.assert_array_equal(y, 2 * x)

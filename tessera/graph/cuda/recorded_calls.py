@@ -36,6 +36,7 @@ MOST_GRAPHS = 4  # of one program; each has its nodes once more
 MOST_SETS = 3  # of places for results
 CHEAP_SHARE = 4  # to change less than this part of a graph is cheap
 KEPT_PLACES = 8
+STEADY_BYTES = 1 << 20  # of an input that is copied where NCCL is to read it
 MOST_MISSES = 8  # calls on end that were not cheap: the places never come again
 
 
@@ -73,6 +74,7 @@ class RecordedCalls:
         self.sending = {i: s.what.step for i, s in enumerate(steps)
                         if isinstance(s.what.step, CollectiveStep)}
         self.last = self.sending[max(self.sending)] if self.sending else None
+        self.steady = self._sent_inputs()
         self.graphs: list[PlacedGraph] = []
         self.before: list[list[int]] = []  # places that had no graph when they came
         self.misses = 0
@@ -89,6 +91,15 @@ class RecordedCalls:
             for o in (o for g in groups for o in (*g.reads, *g.writes)):
                 found.setdefault(plan.base(o.name), set()).add(i)
         return found
+
+    def _sent_inputs(self) -> list[tuple[int, str]]:
+        """Small inputs that NCCL reads where they lie: those of each call, such as a batch, are
+        copied to one place, since a graph is not changed there."""
+        lowered, plan = self.space.program.lowered, self.space.program.plan
+        taken = {i for i, _ in self.over} | {r.given for r in self.written}
+        read = {plan.base(o.name) for s in self.sending.values() for o in s.group.reads}
+        return [(i, name) for i, name in enumerate(lowered.inputs) if name in read
+                and i not in taken and 0 < plan.buffer(name).nbytes <= STEADY_BYTES]
 
     # --- a call ---------------------------------------------------------------------------------
     def run(self, leaves: Sequence[Tensor]) -> list[Tensor] | None:
@@ -129,6 +140,12 @@ class RecordedCalls:
                 memories[i] = self._given(name, x)
         elif any(m.device is not self.device for m in memories):
             return None
+        for i, name in self.steady:
+            own = space.own.get(name) or space.own.setdefault(
+                name, DeviceBuffer(memories[i].nbytes, self.device))
+            if memories[i] is not own:
+                own.copy(memories[i])
+                memories[i] = own
         for name, x in self.captures:
             if not space._reads(x):
                 space._give_capture(name, x)
