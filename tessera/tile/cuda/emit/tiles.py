@@ -30,6 +30,7 @@ from tessera.tile.ir.ir import Op, Operand, SSAValue, walk
 from tessera.tile.ir.op_record import OPS
 from tessera.tile.ir.register_layout import WARP_BITS, RegisterLayout, bits_of, blocked
 from tessera.tile.ir.types import TileType
+from tessera.tile.passes.written_arguments import written_parameters
 
 LEAST = 16  # bytes, half a sector
 STREAMING = "L1::no_allocate"  # of a tile that is read once; L1 is for what is read again
@@ -62,7 +63,12 @@ def _load(e: Emitter, op: Op) -> None:
 
 
 def is_read_again(e: Emitter, op: Op, place: MemoryOperand) -> bool:
-    """Whether all groups read a tile, or this one does in another loop over the same places."""
+    """Whether all groups read a tile, or this one does in another loop over the same places; of a
+    tensor that nobody writes, as the L1 cache does not hear of what other multiprocessors do."""
+    if "written" not in e.memo:
+        e.memo["written"] = written_parameters(e.function)
+    if e.facts.shared or place.name in e.memo["written"]:  # type: ignore[operator]
+        return False
     return all(map(e.known.in_all_groups, place.offsets)) or passes(e)[_places(e, op)] > 1
 
 
