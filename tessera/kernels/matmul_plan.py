@@ -126,3 +126,7 @@ def explained(b: MatmulBlocks, card: Card) -> str:
     words += [f"in {b.parts} parts of K, {b.depth} each"] * (b.parts > 1)
     return (f"{', '.join(words)}: the quickest by the estimate, {b.us:.1f} us on "
             f"{card.multiprocessors} multiprocessors")
+
+
+__all__ = ["LINE_BYTES", "ProductPlan", "card_for", "card_of", "explained", "pays_to_copy",
+           "plan_product", "usual_card"]
