@@ -60,7 +60,8 @@ class NcclCollective:
     def __init__(self, by: Communicator, x: Any, array: Array, to: NumericType):
         self.group, self.array, self.type, self.to = by.group, array, as_type(array.dtype), to
         self.xp = sys.modules[array.library]
-        self.x = x.contiguous() if array.library == "torch" else self.xp.ascontiguousarray(x)
+        self.x = x.contiguous() if array.library == "torch" else \
+            self.xp.ascontiguousarray(x).reshape(x.shape)  # which makes one axis of none
         self.by = by
         self.stream, self.sent = current_stream(array.library, array.device), 0
 
