@@ -60,9 +60,7 @@ class NcclCollective:
     def __init__(self, by: Communicator, x: Any, array: Array, to: NumericType):
         self.group, self.array, self.type, self.to = by.group, array, as_type(array.dtype), to
         self.xp = sys.modules[array.library]
-        self.x = x.contiguous() if array.library == "torch" else \
-            self.xp.ascontiguousarray(x).reshape(x.shape)  # which makes one axis of none
-        self.by = by
+        self.x, self.by = x, by
         self.stream, self.sent = current_stream(array.library, array.device), 0
 
     def empty(self, shape: Shape, numeric: NumericType | None = None) -> Any:
@@ -104,6 +102,13 @@ class NcclCollective:
         made = self.empty(tuple(x.shape), as_type(self.type.accum))
         made[...] = x
         return made
+
+
+def _dense(x: Any, array: Array) -> Any:
+    """A copy in row-major order, of the same library."""
+    with _working_on(array):
+        return x.contiguous() if array.library == "torch" else \
+            sys.modules["cupy"].ascontiguousarray(x)
 
 
 def _place_of(x: Any) -> tuple[int, int]:
@@ -287,22 +292,25 @@ def collect_on_gpu(on_host: Callable[..., Tensor], which: Collective, x: Any, ax
     if array.library not in ("torch", "cupy") or which.name not in RUNS:
         raise ArgumentError(f"{which.name} of an array of {array.library} on a GPU",
                             hint=f"on GPUs there are {', '.join(RUNS)}, of torch and CuPy arrays")
+    if not array.contiguous:  # on one rank alone, maybe: all go the same way
+        x = _dense(x, array)
+        array = read_array(x, "x")
     shape, at = tuple(array.shape), _key(which, array.library, tuple(array.shape), array.dtype,
                                          array.device, axis, mesh, dtype, attrs)
     own = _own.get(at)
-    if own is None or config.comm_check == "each" or not array.contiguous:
+    if own is None or config.comm_check == "each":
         group = make_group(*find_mesh(axis, mesh))
         numeric = as_type(array.dtype)
         to = numeric if dtype is None else as_type(dtype)
         attrs, extents, where = _compared(which, group, shape, numeric, to, attrs)
         by = communicator(group, array.device)
         if by is None:
-            return _through_host(on_host, which, x, array, axis, mesh, group, dtype=dtype, key=key,
+            return _through_host(on_host, which, array, axis, mesh, group, dtype=dtype, key=key,
                                  index=index, **attrs)
         if which.reduces:
             _need_plain(which.name, numeric, to, attrs["op"])
         own = _own_call(which, by, array.library, shape, numeric, to, array.device, attrs, extents)
-        if own is None or not array.contiguous:
+        if own is None:
             with _working_on(array):
                 run = NcclCollective(by, x, array, to)
                 out = RUNS[which.name](run, **attrs, **extents)
@@ -346,16 +354,15 @@ def _warn_of_host(group: Group) -> None:
                       "its ranks share a GPU, or have no NCCL", stacklevel=6)
 
 
-def _through_host(on_host: Callable[..., Tensor], which: Collective, x: Any, array: Array,
-                  axis: Any, mesh: Mesh | None, group: Group, **attrs: Any) -> Any:
+def _through_host(on_host: Callable[..., Tensor], which: Collective, array: Array, axis: Any,
+                  mesh: Mesh | None, group: Group, **attrs: Any) -> Any:
     """The collective of a copy in host memory."""
     if group.transport.name == "mpi" and config.comm == "auto":
         _warn_of_host(group)
-    dense = x.contiguous() if array.library == "torch" else sys.modules["cupy"].ascontiguousarray(x)
     host = np.empty(array.shape, array.dtype.numpy)
     stream = current_stream(array.library, array.device)
     with device(array.device).current():
-        check(driver().cuMemcpyDtoHAsync(host.ctypes.data, read_array(dense, "x").pointer,
+        check(driver().cuMemcpyDtoHAsync(host.ctypes.data, array.pointer,
                                          host.nbytes, stream), "copy from the GPU")
         check(driver().cuStreamSynchronize(stream), "copy from the GPU")
         y = on_host(which, Tensor(host, as_type(array.dtype)), axis, mesh, **attrs)
