@@ -42,9 +42,9 @@ WORD_US = 2.5  # of 128 x 256 results of 32 bits, more
 SUM_US = 1.0  # of the sum of partial results, besides its bytes
 MEMORY = 0.83  # of the rate in the data sheet, at which bytes come and go
 SHARPNESS = 5.4  # steps and bytes hide each other the less, the nearer their times are
-# Of fp8, whose short sums threads add to others: derived from the weight gradients in one profile
-# of a step of GPT-2 350M (H200, 2026-11-23), no product was timed alone.
-FP8_BLOCK_US = {(128, 128): (0.41, 0.59), (64, 128): (0.25, 0.59), (64, 64): (0.2, 0.64)}
+# Of fp8, whose short sums threads add to others: from 8192 x 8192 x 8192 (H100, 2026-11-25).
+FP8_BLOCK_US = {(128, 128): (0.43, 0.62), (192, 128): (0.595, 0.94), (128, 192): (0.615, 0.94),
+                (64, 128): (0.35, 0.56), (64, 64): (0.235, 0.62)}
 FP8_BLOCKS = tuple(FP8_BLOCK_US)
 BLOCKS = tuple(b for b in BLOCK_US if b[1] >= 64)  # of results that are no strips
 LARGE = tuple(b for b in BLOCK_US if min(b) >= 128)

@@ -62,7 +62,8 @@ def test_what_is_chosen_by_the_user_or_has_no_tensor_cores_is_as_usual():
     p = plan_product(f32, 512, 512, 65536, "nt", H200)
     assert (p.rows, p.columns, p.step, p.parts, p.swapped) == (64, 64, 16, 1, False)
     assert plan_product(bf16, 16, 8192, 8192, "nt", Card(108)).swapped is False
-    assert plan_product(fp8_e4m3, 4096, 4096, 4096, "nt", H200).columns == 128
+    p = plan_product(fp8_e4m3, 8192, 8192, 8192, "nt", H200)
+    assert (p.rows, p.columns, p.step) == (192, 128, 128)
 
 
 def test_rows_at_odd_multiples_of_16_bytes_are_copied_where_it_pays():
